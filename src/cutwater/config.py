@@ -1,0 +1,131 @@
+"""Settings of a job: frozen, units in the names.  Names follow Flink's checkpointing options in Python spelling."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from cutwater.errors import ConfigError
+
+__all__ = ["JobConfig", "ProtocolName", "RestartConfig", "parse_duration_ms"]
+
+ProtocolName = Literal["none", "synchronous", "chandy_lamport", "aligned", "unaligned", "at_least_once"]
+
+_UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "m": 60_000.0, "min": 60_000.0, "h": 3_600_000.0, "d": 86_400_000.0}
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s|min|m|h|d)\s*")
+
+
+def parse_duration_ms(value: str | int | float, *, name: str = "duration") -> float:
+    """Milliseconds of a duration such as ``"500ms"``, ``"1s"``, ``"1h 30m"`` (a bare number is milliseconds).
+
+    Raises:
+        ConfigError: the text is not a duration, or is negative.
+
+    >>> parse_duration_ms("1h 30m")
+    5400000.0
+    """
+    if isinstance(value, int | float):
+        if value < 0:
+            raise ConfigError(f"{name} {value!r} is negative")
+        return float(value)
+    total, pos = 0.0, 0
+    while pos < len(value):
+        part = _DURATION.match(value, pos)
+        if part is None:
+            break
+        total += float(part[1]) * _UNITS_MS[part[2]]
+        pos = part.end()
+    if pos == 0 or pos < len(value):
+        raise ConfigError(f"{name} {value!r} is not a duration", hint="Write for example '500ms', '1s', '1h 30m'.")
+    return total
+
+
+class RestartConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """When and how often a failed job is restarted (names and defaults as in Flink).
+
+    ``strategy``: ``"none"``, ``"fixed_delay"``, ``"exponential"`` or ``"failure_rate"``.
+    """
+
+    strategy: Literal["none", "fixed_delay", "exponential", "failure_rate"] = "exponential"
+    delay_ms: float = 0.0
+    """fixed_delay, failure_rate: pause before a restart."""
+    attempts: int = 10
+    """fixed_delay: restarts before the job fails for good."""
+    initial_ms: float = 50.0
+    """exponential: pause before the first restart."""
+    max_ms: float = 60_000.0
+    """exponential: longest pause."""
+    multiplier: float = 2.0
+    jitter: float = 0.1
+    reset_ms: float = 60_000.0
+    """exponential: running that long without a failure resets the pause to ``initial_ms``."""
+    rate_failures: int = 10
+    """failure_rate: more failures than this within ``rate_window_ms`` fail the job."""
+    rate_window_ms: float = 60_000.0
+    max_consecutive: int = 20
+    """exponential: failures in a row without one completed checkpoint in between before the job fails for good."""
+
+
+class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of one job."""
+
+    # -- checkpoints
+    protocol: ProtocolName = "aligned"
+    interval_ms: float = 10_000.0
+    min_pause_ms: float = 0.0
+    """Pause between the END of one checkpoint and the trigger of the next."""
+    timeout_ms: float = 600_000.0
+    max_concurrent: int = 1
+    tolerable_failed: int = 0
+    """Consecutive failed checkpoints that do not fail the job."""
+    num_retained: int = 3
+    aligned_timeout_ms: float | None = None
+    inline_threshold_bytes: int = 20_480
+    """State below this size travels inside the acknowledgement and lies in the manifest."""
+    # -- parallelism
+    parallelism: int = 2
+    max_parallelism: int = 128
+    # -- data path
+    batch_rows: int = 16_384
+    """A sender's builder flushes at this many rows."""
+    buffer_timeout_ms: float = 2.0
+    """A sender's builder flushes at the latest after this time."""
+    channel_frames: int = 8
+    """Frames a channel holds at the receiver (its credit)."""
+    slice_budget_ms: float = 5.0
+    """Time one call of an operator should take; rows per call adapt to it."""
+    max_frame_bytes: int = 1 << 30
+    # -- membership
+    group_deadline_ms: float = 10_000.0
+    """Workers must have joined this long after the last one that did."""
+    heartbeat_interval_ms: float = 1_000.0
+    heartbeat_timeout_ms: float = 10_000.0
+    cancel_timeout_ms: float = 5_000.0
+    # -- recovery
+    restart: RestartConfig = RestartConfig()
+
+    def __post_init__(self) -> None:
+        for name in ("interval_ms", "timeout_ms", "buffer_timeout_ms", "slice_budget_ms", "group_deadline_ms"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        counts = ("parallelism", "max_parallelism", "max_concurrent", "num_retained", "batch_rows", "channel_frames")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.parallelism > self.max_parallelism:
+            raise ConfigError(
+                f"parallelism {self.parallelism} is above max_parallelism {self.max_parallelism}",
+                hint="Key groups are the unit of scaling: raise max_parallelism before the first run, or lower this.",
+            )
+        if self.tolerable_failed < 0:
+            raise ConfigError(f"tolerable_failed must be at least 0, got {self.tolerable_failed}")
+
+    def replace(self, **changes: Any) -> JobConfig:
+        """A copy with some settings changed.
+
+        >>> JobConfig().replace(parallelism=4).parallelism
+        4
+        """
+        return msgspec.structs.replace(self, **changes)

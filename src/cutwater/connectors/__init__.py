@@ -1,0 +1,1 @@
+"""Replayable sources and transactional sinks."""

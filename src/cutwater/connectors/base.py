@@ -1,0 +1,217 @@
+"""The connector seam: replayable sources and transactional sinks.
+
+A source is a set of *splits*; each split is read from a *position* (the next unread row, never the last read one) and
+can be read again from any position of a retained snapshot.  A sink *pre-commits* with the snapshot and *commits* when
+told that the checkpoint completed; commit is idempotent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import msgspec
+import pyarrow as pa
+
+__all__ = [
+    "BadRows",
+    "Committer",
+    "Json",
+    "PreCommit",
+    "Sink",
+    "SinkContext",
+    "SinkWriter",
+    "Source",
+    "SourceContext",
+    "Split",
+    "SplitReader",
+    "dead_letter_schema",
+]
+
+Json = Any
+"""A value that JSON can hold: positions, handles and split descriptions are written into the manifest as they are."""
+
+BadRows = Literal["fail", "dead_letter"]
+
+dead_letter_schema = pa.schema(
+    [
+        pa.field("step", pa.string(), nullable=False),
+        pa.field("origin", pa.string()),  # file, table or split
+        pa.field("position", pa.int64()),  # line (from 1) of a text file, row (from 0) elsewhere
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("raw", pa.string()),  # the line, or the row as JSON
+    ]
+)
+
+
+class Split(msgspec.Struct, frozen=True):
+    """A piece of a source that one subtask reads in order.
+
+    ``id`` is unique within the source and stable over runs; ``data`` says how to find the piece.
+    """
+
+    id: str
+    data: Json = None
+
+
+class SourceContext(Protocol):
+    """What a reader may ask of the runtime."""
+
+    step: str
+    subtask: int
+
+    def dead_letter(self, origin: str, position: int, reason: str, raw: str) -> None:
+        """Hand over a bad row (only called when the source was made with ``bad_rows="dead_letter"``)."""
+        ...
+
+
+class SplitReader(Protocol):
+    """Reads one split, in order, from one thread."""
+
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        """Up to ``max_rows`` next rows (at least one), or ``None`` when there is nothing to read now.
+
+        Must not block for long.  A bad row raises ``DataError`` with origin and line, or goes to ``ctx.dead_letter``.
+        """
+        ...
+
+    @property
+    def position(self) -> Json:
+        """Where the next read starts.  A reader opened at this position returns exactly the rows not yet returned."""
+        ...
+
+    @property
+    def exhausted(self) -> bool:
+        """True once the split is read to its end for ever."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """For messages: the file (or other name) and row range of the last batch."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Source(Protocol):
+    """What the user passes to ``flow.read``: a picklable value."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the rows.  May look at the data once (for example at the first file's footer).
+
+        Raises:
+            BuildError: nothing there to take a schema from and none given.
+        """
+        ...
+
+    @property
+    def bounded(self) -> bool:
+        """True if ``discover`` returns all splits at once and for ever."""
+        ...
+
+    @property
+    def replayable(self) -> bool:
+        """False for a source that cannot be rewound: refused for exactly-once."""
+        ...
+
+    @property
+    def rate(self) -> float | None:
+        """Rows per second over all subtasks; ``None`` for as fast as possible."""
+        ...
+
+    @property
+    def discover_interval_ms(self) -> float:
+        """How often an unbounded source is asked for new splits."""
+        ...
+
+    def discover(self) -> list[Split]:
+        """All splits known now, in reading order.  Runs in the driver.  Ids already known are ignored."""
+        ...
+
+    def open(self, split: Split, position: Json | None, ctx: SourceContext) -> SplitReader:
+        """A reader at ``position`` (``None``: the beginning)."""
+        ...
+
+
+class SinkContext(Protocol):
+    """Identity of a sink's subtask.  A pre-commit handle is named by it (T1)."""
+
+    job_uid: str
+    step: str
+    subtask: int
+    parallelism: int
+    incarnation: int
+    """Unique among all subtask runs of the job, over all attempts and drivers."""
+
+
+class PreCommit(msgspec.Struct, frozen=True):
+    """What a sink's part of a snapshot consists of.
+
+    ``handles`` are committed when the checkpoint completes; ``state`` is given to the writer that continues after a
+    restore (for example the file in progress and its durable length).  Both lie in the manifest.
+    """
+
+    handles: list[Json] = []
+    state: Json = None
+
+
+class SinkWriter(Protocol):
+    """One subtask's writer."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows.  They must stay invisible to readers until committed."""
+        ...
+
+    def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
+        """Cut at the barrier: rows written so far belong to ``checkpoint_id``.  Cheap, runs in the loop.
+
+        The returned function runs in the snapshot thread, makes the rows durable and returns the handles.
+        ``final``: no row will follow; everything still open becomes part of the handles.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop without committing anything.  Called once, also after a failure."""
+        ...
+
+
+class Committer(Protocol):
+    """Makes pre-committed rows visible: in the worker when a checkpoint completed, in the driver at a restore."""
+
+    def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
+        """Make the rows visible.  Idempotent: handles already committed are skipped."""
+        ...
+
+    def abort_others(self, keep: list[Json], states: list[Json]) -> None:
+        """At a restore, after ``commit``: remove this job's leftovers except ``keep`` and files named in ``states``.
+
+        Never touches what another job's uid wrote (T3).
+        """
+        ...
+
+
+class Sink(Protocol):
+    """What the user passes to ``stream.write``: a picklable value."""
+
+    @property
+    def guarantee(self) -> Literal["exactly-once", "at-least-once"]: ...
+
+    @property
+    def parallelism(self) -> int | None:
+        """A fixed parallelism of the step, or ``None`` for the job's."""
+        ...
+
+    def check(self, schema: pa.Schema) -> None:
+        """Called when the dataflow is built.
+
+        Raises:
+            BuildError: the sink cannot write such rows, or its target cannot be written.
+        """
+        ...
+
+    def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> SinkWriter:
+        """A writer; ``restored``: the ``PreCommit.state`` values this subtask takes over (none at a first start)."""
+        ...
+
+    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> Committer: ...

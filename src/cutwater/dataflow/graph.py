@@ -1,0 +1,167 @@
+"""The logical graph and the physical plan: plain values that everything else agrees on.
+
+A *step* is what the user wrote.  The physical plan fuses forward-connected steps of one parallelism into *vertices*
+(chains); a vertex runs as ``parallelism`` subtasks, and subtask *i* of every vertex lives in worker *i*.  *Edges* join
+vertices; an edge has one *channel* per (sending subtask, receiving subtask) pair that may exchange rows.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from cutwater.connectors.base import Sink, Source
+    from cutwater.operators.base import OperatorSpec
+
+__all__ = ["Channel", "Edge", "EdgeType", "Input", "Link", "PhysicalPlan", "Step", "StreamType", "Vertex"]
+
+
+class EdgeType(enum.Enum):
+    """How rows find the receiving subtask.  A closed list."""
+
+    FORWARD = "forward"
+    """To the subtask of the same number."""
+    HASH = "hash"
+    """To the subtask that owns the row's key group."""
+    REBALANCE = "rebalance"
+    """Round robin by batch."""
+    BROADCAST = "broadcast"
+    """To every subtask."""
+    FEEDBACK = "feedback"
+    """A hash or forward edge that closes a loop."""
+
+
+@dataclass(frozen=True)
+class StreamType:
+    """What flows out of a step's output: schema, the event-time column (``timestamp[us]``) if any, and the key."""
+
+    schema: pa.Schema
+    event_time: str | None = None
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Input:
+    """Where a step takes rows from."""
+
+    step: str
+    output: int
+    edge: EdgeType
+    keys: tuple[str, ...] = ()
+    """Key columns of a hash edge."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the logical graph."""
+
+    id: str
+    kind: str
+    """What the user called: "read", "filter", "aggregate", "window", "join", "write" ..."""
+    spec: Source | OperatorSpec | Sink
+    inputs: tuple[Input, ...] = ()
+    outputs: tuple[StreamType, ...] = ()
+    parallelism: int | None = None
+    options: dict[str, object] = field(default_factory=dict[str, object])
+    """read: event_time, out_of_order_us, bad_rows.  write: nothing yet."""
+
+
+class Link(NamedTuple):
+    """Inside a vertex: output ``output`` of the step at ``source`` feeds input ``input`` of the step at ``target``."""
+
+    source: int
+    output: int
+    target: int
+    input: int
+
+
+class Channel(NamedTuple):
+    """One FIFO pair of subtasks of an edge; its number ``edge`` and both subtasks name it in frames and manifests."""
+
+    edge: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """A chain of steps that runs as one subtask per parallel instance.
+
+    ``steps[0]`` is the head (the only one with inputs from edges).  Steps are in topological order.
+    """
+
+    index: int
+    steps: tuple[str, ...]
+    parallelism: int
+    links: tuple[Link, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return " -> ".join(self.steps)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Rows from one output of one step to one input of the head of another vertex."""
+
+    index: int
+    type: EdgeType
+    source: int
+    """Sending vertex."""
+    source_step: str
+    source_output: int
+    target: int
+    """Receiving vertex."""
+    target_step: str
+    target_input: int
+    schema: pa.Schema
+    keys: tuple[str, ...] = ()
+    back_edge: bool = False
+
+
+@dataclass(frozen=True)
+class PhysicalPlan:
+    """Everything a worker needs to run its share of the job."""
+
+    name: str
+    max_parallelism: int
+    parallelism: int
+    """The largest parallelism of a vertex = number of workers."""
+    steps: dict[str, Step]
+    vertices: tuple[Vertex, ...]
+    edges: tuple[Edge, ...]
+
+    def channels(self, edge: Edge) -> Iterator[Channel]:
+        """All channels of an edge."""
+        sources, targets = self.vertices[edge.source].parallelism, self.vertices[edge.target].parallelism
+        for s in range(sources):
+            if edge.type is EdgeType.FORWARD:
+                yield Channel(edge.index, s, s)
+            else:
+                for t in range(targets):
+                    yield Channel(edge.index, s, t)
+
+    def inputs(self, vertex: int) -> list[Edge]:
+        return [e for e in self.edges if e.target == vertex]
+
+    def outputs(self, vertex: int) -> list[Edge]:
+        return [e for e in self.edges if e.source == vertex]
+
+    def vertex_of(self, step: str) -> Vertex:
+        return next(v for v in self.vertices if step in v.steps)
+
+
+def key_group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
+    """Key groups of a subtask: contiguous, and every group has exactly one owner at any parallelism.
+
+    >>> [list(key_group_range(i, 2, 5)) for i in range(2)]
+    [[0, 1, 2], [3, 4]]
+    """
+    lo = -(-subtask * max_parallelism // parallelism)
+    hi = -(-(subtask + 1) * max_parallelism // parallelism)
+    return range(lo, hi)

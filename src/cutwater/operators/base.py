@@ -1,0 +1,137 @@
+"""The operator seam: what a step does to a batch.
+
+The subtask loop calls an operator from one thread only, with *slices*: ``process`` must not block, must not read a
+clock and should stay near ``slice_budget_ms`` for the rows it is given (the loop adapts their number).  Barriers never
+reach an operator: the loop calls ``freeze`` when the protocol says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, TypeAlias
+
+import pyarrow as pa
+
+from cutwater.state.segments import EMPTY, Frozen, Segment
+
+__all__ = ["MAX_WATERMARK", "MIN_WATERMARK", "BaseOperator", "Context", "Operator", "OperatorSpec", "Outputs"]
+
+MIN_WATERMARK = -(2**63)
+"""No watermark yet."""
+MAX_WATERMARK = 2**63 - 1
+"""End of time: no more rows."""
+
+Outputs: TypeAlias = list[tuple[int, pa.RecordBatch]]
+"""Batches with the number of the output they go to (0 is the main output; side outputs count from 1)."""
+
+
+class Context(Protocol):
+    """What an operator may know and ask of the world: the only door to anything non-deterministic."""
+
+    step: str
+    subtask: int
+    parallelism: int
+    max_parallelism: int
+    key_groups: range
+    """Key groups that this subtask owns (contiguous)."""
+
+    def processing_time_ms(self) -> int:
+        """Processing time, milliseconds since the epoch; recorded by the runtime, so that a replay sees the same."""
+        ...
+
+    def count(self, metric: str, amount: int = 1) -> None:
+        """Add to a counter that the driver shows (for example ``rows_late``)."""
+        ...
+
+
+class Operator(Protocol):
+    """One subtask's instance of a step."""
+
+    def open(self, ctx: Context) -> None:
+        """Called once, before ``restore`` and before any row."""
+        ...
+
+    def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
+        """Rows of one input, in the order of their channel."""
+        ...
+
+    def on_watermark(self, watermark: int) -> Outputs:
+        """The combined watermark of all inputs rose to ``watermark`` (microseconds since the epoch; never falls).
+
+        The loop sends the watermark on only after ``pending`` is false.  At the end of bounded input it is
+        ``MAX_WATERMARK``.
+        """
+        ...
+
+    @property
+    def pending(self) -> bool:
+        """True while a bounded slice of the last call's work (timers, windows to fire) is left: call ``resume``."""
+        ...
+
+    def resume(self) -> Outputs:
+        """The next slice of pending work."""
+        ...
+
+    def freeze(self, checkpoint_id: int) -> Frozen:
+        """State as it is now.  Cheap; called only while ``pending`` is false."""
+        ...
+
+    def restore(self, segments: Iterable[Segment]) -> None:
+        """Rebuild state from segments; rows of key groups outside ``ctx.key_groups`` are skipped."""
+        ...
+
+    def close(self) -> None:
+        """Release resources.  Called once, also after a failure."""
+        ...
+
+
+class BaseOperator:
+    """Defaults: stateless, one output, nothing pending."""
+
+    ctx: Context
+
+    def open(self, ctx: Context) -> None:
+        self.ctx = ctx
+
+    def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
+        return [(0, batch)]
+
+    def on_watermark(self, watermark: int) -> Outputs:
+        return []
+
+    @property
+    def pending(self) -> bool:
+        return False
+
+    def resume(self) -> Outputs:
+        return []
+
+    def freeze(self, checkpoint_id: int) -> Frozen:
+        return EMPTY
+
+    def restore(self, segments: Iterable[Segment]) -> None:
+        for _ in segments:
+            pass
+
+    def close(self) -> None:
+        return None
+
+
+class OperatorSpec(Protocol):
+    """What the plan carries of a step: a frozen value that builds an operator in the worker.
+
+    Spark ships it with the worker's code; building checks everything that can be checked before rows flow, and raises
+    ``BuildError`` then.
+    """
+
+    @property
+    def outputs(self) -> tuple[pa.Schema, ...]:
+        """Schema of each output, main output first."""
+        ...
+
+    @property
+    def state_schema(self) -> pa.Schema | None:
+        """Schema of the keyed state (for upgrade checks), ``None`` for a stateless step."""
+        ...
+
+    def build(self) -> Operator: ...

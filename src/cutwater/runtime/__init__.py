@@ -1,0 +1,1 @@
+"""Performs the effects: coordinator server, worker, channels, wire; the host on Spark."""

@@ -1,0 +1,1 @@
+"""What Spark users touch: sessions, DataFrames in and out."""

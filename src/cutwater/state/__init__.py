@@ -1,0 +1,1 @@
+"""What a subtask remembers: keys and key groups, columnar tables, segments."""

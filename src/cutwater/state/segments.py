@@ -1,0 +1,72 @@
+"""The state seam: what an operator's snapshot is made of.
+
+An operator *freezes* its state in the loop thread (cheap, no I/O); the snapshot thread later asks the frozen state for
+its *segments* and writes them while the stream goes on.  A restore hands segments back.  Keyed segments are sorted by
+key group, with the group of each row in the column ``GROUP_COLUMN``, so that any key-group range of them can be cut
+out: that is what makes one snapshot restorable at any parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import pyarrow as pa
+
+__all__ = ["EMPTY", "GROUP_COLUMN", "Frozen", "FrozenSegments", "Segment", "SegmentKind"]
+
+GROUP_COLUMN = "__key_group"
+"""Column (uint16) of a keyed segment that holds the key group of each row."""
+
+SegmentKind = Literal["base", "delta"]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One piece of one named state of one operator.
+
+    Attributes:
+        name: which state of the operator ("agg", "window", "left" ...).
+        kind: "base" replaces what came before it, "delta" updates it by key.  Segments are applied in order.
+        batch: the rows.  A keyed segment carries ``GROUP_COLUMN`` and is sorted by it.
+        key_groups: half-open range of the key groups that the rows lie in; ``None`` for state without keys.
+    """
+
+    name: str
+    kind: SegmentKind
+    batch: pa.RecordBatch
+    key_groups: tuple[int, int] | None = None
+
+
+class Frozen(Protocol):
+    """State as it was at one instant.  Used by the snapshot thread, while the operator goes on."""
+
+    def segments(self) -> Iterator[Segment]:
+        """The segments, in the order a restore applies them.  May take long; releases the GIL where it can."""
+        ...
+
+    def release(self) -> None:
+        """Free what the freeze holds.  Called once, also after a failed or aborted checkpoint."""
+        ...
+
+
+class FrozenSegments:
+    """A ``Frozen`` over segments that exist already, or over a function that makes them.
+
+    >>> list(EMPTY.segments())
+    []
+    """
+
+    def __init__(self, make: Sequence[Segment] | Callable[[], Iterable[Segment]] = ()) -> None:
+        self._make = make
+
+    def segments(self) -> Iterator[Segment]:
+        yield from self._make() if callable(self._make) else self._make
+
+    def release(self) -> None:
+        self._make = ()
+
+
+EMPTY = FrozenSegments()
+"""What a stateless operator freezes to."""

@@ -1,0 +1,1 @@
+"""Where snapshots live: store, log, manifest, retention, integrity."""

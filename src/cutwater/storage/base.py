@@ -1,0 +1,49 @@
+"""The store seam: the few things a checkpoint directory must be able to do, and which guarantees they give."""
+
+from __future__ import annotations
+
+from typing import BinaryIO, Protocol
+
+__all__ = ["Store"]
+
+
+class Store(Protocol):
+    """A place for checkpoint data.  Paths are relative, with ``/``.  Reads see every finished write.
+
+    ``atomic_create`` must be true for exactly-once: the job log is a fence only where of two creators of one path
+    exactly one succeeds, and nobody ever sees a part of the content.
+    """
+
+    atomic_create: bool
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Make ``path`` with this content, durably and all at once; ``False`` if it exists already (it is left alone).
+
+        Raises:
+            StorageError: the place cannot be written (full, read-only, gone).
+        """
+        ...
+
+    def write(self, path: str) -> BinaryIO:
+        """A new file, written front to back.  Durable once ``close_durably`` returns; an existing path is an error."""
+        ...
+
+    def close_durably(self, file: BinaryIO) -> None:
+        """Flush, sync and close; the directory entry is durable too."""
+        ...
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a file.
+
+        Raises:
+            CorruptSnapshotError: missing, or shorter than asked for.
+        """
+        ...
+
+    def list(self, prefix: str = "") -> list[str]:
+        """All files below a folder, sorted."""
+        ...
+
+    def delete(self, path: str) -> None:
+        """Remove a file, or a folder with all it holds; missing is no error."""
+        ...

@@ -1,0 +1,109 @@
+"""The manifest: what a checkpoint consists of.  Written once, its digest lies in the job log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+__all__ = ["FORMAT_VERSION", "ChannelRecord", "Entry", "Manifest", "SplitRecord", "StepRecord", "SubtaskRecord"]
+
+FORMAT_VERSION = 1
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where one segment lies: a byte range of a file, or inline."""
+
+    step: str
+    subtask: int
+    name: str
+    kind: str
+    rows: int
+    length: int
+    digest: str
+    """xxh3_128 of the bytes, hex."""
+    key_groups: tuple[int, int] | None = None
+    file: str = ""
+    """Relative to the job's folder; empty for inline."""
+    offset: int = 0
+    inline: bytes | None = None
+    format: str = "arrow-ipc/1"
+
+
+class ChannelRecord(msgspec.Struct, frozen=True):
+    """An input channel at the cut: number of the next row, watermark, idleness, end of data."""
+
+    edge: int
+    source: int
+    target: int
+    next_row: int
+    watermark: int
+    idle: bool = False
+    ended: bool = False
+
+
+class SplitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A source split at the cut."""
+
+    id: str
+    data: Any = None
+    position: Any = None
+    watermark: int = -(2**63)
+    done: bool = False
+
+
+class SubtaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything about one subtask at the cut that is not a segment."""
+
+    vertex: int
+    subtask: int
+    incarnation: int
+    protocol: str
+    inputs: list[ChannelRecord] = []
+    output_rows: list[ChannelRecord] = []
+    """Number of the next row on each output channel (watermark: the last sent)."""
+    splits: dict[str, list[SplitRecord]] = {}
+    """Per read step."""
+    handles: dict[str, list[Any]] = {}
+    """Per write step: pre-commit handles."""
+    sinks: dict[str, Any] = {}
+    """Per write step: the writer's state."""
+    processing_time_ms: int = 0
+    watermark: int = -(2**63)
+    finished: bool = False
+    """End of data was handled: the subtask's work is done."""
+
+
+class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the upgrade check needs to know of a step."""
+
+    id: str
+    kind: str
+    parallelism: int
+    keys: list[str] = []
+    outputs: list[list[tuple[str, str]]] = []
+    """Per output: (column, type)."""
+    state: list[tuple[str, str]] | None = None
+
+
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A completed checkpoint."""
+
+    job: str
+    uid: str
+    """Of the job: made at its first start, the same over all drivers and attempts."""
+    checkpoint_id: int
+    attempt: int
+    protocol: str
+    max_parallelism: int
+    parallelism: int
+    triggered_ms: int
+    completed_ms: int
+    steps: list[StepRecord]
+    subtasks: list[SubtaskRecord]
+    entries: list[Entry]
+    back_edges: list[tuple[str, str]] = []
+    final: bool = False
+    """Nothing is left to do: a restore of it reruns nothing (A7)."""
+    engine: str = ""
+    format_version: int = FORMAT_VERSION

@@ -1,0 +1,1 @@
+"""One status model; the command line renders it."""

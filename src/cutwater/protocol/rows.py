@@ -1,0 +1,66 @@
+"""The protocols: each is a row of three parameters of one machine.
+
+| protocol | freeze on | input whose barrier came, before the freeze | input without barrier, after the freeze |
+|---|---|---|---|
+| ``none`` | never (the final wave of a bounded job only) | blocked | |
+| ``aligned`` | all regular barriers | blocked | back-edges: recorded |
+| ``at_least_once`` | all regular barriers | open | back-edges: recorded |
+| ``chandy_lamport`` | first barrier | open | recorded |
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = ["PROTOCOLS", "AfterFreeze", "BeforeFreeze", "FreezeOn", "ProtocolRow"]
+
+
+class FreezeOn(enum.Enum):
+    """When a subtask freezes."""
+
+    NEVER = "never"
+    """Only for a final barrier, when nothing is in flight: sinks commit once, nothing is kept on the way."""
+    FIRST = "first"
+    ALL_REGULAR = "all_regular"
+    """Barriers of back-edges are not waited for."""
+
+
+class BeforeFreeze(enum.Enum):
+    """What happens to an input whose barrier came before the freeze."""
+
+    BLOCK = "block"
+    OPEN = "open"
+
+
+class AfterFreeze(enum.Enum):
+    """Which inputs are recorded from the freeze until their barrier comes."""
+
+    RECORD_BACK_EDGES = "record_back_edges"
+    RECORD_ALL = "record_all"
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolRow:
+    """One protocol of the family.
+
+    >>> PROTOCOLS["aligned"].before_freeze
+    <BeforeFreeze.BLOCK: 'block'>
+    """
+
+    name: str
+    freeze_on: FreezeOn
+    before_freeze: BeforeFreeze
+    after_freeze: AfterFreeze
+
+
+PROTOCOLS: dict[str, ProtocolRow] = {
+    row.name: row
+    for row in (
+        ProtocolRow("none", FreezeOn.NEVER, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES),
+        ProtocolRow("aligned", FreezeOn.ALL_REGULAR, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES),
+        ProtocolRow("at_least_once", FreezeOn.ALL_REGULAR, BeforeFreeze.OPEN, AfterFreeze.RECORD_BACK_EDGES),
+        ProtocolRow("chandy_lamport", FreezeOn.FIRST, BeforeFreeze.OPEN, AfterFreeze.RECORD_ALL),
+    )
+}
+"""All protocols that run today, by the name in ``JobConfig.protocol``."""

@@ -44,6 +44,10 @@ class Store(Protocol):
         """All files below a folder, sorted."""
         ...
 
+    def names(self, folder: str = "") -> list[str]:
+        """Names of the files and folders directly in a folder, sorted; a folder that is not there has none."""
+        ...
+
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with all it holds; missing is no error."""
         ...

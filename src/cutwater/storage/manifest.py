@@ -48,7 +48,8 @@ class SplitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str
     data: Any = None
     position: Any = None
-    watermark: int = -(2**63)
+    max_time: int = -(2**63)
+    """Largest event time read so far (microseconds): the split's watermark follows from it."""
     done: bool = False
 
 

@@ -1,0 +1,1 @@
+"""A checkpoint directory on a local (or mounted) file system."""

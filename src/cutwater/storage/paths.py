@@ -1,0 +1,98 @@
+"""Names inside a checkpoint directory: the one place that knows how files are called."""
+
+from __future__ import annotations
+
+import re
+
+from cutwater.errors import ConfigError
+
+__all__ = [
+    "LOG_FOLDER",
+    "attempt_of",
+    "check_job_name",
+    "checkpoint_folder",
+    "checkpoint_id_of",
+    "data_path",
+    "log_path",
+    "log_seq_of",
+    "manifest_path",
+]
+
+LOG_FOLDER = "log"
+
+_JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]*")
+_CHECKPOINT = re.compile(r"chk-([1-9][0-9]*)")
+_LOG_ENTRY = re.compile(r"([0-9]{12})\.json")
+_DATA = re.compile(r"([0-9]+)-[0-9]+\.data")
+_MANIFEST = re.compile(r"manifest-([0-9]+)\.json")
+
+
+def check_job_name(job: str) -> str:
+    """The name back, if it can be a folder's name.
+
+    Raises:
+        ConfigError: it is empty, leads out of the checkpoint directory, or is hidden from Spark's readers.
+
+    >>> check_job_name("delays")
+    'delays'
+    """
+    if not _JOB_NAME.fullmatch(job):
+        raise ConfigError(
+            f"job name {job!r} cannot name a folder",
+            hint="Use letters, digits, '_', '-', '.' and spaces, and begin with a letter or digit.",
+        )
+    return job
+
+
+def checkpoint_folder(checkpoint_id: int) -> str:
+    """Folder of a checkpoint, relative to the job's.
+
+    >>> checkpoint_folder(7)
+    'chk-7'
+    """
+    return f"chk-{checkpoint_id}"
+
+
+def checkpoint_id_of(folder: str) -> int | None:
+    """The id in a checkpoint folder's name, ``None`` for other names.
+
+    >>> checkpoint_id_of("chk-7"), checkpoint_id_of("log")
+    (7, None)
+    """
+    found = _CHECKPOINT.fullmatch(folder)
+    return int(found[1]) if found else None
+
+
+def data_path(checkpoint_id: int, attempt: int, incarnation: int) -> str:
+    """Data file of one worker in one checkpoint, relative to the job's folder."""
+    return f"{checkpoint_folder(checkpoint_id)}/{attempt}-{incarnation}.data"
+
+
+def manifest_path(checkpoint_id: int, attempt: int) -> str:
+    """Manifest, relative to the job's folder.  The attempt in it keeps a paused predecessor off this attempt's path."""
+    return f"{checkpoint_folder(checkpoint_id)}/manifest-{attempt}.json"
+
+
+def attempt_of(file: str) -> int | None:
+    """The attempt that wrote a file of a checkpoint folder (name without folder); ``None`` for foreign names.
+
+    >>> attempt_of("3-12.data"), attempt_of("manifest-3.json"), attempt_of("notes.txt")
+    (3, 3, None)
+    """
+    found = _DATA.fullmatch(file) or _MANIFEST.fullmatch(file)
+    return int(found[1]) if found else None
+
+
+def log_path(seq: int) -> str:
+    """Log entry, relative to the job's folder.
+
+    >>> log_path(12)
+    'log/000000000012.json'
+    """
+    return f"{LOG_FOLDER}/{seq:012d}.json"
+
+
+def log_seq_of(file: str) -> int | None:
+    """The number of a log entry's file name (without folder), ``None`` for other names."""
+    found = _LOG_ENTRY.fullmatch(file)
+    return int(found[1]) if found else None

@@ -53,6 +53,8 @@ class CutwaterError(Exception):
     """
 
     exit_code = 1
+    row: int | None = None
+    """Index into the batch of the row concerned, where one is known."""
 
     def __init__(self, message: str, *, hint: str = "", step: str | None = None) -> None:
         self.message = message.rstrip(".")
@@ -65,7 +67,7 @@ class CutwaterError(Exception):
         return f"{where}{self.message}. {self.hint}".strip() if self.hint else f"{where}{self.message}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.hint, self.step)
+        return _rebuild, (type(self), self.message, self.hint, self.step), {"row": self.row}
 
 
 def _rebuild(cls: type[CutwaterError], message: str, hint: str, step: str | None) -> CutwaterError:

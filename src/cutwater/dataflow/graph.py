@@ -14,11 +14,24 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from cutwater.state.keys import key_group_range
+
 if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
     from cutwater.operators.base import OperatorSpec
 
-__all__ = ["Channel", "Edge", "EdgeType", "Input", "Link", "PhysicalPlan", "Step", "StreamType", "Vertex"]
+__all__ = [
+    "Channel",
+    "Edge",
+    "EdgeType",
+    "Input",
+    "Link",
+    "PhysicalPlan",
+    "Step",
+    "StreamType",
+    "Vertex",
+    "key_group_range",
+]
 
 
 class EdgeType(enum.Enum):
@@ -154,14 +167,3 @@ class PhysicalPlan:
 
     def vertex_of(self, step: str) -> Vertex:
         return next(v for v in self.vertices if step in v.steps)
-
-
-def key_group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
-    """Key groups of a subtask: contiguous, and every group has exactly one owner at any parallelism.
-
-    >>> [list(key_group_range(i, 2, 5)) for i in range(2)]
-    [[0, 1, 2], [3, 4]]
-    """
-    lo = -(-subtask * max_parallelism // parallelism)
-    hi = -(-(subtask + 1) * max_parallelism // parallelism)
-    return range(lo, hi)

@@ -1,0 +1,285 @@
+"""Key indexes: from the key of a row to a dense slot number.
+
+Slots are numbered 0, 1, 2 ... in the order in which keys first come, and values live in arrays by slot.  What an index
+stores of its keys is append-only: a ``frozen`` view of the first n slots stays as it is while the index goes on, at no
+cost.  Rows must have been checked: no null, no NaN in a key.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.errors import DataError
+from cutwater.state import index_kernels as kernels
+from cutwater.state.keys import decimal_bytes, is_word_key
+from cutwater.state.words import Words, bytes_view, from_words, to_words
+
+__all__ = ["BytesIndex", "Int64Index", "KeyIndex", "Slots", "WordsIndex", "make_index"]
+
+Slots: TypeAlias = npt.NDArray[np.int32]
+
+_FIRST_SLOTS = 1024
+_FIRST_BYTES = 1 << 16
+_SPARSE_SLOTS = 1 << 20
+_MAX_SLOTS = 2**31 - 2
+
+
+class KeyIndex(ABC):
+    """What all kinds have in common.
+
+    Args:
+        types: Arrow types of the key columns, in order.
+    """
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        self.types = tuple(types)
+        self._count = 0
+        self._limit = _FIRST_SLOTS
+
+    def __len__(self) -> int:
+        """Slots in use."""
+        return self._count
+
+    def upsert(self, columns: Sequence[pa.Array]) -> Slots:
+        """Slot of every row, in row order; unknown keys get the next free slots.
+
+        Args:
+            columns: the key columns, of ``types``, all of one length.
+
+        Raises:
+            DataError: more than 2**31 keys in one subtask.
+        """
+        slots: Slots = np.empty(len(columns[0]), np.int32)
+        self._upsert(columns, slots)
+        return slots
+
+    @abstractmethod
+    def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
+        """The keys of ``slots``, one array per key column (floats with one zero: -0.0 comes back as 0.0)."""
+
+    @abstractmethod
+    def frozen(self) -> KeyIndex:
+        """The first ``len(self)`` slots as they are now; serves ``columns`` and ``len``, not ``upsert``."""
+
+    @abstractmethod
+    def _upsert(self, columns: Sequence[pa.Array], slots: Slots) -> None: ...
+
+    def _table_size(self) -> int:
+        # Probing ends sooner in a sparse table, and up to a million keys that costs 16 bytes per key at most.
+        return self._limit * (4 if self._limit <= _SPARSE_SLOTS else 2)
+
+    def _double(self) -> None:
+        if self._limit >= _MAX_SLOTS:
+            raise DataError(
+                f"one subtask holds more than {_MAX_SLOTS} keys", hint="Raise the parallelism, so that each holds less."
+            )
+        self._limit = min(self._limit * 2, _MAX_SLOTS + 1)
+
+
+class Int64Index(KeyIndex):
+    """One key column that fits a 64-bit word.
+
+    >>> index = Int64Index([pa.int64()])
+    >>> index.upsert([pa.array([7, 8, 7])]).tolist()
+    [0, 1, 0]
+    """
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        super().__init__(types)
+        self._table = np.zeros(self._table_size(), np.int32)
+        self._keys: Words = np.empty(self._limit, np.int64)
+
+    def _upsert(self, columns: Sequence[pa.Array], slots: Slots) -> None:
+        words = to_words(columns[0])
+        done = 0
+        while True:
+            done, self._count = kernels.upsert_word(words, done, self._table, self._keys, self._count, slots)
+            if done == len(words):
+                return
+            self._grow()
+
+    def _grow(self) -> None:
+        self._double()
+        self._keys = _extended(self._keys, self._count, self._limit)
+        self._table = np.zeros(self._table_size(), np.int32)
+        kernels.rehash_word(self._keys, self._count, self._table)
+
+    def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
+        return [from_words(self._keys[slots], self.types[0])]
+
+    def frozen(self) -> Int64Index:
+        view = object.__new__(Int64Index)
+        view.types, view._count, view._keys = self.types, self._count, self._keys
+        return view
+
+
+class WordsIndex(KeyIndex):
+    """Several key columns that each fit a 64-bit word.
+
+    >>> index = WordsIndex([pa.int32(), pa.bool_()])
+    >>> index.upsert([pa.array([1, 1, 1], pa.int32()), pa.array([True, False, True])]).tolist()
+    [0, 1, 0]
+    """
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        super().__init__(types)
+        self._table = np.zeros(self._table_size(), np.int32)
+        self._keys: Words = np.empty((self._limit, len(types)), np.int64)
+
+    def _upsert(self, columns: Sequence[pa.Array], slots: Slots) -> None:
+        words = _matrix([to_words(column) for column in columns], len(slots))
+        done = 0
+        while True:
+            done, self._count = kernels.upsert_words(words, done, self._table, self._keys, self._count, slots)
+            if done == len(words):
+                return
+            self._grow()
+
+    def _grow(self) -> None:
+        self._double()
+        self._keys = _extended(self._keys, self._count, self._limit)
+        self._table = np.zeros(self._table_size(), np.int32)
+        kernels.rehash_words(self._keys, self._count, self._table)
+
+    def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
+        return [from_words(self._keys[slots, c], kind) for c, kind in enumerate(self.types)]
+
+    def frozen(self) -> WordsIndex:
+        view = object.__new__(WordsIndex)
+        view.types, view._count, view._keys = self.types, self._count, self._keys
+        return view
+
+
+class BytesIndex(KeyIndex):
+    """Key columns of any kind: words in a matrix, the bytes of strings, binaries and decimals in one arena.
+
+    With several columns of bytes, their lengths are words too, so that ("ab", "c") and ("a", "bc") differ.
+
+    >>> index = BytesIndex([pa.string()])
+    >>> index.upsert([pa.array(["x", "", "x"])]).tolist()
+    [0, 1, 0]
+    """
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        super().__init__(types)
+        self._word_columns = [c for c, kind in enumerate(types) if is_word_key(kind)]
+        self._byte_columns = [c for c, kind in enumerate(types) if not is_word_key(kind)]
+        lengths = len(self._byte_columns) if len(self._byte_columns) > 1 else 0
+        self._table = np.zeros(self._table_size(), np.int64)
+        self._keys: Words = np.empty((self._limit, len(self._word_columns) + lengths), np.int64)
+        self._arena = np.empty(_FIRST_BYTES, np.uint8)
+        self._spans: Words = np.zeros(self._limit + 1, np.int64)
+
+    def _upsert(self, columns: Sequence[pa.Array], slots: Slots) -> None:
+        words, data, offsets = self._encode(columns, len(slots))
+        done = 0
+        while True:
+            done, self._count = kernels.upsert_bytes(
+                words,
+                data,
+                offsets,
+                done,
+                self._table,
+                self._keys,
+                self._arena,
+                self._spans,
+                self._count,
+                slots,
+            )
+            if done == len(slots):
+                return
+            self._grow(int(offsets[done + 1]) - int(offsets[done]))
+
+    def _encode(self, columns: Sequence[pa.Array], rows: int) -> tuple[Words, npt.NDArray[np.uint8], npt.NDArray[Any]]:
+        parts = [to_words(columns[c]) for c in self._word_columns]
+        spans = [bytes_view(_as_bytes(columns[c])) for c in self._byte_columns]
+        if len(spans) == 1:
+            return _matrix(parts, rows), *spans[0]
+        lengths = [np.diff(offsets.astype(np.int64)) for _, offsets in spans]
+        joined = np.zeros(rows + 1, np.int64)
+        np.cumsum(np.sum(lengths, axis=0), out=joined[1:])
+        data = np.empty(int(joined[-1]), np.uint8)
+        cursors = joined[:-1].copy()
+        for content, offsets in spans:
+            kernels.join_spans(content, offsets, cursors, data)
+        data.flags.writeable = joined.flags.writeable = False
+        return _matrix(parts + lengths, rows), data, joined
+
+    def _grow(self, needed: int) -> None:
+        end = int(self._spans[self._count])
+        if end + needed > len(self._arena):
+            self._arena = _extended(self._arena, end, max(2 * len(self._arena), end + needed))
+        if self._count < self._limit:
+            return
+        self._double()
+        self._keys = _extended(self._keys, self._count, self._limit)
+        self._spans = _extended(self._spans, self._count + 1, self._limit + 1)
+        self._table = np.zeros(self._table_size(), np.int64)
+        kernels.rehash_bytes(self._keys, self._arena, self._spans, self._count, self._table)
+
+    def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
+        found: dict[int, pa.Array] = {}
+        for position, c in enumerate(self._word_columns):
+            found[c] = from_words(self._keys[slots, position], self.types[c])
+        starts = self._spans[slots]
+        for position, c in enumerate(self._byte_columns):
+            if len(self._byte_columns) > 1:
+                lengths = self._keys[slots, len(self._word_columns) + position]
+            else:
+                lengths = self._spans[slots.astype(np.int64) + 1] - starts
+            found[c] = self._gather(starts, lengths, self.types[c])
+            starts = starts + lengths
+        return [found[c] for c in range(len(self.types))]
+
+    def _gather(self, starts: Words, lengths: Words, kind: pa.DataType) -> pa.Array:
+        offsets = np.zeros(len(starts) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        data = np.empty(int(offsets[-1]), np.uint8)
+        kernels.gather_spans(self._arena, starts, offsets, data)
+        if pa.types.is_decimal(kind):
+            return pa.Array.from_buffers(kind, len(starts), [None, pa.py_buffer(data)])
+        text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        return pa.Array.from_buffers(pa.large_string() if text else pa.large_binary(), len(starts), buffers).cast(kind)
+
+    def frozen(self) -> BytesIndex:
+        view = object.__new__(BytesIndex)
+        view.types, view._count, view._keys = self.types, self._count, self._keys
+        view._word_columns, view._byte_columns = self._word_columns, self._byte_columns
+        view._arena, view._spans = self._arena, self._spans
+        return view
+
+
+def make_index(types: Sequence[pa.DataType]) -> KeyIndex:
+    """The fastest kind of index for these key columns.
+
+    >>> type(make_index([pa.timestamp("us"), pa.string()])).__name__
+    'BytesIndex'
+    """
+    if not all(is_word_key(kind) for kind in types):
+        return BytesIndex(types)
+    return Int64Index(types) if len(types) == 1 else WordsIndex(types)
+
+
+def _matrix(parts: Sequence[Words], rows: int) -> Words:
+    matrix: Words = np.empty((rows, len(parts)), np.int64)
+    for c, words in enumerate(parts):
+        matrix[:, c] = words
+    return matrix
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    return decimal_bytes(column) if pa.types.is_decimal(column.type) else column
+
+
+def _extended(values: npt.NDArray[Any], used: int, size: int) -> npt.NDArray[Any]:
+    """A larger copy; the old array stays as it is, because a frozen view may look at it."""
+    grown = np.empty((size, *values.shape[1:]), values.dtype)
+    grown[:used] = values[:used]
+    return grown

@@ -1,0 +1,223 @@
+"""Kernels of the key indexes: open addressing with linear probing; a table entry holds slot + 1, and 0 is empty.
+
+An ``upsert`` stops where the table (or the arena) is full and says how far it came; the caller grows and goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cutwater.state.hashing import GAMMA, hash_span, hash_word, mix
+from cutwater.state.kernels import kernel, load_u64
+
+__all__ = [
+    "gather_spans",
+    "join_spans",
+    "rehash_bytes",
+    "rehash_word",
+    "rehash_words",
+    "upsert_bytes",
+    "upsert_word",
+    "upsert_words",
+]
+
+_ONE = np.uint64(1)
+_LOW = np.int64(0xFFFFFFFF)
+_S32 = np.int64(32)
+
+
+@kernel
+def upsert_word(words: Any, first: Any, table: Any, keys: Any, count: Any, slots: Any) -> Any:
+    """One word per key.  Returns (rows done, slots used)."""
+    mask = np.uint64(table.shape[0] - 1)
+    limit = keys.shape[0]
+    for i in range(first, words.shape[0]):
+        key = words[i]
+        at = hash_word(key) & mask
+        while True:
+            slot = np.int64(table[at]) - 1
+            if slot < 0:
+                if count >= limit:
+                    return i, count
+                slot = count
+                keys[slot] = key
+                count += 1
+                table[at] = count
+                break
+            if keys[slot] == key:
+                break
+            at = (at + _ONE) & mask
+        slots[i] = slot
+    return words.shape[0], count
+
+
+@kernel
+def rehash_word(keys: Any, count: Any, table: Any) -> None:
+    mask = np.uint64(table.shape[0] - 1)
+    for slot in range(count):
+        at = hash_word(keys[slot]) & mask
+        while table[at] != 0:
+            at = (at + _ONE) & mask
+        table[at] = slot + 1
+
+
+@kernel
+def hash_row(words: Any, row: Any) -> Any:
+    h = np.uint64(0)
+    for c in range(words.shape[1]):
+        h = mix(h + np.uint64(words[row, c]) + GAMMA)
+    return h
+
+
+@kernel
+def same_words(a: Any, row: Any, b: Any, slot: Any) -> Any:
+    for c in range(a.shape[1]):  # noqa: SIM110 - Numba has no generators here
+        if a[row, c] != b[slot, c]:
+            return False
+    return True
+
+
+@kernel
+def upsert_words(words: Any, first: Any, table: Any, keys: Any, count: Any, slots: Any) -> Any:
+    """Several words per key, one row of a matrix.  Returns (rows done, slots used)."""
+    mask = np.uint64(table.shape[0] - 1)
+    limit = keys.shape[0]
+    for i in range(first, words.shape[0]):
+        at = hash_row(words, i) & mask
+        while True:
+            slot = np.int64(table[at]) - 1
+            if slot < 0:
+                if count >= limit:
+                    return i, count
+                slot = count
+                for c in range(words.shape[1]):
+                    keys[slot, c] = words[i, c]
+                count += 1
+                table[at] = count
+                break
+            if same_words(words, i, keys, slot):
+                break
+            at = (at + _ONE) & mask
+        slots[i] = slot
+    return words.shape[0], count
+
+
+@kernel
+def rehash_words(keys: Any, count: Any, table: Any) -> None:
+    mask = np.uint64(table.shape[0] - 1)
+    for slot in range(count):
+        at = hash_row(keys, slot) & mask
+        while table[at] != 0:
+            at = (at + _ONE) & mask
+        table[at] = slot + 1
+
+
+@kernel
+def same_bytes(a: Any, start: Any, b: Any, other: Any, length: Any) -> Any:
+    at = 0
+    while at + 8 <= length:
+        if load_u64(a, start + at) != load_u64(b, other + at):
+            return False
+        at += 8
+    while at < length:
+        if a[start + at] != b[other + at]:
+            return False
+        at += 1
+    return True
+
+
+@kernel
+def hash_mixed(data: Any, start: Any, stop: Any, words: Any, row: Any) -> Any:
+    h = hash_span(data, start, stop)
+    for c in range(words.shape[1]):
+        h = mix(h + np.uint64(words[row, c]) + GAMMA)
+    return np.int64(h)
+
+
+@kernel
+def upsert_bytes(
+    words: Any,
+    data: Any,
+    offsets: Any,
+    first: Any,
+    table: Any,
+    keys: Any,
+    arena: Any,
+    spans: Any,
+    count: Any,
+    slots: Any,
+) -> Any:
+    """Words and a span of bytes per key; a table entry carries the upper half of the hash beside the slot.
+
+    Returns (rows done, slots used).
+    """
+    mask = np.int64(table.shape[0] - 1)
+    limit = keys.shape[0]
+    for i in range(words.shape[0] - first):
+        i += first
+        start = np.int64(offsets[i])
+        length = np.int64(offsets[i + 1]) - start
+        h = hash_mixed(data, start, start + length, words, i)
+        at = h & mask
+        tag = h & ~_LOW
+        while True:
+            entry = table[at]
+            slot = (entry & _LOW) - 1
+            if slot < 0:
+                end = spans[count]
+                if count >= limit or end + length > arena.shape[0]:
+                    return i, count
+                slot = count
+                for c in range(words.shape[1]):
+                    keys[slot, c] = words[i, c]
+                for b in range(length):
+                    arena[end + b] = data[start + b]
+                count += 1
+                spans[count] = end + length
+                table[at] = tag | count
+                break
+            if (
+                entry & ~_LOW == tag
+                and spans[slot + 1] - spans[slot] == length
+                and same_words(words, i, keys, slot)
+                and same_bytes(data, start, arena, spans[slot], length)
+            ):
+                break
+            at = (at + 1) & mask
+        slots[i] = slot
+    return words.shape[0], count
+
+
+@kernel
+def rehash_bytes(keys: Any, arena: Any, spans: Any, count: Any, table: Any) -> None:
+    mask = np.int64(table.shape[0] - 1)
+    for slot in range(count):
+        h = hash_mixed(arena, spans[slot], spans[slot + 1], keys, slot)
+        at = h & mask
+        while table[at] != 0:
+            at = (at + 1) & mask
+        table[at] = (h & ~_LOW) | (slot + 1)
+
+
+@kernel
+def join_spans(data: Any, offsets: Any, cursors: Any, out: Any) -> None:
+    """Append each row's bytes to ``out`` at the row's cursor, and move the cursor."""
+    for i in range(cursors.shape[0]):
+        start = np.int64(offsets[i])
+        length = np.int64(offsets[i + 1]) - start
+        at = cursors[i]
+        for b in range(length):
+            out[at + b] = data[start + b]
+        cursors[i] = at + length
+
+
+@kernel
+def gather_spans(arena: Any, starts: Any, offsets: Any, out: Any) -> None:
+    """Row i of ``out`` (between its offsets) is what lies in the arena from ``starts[i]`` on."""
+    for i in range(starts.shape[0]):
+        start = starts[i]
+        at = offsets[i]
+        for b in range(offsets[i + 1] - at):
+            out[at + b] = arena[start + b]

@@ -1,0 +1,87 @@
+"""How compiled kernels are made: one decorator, one cache directory.
+
+A kernel is a function over numpy views of Arrow buffers that Numba compiles to machine code.  It runs without the GIL,
+is compiled per *physical* type on its first call (never by importing), and the result is kept on disk, so that no
+process waits for the same compilation twice.
+
+Inputs that come from Arrow are read-only arrays; ``cutwater.state.words`` makes every such view read-only, also over
+mutable memory, so that a kernel needs one specialisation and not two.
+
+The cache lies in ``NUMBA_CACHE_DIR`` if that is set, else in the user's cache directory.  Its folder carries a digest
+of all kernel sources: Numba itself notices a change of a kernel, but not of one that it calls in another file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numba
+from llvmlite import ir
+from numba.core import config, types
+from numba.extending import intrinsic
+
+__all__ = ["cache_directory", "kernel", "load_u64"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_settings: Any = config
+
+
+@lru_cache(maxsize=1)
+def cache_directory() -> str:
+    """Where compiled kernels are kept.
+
+    >>> cache_directory() == cache_directory()
+    True
+    """
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for source in sorted([*package.glob("*/*kernels.py"), package / "state" / "hashing.py"]):
+        digest.update(source.read_bytes())
+    root = _settings.CACHE_DIR or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "cutwater", "kernels"
+    )
+    return os.path.join(root, digest.hexdigest()[:12])
+
+
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile ``function`` lazily: no GIL, no bounds checks, IEEE arithmetic, cached on disk.
+
+    Where the cache directory cannot be written, the kernel is compiled anew in every process.
+    """
+    before = _settings.CACHE_DIR
+    _settings.CACHE_DIR = cache_directory()
+    try:
+        compiled = numba.njit(nogil=True, cache=_cache_usable(), error_model="numpy")(function)
+    finally:
+        _settings.CACHE_DIR = before
+    return cast("Callable[P, R]", compiled)
+
+
+@lru_cache(maxsize=1)
+def _cache_usable() -> bool:
+    try:
+        os.makedirs(cache_directory(), exist_ok=True)
+    except OSError:
+        return False
+    return os.access(cache_directory(), os.W_OK)
+
+
+def _load_u64(context: Any, data: Any, position: Any) -> Any:
+    """Eight bytes of a ``uint8`` array at any position, as a little-endian ``uint64``; the caller checks the bounds."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = target.make_array(signature.args[0])(target, builder, arguments[0])
+        pointer = builder.gep(array.data, [arguments[1]])
+        return builder.load(builder.bitcast(pointer, ir.IntType(64).as_pointer()), align=1)
+
+    return types.uint64(data, types.intp), generate
+
+
+load_u64: Any = intrinsic(_load_u64)

@@ -1,0 +1,193 @@
+"""Keys, their hash, and the key groups that own them.
+
+**A frozen format.**  State on disk is sorted by key group, so the functions below may never give another result.  All
+arithmetic is on unsigned 64-bit integers, modulo 2**64.
+
+- ``mix(x)``: ``x ^= x >> 30; x *= 0xBF58476D1CE4E5B9; x ^= x >> 27; x *= 0x94D049BB133111EB; x ^= x >> 31``.
+- A value that fits 64 bits is its *word*: integers (and bool, dates, timestamps by their raw number) extended to 64
+  bits, floats widened to ``float64`` by their bits with -0.0 as 0.0.  Its hash is ``mix(word + 0x9E3779B97F4A7C15)``.
+  So a key column may be widened (``int32`` to ``int64``) and every row stays in its group.
+- Bytes (strings as UTF-8, decimals as 16 bytes): ``h = length * 0x9E3779B97F4A7C15``; for each eight bytes
+  (little-endian, the last padded with zeros) ``h = (h ^ word) * 0xBF58476D1CE4E5B9; h ^= h >> 32``; the hash is
+  ``mix(h)``.
+- Several columns, from left to right: ``h = mix(h * 0x9E3779B97F4A7C15 + next)``.
+- The key group is the upper 32 bits times ``max_parallelism``, shifted right by 32.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.errors import BuildError, DataError
+from cutwater.state.words import bytes_view, fixed_view, to_words, valid_rows
+
+__all__ = [
+    "MAX_KEY_GROUPS",
+    "Hashes",
+    "check_key_types",
+    "hash_keys",
+    "is_word_key",
+    "key_group_owner",
+    "key_group_range",
+    "key_groups",
+    "require_valid_keys",
+    "valid_key_mask",
+]
+
+Hashes: TypeAlias = npt.NDArray[np.uint64]
+
+MAX_KEY_GROUPS = 1 << 15
+"""Highest ``max_parallelism``; a key group must fit the ``uint16`` of ``GROUP_COLUMN``."""
+
+_SHOWN_CHARS = 500
+
+
+def key_group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
+    """Key groups of a subtask: contiguous, and every group has exactly one owner at any parallelism.
+
+    >>> [list(key_group_range(i, 2, 5)) for i in range(2)]
+    [[0, 1, 2], [3, 4]]
+    """
+    lo = -(-subtask * max_parallelism // parallelism)
+    hi = -(-(subtask + 1) * max_parallelism // parallelism)
+    return range(lo, hi)
+
+
+def key_group_owner(group: int, parallelism: int, max_parallelism: int) -> int:
+    """The subtask whose ``key_group_range`` contains ``group``.
+
+    >>> [key_group_owner(g, 2, 5) for g in range(5)]
+    [0, 0, 0, 1, 1]
+    """
+    return group * parallelism // max_parallelism
+
+
+def is_word_key(kind: pa.DataType) -> bool:
+    """Whether a key column of this type fits one 64-bit word."""
+    t = pa.types
+    number = t.is_integer(kind) or t.is_boolean(kind) or t.is_float32(kind) or t.is_float64(kind)
+    return number or t.is_date(kind) or t.is_timestamp(kind)
+
+
+def _is_bytes_key(kind: pa.DataType) -> bool:
+    t = pa.types
+    return t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind)
+
+
+def check_key_types(schema: pa.Schema, keys: Sequence[str]) -> None:
+    """Check, while the dataflow is built, that rows can be keyed by these columns.
+
+    Raises:
+        BuildError: no key, a key named twice, an unknown column, or a type that has no stable hash.
+    """
+    if not keys:
+        raise BuildError("no key column given", hint="Name at least one column to key by.")
+    for position, name in enumerate(keys):
+        if name in keys[:position]:
+            raise BuildError(f"key column {name!r} is named twice")
+        if schema.get_field_index(name) < 0:
+            raise BuildError(f"no such key column {name!r}", hint=f"The columns are: {', '.join(schema.names)}.")
+        kind = schema.field(name).type
+        if not (is_word_key(kind) or _is_bytes_key(kind) or pa.types.is_decimal128(kind)):
+            raise BuildError(
+                f"column {name!r} of type {kind} cannot be a key",
+                hint="Keys are integers, bool, float32, float64, string, binary, dates, timestamps or decimal128: "
+                "cast the column first.",
+            )
+
+
+def valid_key_mask(batch: pa.RecordBatch, keys: Sequence[str]) -> npt.NDArray[np.bool_] | None:
+    """Which rows have a usable key, that is no null and no NaN in any key column; ``None`` if all have.
+
+    >>> valid_key_mask(pa.record_batch({"k": [1.0, float("nan"), None]}), ["k"]).tolist()
+    [True, False, False]
+    """
+    mask: npt.NDArray[np.bool_] | None = None
+    for name in keys:
+        column = batch.column(name)
+        valid = valid_rows(column)
+        if pa.types.is_floating(column.type):
+            nan = np.isnan(fixed_view(column, column.type.to_pandas_dtype()))
+            if nan.any():
+                valid = ~nan if valid is None else valid & ~nan
+        if valid is not None:
+            mask = valid if mask is None else mask & valid
+    return mask
+
+
+def require_valid_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> None:
+    """Refuse a batch that holds a row without a usable key.
+
+    Raises:
+        DataError: names the column, the row's number in the batch and its content.
+    """
+    mask = valid_key_mask(batch, keys)
+    if mask is None or mask.all():
+        return
+    row = int(np.flatnonzero(~mask)[0])
+    for name in keys:
+        value: Any = batch.column(name)[row].as_py()
+        if value is None or value != value:
+            what = "null" if value is None else "NaN"
+            raise DataError(
+                f"key column {name!r} is {what} in row {row} of the batch: {show_row(batch, row)}",
+                hint="Filter such rows out, or fill the column, before key_by.",
+            )
+
+
+def show_row(batch: pa.RecordBatch, row: int) -> str:
+    """A row as text for a message; long values are cut."""
+    text = json.dumps(batch.slice(row, 1).to_pylist()[0], default=str, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " ..."
+
+
+def hash_keys(columns: Sequence[pa.Array]) -> Hashes:
+    """Hash of every row of the key columns; no nulls, no NaN.
+
+    >>> [hex(h) for h in hash_keys([pa.array([0, 1, -1])])]
+    ['0xe220a8397b1dcdaf', '0x910a2dec89025cc1', '0xe4d971771b652c20']
+    """
+    from cutwater.state import hashing  # Numba: only where rows flow
+
+    out: Hashes = np.empty(len(columns[0]), np.uint64)
+    _hash_column(columns[0], out)
+    for column in columns[1:]:
+        following: Hashes = np.empty(len(out), np.uint64)
+        _hash_column(column, following)
+        hashing.combine(out, following)
+    return out
+
+
+def _hash_column(column: pa.Array, out: Hashes) -> None:
+    from cutwater.state import hashing
+
+    if is_word_key(column.type):
+        hashing.hash_words(to_words(column), out)
+        return
+    data, offsets = bytes_view(decimal_bytes(column) if pa.types.is_decimal(column.type) else column)
+    hashing.hash_bytes(data, offsets, out)
+
+
+def decimal_bytes(column: pa.Array) -> pa.Array:
+    """A decimal128 column as binary rows of 16 bytes, without a copy of the content."""
+    offsets = np.arange(column.offset, column.offset + len(column) + 1, dtype=np.int64) * 16
+    return pa.Array.from_buffers(pa.large_binary(), len(column), [None, pa.py_buffer(offsets), column.buffers()[1]])
+
+
+def key_groups(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.uint16]:
+    """Key group of every hash, 0 .. ``max_parallelism`` - 1.
+
+    >>> key_groups(hash_keys([pa.array([0, 1, -1])]), 128).tolist()
+    [113, 72, 114]
+    """
+    from cutwater.state import hashing
+
+    out = np.empty(len(hashes), np.uint16)
+    hashing.to_groups(hashes, max_parallelism, out)
+    return out

@@ -1,0 +1,273 @@
+"""The receiving end of a channel."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import pyarrow as pa
+
+from cutwater.dataflow.graph import Channel
+from cutwater.errors import InvariantError
+from cutwater.operators.base import MIN_WATERMARK
+from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark, nothing
+
+__all__ = ["CONTROL", "EMPTY", "ROWS", "InputChannel"]
+
+EMPTY: Final = 0
+"""``head``: nothing to take (or the channel is blocked)."""
+ROWS: Final = 1
+"""``head``: the next ``take`` returns ``Rows``."""
+CONTROL: Final = 2
+"""``head``: the next ``take`` returns a ``Watermark``, ``Barrier`` or ``End``."""
+
+
+class InputChannel:
+    """The receiving end.
+
+    ``put`` and ``put``'s callers may be any one thread at a time; everything else belongs to the subtask loop's thread.
+
+    Args:
+        key: edge, sending subtask, receiving subtask.
+        schema: of every batch.
+        capacity_frames: frames of rows (and lone watermarks) that may wait here.
+        on_ready: called (in the thread of ``put``) when there is something to take.
+        on_credit: called (in the thread of ``take``) with the number of frames that the sender may send again.
+        credit_batch: credit is returned in portions of this many frames.
+        next_row: number of the first row that is wanted; earlier ones are dropped on arrival.
+        watermark, idle, ended: as restored from a snapshot.
+    """
+
+    __slots__ = (
+        "_blocked", "_credit_batch", "_credited_in", "_credited_out", "_end_arrived", "_next_arrival", "_offset",
+        "_queue", "_recordings", "_restored", "_rows_in", "_rows_out", "_taken", "_urgent", "capacity_frames", "ended",
+        "idle", "key", "next_row", "on_credit", "on_ready", "schema", "watermark",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        key: Channel,
+        schema: pa.Schema,
+        capacity_frames: int,
+        on_ready: Callable[[], None] = nothing,
+        *,
+        on_credit: Callable[[int], None] | None = None,
+        credit_batch: int = 1,
+        next_row: int = 0,
+        watermark: int = MIN_WATERMARK,
+        idle: bool = False,
+        ended: bool = False,
+    ) -> None:
+        self.key, self.schema, self.capacity_frames = key, schema, capacity_frames
+        self.on_ready, self.on_credit = on_ready, on_credit
+        self.next_row, self.watermark, self.idle, self.ended = next_row, watermark, idle, ended
+        self._queue: deque[Item] = deque()
+        self._urgent: deque[tuple[Barrier, int]] = deque()  # overtaking barriers, each with its place in the row order
+        self._recordings: dict[int, list[Rows]] = {}
+        self._blocked = False
+        self._offset = 0  # rows of the head frame that were taken already
+        self._credit_batch, self._taken, self._restored = credit_batch, 0, 0
+        # Each counter has one writing thread; differences are exact enough without a lock.
+        self._credited_in = self._credited_out = self._rows_in = self._rows_out = 0
+        self._next_arrival, self._end_arrived = next_row, ended
+
+    # -- arrival (the link's thread)
+
+    def put(self, item: Item) -> None:
+        """Append an item.  Rows below the wanted number are cut off (replay after a restore).
+
+        Raises:
+            InvariantError: rows are missing, rows follow an end, or the sender ignored its credit.
+        """
+        kind = type(item)
+        if kind is Barrier:
+            self._put_barrier(item)  # type: ignore[arg-type]
+            return
+        if kind is End:
+            if not self._end_arrived:
+                self._end_arrived = True
+                self._queue.append(item)
+                self.on_ready()
+            return
+        if self._credited_in - self._credited_out >= self.capacity_frames:
+            raise InvariantError(f"{self.key}: a frame arrived although all {self.capacity_frames} places are taken")
+        self._credited_in += 1
+        if type(item) is Rows:
+            self._put_rows(item)
+        else:
+            self._queue.append(item)
+        if not self._blocked:
+            self.on_ready()
+
+    def _put_rows(self, item: Rows) -> None:
+        batch, first, watermark = item
+        rows, wanted = batch.num_rows, self._next_arrival
+        if first != wanted:
+            if first > wanted:
+                raise InvariantError(f"{self.key}: row {wanted} is missing, row {first} arrived")
+            if first + rows <= wanted:  # all seen before; what it says of time still holds, and its place is credited
+                self._queue.append(Watermark(watermark))
+                return
+            batch = batch.slice(wanted - first)
+            rows, item = batch.num_rows, Rows(batch, wanted, watermark)
+        if self._end_arrived:
+            raise InvariantError(f"{self.key}: row {first} arrived after the end of data")
+        self._rows_in += rows
+        self._queue.append(item)
+        self._next_arrival = wanted + rows  # after the append: see overtake
+
+    def _put_barrier(self, item: Barrier) -> None:
+        if item.overtake:
+            self._urgent.append((item, self._next_arrival))
+        else:
+            self._queue.append(item)
+        self.on_ready()
+
+    # -- the subtask loop
+
+    def head(self) -> int:
+        """``EMPTY``, ``ROWS`` or ``CONTROL``.  While blocked: ``EMPTY``, except for a barrier that overtakes."""
+        if self._urgent:
+            return CONTROL
+        if self._blocked or not self._queue:
+            return EMPTY
+        return ROWS if type(self._queue[0]) is Rows else CONTROL
+
+    def take(self, max_rows: int) -> Item:
+        """The next item; of a larger batch only the first ``max_rows`` rows, the rest stays at the head.
+
+        Raises:
+            InvariantError: ``head`` is ``EMPTY``.
+        """
+        if self._urgent:
+            barrier, place = self._urgent.popleft()
+            return barrier._replace(overtaken=self._rows_before(place))
+        if self._blocked or not self._queue:
+            raise InvariantError(f"{self.key}: take from {'a blocked' if self._blocked else 'an empty'} channel")
+        item = self._queue[0]
+        if type(item) is Rows:
+            return self._take_rows(item, max_rows)
+        self._queue.popleft()
+        if type(item) is Watermark:
+            self._frame_left()
+            self.watermark, self.idle = max(self.watermark, item.watermark), item.idle
+            return Watermark(self.watermark, item.idle)
+        if type(item) is End:
+            self.ended = True
+        return item
+
+    def _take_rows(self, item: Rows, max_rows: int) -> Rows:
+        batch, first, watermark = item
+        offset = self._offset
+        left = batch.num_rows - offset
+        if left > max_rows:
+            taken = Rows(batch.slice(offset, max_rows), first + offset, self.watermark)
+            self._offset, left = offset + max_rows, max_rows
+        else:
+            self._queue.popleft()
+            self._offset = 0
+            if watermark > self.watermark:
+                self.watermark = watermark
+            taken = Rows(batch.slice(offset) if offset else batch, first + offset, self.watermark)
+            self._frame_left()
+        self.idle = False
+        self.next_row = taken.first_row + left
+        self._rows_out += left
+        if self._recordings:
+            for log in self._recordings.values():
+                log.append(taken)
+        return taken
+
+    def _frame_left(self) -> None:
+        """A frame's place is free again: tell the sender, in portions."""
+        if self._restored:
+            self._restored -= 1  # came from a snapshot, not from the sender
+            return
+        self._credited_out += 1
+        self._taken += 1
+        if self._taken >= self._credit_batch and self.on_credit is not None:
+            count, self._taken = self._taken, 0
+            self.on_credit(count)
+
+    def block(self) -> None:
+        """Hold the queue (rule A3): ``head`` is ``EMPTY`` until ``unblock``.  Arrivals go on up to the capacity."""
+        self._blocked = True
+
+    def unblock(self) -> None:
+        """Go on in FIFO order (rule A5)."""
+        self._blocked = False
+
+    @property
+    def blocked(self) -> bool:
+        return self._blocked
+
+    def overtake(self, checkpoint_id: int) -> bool:
+        """Bring a barrier that waits in the queue to the front (aligned to unaligned); False if it is not here yet."""
+        arrived, count = self._next_arrival, len(self._queue)
+        for i in range(count):
+            barrier = self._queue[i]
+            if type(barrier) is Barrier and barrier.checkpoint_id == checkpoint_id:
+                later = (r.first_row for j in range(i + 1, count) if type(r := self._queue[j]) is Rows)
+                place = next(later, arrived)
+                del self._queue[i]
+                self._urgent.append((barrier._replace(overtake=True), place))
+                return True
+        return False
+
+    def _rows_before(self, place: int) -> tuple[Rows, ...]:
+        """Waiting rows with numbers below ``place``."""
+        found: list[Rows] = []
+        for i in range(len(self._queue)):  # by index: the link's thread may append meanwhile
+            item = self._queue[i]
+            if type(item) is Rows:
+                if item.first_row >= place:
+                    break
+                skip = self._offset if i == 0 else 0
+                found.append(Rows(item.batch.slice(skip), item.first_row + skip, item.watermark) if skip else item)
+        return tuple(found)
+
+    # -- recording and restoring (rules CL3, C3, C5)
+
+    def record(self, checkpoint_id: int) -> None:
+        """Keep a copy (by reference) of all rows taken from now on, for this checkpoint."""
+        self._recordings.setdefault(checkpoint_id, [])
+
+    def stop_recording(self, checkpoint_id: int) -> list[Rows]:
+        """The rows recorded for this checkpoint, in order; empty if it was not being recorded."""
+        return self._recordings.pop(checkpoint_id, [])
+
+    @property
+    def recording(self) -> bool:
+        return bool(self._recordings)
+
+    def restore(self, items: Iterable[Rows]) -> None:
+        """Deliver recorded rows before anything that arrives.  Call before the first arrival.
+
+        Raises:
+            InvariantError: something arrived already, or the rows do not continue at ``next_row`` without a gap.
+        """
+        if self._queue or self._urgent or self._restored:
+            raise InvariantError(f"{self.key}: restore after the first arrival")
+        for item in items:
+            if not item.batch.num_rows:
+                continue
+            before = len(self._queue)
+            self._put_rows(item)
+            self._restored += len(self._queue) - before
+
+    # -- what a status shows
+
+    @property
+    def queued_frames(self) -> int:
+        """Items waiting, the partly taken one included."""
+        return len(self._queue) + len(self._urgent)
+
+    @property
+    def queued_rows(self) -> int:
+        return self._rows_in - self._rows_out
+
+    @property
+    def next_arrival(self) -> int:
+        """Number of the next row to arrive."""
+        return self._next_arrival

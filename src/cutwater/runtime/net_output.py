@@ -1,0 +1,229 @@
+"""The sending end of a channel."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from cutwater.dataflow.graph import Channel
+from cutwater.errors import InvariantError
+from cutwater.operators.base import MIN_WATERMARK
+from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark, nothing
+
+__all__ = ["OutputChannel"]
+
+
+class OutputChannel:
+    """The sending end: a builder of batches, then frames that wait for credit.
+
+    Belongs to the subtask loop's thread, except ``grant``, which any thread may call.
+
+    Args:
+        key: edge, sending subtask, receiving subtask.
+        schema: of every batch.
+        send: hands an item to the other side; never blocks.
+        credit: frames that may be sent at once; ``grant`` adds more.
+        batch_rows: the builder flushes at this many rows; a batch of half of it passes without a copy.
+        buffer_timeout_ms: rows (and watermarks) wait in the builder for at most this time, see ``flush_if_due``.
+        on_ready: called when a full channel has room again (in the thread of ``grant``).
+        next_row: number of the next row, as restored.
+        watermark: the last one sent, as restored.
+    """
+
+    __slots__ = (
+        "_buffer", "_buffered_rows", "_credit", "_due_s", "_lock", "_send", "_timeout_s", "_waiting",
+        "_watermark_unsent", "batch_rows", "ended", "idle", "key", "next_row", "on_ready", "schema", "watermark",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        key: Channel,
+        schema: pa.Schema,
+        send: Callable[[Item], None],
+        *,
+        credit: int = 0,
+        batch_rows: int = 16_384,
+        buffer_timeout_ms: float = 2.0,
+        on_ready: Callable[[], None] = nothing,
+        next_row: int = 0,
+        watermark: int = MIN_WATERMARK,
+    ) -> None:
+        self.key, self.schema, self.on_ready = key, schema, on_ready
+        self.batch_rows, self._timeout_s = batch_rows, buffer_timeout_ms / 1000
+        self.next_row, self.watermark, self.idle, self.ended = next_row, watermark, False, False
+        self._send, self._credit = send, credit
+        self._lock = threading.Lock()  # guards _waiting and _credit
+        self._waiting: deque[Item] = deque()
+        self._buffer: list[pa.RecordBatch] = []
+        self._buffered_rows = 0
+        self._due_s = math.inf
+        self._watermark_unsent = False
+
+    def offer(self, batch: pa.RecordBatch) -> None:
+        """Send rows, at once or with their neighbours.  Accepted even when ``full`` (a call may overshoot).
+
+        Raises:
+            InvariantError: the schema is not the channel's, or the channel has ended.
+        """
+        rows = batch.num_rows
+        if not rows:
+            return
+        self.idle = False
+        if self.ended or not batch.schema.equals(self.schema):
+            raise self._refusal(batch)
+        if rows * 2 < self.batch_rows:
+            self._buffer.append(batch)
+            self._buffered_rows += rows
+            self.next_row += rows
+            if self._buffered_rows >= self.batch_rows:
+                self._flush_rows()
+            return
+        self._flush_rows()
+        if rows <= 2 * self.batch_rows:
+            self._emit(batch)
+        else:
+            for start in range(0, rows, self.batch_rows):
+                self._emit(batch.slice(start, self.batch_rows))
+
+    def offer_watermark(self, watermark: int, idle: bool = False, force: bool = False) -> None:
+        """Announce a watermark: it rides on the next frame, or alone once it is due or forced.
+
+        Raises:
+            InvariantError: the watermark fell.
+        """
+        if watermark < self.watermark:
+            raise InvariantError(f"{self.key}: watermark fell from {self.watermark} to {watermark}")
+        if watermark != self.watermark or idle != self.idle:
+            self.watermark, self.idle, self._watermark_unsent = watermark, idle, True
+        if force:
+            self.flush()
+
+    def offer_barrier(self, checkpoint_id: int, final: bool = False, overtake: bool = False) -> list[Rows]:
+        """Send a barrier behind everything offered so far (``next_row`` is its place in the row order).
+
+        With ``overtake`` it goes before the frames that wait for credit; these rows are returned: they belong to the
+        snapshot (in the sender's part) and are sent afterwards all the same.  A barrier of the same checkpoint that
+        waits already is moved, and only the rows before it count.
+        """
+        self.flush()
+        barrier = Barrier(checkpoint_id, final, overtake)
+        if not overtake:
+            self._enqueue(barrier)
+            return []
+        with self._lock:
+            overtaken: list[Rows] = []
+            for i, item in enumerate(self._waiting):
+                if type(item) is Rows:
+                    overtaken.append(item)
+                elif type(item) is Barrier and item.checkpoint_id == checkpoint_id:
+                    del self._waiting[i]
+                    break
+            self._send(barrier)
+        return overtaken
+
+    def offer_end(self) -> None:
+        """Send the end of data, once.  Only barriers may follow."""
+        self.flush()
+        if not self.ended:
+            self.ended = True
+            self._enqueue(End())
+
+    def flush(self) -> None:
+        """Send what the builder holds, now."""
+        self._flush_rows()
+        if self._watermark_unsent:
+            self._watermark_unsent = False
+            self._enqueue(Watermark(self.watermark, self.idle))
+        self._due_s = math.inf
+
+    def flush_if_due(self, now_s: float) -> float:
+        """Flush when the timeout has passed; returns when to call again (infinity: nothing waits).
+
+        The timeout runs from the first call after something was offered.  While frames wait for credit nothing is
+        flushed: a slow receiver gets fewer, larger batches.
+        """
+        if not (self._buffer or self._watermark_unsent) or self._waiting:
+            return math.inf
+        if self._due_s == math.inf:
+            self._due_s = now_s + self._timeout_s
+        if now_s < self._due_s:
+            return self._due_s
+        self.flush()
+        return math.inf
+
+    @property
+    def full(self) -> bool:
+        """True while frames wait for credit: do not schedule the subtask."""
+        return bool(self._waiting)
+
+    @property
+    def waiting_frames(self) -> int:
+        return len(self._waiting)
+
+    def grant(self, frames: int) -> None:
+        """The receiver has room for ``frames`` more (any thread)."""
+        with self._lock:
+            self._credit += frames
+            if not self._waiting:
+                return
+            while self._waiting and self._affordable(self._waiting[0]):
+                self._send(self._waiting.popleft())
+            drained = not self._waiting
+        if drained:
+            self.on_ready()
+
+    def _flush_rows(self) -> None:
+        if not self._buffer:
+            return
+        buffer, rows = self._buffer, self._buffered_rows
+        self._buffer, self._buffered_rows, self._due_s = [], 0, math.inf
+        self.next_row -= rows  # counted when offered; _emit counts again
+        self._emit(buffer[0] if len(buffer) == 1 else pa.concat_batches(buffer))
+
+    def _emit(self, batch: pa.RecordBatch) -> None:
+        first = self.next_row
+        self.next_row = first + batch.num_rows
+        self._enqueue(Rows(batch, first, self.watermark))
+        if not self.idle:
+            self._watermark_unsent = False
+
+    def _enqueue(self, item: Item) -> None:
+        with self._lock:
+            waiting = self._waiting
+            if not waiting:
+                if self._affordable(item):
+                    self._send(item)
+                    return
+            elif type(item) is Watermark:  # at most one watermark waits behind the last rows
+                last = waiting[-1]
+                if type(last) is Watermark:
+                    waiting[-1] = item
+                    return
+                if type(last) is Rows and not item.idle:
+                    waiting[-1] = last._replace(watermark=item.watermark)
+                    return
+            waiting.append(item)
+
+    def _affordable(self, item: Item) -> bool:
+        """Pay for an item; False if there is no credit.  Holds the lock."""
+        if type(item) is Barrier or type(item) is End:
+            return True
+        if self._credit <= 0:
+            return False
+        self._credit -= 1
+        return True
+
+    def _refusal(self, batch: pa.RecordBatch) -> InvariantError:
+        if self.ended:
+            return InvariantError(f"{self.key}: rows offered after the end of data")
+        return InvariantError(
+            f"{self.key}: a batch has schema [{_types(batch.schema)}], the edge has [{_types(self.schema)}]"
+        )
+
+
+def _types(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name} {f.type}" for f in schema)

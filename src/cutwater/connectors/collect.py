@@ -1,0 +1,72 @@
+"""The collecting sink: a bounded job's result, as a Spark DataFrame or an Arrow table."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cutwater.connectors.base import Committer, Json, SinkContext, SinkWriter
+from cutwater.connectors.parquet_commit import is_visible
+from cutwater.connectors.parquet_sink import ParquetSink
+from cutwater.connectors.parquet_types import cast_batch, parquet_schema
+from cutwater.errors import InvariantError, StorageError
+
+__all__ = ["CollectSink", "read_result"]
+
+
+@dataclass(frozen=True)
+class CollectSink:
+    """Keeps the rows, exactly once, in a folder of the job, for the driver to read when the job has ended.
+
+    The runtime gives it that folder by ``bind``; ``spark.read.parquet(directory)`` or ``read_result`` reads it.
+    """
+
+    directory: str | None = None
+
+    @property
+    def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
+        return "exactly-once"
+
+    @property
+    def parallelism(self) -> int | None:
+        return None
+
+    def bind(self, directory: str) -> CollectSink:
+        """The same sink, writing to ``directory``."""
+        return CollectSink(os.path.abspath(directory))
+
+    def check(self, schema: pa.Schema) -> None:
+        """See ``Sink.check``."""
+        parquet_schema(schema)
+
+    def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> SinkWriter:
+        return self._parquet().writer(schema, ctx, restored)
+
+    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> Committer:
+        return self._parquet().committer(schema, job_uid, step)
+
+    def _parquet(self) -> ParquetSink:
+        if self.directory is None:
+            raise InvariantError("a collecting sink was started before it was bound to a directory")
+        return ParquetSink(self.directory)
+
+
+def read_result(directory: str, schema: pa.Schema) -> pa.Table:
+    """All committed rows of a collected step, in each subtask's order, with the types of ``schema``.
+
+    Raises:
+        StorageError: the directory or one of its files cannot be read.
+    """
+    try:
+        names = sorted(name for name in os.listdir(directory) if is_visible(name))
+        tables = [pq.ParquetFile(os.path.join(directory, name)).read() for name in names]
+    except (OSError, pa.ArrowInvalid) as error:
+        raise StorageError(
+            f"cannot read the result in {directory!r}: {error}", hint="Is the job finished, and was it this directory?"
+        ) from error
+    batches = [cast_batch(batch, schema) for table in tables for batch in table.to_batches()]
+    return pa.Table.from_batches(batches, schema)

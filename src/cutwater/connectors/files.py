@@ -1,0 +1,77 @@
+"""``cw.files``: one name for files as a source and as a sink."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cutwater.connectors.parquet_sink import ParquetSink
+from cutwater.errors import BuildError, ConfigError
+
+if TYPE_CHECKING:
+    from cutwater.connectors.file_source import FileSource
+
+__all__ = ["Files", "files"]
+
+
+@dataclass(frozen=True)
+class Files:
+    """A place in a file system; what it is used for decides what it becomes."""
+
+    path: str | list[str]
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def as_source(self) -> FileSource:
+        """These files as a replayable source.
+
+        Raises:
+            ConfigError: an option that a file source does not know.
+        """
+        from cutwater.connectors.file_source import FileSource
+
+        self._check_options("source", [name for name in inspect.signature(FileSource).parameters if name != "path"])
+        return FileSource(self.path, **self.options)
+
+    def as_sink(self) -> ParquetSink:
+        """This directory as an exactly-once Parquet sink.
+
+        Raises:
+            BuildError: several paths, a format other than Parquet, or a place that cannot be written to.
+            ConfigError: an option that the sink does not know.
+        """
+        if not isinstance(self.path, str):
+            raise BuildError(f"a sink writes to one directory, got {len(self.path)} paths")
+        options = dict(self.options)
+        if options.pop("format", "parquet") != "parquet":
+            raise BuildError(
+                f"a file sink writes Parquet, not {self.options['format']!r}",
+                hint="Leave format away, or write other formats with foreach_batch.",
+            )
+        names = [field.name for field in dataclasses.fields(ParquetSink) if field.name != "path"]
+        self._check_options("sink", [*names, "format"])
+        return ParquetSink(self.path, **options)
+
+    def _check_options(self, use: str, known: Sequence[str]) -> None:
+        for name in self.options:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(known)}."
+                raise ConfigError(f"files({self.path!r}) as a {use} has no option {name!r}", hint=hint)
+
+
+def files(path: str | list[str], **options: Any) -> Files:
+    """Files to read from or to write to.
+
+    Args:
+        path: for reading a file, directory, glob or a list of them; for writing one directory.
+        options: of ``FileSource`` when read (``format``, ``schema``, ``rate``, ``bad_rows``, ``watch`` ...), of
+            ``ParquetSink`` when written (``roll_rows``, ``roll_bytes``, ``roll_interval_ms``, ``compression``).
+
+    >>> files("/data/out", compression="snappy").as_sink().compression
+    'snappy'
+    """
+    return Files(path, options)

@@ -1,0 +1,187 @@
+"""The sink for anything else: a user's function gets the rows of each checkpoint, as in Spark's ``foreachBatch``."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+
+from cutwater.connectors.base import Json, PreCommit, SinkContext
+from cutwater.connectors.parquet_types import cast_batch, plain_schema
+from cutwater.connectors.staging import PieceCut, StagingArea, StagingLog, open_piece
+from cutwater.errors import BuildError, ConfigError, InvariantError, UserCodeError
+
+__all__ = ["EpochCommitter", "EpochWriter", "ForeachBatchSink"]
+
+
+class EpochHandle(msgspec.Struct, frozen=True, tag="epoch"):
+    """The rows of one subtask between two barriers."""
+
+    uid: str
+    checkpoint_id: int
+    subtask: int
+    rows: int
+    piece: PieceCut
+
+
+class EndHandle(msgspec.Struct, frozen=True, tag="end"):
+    """No epoch will follow."""
+
+    uid: str
+    subtask: int
+
+
+_Handle = EpochHandle | EndHandle
+
+
+@dataclass(frozen=True)
+class ForeachBatchSink:
+    """Calls ``fn(table, checkpoint_id)`` with the rows between two barriers, once their checkpoint is safe.
+
+    Without a failure there is one call per checkpoint, none for a checkpoint without rows.  After a failure the last
+    call may come again, with the same rows in the same order and the same id, in a worker or in the driver: an ``fn``
+    that skips an id which it has written already makes the output exactly-once.  (If a checkpoint is aborted, its rows
+    come with the next one that completes, in a call of their own, under the id at which they were cut.)
+
+    Args:
+        fn: the function.  With a parallelism above 1 every subtask hands over its own share, and ``fn`` is called as
+            ``fn(table, checkpoint_id, subtask)``: the pair names the rows.
+        parallelism: number of subtasks.
+        idempotent: whether ``fn`` bears being called again with the same id.  If not, the sink says at-least-once.
+        directory: where rows wait; given by the runtime through ``bind``.
+
+    Raises:
+        ConfigError: the parallelism is below 1.
+    """
+
+    fn: Callable[..., Any]
+    parallelism: int = 1
+    idempotent: bool = True
+    directory: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.parallelism < 1:
+            raise ConfigError(f"parallelism must be at least 1, got {self.parallelism}")
+
+    @property
+    def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
+        return "exactly-once" if self.idempotent else "at-least-once"
+
+    def bind(self, directory: str) -> ForeachBatchSink:
+        """The same sink, staging below ``directory``."""
+        return ForeachBatchSink(self.fn, self.parallelism, self.idempotent, os.path.abspath(directory))
+
+    def check(self, schema: pa.Schema) -> None:
+        """See ``Sink.check``.
+
+        Raises:
+            BuildError: ``fn`` cannot be called with what it will be given.
+        """
+        arguments = ("table", "checkpoint_id", "subtask")[: 2 if self.parallelism == 1 else 3]
+        try:
+            inspect.signature(self.fn).bind(*arguments)
+        except TypeError as error:
+            raise BuildError(
+                f"{getattr(self.fn, '__name__', self.fn)!r} cannot be called as fn({', '.join(arguments)}): {error}",
+                hint="The function gets a pyarrow.Table and the id of the checkpoint; with a parallelism above 1 also "
+                "the number of the subtask.",
+            ) from error
+        except ValueError:
+            return  # a builtin without a signature: the first call shows
+
+    def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> EpochWriter:
+        return EpochWriter(self._area(ctx.job_uid, ctx.step), plain_schema(schema), ctx)
+
+    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> EpochCommitter:
+        call = self.fn if self.parallelism > 1 else lambda table, checkpoint_id, _subtask: self.fn(table, checkpoint_id)
+        return EpochCommitter(self._area(job_uid, step), call)
+
+    def _area(self, job_uid: str, step: str) -> StagingArea:
+        if self.directory is None:
+            raise InvariantError("a foreach_batch sink was started before it was bound to a directory", step=step)
+        return StagingArea(self.directory, job_uid, step)
+
+
+class EpochWriter:
+    """One subtask's writer: rows of an epoch go to one piece, which the barrier seals."""
+
+    def __init__(self, area: StagingArea, schema: pa.Schema, ctx: SinkContext) -> None:
+        self._area = area
+        self._schema = schema
+        self._ctx = ctx
+        self._log = StagingLog(area, schema, ctx.subtask, ctx.incarnation)
+        self._pending: list[EpochHandle] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._log.append(cast_batch(batch, self._schema))
+
+    def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
+        self._log.seal()
+        uid, subtask = self._ctx.job_uid, self._ctx.subtask
+        self._area.require("rows that are not handed over yet", self._pending)
+        # Epochs whose checkpoint was aborted, or whose commit has not come yet, go along: their rows must not be lost.
+        self._pending = [epoch for epoch in self._pending if os.path.exists(self._area.path(epoch.piece.file))]
+        for cut in self._log.cuts():
+            self._pending.append(EpochHandle(uid, checkpoint_id, subtask, cut.rows, cut))
+            self._log.drop(1)
+        epochs = list(self._pending)
+        ends = [EndHandle(uid, subtask)] if final else []
+
+        def snapshot() -> PreCommit:
+            self._log.make_durable([epoch.piece for epoch in epochs])
+            return PreCommit([msgspec.to_builtins(handle) for handle in (*epochs, *ends)])
+
+        return snapshot
+
+    def close(self) -> None:
+        self._log.close()
+
+
+class EpochCommitter:
+    """Calls the user's function for epochs, oldest first, and removes what it has taken."""
+
+    def __init__(self, area: StagingArea, call: Callable[[pa.Table, int, int], Any]) -> None:
+        self._area = area
+        self._call = call
+
+    def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
+        """Hand over every epoch that was not yet.
+
+        Raises:
+            UserCodeError: the function raised; the rows stay for the next try.
+            CorruptSnapshotError: staged rows are torn or flipped.
+        """
+        own = [handle for handle in _decode(handles) if handle.uid == self._area.job_uid]
+        epochs = [handle for handle in own if isinstance(handle, EpochHandle)]
+        if len(epochs) == len(own):  # else the job has ended, and a first commit may have taken the folder away
+            self._area.require("rows that are not handed over yet", epochs)
+        for epoch in sorted(epochs, key=lambda epoch: (epoch.checkpoint_id, epoch.subtask)):
+            if not os.path.exists(self._area.path(epoch.piece.file)):
+                continue
+            table = open_piece(self._area, epoch.piece, verify=True).read_all()
+            try:
+                self._call(table, epoch.checkpoint_id, epoch.subtask)
+            except Exception as error:
+                raise UserCodeError(
+                    f"foreach_batch failed on the {epoch.rows} rows of checkpoint {epoch.checkpoint_id}:\n"
+                    + "".join(traceback.format_exception(error)),
+                    step=self._area.step,
+                ) from error
+            self._area.remove([epoch.piece.file])
+        if any(isinstance(handle, EndHandle) for handle in own):
+            self._area.remove_if_empty()
+
+    def abort_others(self, keep: list[Json], states: list[Json]) -> None:
+        """Remove all staged epochs of this job and step that ``keep`` does not name."""
+        named = {handle.piece.file for handle in _decode(keep) if isinstance(handle, EpochHandle)}
+        self._area.remove(name for name in self._area.files() if name not in named)
+
+
+def _decode(handles: list[Json]) -> list[_Handle]:
+    return [msgspec.convert(handle, _Handle) for handle in handles]

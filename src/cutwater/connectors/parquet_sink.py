@@ -1,0 +1,285 @@
+"""The Parquet sink: exactly-once output into a directory that Spark (or anything else) reads as one dataset."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from cutwater.config import parse_duration_ms
+from cutwater.connectors.base import Json, PreCommit, SinkContext
+from cutwater.connectors.parquet_commit import (
+    EndHandle,
+    LogState,
+    PartCommitter,
+    PartHandle,
+    is_visible,
+    part_status,
+    part_suffix,
+    write_parquet,
+)
+from cutwater.connectors.parquet_types import cast_batch, parquet_schema
+from cutwater.connectors.staging import PieceCut, StagingArea, StagingLog, fsync_path, open_piece
+from cutwater.errors import BuildError, ConfigError, DataError
+
+__all__ = ["ParquetSink", "PartWriter", "local_path"]
+
+
+def local_path(path: str) -> str:
+    """Absolute form of a local path or ``file:`` address: workers do not share the driver's working directory.
+
+    Raises:
+        BuildError: the path names another kind of storage.
+
+    >>> local_path("file:///data/out/")
+    '/data/out'
+    """
+    scheme, colon, rest = path.partition("://")
+    if colon and scheme != "file":
+        raise BuildError(
+            f"cannot write to {path!r}: only file systems that every worker mounts are supported, not {scheme!r}",
+            hint="Write to a local or mounted path, or use foreach_batch with a Spark or cloud writer.",
+        )
+    if not path:
+        raise BuildError("a sink needs the path of a directory, got an empty one")
+    return os.path.abspath(rest if colon else path.removeprefix("file:"))
+
+
+@dataclass(frozen=True)
+class ParquetSink:
+    """Appends rows to a directory of Parquet files, each row exactly once.
+
+    Rows wait in ``<path>/_cutwater`` and become visible with the checkpoint at which their file is full or old enough
+    (T4), so that short checkpoint intervals do not make small files.  Several jobs may write to one directory.
+
+    Args:
+        path: a directory, made if missing; local or mounted on every worker.
+        roll_rows: a file ends at the first barrier after about this many rows.
+        roll_bytes: the same by size, in bytes of Arrow data (Parquet is smaller).
+        roll_interval_ms: the same by age; a duration such as ``"10s"`` or milliseconds.  0: at every checkpoint.
+        compression: ``"zstd"`` or ``"snappy"``.
+
+    Raises:
+        BuildError: the path is not a local one.
+        ConfigError: a setting is out of range.
+
+    >>> ParquetSink("/data/out", roll_interval_ms="1m").roll_interval_ms
+    60000.0
+    """
+
+    path: str
+    roll_rows: int = 10_000_000
+    roll_bytes: int = 128 << 20
+    roll_interval_ms: float | str = 10_000.0
+    compression: Literal["zstd", "snappy"] = "zstd"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", local_path(self.path))
+        object.__setattr__(self, "roll_interval_ms", parse_duration_ms(self.roll_interval_ms, name="roll_interval_ms"))
+        for name in ("roll_rows", "roll_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.compression not in ("zstd", "snappy"):
+            raise ConfigError(f"compression {self.compression!r} is unknown", hint="Use 'zstd' or 'snappy'.")
+
+    @property
+    def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
+        return "exactly-once"
+
+    @property
+    def parallelism(self) -> int | None:
+        return None
+
+    def bind(self, directory: str) -> ParquetSink:
+        """This sink has a place of its own; ``directory`` is not used."""
+        return self
+
+    def check(self, schema: pa.Schema) -> None:
+        """See ``Sink.check``.  Files that others wrote into the target are fine unless their types contradict."""
+        schema = parquet_schema(schema)
+        if os.path.lexists(self.path) and not os.path.isdir(self.path):
+            raise BuildError(f"cannot write to {self.path!r}: it is not a directory", hint="Name a directory.")
+        existing = self.path
+        while not os.path.isdir(existing):
+            existing = os.path.dirname(existing)
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise BuildError(f"cannot write to {self.path!r}: no right to write in {existing!r}")
+        _check_neighbours(self.path, schema)
+
+    def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> PartWriter:
+        """See ``Sink.writer``; cuts of another job's uid in ``restored`` stay that job's (T3)."""
+        return PartWriter(self, parquet_schema(schema), ctx, restored)
+
+    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> PartCommitter:
+        empty = f"part-{_short(job_uid)}-{step}-{part_suffix(0, 0, 0, 0)}"
+        return PartCommitter(StagingArea(self.path, job_uid, step), parquet_schema(schema), empty)
+
+
+class PartWriter:
+    """One subtask's writer of a ``ParquetSink``: a log of rows, and the parts cut from it that are not visible yet."""
+
+    def __init__(self, sink: ParquetSink, schema: pa.Schema, ctx: SinkContext, restored: Sequence[Json]) -> None:
+        self._sink = sink
+        self._schema = schema
+        self._ctx = ctx
+        self._area = StagingArea(sink.path, ctx.job_uid, ctx.step)
+        states = [msgspec.convert(state, LogState) for state in restored if state is not None]
+        own = [state for state in states if state.uid == ctx.job_uid]
+        self._log = StagingLog(
+            self._area,
+            schema,
+            ctx.subtask,
+            ctx.incarnation,
+            [cut for state in own for cut in state.pieces],
+            piece_bytes=sink.roll_bytes,
+            piece_rows=sink.roll_rows,
+        )
+        age_ms = max((state.age_ms for state in own), default=0.0)
+        self._oldest: float | None = None if self._log.empty else time.monotonic() - age_ms / 1000
+        self._pending: list[_Part] = []
+        self._roll_asked = False
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows.
+
+        Raises:
+            DataError: a value does not fit its Parquet type.
+            StorageError: the disk is full.
+        """
+        if self._oldest is None:
+            self._oldest = time.monotonic()
+        self._log.append(cast_batch(batch, self._schema))
+
+    def roll(self) -> None:
+        """The next ``pre_commit`` puts every row into a part: for savepoints, which must not refer to open pieces."""
+        self._roll_asked = True
+
+    def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
+        self._log.flush()
+        age_ms = 0.0 if self._oldest is None else (time.monotonic() - self._oldest) * 1000
+        self._cut_parts(
+            checkpoint_id, everything=final or self._roll_asked or age_ms >= float(self._sink.roll_interval_ms)
+        )
+        self._roll_asked = False
+        cuts = self._log.cuts()
+        if not cuts:
+            self._oldest = None
+        # A part whose checkpoint was aborted is pre-committed again with this one, else its rows would be nowhere.
+        self._pending = [part for part in self._pending if not part.committed]
+        parts = list(self._pending)
+        state = LogState(self._ctx.job_uid, cuts, round(age_ms, 1)) if cuts else None
+        return lambda: self._snapshot(parts, state, final)
+
+    def close(self) -> None:
+        self._log.close()
+
+    def _cut_parts(self, checkpoint_id: int, everything: bool) -> None:
+        sink, cuts = self._sink, self._log.cuts()
+        groups: list[list[PieceCut]] = []
+        full = True
+        for cut in cuts:
+            if full:
+                groups.append([])
+            groups[-1].append(cut)
+            full = (
+                sum(c.length for c in groups[-1]) >= sink.roll_bytes
+                or sum(c.rows for c in groups[-1]) >= sink.roll_rows
+            )
+        if not full and not everything:
+            groups.pop()
+        taken = sum(len(group) for group in groups)
+        if taken == len(cuts):
+            self._log.seal()
+        self._log.drop(taken)
+        stem = f"part-{_short(self._ctx.job_uid)}-{self._ctx.step}"
+        for number, group in enumerate(groups):
+            suffix = part_suffix(self._ctx.subtask, checkpoint_id, self._ctx.incarnation, number)
+            self._pending.append(_Part(f"{stem}-{suffix}", group))
+
+    def _snapshot(self, parts: list[_Part], state: LogState | None, final: bool) -> PreCommit:
+        handles: list[Json] = []
+        for part in parts:
+            handle = part.stage(self._area, self._schema, self._sink.compression)
+            if handle is not None:
+                handles.append(msgspec.to_builtins(handle))
+        if state is not None:
+            self._log.make_durable(state.pieces)
+        if final:
+            end = EndHandle(self._ctx.job_uid, self._ctx.subtask, self._ctx.parallelism)
+            handles.append(msgspec.to_builtins(end))
+        return PreCommit(handles, None if state is None else msgspec.to_builtins(state))
+
+
+class _Part:
+    """A Parquet file to be: cut in the loop, made in a snapshot thread, done with once it was committed."""
+
+    def __init__(self, name: str, cuts: Sequence[PieceCut]) -> None:
+        self.committed = False
+        self._name = name
+        self._cuts = cuts
+        self._handle: PartHandle | None = None
+        # Two checkpoints may be written at once, and both carry a part that the older one made.
+        self._lock = threading.Lock()
+
+    def stage(self, area: StagingArea, schema: pa.Schema, compression: str) -> PartHandle | None:
+        """Make the file durable unless it is already; ``None`` once it is committed."""
+        with self._lock:
+            if self._handle is None:
+                self._handle = self._make(area, schema, compression)
+            elif part_status(area, self._handle) == "committed":
+                # The next manifest will not name it any more, so that the rename must not be undone by a crash.
+                fsync_path(area.root)
+                self.committed = True
+                return None
+            return self._handle
+
+    def _make(self, area: StagingArea, schema: pa.Schema, compression: str) -> PartHandle:
+        batches = (batch for cut in self._cuts for batch in open_piece(area, cut, verify=False))
+        path = area.path(self._name)
+        try:
+            size = write_parquet(f"{path}.tmp", schema, batches, compression)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"rows for {area.root!r} cannot be written as Parquet: {error}") from error
+        os.rename(f"{path}.tmp", path)
+        fsync_path(area.directory)
+        rows = sum(cut.rows for cut in self._cuts)
+        return PartHandle(area.job_uid, self._name, self._name, rows, size, [cut.file for cut in self._cuts])
+
+
+def _short(job_uid: str) -> str:
+    """Eight characters that stand for the uid in file names (uids of two jobs may begin alike)."""
+    return xxhash.xxh3_64_hexdigest(job_uid.encode())[:8]
+
+
+def _check_neighbours(path: str, schema: pa.Schema) -> None:
+    """Refuse a target whose newest Parquet file has a column of ours with another type."""
+    try:
+        entries = [entry for entry in os.scandir(path) if is_visible(entry.name) and entry.is_file()]
+        newest = max(entries, key=lambda entry: entry.stat().st_mtime_ns, default=None)
+        theirs = parquet_schema(pq.read_schema(newest.path)) if newest else None
+    except (OSError, pa.ArrowInvalid, BuildError):
+        return  # not there yet, or nothing that we could compare with
+    if newest is None or theirs is None:
+        return
+    for field in schema:
+        index = theirs.get_field_index(field.name)
+        if index >= 0 and not _same_type(theirs.field(index).type, field.type):
+            raise BuildError(
+                f"{path!r} already holds {newest.name!r}, whose column {field.name!r} is {theirs.field(index).type}; "
+                f"this stream's is {field.type}",
+                hint="Write to another directory, or cast the column.",
+            )
+
+
+def _same_type(one: pa.DataType, other: pa.DataType) -> bool:
+    if pa.types.is_timestamp(one) and pa.types.is_timestamp(other):
+        return True  # Spark writes INT96 by default, which bears no zone
+    return pa.types.is_nested(one) == pa.types.is_nested(other) and (pa.types.is_nested(one) or one.equals(other))

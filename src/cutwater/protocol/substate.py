@@ -1,0 +1,174 @@
+"""What a subtask knows of its checkpoints, the walk through the tables, and every invariant that must hold."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from cutwater.errors import InvariantError
+from cutwater.protocol.messages import Event, InputId
+from cutwater.protocol.rows import BeforeFreeze, FreezeOn, ProtocolRow
+from cutwater.protocol.stages import PHASES, STAGES, Phase, PhaseStep, Snapshot, Stage, StageStep
+
+__all__ = ["ABORTED_IDS_REMEMBERED", "SubtaskState"]
+
+STORY_EVENTS = 16
+ABORTED_IDS_REMEMBERED = 1024
+
+
+class SubtaskState:
+    """The state of a ``SubtaskMachine``, with the questions that a performer may ask."""
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[InputId],
+        *,
+        protocol: ProtocolRow,
+        back_edges: frozenset[InputId] = frozenset(),
+        last_checkpoint_id: int = 0,
+        ended: Iterable[InputId] = (),
+        exhausted: bool = False,
+    ) -> None:
+        self.name = name
+        self.protocol = protocol
+        self.phase = Phase.RUNNING
+        self.block_version = 0
+        """Grows whenever an input is blocked or unblocked."""
+        self.unblocked: tuple[InputId, ...] = ()
+        """The inputs that the last unblocking set free, in the order in which they had been blocked (A5)."""
+        self._events: deque[Event] = deque(maxlen=STORY_EVENTS)
+        self._inputs = tuple(inputs)
+        self._regular = frozenset(self._inputs) - back_edges
+        self._back_edges = back_edges
+        self._restored_id = last_checkpoint_id
+        self._newest_id = last_checkpoint_id
+        self._completed_id = last_checkpoint_id
+        self._committed_id = last_checkpoint_id
+        self._final_id: int | None = None
+        self._snapshots: dict[int, Snapshot] = {}
+        self._aborted: dict[int, None] = {}
+        self._last_barrier: dict[InputId, int] = dict.fromkeys(self._inputs, -1)
+        self._blocked: dict[InputId, int] = {}
+        self._ended = set(ended)
+        self._recorders: dict[InputId, list[Snapshot]] = {}
+        if len(set(self._inputs)) != len(self._inputs):
+            raise self._broken("an input is named twice")
+        if not back_edges <= set(self._inputs) or (self._inputs and not self._regular):
+            raise self._broken("back-edges must be inputs, beside at least one regular input")
+        if not self._ended <= set(self._inputs) or (exhausted and self._inputs):
+            raise self._broken("restored as ended: not an input, or exhausted without being a source")
+        if exhausted or (self._inputs and len(self._ended) == len(self._inputs)):
+            self.phase = Phase.ENDED
+
+    # ------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def is_source(self) -> bool:
+        return not self._inputs
+
+    @property
+    def pending(self) -> dict[int, Stage]:
+        """Checkpoints that have begun here and are neither completed nor given up, with their stage."""
+        return {id: snapshot.stage for id, snapshot in self._snapshots.items()}
+
+    @property
+    def blocked(self) -> tuple[InputId, ...]:
+        """Blocked inputs, in the order in which they were blocked."""
+        return tuple(self._blocked)
+
+    @property
+    def ended(self) -> frozenset[InputId]:
+        """Inputs that have brought their EndOfData."""
+        return frozenset(self._ended)
+
+    @property
+    def newest_id(self) -> int:
+        """The highest checkpoint id that has begun here (or was restored)."""
+        return self._newest_id
+
+    @property
+    def may_read(self) -> bool:
+        """A source may hand out rows."""
+        return self.phase is Phase.RUNNING
+
+    def can_take(self, input: InputId) -> bool:
+        """False while the input is blocked (A3)."""
+        return input not in self._blocked
+
+    def recording(self, input: InputId) -> bool:
+        """True while rows of this input must be reported with ``RowsTaken``."""
+        return input in self._recorders
+
+    # ------------------------------------------------------------------------------------------------ the tables
+
+    def _freeze_is_due(self, snapshot: Snapshot) -> bool:
+        return self.protocol.freeze_on is FreezeOn.FIRST or self._regular <= snapshot.arrived
+
+    def _step(self, snapshot: Snapshot, step: StageStep) -> None:
+        after = STAGES.get((snapshot.stage, step))
+        if after is None:
+            raise self._broken(f"checkpoint {snapshot.checkpoint_id} is {snapshot.stage.value}: no '{step.value}'")
+        snapshot.stage = after
+
+    def _turn(self, step: PhaseStep) -> None:
+        after = PHASES.get((self.phase, step))
+        if after is None:
+            raise self._broken(f"no '{step.value}' here")
+        self.phase = after
+
+    def _check_taken(self, input: InputId) -> None:
+        if input not in self._last_barrier:
+            raise self._broken(f"{input!r} is not an input")
+        if input in self._blocked:
+            raise self._broken(f"something was taken from input {input!r}, which is blocked")
+
+    def _broken(self, what: str) -> InvariantError:
+        events = "".join(f"\n  {event}" for event in self._events) or " none"
+        return InvariantError(
+            f"subtask {self.name!r}, protocol {self.protocol.name}, phase {self.phase.value}: {what}\n"
+            f"pending {self._snapshots}, blocked {self._blocked}, last events, newest last:{events}"
+        )
+
+    # ------------------------------------------------------------------------------------------------- invariants
+
+    def validate(self) -> None:
+        """Check every invariant.
+
+        Raises:
+            InvariantError: one is broken.
+        """
+        for what, holds in self._invariants():
+            if not holds:
+                raise self._broken(f"invariant broken: {what}")
+
+    def _invariants(self) -> list[tuple[str, bool]]:
+        snapshots = self._snapshots
+        aligning = [s for s in snapshots.values() if s.stage is Stage.ALIGNING]
+        recorders = {(i, s.checkpoint_id) for i, found in self._recorders.items() for s in found}
+        logs = {(i, s.checkpoint_id) for s in snapshots.values() for i in s.logs}
+        done = len(self._ended) == len(self._inputs) if self._inputs else None
+        open_protocol = self.protocol.before_freeze is BeforeFreeze.OPEN
+        return [
+            ("ids are newer than the restored one and not above the newest",
+             all(self._restored_id < id <= self._newest_id for id in snapshots)),
+            ("no pending checkpoint is remembered as aborted", not snapshots.keys() & self._aborted.keys()),
+            ("the memory of aborted ids is bounded", len(self._aborted) <= ABORTED_IDS_REMEMBERED),
+            ("an open protocol blocks nothing", not (open_protocol and self._blocked)),
+            ("a blocking protocol aligns one checkpoint at a time", open_protocol or len(aligning) <= 1),
+            ("exactly the inputs that are ahead are blocked", open_protocol
+             or set(self._blocked.items()) == {(i, s.checkpoint_id) for s in aligning for i in s.arrived}),
+            ("who is due to freeze has frozen", not any(self._freeze_is_due(s) for s in aligning)),
+            ("an alignment has begun with a barrier", all(s.arrived for s in aligning)),
+            ("recorded inputs have not brought the barrier",
+             not any(s.logs.keys() & s.arrived for s in snapshots.values())),
+            ("recorders and logs agree", recorders == logs),
+            ("exactly the recording ones have open logs",
+             all((s.stage is Stage.RECORDING) == bool(s.logs) for s in snapshots.values())),
+            ("exactly frozen, unacknowledged ones wait for the writer", all(
+                (s.stage in (Stage.RECORDING, Stage.WRITING)) == bool(s.undurable) for s in snapshots.values())),
+            ("the phase agrees with the ended inputs",
+             done is None or done == (self.phase in (Phase.ENDED, Phase.FINISHED))),
+            ("a final checkpoint is known exactly after its freeze",
+             (self._final_id is not None) == (self.phase in (Phase.STOPPED, Phase.FINISHED))),
+        ]  # fmt: skip

@@ -1,0 +1,240 @@
+"""A source that computes its rows from their numbers: load tests, examples, benchmarks.
+
+Row *n* is the same in every run, so the position of a split is just the next row number.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from cutwater.connectors.base import BadRows, Json, SourceContext, Split
+from cutwater.errors import BuildError, UserCodeError
+from cutwater.operators.schema_text import as_schema
+
+__all__ = ["GenerateFn", "RateSource", "generate", "rate"]
+
+GenerateFn: TypeAlias = Callable[[int, int], pa.RecordBatch]
+"""``fn(start, count)``: the rows numbered ``start`` to ``start + count - 1``, always the same ones."""
+
+_FIRST_US = 1_577_836_800_000_000  # 2020-01-01T00:00:00Z
+_DEFAULT_SCHEMA = pa.schema([("value", pa.int64()), ("timestamp", pa.timestamp("us", tz="UTC"))])
+
+
+@dataclass(frozen=True)
+class RateSource:
+    """Rows computed from their numbers.
+
+    The numbers are dealt out to the splits in stripes (stripe 0 to split 0, stripe 1 to split 1, ...), so that all
+    splits advance through the sequence together; their event times stay close.
+
+    Args:
+        fn: computes rows; None gives ``value`` (the row number) and ``timestamp`` (2020-01-01 plus ``1/rate`` seconds
+            per row, 1 ms if there is no rate): never the clock.
+        given_schema: schema of ``fn``'s rows; None asks ``fn`` for one row.
+        rows: how many rows in all; None for ever.
+        partitions: number of splits.
+        start: number of the first row.
+        rate: rows per second over all subtasks.
+        stripe_rows: length of a stripe.
+    """
+
+    fn: GenerateFn | None = None
+    given_schema: pa.Schema | None = None
+    rows: int | None = None
+    partitions: int = 4
+    start: int = 0
+    rate: float | None = None
+    stripe_rows: int = 16_384
+    bad_rows: BadRows = "fail"
+
+    def __post_init__(self) -> None:
+        for name, low in (("partitions", 1), ("stripe_rows", 1), ("rows", 0), ("start", 0)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < low):
+                raise BuildError(f"generate: {name} must be a whole number of at least {low}, got {value!r}")
+        if self.rate is not None and not self.rate > 0:
+            raise BuildError(f"generate: the rate must be above 0 rows per second, got {self.rate!r}")
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the rows.
+
+        Raises:
+            UserCodeError: ``fn`` failed.
+        """
+        if self.given_schema is not None:
+            return self.given_schema
+        return _DEFAULT_SCHEMA if self.fn is None else self._call(self.start, 1).schema
+
+    @property
+    def bounded(self) -> bool:
+        return self.rows is not None
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    @property
+    def discover_interval_ms(self) -> float:
+        return 3_600_000.0
+
+    @property
+    def interleave(self) -> bool:
+        """Splits are read in turns: their event times advance together."""
+        return True
+
+    def with_bad_rows(self, bad_rows: BadRows) -> RateSource:
+        """A copy for a read step that diverts bad rows (generated rows are never bad)."""
+        return replace(self, bad_rows=bad_rows)
+
+    def discover(self) -> list[Split]:
+        """One split per partition.  Its id names all numbers that say which rows it holds."""
+        total = "all" if self.rows is None else str(self.rows)
+        name = f"{self.start}+{total}/{self.stripe_rows}"
+        return [Split(f"rows-{name}-{p}of{self.partitions}", p) for p in range(self.partitions)]
+
+    def open(self, split: Split, position: Json | None, ctx: SourceContext) -> _RateReader:
+        first = self.start + split.data * self.stripe_rows
+        return _RateReader(self, split, first if position is None else position)
+
+    def compute(self, start: int, count: int) -> pa.RecordBatch:
+        """The rows with these numbers, checked.
+
+        Raises:
+            UserCodeError: ``fn`` failed, or gave other rows than it should.
+        """
+        if self.fn is None:
+            step_us = 1_000.0 if self.rate is None else 1e6 / self.rate
+            value = np.arange(start, start + count, dtype=np.int64)
+            stamp = _FIRST_US + (value * step_us).astype(np.int64)
+            return pa.record_batch([pa.array(value), pa.array(stamp, _DEFAULT_SCHEMA.field(1).type)], _DEFAULT_SCHEMA)
+        batch = self._call(start, count)
+        if batch.num_rows != count:
+            raise UserCodeError(
+                f"generate: fn({start}, {count}) gave {batch.num_rows} rows instead of {count}",
+                hint="fn(start, count) must return exactly the rows numbered start to start + count - 1.",
+            )
+        if self.given_schema is not None and not batch.schema.equals(self.given_schema):
+            try:
+                return pa.record_batch(
+                    [c.cast(f.type) for c, f in zip(batch.columns, self.given_schema, strict=True)],
+                    schema=self.given_schema,
+                )
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as e:
+                raise UserCodeError(
+                    f"generate: fn({start}, {count}) gave {_types(batch.schema)} instead of {_types(self.given_schema)}"
+                ) from e
+        return batch
+
+    def _call(self, start: int, count: int) -> pa.RecordBatch:
+        assert self.fn is not None
+        try:
+            batch = self.fn(start, count)
+        except Exception as e:
+            own = "".join(traceback.format_exception(type(e), e, e.__traceback__.tb_next if e.__traceback__ else None))
+            raise UserCodeError(f"generate: fn({start}, {count}) failed:\n{own}") from e
+        if not isinstance(batch, pa.RecordBatch):
+            raise UserCodeError(f"generate: fn must return a pyarrow.RecordBatch, got {type(batch).__name__}")
+        return batch
+
+
+class _RateReader:
+    """Position: the number of the next row."""
+
+    def __init__(self, source: RateSource, split: Split, position: int) -> None:
+        self._source = source
+        self._next = position
+        self._end = None if source.rows is None else source.start + source.rows
+        self._skip = (source.partitions - 1) * source.stripe_rows
+        self._split = split.id
+        self._last = (position, position)
+
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        parts: list[pa.RecordBatch] = []
+        first = self._next
+        while max_rows > 0 and not self.exhausted:
+            count = min(max_rows, self._stripe_left())
+            parts.append(self._source.compute(self._next, count))
+            self._advance(count)
+            max_rows -= count
+        if not parts:
+            return None
+        self._last = (first, self._next)
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+    @property
+    def position(self) -> Json:
+        return self._next
+
+    @property
+    def exhausted(self) -> bool:
+        return self._end is not None and self._next >= self._end
+
+    @property
+    def origin(self) -> str:
+        return f"generated rows {self._last[0]} to {self._last[1] - 1} ({self._split})"
+
+    def close(self) -> None:
+        self._end = self._next
+
+    def _stripe_left(self) -> int:
+        source = self._source
+        if source.partitions == 1:
+            return (self._end or 2**63 - 1) - self._next
+        left = source.stripe_rows - (self._next - source.start) % source.stripe_rows
+        return left if self._end is None else min(left, self._end - self._next)
+
+    def _advance(self, count: int) -> None:
+        """Past the rows read; at the end of a stripe on to the split's next one."""
+        self._next += count
+        if self._source.partitions > 1 and (self._next - self._source.start) % self._source.stripe_rows == 0:
+            self._next += self._skip
+
+
+def _types(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name} {f.type}" for f in schema)
+
+
+def generate(
+    fn: GenerateFn,
+    *,
+    schema: pa.Schema | str | None = None,
+    rows: int | None = None,
+    partitions: int = 4,
+    start: int = 0,
+    rate: float | None = None,
+    stripe_rows: int = 16_384,
+) -> RateSource:
+    """A source of computed rows: ``fn(start, count)`` returns the rows numbered ``start`` to ``start + count - 1``.
+
+    ``fn`` must depend on the row numbers alone: after a failure rows are computed again.
+
+    Args:
+        fn: returns a ``pyarrow.RecordBatch`` of exactly ``count`` rows.
+        schema: ``pyarrow.Schema`` or text such as ``"k long, v double"``; None asks ``fn`` for one row.
+        rows: how many rows in all; None for ever.
+        partitions: number of splits, at least the parallelism of the step.
+        start: number of the first row.
+        rate: rows per second over all subtasks; None for as fast as possible.
+        stripe_rows: how many consecutive rows a split holds before the next split's turn.
+
+    >>> source = generate(lambda start, n: pa.record_batch({"n": range(start, start + n)}), rows=10)
+    >>> source.schema.names, len(source.discover()), source.bounded
+    (['n'], 4, True)
+    """
+    return RateSource(fn, None if schema is None else as_schema(schema), rows, partitions, start, rate, stripe_rows)
+
+
+def rate(rows_per_second: float | None, *, rows: int | None = None, partitions: int = 4, start: int = 0) -> RateSource:
+    """``value`` (int64, the row number) and ``timestamp`` (from the number, not from the clock) at a steady rate.
+
+    >>> rate(1000.0, rows=3, partitions=1).compute(0, 3).column("timestamp")[2].as_py().isoformat()
+    '2020-01-01T00:00:00.002000+00:00'
+    """
+    return RateSource(None, None, rows, partitions, start, rows_per_second, stripe_rows=256)

@@ -1,0 +1,215 @@
+"""What the subtask loop does next: which input, how many rows, or nothing and why.
+
+The loop calls ``decide`` before every step and ``observe`` after every call of an operator.  The decisions are the same
+in the runtime and in the simulator; only moving rows and calling operators is the performer's.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from cutwater.protocol.messages import InputId
+from cutwater.protocol.subtask import SubtaskMachine
+
+__all__ = ["Action", "Head", "Idle", "IdleReason", "ReadSource", "Resume", "SubtaskLoop", "TakeControl", "TakeRows"]
+
+MIN_ROWS = 64
+"""A call of an operator is never asked to take fewer rows than this, if there are more."""
+FIRST_ROWS = 4096
+SMOOTHING = 0.3
+CONTROL_RUN = 8
+"""Control items taken in a row per input before waiting rows get a turn."""
+
+
+class Head(enum.IntEnum):
+    """What lies at the head of an input."""
+
+    EMPTY = 0
+    ROWS = 1
+    CONTROL = 2
+    """Barrier, watermark or end of data."""
+
+
+class IdleReason(enum.Enum):
+    NOTHING_TO_DO = "nothing to do"
+    BLOCKED = "everything that waits lies in blocked inputs"
+    OUTPUTS_FULL = "an output is full"
+    STOPPED = "a final barrier has passed"
+
+
+class Resume(NamedTuple):
+    """Let the operator do the next slice of its pending work."""
+
+
+class TakeControl(NamedTuple):
+    """Take the control item at the head of an input (its place in ``inputs``)."""
+
+    input: int
+
+
+class TakeRows(NamedTuple):
+    """Take up to ``max_rows`` rows from an input (its place in ``inputs``)."""
+
+    input: int
+    max_rows: int
+
+
+class ReadSource(NamedTuple):
+    """Read up to ``max_rows`` rows."""
+
+    max_rows: int
+
+
+class Idle(NamedTuple):
+    """Wait until something changes."""
+
+    reason: IdleReason
+
+
+Action: TypeAlias = Resume | TakeControl | TakeRows | ReadSource | Idle
+
+_RESUME = Resume()
+_IDLE = {reason: Idle(reason) for reason in IdleReason}
+
+
+class SubtaskLoop:
+    """Decides the next step of one subtask.
+
+    Control items go before rows, so that a barrier is not held up by other inputs' rows; after ``CONTROL_RUN`` of them
+    per input rows get a turn.  Rows are taken round robin.  After an unblocking the turn is with the input that was
+    blocked first (A5).  With a full output no rows are made: neither taken, nor read, nor resumed; control items go on
+    as long as no work is pending.
+
+    Args:
+        machine: the protocol machine of the subtask.
+        inputs: its inputs; ``heads`` of ``decide`` are in this order.
+        slice_budget_ms: time that one call of an operator should take.
+        max_rows: upper bound of the rows per call.
+
+    >>> from cutwater.protocol.rows import PROTOCOLS
+    >>> machine = SubtaskMachine("sum 0", ["a", "b"], protocol=PROTOCOLS["aligned"])
+    >>> loop = SubtaskLoop(machine, ["a", "b"], 5.0, 1000)
+    >>> loop.decide([Head.ROWS, Head.CONTROL], outputs_full=False, operator_pending=False, source_ready=False)
+    TakeControl(input=1)
+    >>> loop.decide([Head.ROWS, Head.EMPTY], outputs_full=True, operator_pending=False, source_ready=False)
+    Idle(reason=<IdleReason.OUTPUTS_FULL: 'an output is full'>)
+    """
+
+    def __init__(
+        self, machine: SubtaskMachine, inputs: Sequence[InputId], slice_budget_ms: float, max_rows: int
+    ) -> None:
+        self._machine = machine
+        self._inputs = tuple(inputs)
+        self._index = {input: i for i, input in enumerate(self._inputs)}
+        self._budget_ms = slice_budget_ms
+        self._max_rows = max(max_rows, 1)
+        self._min_rows = min(MIN_ROWS, self._max_rows)
+        self._ms_per_row: float | None = None
+        self._open = [True] * len(self._inputs)
+        self._seen_version = machine.block_version
+        self._next = 0
+        self._controls = 0
+        self._take_control = [TakeControl(i) for i in range(len(self._inputs))]
+        self._set_rows(min(FIRST_ROWS, self._max_rows))
+        self._refresh()
+
+    @property
+    def rows_per_call(self) -> int:
+        """How many rows the next call of the operator will get at most."""
+        return self._rows
+
+    def decide(self, heads: Sequence[int], *, outputs_full: bool, operator_pending: bool, source_ready: bool) -> Action:
+        """The next step.
+
+        Args:
+            heads: a ``Head`` per input.
+            outputs_full: at least one output takes no more rows.
+            operator_pending: an operator of the chain has work left from its last call.
+            source_ready: the source may have rows to read.
+        """
+        if operator_pending:
+            return _IDLE[IdleReason.OUTPUTS_FULL] if outputs_full else _RESUME
+        if self._machine.block_version != self._seen_version:
+            self._refresh()
+        if not self._inputs:
+            return self._decide_source(outputs_full, source_ready)
+        control, rows, blocked = self._scan(heads)
+        if control >= 0 and (rows < 0 or outputs_full or self._controls < CONTROL_RUN * len(self._inputs)):
+            self._controls += 1
+            return self._take_control[control]
+        if rows < 0:
+            return _IDLE[IdleReason.BLOCKED if blocked else IdleReason.NOTHING_TO_DO]
+        if outputs_full:
+            return _IDLE[IdleReason.OUTPUTS_FULL]
+        self._controls = 0
+        self._next = rows + 1 if rows + 1 < len(self._inputs) else 0
+        return self._take_rows[rows]
+
+    def observe(self, rows: int, elapsed_ms: float) -> None:
+        """A call of the operators took ``elapsed_ms`` for ``rows`` rows: adapt the rows per call to the budget.
+
+        A short call of few rows says little about the cost of a row and counts for little; one over budget counts full.
+        """
+        if rows <= 0:
+            return
+        cost = elapsed_ms / rows
+        if self._ms_per_row is None:
+            self._ms_per_row = cost
+        else:
+            weight = SMOOTHING if elapsed_ms > self._budget_ms else SMOOTHING * min(1.0, rows / self._rows)
+            self._ms_per_row += weight * (cost - self._ms_per_row)
+        if self._ms_per_row * self._max_rows <= self._budget_ms:
+            wanted = self._max_rows
+        else:
+            wanted = max(self._min_rows, int(self._budget_ms / self._ms_per_row))
+        if wanted != self._rows and (abs(wanted - self._rows) * 16 > self._rows or wanted == self._max_rows):
+            self._set_rows(wanted)
+
+    def _decide_source(self, outputs_full: bool, source_ready: bool) -> Action:
+        if not self._machine.may_read:
+            return _IDLE[IdleReason.STOPPED]
+        if not source_ready:
+            return _IDLE[IdleReason.NOTHING_TO_DO]
+        return _IDLE[IdleReason.OUTPUTS_FULL] if outputs_full else self._read_source
+
+    def _scan(self, heads: Sequence[int]) -> tuple[int, int, bool]:
+        """Index of the next input with a control item and with rows (-1: none), and whether a blocked one waits."""
+        open, rows, blocked = self._open, -1, False
+        count = len(open)
+        for i in range(self._next, self._next + count):
+            if i >= count:
+                i -= count
+            head = heads[i]
+            if not head:
+                continue
+            if not open[i]:
+                blocked = True
+            elif head == 2:
+                return i, rows if rows >= 0 else self._rows_after(heads, i), blocked
+            elif rows < 0:
+                rows = i
+        return -1, rows, blocked
+
+    def _rows_after(self, heads: Sequence[int], control: int) -> int:
+        """The next input with rows behind ``control``, in turn; needed only to bound a run of control items."""
+        count = len(self._open)
+        for i in range(control + 1, self._next + count):
+            if i >= count:
+                i -= count
+            if heads[i] == 1 and self._open[i]:
+                return i
+        return -1
+
+    def _refresh(self) -> None:
+        machine = self._machine
+        self._seen_version = machine.block_version
+        self._open = [machine.can_take(input) for input in self._inputs]
+        if machine.unblocked and self._open and self._index.keys() >= set(machine.unblocked):
+            self._next = self._index[machine.unblocked[0]]
+
+    def _set_rows(self, rows: int) -> None:
+        self._rows = rows
+        self._take_rows = [TakeRows(i, rows) for i in range(len(self._inputs))]
+        self._read_source = ReadSource(rows)

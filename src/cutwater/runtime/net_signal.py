@@ -41,7 +41,10 @@ class Signal:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until somebody called ``set`` since the last wait; False when the time ran out (``None``: no limit)."""
-        forever = timeout_s is None or timeout_s > threading.TIMEOUT_MAX
-        woken = self._lock.acquire(timeout=-1 if forever else max(0.0, timeout_s))
+        if timeout_s is None or timeout_s > threading.TIMEOUT_MAX:
+            timeout_s = -1
+        else:
+            timeout_s = max(0.0, timeout_s)
+        woken = self._lock.acquire(timeout=timeout_s)
         self._raised = False
         return woken

@@ -1,0 +1,202 @@
+"""How the stages of an expression step run: columns that no expression touches never leave Arrow.
+
+Measured (Polars 2.1, one core): a batch through ``LazyFrame.collect`` costs 150-250 us even on 10 rows, an eager
+``select`` of ONE expression 19 us, of several 120 us; importing or exporting a string column costs 7 ns a row.  So
+each expression runs by itself on just the columns it reads, filters become masks over Arrow columns, and columns that
+are only carried, renamed or dropped stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from cutwater.errors import BuildError, DataError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["Compute", "Mask", "Operation", "Project", "arrow_type", "plain_type", "prune"]
+
+MAX_SINGLE = 6
+"""Up to so many expressions of a stage run one by one, more of them in one parallel ``select``."""
+
+
+def plain_type(type: pa.DataType) -> pa.DataType:
+    """The plain form of a type: no dictionaries, views or large offsets, at any depth.
+
+    >>> plain_type(pa.large_list(pa.dictionary(pa.int32(), pa.large_string())))
+    ListType(list<item: string>)
+    """
+    if pt.is_dictionary(type):
+        return plain_type(type.value_type)
+    if pt.is_large_string(type) or pt.is_string_view(type):
+        return pa.string()
+    if pt.is_large_binary(type) or pt.is_binary_view(type):
+        return pa.binary()
+    if pt.is_map(type):
+        return pa.map_(plain_type(type.key_type), type.item_field.with_type(plain_type(type.item_type)))
+    if pt.is_fixed_size_list(type):
+        return pa.list_(type.value_field.with_type(plain_type(type.value_type)), type.list_size)
+    if pt.is_list(type) or pt.is_large_list(type) or pt.is_list_view(type) or pt.is_large_list_view(type):
+        return pa.list_(type.value_field.with_type(plain_type(type.value_type)))
+    if pt.is_struct(type):
+        fields = (type.field(i) for i in range(type.num_fields))
+        return pa.struct([field.with_type(plain_type(field.type)) for field in fields])
+    return type
+
+
+def arrow_type(name: str, dtype: pl.DataType) -> pa.DataType:
+    """The Arrow type in which a Polars result travels.
+
+    Raises:
+        BuildError: no column type of its own (null, Object, unknown).
+    """
+    import polars as pl
+
+    try:
+        type = plain_type(pl.Series(name, [], dtype=dtype).to_arrow().type)
+    except (Exception, pl.exceptions.PanicException) as exc:
+        hint = "Give it a type of its own, for example with .cast(...) or return_dtype=."
+        raise BuildError(f"column {name!r} of Polars type {dtype} cannot travel in a stream", hint=hint) from exc
+    if pt.is_null(type):
+        hint = "Say which: pl.lit(None, dtype=pl.String), or .cast(pl.String)."
+        raise BuildError(f"column {name!r} is null in every row and has no type", hint=hint)
+    return type
+
+
+class Column:
+    """A column of the batch at work, in Arrow and, once an expression reads it, in Polars."""
+
+    __slots__ = ("_series", "arrow")
+
+    def __init__(self, arrow: pa.Array) -> None:
+        self.arrow = arrow
+        self._series: pl.Series | None = None
+
+    def series(self, name: str) -> pl.Series:
+        import polars as pl
+
+        if self._series is None:
+            self._series = pl.Series(name, self.arrow)
+        return self._series if self._series.name == name else self._series.alias(name)
+
+
+Columns = dict[str, Column]
+
+
+def evaluate(exprs: Sequence[pl.Expr], roots: Sequence[str], columns: Columns) -> list[pl.Series]:
+    import polars as pl
+
+    return pl.DataFrame([columns[name].series(name) for name in roots]).select(*exprs).get_columns()
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Keep the rows for which ``expr`` is true; ``live`` names the columns that are read later on."""
+
+    expr: pl.Expr
+    roots: tuple[str, ...]
+    live: tuple[str, ...] = ()
+
+    def run(self, columns: Columns, rows: int) -> tuple[Columns, int]:
+        (kept,) = evaluate((self.expr,), self.roots, columns)
+        if len(kept) != rows:
+            kept = kept.new_from_index(0, rows)  # a constant predicate
+        count = int(kept.sum())
+        if count == rows:
+            return columns, rows
+        mask = kept.to_arrow()
+        return {name: Column(columns[name].arrow.filter(mask)) for name in self.live}, count
+
+    def prune(self, needed: set[str]) -> tuple[Operation, set[str]]:
+        return Mask(self.expr, self.roots, tuple(sorted(needed))), needed | set(self.roots)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Columns that come out of expressions evaluated together: ``fields`` of the results, in order."""
+
+    exprs: tuple[pl.Expr, ...]
+    roots: tuple[str, ...]
+    fields: tuple[pa.Field, ...]
+
+    def run(self, columns: Columns, rows: int) -> list[tuple[str, Column]]:
+        results = evaluate(self.exprs, self.roots, columns)
+        return [(f.name, Column(_export(s, f, rows))) for s, f in zip(results, self.fields, strict=True)]
+
+
+def _export(series: pl.Series, field: pa.Field, rows: int) -> pa.Array:
+    """A result as Arrow, of the promised length and type."""
+    if len(series) != rows:
+        if len(series) != 1:
+            raise DataError(f"the expression for column {field.name!r} made {len(series)} values of {rows} rows")
+        series = series.new_from_index(0, rows)
+    array = series.to_arrow()
+    return array if array.type == field.type else _cast(array, field.type)
+
+
+def _cast(array: pa.Array, type: pa.DataType) -> pa.Array:
+    if pt.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return pc.cast(array, type)
+
+
+@dataclass(frozen=True)
+class Project:
+    """The columns from here on: ``kept`` maps each name to the column it is carried from, the others are computed."""
+
+    kept: dict[str, str]
+    computed: tuple[Compute, ...] = ()
+
+    def run(self, columns: Columns, rows: int) -> tuple[Columns, int]:
+        after = {name: columns[source] for name, source in self.kept.items()}
+        for compute in self.computed:
+            after.update(compute.run(columns, rows))
+        return after, rows
+
+    def prune(self, needed: set[str]) -> tuple[Operation, set[str]]:
+        kept = {name: source for name, source in self.kept.items() if name in needed}
+        computed = tuple(c for c in self.computed if any(f.name in needed for f in c.fields))
+        return Project(kept, computed), set(kept.values()).union(*(c.roots for c in computed))
+
+
+Operation = Mask | Project
+
+
+def prune(operations: Sequence[Operation], outputs: Sequence[str]) -> list[Operation]:
+    """The operations without what nothing after them reads."""
+    needed = set(outputs)
+    pruned: list[Operation] = []
+    for operation in reversed(operations):
+        operation, needed = operation.prune(needed)
+        pruned.append(operation)
+    return pruned[::-1]
+
+
+def run(operations: Sequence[Operation], batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch | None:
+    """What the operations make of a batch; ``None`` when no row is left."""
+    columns = {name: Column(column) for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+    rows = batch.num_rows
+    for operation in operations:
+        columns, rows = operation.run(columns, rows)
+        if rows == 0:
+            return None
+    return pa.RecordBatch.from_arrays([columns[name].arrow for name in schema.names], schema=schema)
+
+
+def first_failing(fails: Callable[[Any], bool], batch: pa.RecordBatch) -> int:
+    """Index of the first row on which ``fails`` is true, by halving; expressions are local to a row."""
+    low, high = 0, batch.num_rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fails(batch.slice(low, middle - low)):
+            high = middle
+        else:
+            low = middle
+    return low

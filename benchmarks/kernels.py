@@ -1,0 +1,90 @@
+"""Rows per second of the keyed kernels, on one core: ``python benchmarks/kernels.py [rows per batch]``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from cutwater.operators.accumulators import Aggregate
+from cutwater.operators.aggregate import RunningAggregateSpec
+from cutwater.operators.partition import HashPartitioner
+from cutwater.state.index import make_index
+from cutwater.state.keys import key_group_range
+
+KEYS = 100_000
+BATCHES = 64
+ROUNDS = 5
+GROUPS = 128
+
+
+@dataclass
+class Subtask:
+    """A context for one subtask that owns everything."""
+
+    step: str = "bench"
+    subtask: int = 0
+    parallelism: int = 1
+    max_parallelism: int = GROUPS
+    key_groups: range = key_group_range(0, 1, GROUPS)
+
+    def processing_time_ms(self) -> int:
+        return 0
+
+    def count(self, metric: str, amount: int = 1) -> None:
+        return None
+
+
+def batches(rows: int, text: bool) -> list[pa.RecordBatch]:
+    random = np.random.default_rng(1)
+    names = pa.array([f"customer-{i:08}" for i in range(KEYS)])
+    made: list[pa.RecordBatch] = []
+    for number in range(BATCHES):
+        keys = pa.array(random.integers(0, KEYS, rows))
+        first = number * rows * 1000
+        time_us = pa.array(np.arange(first, first + rows * 1000, 1000), pa.timestamp("us"))
+        made.append(pa.record_batch({"k": names.take(keys) if text else keys, "v": np.arange(rows), "t": time_us}))
+    return made
+
+
+def measure(name: str, work: Callable[[pa.RecordBatch], object], data: list[pa.RecordBatch], rounds: int) -> None:
+    for batch in data:
+        work(batch)
+    best = float("inf")
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        for batch in data:
+            work(batch)
+        best = min(best, time.perf_counter() - begin)
+    rows = sum(batch.num_rows for batch in data)
+    print(f"{name:<44} {rows / best / 1e6:8.1f} M rows/s")
+
+
+def keyed(data: list[pa.RecordBatch], kind: str) -> None:
+    schema = data[0].schema
+    narrow = [batch.select(["k", "v"]) for batch in data]
+    split = HashPartitioner(narrow[0].schema, ["k"], 2, GROUPS).split
+    measure(f"partition to 2, {kind}", split, narrow, ROUNDS)
+    index = make_index([schema.field("k").type])
+    measure(f"index, {kind}", lambda batch: index.upsert([batch.column("k")]), data, ROUNDS)
+    aggregates = (Aggregate("n", "count"), Aggregate("total", "sum", "v"))
+    running = RunningAggregateSpec(narrow[0].schema, ("k",), aggregates).build()
+    running.open(Subtask())
+    measure(f"running count and sum, {kind}", lambda batch: running.process(0, batch), narrow, ROUNDS)
+    both = RunningAggregateSpec(narrow[0].schema, ("k",), aggregates).build()
+    both.open(Subtask())
+    measure(f"partition, then running, {kind}", lambda b: [both.process(0, p) for _, p in split(b)], narrow, ROUNDS)
+
+
+def main() -> None:
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 16_384
+    keyed(batches(rows, text=False), "int64 key")
+    keyed(batches(rows, text=True), "string key")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Aggregates: what the user asks for, its types, and the accumulator that keeps it by key.
+
+Nulls are skipped, as in SQL; a result is null while no value has been seen (a count is 0).
+
+| kind        | columns                                              | result                          | state                |
+|-------------|------------------------------------------------------|---------------------------------|----------------------|
+| count       | any, or none (rows)                                  | int64                           | name                 |
+| sum         | integers, bool; floats                               | int64 (overflow fails); float64 | name                 |
+| mean        | integers, bool, floats                               | float64                         | name.sum, name.count |
+| min, max    | numbers, bool, dates, times, text, binary, decimals  | as the column                   | name                 |
+| first, last | any                                                  | as the column                   | name                 |
+
+Among floats NaN is the largest, as in Spark: ``max`` is NaN once one is seen, ``min`` only while nothing else is; and
+-0.0 counts, and comes out, as 0.0 in ``min`` and ``max``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from cutwater.errors import BuildError
+from cutwater.state.words import is_word_type
+
+if TYPE_CHECKING:
+    from cutwater.state.index import Slots
+
+__all__ = ["KINDS", "Accumulator", "Aggregate", "AggregateCall", "make_accumulator"]
+
+KINDS = ("count", "sum", "mean", "min", "max", "first", "last")
+
+
+@dataclass(frozen=True)
+class AggregateCall:
+    """An aggregate before it has a name: what ``cw.sum("delay")`` returns."""
+
+    kind: str
+    column: str | None = None
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """One aggregate column: its name in the output, its kind (one of ``KINDS``) and the column it reads.
+
+    >>> schema = pa.schema([("k", pa.string()), ("v", pa.int32())])
+    >>> Aggregate("total", "sum", "v").result_type(schema)
+    DataType(int64)
+    """
+
+    name: str
+    kind: str
+    column: str | None = None
+
+    def result_type(self, schema: pa.Schema) -> pa.DataType:
+        """Arrow type of the result.
+
+        Raises:
+            BuildError: unknown kind or column, no column where one is needed, or a type that does not fit.
+        """
+        if self.kind not in KINDS:
+            raise BuildError(f"no such aggregate {self.kind!r}", hint=f"There are: {', '.join(KINDS)}.")
+        if self.column is None:
+            if self.kind == "count":
+                return pa.int64()
+            raise BuildError(f"{self.kind} {self.name!r} needs a column", hint=f"Write {self.kind}('column').")
+        if schema.get_field_index(self.column) < 0:
+            raise BuildError(
+                f"{self.kind} {self.name!r}: no such column {self.column!r}",
+                hint=f"The columns are: {', '.join(schema.names)}.",
+            )
+        kind = schema.field(self.column).type
+        fits = {"sum": _is_number, "mean": _is_number, "min": _is_ordered, "max": _is_ordered}
+        if self.kind in fits and not fits[self.kind](kind):
+            raise BuildError(
+                f"{self.kind} {self.name!r}: column {self.column!r} of type {kind} does not fit",
+                hint="sum and mean take integers, bool and floats; min and max any type with an order: cast it first.",
+            )
+        if self.kind in ("count", "mean"):
+            return pa.int64() if self.kind == "count" else pa.float64()
+        if self.kind == "sum":
+            return pa.float64() if pa.types.is_floating(kind) else pa.int64()
+        return kind
+
+    def state_fields(self, schema: pa.Schema) -> list[pa.Field]:
+        """Columns of the aggregate's state in a segment, readable as they are."""
+        result = self.result_type(schema)
+        if self.kind == "mean":
+            return [pa.field(f"{self.name}.sum", pa.float64()), pa.field(f"{self.name}.count", pa.int64())]
+        return [pa.field(self.name, result)]
+
+
+class Accumulator(ABC):
+    """One aggregate's state, in arrays by slot.  Called from one thread; a frozen one serves another thread."""
+
+    @abstractmethod
+    def reserve(self, slots: int) -> None:
+        """Slots 0 .. ``slots`` - 1 are in use; new ones have seen nothing."""
+
+    @abstractmethod
+    def update(self, slots: Slots, batch: pa.RecordBatch) -> None:
+        """Take the rows of a batch; ``slots[i]`` is the slot of row i."""
+
+    @abstractmethod
+    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
+        """Like ``update``; returns the result after each row, in row order: row i has seen the rows 0 .. i."""
+
+    @abstractmethod
+    def result(self, slots: Slots) -> pa.Array:
+        """The results of some slots."""
+
+    @abstractmethod
+    def state(self, slots: Slots) -> list[pa.Array]:
+        """The state of some slots, one array per field of ``Aggregate.state_fields``."""
+
+    @abstractmethod
+    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
+        """Set the state of some (reserved) slots to what ``state`` returned."""
+
+    @abstractmethod
+    def keep(self, slots: Slots) -> None:
+        """Forget all slots but these, which become 0, 1, 2 ..."""
+
+    @abstractmethod
+    def frozen(self) -> Accumulator:
+        """A copy of the slots in use as they are now; serves ``state`` and ``result``."""
+
+
+def make_accumulator(aggregate: Aggregate, schema: pa.Schema) -> Accumulator:
+    """An empty accumulator for rows of ``schema``.
+
+    Raises:
+        BuildError: as ``Aggregate.result_type``.
+    """
+    from cutwater.operators import value_accumulators, word_accumulators  # Numba: only where rows flow
+
+    result = aggregate.result_type(schema)
+    if aggregate.kind == "count":
+        return word_accumulators.Count(aggregate.column)
+    assert aggregate.column is not None
+    if aggregate.kind == "mean":
+        return word_accumulators.Mean(aggregate.column)
+    if aggregate.kind == "sum":
+        return word_accumulators.Sum(aggregate.column, result)
+    if is_word_type(result):
+        return word_accumulators.Pick(aggregate.kind, aggregate.column, result)
+    return value_accumulators.PickValue(aggregate.kind, aggregate.column, result)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    t = pa.types
+    return t.is_integer(kind) or t.is_boolean(kind) or t.is_float32(kind) or t.is_float64(kind)
+
+
+def _is_ordered(kind: pa.DataType) -> bool:
+    t = pa.types
+    text = t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind)
+    return is_word_type(kind) or text or t.is_decimal128(kind) or t.is_decimal256(kind)

@@ -1,0 +1,175 @@
+"""Kernels of the accumulators: one pass over the rows, state in arrays by slot, the value after each row in ``out``.
+
+``valid`` is the mask of the rows whose value is not null, empty if all are; with a mask, ``out_seen`` tells which rows
+of ``out`` hold a value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cutwater.state.kernels import kernel
+
+__all__ = ["count", "first", "last", "localise", "maximum", "mean", "minimum", "pick", "sum_floats", "sum_words"]
+
+
+@kernel
+def count(slots: Any, valid: Any, counts: Any, out: Any) -> None:
+    masked = valid.shape[0] > 0
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        value = counts[slot]
+        if not masked or valid[i]:
+            value += 1
+            counts[slot] = value
+        out[i] = value
+
+
+@kernel
+def sum_words(slots: Any, words: Any, valid: Any, sums: Any, seen: Any, out: Any, out_seen: Any) -> Any:
+    """Returns the first row whose sum does not fit 64 bits, -1 if none."""
+    masked = valid.shape[0] > 0
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        before = sums[slot]
+        if masked and not valid[i]:
+            out[i] = before
+            out_seen[i] = seen[slot]
+            continue
+        after = before + words[i]
+        if (before ^ after) & (words[i] ^ after) < 0:
+            return i
+        sums[slot] = after
+        seen[slot] = True
+        out[i] = after
+        if masked:
+            out_seen[i] = True
+    return -1
+
+
+@kernel
+def sum_floats(slots: Any, values: Any, valid: Any, sums: Any, seen: Any, out: Any, out_seen: Any) -> None:
+    masked = valid.shape[0] > 0
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        if not masked or valid[i]:
+            sums[slot] += values[i]
+            seen[slot] = True
+        out[i] = sums[slot]
+        if masked:
+            out_seen[i] = seen[slot]
+
+
+@kernel
+def mean(slots: Any, values: Any, valid: Any, sums: Any, counts: Any, out: Any, out_seen: Any) -> None:
+    masked = valid.shape[0] > 0
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        if not masked or valid[i]:
+            sums[slot] += values[i]
+            counts[slot] += 1
+        out[i] = sums[slot] / np.float64(counts[slot])
+        if masked:
+            out_seen[i] = counts[slot] > 0
+
+
+@kernel
+def minimum(slots: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
+    masked = valid.shape[0] > 0
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        if not masked or valid[i]:
+            if not seen[slot] or words[i] < values[slot]:
+                values[slot] = words[i]
+            seen[slot] = True
+        out[i] = values[slot]
+        if masked:
+            out_seen[i] = seen[slot]
+
+
+@kernel
+def maximum(slots: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
+    masked = valid.shape[0] > 0
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        if not masked or valid[i]:
+            if not seen[slot] or words[i] > values[slot]:
+                values[slot] = words[i]
+            seen[slot] = True
+        out[i] = values[slot]
+        if masked:
+            out_seen[i] = seen[slot]
+
+
+@kernel
+def first(slots: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
+    masked = valid.shape[0] > 0
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        if not seen[slot] and (not masked or valid[i]):
+            values[slot] = words[i]
+            seen[slot] = True
+        out[i] = values[slot]
+        if masked:
+            out_seen[i] = seen[slot]
+
+
+@kernel
+def last(slots: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
+    masked = valid.shape[0] > 0
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        if not masked or valid[i]:
+            values[slot] = words[i]
+            seen[slot] = True
+        out[i] = values[slot]
+        if masked:
+            out_seen[i] = seen[slot]
+
+
+@kernel
+def localise(slots: Any, numbers: Any, local: Any, touched: Any) -> Any:
+    """Number the distinct slots of a batch 0, 1 ... as they come; returns how many.
+
+    ``numbers`` is scratch by slot, -1 everywhere before and after; ``local`` gets the number of each row's slot and
+    ``touched`` the slot of each number.
+    """
+    count = 0
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        number = numbers[slot]
+        if number < 0:
+            number = count
+            numbers[slot] = number
+            touched[number] = slot
+            count += 1
+        local[i] = number
+    for number in range(count):
+        numbers[touched[number]] = -1
+    return count
+
+
+@kernel
+def pick(local: Any, valid: Any, ranks: Any, how: Any, current: Any, out: Any) -> None:
+    """Which pool row each number holds after each row; the rows of the batch follow the earlier values in the pool.
+
+    ``how``: 0 first, 1 last, 2 min, 3 max.  ``current``: pool row by number, -1 for none.
+    """
+    masked = valid.shape[0] > 0
+    offset = current.shape[0]
+    for i in range(local.shape[0]):
+        number = local[i]
+        now = current[number]
+        if not masked or valid[i]:
+            row = offset + i
+            if now < 0 or how == 1:
+                now = row
+            elif how == 2:
+                if ranks[row] < ranks[now]:
+                    now = row
+            elif how == 3 and ranks[row] > ranks[now]:
+                now = row
+            current[number] = now
+        out[i] = now

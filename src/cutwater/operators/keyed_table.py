@@ -1,0 +1,152 @@
+"""The columnar table of a keyed step: an index and an accumulator per aggregate, and their way to disk and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.errors import StorageError
+from cutwater.operators.accumulators import Accumulator, Aggregate, make_accumulator
+from cutwater.state.index import KeyIndex, Slots, make_index
+from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.segments import GROUP_COLUMN, Segment
+
+__all__ = ["KeyedTable", "group_segments", "keyed_rows"]
+
+_SEGMENT_ROWS = 1 << 18
+
+
+class KeyedTable:
+    """Slots by key, and what each aggregate holds of them.
+
+    Args:
+        key_types: types of the index columns.
+        aggregates: the aggregates, over rows of ``schema``.
+    """
+
+    def __init__(self, key_types: Sequence[pa.DataType], aggregates: Sequence[Aggregate], schema: pa.Schema) -> None:
+        self.index: KeyIndex = make_index(key_types)
+        self.accumulators: list[Accumulator] = [make_accumulator(a, schema) for a in aggregates]
+        self._state_widths = [len(a.state_fields(schema)) for a in aggregates]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def upsert(self, keys: Sequence[pa.Array]) -> Slots:
+        """Slots of the rows; the accumulators are ready for them."""
+        slots = self.index.upsert(keys)
+        for accumulator in self.accumulators:
+            accumulator.reserve(len(self.index))
+        return slots
+
+    def restore(self, keys: Sequence[pa.Array], state: Sequence[pa.Array]) -> Slots:
+        """Set rows to what ``state`` returned for them."""
+        slots = self.upsert(keys)
+        position = 0
+        for accumulator, width in zip(self.accumulators, self._state_widths, strict=True):
+            accumulator.restore(slots, list(state[position : position + width]))
+            position += width
+        return slots
+
+    def rows(self, slots: Slots) -> list[pa.Array]:
+        """Index columns and state columns of some slots."""
+        state = [array for accumulator in self.accumulators for array in accumulator.state(slots)]
+        return [*self.index.columns(slots), *state]
+
+    def keep(self, slots: Slots) -> None:
+        """Forget all slots but these, which become 0, 1, 2 ..."""
+        kept = make_index(self.index.types)
+        if len(slots):
+            kept.upsert(self.index.columns(slots))
+        self.index = kept
+        for accumulator in self.accumulators:
+            accumulator.keep(slots)
+
+    def frozen(self) -> KeyedTable:
+        """The table as it is now, for ``rows`` in another thread: copies what changes in place, shares the rest."""
+        copy = object.__new__(KeyedTable)
+        copy.index, copy._state_widths = self.index.frozen(), self._state_widths
+        copy.accumulators = [accumulator.frozen() for accumulator in self.accumulators]
+        return copy
+
+
+def group_segments(
+    name: str,
+    schema: pa.Schema,
+    slots: Slots,
+    keys: Callable[[Slots], list[pa.Array]],
+    rows: Callable[[Slots], list[pa.Array]],
+    max_parallelism: int,
+) -> Iterator[Segment]:
+    """Base segments of the given slots, sorted by key group and cut between groups.
+
+    Args:
+        name: name of the state.
+        schema: fields of ``rows``; the segments have ``GROUP_COLUMN`` before them.
+        keys: key columns of some slots, whose hash decides the group.
+        rows: all columns of some slots.
+    """
+    if len(slots) == 0:
+        return
+    groups = key_groups(hash_keys(keys(slots)), max_parallelism)
+    order = np.argsort(groups, kind="stable")
+    slots, groups = slots[order], groups[order]
+    fields = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *schema])
+    begin = 0
+    while begin < len(slots):
+        end = min(begin + _SEGMENT_ROWS, len(slots))
+        end = int(np.searchsorted(groups, groups[end - 1], side="right"))
+        arrays = [pa.array(groups[begin:end]), *rows(slots[begin:end])]
+        covered = (int(groups[begin]), int(groups[end - 1]) + 1)
+        yield Segment(name, "base", pa.RecordBatch.from_arrays(arrays, schema=fields), covered)
+        begin = end
+
+
+def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> list[pa.RecordBatch]:
+    """What a restore has to apply, in order: the columns of ``schema``, rows of the owned key groups only.
+
+    A later base segment replaces what came before it in its key groups; deltas are to be applied by key.
+
+    Raises:
+        StorageError: a segment lacks a column, or holds it in a type that does not convert.
+    """
+    parts: list[tuple[npt.NDArray[np.uint16], pa.RecordBatch]] = []
+    for segment in segments:
+        if segment.kind == "base" and segment.key_groups is not None:
+            parts = [part for old in parts for part in _outside(old, segment.key_groups)]
+        groups = segment.batch.column(GROUP_COLUMN).to_numpy()
+        inside = slice(*(int(i) for i in np.searchsorted(groups, [owned.start, owned.stop])))
+        if inside.stop > inside.start:
+            batch = segment.batch.slice(inside.start, inside.stop - inside.start)
+            parts.append((groups[inside], _conform(batch, schema, segment.name)))
+    return [batch for _, batch in parts]
+
+
+def _outside(
+    part: tuple[npt.NDArray[np.uint16], pa.RecordBatch], covered: tuple[int, int]
+) -> Iterator[tuple[npt.NDArray[np.uint16], pa.RecordBatch]]:
+    groups, batch = part
+    lo, hi = (int(i) for i in np.searchsorted(groups, covered))
+    for start, stop in ((0, lo), (hi, len(groups))):
+        if stop > start:
+            yield groups[start:stop], batch.slice(start, stop - start)
+
+
+def _conform(batch: pa.RecordBatch, schema: pa.Schema, name: str) -> pa.RecordBatch:
+    missing = [field.name for field in schema if batch.schema.get_field_index(field.name) < 0]
+    if missing:
+        raise StorageError(
+            f"state {name!r} in the snapshot has no column {missing[0]!r}, only {', '.join(batch.schema.names)}",
+            hint="Give the changed step a new id, or restore with the program that wrote the snapshot.",
+        )
+    columns = [batch.column(field.name) for field in schema]
+    try:
+        arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise StorageError(
+            f"state {name!r} in the snapshot does not convert to this program's types: {error}"
+        ) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,1 +1,340 @@
 """A checkpoint directory on a local (or mounted) file system."""
+
+from __future__ import annotations
+
+import errno
+import io
+import itertools
+import os
+import shutil
+import socket
+import stat
+import time
+import uuid
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import xxhash
+
+from cutwater.errors import ConfigError, CorruptSnapshotError, StorageError
+
+__all__ = ["LocalStore"]
+
+_TEMP_PREFIX = ".cw-tmp-"
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_KNOWN_FOLDERS_LIMIT = 1_024
+_STALE_S = 24 * 3600.0
+
+
+class LocalStore:
+    """Files below one root folder; implements ``Store``.
+
+    ``create`` writes a temporary file in the target's folder, syncs it, and gives it its name with ``link(2)``, which
+    fails if the name is taken: exclusive and never partly visible, on local file systems and on NFS.  One create costs
+    two syncs (file, folder); a written file three at most (file, its folder, and that one's parent at first touch).
+
+    Workers make one from the same root; the object pickles as its root.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).absolute()
+        self.atomic_create = True
+        self._temp_tag = f"{_TEMP_PREFIX}{_pid_space()}-{os.getpid()}-{uuid.uuid4().hex[:8]}-"
+        self._counter = itertools.count()
+        self._synced: set[Path] = set()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return LocalStore, (str(self.root),)
+
+    def __repr__(self) -> str:
+        return f"LocalStore({str(self.root)!r})"
+
+    @classmethod
+    def open(cls, root: str | os.PathLike[str]) -> LocalStore:
+        """A store whose root exists and can be written; finds out whether the file system can create atomically.
+
+        Raises:
+            ConfigError: the root is a file.
+            StorageError: it cannot be made or written.
+        """
+        store = cls(root)
+        if store.root.exists() and not store.root.is_dir():
+            raise ConfigError(f"checkpoint directory {store.root} is a file", hint="Give a folder.")
+        with store._errors("open", "."):
+            missing = [p for p in (store.root, *store.root.parents) if not p.exists()]
+            store.root.mkdir(parents=True, exist_ok=True)
+            for folder in missing:
+                _sync_folder(folder.parent)
+            one, two = store._temp_path(store.root), store._temp_path(store.root)
+            try:
+                one.touch()
+                os.link(one, two)
+            except OSError as error:
+                if error.errno not in _NO_LINKS or not one.exists():
+                    raise
+                store.atomic_create = False
+            finally:
+                one.unlink(missing_ok=True)
+                two.unlink(missing_ok=True)
+        return store
+
+    # -- Store
+
+    def create(self, path: str, data: bytes) -> bool:
+        """See ``Store.create``.  A ``False`` is durable too: the entry that was there first has been synced."""
+        target = self._resolve(path)
+        with self._errors("create", path):
+            fd, temp = self._open_new(target.parent)
+            try:
+                _write_all(fd, data)
+                os.fsync(fd)
+                made = _link(fd, temp, target)
+            finally:
+                os.close(fd)
+                temp.unlink(missing_ok=True)
+            _sync_folder(target.parent)
+            return made
+
+    def write(self, path: str) -> BinaryIO:
+        """See ``Store.write``."""
+        target = self._resolve(path)
+        with self._errors("create", path):
+            self._make_folder(target.parent)
+            raw = _RawFile(self, path, target)
+        return cast(BinaryIO, io.BufferedWriter(raw, 1 << 16))
+
+    def close_durably(self, file: BinaryIO) -> None:
+        """See ``Store.close_durably``."""
+        target = Path(file.name)
+        with self._errors("write", str(target)):
+            try:
+                file.flush()
+                os.fsync(file.fileno())
+            finally:
+                file.close()
+            _sync_folder(target.parent)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """See ``Store.read``."""
+        target = self._resolve(path)
+        with self._errors("read", path):
+            fd = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                info = os.fstat(fd)
+                if not stat.S_ISREG(info.st_mode):
+                    raise CorruptSnapshotError(f"{path} is not a file")
+                wanted = max(0, info.st_size - offset) if length is None else length
+                data = _pread_all(fd, offset, wanted)
+            finally:
+                os.close(fd)
+        if len(data) < wanted:
+            raise CorruptSnapshotError(
+                f"{path} is too short: {wanted} bytes expected at offset {offset}, {len(data)} there"
+            )
+        return data
+
+    def list(self, prefix: str = "") -> list[str]:
+        """See ``Store.list``.  Temporary files of unfinished creates are not shown."""
+        found: list[str] = []
+        with self._errors("list", prefix or "."):
+            for path in _walk(self._resolve(prefix)):
+                if not path.name.startswith(_TEMP_PREFIX):
+                    found.append(path.relative_to(self.root).as_posix())
+        return sorted(found)
+
+    def names(self, folder: str = "") -> list[str]:
+        """See ``Store.names``."""
+        with self._errors("list", folder or "."):
+            try:
+                names = os.listdir(self._resolve(folder))
+            except FileNotFoundError:
+                self._require_root("list", folder)
+                return []
+        return sorted(n for n in names if not n.startswith(_TEMP_PREFIX))
+
+    def delete(self, path: str) -> None:
+        """See ``Store.delete``.  Not synced: a delete undone by a power failure is done again later."""
+        target = self._resolve(path)
+        if target == self.root:
+            raise StorageError(f"refused to delete the whole checkpoint directory {self.root}")
+        self._synced = {f for f in self._synced if f != target and target not in f.parents}
+        with self._errors("delete", path):
+            try:
+                if stat.S_ISDIR(os.lstat(target).st_mode):
+                    shutil.rmtree(target)
+                else:
+                    target.unlink()
+            except FileNotFoundError:
+                return
+
+    # -- more
+
+    def sweep(self, prefix: str = "") -> int:
+        """Remove temporary files whose writers are dead (or, of other hosts, older than a day); returns how many."""
+        removed = 0
+        with self._errors("sweep", prefix or "."):
+            for path in _walk(self._resolve(prefix)):
+                if path.name.startswith(_TEMP_PREFIX) and _is_abandoned(path):
+                    path.unlink(missing_ok=True)
+                    removed += 1
+        return removed
+
+    # -- inside
+
+    def _resolve(self, path: str) -> Path:
+        if path.startswith("/") or ".." in path.split("/") or "\0" in path:
+            raise StorageError(f"path {path!r} leads out of the checkpoint directory")
+        return self.root / path
+
+    def _temp_path(self, folder: Path) -> Path:
+        return folder / f"{self._temp_tag}{next(self._counter)}"
+
+    def _open_new(self, folder: Path) -> tuple[int, Path]:
+        self._make_folder(folder)
+        temp = self._temp_path(folder)
+        return os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temp
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder below the root, durably: whoever made it, this process syncs its parent once."""
+        if folder == self.root or (folder in self._synced and folder.is_dir()):
+            return
+        self._require_root("write", str(folder))
+        self._make_folder(folder.parent)
+        with suppress(FileExistsError):
+            folder.mkdir()
+        _sync_folder(folder.parent)
+        if len(self._synced) >= _KNOWN_FOLDERS_LIMIT:
+            self._synced = set()
+        self._synced.add(folder)
+
+    def _require_root(self, what: str, path: str) -> None:
+        if not self.root.is_dir():
+            raise StorageError(
+                f"cannot {what} {path}: checkpoint directory {self.root} is gone, it was deleted during the run",
+                hint="Stop the job; what it had stored is lost.",
+            )
+
+    @contextmanager
+    def _errors(self, what: str, path: str) -> Generator[None]:
+        """Operating system errors become ours, with what to do about them."""
+        try:
+            yield
+        except OSError as error:
+            raise self._translated(error, what, path) from error
+
+    def _translated(self, error: OSError, what: str, path: str) -> StorageError:
+        self._require_root(what, path)
+        if error.errno in _FULL:
+            return StorageError(
+                f"cannot {what} {path}: the file system of {self.root} is full",
+                hint="Free space there; completed checkpoints are untouched.",
+            )
+        if what in ("read", "list"):
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return CorruptSnapshotError(f"{path} is missing in {self.root}")
+        elif error.errno == errno.EEXIST:
+            return StorageError(f"{path} exists already in {self.root}: no path is ever written twice")
+        elif error.errno in _NO_LINKS and what == "create" and os.access(self.root, os.W_OK):
+            return StorageError(
+                f"cannot create {path}: the file system of {self.root} has no hard links ({error.strerror})",
+                hint="Put the checkpoints on a file system that has them (ext4, xfs, NFS ...).",
+            )
+        if error.errno in _NOT_WRITABLE:
+            return StorageError(
+                f"cannot {what} {path}: no permission in {self.root} ({error.strerror})",
+                hint="Check owner, mode and mount options of the checkpoint directory.",
+            )
+        return StorageError(f"cannot {what} {path} in {self.root}: {error.strerror or error}")
+
+
+class _RawFile(io.FileIO):
+    """A new file whose errors are ours."""
+
+    def __init__(self, store: LocalStore, path: str, target: Path) -> None:
+        super().__init__(target, "xb")
+        self._store = store
+        self._path = path
+
+    def write(self, b: Any, /) -> int:
+        with self._store._errors("write", self._path):  # pyright: ignore[reportPrivateUsage]
+            return super().write(b)
+
+
+def _link(fd: int, temp: Path, target: Path) -> bool:
+    try:
+        os.link(temp, target)
+    except OSError as error:
+        # Over NFS the answer to a link that worked can get lost, and its repetition fails: two names mean it is ours.
+        if os.fstat(fd).st_nlink == 2:
+            return True
+        if error.errno == errno.EEXIST:
+            return False
+        raise
+    return True
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _pread_all(fd: int, offset: int, length: int) -> bytes:
+    """One ``pread`` where the system gives all at once (it stops at 2 GiB)."""
+    data = os.pread(fd, length, offset)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    while part := os.pread(fd, length - sum(map(len, parts)), offset + sum(map(len, parts))):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """All files below a folder; what vanishes meanwhile is left out."""
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry.path))
+        else:
+            yield Path(entry.path)
+
+
+def _pid_space() -> str:
+    """Names the host and process-id name space in which a process id means something."""
+    try:
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        space = 0
+    return xxhash.xxh32_hexdigest(f"{socket.gethostname()}/{space}".encode())
+
+
+def _is_abandoned(path: Path) -> bool:
+    space, _, rest = path.name.removeprefix(_TEMP_PREFIX).partition("-")
+    pid = rest.partition("-")[0]
+    if space == _pid_space() and pid.isdigit():
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+    try:
+        return time.time() - path.stat().st_mtime > _STALE_S
+    except FileNotFoundError:
+        return False

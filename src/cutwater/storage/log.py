@@ -4,36 +4,59 @@ Theory of operation
 -------------------
 The log is a dense sequence of small files, ``log/<number>.json``.  Each is made by *atomic create*, so of two drivers
 that want the same number exactly one gets it, and the other one reads what the winner wrote.  A new driver takes a
-number with *attempt k began*.  A driver that was paused meanwhile finds its next number taken, reads on, finds the newer
-attempt, and stops with ``FencedError`` before it tells any sink to commit.
+number with *attempt k began*.  A driver that was paused meanwhile finds its next number taken, reads on, finds the
+newer attempt, and stops with ``FencedError`` before it tells any sink to commit.
 
 Every entry carries the state that results from it, so the newest entry alone says everything, and old ones can go.
 That alone would break the fence: a driver that slept long enough would find its number *free again*.  Therefore:
 
-1. An entry names ``base``: numbers from there on are all present; what lies below may be deleted.
-2. Deletion runs upwards, only below the base of an entry that is durable, and never takes number 1 (job created).
-3. An entry holds the digest of its predecessor, and an append is believed only after the predecessor was read again
-   *after* the create and still is, byte for byte, the one known.  If the number had been used and deleted, then by 2 its
-   predecessor was deleted before it; no other driver can bring it back with the same bytes, for they hold its attempt.
+1. An entry names ``base``: all numbers from there on are present; what lies below may be deleted.
+2. Deletion runs upwards, only below the base of an entry that is durable, never beyond a failure, and never before the
+   file ``log/trimmed`` is durable, which stays for ever.
+3. An append is believed only after the predecessor was read again *after* the create and is, byte for byte, the one
+   known.  Had the number been used and deleted, then its predecessor would have been deleted before it (2), and nobody
+   can bring it back with the same bytes, for they hold an attempt and a time.  Number 1 has no predecessor: it is
+   believed only if ``log/trimmed`` is not there.
 
 What a late driver leaves at a deleted number lies below the base: nobody reads it, and the next trim removes it.
 
-If storing fails in a way that leaves open whether the entry is there (the create was made but not known to be durable),
-this log refuses all further appends.  The next attempt reads what is there and makes it durable with its own first entry.
+If storing fails in a way that leaves open whether the entry is there (the file was made, but is not known to be
+durable), this log refuses all further appends.  The next attempt reads what is there and makes it durable with its own
+first entry, whose create syncs the same folder.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable
-from typing import TypeAlias
+from datetime import UTC, datetime
 
-import msgspec
-import xxhash
-
-from cutwater.errors import CorruptSnapshotError, FencedError, ForeignDirectoryError, FormatVersionError, StorageError
+from cutwater.errors import (
+    ConfigError,
+    CorruptSnapshotError,
+    FencedError,
+    ForeignDirectoryError,
+    InvariantError,
+    StorageError,
+)
 from cutwater.storage.base import Store
+from cutwater.storage.log_entries import (
+    DAMAGED_HINT,
+    LOG_VERSION,
+    AttemptBegan,
+    CheckpointCompleted,
+    Event,
+    JobCreated,
+    JobFinished,
+    LogEntry,
+    LogState,
+    StoredEntry,
+    apply_event,
+    dump_entry,
+    parse_entry,
+)
 from cutwater.storage.paths import LOG_FOLDER, check_job_name, checkpoint_id_of, log_path, log_seq_of
 
 __all__ = [
@@ -47,76 +70,14 @@ __all__ = [
     "wall_clock_ms",
 ]
 
-LOG_VERSION = 1
+_LOG = logging.getLogger(__name__)
+
+TRIMMED = "trimmed"
+KEEP_ENTRIES = 64
 OUR_FOLDERS = frozenset({LOG_FOLDER, "shared", "input", "output"})
-_KEEP = 64
-"""Entries that a trim leaves; one is made when twice as many lie there."""
 _MAX_TRIES = 1_000
 """Numbers lost to others in a row before an append gives up: only a broken store comes that far."""
-
-
-class JobCreated(msgspec.Struct, frozen=True, tag="job_created", forbid_unknown_fields=True):
-    """The job's first start, entry number 1."""
-
-    uid: str
-    name: str
-    time_ms: int
-
-
-class AttemptBegan(msgspec.Struct, frozen=True, tag="attempt_began", forbid_unknown_fields=True):
-    """From here on only this attempt may publish."""
-
-    attempt: int
-    driver: str
-    """Who: host, process, start time - for people."""
-    time_ms: int
-
-
-class CheckpointCompleted(msgspec.Struct, frozen=True, tag="checkpoint_completed", forbid_unknown_fields=True):
-    """A checkpoint is published: its sinks may commit."""
-
-    checkpoint_id: int
-    attempt: int
-    digest: str
-    """xxh3_128 of the manifest's bytes, hex."""
-    path: str
-    """Of the manifest, relative to the job's folder."""
-    time_ms: int
-    kind: str = "checkpoint"
-    """"checkpoint", "savepoint" or "final"."""
-
-
-class JobFinished(msgspec.Struct, frozen=True, tag="job_finished", forbid_unknown_fields=True):
-    """Nothing is left to do; ``checkpoint_id`` is the final checkpoint (0: none was taken)."""
-
-    attempt: int
-    checkpoint_id: int
-    time_ms: int
-
-
-Event: TypeAlias = JobCreated | AttemptBegan | CheckpointCompleted | JobFinished
-
-
-class LogState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the log says after its newest entry."""
-
-    uid: str = ""
-    """Empty: the job was never started."""
-    name: str = ""
-    attempt: int = 0
-    """The attempt that owns the job; 0: none yet."""
-    driver: str = ""
-    began_ms: int = 0
-    completed: tuple[CheckpointCompleted, ...] = ()
-    """Retained checkpoints, newest first."""
-    newest_id: int = 0
-    """Highest checkpoint id ever completed."""
-    finished: bool = False
-
-    @property
-    def latest(self) -> CheckpointCompleted | None:
-        """The newest completed checkpoint."""
-        return self.completed[0] if self.completed else None
+_READ_TRIES = 4
 
 
 def wall_clock_ms() -> int:
@@ -125,7 +86,7 @@ def wall_clock_ms() -> int:
 
 
 class JobLog:
-    """One driver's view of a job's log.
+    """One driver's view of a job's log.  Used from one thread.
 
     Args:
         store: must have ``atomic_create``.
@@ -133,6 +94,7 @@ class JobLog:
         name: what ``JobCreated`` says at the first start (default: ``job``).
         num_retained: completed checkpoints that stay in the state.
         clock_ms: wall clock for the entries' times (information only; nothing depends on it).
+        keep: entries that a trim leaves; one is made when twice as many lie there.
     """
 
     def __init__(
@@ -143,17 +105,34 @@ class JobLog:
         name: str = "",
         num_retained: int = 3,
         clock_ms: Callable[[], int] = wall_clock_ms,
-    ) -> None: ...
+        keep: int = KEEP_ENTRIES,
+    ) -> None:
+        if num_retained < 1 or keep < 2:
+            raise ConfigError(f"num_retained must be at least 1 and keep at least 2, got {num_retained} and {keep}")
+        self.job = check_job_name(job)
+        self._store = store
+        self._name = name or job
+        self._num_retained = num_retained
+        self._clock_ms = clock_ms
+        self._keep = keep
+        self._known: StoredEntry | None = None
+        self._attempt = 0
+        self._in_doubt = False
 
     @property
     def state(self) -> LogState:
         """As of the last read or append of this object."""
-        ...
+        return self._known.entry.state if self._known else LogState()
 
     @property
     def attempt(self) -> int:
         """The attempt this object began; 0 before ``begin_attempt``."""
-        ...
+        return self._attempt
+
+    @property
+    def in_doubt(self) -> bool:
+        """True after a failure that leaves open whether the last entry is durable: only a new attempt may go on."""
+        return self._in_doubt
 
     def read(self) -> LogState:
         """Read the log's present state from the store (an empty state if the job was never started).
@@ -163,22 +142,194 @@ class JobLog:
             FormatVersionError: written by a newer release.
             ForeignDirectoryError: the job's folder holds other things and no log.
         """
-        ...
+        self._known = self._load()
+        return self.state
 
     def begin_attempt(self, driver: str) -> int:
-        """Take the job: every attempt before is fenced from here on.  Creates the job at its first start."""
-        ...
+        """Take the job: every attempt before is fenced from here on (R6).  Creates the job at its first start.
+
+        Args:
+            driver: who takes it (host, process ...), for the message that a fenced driver shows.
+        """
+        self.read()
+        self._in_doubt = False
+        self._attempt = 0
+        while not self.state.uid:
+            self._try_append(JobCreated(uuid.uuid4().hex, self._name, self._clock_ms()))
+        for _ in range(_MAX_TRIES):
+            attempt = self.state.attempt + 1
+            if self._try_append(AttemptBegan(attempt, driver, self._clock_ms())):
+                self._attempt = attempt
+                return attempt
+        raise self._no_number()
 
     def append(self, event: CheckpointCompleted | JobFinished) -> LogState:
         """Make an event of this attempt part of the log, durably.
 
         Raises:
-            FencedError: a newer attempt owns the job; nothing was added, commit nothing.
+            FencedError: a newer attempt owns the job; commit nothing.
             StorageError: nothing was added, or (``in_doubt``) that is not known.
         """
-        ...
+        if self._in_doubt:
+            raise StorageError(
+                f"job {self.job!r}: it is not known whether the last log entry of attempt {self._attempt} is durable",
+                hint="Begin a new attempt: it reads what is there.",
+            )
+        for _ in range(_MAX_TRIES):
+            self._check_owner(event.attempt)
+            if isinstance(event, CheckpointCompleted) and event.checkpoint_id <= self.state.newest_id:
+                raise InvariantError(
+                    f"checkpoint {event.checkpoint_id} was to be published after {self.state.newest_id} (A1: ids grow)"
+                )
+            if self._try_append(event):
+                return self.state
+        raise self._no_number()
 
-    @property
-    def in_doubt(self) -> bool:
-        """True after a failure that leaves open whether the last entry is durable: only a new attempt may go on."""
-        ...
+    def check_fence(self) -> None:
+        """Look whether a newer attempt has begun since the last append.
+
+        Raises:
+            FencedError: one has.
+        """
+        seq = self._known.entry.seq if self._known else 0
+        if log_path(seq + 1).rpartition("/")[2] in self._store.names(f"{self.job}/{LOG_FOLDER}"):
+            self.read()
+        self._check_owner(self._attempt)
+
+    # -- appending
+
+    def _check_owner(self, attempt: int) -> None:
+        state = self.state
+        if attempt == self._attempt == state.attempt and attempt > 0:
+            return
+        since = datetime.fromtimestamp(state.began_ms / 1000, UTC).isoformat(timespec="seconds")
+        raise FencedError(
+            f"attempt {attempt} of job {self.job!r} was superseded by attempt {state.attempt} "
+            f"of {state.driver or 'nobody'}, begun {since}",
+            hint="Nothing was committed; stop this driver, the other one goes on.",
+        )
+
+    def _try_append(self, event: Event) -> bool:
+        """Try one number.  ``False``: it was not to be had; the state is read anew."""
+        known = self._known
+        entry = self._next(event)
+        path = self._path(entry.entry.seq)
+        self._in_doubt = True
+        try:
+            made = self._store.create(path, entry.data)
+        except StorageError:
+            self._in_doubt = self._may_hold(path, entry.data)
+            raise
+        believed = made and self._never_used_before()
+        self._in_doubt = False
+        if not believed:
+            self.read()
+            return False
+        self._known = entry
+        if known is not None and entry.entry.base > known.entry.base:
+            self._trim(entry.entry.base)
+        return True
+
+    def _never_used_before(self) -> bool:
+        """Rule 3, after a create that succeeded: the number was free because nobody had taken it yet."""
+        if self._known is None:
+            return TRIMMED not in self._names()
+        try:
+            return self._store.read(self._path(self._known.entry.seq)) == self._known.data
+        except CorruptSnapshotError:
+            return False
+
+    def _may_hold(self, path: str, data: bytes) -> bool:
+        """After a create that failed: whether the entry may be there all the same."""
+        try:
+            return self._store.read(path) == data
+        except CorruptSnapshotError:
+            return False
+        except StorageError:
+            return True
+
+    def _next(self, event: Event) -> StoredEntry:
+        known = self._known
+        seq, base, previous = (known.entry.seq + 1, known.entry.base, known.digest) if known else (1, 1, "")
+        if seq - base >= 2 * self._keep:
+            base = seq - self._keep
+        state = apply_event(self.state, event, self._num_retained)
+        return dump_entry(LogEntry(LOG_VERSION, seq, base, previous, event, state))
+
+    def _trim(self, base: int) -> None:
+        try:
+            self._store.create(f"{self.job}/{LOG_FOLDER}/{TRIMMED}", b"Old entries of this log have been removed.\n")
+            for seq in self._numbers():
+                if seq < base:
+                    self._store.delete(self._path(seq))
+        except StorageError as error:
+            _LOG.warning("old log entries stay for now: %s", error)
+
+    def _no_number(self) -> StorageError:
+        return StorageError(
+            f"no log number to be had for job {self.job!r} in {_MAX_TRIES} tries",
+            hint="Either many drivers start this job all the time, or the store's create is not exclusive.",
+        )
+
+    # -- reading
+
+    def _path(self, seq: int) -> str:
+        return f"{self.job}/{log_path(seq)}"
+
+    def _names(self) -> list[str]:
+        return self._store.names(f"{self.job}/{LOG_FOLDER}")
+
+    def _numbers(self) -> list[int]:
+        return sorted(seq for seq in map(log_seq_of, self._names()) if seq is not None)
+
+    def _load(self) -> StoredEntry | None:
+        """The newest entry, after a check of all that it says to be there."""
+        for left in reversed(range(_READ_TRIES)):
+            names = self._names()
+            numbers = [seq for seq in map(log_seq_of, names) if seq is not None]
+            if not numbers:
+                self._refuse_foreign(names)
+                return None
+            try:
+                return self._load_chain(max(numbers), trimmed=TRIMMED in names)
+            except CorruptSnapshotError:
+                # The owner may have trimmed what was to be read; what is really damaged stays so.
+                if not left:
+                    raise
+        return None
+
+    def _load_chain(self, newest: int, *, trimmed: bool) -> StoredEntry:
+        known = after = self._read_entry(newest)
+        if trimmed and known.entry.base == 1:
+            raise CorruptSnapshotError(f"newer entries than {self._path(newest)} are missing", hint=DAMAGED_HINT)
+        for seq in range(newest - 1, known.entry.base - 1, -1):
+            before = self._read_entry(seq)
+            if after.entry.previous != before.digest:
+                raise CorruptSnapshotError(
+                    f"log entry {self._path(seq + 1)} does not follow {self._path(seq)}", hint=DAMAGED_HINT
+                )
+            after = before
+        return known
+
+    def _read_entry(self, seq: int) -> StoredEntry:
+        path = self._path(seq)
+        try:
+            data = self._store.read(path)
+        except CorruptSnapshotError as error:
+            raise CorruptSnapshotError(f"log entry {path} is missing", hint=DAMAGED_HINT) from error
+        return parse_entry(path, seq, data)
+
+    def _refuse_foreign(self, log_names: list[str]) -> None:
+        """Without a log, the job's folder must be empty, or hold only what is made before the log."""
+        names = self._store.names(self.job)
+        foreign = [n for n in names if n not in OUR_FOLDERS and checkpoint_id_of(n) is None]
+        foreign += [f"{LOG_FOLDER}/{n}" for n in log_names if n != TRIMMED]
+        if foreign:
+            raise ForeignDirectoryError(
+                f"folder {self.job!r} holds {foreign[0]!r} and no job log: it is not Cutwater's",
+                hint="Give the job another name, or the checkpoints another directory.",
+            )
+        if TRIMMED in log_names or any(checkpoint_id_of(n) is not None for n in names):
+            raise CorruptSnapshotError(
+                f"the entries of {self.job}/{LOG_FOLDER} are missing although the job has run", hint=DAMAGED_HINT
+            )

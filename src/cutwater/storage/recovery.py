@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cutwater.errors import CorruptSnapshotError
 from cutwater.storage.base import Store
 from cutwater.storage.log import CheckpointCompleted, LogState
 from cutwater.storage.manifest import Manifest
+from cutwater.storage.paths import checkpoint_id_of
+from cutwater.storage.snapshot import load_manifest, read_segment
 
 __all__ = ["Problem", "Restorable", "VerifyReport", "choose", "next_checkpoint_id", "verify_checkpoint"]
 
@@ -16,6 +20,7 @@ class Problem:
     """One thing wrong with a checkpoint."""
 
     file: str
+    """Relative to the store's root."""
     what: str
 
 
@@ -26,11 +31,15 @@ class VerifyReport:
     checkpoint_id: int
     files: int
     bytes: int
+    """Of the manifest's segments, inline ones included."""
     segments: int
     problems: tuple[Problem, ...]
+    manifest: Manifest | None = None
+    """``None`` if it cannot be read."""
 
     @property
     def ok(self) -> bool:
+        """Every byte is as it was written."""
         return not self.problems
 
 
@@ -42,22 +51,90 @@ class Restorable:
     manifest: Manifest
     passed_over: tuple[VerifyReport, ...] = ()
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user must be told: one sentence per checkpoint passed over."""
+        return tuple(
+            f"Checkpoint {report.checkpoint_id} is damaged ({report.problems[0].what}); the job restores checkpoint "
+            f"{self.completed.checkpoint_id} instead, and output already committed by {report.checkpoint_id} "
+            "is written once more."
+            for report in self.passed_over
+        )
+
 
 def verify_checkpoint(store: Store, job: str, completed: CheckpointCompleted) -> VerifyReport:
-    """Compare every byte of a checkpoint with its digests; never raises for a damaged one."""
-    ...
+    """Compare every byte of a checkpoint with its digests, and decode it.  Damage is reported, not raised.
+
+    Raises:
+        FormatVersionError: written by a newer release.
+        StorageError: the store cannot be read now (no permission, I/O error): that says nothing about the checkpoint.
+    """
+    try:
+        manifest = load_manifest(store, job, completed)
+    except CorruptSnapshotError as error:
+        problem = Problem(f"{job}/{completed.path}", error.message)
+        return VerifyReport(completed.checkpoint_id, 1, 0, 0, (problem,))
+    return VerifyReport(
+        checkpoint_id=completed.checkpoint_id,
+        files=1 + len({e.file for e in manifest.entries if e.file}),
+        bytes=sum(e.length for e in manifest.entries),
+        segments=len(manifest.entries),
+        problems=tuple(_damaged_segments(store, job, manifest)),
+        manifest=manifest,
+    )
+
+
+def _damaged_segments(store: Store, job: str, manifest: Manifest) -> Iterator[Problem]:
+    for entry in manifest.entries:
+        try:
+            read_segment(store, job, entry)
+        except CorruptSnapshotError as error:
+            yield Problem(f"{job}/{entry.file}" if entry.file else f"{job} (inline)", error.message)
 
 
 def choose(store: Store, job: str, state: LogState, *, verify: bool = True) -> Restorable | None:
-    """The checkpoint to restore; ``None`` if none was ever completed.
+    """The checkpoint to restore (R1, R6); ``None`` if none was ever completed.
+
+    A damaged checkpoint is passed over for the one before it: show ``Restorable.warnings``.
+
+    Args:
+        store: where the job lies.
+        job: its folder.
+        state: what the log says, read *after* the attempt began, or an older driver may still publish.
+        verify: read all data now; else only the manifest is verified, and segments when they are read.
 
     Raises:
         CorruptSnapshotError: checkpoints were completed and none is usable (never a silent start from nothing).
-        FormatVersionError: the newest one was written by a newer release.
+        FormatVersionError: one that would be taken was written by a newer release.
     """
-    ...
+    passed_over: list[VerifyReport] = []
+    for completed in state.completed:
+        if verify:
+            report = verify_checkpoint(store, job, completed)
+        else:
+            report = _verify_manifest(store, job, completed)
+        if report.ok and report.manifest is not None:
+            return Restorable(completed, report.manifest, tuple(passed_over))
+        passed_over.append(report)
+    if not passed_over:
+        return None
+    found = "; ".join(f"checkpoint {r.checkpoint_id}: {r.problems[0].what}" for r in passed_over)
+    raise CorruptSnapshotError(
+        f"no completed checkpoint of job {job!r} is usable: {found}",
+        hint="Bring the files back from a copy, or start under another job name from a savepoint.",
+    )
+
+
+def _verify_manifest(store: Store, job: str, completed: CheckpointCompleted) -> VerifyReport:
+    try:
+        manifest = load_manifest(store, job, completed)
+    except CorruptSnapshotError as error:
+        problem = Problem(f"{job}/{completed.path}", error.message)
+        return VerifyReport(completed.checkpoint_id, 1, 0, 0, (problem,))
+    return VerifyReport(completed.checkpoint_id, 1, 0, len(manifest.entries), (), manifest)
 
 
 def next_checkpoint_id(store: Store, job: str, state: LogState) -> int:
     """First checkpoint id of an attempt: above all completed ones and all leftovers on disk (A1)."""
-    ...
+    on_disk = [i for i in map(checkpoint_id_of, store.names(job)) if i is not None]
+    return max([state.newest_id, *on_disk]) + 1

@@ -2,22 +2,80 @@
 
 from __future__ import annotations
 
+from cutwater.errors import StorageError
 from cutwater.storage.base import Store
 from cutwater.storage.log import JobLog
+from cutwater.storage.paths import LOG_FOLDER, attempt_of, checkpoint_folder, checkpoint_id_of, log_seq_of
 
 __all__ = ["Retention", "list_jobs"]
 
 
 class Retention:
-    """Deletes retired checkpoints and leftovers of one job.  Call ``collect`` after each publish."""
+    """Deletes retired checkpoints and leftovers of one job.  Call ``collect`` after each publish.
 
-    def __init__(self, store: Store, job: str, log: JobLog) -> None: ...
+    Kept are the completed checkpoints in the log's state (its newest ``num_retained``).  Gone are, of ids *below* the
+    newest completed one, all others: retired, aborted, subsumed, left by dead attempts.  Ids above it may still be
+    pending and are never touched; nor is a folder that a newer attempt wrote into.
+
+    The first call looks through the job's folder, later ones only at ids since then: a call after each checkpoint costs
+    two folder listings and the deletes.  One per attempt.
+    """
+
+    def __init__(self, store: Store, log: JobLog) -> None:
+        self._store = store
+        self._log = log
+        self._done_below = 0
+        self._failed: set[int] = set()
 
     def collect(self) -> list[str]:
-        """Remove what no restore needs any more; returns warnings (a failed delete is tried again later)."""
-        ...
+        """Remove what no restore needs any more; returns warnings (a failed delete is tried again at the next call).
+
+        Raises:
+            FencedError: a newer attempt owns the job; nothing was deleted.
+        """
+        if self._log.in_doubt:
+            return []
+        try:
+            self._log.check_fence()
+            doomed = self._doomed()
+        except StorageError as error:
+            return [f"old checkpoints stay for now: {error}"]
+        warnings: list[str] = []
+        for checkpoint_id in doomed:
+            try:
+                self._delete(checkpoint_id)
+                self._failed.discard(checkpoint_id)
+            except StorageError as error:
+                self._failed.add(checkpoint_id)
+                warnings.append(f"checkpoint {checkpoint_id} stays for now: {error}")
+        return warnings
+
+    def _doomed(self) -> list[int]:
+        state = self._log.state
+        if not state.completed:
+            return []
+        kept = {c.checkpoint_id for c in state.completed}
+        if self._done_below:
+            below = set(range(self._done_below, state.newest_id)) | self._failed
+        else:
+            names = self._store.names(self._log.job)
+            below = {i for i in map(checkpoint_id_of, names) if i is not None and i < state.newest_id}
+        # Between kept ones, files of an aborted checkpoint may still come in: those ids are looked at again.
+        self._done_below = min(kept)
+        return sorted(below - kept)
+
+    def _delete(self, checkpoint_id: int) -> None:
+        folder = f"{self._log.job}/{checkpoint_folder(checkpoint_id)}"
+        names = self._store.names(folder)
+        attempts = [attempt for name in names if (attempt := attempt_of(name)) is not None]
+        if max(attempts, default=0) <= self._log.attempt:
+            self._store.delete(folder)
 
 
 def list_jobs(store: Store) -> list[str]:
-    """Names of the jobs in a checkpoint directory."""
-    ...
+    """Names of the jobs in a checkpoint directory, sorted."""
+    return [
+        name
+        for name in store.names()
+        if any(log_seq_of(entry) is not None for entry in store.names(f"{name}/{LOG_FOLDER}"))
+    ]

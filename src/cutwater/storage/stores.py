@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+from urllib.parse import unquote, urlsplit
 
+from cutwater.errors import ConfigError
 from cutwater.storage.base import Store
+from cutwater.storage.local import LocalStore
 
 __all__ = ["open_store", "require_exactly_once"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
 def open_store(uri: str | os.PathLike[str]) -> Store:
@@ -15,8 +21,24 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
     Raises:
         ConfigError: another scheme, or not a folder.
         StorageError: the folder cannot be made or written.
+
+    >>> open_store("s3://bucket/chk")
+    Traceback (most recent call last):
+    cutwater.errors.ConfigError: no store for 's3://bucket/chk'. Give a path or a file:// URI ...
     """
-    ...
+    text = os.fspath(uri)
+    found = _SCHEME.match(text)
+    if not text.strip():
+        raise ConfigError("the checkpoint directory is empty", hint="Give a path or a file:// URI.")
+    if found is None:
+        return LocalStore.open(text)
+    parts = urlsplit(text)
+    if found[1].lower() != "file" or parts.netloc not in ("", "localhost"):
+        raise ConfigError(
+            f"no store for {text!r}",
+            hint="Give a path or a file:// URI of a file system that driver and workers share (a mounted one will do).",
+        )
+    return LocalStore.open(unquote(parts.path))
 
 
 def require_exactly_once(store: Store) -> None:
@@ -25,4 +47,8 @@ def require_exactly_once(store: Store) -> None:
     Raises:
         ConfigError: the store has no atomic create.
     """
-    ...
+    if not store.atomic_create:
+        raise ConfigError(
+            f"{store!r} has no atomic create: two drivers could both publish, and rows be committed twice",
+            hint="Put the checkpoints on a file system with hard links, or run 'at_least_once' or 'none'.",
+        )

@@ -1,0 +1,178 @@
+"""Entries of the job log: what can happen, the state that results, and how both lie in a file.
+
+A file has two lines: the entry as JSON, and the digest (xxh3_128, hex) of that line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+import xxhash
+
+from cutwater.errors import CorruptSnapshotError, FormatVersionError
+
+__all__ = [
+    "DAMAGED_HINT",
+    "LOG_VERSION",
+    "AttemptBegan",
+    "CheckpointCompleted",
+    "Event",
+    "JobCreated",
+    "JobFinished",
+    "LogEntry",
+    "LogState",
+    "StoredEntry",
+    "apply_event",
+    "dump_entry",
+    "parse_entry",
+]
+
+LOG_VERSION = 1
+DAMAGED_HINT = "Nothing was changed. Bring the file back from a copy, or start under another job name from a savepoint."
+
+
+class JobCreated(msgspec.Struct, frozen=True, tag="job_created", forbid_unknown_fields=True):
+    """The job's first start, entry number 1."""
+
+    uid: str
+    name: str
+    time_ms: int
+
+
+class AttemptBegan(msgspec.Struct, frozen=True, tag="attempt_began", forbid_unknown_fields=True):
+    """From here on only this attempt may publish."""
+
+    attempt: int
+    driver: str
+    """Who: host, process, start time - for people."""
+    time_ms: int
+
+
+class CheckpointCompleted(msgspec.Struct, frozen=True, tag="checkpoint_completed", forbid_unknown_fields=True):
+    """A checkpoint is published: its sinks may commit."""
+
+    checkpoint_id: int
+    attempt: int
+    digest: str
+    """xxh3_128 of the manifest's bytes, hex."""
+    path: str
+    """Of the manifest, relative to the job's folder."""
+    time_ms: int
+    kind: str = "checkpoint"
+    """"checkpoint", "savepoint" or "final"."""
+
+
+class JobFinished(msgspec.Struct, frozen=True, tag="job_finished", forbid_unknown_fields=True):
+    """Nothing is left to do; ``checkpoint_id`` is the final checkpoint (0: none was taken)."""
+
+    attempt: int
+    checkpoint_id: int
+    time_ms: int
+
+
+Event: TypeAlias = JobCreated | AttemptBegan | CheckpointCompleted | JobFinished
+
+
+class LogState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the log says after its newest entry."""
+
+    uid: str = ""
+    """Empty: the job was never started."""
+    name: str = ""
+    attempt: int = 0
+    """The attempt that owns the job; 0: none yet."""
+    driver: str = ""
+    began_ms: int = 0
+    completed: tuple[CheckpointCompleted, ...] = ()
+    """Retained checkpoints, newest first."""
+    newest_id: int = 0
+    """Highest checkpoint id ever completed."""
+    finished: bool = False
+
+    @property
+    def latest(self) -> CheckpointCompleted | None:
+        """The newest completed checkpoint."""
+        return self.completed[0] if self.completed else None
+
+
+class LogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry: what happened, what is so since then, and its place in the log."""
+
+    version: int
+    seq: int
+    base: int
+    """All numbers from here to ``seq`` are there; lower ones may have been deleted."""
+    previous: str
+    """Digest of the entry before; empty for number 1."""
+    event: Event
+    state: LogState
+    """After the event."""
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEntry:
+    """A log entry as found in the store."""
+
+    entry: LogEntry
+    data: bytes
+    digest: str
+
+
+def apply_event(state: LogState, event: Event, num_retained: int) -> LogState:
+    """The state after an event; only the newest ``num_retained`` completed checkpoints stay in it."""
+    replace = msgspec.structs.replace
+    match event:
+        case JobCreated():
+            return LogState(uid=event.uid, name=event.name)
+        case AttemptBegan():
+            return replace(state, attempt=event.attempt, driver=event.driver, began_ms=event.time_ms, finished=False)
+        case CheckpointCompleted():
+            completed = (event, *state.completed)[:num_retained]
+            return replace(state, completed=completed, newest_id=event.checkpoint_id)
+        case JobFinished():
+            return replace(state, finished=True)
+
+
+def dump_entry(entry: LogEntry) -> StoredEntry:
+    """An entry with the bytes of its file."""
+    body = msgspec.json.encode(entry)
+    digest = _digest(body)
+    return StoredEntry(entry, body + b"\n" + digest.encode() + b"\n", digest)
+
+
+def parse_entry(path: str, seq: int, data: bytes) -> StoredEntry:
+    """The entry in a file's bytes; the digest is compared before anything is decoded.
+
+    Raises:
+        CorruptSnapshotError: torn, changed, or another number's entry; names the file.
+        FormatVersionError: written by a newer release.
+    """
+    body, _, tail = data.partition(b"\n")
+    digest = _digest(body)
+    if tail != digest.encode() + b"\n":
+        raise CorruptSnapshotError(
+            f"log entry {path} is damaged: its content differs from its digest", hint=DAMAGED_HINT
+        )
+    try:
+        version = msgspec.json.decode(body, type=_Versioned).version
+        if version != LOG_VERSION:
+            raise FormatVersionError(
+                f"{path} has log format version {version}, this release knows {LOG_VERSION}",
+                hint="Use the release that wrote it, or a newer one.",
+            )
+        entry = msgspec.json.decode(body, type=LogEntry)
+    except msgspec.MsgspecError as error:
+        raise CorruptSnapshotError(f"{path} is not a log entry ({error})", hint=DAMAGED_HINT) from error
+    if entry.seq != seq:
+        raise CorruptSnapshotError(f"log entry {path} is entry {entry.seq} in the wrong place", hint=DAMAGED_HINT)
+    return StoredEntry(entry, data, digest)
+
+
+def _digest(data: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(data)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -56,6 +57,9 @@ class StreamType:
     schema: pa.Schema
     event_time: str | None = None
     keys: tuple[str, ...] = ()
+    """Columns that the rows are partitioned by already: a row is in the subtask that owns their key group."""
+    span: tuple[int, int] | None = None
+    """A window's results: (size_us, offset_us) of the event time that a row stands for, from ``event_time`` on."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,40 @@ class Step:
     outputs: tuple[StreamType, ...] = ()
     parallelism: int | None = None
     options: dict[str, object] = field(default_factory=dict[str, object])
-    """read: event_time, out_of_order_us, bad_rows.  write: nothing yet."""
+    """read: event_time, out_of_order_us, bad_rows.  aggregate of a window: window (its label)."""
+
+    @property
+    def role(self) -> Literal["source", "operator", "sink"]:
+        """What ``spec`` is: a source has no inputs, a sink no outputs."""
+        if not self.inputs:
+            return "source"
+        return "operator" if self.outputs else "sink"
+
+
+@dataclass(frozen=True)
+class LogicalGraph:
+    """What the user wrote: all steps, each after the steps it reads."""
+
+    name: str
+    steps: MappingProxyType[str, Step]
+
+    @property
+    def graph(self) -> LogicalGraph:
+        """Itself, so that a plan is made from a ``Dataflow`` or from its graph alike."""
+        return self
+
+    def consumers(self, step: str, output: int | None = None) -> list[tuple[Step, int]]:
+        """Steps that read an output of ``step`` (or any of them), with the number of the input that does."""
+        return [
+            (s, i)
+            for s in self.steps.values()
+            for i, source in enumerate(s.inputs)
+            if source.step == step and output in (None, source.output)
+        ]
+
+    def source_of(self, input: Input) -> StreamType:
+        """Type of the stream that an input reads."""
+        return self.steps[input.step].outputs[input.output]
 
 
 class Link(NamedTuple):

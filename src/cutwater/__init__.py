@@ -1,0 +1,85 @@
+"""Exactly-once stateful streaming for PySpark, on distributed snapshots.
+
+    import cutwater as cw
+    import polars as pl
+
+    flow = cw.Dataflow("delays")
+    flights = flow.read("flights", cw.files("flights/*.parquet"), event_time="scheduled", out_of_order="1h")
+    (
+        flights.filter("late", pl.col("delay") > 15)
+        .key_by("origin")
+        .window("hourly", cw.tumbling("1h"))
+        .aggregate("worst", n=cw.count(), worst=cw.max("delay"))
+        .write("out", cw.files("out/"))
+    )
+    job = flow.start(spark, checkpoint="chk/", interval="1s")
+
+Every name below is imported when it is first used, so that ``import cutwater`` itself is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BuildError",
+    "ConfigError",
+    "CutwaterError",
+    "Dataflow",
+    "JobConfig",
+    "RestartConfig",
+    "__version__",
+    "count",
+    "discard",
+    "files",
+    "first",
+    "generate",
+    "last",
+    "max",
+    "mean",
+    "memory",
+    "min",
+    "rate",
+    "sum",
+    "tumbling",
+]
+
+_HOMES = {
+    "cutwater.config": ("JobConfig", "RestartConfig"),
+    "cutwater.connectors.discard": ("discard",),
+    "cutwater.connectors.files": ("files",),
+    "cutwater.connectors.generate": ("generate", "rate"),
+    "cutwater.connectors.memory": ("memory",),
+    "cutwater.dataflow.aggregates": ("count", "first", "last", "max", "mean", "min", "sum"),
+    "cutwater.dataflow.flow": ("Dataflow",),
+    "cutwater.dataflow.keyed": ("tumbling",),
+    "cutwater.errors": ("BuildError", "ConfigError", "CutwaterError"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+if TYPE_CHECKING:
+    from cutwater.config import JobConfig, RestartConfig
+    from cutwater.connectors.discard import discard
+    from cutwater.connectors.files import files
+    from cutwater.connectors.generate import generate, rate
+    from cutwater.connectors.memory import memory
+    from cutwater.dataflow.aggregates import count, first, last, max, mean, min, sum
+    from cutwater.dataflow.flow import Dataflow
+    from cutwater.dataflow.keyed import tumbling
+    from cutwater.errors import BuildError, ConfigError, CutwaterError
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'cutwater' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

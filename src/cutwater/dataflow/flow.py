@@ -1,0 +1,177 @@
+"""``Dataflow``: where a program begins, and what starts it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+
+from cutwater.connectors.base import dead_letter_schema
+from cutwater.dataflow.build import Duration, GraphBuilder, duration_us, located, plain_schema, require_column
+from cutwater.dataflow.checks import check_complete
+from cutwater.dataflow.graph import LogicalGraph, StreamType
+from cutwater.dataflow.stream import Stream
+from cutwater.errors import BuildError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cutwater.connectors.base import BadRows, Source
+    from cutwater.runtime.job import Job
+
+__all__ = ["Dataflow"]
+
+_SOURCE_PARTS = ("schema", "bounded", "replayable", "rate", "discover_interval_ms", "discover", "open")
+
+
+class Dataflow:
+    """A program of streams.  Writing it runs nothing; ``start`` does.
+
+    Args:
+        name: of the job; its folder below the checkpoint directory.
+
+    Raises:
+        BuildError: the name cannot be that of a folder.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._builder = GraphBuilder(GraphBuilder.check_name(name))
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return self._builder.name
+
+    @property
+    def graph(self) -> LogicalGraph:
+        """The steps written so far."""
+        return self._builder.graph
+
+    def __repr__(self) -> str:
+        return f"Dataflow({self.name!r}, {len(self._builder.steps)} steps)"
+
+    def read(
+        self,
+        id: str,
+        source: object,
+        *,
+        event_time: str | None = None,
+        out_of_order: Duration = 0,
+        bad_rows: BadRows | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream of the rows of a source.
+
+        Args:
+            source: ``cw.files(...)``, ``cw.generate(...)``, any ``Source``, or a Spark DataFrame, batch or streaming.
+            event_time: column that says when a row happened: a timestamp or a date; comes out as ``timestamp[us]``.
+            out_of_order: how far behind the newest event time of its split a row may come without being late.
+            bad_rows: "fail" the job on a row that cannot be read, or put it into ``.dead_letters``.
+
+        Raises:
+            BuildError: not a source, a source without schema, or an event-time column that is missing or no time.
+        """
+        with located(self._builder.check_id(id)):
+            made = _as_source(source)
+            made, bad = _with_bad_rows(made, bad_rows)
+            out_of_order_us = duration_us(out_of_order, "out_of_order")
+            if event_time is None and out_of_order_us:
+                raise BuildError("out_of_order says nothing without event_time", hint="Name the event-time column.")
+            schema = plain_schema(made.schema)
+            if event_time is not None:
+                schema = _with_event_time(schema, event_time)
+            outputs = [StreamType(schema, event_time)]
+            diverts = bad == "dead_letter"
+            if diverts:
+                outputs.append(StreamType(dead_letter_schema))
+            options: dict[str, object] = {
+                "event_time": event_time,
+                "out_of_order_us": out_of_order_us,
+                "bad_rows": bad,
+            }
+            upstreams = self._builder.add(id, "read", made, [], outputs, parallelism=parallelism, options=options)
+        return Stream(self._builder, upstreams[0], upstreams[1] if diverts else None)
+
+    def validate(self) -> None:
+        """Check that the dataflow is whole: every step's rows end in a sink.
+
+        Raises:
+            BuildError: no sink, or rows that nobody reads; names the step.
+        """
+        check_complete(self.graph)
+
+    def explain(self, *, parallelism: int = 2, max_parallelism: int = 128, protocol: str = "aligned") -> str:
+        """The logical and the physical graph as text: edges, keys, chains, parallelism, state, guarantees."""
+        from cutwater.dataflow.explain import explain
+
+        return explain(self.graph, parallelism=parallelism, max_parallelism=max_parallelism, protocol=protocol)
+
+    def start(self, spark: SparkSession | None = None, **settings: Any) -> Job:
+        """Start the job on a Spark session and return its handle at once.
+
+        Args:
+            spark: the session; ``None`` makes a local one.
+            settings: ``checkpoint=`` (directory), ``interval=``, ``parallelism=``, ``protocol=`` ... as in
+                ``JobConfig``; durations without ``_ms`` are texts such as ``"1s"``.
+        """
+        from cutwater.runtime import job
+
+        return job.start(self, spark, **settings)
+
+    def run(self, spark: SparkSession | None = None, **settings: Any) -> Job:
+        """``start``, then wait until the job ends; raises what made it fail."""
+        job = self.start(spark, **settings)
+        job.await_termination()
+        return job
+
+
+def _as_source(value: object) -> Source:
+    """The source in what the user gave."""
+    if hasattr(value, "as_source"):
+        value = cast(Any, value).as_source()
+    if type(value).__module__.startswith("pyspark.") and hasattr(value, "isStreaming"):
+        from cutwater.connectors import spark_source
+
+        frame = cast(Any, value)
+        if frame.isStreaming:
+            return spark_source.StreamingDataFrameSource(frame)
+        return spark_source.DataFrameSource(frame)
+    # Looked up on the class: the schema of a source may need a look at the data, which must happen once and not here.
+    known = (
+        {f.name for f in fields(value)}
+        if is_dataclass(value)
+        else set(vars(value) if hasattr(value, "__dict__") else ())
+    )
+    if not all(part in known or hasattr(type(value), part) for part in _SOURCE_PARTS):
+        hint = "Write for example cw.files('in/*.parquet'), cw.generate(...) or give a Spark DataFrame."
+        raise BuildError(f"a {type(value).__name__} is not a source", hint=hint)
+    return cast("Source", value)
+
+
+def _with_bad_rows(source: Source, bad_rows: BadRows | None) -> tuple[Source, BadRows]:
+    """The source told what to do with bad rows, and what it does."""
+    if bad_rows not in (None, "fail", "dead_letter"):
+        raise BuildError(f"bad_rows={bad_rows!r} is unknown", hint="Choose 'fail' or 'dead_letter'.")
+    own = cast("BadRows | None", getattr(source, "bad_rows", None))
+    if bad_rows is None or bad_rows == own:
+        return source, own or "fail"
+    if own is None and bad_rows == "fail":
+        return source, "fail"
+    if own is None or not is_dataclass(source):
+        raise BuildError(f"a {type(source).__name__} has no bad rows to divert", hint="Leave bad_rows out.")
+    return cast("Source", replace(cast(Any, source), bad_rows=bad_rows)), bad_rows
+
+
+def _with_event_time(schema: pa.Schema, name: str) -> pa.Schema:
+    """The schema with the event-time column as ``timestamp[us]``, its time zone kept."""
+    index = schema.get_field_index(require_column(schema, name, "event-time column"))
+    field = schema.field(index)
+    kind = field.type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        raise BuildError(
+            f"event-time column {name!r} is {kind}, neither a timestamp nor a date",
+            hint="Give the source a schema that reads it as a timestamp.",
+        )
+    zone = kind.tz if pa.types.is_timestamp(kind) else None
+    return schema.set(index, field.with_type(pa.timestamp("us", zone)))

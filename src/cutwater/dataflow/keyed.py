@@ -1,0 +1,170 @@
+"""Keyed streams: aggregates, windows and joins, whose state lives in the subtask that owns the key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cutwater.dataflow.build import Duration, GraphBuilder, Upstream, duration_us, located
+from cutwater.dataflow.keyed_steps import interval_join, running_aggregate, window_aggregate
+from cutwater.dataflow.stream import Stream
+from cutwater.errors import BuildError
+
+if TYPE_CHECKING:
+    from cutwater.operators.accumulators import AggregateCall
+    from cutwater.operators.window import TumblingWindow
+
+__all__ = ["JoinedStream", "KeyedStream", "WindowedResult", "WindowedStream", "tumbling"]
+
+
+def tumbling(size: Duration, *, offset: Duration = 0) -> TumblingWindow:
+    """Windows of one size, side by side: ``cw.tumbling("1h")`` holds [00:00, 01:00), [01:00, 02:00) ... in UTC.
+
+    Args:
+        size: length of a window.
+        offset: shift of the borders; may be negative.
+
+    Raises:
+        BuildError: not a duration, or a size of 0.
+
+    >>> tumbling("1h").size_us
+    3600000000
+    """
+    from cutwater.operators.window import TumblingWindow
+
+    size_us = duration_us(size, "window size")
+    if size_us == 0:
+        raise BuildError("window size is 0", hint="Write for example cw.tumbling('1h').")
+    return TumblingWindow(size_us, duration_us(offset, "window offset", signed=True))
+
+
+class KeyedStream(Stream):
+    """A stream whose rows of one key go to the same subtask of the next step.
+
+    The methods of ``Stream`` are there too; what they return has no key any more.
+    """
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key columns."""
+        return self._upstream.keys
+
+    def aggregate(self, id: str, *, parallelism: int | None = None, **aggregates: AggregateCall) -> Stream:
+        """Running aggregates: one row for each row, with the values so far of its key.
+
+        Columns: the keys, the event time (if any), then one per aggregate.
+
+        Args:
+            aggregates: name of the column = ``cw.count()``, ``cw.sum("x")``, ``cw.max("x")`` ...
+        """
+        return self._stream(running_aggregate(self._builder, id, self._upstream, aggregates, parallelism))
+
+    def window(self, id: str, window: TumblingWindow, *, allowed_lateness: Duration = 0) -> WindowedStream:
+        """Cut the stream into windows of event time.  Not a step of its own: ``id`` is a label in ``explain()``.
+
+        Args:
+            window: ``cw.tumbling(size)``.
+            allowed_lateness: how long after its end a window still takes rows and comes out again, updated.
+
+        Raises:
+            BuildError: the stream has no event time (the message says where it was lost).
+        """
+        with located(self._builder.check_id(id)):
+            if self._upstream.type.event_time is None:
+                story, hint = self._builder.event_time_story(self._upstream)
+                raise BuildError(f"a window needs event time, but {story}", hint=hint)
+            lateness_us = duration_us(allowed_lateness, "allowed_lateness")
+        return WindowedStream(self._builder, self._upstream, id, window, lateness_us)
+
+    def join(
+        self,
+        id: str,
+        right: KeyedStream,
+        *,
+        within: tuple[Duration, Duration],
+        suffix: str = "_right",
+        parallelism: int | None = None,
+    ) -> JoinedStream:
+        """Pairs of rows of equal key whose event times are near each other (an inner interval join).
+
+        Args:
+            within: (lo, hi): ``left time + lo <= right time <= left time + hi``, for example ``("-1h", "30m")``.
+            suffix: added to a column of the right side whose name the left side has too.
+
+        Raises:
+            BuildError: a side without key or event time, keys of different types, ``lo`` above ``hi``.
+        """
+        with located(self._builder.check_id(id)):
+            other = self._same_flow(right)
+            if not isinstance(other, KeyedStream):
+                raise BuildError("the right side of the join has no key", hint="Call key_by(...) on it first.")
+            if len(within) != 2:
+                raise BuildError(f"within is a pair of durations, not {within!r}", hint="Write within=('-1h', '30m').")
+            bounds_us = tuple(duration_us(d, "within", signed=True) for d in within)
+            made = interval_join(
+                self._builder, id, self._upstream, other._upstream, (bounds_us[0], bounds_us[1]), suffix, parallelism
+            )
+        return JoinedStream(self._builder, made)
+
+
+class WindowedStream:
+    """A keyed stream cut into windows: call ``aggregate``."""
+
+    def __init__(
+        self, builder: GraphBuilder, upstream: Upstream, label: str, window: TumblingWindow, allowed_lateness_us: int
+    ) -> None:
+        self._builder = builder
+        self._upstream = upstream
+        self._label = label
+        self._window = window
+        self._allowed_lateness_us = allowed_lateness_us
+
+    def aggregate(self, id: str, *, parallelism: int | None = None, **aggregates: AggregateCall) -> WindowedResult:
+        """One row for each key and window, when the watermark passes the window's end.
+
+        Columns: the keys, ``window_start``, ``window_end``, then one per aggregate.  ``window_start`` is the result's
+        event time, so that larger windows can be built on it.
+
+        Args:
+            id: names the state.
+            aggregates: as in ``KeyedStream.aggregate``.
+        """
+        made = window_aggregate(
+            self._builder,
+            id,
+            self._upstream,
+            aggregates,
+            (self._label, self._window, self._allowed_lateness_us),
+            parallelism,
+        )
+        return WindowedResult(self._builder, made)
+
+
+class WindowedResult(Stream):
+    """Results of windows, with the rows that came too late for them."""
+
+    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
+        super().__init__(builder, outputs[0])
+        self._late = outputs[1]
+
+    @property
+    def late(self) -> Stream:
+        """Rows whose window was over (its end plus the allowed lateness is behind the watermark)."""
+        return Stream(self._builder, self._late)
+
+
+class JoinedStream(Stream):
+    """Pairs of a join, with the rows that came too late to be joined."""
+
+    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
+        super().__init__(builder, outputs[0])
+        self._late = outputs[1:]
+
+    @property
+    def late_left(self) -> Stream:
+        """Rows of the left side that lay behind the watermark."""
+        return Stream(self._builder, self._late[0])
+
+    @property
+    def late_right(self) -> Stream:
+        """Rows of the right side that lay behind the watermark."""
+        return Stream(self._builder, self._late[1])

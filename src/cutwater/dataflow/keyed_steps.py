@@ -1,0 +1,175 @@
+"""The steps with keyed state: their specifications, types and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from cutwater.dataflow.build import GraphBuilder, Upstream, located, require_column
+from cutwater.dataflow.graph import StreamType
+from cutwater.errors import BuildError
+
+if TYPE_CHECKING:
+    from cutwater.operators.accumulators import Aggregate, AggregateCall
+    from cutwater.operators.window import TumblingWindow
+
+__all__ = ["interval_join", "running_aggregate", "window_aggregate"]
+
+
+def running_aggregate(
+    builder: GraphBuilder,
+    id: str,
+    upstream: Upstream,
+    calls: Mapping[str, AggregateCall],
+    parallelism: int | None,
+) -> Upstream:
+    from cutwater.operators.aggregate import RunningAggregateSpec
+
+    with located(builder.check_id(id)):
+        aggregates = _aggregates(upstream.type.schema, calls)
+        event_time = upstream.type.event_time
+        spec = RunningAggregateSpec(upstream.type.schema, upstream.keys, aggregates, event_time)
+        schema = _distinct(spec.outputs[0])
+        out = StreamType(schema, event_time, upstream.keys, upstream.type.span)
+        return builder.add(id, "aggregate", spec, [upstream], [out], parallelism=parallelism)[0]
+
+
+def window_aggregate(
+    builder: GraphBuilder,
+    id: str,
+    upstream: Upstream,
+    calls: Mapping[str, AggregateCall],
+    window: tuple[str, TumblingWindow, int],
+    parallelism: int | None,
+) -> tuple[Upstream, ...]:
+    """``window``: its label, the windows, and the allowed lateness in microseconds."""
+    from cutwater.operators.window import WindowAggregateSpec
+
+    label, windows, lateness_us = window
+    with located(builder.check_id(id)):
+        aggregates = _aggregates(upstream.type.schema, calls)
+        event_time = upstream.type.event_time
+        if event_time is None:
+            story, hint = builder.event_time_story(upstream)
+            raise BuildError(f"a window needs event time, but {story}", hint=hint)
+        _check_nesting(upstream.type, windows)
+        spec = WindowAggregateSpec(upstream.type.schema, upstream.keys, event_time, windows, aggregates, lateness_us)
+        schema = _distinct(spec.outputs[0])
+        updated = lateness_us > 0
+        span = None if updated else (windows.size_us, windows.offset_us)
+        out = StreamType(schema, None if updated else "window_start", upstream.keys, span)
+        late = StreamType(spec.outputs[1], None, upstream.keys)
+        lost = "with allowed_lateness a window may come out again, updated, and would count twice" if updated else None
+        return builder.add(
+            id, "window", spec, [upstream], [out, late], parallelism=parallelism, lost=lost, options={"window": label}
+        )
+
+
+def interval_join(
+    builder: GraphBuilder,
+    id: str,
+    left: Upstream,
+    right: Upstream,
+    bounds_us: tuple[int, int],
+    suffix: str,
+    parallelism: int | None,
+) -> tuple[Upstream, ...]:
+    from cutwater.operators.interval_join import IntervalJoinSpec
+
+    with located(builder.check_id(id)):
+        lower_us, upper_us = bounds_us
+        if lower_us > upper_us:
+            raise BuildError("within: the lower bound is above the upper", hint="Write within=('-1h', '30m').")
+        left_time, right_time = (_join_time(builder, side, u) for side, u in (("left", left), ("right", right)))
+        _check_key_pairs(left, right)
+        spec = IntervalJoinSpec(
+            left.type.schema,
+            right.type.schema,
+            left.keys,
+            right.keys,
+            left_time,
+            right_time,
+            lower_us,
+            upper_us,
+            suffix,
+        )
+        schema = _distinct(spec.outputs[0])
+        # A pair comes out when its later row comes; only the time of a row that is never the earlier one is in time.
+        event_time = lost = None
+        if upper_us <= 0:
+            event_time = left_time
+        elif lower_us >= 0 and right_time not in left.type.schema.names:
+            event_time = right_time
+        elif lower_us >= 0:
+            event_time = right_time + suffix
+        else:
+            lost = "either row of a pair may be the older one; with_event_time says which column to go by"
+        out = StreamType(schema, event_time, left.keys)
+        late = [StreamType(s, None, u.keys) for s, u in zip(spec.outputs[1:], (left, right), strict=True)]
+        return builder.add(id, "join", spec, [left, right], [out, *late], parallelism=parallelism, lost=lost)
+
+
+def _aggregates(schema: pa.Schema, calls: Mapping[str, AggregateCall]) -> tuple[Aggregate, ...]:
+    from cutwater.operators.accumulators import Aggregate, AggregateCall
+
+    if not calls:
+        raise BuildError("aggregate needs at least one aggregate", hint="Write for example n=cw.count().")
+    made: list[Aggregate] = []
+    for name, call in calls.items():
+        if not isinstance(call, AggregateCall):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise BuildError(
+                f"{name}= is a {type(call).__name__}, not an aggregate", hint="Write for example n=cw.count()."
+            )
+        if call.column is not None:
+            require_column(schema, call.column)
+        made.append(Aggregate(name, call.kind, call.column))
+    return tuple(made)
+
+
+def _distinct(schema: pa.Schema) -> pa.Schema:
+    """The schema, if every column has a name of its own."""
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise BuildError(f"two columns of the result are named {name!r}", hint="Rename one before this step.")
+    return schema
+
+
+def _check_nesting(upstream: StreamType, windows: TumblingWindow) -> None:
+    """Windows over the results of windows: each result must lie in exactly one of the larger."""
+    if upstream.span is None:
+        return
+    size_us, offset_us = upstream.span
+    if windows.size_us % size_us or (windows.offset_us - offset_us) % size_us:
+        raise BuildError(
+            f"windows of {windows.size_us / 1e6:g} s cut the results of windows of {size_us / 1e6:g} s in two",
+            hint="Choose a multiple of the inner size, with borders on its borders.",
+        )
+
+
+def _join_time(builder: GraphBuilder, side: str, upstream: Upstream) -> str:
+    if upstream.type.event_time is None:
+        story, hint = builder.event_time_story(upstream)
+        raise BuildError(f"a join needs event time, but on its {side} side {story}", hint=hint)
+    if upstream.type.span is not None:
+        raise BuildError(
+            f"the {side} side of the join holds results of windows, which come out after their event time",
+            hint="Take the end of the window as event time: .with_event_time('window_end').",
+        )
+    return upstream.type.event_time
+
+
+def _check_key_pairs(left: Upstream, right: Upstream) -> None:
+    if len(left.keys) != len(right.keys):
+        raise BuildError(
+            f"the join's sides have different numbers of keys: ({', '.join(left.keys)}) and ({', '.join(right.keys)})"
+        )
+    for a, b in zip(left.keys, right.keys, strict=True):
+        kinds = left.type.schema.field(a).type, right.type.schema.field(b).type
+        if kinds[0] != kinds[1]:
+            raise BuildError(
+                f"the join compares key {a!r} ({kinds[0]}) with {b!r} ({kinds[1]})",
+                hint="Cast one of them before key_by.",
+            )

@@ -1,0 +1,270 @@
+"""The physical plan: chains of steps, edges between them, and what each edge does with rows.
+
+The same program gives the same plan, with the same numbers: steps are taken in the order they were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+from cutwater.dataflow.checks import check_complete
+from cutwater.dataflow.graph import (
+    Edge,
+    EdgeType,
+    Input,
+    Link,
+    LogicalGraph,
+    PhysicalPlan,
+    Step,
+    StreamType,
+    Vertex,
+)
+from cutwater.errors import BuildError, InvariantError
+from cutwater.state.keys import MAX_KEY_GROUPS
+from cutwater.storage.manifest import StepRecord
+
+if TYPE_CHECKING:
+    from cutwater.connectors.base import Sink, Source
+    from cutwater.operators.base import OperatorSpec
+
+__all__ = ["FusedChain", "FusedNode", "HasGraph", "fuse_links", "make_plan", "step_records", "validate_plan"]
+
+
+class HasGraph(Protocol):
+    """A ``Dataflow``, or its ``LogicalGraph``."""
+
+    @property
+    def graph(self) -> LogicalGraph: ...
+
+
+class FusedNode(NamedTuple):
+    """One operator of a chain: a step, or several neighbours that compute as one."""
+
+    steps: tuple[str, ...]
+    spec: Source | OperatorSpec | Sink
+
+
+class FusedChain(NamedTuple):
+    """A vertex as the worker builds it; links number the nodes."""
+
+    nodes: list[FusedNode]
+    links: list[Link]
+
+
+def make_plan(flow: HasGraph, parallelism: int, max_parallelism: int = 128) -> PhysicalPlan:
+    """The physical plan of a dataflow.
+
+    A step joins the vertex of the step before it if it reads that step alone, by a forward edge, at the same
+    parallelism; every other step heads a vertex of its own.  A forward edge between different parallelisms becomes
+    a rebalance edge.  A hash edge becomes a forward one where rows lie in the right subtask already.
+
+    Args:
+        flow: the dataflow or its graph.
+        parallelism: subtasks of every step that names no number of its own.
+        max_parallelism: number of key groups.
+
+    Raises:
+        BuildError: the dataflow is not whole, or a step wants more subtasks than there are key groups.
+    """
+    graph = flow.graph
+    check_complete(graph)
+    planner = _Planner(graph, parallelism, max_parallelism)
+    for step in graph.steps.values():
+        planner.place(step)
+    plan = planner.plan()
+    validate_plan(plan)
+    return plan
+
+
+class _Planner:
+    def __init__(self, graph: LogicalGraph, parallelism: int, max_parallelism: int) -> None:
+        if not 1 <= max_parallelism <= MAX_KEY_GROUPS:
+            raise BuildError(f"max_parallelism {max_parallelism} is not between 1 and {MAX_KEY_GROUPS}")
+        self._graph = graph
+        self._max_parallelism = max_parallelism
+        self._parallelism = {s.id: s.parallelism or parallelism for s in graph.steps.values()}
+        for step, subtasks in self._parallelism.items():
+            if subtasks > max_parallelism:
+                raise BuildError(
+                    f"parallelism {subtasks} is above max_parallelism {max_parallelism}",
+                    step=step,
+                    hint="Key groups are the unit of scaling: raise max_parallelism before the first run.",
+                )
+        self._chains: list[list[str]] = []
+        self._links: list[list[Link]] = []
+        self._vertex: dict[str, int] = {}
+        self._edges: list[Edge] = []
+
+    def place(self, step: Step) -> None:
+        """Give the step a place: in the chain it continues, or at the head of a new one."""
+        types = [self._edge_type(step, i) for i in step.inputs]
+        if types == [EdgeType.FORWARD]:
+            source = step.inputs[0]
+            vertex = self._vertex[source.step]
+            chain = self._chains[vertex]
+            self._links[vertex].append(Link(chain.index(source.step), source.output, len(chain), 0))
+            chain.append(step.id)
+            self._vertex[step.id] = vertex
+            return
+        vertex = len(self._chains)
+        self._chains.append([step.id])
+        self._links.append([])
+        self._vertex[step.id] = vertex
+        for number, (source, kind) in enumerate(zip(step.inputs, types, strict=True)):
+            self._edges.append(
+                Edge(
+                    index=len(self._edges),
+                    type=kind,
+                    source=self._vertex[source.step],
+                    source_step=source.step,
+                    source_output=source.output,
+                    target=vertex,
+                    target_step=step.id,
+                    target_input=number,
+                    schema=self._graph.source_of(source).schema,
+                    keys=source.keys,
+                )
+            )
+
+    def plan(self) -> PhysicalPlan:
+        vertices = tuple(
+            Vertex(n, tuple(chain), self._parallelism[chain[0]], tuple(self._links[n]))
+            for n, chain in enumerate(self._chains)
+        )
+        return PhysicalPlan(
+            name=self._graph.name,
+            max_parallelism=self._max_parallelism,
+            parallelism=max(v.parallelism for v in vertices),
+            steps=dict(self._graph.steps),
+            vertices=vertices,
+            edges=tuple(self._edges),
+        )
+
+    def _edge_type(self, step: Step, source: Input) -> EdgeType:
+        same = self._parallelism[step.id] == self._parallelism[source.step]
+        if source.edge is EdgeType.HASH and same and self._graph.source_of(source).keys == source.keys:
+            return EdgeType.FORWARD  # the rows of a key group are in the subtask that owns it already
+        if source.edge is EdgeType.FORWARD and not same:
+            return EdgeType.REBALANCE
+        return source.edge
+
+
+# ------------------------------------------------------------------------------------------------------------ fusing
+
+
+def fuse_links(plan: PhysicalPlan, vertex: Vertex) -> FusedChain:
+    """A vertex with neighbouring expression steps fused into one operator.
+
+    A step is fused with the one before it if both are expressions and nobody else reads the one before.
+    """
+    nodes: list[FusedNode] = []
+    node_of: list[int] = []
+    into = {link.target: link for link in vertex.links}
+    for position, id in enumerate(vertex.steps):
+        link = into.get(position)
+        spec = plan.steps[id].spec
+        if link is not None and _fusible(plan, vertex, link):
+            node = node_of[link.source]
+            before = nodes[node]
+            nodes[node] = FusedNode((*before.steps, id), cast(Any, before.spec).then(spec))
+            node_of.append(node)
+        else:
+            node_of.append(len(nodes))
+            nodes.append(FusedNode((id,), spec))
+    links = [
+        Link(node_of[link.source], link.output, node_of[link.target], link.input)
+        for link in vertex.links
+        if node_of[link.source] != node_of[link.target]
+    ]
+    return FusedChain(nodes, links)
+
+
+def _fusible(plan: PhysicalPlan, vertex: Vertex, link: Link) -> bool:
+    before, after = vertex.steps[link.source], vertex.steps[link.target]
+    readers = [other for other in vertex.links if other.source == link.source]
+    leaves = any(edge.source_step == before for edge in plan.edges)
+    both = all(hasattr(plan.steps[id].spec, "then") for id in (before, after))
+    return both and len(readers) == 1 and not leaves
+
+
+# -------------------------------------------------------------------------------------------------------- validation
+
+
+def validate_plan(plan: PhysicalPlan) -> None:
+    """Check what every plan must fulfil.
+
+    Raises:
+        InvariantError: a step without a place, rows of another type than the step takes, keys that do not fit.
+    """
+    for problem in _problems(plan):
+        raise InvariantError(f"the plan of dataflow {plan.name!r} is wrong: {problem}")
+
+
+def _problems(plan: PhysicalPlan) -> Iterator[str]:
+    placed = [id for v in plan.vertices for id in v.steps]
+    if sorted(placed) != sorted(plan.steps):
+        yield f"steps {sorted(set(plan.steps) ^ set(placed))} do not lie in exactly one vertex"
+    for step in plan.steps.values():
+        yield from _step_problems(plan, step)
+    for vertex in plan.vertices:
+        fed = [link.target for link in vertex.links]
+        if fed != list(range(1, len(vertex.steps))):
+            yield f"vertex {vertex.index} does not feed each of its steps once, in order"
+    for number, edge in enumerate(plan.edges):
+        if edge.index != number:
+            yield f"edge {edge.index} stands at place {number}"
+        if plan.vertices[edge.target].steps[0] != edge.target_step:
+            yield f"edge {number} ends inside a chain"
+        if edge.source_step not in plan.vertices[edge.source].steps:
+            yield f"edge {number} begins outside its vertex"
+        parallelisms = plan.vertices[edge.source].parallelism, plan.vertices[edge.target].parallelism
+        if edge.type is EdgeType.FORWARD and parallelisms[0] != parallelisms[1]:
+            yield f"forward edge {number} joins parallelism {parallelisms[0]} and {parallelisms[1]}"
+        if edge.type is EdgeType.HASH and not edge.keys:
+            yield f"hash edge {number} has no keys"
+        yield from (f"edge {number} has no column {k!r}" for k in edge.keys if k not in edge.schema.names)
+
+
+def _step_problems(plan: PhysicalPlan, step: Step) -> Iterator[str]:
+    if step.role == "operator":
+        promised = [o.schema for o in step.outputs]
+        made = list(cast("OperatorSpec", step.spec).outputs)
+        if len(promised) != len(made) or any(not _same(a, b) for a, b in zip(promised, made, strict=True)):
+            yield f"step {step.id!r} promises other rows than its operator makes"
+    for source in step.inputs:
+        if source.step not in plan.steps or source.output >= len(plan.steps[source.step].outputs):
+            yield f"step {step.id!r} reads output {source.output} of step {source.step!r}, which is not there"
+    hashed = [i for i in step.inputs if i.keys]
+    kinds = {tuple(_type(plan, i).schema.field(k).type for k in i.keys) for i in hashed}
+    if len(kinds) > 1 or (hashed and len(hashed) != len(step.inputs)):
+        yield f"the inputs of step {step.id!r} have keys of different types"
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a.names == b.names and a.types == b.types
+
+
+def _type(plan: PhysicalPlan, source: Input) -> StreamType:
+    return plan.steps[source.step].outputs[source.output]
+
+
+# ---------------------------------------------------------------------------------------------------------- manifest
+
+
+def step_records(plan: PhysicalPlan) -> list[StepRecord]:
+    """What the manifest says of every step, for the upgrade check of a later program."""
+    parallelism = {id: v.parallelism for v in plan.vertices for id in v.steps}
+    return [_record(step, parallelism[step.id]) for step in plan.steps.values()]
+
+
+def _record(step: Step, parallelism: int) -> StepRecord:
+    state = cast("OperatorSpec", step.spec).state_schema if step.role == "operator" else None
+    return StepRecord(
+        id=step.id,
+        kind=step.kind,
+        parallelism=parallelism,
+        keys=list(step.inputs[0].keys) if step.inputs else [],
+        outputs=[[(f.name, str(f.type)) for f in o.schema] for o in step.outputs],
+        state=None if state is None else [(f.name, str(f.type)) for f in state],
+    )

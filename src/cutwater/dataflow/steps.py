@@ -1,0 +1,420 @@
+"""One function per kind of step: its specification, the type of what flows out, its checks.
+
+Every function checks everything first and adds to the graph last, so that a refused step leaves no trace.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+
+from cutwater.dataflow.build import (
+    GraphBuilder,
+    Upstream,
+    carry,
+    carry_by_name,
+    located,
+    plain_schema,
+    require_column,
+)
+from cutwater.dataflow.graph import EdgeType, StreamType
+from cutwater.errors import BuildError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from cutwater.operators.expressions import Stage
+
+__all__ = [
+    "collect",
+    "drop",
+    "enrich",
+    "filter_rows",
+    "flat_map",
+    "foreach_batch",
+    "key_by",
+    "map_batches",
+    "map_rows",
+    "rename",
+    "select",
+    "union",
+    "with_columns",
+    "with_event_time",
+    "write",
+]
+
+# ------------------------------------------------------------------------------------------------------- expressions
+
+
+def filter_rows(
+    builder: GraphBuilder, id: str, upstream: Upstream, predicates: Sequence[pl.Expr], parallelism: int | None
+) -> Upstream:
+    from cutwater.operators.expressions import Filter
+
+    with located(builder.check_id(id)):
+        expressions = _expressions(upstream.type.schema, predicates, {}, names=False)
+        predicate = expressions[0]
+        for more in expressions[1:]:
+            predicate = predicate & more
+        kept = {name: name for name in upstream.type.schema.names}
+        return _expression_step(builder, id, "filter", upstream, Filter(predicate), kept, parallelism)
+
+
+def select(
+    builder: GraphBuilder,
+    id: str,
+    upstream: Upstream,
+    exprs: Sequence[str | pl.Expr],
+    named: Mapping[str, pl.Expr],
+    parallelism: int | None,
+) -> Upstream:
+    from cutwater.operators.expressions import Select
+
+    with located(builder.check_id(id)):
+        expressions = _expressions(upstream.type.schema, exprs, named, names=True)
+        kept = _untouched(upstream.type.schema, expressions)
+        return _expression_step(builder, id, "select", upstream, Select(tuple(expressions)), kept, parallelism)
+
+
+def with_columns(
+    builder: GraphBuilder,
+    id: str,
+    upstream: Upstream,
+    exprs: Sequence[pl.Expr],
+    named: Mapping[str, pl.Expr],
+    parallelism: int | None,
+) -> Upstream:
+    from cutwater.operators.expressions import WithColumns
+
+    with located(builder.check_id(id)):
+        schema = upstream.type.schema
+        expressions = _expressions(schema, exprs, named, names=False)
+        written = set(_output_names(schema, expressions))
+        kept = {name: name for name in schema.names if name not in written}
+        return _expression_step(
+            builder, id, "with_columns", upstream, WithColumns(tuple(expressions)), kept, parallelism
+        )
+
+
+def drop(
+    builder: GraphBuilder, id: str, upstream: Upstream, columns: Sequence[str], parallelism: int | None
+) -> Upstream:
+    from cutwater.operators.expressions import Drop
+
+    with located(builder.check_id(id)):
+        schema = upstream.type.schema
+        gone = tuple(require_column(schema, c) for c in columns)
+        if not gone:
+            raise BuildError("drop needs the name of a column")
+        if set(gone) == set(schema.names):
+            raise BuildError("drop leaves no column", hint="Keep at least one column.")
+        kept = {name: name for name in schema.names if name not in gone}
+        return _expression_step(builder, id, "drop", upstream, Drop(gone), kept, parallelism)
+
+
+def rename(
+    builder: GraphBuilder, id: str, upstream: Upstream, mapping: Mapping[str, str], parallelism: int | None
+) -> Upstream:
+    from cutwater.operators.expressions import Rename
+
+    with located(builder.check_id(id)):
+        schema = upstream.type.schema
+        if not mapping:
+            raise BuildError("rename needs at least one column", hint="Write rename('id', old='new').")
+        for name in mapping:
+            require_column(schema, name)
+        kept = {name: mapping.get(name, name) for name in schema.names}
+        twice = sorted(n for n in kept.values() if list(kept.values()).count(n) > 1)
+        if twice:
+            raise BuildError(f"rename gives two columns the name {twice[0]!r}")
+        return _expression_step(builder, id, "rename", upstream, Rename(dict(mapping)), kept, parallelism)
+
+
+def _expression_step(
+    builder: GraphBuilder,
+    id: str,
+    kind: str,
+    upstream: Upstream,
+    stage: Stage,
+    kept: dict[str, str],
+    parallelism: int | None,
+) -> Upstream:
+    from cutwater.operators.expressions import ExpressionSpec
+
+    spec = ExpressionSpec(upstream.type.schema, (stage,))
+    out, lost = carry(upstream.type, spec.outputs[0], kept)
+    return builder.add(id, kind, spec, [upstream], [out], parallelism=parallelism, lost=lost)[0]
+
+
+def _expressions(
+    schema: pa.Schema, exprs: Sequence[object], named: Mapping[str, object], *, names: bool
+) -> list[pl.Expr]:
+    """Polars expressions of the arguments; plain names are columns where ``names`` allows them."""
+    import polars as pl
+
+    found: list[pl.Expr] = []
+    for label, value in [*((None, e) for e in exprs), *named.items()]:
+        if isinstance(value, str) and names:
+            value = pl.col(require_column(schema, value))
+        if not isinstance(value, pl.Expr):
+            raise BuildError(
+                f"a Polars expression is needed, not {type(value).__name__}",
+                hint="Write for example pl.col('delay') > 15; for a Python function use map or map_batches.",
+            )
+        found.append(value if label is None else value.alias(label))
+    if not found:
+        raise BuildError("at least one expression is needed")
+    return found
+
+
+def _untouched(schema: pa.Schema, expressions: Sequence[pl.Expr]) -> dict[str, str]:
+    """Columns that expressions only select, perhaps under another name: old name to new."""
+    kept: dict[str, str] = {}
+    for expression in expressions:
+        plain = expression.meta.undo_aliases()
+        if plain.meta.is_column_selection():
+            pairs = zip(_output_names(schema, [plain]), _output_names(schema, [expression]), strict=False)
+            for old, new in pairs:
+                if old not in kept or new == old:
+                    kept[old] = new
+    return kept
+
+
+def _output_names(schema: pa.Schema, expressions: Sequence[pl.Expr]) -> list[str]:
+    """Names of the columns that expressions make; none if Polars refuses them (their own check says why)."""
+    import polars as pl
+
+    empty = cast(pl.DataFrame, pl.from_arrow(schema.empty_table())).lazy()
+    names: list[str] = []
+    for expression in expressions:
+        try:
+            names += empty.select(expression).collect_schema().names()
+        except pl.exceptions.PolarsError:
+            continue
+    return names
+
+
+# --------------------------------------------------------------------------------------------------------- functions
+
+
+def map_batches(
+    builder: GraphBuilder,
+    id: str,
+    upstream: Upstream,
+    fn: Callable[..., Any],
+    schema: str | pa.Schema,
+    parallelism: int | None,
+) -> Upstream:
+    from cutwater.operators.functions import MapBatchesSpec
+
+    return _function_step(builder, id, "map_batches", MapBatchesSpec, upstream, fn, schema, parallelism)
+
+
+def map_rows(
+    builder: GraphBuilder,
+    id: str,
+    upstream: Upstream,
+    fn: Callable[..., Any],
+    schema: str | pa.Schema,
+    parallelism: int | None,
+) -> Upstream:
+    from cutwater.operators.functions import MapRowSpec
+
+    return _function_step(builder, id, "map", MapRowSpec, upstream, fn, schema, parallelism)
+
+
+def flat_map(
+    builder: GraphBuilder,
+    id: str,
+    upstream: Upstream,
+    fn: Callable[..., Any],
+    schema: str | pa.Schema,
+    parallelism: int | None,
+) -> Upstream:
+    from cutwater.operators.functions import FlatMapSpec
+
+    return _function_step(builder, id, "flat_map", FlatMapSpec, upstream, fn, schema, parallelism)
+
+
+def _function_step(
+    builder: GraphBuilder,
+    id: str,
+    kind: str,
+    spec_type: Callable[[pa.Schema, Callable[..., Any], pa.Schema], Any],
+    upstream: Upstream,
+    fn: Callable[..., Any],
+    schema: str | pa.Schema,
+    parallelism: int | None,
+) -> Upstream:
+    from cutwater.operators.schema_text import as_schema
+
+    with located(builder.check_id(id)):
+        spec = spec_type(upstream.type.schema, fn, plain_schema(as_schema(schema)))
+        out, lost = carry_by_name(upstream.type, spec.outputs[0])
+        return builder.add(id, kind, spec, [upstream], [out], parallelism=parallelism, lost=lost)[0]
+
+
+# --------------------------------------------------------------------------------------------------- joining streams
+
+
+def union(builder: GraphBuilder, id: str, upstreams: Sequence[Upstream], parallelism: int | None) -> Upstream:
+    from cutwater.operators.union import UnionSpec, check_same_schema
+
+    with located(builder.check_id(id)):
+        if len(upstreams) < 2:
+            raise BuildError("union needs at least one other stream")
+        schema = check_same_schema([u.type.schema for u in upstreams])
+        event_times = {u.type.event_time for u in upstreams}
+        spans = {u.type.span for u in upstreams}
+        lost = None
+        out = StreamType(schema)
+        if len(event_times) == 1 and len(spans) == 1:
+            out = StreamType(schema, upstreams[0].type.event_time, (), upstreams[0].type.span)
+        elif upstreams[0].type.event_time is not None:
+            lost = "its streams have different event-time columns"
+        spec = UnionSpec(schema, len(upstreams))
+        return builder.add(id, "union", spec, upstreams, [out], parallelism=parallelism, lost=lost)[0]
+
+
+def enrich(
+    builder: GraphBuilder,
+    id: str,
+    upstream: Upstream,
+    table: object,
+    on: str | Sequence[str] | Mapping[str, str],
+    how: str,
+    suffix: str,
+    parallelism: int | None,
+) -> Upstream:
+    from cutwater.operators.enrich import EnrichSpec
+
+    with located(builder.check_id(id)):
+        if isinstance(on, str):
+            on = (on,)
+        pairs = tuple(on.items()) if isinstance(on, Mapping) else tuple((name, name) for name in on)
+        if not pairs:
+            raise BuildError("enrich needs a key column", hint="Write on='carrier' or on={'left': 'right'}.")
+        for left, _ in pairs:
+            require_column(upstream.type.schema, left)
+        if how not in ("left", "inner"):
+            raise BuildError(f"how={how!r} is unknown", hint="Choose 'left' or 'inner'.")
+        spec = EnrichSpec(upstream.type.schema, _enrichment_table(table), pairs, cast(Any, how), suffix)
+        out, lost = carry(upstream.type, spec.outputs[0], {n: n for n in upstream.type.schema.names})
+        return builder.add(id, "enrich", spec, [upstream], [out], parallelism=parallelism, lost=lost)[0]
+
+
+def _enrichment_table(table: object) -> Any:
+    from cutwater.operators.enrich import EnrichmentTable
+
+    if isinstance(table, EnrichmentTable):
+        return table
+    if isinstance(table, pa.RecordBatch):
+        return EnrichmentTable(pa.Table.from_batches([table]))
+    if isinstance(table, pa.Table):
+        return EnrichmentTable(table)
+    module = type(table).__module__.partition(".")[0]
+    if module == "polars" and hasattr(table, "to_arrow"):
+        return EnrichmentTable(cast(Any, table).to_arrow())
+    if module == "pandas" and hasattr(table, "columns"):
+        return EnrichmentTable(pa.Table.from_pandas(cast(Any, table), preserve_index=False))
+    raise BuildError(
+        f"a table to enrich with cannot be a {type(table).__name__}",
+        hint="Give a pyarrow.Table, a Polars or pandas frame, or an EnrichmentTable over files.",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ partitioning
+
+
+def key_by(
+    builder: GraphBuilder, upstream: Upstream, columns: Sequence[str], dead_letters: str | None
+) -> tuple[Upstream, Upstream | None]:
+    """The upstream read by a hash edge, and the rows without a usable key if they are diverted."""
+    from cutwater.state.keys import check_key_types
+
+    schema = upstream.type.schema
+    keys = tuple(columns)
+    with located(dead_letters if isinstance(dead_letters, str) else upstream.step):
+        for name in keys:
+            require_column(schema, name, "key column")
+        check_key_types(schema, keys)
+    bad = None
+    if dead_letters is not None:
+        from cutwater.operators.key_check import KeyCheckSpec
+
+        with located(builder.check_id(dead_letters)):
+            spec = KeyCheckSpec(schema, keys)
+            outputs = [replace(upstream.type, schema=spec.outputs[0]), StreamType(spec.outputs[1])]
+            upstream, bad = builder.add(dead_letters, "key_check", spec, [upstream], outputs)
+    return replace(upstream, edge=EdgeType.HASH, keys=keys), bad
+
+
+def with_event_time(builder: GraphBuilder, upstream: Upstream, column: str) -> Upstream:
+    """The upstream with another event-time column."""
+    with located(upstream.step):
+        kind = upstream.type.schema.field(require_column(upstream.type.schema, column, "event-time column")).type
+        if not (pa.types.is_timestamp(kind) and kind.unit == "us"):
+            raise BuildError(
+                f"event-time column {column!r} is {kind}, not timestamp[us]",
+                hint="Cast it: with_columns('id', pl.col(...).cast(pl.Datetime('us'))).",
+            )
+        if not builder.has_watermark(upstream):
+            raise BuildError(*builder.event_time_story(upstream))
+    return replace(upstream, type=replace(upstream.type, event_time=column, span=None))
+
+
+# ------------------------------------------------------------------------------------------------------------- sinks
+
+
+def write(builder: GraphBuilder, id: str, upstream: Upstream, sink: object, parallelism: int | None) -> None:
+    with located(builder.check_id(id)):
+        if hasattr(sink, "as_sink"):
+            sink = cast(Any, sink).as_sink()
+        if not all(hasattr(sink, name) for name in ("guarantee", "check", "writer", "committer")):
+            raise BuildError(
+                f"a {type(sink).__name__} is not a sink",
+                hint="Write for example to cw.files('out/') or cw.discard().",
+            )
+        _sink_step(builder, id, "write", upstream, sink, parallelism)
+
+
+def foreach_batch(
+    builder: GraphBuilder,
+    id: str,
+    upstream: Upstream,
+    fn: Callable[[pa.Table, int], None],
+    idempotent: bool,
+    parallelism: int | None,
+) -> None:
+    from cutwater.connectors.foreach_batch import ForeachBatchSink
+
+    with located(builder.check_id(id)):
+        if not callable(fn):
+            raise BuildError(f"foreach_batch needs a function of (rows, checkpoint_id), not {type(fn).__name__}")
+        sink = ForeachBatchSink(fn, idempotent=idempotent)
+        if parallelism is not None:
+            sink = dataclasses.replace(sink, parallelism=parallelism)
+        _sink_step(builder, id, "foreach_batch", upstream, sink, parallelism)
+
+
+def collect(builder: GraphBuilder, id: str, upstream: Upstream, parallelism: int | None) -> None:
+    from cutwater.connectors.collect import CollectSink
+
+    with located(builder.check_id(id)):
+        _sink_step(builder, id, "collect", upstream, CollectSink(), parallelism)
+
+
+def _sink_step(
+    builder: GraphBuilder, id: str, kind: str, upstream: Upstream, sink: Any, parallelism: int | None
+) -> None:
+    if upstream.edge is EdgeType.BROADCAST:
+        raise BuildError("a broadcast stream would be written once per subtask", hint="Write it before broadcast().")
+    fixed = cast("int | None", sink.parallelism)
+    if fixed is not None and parallelism not in (None, fixed):
+        raise BuildError(f"the sink runs at parallelism {fixed}, not {parallelism}")
+    sink.check(upstream.type.schema)
+    builder.add(id, kind, sink, [upstream], [], parallelism=fixed if fixed is not None else parallelism)

@@ -1,0 +1,238 @@
+"""Streams: handles over the graph under construction.  Every method adds a step and returns the stream it makes.
+
+A stream is a value: using it twice gives two branches.  Nothing runs until the dataflow is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from cutwater.dataflow import steps
+from cutwater.dataflow.build import GraphBuilder, Upstream, located
+from cutwater.dataflow.graph import EdgeType, StreamType
+from cutwater.errors import BuildError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from cutwater.dataflow.keyed import KeyedStream
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """Rows of one schema.  Made by ``Dataflow.read`` and by the methods below, never directly."""
+
+    def __init__(self, builder: GraphBuilder, upstream: Upstream, dead_letters: Upstream | None = None) -> None:
+        self._builder = builder
+        self._upstream = upstream
+        self._dead_letters = dead_letters
+
+    @property
+    def type(self) -> StreamType:
+        """Schema, event-time column and partitioning."""
+        return self._upstream.type
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the rows."""
+        return self._upstream.type.schema
+
+    @property
+    def dead_letters(self) -> Stream:
+        """Rows that were diverted where this stream was made.
+
+        Raises:
+            BuildError: nothing is diverted there.
+        """
+        if self._dead_letters is None:
+            raise BuildError(
+                "this stream has no dead letters",
+                step=self._upstream.step,
+                hint="Ask for them: read(..., bad_rows='dead_letter') or key_by(..., dead_letters='bad-keys').",
+            )
+        return Stream(self._builder, self._dead_letters)
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{f.name}: {f.type}" for f in self.schema)
+        return f"{type(self).__name__}(step {self._upstream.step!r}, {columns})"
+
+    # ------------------------------------------------------------------------------------------------- expressions
+
+    def filter(self, id: str, *predicates: pl.Expr, parallelism: int | None = None) -> Stream:
+        """Keep the rows for which every predicate is true (a null is not true).
+
+        Args:
+            predicates: Polars expressions over the row's columns, of type boolean.
+
+        Raises:
+            BuildError: unknown column, not a boolean, or an expression that looks across rows.
+        """
+        return self._step(steps.filter_rows, id, predicates, parallelism)
+
+    def select(self, id: str, *exprs: str | pl.Expr, parallelism: int | None = None, **named: pl.Expr) -> Stream:
+        """Only these columns: names, or Polars expressions over one row."""
+        return self._step(steps.select, id, exprs, named, parallelism)
+
+    def with_columns(self, id: str, *exprs: pl.Expr, parallelism: int | None = None, **named: pl.Expr) -> Stream:
+        """Add or replace columns: ``s.with_columns("id", total=pl.col("x") + 1)``."""
+        return self._step(steps.with_columns, id, exprs, named, parallelism)
+
+    def drop(self, id: str, *columns: str, parallelism: int | None = None) -> Stream:
+        """All columns but these."""
+        return self._step(steps.drop, id, columns, parallelism)
+
+    def rename(
+        self, id: str, mapping: Mapping[str, str] | None = None, *, parallelism: int | None = None, **names: str
+    ) -> Stream:
+        """Give columns other names: ``s.rename("id", {"old": "new"})`` or ``s.rename("id", old="new")``."""
+        return self._step(steps.rename, id, {**(mapping or {}), **names}, parallelism)
+
+    # --------------------------------------------------------------------------------------------------- functions
+
+    def map_batches(
+        self,
+        id: str,
+        fn: Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]],
+        schema: str | pa.Schema,
+        *,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Rows from a function of batches, the convention of Spark's ``mapInArrow``.
+
+        The function is called once per slice and must not keep anything from one slice for the next.
+
+        Args:
+            schema: of the result, as text (``"k long, v double"``) or as an Arrow schema.
+        """
+        return self._step(steps.map_batches, id, fn, schema, parallelism)
+
+    def map(
+        self,
+        id: str,
+        fn: Callable[[dict[str, Any]], Mapping[str, Any] | None],
+        schema: str | pa.Schema,
+        *,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """One row for each row, from a function of a dict; ``None`` drops the row."""
+        return self._step(steps.map_rows, id, fn, schema, parallelism)
+
+    def flat_map(
+        self,
+        id: str,
+        fn: Callable[[dict[str, Any]], Iterable[Mapping[str, Any]]],
+        schema: str | pa.Schema,
+        *,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Any number of rows for each row, from a function of a dict."""
+        return self._step(steps.flat_map, id, fn, schema, parallelism)
+
+    # ----------------------------------------------------------------------------------------------- joining streams
+
+    def union(self, id: str, *others: Stream, parallelism: int | None = None) -> Stream:
+        """The rows of all these streams, which must have one schema, in the order in which they arrive."""
+        for other in others:
+            with located(self._builder.check_id(id)):
+                self._same_flow(other)
+        return self._stream(steps.union(self._builder, id, [s._upstream for s in (self, *others)], parallelism))
+
+    def enrich(
+        self,
+        id: str,
+        table: object,
+        on: str | tuple[str, ...] | list[str] | Mapping[str, str],
+        *,
+        how: Literal["left", "inner"] = "left",
+        suffix: str = "_right",
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Add the columns of a table that every worker loads when it starts.
+
+        Args:
+            table: a ``pyarrow.Table``, a Polars or pandas frame, a path (or list of paths) of Parquet, CSV or JSON
+                files, or an ``EnrichmentTable``.
+            on: key columns, same name on both sides, or ``{"stream column": "table column"}``.
+            how: "left" keeps rows without a match, "inner" drops them.
+        """
+        return self._step(steps.enrich, id, table, on, how, suffix, parallelism)
+
+    # ------------------------------------------------------------------------------------------------- partitioning
+
+    def key_by(self, *columns: str, dead_letters: str | None = None) -> KeyedStream:
+        """The stream with a key: rows of one key go to the same subtask.  A property, not a step.
+
+        A null or NaN key fails the job when it comes, or is diverted.
+
+        Args:
+            dead_letters: id of a step that diverts rows without a usable key to ``.dead_letters``.
+        """
+        from cutwater.dataflow.keyed import KeyedStream
+
+        main, bad = steps.key_by(self._builder, self._upstream, columns, dead_letters)
+        return KeyedStream(self._builder, main, bad)
+
+    def rebalance(self) -> Stream:
+        """The same stream; the next step's subtasks take batches in turn."""
+        return Stream(self._builder, replace(self._upstream, edge=EdgeType.REBALANCE, keys=()), self._dead_letters)
+
+    def broadcast(self) -> Stream:
+        """The same stream; every subtask of the next step gets every row."""
+        return Stream(self._builder, replace(self._upstream, edge=EdgeType.BROADCAST, keys=()), self._dead_letters)
+
+    def with_event_time(self, column: str) -> Stream:
+        """The same stream with another event-time column (``timestamp[us]``).
+
+        The watermark stays: rows whose new event time lies behind it are late.
+
+        Raises:
+            BuildError: the stream has no watermark, the column is unknown or not ``timestamp[us]``.
+        """
+        return Stream(self._builder, steps.with_event_time(self._builder, self._upstream, column), self._dead_letters)
+
+    # -------------------------------------------------------------------------------------------------------- sinks
+
+    def write(self, id: str, sink: object, *, parallelism: int | None = None) -> None:
+        """Write the rows: ``s.write("out", cw.files("out/"))``.
+
+        Raises:
+            BuildError: not a sink, or one that cannot take such rows.
+        """
+        steps.write(self._builder, id, self._upstream, sink, parallelism)
+
+    def foreach_batch(
+        self, id: str, fn: Callable[[pa.Table, int], None], *, idempotent: bool = True, parallelism: int | None = None
+    ) -> None:
+        """Call ``fn(rows, checkpoint_id)`` when a checkpoint completed; after a failure again, with the same rows.
+
+        Args:
+            idempotent: ``fn`` takes a second call of one id as one: only then is the output exactly-once.
+        """
+        steps.foreach_batch(self._builder, id, self._upstream, fn, idempotent, parallelism)
+
+    def collect(self, id: str, *, parallelism: int | None = None) -> None:
+        """Keep the rows as the job's result: ``job.result(id)``."""
+        steps.collect(self._builder, id, self._upstream, parallelism)
+
+    # ------------------------------------------------------------------------------------------------------ internal
+
+    def _step(self, make: Callable[..., Upstream], id: str, *arguments: object) -> Stream:
+        return self._stream(make(self._builder, id, self._upstream, *arguments))
+
+    def _stream(self, upstream: Upstream) -> Stream:
+        return Stream(self._builder, upstream)
+
+    def _same_flow(self, other: object) -> Stream:
+        if not isinstance(other, Stream):
+            raise BuildError(f"a stream is needed here, not {other.__class__.__name__}")
+        if other._builder is not self._builder:
+            raise BuildError(
+                f"the stream of step {other._upstream.step!r} belongs to dataflow {other._builder.name!r}",
+                hint="Streams of one dataflow only can be joined.",
+            )
+        return other

@@ -61,9 +61,11 @@ def arrow_type(name: str, dtype: pl.DataType) -> pa.DataType:
 
     try:
         type = plain_type(pl.Series(name, [], dtype=dtype).to_arrow().type)
-    except (Exception, pl.exceptions.PanicException) as exc:
+    except (Exception, pl.exceptions.PanicException):
+        type = None
+    if type is None or "Object" in str(dtype):  # Polars exports pointers to Python objects as bytes
         hint = "Give it a type of its own, for example with .cast(...) or return_dtype=."
-        raise BuildError(f"column {name!r} of Polars type {dtype} cannot travel in a stream", hint=hint) from exc
+        raise BuildError(f"column {name!r} of Polars type {dtype} cannot travel in a stream", hint=hint)
     if pt.is_null(type):
         hint = "Say which: pl.lit(None, dtype=pl.String), or .cast(pl.String)."
         raise BuildError(f"column {name!r} is null in every row and has no type", hint=hint)

@@ -229,8 +229,8 @@ class _Compiler:
                 named.append(name)
                 continue
             dtypes, roots = self._infer(expr)
-            self._try(expr)
             fields = tuple(pa.field(name, arrow_type(name, dtype)) for name, dtype in dtypes)
+            self._try(expr)
             computes.append(Compute((expr,), roots, fields))
             named += [f.name for f in fields]
             for f in fields:
@@ -276,15 +276,15 @@ class _Compiler:
                 self._require(name)
         try:
             found = list(self._empty.lazy().select(expr).collect_schema().items())
-            self._empty.select(expr)
         except (Exception, pl.exceptions.PanicException) as exc:
-            columns = ", ".join(f"{f.name} {f.type}" for f in self.schema)
-            raise BuildError(
-                f"expression {expr} does not work on these columns: {exc}", hint=f"There are: {columns}."
-            ) from exc
+            raise self._unsuitable(expr, exc) from exc
         if types and not found:
             raise BuildError(f"expression {expr} selects no column", hint=f"There are: {', '.join(self.schema.names)}.")
         return found, roots if self._reads_only(expr, roots, found) else tuple(self.schema.names)
+
+    def _unsuitable(self, expr: pl.Expr, exc: BaseException) -> BuildError:
+        columns = ", ".join(f"{f.name} {f.type}" for f in self.schema)
+        return BuildError(f"expression {expr} does not work on these columns: {exc}", hint=f"There are: {columns}.")
 
     def _reads_only(self, expr: pl.Expr, roots: tuple[str, ...], found: list[tuple[str, pl.DataType]]) -> bool:
         """False for wildcards and selectors, whose columns Polars does not list."""
@@ -298,10 +298,18 @@ class _Compiler:
             return False
 
     def _try(self, expr: pl.Expr) -> None:
-        if self._trial:
-            if self._probes is None:
-                self._probes = probe_rows(self.schema)
-            check_row_local(expr, self._probes)
+        """Evaluate the expression on probe rows, and on none (some mistakes show only then)."""
+        import polars as pl
+
+        if not self._trial:
+            return
+        if self._probes is None:
+            self._probes = probe_rows(self.schema)
+        check_row_local(expr, self._probes)
+        try:
+            self._probes.clear().select(expr)
+        except (Exception, pl.exceptions.PanicException) as exc:
+            raise self._unsuitable(expr, exc) from exc
 
 
 def _grouped(computes: list[Compute], order: list[str]) -> tuple[Compute, ...]:

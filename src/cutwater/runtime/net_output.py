@@ -29,14 +29,16 @@ class OutputChannel:
         credit: frames that may be sent at once; ``grant`` adds more.
         batch_rows: the builder flushes at this many rows; a batch of half of it passes without a copy.
         buffer_timeout_ms: rows (and watermarks) wait in the builder for at most this time, see ``flush_if_due``.
+        max_batch_bytes: larger batches are split.
         on_ready: called when a full channel has room again (in the thread of ``grant``).
         next_row: number of the next row, as restored.
         watermark: the last one sent, as restored.
     """
 
     __slots__ = (
-        "_buffer", "_buffered_rows", "_credit", "_due_s", "_lock", "_send", "_timeout_s", "_waiting",
-        "_watermark_unsent", "batch_rows", "ended", "idle", "key", "next_row", "on_ready", "schema", "watermark",
+        "_buffer", "_buffered_rows", "_credit", "_due_s", "_lock", "_max_batch_bytes", "_max_fixed_rows", "_send",
+        "_timeout_s", "_waiting", "_watermark_unsent", "batch_rows", "ended", "idle", "key", "next_row", "on_ready",
+        "schema", "watermark",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +50,7 @@ class OutputChannel:
         credit: int = 0,
         batch_rows: int = 16_384,
         buffer_timeout_ms: float = 2.0,
+        max_batch_bytes: int = 1 << 29,
         on_ready: Callable[[], None] = nothing,
         next_row: int = 0,
         watermark: int = MIN_WATERMARK,
@@ -55,7 +58,8 @@ class OutputChannel:
         self.key, self.schema, self.on_ready = key, schema, on_ready
         self.batch_rows, self._timeout_s = batch_rows, buffer_timeout_ms / 1000
         self.next_row, self.watermark, self.idle, self.ended = next_row, watermark, False, False
-        self._send, self._credit = send, credit
+        self._send, self._credit, self._max_batch_bytes = send, credit, max_batch_bytes
+        self._max_fixed_rows = _fixed_rows(schema, max_batch_bytes)
         self._lock = threading.Lock()  # guards _waiting and _credit
         self._waiting: deque[Item] = deque()
         self._buffer: list[pa.RecordBatch] = []
@@ -185,8 +189,12 @@ class OutputChannel:
         self._emit(buffer[0] if len(buffer) == 1 else pa.concat_batches(buffer))
 
     def _emit(self, batch: pa.RecordBatch) -> None:
-        first = self.next_row
-        self.next_row = first + batch.num_rows
+        first, rows = self.next_row, batch.num_rows
+        if rows > self._max_fixed_rows and rows > 1 and batch.nbytes > self._max_batch_bytes:
+            self._emit(batch.slice(0, rows // 2))
+            self._emit(batch.slice(rows // 2))
+            return
+        self.next_row = first + rows
         self._enqueue(Rows(batch, first, self.watermark))
         if not self.idle:
             self._watermark_unsent = False
@@ -227,3 +235,14 @@ class OutputChannel:
 
 def _types(schema: pa.Schema) -> str:
     return ", ".join(f"{f.name} {f.type}" for f in schema)
+
+
+def _fixed_rows(schema: pa.Schema, max_bytes: int) -> int:
+    """Rows that are surely below ``max_bytes`` (0 if a value may have any size)."""
+    width = 0
+    for type in schema.types:
+        try:
+            width += type.bit_width // 8 + 1
+        except ValueError:
+            return 0
+    return max_bytes // max(1, width)

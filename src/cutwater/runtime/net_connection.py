@@ -1,0 +1,290 @@
+"""One TCP connection per pair of workers: the frames of all their channels in both directions, and the credits.
+
+The reader thread never waits for a channel: a frame of rows comes only when its receiver has granted a place for it.
+So a blocked channel never holds up its neighbours.  The writing side is ``net_writer.SocketWriter``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+
+from cutwater.dataflow.graph import Channel
+from cutwater.errors import CutwaterError, DataError, InvariantError, WireError
+from cutwater.operators.base import MIN_WATERMARK
+from cutwater.protocol.handshake import Peer
+from cutwater.protocol.wire import CUT, FINAL, IDLE, Header, Kind, encode_header
+from cutwater.runtime.net_input import InputChannel
+from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark, nothing
+from cutwater.runtime.net_output import OutputChannel
+from cutwater.runtime.net_plain import check_plain
+from cutwater.runtime.net_reader import FrameReader
+from cutwater.runtime.net_writer import SocketWriter
+
+__all__ = ["JOIN_S", "Connection", "shut"]
+
+JOIN_S: Final = 5.0
+"""How long ``close`` waits for threads that have nothing left to wait for."""
+
+
+class Connection:
+    """The link to one other worker, after the handshake.
+
+    Make all channels with ``input`` and ``output``, then ``start``: what the peer sends before that waits.
+
+    Args:
+        sock: connected and authenticated; the connection owns it from now on.
+        peer: who is at the other end.
+        max_frame_bytes: larger frames are an error on both sides.
+    """
+
+    def __init__(self, sock: socket.socket, peer: Peer, *, max_frame_bytes: int = 1 << 30) -> None:
+        self.peer = peer
+        self._sock, self._max_frame_bytes = sock, max_frame_bytes
+        self._inputs: dict[tuple[int, int, int], InputChannel] = {}
+        self._outputs: dict[tuple[int, int, int], OutputChannel] = {}
+        self._lock = threading.Lock()
+        self._over = self._started = self._peer_left = False
+        self._on_lost: Callable[[Connection, CutwaterError], None] | None = None
+        _tune(sock)
+        self._writer = SocketWriter(sock, f"cutwater-write-{peer.worker}", self._write_failed)
+        self._reader = FrameReader(
+            sock,
+            f"cutwater-read-{peer.worker}",
+            max_frame_bytes=max_frame_bytes,
+            on_frame=self._dispatch,
+            on_end=self._read_ended,
+        )
+
+    def input(
+        self,
+        key: Channel,
+        schema: pa.Schema,
+        capacity_frames: int = 8,
+        on_ready: Callable[[], None] = nothing,
+        *,
+        next_row: int = 0,
+        watermark: int = MIN_WATERMARK,
+        idle: bool = False,
+        ended: bool = False,
+    ) -> InputChannel:
+        """The receiving end of a channel from the peer; arguments as for ``InputChannel``."""
+        self._check_new(key, schema)
+
+        def give_credit(frames: int) -> None:
+            self._send(Header(Kind.CREDIT, 0, *key, first_row=frames))
+
+        channel = self._inputs[key] = InputChannel(
+            key,
+            schema,
+            capacity_frames,
+            on_ready,
+            on_credit=give_credit,
+            credit_batch=max(1, capacity_frames // 2),
+            next_row=next_row,
+            watermark=watermark,
+            idle=idle,
+            ended=ended,
+        )
+        return channel
+
+    def output(
+        self,
+        key: Channel,
+        schema: pa.Schema,
+        *,
+        batch_rows: int = 16_384,
+        buffer_timeout_ms: float = 2.0,
+        on_ready: Callable[[], None] = nothing,
+        next_row: int = 0,
+        watermark: int = MIN_WATERMARK,
+    ) -> OutputChannel:
+        """The sending end of a channel to the peer, which grants the credit; arguments as for ``OutputChannel``."""
+        self._check_new(key, schema)
+
+        def send(item: Item) -> None:
+            if type(item) is Rows:
+                self._send_rows(key, item)
+            else:
+                self._send(_control_header(key, item, channel))
+
+        channel = self._outputs[key] = OutputChannel(
+            key,
+            schema,
+            send,
+            batch_rows=batch_rows,
+            buffer_timeout_ms=buffer_timeout_ms,
+            max_batch_bytes=self._max_frame_bytes // 2,
+            on_ready=on_ready,
+            next_row=next_row,
+            watermark=watermark,
+        )
+        return channel
+
+    def start(self, on_lost: Callable[[Connection, CutwaterError], None]) -> None:
+        """Begin to read and write.
+
+        Args:
+            on_lost: called once, from a thread of the connection, if the peer is lost or breaks the protocol; never
+                after ``close``.  From then on what is sent goes nowhere.
+        """
+        with self._lock:
+            if self._over or self._started:
+                raise InvariantError(f"connection to worker {self.peer.worker}: start after start or close")
+            self._started, self._on_lost = True, on_lost
+        self._writer.start()
+        for key, channel in self._inputs.items():
+            self._send(Header(Kind.CREDIT, 0, *key, first_row=channel.capacity_frames))
+        self._reader.start()
+
+    def close(self, flush_s: float = 0.0) -> None:
+        """End both threads and free the socket.  Safe to call twice, and from ``on_lost``.
+
+        Args:
+            flush_s: spend up to this long to get everything out that has credit, say goodbye and let the peer finish.
+        """
+        with self._lock:
+            polite = flush_s > 0 and self._started and not self._over
+            self._over = True
+        if polite:
+            deadline = time.monotonic() + flush_s
+            self._send(Header(Kind.GOODBYE))
+            if self._writer.drain(flush_s):
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_WR)
+                self._reader.join(max(0.0, deadline - time.monotonic()))
+        shut(self._sock)
+        self._writer.stop()
+        self._writer.join(JOIN_S)
+        self._reader.join(JOIN_S)
+        self._sock.close()
+
+    @property
+    def peer_left(self) -> bool:
+        """The peer closed in an orderly way."""
+        return self._peer_left
+
+    # -- sending
+
+    def _send(self, header: Header) -> None:
+        data = encode_header(header)
+        self._writer.send((data,), len(data))
+
+    def _send_rows(self, key: Channel, item: Rows) -> None:
+        batch, first_row, watermark = item
+        body = batch.serialize()
+        size = body.size
+        if size > self._max_frame_bytes:
+            raise DataError(
+                f"{key}: {batch.num_rows} rows from number {first_row} need {size} bytes, a frame holds "
+                f"{self._max_frame_bytes}",
+                hint="Raise max_frame_bytes, or keep such values in files and send their paths.",
+            )
+        header = encode_header(Header(Kind.ROWS, 0, *key, first_row, batch.num_rows, watermark, 0, size))
+        self._writer.send((header, body), len(header) + size)
+
+    # -- receiving (the reader's thread)
+
+    def _dispatch(self, header: Header, body: pa.Buffer | None) -> None:
+        kind = header.kind
+        key = header[2:5]
+        if self._peer_left:
+            raise WireError(f"a frame follows the goodbye: {header}")
+        if kind == Kind.CREDIT:
+            output = self._outputs.get(key)
+            if output is None:
+                raise WireError(f"credit for an unknown channel: {header}")
+            output.grant(header.first_row)
+            return
+        if kind == Kind.GOODBYE:
+            self._peer_left = True
+            return
+        channel = self._inputs.get(key)
+        if channel is None:
+            raise WireError(f"a frame for an unknown channel: {header}")
+        if kind == Kind.ROWS:
+            channel.put(Rows(_decode_rows(header, body, channel.schema), header.first_row, header.watermark))
+        elif kind == Kind.WATERMARK:
+            channel.put(Watermark(header.watermark, bool(header.flags & IDLE)))
+        elif kind == Kind.BARRIER:
+            channel.put(Barrier(header.first_row, bool(header.flags & FINAL), bool(header.flags & CUT)))
+        else:
+            if header.first_row > channel.next_arrival:
+                raise WireError(
+                    f"{channel.key}: ended after {header.first_row} rows, {channel.next_arrival} arrived here"
+                )
+            channel.put(End())
+
+    # -- ending
+
+    def _read_ended(self, reason: CutwaterError | None) -> None:
+        if reason is None and self._peer_left:
+            return
+        self._lose(reason or WireError("it closed the connection without a goodbye"))
+
+    def _write_failed(self, error: OSError) -> None:
+        self._lose(WireError(f"the connection broke: {error.strerror or error}"))
+
+    def _lose(self, reason: CutwaterError) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+        self._writer.stop()
+        shut(self._sock)
+        lost = type(reason)(f"lost worker {self.peer.worker}: {reason.message}", hint=reason.hint)
+        lost.__cause__ = reason
+        if self._on_lost is not None:
+            self._on_lost(self, lost)
+
+    def _check_new(self, key: Channel, schema: pa.Schema) -> None:
+        check_plain(schema)
+        if self._started or self._over:
+            raise InvariantError(f"{key}: channels are made before the connection starts")
+        if key in self._inputs or key in self._outputs:
+            raise InvariantError(f"{key}: made twice")
+
+
+def _control_header(key: Channel, item: Item, channel: OutputChannel) -> Header:
+    if isinstance(item, Watermark):
+        return Header(Kind.WATERMARK, IDLE if item.idle else 0, *key, watermark=item.watermark)
+    if isinstance(item, Barrier):
+        flags = (FINAL if item.final else 0) | (CUT if item.overtake else 0)
+        return Header(Kind.BARRIER, flags, *key, first_row=item.checkpoint_id)
+    return Header(Kind.END, 0, *key, first_row=channel.next_row)
+
+
+def _decode_rows(header: Header, body: pa.Buffer | None, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch of a frame, without a copy.  Checks the layout of its buffers, not every value."""
+    try:
+        batch = pa.ipc.read_record_batch(body, schema)
+        batch.validate()
+    except (pa.ArrowException, OSError, ValueError) as e:
+        raise WireError(f"the rows of {header} cannot be read: {e}") from None
+    if batch.num_rows != header.rows:
+        raise WireError(f"{header} announces {header.rows} rows, its body has {batch.num_rows}")
+    return batch
+
+
+def _tune(sock: socket.socket) -> None:
+    """Small frames go at once; a peer whose machine is gone is noticed."""
+    sock.settimeout(None)
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+
+
+def shut(sock: socket.socket) -> None:
+    """Wake every thread that sleeps in a call on this socket."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

@@ -2,13 +2,13 @@
 
 Nulls are skipped, as in SQL; a result is null while no value has been seen (a count is 0).
 
-| kind        | columns                                              | result                          | state                |
-|-------------|------------------------------------------------------|---------------------------------|----------------------|
-| count       | any, or none (rows)                                  | int64                           | name                 |
-| sum         | integers, bool; floats                               | int64 (overflow fails); float64 | name                 |
-| mean        | integers, bool, floats                               | float64                         | name.sum, name.count |
-| min, max    | numbers, bool, dates, times, text, binary, decimals  | as the column                   | name                 |
-| first, last | any                                                  | as the column                   | name                 |
+| kind        | columns                                         | result                          | state            |
+|-------------|-------------------------------------------------|---------------------------------|------------------|
+| count       | any, or none (rows)                             | int64                           | name             |
+| sum         | integers, bool; floats                          | int64 (overflow fails); float64 | name             |
+| mean        | integers, bool, floats                          | float64                         | name.{sum,count} |
+| min, max    | numbers, bool, times, text, binary, decimals    | as the column                   | name             |
+| first, last | any                                             | as the column                   | name             |
 
 Among floats NaN is the largest, as in Spark: ``max`` is NaN once one is seen, ``min`` only while nothing else is; and
 -0.0 counts, and comes out, as 0.0 in ``min`` and ``max``.

@@ -1,0 +1,93 @@
+"""A tiny job for storage tests: makes checkpoints whose content can be told apart, and reads them back."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from cutwater.state.segments import GROUP_COLUMN, Segment
+from cutwater.storage.log import JobLog
+from cutwater.storage.manifest import Manifest, SplitRecord, StepRecord, SubtaskRecord
+from cutwater.storage.publish import publish
+from cutwater.storage.recovery import Restorable
+from cutwater.storage.snapshot import SnapshotWriter, read_segment
+
+JOB = "delays"
+WORKERS = 2
+INLINE_BELOW = 700
+BIG_ROWS = 40
+
+
+def segment(checkpoint_id: int, worker: int, rows: int) -> Segment:
+    """Rows that say which checkpoint and worker they belong to."""
+    batch = pa.record_batch(
+        {
+            GROUP_COLUMN: pa.array([worker * 64] * rows, pa.uint16()),
+            "value": pa.array([checkpoint_id * 1000 + worker * 100 + i for i in range(rows)], pa.int64()),
+        }
+    )
+    return Segment("agg", "base", batch, (worker * 64, worker * 64 + 64))
+
+
+def write_parts(store, checkpoint_id: int, attempt: int, *, incarnation: int = 0):
+    """Every worker's part: one segment in a file, one inline."""
+    entries = []
+    for worker in range(WORKERS):
+        writer = SnapshotWriter(store, JOB, checkpoint_id, attempt, incarnation + worker, INLINE_BELOW)
+        try:
+            entries += writer.add("count", worker, [segment(checkpoint_id, worker, BIG_ROWS)])
+            entries += writer.add("small", worker, [segment(checkpoint_id, worker, 1)])
+            writer.close()
+        except Exception:
+            writer.abort()
+            raise
+    return entries
+
+
+def manifest_of(log: JobLog, checkpoint_id: int, entries) -> Manifest:
+    subtasks = [
+        SubtaskRecord(
+            vertex=0,
+            subtask=worker,
+            incarnation=worker,
+            protocol="aligned",
+            splits={"read": [SplitRecord(f"split-{worker}", {"file": "a.csv"}, checkpoint_id * 10)]},
+            handles={"out": [{"staged": f"{checkpoint_id}-{worker}"}]},
+        )
+        for worker in range(WORKERS)
+    ]
+    return Manifest(
+        job=JOB,
+        uid=log.state.uid,
+        checkpoint_id=checkpoint_id,
+        attempt=log.attempt,
+        protocol="aligned",
+        max_parallelism=128,
+        parallelism=WORKERS,
+        triggered_ms=1_000,
+        completed_ms=1_010,
+        steps=[StepRecord("count", "aggregate", WORKERS, ["origin"], [[("n", "int64")]], [("n", "int64")])],
+        subtasks=subtasks,
+        entries=entries,
+    )
+
+
+def take_checkpoint(store, log: JobLog, checkpoint_id: int):
+    """A whole checkpoint, published."""
+    return publish(store, log, manifest_of(log, checkpoint_id, write_parts(store, checkpoint_id, log.attempt)))
+
+
+def restored_values(store, restorable: Restorable) -> list[int]:
+    """What a restore of it gives."""
+    values = []
+    for entry in restorable.manifest.entries:
+        values += read_segment(store, JOB, entry).batch.column("value").to_pylist()
+    return values
+
+
+def expected_values(checkpoint_id: int) -> list[int]:
+    """What ``restored_values`` must be, computed without the storage code."""
+    values = []
+    for worker in range(WORKERS):
+        start = checkpoint_id * 1000 + worker * 100
+        values += [*range(start, start + BIG_ROWS), start]
+    return values

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import MappingProxyType
@@ -32,6 +32,7 @@ __all__ = [
     "carry_by_name",
     "check_parallelism",
     "duration_us",
+    "format_us",
     "located",
     "plain_schema",
     "require_column",
@@ -43,6 +44,7 @@ Duration: TypeAlias = "str | int | float | timedelta"
 
 _STEP_ID = re.compile(r"[A-Za-z0-9._-]+")
 _STEP_ID_MAX_CHARS = 128
+_UNITS_US = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1))
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,13 @@ class Upstream:
     edge: EdgeType = EdgeType.FORWARD
     keys: tuple[str, ...] = ()
     """Key columns, if ``edge`` is a hash edge."""
+
+    @property
+    def partitioning(self) -> tuple[str, ...]:
+        """Columns whose key group decides in which subtask of the next step a row is; none if anything else does."""
+        if self.edge is EdgeType.HASH:
+            return self.keys
+        return self.type.keys if self.edge is EdgeType.FORWARD else ()
 
     @property
     def input(self) -> Input:
@@ -156,25 +165,26 @@ class GraphBuilder:
 # ------------------------------------------------------------------------------------------------------------- types
 
 
-def carry(upstream: StreamType, schema: pa.Schema, kept: dict[str, str]) -> tuple[StreamType, str | None]:
+def carry(upstream: Upstream, schema: pa.Schema, kept: dict[str, str]) -> tuple[StreamType, str | None]:
     """The type after a row-wise step, and why the event time is gone if it is.
 
     Args:
         kept: columns whose values pass unchanged, old name to new name.
     """
-    event_time = upstream.event_time
-    keys = tuple(kept[k] for k in upstream.keys) if all(k in kept for k in upstream.keys) else ()
+    event_time = upstream.type.event_time
+    keys = upstream.partitioning
+    keys = tuple(kept[k] for k in keys) if all(k in kept for k in keys) else ()
     if event_time is None:
         return StreamType(schema, None, keys), None
     if event_time in kept:
-        return StreamType(schema, kept[event_time], keys, upstream.span), None
+        return StreamType(schema, kept[event_time], keys, upstream.type.span), None
     how = "is overwritten there" if event_time in schema.names else "is not among its columns"
     return StreamType(schema, None, keys), f"column {event_time!r} {how}"
 
 
-def carry_by_name(upstream: StreamType, schema: pa.Schema) -> tuple[StreamType, str | None]:
+def carry_by_name(upstream: Upstream, schema: pa.Schema) -> tuple[StreamType, str | None]:
     """The type after a user's function: event time goes on if its column comes out under the same name, as a time."""
-    event_time = upstream.event_time
+    event_time = upstream.type.event_time
     if event_time is None:
         return StreamType(schema), None
     if event_time not in schema.names:
@@ -182,7 +192,7 @@ def carry_by_name(upstream: StreamType, schema: pa.Schema) -> tuple[StreamType, 
     kind = schema.field(event_time).type
     if not (pa.types.is_timestamp(kind) and kind.unit == "us"):
         return StreamType(schema), f"column {event_time!r} comes out of the function as {kind}, not as timestamp[us]"
-    return StreamType(schema, event_time, (), upstream.span), None
+    return StreamType(schema, event_time, (), upstream.type.span), None
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
@@ -194,7 +204,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 @contextlib.contextmanager
-def located(step: str) -> Iterator[None]:
+def located(step: str) -> Generator[None]:
     """Say in every error raised inside which step it belongs to."""
     try:
         yield
@@ -256,6 +266,21 @@ def duration_us(value: Duration, name: str, *, signed: bool = False) -> int:
     if us < 0 and not signed:
         raise BuildError(f"{name} {value!r} is negative")
     return us
+
+
+def format_us(us: int) -> str:
+    """A number of microseconds as ``duration_us`` reads it.
+
+    >>> format_us(5_400_000_000), format_us(-1500), format_us(0)
+    ('1h 30m', '-1ms 500us', '0s')
+    """
+    parts: list[str] = []
+    rest = abs(us)
+    for unit, size_us in _UNITS_US:
+        count, rest = divmod(rest, size_us)
+        if count:
+            parts.append(f"{count}{unit}")
+    return ("-" if us < 0 else "") + (" ".join(parts) or "0s")
 
 
 def _is_plain(name: str) -> bool:

@@ -17,6 +17,7 @@ from cutwater.errors import BuildError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cutwater.config import ProtocolName
     from cutwater.connectors.base import BadRows, Source
     from cutwater.runtime.job import Job
 
@@ -101,7 +102,7 @@ class Dataflow:
         """
         check_complete(self.graph)
 
-    def explain(self, *, parallelism: int = 2, max_parallelism: int = 128, protocol: str = "aligned") -> str:
+    def explain(self, *, parallelism: int = 2, max_parallelism: int = 128, protocol: ProtocolName = "aligned") -> str:
         """The logical and the physical graph as text: edges, keys, chains, parallelism, state, guarantees."""
         from cutwater.dataflow.explain import explain
 

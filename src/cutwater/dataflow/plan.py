@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+from cutwater.dataflow.build import format_us
 from cutwater.dataflow.checks import check_complete
 from cutwater.dataflow.graph import (
     Edge,
@@ -28,7 +29,16 @@ if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
     from cutwater.operators.base import OperatorSpec
 
-__all__ = ["FusedChain", "FusedNode", "HasGraph", "fuse_links", "make_plan", "step_records", "validate_plan"]
+__all__ = [
+    "FusedChain",
+    "FusedNode",
+    "HasGraph",
+    "describe_state",
+    "fuse_links",
+    "make_plan",
+    "step_records",
+    "validate_plan",
+]
 
 
 class HasGraph(Protocol):
@@ -95,10 +105,15 @@ class _Planner:
         self._links: list[list[Link]] = []
         self._vertex: dict[str, int] = {}
         self._edges: list[Edge] = []
+        self._in_place: set[str] = set()  # steps whose rows are where the keys of their type say
 
     def place(self, step: Step) -> None:
         """Give the step a place: in the chain it continues, or at the head of a new one."""
         types = [self._edge_type(step, i) for i in step.inputs]
+        if any(i.keys for i in step.inputs) or all(
+            t is EdgeType.FORWARD and i.step in self._in_place for i, t in zip(step.inputs, types, strict=True)
+        ):
+            self._in_place.add(step.id)
         if types == [EdgeType.FORWARD]:
             source = step.inputs[0]
             vertex = self._vertex[source.step]
@@ -143,7 +158,8 @@ class _Planner:
 
     def _edge_type(self, step: Step, source: Input) -> EdgeType:
         same = self._parallelism[step.id] == self._parallelism[source.step]
-        if source.edge is EdgeType.HASH and same and self._graph.source_of(source).keys == source.keys:
+        keyed = source.step in self._in_place and self._graph.source_of(source).keys == source.keys
+        if source.edge is EdgeType.HASH and same and keyed:
             return EdgeType.FORWARD  # the rows of a key group are in the subtask that owns it already
         if source.edge is EdgeType.FORWARD and not same:
             return EdgeType.REBALANCE
@@ -267,4 +283,24 @@ def _record(step: Step, parallelism: int) -> StepRecord:
         keys=list(step.inputs[0].keys) if step.inputs else [],
         outputs=[[(f.name, str(f.type)) for f in o.schema] for o in step.outputs],
         state=None if state is None else [(f.name, str(f.type)) for f in state],
+        settings={} if state is None else describe_state(step),
     )
+
+
+def describe_state(step: Step) -> dict[str, str]:
+    """What the meaning of a step's state depends on besides its schema, as text by name.
+
+    A changed lateness is none of it: it only says when state goes.
+    """
+    spec: Any = step.spec
+    found: dict[str, str] = {}
+    if hasattr(spec, "aggregates"):
+        found["aggregates"] = ", ".join(f"{a.name}={a.kind}({a.column or ''})" for a in spec.aggregates)
+    if hasattr(spec, "window"):
+        found["windows"] = f"tumbling {format_us(spec.window.size_us)}, offset {format_us(spec.window.offset_us)}"
+        found["event time"] = spec.event_time
+    if hasattr(spec, "lower_us"):
+        found["within"] = f"{format_us(spec.lower_us)} to {format_us(spec.upper_us)}"
+        found["event time"] = f"{spec.left_time}, {spec.right_time}"
+        found["right keys"] = ", ".join(spec.right_keys)
+    return found

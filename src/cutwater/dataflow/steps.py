@@ -1,4 +1,4 @@
-"""One function per kind of step: its specification, the type of what flows out, its checks.
+"""The other stateless steps, key_by and sinks: what each adds to the graph, the type of what flows out, its checks.
 
 Every function checks everything first and adds to the graph last, so that a refused step leaves no trace.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -24,179 +24,18 @@ from cutwater.dataflow.build import (
 from cutwater.dataflow.graph import EdgeType, StreamType
 from cutwater.errors import BuildError
 
-if TYPE_CHECKING:
-    import polars as pl
-
-    from cutwater.operators.expressions import Stage
-
 __all__ = [
     "collect",
-    "drop",
     "enrich",
-    "filter_rows",
     "flat_map",
     "foreach_batch",
     "key_by",
     "map_batches",
     "map_rows",
-    "rename",
-    "select",
     "union",
-    "with_columns",
     "with_event_time",
     "write",
 ]
-
-# ------------------------------------------------------------------------------------------------------- expressions
-
-
-def filter_rows(
-    builder: GraphBuilder, id: str, upstream: Upstream, predicates: Sequence[pl.Expr], parallelism: int | None
-) -> Upstream:
-    from cutwater.operators.expressions import Filter
-
-    with located(builder.check_id(id)):
-        expressions = _expressions(upstream.type.schema, predicates, {}, names=False)
-        predicate = expressions[0]
-        for more in expressions[1:]:
-            predicate = predicate & more
-        kept = {name: name for name in upstream.type.schema.names}
-        return _expression_step(builder, id, "filter", upstream, Filter(predicate), kept, parallelism)
-
-
-def select(
-    builder: GraphBuilder,
-    id: str,
-    upstream: Upstream,
-    exprs: Sequence[str | pl.Expr],
-    named: Mapping[str, pl.Expr],
-    parallelism: int | None,
-) -> Upstream:
-    from cutwater.operators.expressions import Select
-
-    with located(builder.check_id(id)):
-        expressions = _expressions(upstream.type.schema, exprs, named, names=True)
-        kept = _untouched(upstream.type.schema, expressions)
-        return _expression_step(builder, id, "select", upstream, Select(tuple(expressions)), kept, parallelism)
-
-
-def with_columns(
-    builder: GraphBuilder,
-    id: str,
-    upstream: Upstream,
-    exprs: Sequence[pl.Expr],
-    named: Mapping[str, pl.Expr],
-    parallelism: int | None,
-) -> Upstream:
-    from cutwater.operators.expressions import WithColumns
-
-    with located(builder.check_id(id)):
-        schema = upstream.type.schema
-        expressions = _expressions(schema, exprs, named, names=False)
-        written = set(_output_names(schema, expressions))
-        kept = {name: name for name in schema.names if name not in written}
-        return _expression_step(
-            builder, id, "with_columns", upstream, WithColumns(tuple(expressions)), kept, parallelism
-        )
-
-
-def drop(
-    builder: GraphBuilder, id: str, upstream: Upstream, columns: Sequence[str], parallelism: int | None
-) -> Upstream:
-    from cutwater.operators.expressions import Drop
-
-    with located(builder.check_id(id)):
-        schema = upstream.type.schema
-        gone = tuple(require_column(schema, c) for c in columns)
-        if not gone:
-            raise BuildError("drop needs the name of a column")
-        if set(gone) == set(schema.names):
-            raise BuildError("drop leaves no column", hint="Keep at least one column.")
-        kept = {name: name for name in schema.names if name not in gone}
-        return _expression_step(builder, id, "drop", upstream, Drop(gone), kept, parallelism)
-
-
-def rename(
-    builder: GraphBuilder, id: str, upstream: Upstream, mapping: Mapping[str, str], parallelism: int | None
-) -> Upstream:
-    from cutwater.operators.expressions import Rename
-
-    with located(builder.check_id(id)):
-        schema = upstream.type.schema
-        if not mapping:
-            raise BuildError("rename needs at least one column", hint="Write rename('id', old='new').")
-        for name in mapping:
-            require_column(schema, name)
-        kept = {name: mapping.get(name, name) for name in schema.names}
-        twice = sorted(n for n in kept.values() if list(kept.values()).count(n) > 1)
-        if twice:
-            raise BuildError(f"rename gives two columns the name {twice[0]!r}")
-        return _expression_step(builder, id, "rename", upstream, Rename(dict(mapping)), kept, parallelism)
-
-
-def _expression_step(
-    builder: GraphBuilder,
-    id: str,
-    kind: str,
-    upstream: Upstream,
-    stage: Stage,
-    kept: dict[str, str],
-    parallelism: int | None,
-) -> Upstream:
-    from cutwater.operators.expressions import ExpressionSpec
-
-    spec = ExpressionSpec(upstream.type.schema, (stage,))
-    out, lost = carry(upstream.type, spec.outputs[0], kept)
-    return builder.add(id, kind, spec, [upstream], [out], parallelism=parallelism, lost=lost)[0]
-
-
-def _expressions(
-    schema: pa.Schema, exprs: Sequence[object], named: Mapping[str, object], *, names: bool
-) -> list[pl.Expr]:
-    """Polars expressions of the arguments; plain names are columns where ``names`` allows them."""
-    import polars as pl
-
-    found: list[pl.Expr] = []
-    for label, value in [*((None, e) for e in exprs), *named.items()]:
-        if isinstance(value, str) and names:
-            value = pl.col(require_column(schema, value))
-        if not isinstance(value, pl.Expr):
-            raise BuildError(
-                f"a Polars expression is needed, not {type(value).__name__}",
-                hint="Write for example pl.col('delay') > 15; for a Python function use map or map_batches.",
-            )
-        found.append(value if label is None else value.alias(label))
-    if not found:
-        raise BuildError("at least one expression is needed")
-    return found
-
-
-def _untouched(schema: pa.Schema, expressions: Sequence[pl.Expr]) -> dict[str, str]:
-    """Columns that expressions only select, perhaps under another name: old name to new."""
-    kept: dict[str, str] = {}
-    for expression in expressions:
-        plain = expression.meta.undo_aliases()
-        if plain.meta.is_column_selection():
-            pairs = zip(_output_names(schema, [plain]), _output_names(schema, [expression]), strict=False)
-            for old, new in pairs:
-                if old not in kept or new == old:
-                    kept[old] = new
-    return kept
-
-
-def _output_names(schema: pa.Schema, expressions: Sequence[pl.Expr]) -> list[str]:
-    """Names of the columns that expressions make; none if Polars refuses them (their own check says why)."""
-    import polars as pl
-
-    empty = cast(pl.DataFrame, pl.from_arrow(schema.empty_table())).lazy()
-    names: list[str] = []
-    for expression in expressions:
-        try:
-            names += empty.select(expression).collect_schema().names()
-        except pl.exceptions.PolarsError:
-            continue
-    return names
-
 
 # --------------------------------------------------------------------------------------------------------- functions
 
@@ -254,7 +93,7 @@ def _function_step(
 
     with located(builder.check_id(id)):
         spec = spec_type(upstream.type.schema, fn, plain_schema(as_schema(schema)))
-        out, lost = carry_by_name(upstream.type, spec.outputs[0])
+        out, lost = carry_by_name(upstream, spec.outputs[0])
         return builder.add(id, kind, spec, [upstream], [out], parallelism=parallelism, lost=lost)[0]
 
 
@@ -303,7 +142,7 @@ def enrich(
         if how not in ("left", "inner"):
             raise BuildError(f"how={how!r} is unknown", hint="Choose 'left' or 'inner'.")
         spec = EnrichSpec(upstream.type.schema, _enrichment_table(table), pairs, cast(Any, how), suffix)
-        out, lost = carry(upstream.type, spec.outputs[0], {n: n for n in upstream.type.schema.names})
+        out, lost = carry(upstream, spec.outputs[0], {n: n for n in upstream.type.schema.names})
         return builder.add(id, "enrich", spec, [upstream], [out], parallelism=parallelism, lost=lost)[0]
 
 
@@ -348,7 +187,7 @@ def key_by(
 
         with located(builder.check_id(dead_letters)):
             spec = KeyCheckSpec(schema, keys)
-            outputs = [replace(upstream.type, schema=spec.outputs[0]), StreamType(spec.outputs[1])]
+            outputs = [replace(upstream.type, keys=upstream.partitioning), StreamType(spec.outputs[1])]
             upstream, bad = builder.add(dead_letters, "key_check", spec, [upstream], outputs)
     return replace(upstream, edge=EdgeType.HASH, keys=keys), bad
 
@@ -363,7 +202,8 @@ def with_event_time(builder: GraphBuilder, upstream: Upstream, column: str) -> U
                 hint="Cast it: with_columns('id', pl.col(...).cast(pl.Datetime('us'))).",
             )
         if not builder.has_watermark(upstream):
-            raise BuildError(*builder.event_time_story(upstream))
+            story, hint = builder.event_time_story(upstream)
+            raise BuildError(f"with_event_time needs a watermark, but {story}", hint=hint)
     return replace(upstream, type=replace(upstream.type, event_time=column, span=None))
 
 

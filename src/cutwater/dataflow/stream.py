@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from cutwater.dataflow import steps
+from cutwater.dataflow import expression_steps, steps
 from cutwater.dataflow.build import GraphBuilder, Upstream, located
 from cutwater.dataflow.graph import EdgeType, StreamType
 from cutwater.errors import BuildError
@@ -72,25 +72,25 @@ class Stream:
         Raises:
             BuildError: unknown column, not a boolean, or an expression that looks across rows.
         """
-        return self._step(steps.filter_rows, id, predicates, parallelism)
+        return self._step(expression_steps.filter_rows, id, predicates, parallelism)
 
     def select(self, id: str, *exprs: str | pl.Expr, parallelism: int | None = None, **named: pl.Expr) -> Stream:
         """Only these columns: names, or Polars expressions over one row."""
-        return self._step(steps.select, id, exprs, named, parallelism)
+        return self._step(expression_steps.select, id, exprs, named, parallelism)
 
     def with_columns(self, id: str, *exprs: pl.Expr, parallelism: int | None = None, **named: pl.Expr) -> Stream:
         """Add or replace columns: ``s.with_columns("id", total=pl.col("x") + 1)``."""
-        return self._step(steps.with_columns, id, exprs, named, parallelism)
+        return self._step(expression_steps.with_columns, id, exprs, named, parallelism)
 
     def drop(self, id: str, *columns: str, parallelism: int | None = None) -> Stream:
         """All columns but these."""
-        return self._step(steps.drop, id, columns, parallelism)
+        return self._step(expression_steps.drop, id, columns, parallelism)
 
     def rename(
         self, id: str, mapping: Mapping[str, str] | None = None, *, parallelism: int | None = None, **names: str
     ) -> Stream:
         """Give columns other names: ``s.rename("id", {"old": "new"})`` or ``s.rename("id", old="new")``."""
-        return self._step(steps.rename, id, {**(mapping or {}), **names}, parallelism)
+        return self._step(expression_steps.rename, id, {**(mapping or {}), **names}, parallelism)
 
     # --------------------------------------------------------------------------------------------------- functions
 

@@ -85,6 +85,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     outputs: list[list[tuple[str, str]]] = []
     """Per output: (column, type)."""
     state: list[tuple[str, str]] | None = None
+    settings: dict[str, str] = {}
+    """What else the meaning of the state depends on: which aggregates, which windows, which bounds."""
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -59,6 +59,16 @@ class KeyIndex(ABC):
         self._upsert(columns, slots)
         return slots
 
+    def find(self, columns: Sequence[pa.Array]) -> Slots:
+        """Slot of every row, -1 where the key is unknown; changes nothing.
+
+        Args:
+            columns: the key columns, of ``types``, all of one length.
+        """
+        slots: Slots = np.empty(len(columns[0]), np.int32)
+        self._find(columns, slots)
+        return slots
+
     @abstractmethod
     def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
         """The keys of ``slots``, one array per key column (floats with one zero: -0.0 comes back as 0.0)."""
@@ -69,6 +79,9 @@ class KeyIndex(ABC):
 
     @abstractmethod
     def _upsert(self, columns: Sequence[pa.Array], slots: Slots) -> None: ...
+
+    @abstractmethod
+    def _find(self, columns: Sequence[pa.Array], slots: Slots) -> None: ...
 
     def _table_size(self) -> int:
         # Probing ends sooner in a sparse table, and up to a million keys that costs 16 bytes per key at most.
@@ -103,6 +116,9 @@ class Int64Index(KeyIndex):
             if done == len(words):
                 return
             self._grow()
+
+    def _find(self, columns: Sequence[pa.Array], slots: Slots) -> None:
+        kernels.find_word(to_words(columns[0]), self._table, self._keys, slots)
 
     def _grow(self) -> None:
         self._double()
@@ -140,6 +156,10 @@ class WordsIndex(KeyIndex):
             if done == len(words):
                 return
             self._grow()
+
+    def _find(self, columns: Sequence[pa.Array], slots: Slots) -> None:
+        words = _matrix([to_words(column) for column in columns], len(slots))
+        kernels.find_words(words, self._table, self._keys, slots)
 
     def _grow(self) -> None:
         self._double()
@@ -195,6 +215,10 @@ class BytesIndex(KeyIndex):
             if done == len(slots):
                 return
             self._grow(int(offsets[done + 1]) - int(offsets[done]))
+
+    def _find(self, columns: Sequence[pa.Array], slots: Slots) -> None:
+        words, data, offsets = self._encode(columns, len(slots))
+        kernels.find_bytes(words, data, offsets, self._table, self._keys, self._arena, self._spans, slots)
 
     def _encode(self, columns: Sequence[pa.Array], rows: int) -> tuple[Words, npt.NDArray[np.uint8], npt.NDArray[Any]]:
         parts = [to_words(columns[c]) for c in self._word_columns]

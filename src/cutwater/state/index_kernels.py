@@ -13,6 +13,9 @@ from cutwater.state.hashing import GAMMA, hash_span, hash_word, mix
 from cutwater.state.kernels import kernel, load_u64
 
 __all__ = [
+    "find_bytes",
+    "find_word",
+    "find_words",
     "gather_spans",
     "join_spans",
     "rehash_bytes",
@@ -51,6 +54,20 @@ def upsert_word(words: Any, first: Any, table: Any, keys: Any, count: Any, slots
             at = (at + _ONE) & mask
         slots[i] = slot
     return words.shape[0], count
+
+
+@kernel
+def find_word(words: Any, table: Any, keys: Any, slots: Any) -> None:
+    """Slot of each key, -1 where it is unknown."""
+    mask = np.uint64(table.shape[0] - 1)
+    for i in range(words.shape[0]):
+        key = words[i]
+        at = hash_word(key) & mask
+        slot = np.int64(table[at]) - 1
+        while slot >= 0 and keys[slot] != key:
+            at = (at + _ONE) & mask
+            slot = np.int64(table[at]) - 1
+        slots[i] = slot
 
 
 @kernel
@@ -102,6 +119,19 @@ def upsert_words(words: Any, first: Any, table: Any, keys: Any, count: Any, slot
             at = (at + _ONE) & mask
         slots[i] = slot
     return words.shape[0], count
+
+
+@kernel
+def find_words(words: Any, table: Any, keys: Any, slots: Any) -> None:
+    """Slot of each key, -1 where it is unknown."""
+    mask = np.uint64(table.shape[0] - 1)
+    for i in range(words.shape[0]):
+        at = hash_row(words, i) & mask
+        slot = np.int64(table[at]) - 1
+        while slot >= 0 and not same_words(words, i, keys, slot):
+            at = (at + _ONE) & mask
+            slot = np.int64(table[at]) - 1
+        slots[i] = slot
 
 
 @kernel
@@ -188,6 +218,30 @@ def upsert_bytes(
             at = (at + 1) & mask
         slots[i] = slot
     return words.shape[0], count
+
+
+@kernel
+def find_bytes(words: Any, data: Any, offsets: Any, table: Any, keys: Any, arena: Any, spans: Any, slots: Any) -> None:
+    """Slot of each key, -1 where it is unknown."""
+    mask = np.int64(table.shape[0] - 1)
+    for i in range(words.shape[0]):
+        start = np.int64(offsets[i])
+        length = np.int64(offsets[i + 1]) - start
+        h = hash_mixed(data, start, start + length, words, i)
+        at = h & mask
+        tag = h & ~_LOW
+        while True:
+            entry = table[at]
+            slot = (entry & _LOW) - 1
+            if slot < 0 or (
+                entry & ~_LOW == tag
+                and spans[slot + 1] - spans[slot] == length
+                and same_words(words, i, keys, slot)
+                and same_bytes(data, start, arena, spans[slot], length)
+            ):
+                break
+            at = (at + 1) & mask
+        slots[i] = slot
 
 
 @kernel

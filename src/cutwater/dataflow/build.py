@@ -31,6 +31,7 @@ __all__ = [
     "carry",
     "carry_by_name",
     "check_parallelism",
+    "distinct_columns",
     "duration_us",
     "format_us",
     "located",
@@ -239,6 +240,14 @@ def require_column(schema: pa.Schema, name: object, what: str = "column") -> str
     if found > 1:
         raise BuildError(f"{what} {name!r} is there {found} times", hint="Give every column its own name.")
     return name
+
+
+def distinct_columns(schema: pa.Schema) -> pa.Schema:
+    """The schema, if every column has a name of its own."""
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise BuildError(f"two columns are named {name!r}", hint="Rename one before this step.")
+    return schema
 
 
 def duration_us(value: Duration, name: str, *, signed: bool = False) -> int:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
 
-from cutwater.dataflow.graph import PhysicalPlan
-from cutwater.dataflow.plan import step_records
+from cutwater.dataflow.build import format_us
+from cutwater.dataflow.graph import PhysicalPlan, Step
 from cutwater.errors import BuildError
 from cutwater.storage.manifest import Manifest, StepRecord
 
-__all__ = ["check_compatible", "incompatibilities"]
+if TYPE_CHECKING:
+    from cutwater.operators.base import OperatorSpec
+
+__all__ = ["check_compatible", "describe_state", "incompatibilities", "step_records"]
 
 Columns = list[tuple[str, str]]
 
@@ -84,3 +88,44 @@ def _differences(old: Columns, new: Columns) -> Iterator[str]:
     yield from (f"column {name!r} is new" for name in after if name not in before)
     if before == after:
         yield "the order of the columns"
+
+
+# --------------------------------------------------------------------------------------------------- records of the manifest
+
+
+def step_records(plan: PhysicalPlan) -> list[StepRecord]:
+    """What the manifest says of every step, for the upgrade check of a later program."""
+    parallelism = {id: v.parallelism for v in plan.vertices for id in v.steps}
+    return [_record(step, parallelism[step.id]) for step in plan.steps.values()]
+
+
+def _record(step: Step, parallelism: int) -> StepRecord:
+    state = cast("OperatorSpec", step.spec).state_schema if step.role == "operator" else None
+    return StepRecord(
+        id=step.id,
+        kind=step.kind,
+        parallelism=parallelism,
+        keys=list(step.inputs[0].keys) if step.inputs else [],
+        outputs=[[(f.name, str(f.type)) for f in o.schema] for o in step.outputs],
+        state=None if state is None else [(f.name, str(f.type)) for f in state],
+        settings={} if state is None else describe_state(step),
+    )
+
+
+def describe_state(step: Step) -> dict[str, str]:
+    """What the meaning of a step's state depends on besides its schema, as text by name.
+
+    A changed lateness is none of it: it only says when state goes.
+    """
+    spec: Any = step.spec
+    found: dict[str, str] = {}
+    if hasattr(spec, "aggregates"):
+        found["aggregates"] = ", ".join(f"{a.name}={a.kind}({a.column or ''})" for a in spec.aggregates)
+    if hasattr(spec, "window"):
+        found["windows"] = f"tumbling {format_us(spec.window.size_us)}, offset {format_us(spec.window.offset_us)}"
+        found["event time"] = spec.event_time
+    if hasattr(spec, "lower_us"):
+        found["within"] = f"{format_us(spec.lower_us)} to {format_us(spec.upper_us)}"
+        found["event time"] = f"{spec.left_time}, {spec.right_time}"
+        found["right keys"] = ", ".join(spec.right_keys)
+    return found

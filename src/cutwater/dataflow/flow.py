@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from cutwater.connectors.base import dead_letter_schema
-from cutwater.dataflow.build import Duration, GraphBuilder, duration_us, located, plain_schema, require_column
+from cutwater.dataflow.build import (
+    Duration,
+    GraphBuilder,
+    distinct_columns,
+    duration_us,
+    located,
+    plain_schema,
+    require_column,
+)
 from cutwater.dataflow.checks import check_complete
 from cutwater.dataflow.graph import LogicalGraph, StreamType
 from cutwater.dataflow.stream import Stream
@@ -79,7 +87,7 @@ class Dataflow:
             out_of_order_us = duration_us(out_of_order, "out_of_order")
             if event_time is None and out_of_order_us:
                 raise BuildError("out_of_order says nothing without event_time", hint="Name the event-time column.")
-            schema = plain_schema(made.schema)
+            schema = distinct_columns(plain_schema(made.schema))
             if event_time is not None:
                 schema = _with_event_time(schema, event_time)
             outputs = [StreamType(schema, event_time)]

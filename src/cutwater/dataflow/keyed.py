@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from cutwater.dataflow.build import Duration, GraphBuilder, Upstream, duration_us, located
 from cutwater.dataflow.keyed_steps import interval_join, running_aggregate, window_aggregate
+from cutwater.dataflow.steps import with_event_time
 from cutwater.dataflow.stream import Stream
 from cutwater.errors import BuildError
 
@@ -47,6 +48,10 @@ class KeyedStream(Stream):
     def keys(self) -> tuple[str, ...]:
         """The key columns."""
         return self._upstream.keys
+
+    def with_event_time(self, column: str) -> KeyedStream:
+        """As ``Stream.with_event_time``; the key stays."""
+        return KeyedStream(self._builder, with_event_time(self._builder, self._upstream, column), self._dead_letters)
 
     def aggregate(self, id: str, *, parallelism: int | None = None, **aggregates: AggregateCall) -> Stream:
         """Running aggregates: one row for each row, with the values so far of its key.

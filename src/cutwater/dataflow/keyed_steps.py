@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cutwater.dataflow.build import GraphBuilder, Upstream, located, require_column
+from cutwater.dataflow.build import GraphBuilder, Upstream, distinct_columns, located, require_column
 from cutwater.dataflow.graph import StreamType
 from cutwater.errors import BuildError
 
@@ -31,7 +31,7 @@ def running_aggregate(
         aggregates = _aggregates(upstream.type.schema, calls)
         event_time = upstream.type.event_time
         spec = RunningAggregateSpec(upstream.type.schema, upstream.keys, aggregates, event_time)
-        schema = _distinct(spec.outputs[0])
+        schema = distinct_columns(spec.outputs[0])
         out = StreamType(schema, event_time, upstream.keys, upstream.type.span)
         return builder.add(id, "aggregate", spec, [upstream], [out], parallelism=parallelism)[0]
 
@@ -56,7 +56,7 @@ def window_aggregate(
             raise BuildError(f"a window needs event time, but {story}", hint=hint)
         _check_nesting(upstream.type, windows)
         spec = WindowAggregateSpec(upstream.type.schema, upstream.keys, event_time, windows, aggregates, lateness_us)
-        schema = _distinct(spec.outputs[0])
+        schema = distinct_columns(spec.outputs[0])
         updated = lateness_us > 0
         span = None if updated else (windows.size_us, windows.offset_us)
         out = StreamType(schema, None if updated else "window_start", upstream.keys, span)
@@ -95,7 +95,7 @@ def interval_join(
             upper_us,
             suffix,
         )
-        schema = _distinct(spec.outputs[0])
+        schema = distinct_columns(spec.outputs[0])
         # A pair comes out when its later row comes; only the time of a row that is never the earlier one is in time.
         event_time = lost = None
         if upper_us <= 0:
@@ -126,14 +126,6 @@ def _aggregates(schema: pa.Schema, calls: Mapping[str, AggregateCall]) -> tuple[
             require_column(schema, call.column)
         made.append(Aggregate(name, call.kind, call.column))
     return tuple(made)
-
-
-def _distinct(schema: pa.Schema) -> pa.Schema:
-    """The schema, if every column has a name of its own."""
-    for name in schema.names:
-        if schema.names.count(name) > 1:
-            raise BuildError(f"two columns of the result are named {name!r}", hint="Rename one before this step.")
-    return schema
 
 
 def _check_nesting(upstream: StreamType, windows: TumblingWindow) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from cutwater.dataflow.build import format_us
 from cutwater.dataflow.checks import check_complete
+from cutwater.dataflow.compatibility import check_compatible, step_records
 from cutwater.dataflow.graph import (
     Edge,
     EdgeType,
@@ -23,7 +23,6 @@ from cutwater.dataflow.graph import (
 )
 from cutwater.errors import BuildError, InvariantError
 from cutwater.state.keys import MAX_KEY_GROUPS
-from cutwater.storage.manifest import StepRecord
 
 if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
@@ -33,7 +32,7 @@ __all__ = [
     "FusedChain",
     "FusedNode",
     "HasGraph",
-    "describe_state",
+    "check_compatible",
     "fuse_links",
     "make_plan",
     "step_records",
@@ -251,9 +250,8 @@ def _step_problems(plan: PhysicalPlan, step: Step) -> Iterator[str]:
     for source in step.inputs:
         if source.step not in plan.steps or source.output >= len(plan.steps[source.step].outputs):
             yield f"step {step.id!r} reads output {source.output} of step {source.step!r}, which is not there"
-    hashed = [i for i in step.inputs if i.keys]
-    kinds = {tuple(_type(plan, i).schema.field(k).type for k in i.keys) for i in hashed}
-    if len(kinds) > 1 or (hashed and len(hashed) != len(step.inputs)):
+    kinds = {tuple(_type(plan, i).schema.field(k).type for k in i.keys) for i in step.inputs}
+    if step.kind == "join" and (len(kinds) > 1 or () in kinds):
         yield f"the inputs of step {step.id!r} have keys of different types"
 
 
@@ -263,44 +261,3 @@ def _same(a: Any, b: Any) -> bool:
 
 def _type(plan: PhysicalPlan, source: Input) -> StreamType:
     return plan.steps[source.step].outputs[source.output]
-
-
-# ---------------------------------------------------------------------------------------------------------- manifest
-
-
-def step_records(plan: PhysicalPlan) -> list[StepRecord]:
-    """What the manifest says of every step, for the upgrade check of a later program."""
-    parallelism = {id: v.parallelism for v in plan.vertices for id in v.steps}
-    return [_record(step, parallelism[step.id]) for step in plan.steps.values()]
-
-
-def _record(step: Step, parallelism: int) -> StepRecord:
-    state = cast("OperatorSpec", step.spec).state_schema if step.role == "operator" else None
-    return StepRecord(
-        id=step.id,
-        kind=step.kind,
-        parallelism=parallelism,
-        keys=list(step.inputs[0].keys) if step.inputs else [],
-        outputs=[[(f.name, str(f.type)) for f in o.schema] for o in step.outputs],
-        state=None if state is None else [(f.name, str(f.type)) for f in state],
-        settings={} if state is None else describe_state(step),
-    )
-
-
-def describe_state(step: Step) -> dict[str, str]:
-    """What the meaning of a step's state depends on besides its schema, as text by name.
-
-    A changed lateness is none of it: it only says when state goes.
-    """
-    spec: Any = step.spec
-    found: dict[str, str] = {}
-    if hasattr(spec, "aggregates"):
-        found["aggregates"] = ", ".join(f"{a.name}={a.kind}({a.column or ''})" for a in spec.aggregates)
-    if hasattr(spec, "window"):
-        found["windows"] = f"tumbling {format_us(spec.window.size_us)}, offset {format_us(spec.window.offset_us)}"
-        found["event time"] = spec.event_time
-    if hasattr(spec, "lower_us"):
-        found["within"] = f"{format_us(spec.lower_us)} to {format_us(spec.upper_us)}"
-        found["event time"] = f"{spec.left_time}, {spec.right_time}"
-        found["right keys"] = ", ".join(spec.right_keys)
-    return found

@@ -17,6 +17,7 @@ from cutwater.dataflow.build import (
     Upstream,
     carry,
     carry_by_name,
+    distinct_columns,
     located,
     plain_schema,
     require_column,
@@ -142,7 +143,7 @@ def enrich(
         if how not in ("left", "inner"):
             raise BuildError(f"how={how!r} is unknown", hint="Choose 'left' or 'inner'.")
         spec = EnrichSpec(upstream.type.schema, _enrichment_table(table), pairs, cast(Any, how), suffix)
-        out, lost = carry(upstream, spec.outputs[0], {n: n for n in upstream.type.schema.names})
+        out, lost = carry(upstream, distinct_columns(spec.outputs[0]), {n: n for n in upstream.type.schema.names})
         return builder.add(id, "enrich", spec, [upstream], [out], parallelism=parallelism, lost=lost)[0]
 
 

@@ -16,7 +16,7 @@ from cutwater.protocol.messages import Effect, Event, InputId
 from cutwater.protocol.reasons import FailureReason
 from cutwater.protocol.rows import AfterFreeze, BeforeFreeze, FreezeOn
 from cutwater.protocol.stages import Part, PhaseStep, Snapshot, StageStep
-from cutwater.protocol.substate import ABORTED_IDS_REMEMBERED, SubtaskState
+from cutwater.protocol.subtask_state import ABORTED_IDS_REMEMBERED, SubtaskState
 
 __all__ = ["SubtaskMachine"]
 

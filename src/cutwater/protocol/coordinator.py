@@ -1,0 +1,274 @@
+"""When checkpoints are taken and what becomes of them: the coordinator's decisions.
+
+Theory of operation.  A checkpoint is *pending* from its trigger until it is published or given up.  When every subtask
+has acknowledged, the performer is asked to *publish* it, one checkpoint at a time and the oldest first; until the
+outcome is reported nobody else can end this checkpoint, because it may already lie in the log.  Only after
+``Published`` do the subtasks hear of it.  A completed checkpoint *subsumes* older pending ones: sinks commit everything
+up to it, so nothing older may become the newest entry of the log.  Savepoints belong to the user: they neither subsume
+nor are subsumed.
+
+Several reasons end a checkpoint early; those that count (declines, expiry, I/O) add up, and more than
+``tolerable_failed`` of them in a row fail the job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+from cutwater.protocol import messages as m
+from cutwater.protocol.coordinator_state import CoordinatorState
+from cutwater.protocol.messages import CoordinatorEffect, CoordinatorEvent
+from cutwater.protocol.pending import CompletedCheckpoint, PendingCheckpoint, PendingStage, PendingStep
+from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
+
+__all__ = ["CheckpointCoordinator"]
+
+WAITING_REQUESTS_MAX = 1000
+
+
+class CheckpointCoordinator(CoordinatorState):
+    """Decides over the checkpoints of a job.
+
+    Args:
+        settings: interval, pause, timeout, tolerable failures, concurrency, protocol.
+        subtasks: everyone who must acknowledge.
+        sources: the subtasks that are triggered.
+        first_id: the highest id ever used (on disk, by any attempt or driver): ids start above it (A1).
+        latest_completed: id of the checkpoint that the job was restored from.
+
+    >>> from cutwater.config import JobConfig
+    >>> coordinator = CheckpointCoordinator(JobConfig(interval_ms=100.0), frozenset({"a"}), frozenset({"a"}), 7)
+    >>> coordinator.handle(m.JobRunning(attempt=1, now_ms=0)), coordinator.next_due_ms
+    ([], 100.0)
+    >>> coordinator.handle(m.Tick(100))
+    [SendTrigger(checkpoint_id=8, kind=<CheckpointKind.PERIODIC: 'periodic'>, final=False)]
+    """
+
+    # ---------------------------------------------------------------------------------------------------- events
+
+    def handle(self, event: CoordinatorEvent) -> list[CoordinatorEffect]:
+        """Take one event; the effects are to be performed in their order.
+
+        Raises:
+            InvariantError: the event is illegal in this state; the coordinator must not be used any more.
+        """
+        self._events.append(event)
+        self._now_ms = max(self._now_ms, event.now_ms)
+        match event:
+            case m.Tick():
+                self._expire()
+            case m.RequestCheckpoint():
+                self._on_request(event)
+            case m.RequestFinal():
+                self._final_wanted = self._running
+            case m.AckReceived():
+                self._on_ack(event)
+            case m.DeclineReceived():
+                self._on_decline(event)
+            case m.Published():
+                self._on_published(event)
+            case m.PublishFailed():
+                self._on_publish_failed(event)
+            case m.JobRunning():
+                self._on_running(event)
+            case m.JobStopped():
+                self._on_stopped(event)
+        self._publish_next()
+        self._trigger_due()
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _on_request(self, event: m.RequestCheckpoint) -> None:
+        if event.kind in (CheckpointKind.PERIODIC, CheckpointKind.FINAL):
+            raise self._broken(f"nobody asks for a checkpoint of kind {event.kind.value}")
+        refused = self._refusal(event.kind)
+        if refused is not None:
+            self._effects.append(m.RequestAnswered(event.request_id, None, refused))
+        elif event.kind is CheckpointKind.ON_DEMAND:
+            self._waiting.append(event.request_id)
+        else:
+            self._trigger(event.kind, event.request_id)
+
+    def _refusal(self, kind: CheckpointKind) -> FailureReason | None:
+        if not self._running:
+            return FailureReason.JOB_NOT_RUNNING
+        if self._settings.protocol == "none":
+            return FailureReason.CHECKPOINTING_DISABLED
+        if not self._may_trigger:
+            return FailureReason.JOB_ENDING
+        if kind is CheckpointKind.ON_DEMAND and len(self._waiting) >= WAITING_REQUESTS_MAX:
+            return FailureReason.TOO_MANY_REQUESTS
+        return None
+
+    def _on_ack(self, event: m.AckReceived) -> None:
+        answer = self._answer(event)
+        self._effects.append(m.AckAnswered(event.checkpoint_id, event.subtask, answer))
+        if answer is AckAnswer.SUCCESS:
+            pending = self._pending[event.checkpoint_id]
+            pending.payloads[event.subtask] = event.payload
+            last = len(pending.payloads) == len(self._subtasks)
+            self._step(pending, PendingStep.ALL_ACKNOWLEDGED if last else PendingStep.ACKNOWLEDGED)
+        elif answer is AckAnswer.DISCARDED or self._is_stranger(event):
+            self._effects.append(m.Discard(event.checkpoint_id, event.payload))
+
+    def _answer(self, event: m.AckReceived) -> AckAnswer:
+        """State is deleted only where it is certain that no manifest names it; the store collects the rest."""
+        pending = self._pending.get(event.checkpoint_id)
+        if pending is not None and pending.attempt == event.attempt and event.subtask in self._subtasks:
+            return AckAnswer.DUPLICATE if event.subtask in pending.payloads else AckAnswer.SUCCESS
+        if event.checkpoint_id in self._completed and event.subtask in self._subtasks:
+            return AckAnswer.DUPLICATE
+        if self._given_up.get(event.checkpoint_id) == event.attempt and event.subtask in self._subtasks:
+            return AckAnswer.DISCARDED
+        return AckAnswer.UNKNOWN
+
+    def _is_stranger(self, event: m.AckReceived) -> bool:
+        """No subtask of the job, but about one of its checkpoints: nobody will ever name what it wrote."""
+        pending = self._pending.get(event.checkpoint_id)
+        return pending is not None and pending.attempt == event.attempt and event.subtask not in self._subtasks
+
+    def _on_decline(self, event: m.DeclineReceived) -> None:
+        pending = self._pending.get(event.checkpoint_id)
+        if pending is None or pending.attempt != event.attempt or event.subtask not in self._subtasks:
+            return
+        if event.subtask not in pending.payloads:
+            self._fail(pending, event.reason, f"subtask {event.subtask}: {event.detail}".removesuffix(": "))
+
+    def _on_published(self, event: m.Published) -> None:
+        pending = self._publishing(event.checkpoint_id)
+        self._step(pending, PendingStep.PUBLISHED)
+        id, kind = pending.checkpoint_id, pending.kind
+        done = CompletedCheckpoint(id, kind, pending.attempt, pending.triggered_ms, self._now_ms)
+        del self._pending[id]
+        self._remember_completed(done)
+        self._completed_count += 1
+        self._consecutive_failed = 0
+        self._last_duration_ms, self._last_end_ms = done.duration_ms, self._now_ms
+        if kind.commits:
+            self._latest_completed = max(self._latest_completed, id)
+        if kind.final:
+            self._ending = True
+            self._final_wanted = self._final_wanted and kind is not CheckpointKind.FINAL
+        if self._running:
+            self._effects.append(m.NotifyComplete(id, kind, kind.commits))
+        if pending.request_id is not None:
+            self._effects.append(m.RequestAnswered(pending.request_id, id))
+        if kind.commits:
+            for older in [p for p in self._pending.values() if p.checkpoint_id < id and not p.kind.user_owned]:
+                self._subsume(older, id)
+
+    def _on_publish_failed(self, event: m.PublishFailed) -> None:
+        pending = self._publishing(event.checkpoint_id)
+        self._fail(pending, FailureReason.PUBLISH_FAILED, event.reason, PendingStep.PUBLISH_FAILED)
+
+    def _on_running(self, event: m.JobRunning) -> None:
+        if self._running or event.attempt <= self._attempt:
+            raise self._broken(f"attempt {event.attempt} runs, but attempt {self._attempt} did before")
+        if self._pending:
+            raise self._broken("a new attempt runs while the old one's publishing is undecided")
+        self._running, self._ending, self._attempt = True, False, event.attempt
+        self._consecutive_failed = 0
+        self._last_end_ms = -math.inf
+        periodic = self._settings.protocol != "none"
+        self._periodic_ms = self._now_ms + self._settings.interval_ms if periodic else math.inf
+
+    def _on_stopped(self, event: m.JobStopped) -> None:
+        self._running = self._final_wanted = False
+        for pending in [p for p in self._pending.values() if p.stage is not PendingStage.PUBLISHING]:
+            self._give_up(pending, FailureReason.JOB_STOPPED, event.reason)
+            self._failed_count += 1
+        self._refuse_waiting(FailureReason.JOB_STOPPED, event.reason)
+
+    # --------------------------------------------------------------------------------------------------- triggers
+
+    def _trigger_due(self) -> None:
+        """Start whatever is due: the final checkpoint before requests, requests before the periodic one."""
+        if not self._running:
+            return
+        if self._final_wanted:
+            self._refuse_waiting(FailureReason.JOB_ENDING, "")
+            if not any(p.kind.final for p in self._pending.values()):
+                self._trigger(CheckpointKind.FINAL, None)
+        if not self._may_trigger:
+            return
+        while self._waiting and self._place_free:
+            self._trigger(CheckpointKind.ON_DEMAND, self._waiting.popleft())
+        if self._place_free and self._periodic_due_ms <= self._now_ms:
+            missed = math.floor((self._now_ms - self._periodic_ms) / self._settings.interval_ms)
+            self._periodic_ms += (missed + 1) * self._settings.interval_ms
+            self._trigger(CheckpointKind.PERIODIC, None)
+
+    def _trigger(self, kind: CheckpointKind, request_id: Hashable | None) -> None:
+        self._last_id += 1
+        self._triggered += 1
+        now, timeout = self._now_ms, self._settings.timeout_ms
+        self._pending[self._last_id] = PendingCheckpoint(
+            self._last_id, kind, self._attempt, now, now + timeout, request_id
+        )
+        self._effects.append(m.SendTrigger(self._last_id, kind, kind.final))
+
+    def _expire(self) -> None:
+        for pending in list(self._pending.values()):
+            if pending.stage is PendingStage.TRIGGERED and pending.expires_ms <= self._now_ms:
+                missing = sorted(map(str, self._subtasks - pending.payloads.keys()))
+                self._fail(pending, FailureReason.EXPIRED, f"missing: {', '.join(missing[:8])}")
+
+    def _refuse_waiting(self, reason: FailureReason, detail: str) -> None:
+        while self._waiting:
+            self._effects.append(m.RequestAnswered(self._waiting.popleft(), None, reason, detail))
+
+    # ------------------------------------------------------------------------------------------------ transitions
+
+    def _publish_next(self) -> None:
+        if any(p.stage is PendingStage.PUBLISHING for p in self._pending.values()):
+            return
+        for pending in self._pending.values():
+            if pending.stage is PendingStage.READY:
+                self._step(pending, PendingStep.PUBLISH)
+                payloads = tuple(pending.payloads.items())
+                self._effects.append(m.Publish(pending.checkpoint_id, pending.kind, payloads))
+                return
+
+    def _publishing(self, id: int) -> PendingCheckpoint:
+        pending = self._pending.get(id)
+        if pending is None:
+            raise self._broken(f"checkpoint {id} was published or not, but nobody asked for that")
+        return pending
+
+    def _subsume(self, pending: PendingCheckpoint, by: int) -> None:
+        """The newer checkpoint serves whoever asked for the older one."""
+        if pending.request_id is not None:
+            self._effects.append(m.RequestAnswered(pending.request_id, by))
+            pending.request_id = None
+        self._give_up(pending, FailureReason.SUBSUMED, f"by checkpoint {by}")
+        self._subsumed_count += 1
+
+    def _fail(
+        self, pending: PendingCheckpoint, reason: FailureReason, detail: str, step: PendingStep = PendingStep.GIVE_UP
+    ) -> None:
+        """A subtask, the clock or the store ended the checkpoint; that may end the attempt."""
+        self._give_up(pending, reason, detail, step)
+        self._failed_count += 1
+        kind = pending.kind
+        if not self._running:
+            return
+        if reason.counts and not kind.user_owned:
+            self._consecutive_failed += 1
+        if kind is CheckpointKind.STOP_WITH_SAVEPOINT or self._consecutive_failed > self._settings.tolerable_failed:
+            self._running = False
+            what = f"{kind.value} checkpoint {pending.checkpoint_id}, {self._consecutive_failed} failed in a row"
+            self._effects.append(m.FailJob(reason, f"{what}: {detail}".removesuffix(": ")))
+
+    def _give_up(
+        self, pending: PendingCheckpoint, reason: FailureReason, detail: str, step: PendingStep = PendingStep.GIVE_UP
+    ) -> None:
+        self._step(pending, step)
+        id = pending.checkpoint_id
+        del self._pending[id]
+        self._remember_given_up(pending)
+        self._last_end_ms = self._now_ms
+        self._effects.append(m.NotifyAborted(id, reason, self._latest_completed, detail))
+        self._effects += [m.Discard(id, payload) for payload in pending.payloads.values()]
+        if pending.request_id is not None:
+            self._effects.append(m.RequestAnswered(pending.request_id, id, reason, detail))

@@ -1,0 +1,175 @@
+"""What the coordinator knows of its checkpoints, the questions it answers, and every invariant that must hold."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Hashable
+
+from cutwater.config import JobConfig
+from cutwater.errors import InvariantError
+from cutwater.protocol.messages import CoordinatorEffect, CoordinatorEvent, SubtaskId
+from cutwater.protocol.pending import (
+    PENDING_STAGES,
+    CheckpointStatistics,
+    CompletedCheckpoint,
+    PendingCheckpoint,
+    PendingStage,
+    PendingStep,
+)
+from cutwater.protocol.reasons import CheckpointKind
+
+__all__ = ["CoordinatorState"]
+
+STORY_EVENTS = 16
+IDS_REMEMBERED = 1024
+
+
+class CoordinatorState:
+    """The state of a ``CheckpointCoordinator``, with the questions that a performer may ask."""
+
+    def __init__(
+        self,
+        settings: JobConfig,
+        subtasks: frozenset[SubtaskId],
+        sources: frozenset[SubtaskId],
+        first_id: int,
+        *,
+        latest_completed: int = 0,
+    ) -> None:
+        self._settings = settings
+        self._subtasks = subtasks
+        self._last_id = first_id
+        self._latest_completed = latest_completed
+        self._now_ms = -math.inf
+        self._attempt = 0
+        self._running = False
+        self._final_wanted = False
+        self._ending = False
+        self._periodic_ms = math.inf
+        self._last_end_ms = -math.inf
+        self._consecutive_failed = 0
+        self._pending: dict[int, PendingCheckpoint] = {}
+        self._given_up: dict[int, int] = {}  # id -> attempt
+        self._completed: dict[int, CompletedCheckpoint] = {}
+        self._waiting: deque[Hashable] = deque()
+        self._triggered = self._completed_count = self._failed_count = self._subsumed_count = 0
+        self._last_duration_ms: float | None = None
+        self._events: deque[CoordinatorEvent] = deque(maxlen=STORY_EVENTS)
+        self._effects: list[CoordinatorEffect] = []
+        if not sources or not sources <= subtasks:
+            raise self._broken("sources must be subtasks, and there must be one")
+
+    # ------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def pending(self) -> tuple[PendingCheckpoint, ...]:
+        """Checkpoints under way, oldest first (to look at only)."""
+        return tuple(self._pending.values())
+
+    @property
+    def latest_completed(self) -> CompletedCheckpoint | None:
+        """The newest completed checkpoint of this run that a recovery may rely on."""
+        return self._completed.get(self._latest_completed)
+
+    @property
+    def last_id(self) -> int:
+        """The highest id used so far."""
+        return self._last_id
+
+    @property
+    def statistics(self) -> CheckpointStatistics:
+        """The numbers as they are now."""
+        return CheckpointStatistics(
+            triggered=self._triggered,
+            in_progress=len(self._pending),
+            completed=self._completed_count,
+            failed=self._failed_count,
+            subsumed=self._subsumed_count,
+            consecutive_failed=self._consecutive_failed,
+            latest_completed_id=self._latest_completed,
+            last_duration_ms=self._last_duration_ms,
+        )
+
+    @property
+    def next_due_ms(self) -> float | None:
+        """When a ``Tick`` is wanted: the next trigger or the next expiry; ``None`` if only events can change things."""
+        due = min((p.expires_ms for p in self._pending.values() if p.stage is PendingStage.TRIGGERED), default=math.inf)
+        if self._may_trigger and self._place_free:
+            due = min(due, self._periodic_due_ms)
+        return due if due < math.inf else None
+
+    @property
+    def _may_trigger(self) -> bool:
+        final_pending = any(p.kind.final for p in self._pending.values())
+        return self._running and not (self._final_wanted or self._ending or final_pending)
+
+    @property
+    def _place_free(self) -> bool:
+        taken = sum(not p.kind.user_owned for p in self._pending.values())
+        return taken < self._settings.max_concurrent
+
+    @property
+    def _periodic_due_ms(self) -> float:
+        return max(self._periodic_ms, self._last_end_ms + self._settings.min_pause_ms)
+
+    # ------------------------------------------------------------------------------------------------ the tables
+
+    def _remember_given_up(self, pending: PendingCheckpoint) -> None:
+        self._given_up[pending.checkpoint_id] = pending.attempt
+        while len(self._given_up) > IDS_REMEMBERED:
+            del self._given_up[min(self._given_up)]
+
+    def _remember_completed(self, done: CompletedCheckpoint) -> None:
+        self._completed[done.checkpoint_id] = done
+        while len(self._completed) > IDS_REMEMBERED:
+            del self._completed[min(self._completed)]
+
+    def _step(self, pending: PendingCheckpoint, step: PendingStep) -> None:
+        after = PENDING_STAGES.get((pending.stage, step))
+        if after is None:
+            raise self._broken(f"checkpoint {pending.checkpoint_id} is {pending.stage.value}: no '{step.value}'")
+        pending.stage = after
+
+    def _broken(self, what: str) -> InvariantError:
+        events = "".join(f"\n  {event}" for event in self._events) or " none"
+        return InvariantError(f"checkpoint coordinator: {what}\npending {self.pending}, last events:{events}")
+
+    # ------------------------------------------------------------------------------------------------- invariants
+
+    def validate(self) -> None:
+        """Check every invariant.
+
+        Raises:
+            InvariantError: one is broken.
+        """
+        for what, holds in self._invariants().items():
+            if not holds():
+                raise self._broken(f"invariant broken: {what}")
+
+    def _invariants(self) -> dict[str, Callable[[], bool]]:
+        pending, stats = self._pending, self.statistics
+        done = self._given_up.keys() | self._completed.keys()
+        places = [p for p in pending.values() if not p.kind.user_owned and p.kind is not CheckpointKind.FINAL]
+        ended = stats.completed + stats.failed + stats.subsumed
+        return {
+            "pending ids grow": lambda: list(pending) == sorted(pending),
+            "no id above the last one": lambda: max([*pending, *done], default=0) <= self._last_id,
+            "a checkpoint is pending, completed or given up": lambda: (
+                not (pending.keys() & done or self._given_up.keys() & self._completed.keys())
+            ),
+            "one is published at a time": lambda: (
+                sum(p.stage is PendingStage.PUBLISHING for p in pending.values()) <= 1
+            ),
+            "only subtasks have acknowledged": lambda: all(
+                p.payloads.keys() <= self._subtasks for p in pending.values()
+            ),
+            "ready means acknowledged by all": lambda: all(
+                (p.stage is PendingStage.TRIGGERED) == (len(p.payloads) < len(self._subtasks)) for p in pending.values()
+            ),
+            "no more pending than allowed": lambda: len(places) <= self._settings.max_concurrent,
+            "one final checkpoint at a time": lambda: sum(p.kind.final for p in pending.values()) <= 1,
+            "nothing outlives its attempt": lambda: all(p.attempt == self._attempt for p in pending.values()),
+            "every checkpoint is counted once": lambda: stats.triggered == stats.in_progress + ended,
+            "the memory of ids is bounded": lambda: max(len(self._given_up), len(self._completed)) <= IDS_REMEMBERED,
+        }

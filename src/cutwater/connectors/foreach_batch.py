@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cutwater.connectors.base import Json, PreCommit, SinkContext
 from cutwater.connectors.parquet_types import cast_batch, plain_schema
-from cutwater.connectors.staging import PieceCut, StagingArea, StagingLog, open_piece
+from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, StagingLog, open_piece
 from cutwater.errors import BuildError, ConfigError, InvariantError, UserCodeError
 
 __all__ = ["EpochCommitter", "EpochWriter", "ForeachBatchSink"]
@@ -28,13 +28,6 @@ class EpochHandle(msgspec.Struct, frozen=True, tag="epoch"):
     subtask: int
     rows: int
     piece: PieceCut
-
-
-class EndHandle(msgspec.Struct, frozen=True, tag="end"):
-    """No epoch will follow."""
-
-    uid: str
-    subtask: int
 
 
 _Handle = EpochHandle | EndHandle
@@ -131,7 +124,7 @@ class EpochWriter:
             self._pending.append(EpochHandle(uid, checkpoint_id, subtask, cut.rows, cut))
             self._log.drop(1)
         epochs = list(self._pending)
-        ends = [EndHandle(uid, subtask)] if final else []
+        ends = [EndHandle(uid, subtask, self._ctx.parallelism)] if final else []
 
         def snapshot() -> PreCommit:
             self._log.make_durable([epoch.piece for epoch in epochs])
@@ -174,8 +167,9 @@ class EpochCommitter:
                     step=self._area.step,
                 ) from error
             self._area.remove([epoch.piece.file])
-        if any(isinstance(handle, EndHandle) for handle in own):
-            self._area.remove_if_empty()
+        ends = [handle for handle in own if isinstance(handle, EndHandle)]
+        if ends:
+            self._area.finish(ends)
 
     def abort_others(self, keep: list[Json], states: list[Json]) -> None:
         """Remove all staged epochs of this job and step that ``keep`` does not name."""

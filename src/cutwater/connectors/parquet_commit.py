@@ -11,11 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cutwater.connectors.base import Json
-from cutwater.connectors.staging import PieceCut, StagingArea, fsync_path, storage_errors
+from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, fsync_path, storage_errors
 from cutwater.errors import StorageError
 
 __all__ = [
-    "EndHandle",
     "LogState",
     "PartCommitter",
     "PartHandle",
@@ -40,14 +39,6 @@ class PartHandle(msgspec.Struct, frozen=True, tag="part"):
     rows: int
     bytes: int
     pieces: list[str]
-
-
-class EndHandle(msgspec.Struct, frozen=True, tag="end"):
-    """A subtask's word that no row will follow: once committed, its staging goes away."""
-
-    uid: str
-    subtask: int
-    parallelism: int
 
 
 class LogState(msgspec.Struct, frozen=True):
@@ -152,7 +143,7 @@ class PartCommitter:
             for part in parts:
                 self._publish(part)
             fsync_path(self._area.root)
-        # Only now: a crash before that sync could undo the rename, and the rows would be nowhere.
+        # What is visible now stays so; the parts hold the rows of these pieces.
         self._area.remove(piece for part in parts for piece in part.pieces)
         if ends:
             self._finish(ends)
@@ -192,12 +183,7 @@ class PartCommitter:
 
     def _finish(self, ends: list[EndHandle]) -> None:
         """Take away the staging of ended subtasks; whoever removes the folder sees to it that the dataset is one."""
-        ended = {end.subtask for end in ends}
-        parallelism = ends[0].parallelism if 0 in ended else 2**62
-        owners = ((name, _subtask_of(name)) for name in self._area.files())
-        # Beyond the parallelism: leftovers of zombies from before a rescale.
-        self._area.remove(name for name, owner in owners if owner in ended or owner >= parallelism)
-        if not self._area.remove_if_empty() or not self._empty_name:
+        if not self._area.finish(ends) or not self._empty_name:
             return
         root = self._area.root
         with storage_errors("cannot complete", root):
@@ -216,11 +202,3 @@ def _holds(path: str, part: PartHandle) -> bool:
         return pq.read_metadata(path).num_rows == part.rows
     except pa.ArrowInvalid:
         return False
-
-
-def _subtask_of(name: str) -> int:
-    """Subtask in the name of a staged file: ``wal-<subtask>-...`` or a part (see ``part_suffix``)."""
-    try:
-        return int(name.split("-")[1] if name.startswith("wal-") else name.rsplit("-", 4)[1])
-    except (IndexError, ValueError):
-        return -1

@@ -17,7 +17,6 @@ import xxhash
 from cutwater.config import parse_duration_ms
 from cutwater.connectors.base import Json, PreCommit, SinkContext
 from cutwater.connectors.parquet_commit import (
-    EndHandle,
     LogState,
     PartCommitter,
     PartHandle,
@@ -27,7 +26,7 @@ from cutwater.connectors.parquet_commit import (
     write_parquet,
 )
 from cutwater.connectors.parquet_types import cast_batch, parquet_schema
-from cutwater.connectors.staging import PieceCut, StagingArea, StagingLog, fsync_path, open_piece
+from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, StagingLog, fsync_path, open_piece
 from cutwater.errors import BuildError, ConfigError, DataError
 
 __all__ = ["ParquetSink", "PartWriter", "local_path"]

@@ -19,7 +19,16 @@ import xxhash
 
 from cutwater.errors import CorruptSnapshotError, StorageError
 
-__all__ = ["STAGING_FOLDER", "PieceCut", "StagingArea", "StagingLog", "fsync_path", "open_piece", "storage_errors"]
+__all__ = [
+    "STAGING_FOLDER",
+    "EndHandle",
+    "PieceCut",
+    "StagingArea",
+    "StagingLog",
+    "fsync_path",
+    "open_piece",
+    "storage_errors",
+]
 
 STAGING_FOLDER = "_cutwater"
 """Spark, pyarrow and DuckDB globs skip names that start with an underscore."""
@@ -70,6 +79,14 @@ def fsync_path(path: str) -> None:
             os.close(fd)
 
 
+class EndHandle(msgspec.Struct, frozen=True, tag="end"):
+    """A subtask's word that no row will follow: once committed, its staging goes away."""
+
+    uid: str
+    subtask: int
+    parallelism: int
+
+
 class StagingArea:
     """The staging folder of one write step of one job."""
 
@@ -88,6 +105,11 @@ class StagingArea:
         Raises:
             StorageError: the target cannot be written.
         """
+        top = os.path.dirname(self.root)
+        while not os.path.isdir(top):
+            top = os.path.dirname(top)
+        if os.path.isdir(self.root):
+            top = self.root
         with storage_errors("cannot make the staging folder", self.directory):
             for attempt in range(8):
                 try:
@@ -98,7 +120,7 @@ class StagingArea:
                     if attempt == 7:
                         raise
         parent = self.directory
-        while parent != self.root:
+        while parent != top:
             parent = os.path.dirname(parent)
             fsync_path(parent)
 
@@ -124,7 +146,16 @@ class StagingArea:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.path(name))
 
-    def remove_if_empty(self) -> bool:
+    def finish(self, ends: Sequence[EndHandle]) -> bool:
+        """Remove what ended subtasks left; True once the folder is gone, because all have ended."""
+        ended = {end.subtask for end in ends}
+        # Beyond the parallelism: leftovers of zombies from before a rescale.
+        beyond = max(end.parallelism for end in ends)
+        owners = ((name, _subtask_of(name)) for name in self.files())
+        self.remove(name for name, owner in owners if owner in ended or owner >= beyond)
+        return self._remove_if_empty()
+
+    def _remove_if_empty(self) -> bool:
         """Remove the folder and those above it (up to the root) that are empty; True if the step's own is gone."""
         folder, gone = self.directory, False
         while folder != self.root:
@@ -138,6 +169,14 @@ class StagingArea:
                 raise StorageError(f"cannot remove {folder!r}: {os.strerror(error.errno or 0)}") from error
             folder, gone = os.path.dirname(folder), True
         return gone
+
+
+def _subtask_of(name: str) -> int:
+    """Subtask in the name of a staged file: ``wal-<subtask>-...``, or a part ``...-<subtask>-<three more>``."""
+    try:
+        return int(name.split("-")[1] if name.startswith("wal-") else name.rsplit("-", 4)[1])
+    except (IndexError, ValueError):
+        return -1
 
 
 class PieceCut(msgspec.Struct, frozen=True):

@@ -1,0 +1,75 @@
+"""A disk that forgets: what a directory holds after a process or the whole machine dies at a chosen system call.
+
+The real files are used; only ``os.fsync``, ``os.rename``, ``os.unlink`` and ``os.rmdir`` are watched.  The model of a
+power loss: bytes that were not synced are cut off, a new name in a directory that was not synced is taken back (a
+rename goes back to where it came from), removals count at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+class Killed(BaseException):
+    """The process dies here: nothing in the product may catch this."""
+
+
+class ForgetfulDisk:
+    def __init__(self, root: str, patch: pytest.MonkeyPatch, reader: Callable[[], None]) -> None:
+        self.root = root
+        self.kill_in: int | None = None
+        self._reader = reader
+        self._synced_bytes: dict[int, int] = {}
+        self._synced_names: set[tuple[str, int]] = set()
+        self._renames: list[tuple[str, str]] = []
+        self._real = {name: getattr(os, name) for name in ("fsync", "rename", "unlink", "rmdir")}
+        patch.setattr(os, "fsync", self._fsync)
+        for name in ("rename", "unlink", "rmdir"):
+            patch.setattr(os, name, self._watched(name))
+
+    def system_call(self) -> None:
+        """Another process may look, and this one may die, just before a system call."""
+        self._reader()
+        if self.kill_in is not None:
+            self.kill_in -= 1
+            if self.kill_in < 0:
+                self.kill_in = None
+                raise Killed
+
+    def _fsync(self, fd: int) -> None:
+        self.system_call()
+        path, stat = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd)
+        if os.path.isdir(path):
+            self._synced_names |= {(path, entry.inode()) for entry in os.scandir(path)}
+            self._renames = [(a, b) for a, b in self._renames if path not in (os.path.dirname(a), os.path.dirname(b))]
+        else:
+            self._synced_bytes[stat.st_ino] = stat.st_size
+
+    def _watched(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.system_call()
+            result = self._real[name](*args, **kwargs)
+            if name == "rename":
+                self._renames.append((args[0], args[1]))
+            return result
+
+        return call
+
+    def lose_power(self) -> None:
+        """Only what was made durable is left."""
+        for source, target in reversed(self._renames):
+            if os.path.exists(target) and os.path.isdir(os.path.dirname(source)):
+                self._real["rename"](target, source)
+        self._renames = []
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                path = os.path.join(folder, name)
+                inode = os.stat(path).st_ino
+                if (folder, inode) not in self._synced_names:
+                    self._real["unlink"](path)
+                elif os.stat(path).st_size > self._synced_bytes.get(inode, 0):
+                    os.truncate(path, self._synced_bytes.get(inode, 0))

@@ -1,0 +1,262 @@
+"""A job around one sink, driven by a random generator: the oracle of the sink contract.
+
+The job reads ``SPLITS`` endless counters; row ``(split, n)`` is known by its number ``split * BIG + n``.  A checkpoint
+records the position of every split when the barrier passed the subtask that reads it.  So the rows that may and must be
+visible follow from the positions of completed checkpoints alone, whatever the sink does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sink_disk import ForgetfulDisk, Killed
+
+from cutwater.connectors.base import Json, PreCommit, Sink, SinkWriter
+from cutwater.connectors.foreach_batch import ForeachBatchSink
+
+SPLITS, BIG = 4, 1_000_000
+SCHEMA = pa.schema({"row": pa.int64(), "text": pa.string()})
+
+
+@dataclass(frozen=True)
+class Identity:
+    subtask: int
+    parallelism: int
+    incarnation: int
+    job_uid: str = "c0ffee"
+    step: str = "out"
+
+
+@dataclass
+class Checkpoint:
+    id: int
+    final: bool
+    positions: list[int | None]
+    waiting: set[int]
+    snapshots: dict[int, Callable[[], PreCommit]] = field(default_factory=dict)
+    parts: dict[int, PreCommit] = field(default_factory=dict)
+
+
+def batch_of(rows: list[int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"row": rows, "text": [f"r{row}" for row in rows]}, SCHEMA)
+
+
+class Output:
+    """What a reader of the target sees."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self._cache: dict[tuple[str, int, int], list[int]] = {}
+
+    def rows(self) -> list[int]:
+        rows: list[int] = []
+        names = os.listdir(self.directory) if os.path.isdir(self.directory) else []
+        for name in names:
+            if not name.startswith(("_", ".")):
+                path = os.path.join(self.directory, name)
+                stat = os.stat(path)
+                key = (name, stat.st_ino, stat.st_size)
+                if key not in self._cache:
+                    try:
+                        self._cache[key] = pq.ParquetFile(path).read()["row"].to_pylist()
+                    except pa.ArrowInvalid as error:
+                        raise AssertionError(f"a reader found {path}: {error}") from error
+                rows += self._cache[key]
+        return rows
+
+
+class Calls:
+    """What an idempotent function of foreach_batch keeps, in memory that outlives the job."""
+
+    def __init__(self) -> None:
+        self.batches: dict[tuple[int, ...], list[int]] = {}
+        self.system_call: Callable[[], None] = lambda: None
+
+    def __call__(self, table: pa.Table, *key: int) -> None:
+        self.system_call()
+        rows = table["row"].to_pylist()
+        assert self.batches.setdefault(key, rows) == rows, f"other rows for {key} than at the first call"
+
+    def rows(self) -> list[int]:
+        return [row for rows in self.batches.values() for row in rows]
+
+
+class Job:
+    def __init__(self, sink: Sink, directory: str, seed: int, patch: pytest.MonkeyPatch) -> None:
+        self.random = random.Random(seed)
+        self.sink = sink
+        self.output: Output | Calls = sink.fn if isinstance(sink, ForeachBatchSink) else Output(directory)
+        self.disk = ForgetfulDisk(directory, patch, self.read)
+        if isinstance(self.output, Calls):
+            self.output.system_call = self.disk.system_call
+        self.story: list[str] = []
+        self.published: Checkpoint | None = None
+        self.handles_due: dict[int, list[Json]] = {}
+        self.next_id = 1
+        self.incarnation = 0
+        self.zombies: list[SinkWriter] = []
+        self.writers: list[SinkWriter] = []
+        self.deaths = 0
+        self.start()
+
+    # ------------------------------------------------------------------------------------------------ life of a job
+
+    def start(self) -> None:
+        """A driver restores the published checkpoint and starts writers, perhaps at another parallelism (T2)."""
+        self.positions = [0] * SPLITS
+        self.parallelism = self.sink.parallelism or self.random.choice([1, 2, 3])
+        handles: list[Json] = []
+        states: list[Json] = []
+        committer = self.committer()
+        if self.published is not None:
+            self.positions = [position or 0 for position in self.published.positions]
+            handles = [handle for part in self.published.parts.values() for handle in part.handles]
+            states = [part.state for part in self.published.parts.values()]
+            committer.commit(self.published.id, handles)
+        committer.abort_others(handles, states)
+        self.pending: Checkpoint | None = None
+        self.handles_due = {}
+        self.writers: list[SinkWriter] = []
+        for subtask in range(self.parallelism):
+            self.incarnation += 1
+            mine = states[subtask :: self.parallelism]
+            self.writers.append(self.sink.writer(SCHEMA, Identity(subtask, self.parallelism, self.incarnation), mine))
+        self.note(f"start p={self.parallelism} at {self.positions}")
+
+    def committer(self) -> Any:
+        return self.sink.committer(SCHEMA, "c0ffee", "out")
+
+    def crash(self, power: bool) -> None:
+        self.note("power loss" if power else "crash")
+        if power:
+            self.zombies = []
+            self.disk.lose_power()
+        else:
+            self.zombies += self.writers
+        self.start()
+
+    def note(self, what: str) -> None:
+        self.story.append(what)
+
+    # ----------------------------------------------------------------------------------------------------- one step
+
+    def step(self) -> None:
+        """Something happens; some of it is cut short by a death in the middle of a system call."""
+        if self.disk.kill_in is None and self.random.random() < 0.3:
+            self.disk.kill_in = self.random.randrange(12)
+        names = ["write"] * 4 + ["checkpoint"] * 9 + ["abort", "crash", "power", "zombie", "zombie"]
+        action = self.random.choice(names)
+        while True:
+            try:
+                getattr(self, f"do_{action}")()
+                break
+            except Killed:
+                self.deaths += 1
+                self.note(f"killed in {action}")
+                action = self.random.choice(["crash", "power"])
+        self.read()
+
+    def do_write(self) -> None:
+        subtask = self.random.randrange(self.parallelism)
+        rows: list[int] = []
+        for split in range(subtask, SPLITS, self.parallelism):
+            count = self.random.randrange(5)
+            rows += [split * BIG + self.positions[split] + i for i in range(count)]
+            self.positions[split] += count
+        self.note(f"write {len(rows)} by {subtask}")
+        self.writers[subtask].write(batch_of(rows))
+
+    def do_checkpoint(self, final: bool = False) -> None:
+        """The next bit of the checkpoint under way, or a new one."""
+        if self.pending is None:
+            self.pending = Checkpoint(self.next_id, final, [None] * SPLITS, set(range(self.parallelism)))
+            self.next_id += 1
+        pending = self.pending
+        if pending.waiting:
+            subtask = self.random.choice(sorted(pending.waiting))
+            pending.waiting.remove(subtask)
+            self.note(f"barrier {pending.id} at {subtask}")
+            pending.snapshots[subtask] = self.writers[subtask].pre_commit(pending.id, pending.final)
+            for split in range(subtask, SPLITS, self.parallelism):
+                pending.positions[split] = self.positions[split]
+        elif pending.snapshots:
+            subtask = self.random.choice(sorted(pending.snapshots))
+            self.note(f"snapshot {pending.id} of {subtask}")
+            made = pending.snapshots.pop(subtask)()
+            pending.parts[subtask] = PreCommit(*json.loads(json.dumps([made.handles, made.state])))
+        else:
+            self.note(f"published {pending.id}")
+            self.published, self.pending = pending, None
+            self.handles_due = {subtask: part.handles for subtask, part in pending.parts.items()}
+            for subtask in self.random.sample(sorted(self.handles_due), len(self.handles_due)):
+                # A worker may be late with its commit, or never come to it before the next checkpoint.
+                if final or self.random.random() < 0.7:
+                    self.note(f"commit {pending.id} by {subtask}")
+                    self.committer().commit(pending.id, self.handles_due[subtask])
+
+    def do_abort(self) -> None:
+        if self.pending is not None:
+            self.note(f"abort {self.pending.id}")
+            self.pending = None
+
+    def do_crash(self) -> None:
+        self.crash(power=False)
+
+    def do_power(self) -> None:
+        self.crash(power=True)
+
+    def do_zombie(self) -> None:
+        """A writer of an older attempt goes on: writes, is even asked for a snapshot, or closes."""
+        if not self.zombies:
+            return
+        index = self.random.randrange(len(self.zombies))
+        writer = self.zombies[index]
+        self.note("zombie")
+        try:
+            writer.write(batch_of([-1, -2]))
+            if self.random.random() < 0.5:
+                writer.pre_commit(self.next_id, final=False)()
+            if self.random.random() < 0.3:
+                writer.close()
+                del self.zombies[index]
+        except Killed:
+            raise
+        except Exception as error:  # its files were swept away: a zombie may fail in any way
+            self.note(f"zombie died: {error}")
+            del self.zombies[index]
+
+    def finish(self) -> None:
+        """Write to the end of data, take the final checkpoint and commit it."""
+        self.disk.kill_in = self.pending = None
+        published = self.published
+        while self.published is published:
+            self.do_checkpoint(final=True)
+        self.read()
+        assert Counter(self.output.rows()) == Counter(self.expected(self.published)), self.tell(
+            "rows differ at the end"
+        )
+
+    # -------------------------------------------------------------------------------------------------- the oracle
+
+    def expected(self, checkpoint: Checkpoint | None) -> list[int]:
+        positions = checkpoint.positions if checkpoint else [0] * SPLITS
+        return [split * BIG + n for split, end in enumerate(positions) for n in range(end or 0)]
+
+    def read(self) -> None:
+        """Any reader at any time: valid files, no row twice, none before its checkpoint completed."""
+        visible = Counter(self.output.rows())
+        assert max(visible.values(), default=1) == 1, self.tell(f"doubled: {visible.most_common(3)}")
+        early = set(visible) - set(self.expected(self.published))
+        assert not early, self.tell(f"visible too early: {sorted(early)[:5]}")
+
+    def tell(self, what: str) -> str:
+        return what + "\n  " + "\n  ".join(self.story[-40:])

@@ -1,0 +1,191 @@
+"""The contract of every sink: nothing lost, doubled or visible too early, whatever dies when."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from sink_model import SCHEMA, Calls, Identity, Job, batch_of
+
+from cutwater.connectors import foreach_batch, parquet_commit, parquet_sink, staging
+from cutwater.connectors.base import Sink
+from cutwater.connectors.collect import CollectSink
+from cutwater.connectors.discard import discard
+from cutwater.connectors.foreach_batch import ForeachBatchSink
+from cutwater.connectors.parquet_sink import ParquetSink
+from cutwater.errors import CutwaterError
+
+Make = Callable[[str], Sink]
+
+TRANSACTIONAL: dict[str, Make] = {
+    "parquet, a file per checkpoint": lambda path: ParquetSink(path, roll_interval_ms=0),
+    "parquet, rolled by size": lambda path: ParquetSink(path, roll_rows=12, roll_interval_ms="1h"),
+    "parquet, rolled at the end": lambda path: ParquetSink(path, roll_interval_ms="1h"),
+    "foreach_batch": lambda path: ForeachBatchSink(Calls()).bind(path),
+    "foreach_batch of three": lambda path: ForeachBatchSink(Calls(), parallelism=3).bind(path),
+}
+ALL: dict[str, Make] = TRANSACTIONAL | {
+    "collect": lambda path: CollectSink().bind(path),
+    "discard": lambda path: discard(),
+}
+SEEDS = 25
+
+
+def run(make: Make, directory: Path, seed: int, patch: pytest.MonkeyPatch, steps: int = 60) -> Job:
+    job = Job(make(str(directory / "out")), str(directory / "out"), seed, patch)
+    for _ in range(steps):
+        job.step()
+    job.finish()
+    return job
+
+
+@pytest.mark.parametrize("make", TRANSACTIONAL.values(), ids=TRANSACTIONAL.keys())
+def test_rows_are_visible_exactly_once_and_not_before_their_checkpoint(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths = 0
+    for seed in range(SEEDS):
+        with monkeypatch.context() as patch:
+            job = run(make, tmp_path / str(seed), seed, patch)
+        deaths += job.deaths
+        assert not (tmp_path / str(seed) / "out" / "_cutwater").exists()
+    assert deaths > SEEDS, "the model no longer kills anything in the middle of a call"
+
+
+def _no_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(staging.StagingLog, "make_durable", lambda self, cuts: None)
+
+
+def _no_sync_of_parts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(parquet_commit, "fsync_path", lambda path: None)
+
+
+def _forgets_parts_of_aborted_checkpoints(patch: pytest.MonkeyPatch) -> None:
+    real = parquet_sink.PartWriter.pre_commit
+
+    def pre_commit(self: parquet_sink.PartWriter, checkpoint_id: int, final: bool) -> object:
+        self._pending = []
+        return real(self, checkpoint_id, final)
+
+    patch.setattr(parquet_sink.PartWriter, "pre_commit", pre_commit)
+
+
+def _reads_behind_the_cut(patch: pytest.MonkeyPatch) -> None:
+    def whole_piece(area: staging.StagingArea, cut: staging.PieceCut, verify: bool) -> pa.RecordBatchReader:
+        length = os.path.getsize(area.path(cut.file))
+        return staging.open_piece(area, staging.PieceCut(cut.file, length, cut.rows, cut.digest), verify=False)
+
+    patch.setattr(parquet_sink, "open_piece", whole_piece)
+
+
+def _commits_with_the_snapshot(patch: pytest.MonkeyPatch) -> None:
+    real = parquet_sink.PartWriter._snapshot
+
+    def snapshot(self: parquet_sink.PartWriter, *args: object) -> object:
+        made = real(self, *args)  # type: ignore[arg-type]
+        self._sink.committer(SCHEMA, self._ctx.job_uid, self._ctx.step).commit(0, made.handles)
+        return made
+
+    patch.setattr(parquet_sink.PartWriter, "_snapshot", snapshot)
+
+
+def _sweeps_what_the_snapshot_names(patch: pytest.MonkeyPatch) -> None:
+    real = parquet_commit.PartCommitter.abort_others
+    patch.setattr(parquet_commit.PartCommitter, "abort_others", lambda self, keep, states: real(self, keep, []))
+
+
+def _no_sync_of_the_target(patch: pytest.MonkeyPatch) -> None:
+    def sync_staging_only(path: str) -> None:
+        if "_cutwater" in path:
+            staging.fsync_path(path)
+
+    patch.setattr(parquet_commit, "fsync_path", sync_staging_only)
+    patch.setattr(parquet_sink, "fsync_path", sync_staging_only)
+
+
+def _forgets_epochs_of_aborted_checkpoints(patch: pytest.MonkeyPatch) -> None:
+    real = foreach_batch.EpochWriter.pre_commit
+
+    def pre_commit(self: foreach_batch.EpochWriter, checkpoint_id: int, final: bool) -> object:
+        self._pending = []
+        return real(self, checkpoint_id, final)
+
+    patch.setattr(foreach_batch.EpochWriter, "pre_commit", pre_commit)
+
+
+def _removes_an_epoch_before_the_call(patch: pytest.MonkeyPatch) -> None:
+    def open_and_remove(area: staging.StagingArea, cut: staging.PieceCut, verify: bool) -> pa.RecordBatchReader:
+        reader = staging.open_piece(area, cut, verify=verify)
+        area.remove([cut.file])
+        return reader
+
+    patch.setattr(foreach_batch, "open_piece", open_and_remove)
+
+
+PARQUET, EPOCHS = "parquet, rolled by size", "foreach_batch"
+MUTANTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
+    (PARQUET, _no_sync),
+    (PARQUET, _no_sync_of_parts),
+    (PARQUET, _forgets_parts_of_aborted_checkpoints),
+    (PARQUET, _reads_behind_the_cut),
+    (PARQUET, _commits_with_the_snapshot),
+    (PARQUET, _sweeps_what_the_snapshot_names),
+    (PARQUET, _no_sync_of_the_target),
+    (EPOCHS, _no_sync),
+    (EPOCHS, _forgets_epochs_of_aborted_checkpoints),
+    (EPOCHS, _removes_an_epoch_before_the_call),
+]
+
+
+@pytest.mark.parametrize(("name", "plant"), MUTANTS, ids=lambda value: getattr(value, "__name__", value))
+def test_the_model_catches_a_planted_bug(
+    name: str, plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(SEEDS):
+        with monkeypatch.context() as patch:
+            plant(patch)
+            try:
+                run(TRANSACTIONAL[name], tmp_path / str(seed), seed, patch)
+            except (AssertionError, CutwaterError):
+                return
+    pytest.fail("the planted bug went unseen")
+
+
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL.keys())
+def test_a_sink_travels_to_workers(make: Make, tmp_path: Path) -> None:
+    sink = make(str(tmp_path))
+    if isinstance(sink, ForeachBatchSink):
+        sink = ForeachBatchSink(print).bind(str(tmp_path))
+    assert pickle.loads(pickle.dumps(sink)) == sink
+
+
+@pytest.mark.parametrize("make", ALL.values(), ids=ALL.keys())
+def test_handles_and_states_survive_json(make: Make, tmp_path: Path) -> None:
+    writer = make(str(tmp_path)).writer(SCHEMA, Identity(0, 1, 1), [])
+    for checkpoint_id, final in ((1, False), (2, True)):
+        writer.write(batch_of([checkpoint_id]))
+        made = writer.pre_commit(checkpoint_id, final)()
+        assert json.loads(json.dumps([made.handles, made.state])) == [made.handles, made.state]
+
+
+@pytest.mark.parametrize("make", TRANSACTIONAL.values(), ids=TRANSACTIONAL.keys())
+def test_t3_a_fork_neither_commits_nor_aborts_nor_continues_what_another_uid_wrote(make: Make, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    sink = make(str(target))
+    writer = sink.writer(SCHEMA, Identity(0, 1, 1), [])
+    writer.write(batch_of([1, 2]))
+    made = writer.pre_commit(1, final=False)()
+    before = sorted(target.rglob("*"))
+    fork = sink.committer(SCHEMA, "f0f0f0", "out")
+    fork.commit(1, made.handles)
+    fork.abort_others(made.handles, [made.state])
+    fork.abort_others([], [])
+    assert sorted(target.rglob("*")) == before
+    copy = sink.writer(SCHEMA, Identity(0, 1, 2, job_uid="f0f0f0"), [made.state])
+    copied = copy.pre_commit(2, final=True)()
+    assert [handle["type"] for handle in copied.handles] == ["end"]

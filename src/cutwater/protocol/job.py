@@ -1,0 +1,408 @@
+"""The life of a job, as a pure machine: membership, attempts, restarts, the end.
+
+The coordinator in the driver owns the group of workers.  A *slot* is a place in the group (0 .. n-1); a *worker* is one
+process that fills it, told apart from earlier processes of the slot by its incarnation.  An *attempt* is one run of all
+subtasks from one checkpoint; everything that belongs to an older attempt is ignored (fencing).
+
+Phases::
+
+    FORMING ──all slots joined──> DEPLOYING ──all ready──> RUNNING ──all subtasks finished──> DRAINING
+       ^                              │                       │                                  │
+       │<───────── delay over ── RESTARTING <──── a worker or subtask failed ────────────────────┤
+       │                              │ budget used up                              final checkpoint committed
+       v                              v                                                          v
+    (deadline) ───────────────────> ENDING ──workers gone──> FINISHED | FAILED | CANCELLED <── ENDING
+
+Rules: A7 (no subtask ends before the job), R1 (restart of the whole job), DESIGN section 4 (deadline counted from the
+last progress).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from cutwater.errors import InvariantError
+from cutwater.protocol.restart import GiveUp, RestartDecider
+
+__all__ = ["JobMachine", "JobPhase", "Outcome"]
+
+
+class JobPhase(enum.Enum):
+    FORMING = "forming"
+    DEPLOYING = "deploying"
+    RUNNING = "running"
+    DRAINING = "draining"
+    RESTARTING = "restarting"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
+class Outcome(enum.Enum):
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    STOPPED = "stopped"
+    """Stopped by the user; a later start resumes from the last checkpoint."""
+
+
+# ---------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker proved the job's secret and fills a slot; an older worker of that slot is fenced from now on."""
+
+    slot: int
+    incarnation: int
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """The connection of a worker ended, or it was silent for too long."""
+
+    slot: int
+    incarnation: int
+    reason: str
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Something moved towards a full group, for example Spark gave a task a core."""
+
+    running_tasks: int
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """All subtasks of a worker are restored and connected."""
+
+    slot: int
+    attempt: int
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskFinished:
+    """A subtask handled the end of its data."""
+
+    attempt: int
+    subtask: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """A subtask, the restore or the coordinator itself failed.  ``retryable``: a restart may help."""
+
+    attempt: int
+    reason: str
+    retryable: bool
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class FinalCommitted:
+    """The final checkpoint is complete and every sink committed it."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCompleted:
+    attempt: int
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndRequested:
+    """The user cancels or stops the job."""
+
+    outcome: Outcome
+    reason: str
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersGone:
+    """After ``ShutDown``: no worker is left (or the patience is)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    now_ms: float
+
+
+Event = (
+    WorkerJoined
+    | WorkerLost
+    | Progress
+    | WorkerReady
+    | SubtaskFinished
+    | TaskFailed
+    | FinalCommitted
+    | CheckpointCompleted
+    | EndRequested
+    | WorkersGone
+    | Tick
+)
+
+
+# --------------------------------------------------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class StopAttempt:
+    """Reset every live worker: subtasks of older attempts are dropped, the processes stay."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAttempt:
+    """Take the log, choose the checkpoint, deploy to all slots.  Answered by WorkerReady or TaskFailed."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartProcessing:
+    """All workers are ready: let rows flow and checkpoints begin."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeFinalCheckpoint:
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShutDown:
+    """Tell all workers to leave."""
+
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    outcome: Outcome
+    reason: str
+
+
+Effect = StopAttempt | BeginAttempt | StartProcessing | TakeFinalCheckpoint | ShutDown | Ended
+
+_LIVE = frozenset({JobPhase.FORMING, JobPhase.DEPLOYING, JobPhase.RUNNING, JobPhase.DRAINING, JobPhase.RESTARTING})
+_ATTEMPT = frozenset({JobPhase.DEPLOYING, JobPhase.RUNNING, JobPhase.DRAINING})
+
+
+@dataclass
+class JobMachine:
+    """Decides when attempts begin and end.
+
+    Args:
+        slots: number of workers of a full group.
+        subtasks: all subtasks as (vertex, subtask).
+        restart: the restart strategy.
+        group_deadline_ms: how long after the last progress an incomplete group is given up.
+        boot_deadline_ms: the same, while every missing worker already has a core (its process is starting).
+        attempt: number of the last attempt known (from the log); the first one here is above it.
+    """
+
+    slots: int
+    subtasks: frozenset[tuple[int, int]]
+    restart: RestartDecider
+    group_deadline_ms: float
+    boot_deadline_ms: float = 60_000.0
+    now_ms: float = 0.0
+    attempt: int = 0
+    phase: JobPhase = JobPhase.FORMING
+    workers: dict[int, int] = field(default_factory=dict[int, int])
+    """Live workers: slot -> incarnation."""
+    _ready: set[int] = field(default_factory=set[int])
+    _finished: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    _progress_ms: float = 0.0
+    _running_tasks: int = 0
+    _resume_ms: float = 0.0
+    _outcome: tuple[Outcome, str] | None = None
+    _story: deque[str] = field(default_factory=lambda: deque[str](maxlen=16))
+
+    def __post_init__(self) -> None:
+        self._progress_ms = self.now_ms
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Take one event; the effects are to be performed in order."""
+        self._story.append(f"{self.phase.value}: {event}")
+        now = getattr(event, "now_ms", None)
+        if now is not None:
+            self.now_ms = max(self.now_ms, now)
+        effects = self._dispatch(event)
+        self.validate()
+        return effects
+
+    @property
+    def next_due_ms(self) -> float | None:
+        """When a Tick is wanted."""
+        if self.phase is JobPhase.FORMING:
+            return self._deadline()
+        if self.phase is JobPhase.RESTARTING:
+            return self._resume_ms
+        return None
+
+    def validate(self) -> None:
+        """Every invariant, once."""
+        problems: list[str] = []
+        if any(not 0 <= s < self.slots for s in self.workers):
+            problems.append(f"a worker fills a slot outside 0..{self.slots - 1}: {sorted(self.workers)}")
+        if self.phase in _ATTEMPT and len(self.workers) < self.slots:
+            problems.append(f"attempt {self.attempt} goes on with {len(self.workers)} of {self.slots} workers")
+        if self.phase is JobPhase.RUNNING and len(self._ready) < self.slots:
+            problems.append("running before every worker was ready")
+        if self.phase is JobPhase.DRAINING and self._finished != self.subtasks:
+            problems.append("draining before every subtask finished")
+        if self.phase in (JobPhase.ENDING, JobPhase.ENDED) and self._outcome is None:
+            problems.append("ending without an outcome")
+        if problems:
+            raise InvariantError(f"job machine: {'; '.join(problems)}. Story:\n  " + "\n  ".join(self._story))
+
+    # ------------------------------------------------------------------------------------------------------ rules
+
+    def _dispatch(self, event: Event) -> list[Effect]:
+        match event:
+            case WorkerJoined():
+                return self._joined(event)
+            case WorkerLost():
+                return self._lost(event)
+            case Progress():
+                return self._progress(event)
+            case WorkerReady():
+                return self._worker_ready(event)
+            case SubtaskFinished():
+                return self._subtask_finished(event)
+            case TaskFailed():
+                if self.phase in _LIVE and event.attempt == self.attempt:
+                    return self._fail(event.reason, event.retryable)
+                return []
+            case FinalCommitted():
+                if self.phase is JobPhase.DRAINING and event.attempt == self.attempt:
+                    return self._end(Outcome.FINISHED, "every row is processed and committed")
+                return []
+            case CheckpointCompleted():
+                if event.attempt == self.attempt:
+                    self.restart.on_checkpoint_completed(event.now_ms)
+                return []
+            case EndRequested():
+                return self._end(event.outcome, event.reason) if self.phase in _LIVE else []
+            case WorkersGone():
+                if self.phase is not JobPhase.ENDING or self._outcome is None:
+                    return []
+                self.phase = JobPhase.ENDED
+                return [Ended(*self._outcome)]
+            case Tick():
+                return self._tick()
+
+    def _joined(self, event: WorkerJoined) -> list[Effect]:
+        if self.phase not in _LIVE:
+            return []
+        known = self.workers.get(event.slot)
+        if known is not None and known >= event.incarnation:
+            return []
+        effects: list[Effect] = []
+        if self.phase in _ATTEMPT:  # the slot's process was replaced before its connection was seen to end
+            effects = self._fail(f"the worker of slot {event.slot} was replaced", True)
+            if self.phase not in _LIVE:
+                return effects
+        self.workers[event.slot] = event.incarnation
+        self._progress_ms = self.now_ms
+        return effects + self._maybe_begin()
+
+    def _lost(self, event: WorkerLost) -> list[Effect]:
+        if self.workers.get(event.slot) != event.incarnation:
+            return []
+        del self.workers[event.slot]
+        if self.phase in _ATTEMPT:
+            return self._fail(f"worker {event.slot} was lost: {event.reason}", True)
+        if self.phase is JobPhase.ENDING and not self.workers:
+            return self.handle(WorkersGone())
+        self._progress_ms = self.now_ms
+        return []
+
+    def _progress(self, event: Progress) -> list[Effect]:
+        if event.running_tasks > self._running_tasks:
+            self._progress_ms = self.now_ms
+        self._running_tasks = event.running_tasks
+        return []
+
+    def _worker_ready(self, event: WorkerReady) -> list[Effect]:
+        if self.phase is not JobPhase.DEPLOYING or event.attempt != self.attempt:
+            return []
+        self._ready.add(event.slot)
+        if len(self._ready) < self.slots:
+            return []
+        self.phase = JobPhase.RUNNING
+        return [StartProcessing(self.attempt)]
+
+    def _subtask_finished(self, event: SubtaskFinished) -> list[Effect]:
+        if self.phase is not JobPhase.RUNNING or event.attempt != self.attempt:
+            return []
+        if event.subtask not in self.subtasks:
+            raise InvariantError(f"unknown subtask {event.subtask} finished")
+        self._finished.add(event.subtask)
+        if self._finished != self.subtasks:
+            return []
+        self.phase = JobPhase.DRAINING
+        return [TakeFinalCheckpoint(self.attempt)]
+
+    def _tick(self) -> list[Effect]:
+        if self.phase is JobPhase.RESTARTING and self.now_ms >= self._resume_ms:
+            self.phase = JobPhase.FORMING
+            self._progress_ms = self.now_ms
+            return self._maybe_begin()
+        if self.phase is JobPhase.FORMING and self.now_ms >= self._deadline():
+            return self._end(Outcome.FAILED, self.shortage())
+        return []
+
+    def shortage(self) -> str:
+        """Why the group is not complete, in a user's words."""
+        missing = self.slots - len(self.workers)
+        have = len(self.workers)
+        cores = "core" if missing == 1 else "cores"
+        ask = f" or ask for parallelism {have}" if have else ""
+        return f"{have} of {self.slots} workers got a core of the Spark cluster; free {missing} {cores}{ask}"
+
+    def _deadline(self) -> float:
+        booting = self._running_tasks >= self.slots
+        return self._progress_ms + (self.boot_deadline_ms if booting else self.group_deadline_ms)
+
+    def _maybe_begin(self) -> list[Effect]:
+        if self.phase is not JobPhase.FORMING or len(self.workers) < self.slots:
+            return []
+        self.attempt += 1
+        self._ready.clear()
+        self._finished.clear()
+        self.phase = JobPhase.DEPLOYING
+        return [BeginAttempt(self.attempt)]
+
+    def _fail(self, reason: str, retryable: bool) -> list[Effect]:
+        if not retryable:
+            return self._end(Outcome.FAILED, reason)
+        if self.phase in (JobPhase.RESTARTING, JobPhase.FORMING):
+            return []  # this attempt's failure is already being handled
+        decision = self.restart.on_failure(self.now_ms)
+        if isinstance(decision, GiveUp):
+            return self._end(Outcome.FAILED, f"{reason} ({decision.reason})")
+        self.phase = JobPhase.RESTARTING
+        self._resume_ms = self.now_ms + decision.delay_ms
+        return [StopAttempt(reason)]
+
+    def _end(self, outcome: Outcome, reason: str) -> list[Effect]:
+        self._outcome = (outcome, reason)
+        self.phase = JobPhase.ENDING
+        effects: list[Effect] = [ShutDown(outcome, reason)]
+        if not self.workers:
+            effects += self._dispatch(WorkersGone())
+        return effects

@@ -1,0 +1,191 @@
+"""The operators of one subtask, joined: rows, watermarks and freezes go through them in order.
+
+A vertex is a tree of steps.  ``Chain`` routes each output either to the next operator (a call, no queue) or to the
+outgoing edges.  It holds no protocol: when to freeze and what to take next is decided by the core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cutwater.errors import CutwaterError, UserCodeError
+from cutwater.operators.base import MIN_WATERMARK, Operator, Outputs
+from cutwater.operators.partition import HashPartitioner
+from cutwater.runtime.channels import OutputChannel
+from cutwater.state.segments import Frozen, Segment
+
+__all__ = ["Chain", "EdgeOut", "Node", "Target"]
+
+
+@dataclass(slots=True)
+class Target:
+    """Where an output goes inside the chain."""
+
+    node: int
+    input: int
+
+
+class EdgeOut:
+    """The sending end of an edge in one subtask: picks the channel for each row."""
+
+    def __init__(self, channels: Sequence[OutputChannel], *, partitioner: HashPartitioner | None, broadcast: bool) -> None:
+        self.channels = list(channels)
+        self._partitioner = partitioner
+        self._broadcast = broadcast
+        self._next = 0
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        if self._partitioner is not None:
+            for target, part in self._partitioner.split(batch):
+                self.channels[target].offer(part)
+        elif self._broadcast:
+            for channel in self.channels:
+                channel.offer(batch)
+        else:  # forward has one channel; rebalance takes turns
+            self.channels[self._next].offer(batch)
+            self._next = (self._next + 1) % len(self.channels)
+
+
+@dataclass(slots=True)
+class Node:
+    """One operator of the chain (several fused steps share one)."""
+
+    steps: tuple[str, ...]
+    operator: Operator
+    routes: list[list[Target | EdgeOut]]
+    """Per output."""
+    rows_in: int = 0
+    rows_out: int = 0
+
+    @property
+    def step(self) -> str:
+        return self.steps[-1]
+
+
+class Chain:
+    """Operators in topological order; node 0 is the head.
+
+    ``pending`` is true while a bounded slice of work (timers, joined rows, a watermark on its way) is left; the caller
+    must ``resume`` until it is false before it brings the next input or freezes.
+    """
+
+    def __init__(self, nodes: Sequence[Node], outs: Sequence[EdgeOut]) -> None:
+        self.nodes = list(nodes)
+        self.outs = list(outs)
+        self.watermark = MIN_WATERMARK
+        self._passing: int | None = None  # node that the watermark in passage has reached
+        self._entered = False
+        self._force = False
+
+    @property
+    def pending(self) -> bool:
+        return self._passing is not None or any(n.operator.pending for n in self.nodes)
+
+    @property
+    def full(self) -> bool:
+        """True while some outgoing channel takes no more rows."""
+        return any(c.full for out in self.outs for c in out.channels)
+
+    def process(self, input: int, batch: pa.RecordBatch) -> None:
+        """Rows for one input of the head."""
+        self._run(0, input, batch)
+
+    def emit(self, node: int, outputs: Outputs) -> None:
+        """Route what an operator gave out."""
+        routes = self.nodes[node].routes
+        for output, batch in outputs:
+            if batch.num_rows == 0:
+                continue
+            if output == 0:
+                self.nodes[node].rows_out += batch.num_rows
+            for target in routes[output]:
+                if isinstance(target, Target):
+                    self._run(target.node, target.input, batch)
+                else:
+                    target.send(batch)
+
+    def start_watermark(self, watermark: int, force: bool = False) -> None:
+        """Begin the passage of a watermark through all operators, then to all edges."""
+        self.watermark = watermark
+        self._passing, self._entered, self._force = 0, False, force
+        self.resume()
+
+    def resume(self) -> None:
+        """One slice of pending work."""
+        for index, node in enumerate(self.nodes):
+            if node.operator.pending:
+                with _located(node):
+                    outputs = node.operator.resume()
+                self.emit(index, outputs)
+                return
+        if self._passing is None:
+            return
+        while self._passing < len(self.nodes):
+            node = self.nodes[self._passing]
+            if not self._entered:
+                self._entered = True
+                with _located(node):
+                    outputs = node.operator.on_watermark(self.watermark)
+                self.emit(self._passing, outputs)
+            if any(n.operator.pending for n in self.nodes):
+                return
+            self._passing += 1
+            self._entered = False
+        self._passing = None
+        for out in self.outs:
+            for channel in out.channels:
+                channel.offer_watermark(self.watermark, force=self._force)
+
+    def freeze(self, checkpoint_id: int) -> list[tuple[str, Frozen]]:
+        """The state of every operator, under the id of its step."""
+        frozen: list[tuple[str, Frozen]] = []
+        for node in self.nodes:
+            with _located(node):
+                frozen.append((node.step, node.operator.freeze(checkpoint_id)))
+        return frozen
+
+    def restore(self, step: str, segments: Iterable[Segment]) -> None:
+        for node in self.nodes:
+            if node.step == step:
+                with _located(node):
+                    node.operator.restore(segments)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            with contextlib.suppress(Exception):  # a failing close must not hide the failure that led here
+                node.operator.close()
+
+    def _run(self, index: int, input: int, batch: pa.RecordBatch) -> None:
+        node = self.nodes[index]
+        operator = node.operator
+        while operator.pending:
+            with _located(node):
+                left = operator.resume()
+            self.emit(index, left)
+        node.rows_in += batch.num_rows
+        try:
+            outputs = operator.process(input, batch)
+        except Exception as e:
+            raise _locate(e, node) from e
+        self.emit(index, outputs)
+
+
+@contextlib.contextmanager
+def _located(node: Node):  # noqa: ANN202
+    try:
+        yield
+    except Exception as e:
+        raise _locate(e, node) from e
+
+
+def _locate(error: Exception, node: Node) -> Exception:
+    """The error with the step it happened in; anything that is not ours is a failing user function or library call."""
+    if isinstance(error, CutwaterError):
+        if error.step is None:
+            error.step = node.step
+        return error
+    return UserCodeError(f"{type(error).__name__}: {error}", step=node.step)

@@ -1,0 +1,236 @@
+"""Messages between the coordinator (driver) and the workers: typed, schema-checked msgpack.
+
+Every message of an attempt names it; whoever gets one of another attempt drops it (fencing).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cutwater.errors import WireError
+from cutwater.storage.manifest import Entry, SubtaskRecord
+
+__all__ = [
+    "AbortNotice",
+    "Ack",
+    "AssignSplits",
+    "Committed",
+    "CompleteNotice",
+    "Decline",
+    "Deploy",
+    "Failure",
+    "Finished",
+    "FromWorker",
+    "Hello",
+    "Log",
+    "Metrics",
+    "Ready",
+    "Reset",
+    "SplitAssignment",
+    "Start",
+    "Stop",
+    "ToWorker",
+    "Trigger",
+    "decode_from_worker",
+    "decode_to_worker",
+    "encode",
+]
+
+
+class SplitAssignment(msgspec.Struct, frozen=True, array_like=True):
+    """A split with the position to read it from."""
+
+    id: str
+    data: Any
+    position: Any
+    max_time: int
+    done: bool
+
+
+# ------------------------------------------------------------------------------------------- coordinator -> worker
+
+
+class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
+    """Build all subtasks of an attempt and restore them."""
+
+    attempt: int
+    incarnations: list[int]
+    """Per slot."""
+    peers: list[tuple[str, int]]
+    """Per slot: address of its data server."""
+    checkpoint_id: int
+    """Restore from it; 0: start empty."""
+    manifest_path: str
+    manifest_digest: str
+    splits: dict[str, list[SplitAssignment]]
+    """Per read step: what this worker's subtask reads."""
+    rates: dict[str, float | None]
+    """Per read step: rows per second for this worker's subtask."""
+    no_more_splits: list[str]
+    """Read steps whose splits are all assigned."""
+    last_checkpoint_id: int
+    """No checkpoint of this attempt has a number up to this one."""
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """Every worker is ready: rows may flow."""
+
+    attempt: int
+
+
+class AssignSplits(msgspec.Struct, frozen=True, tag="splits"):
+    attempt: int
+    step: str
+    splits: list[SplitAssignment]
+    no_more: bool
+
+
+class Trigger(msgspec.Struct, frozen=True, tag="trigger"):
+    """Inject the barrier into every source subtask of the worker (A1)."""
+
+    attempt: int
+    checkpoint_id: int
+    final: bool
+
+
+class CompleteNotice(msgspec.Struct, frozen=True, tag="complete"):
+    attempt: int
+    checkpoint_id: int
+    final: bool
+
+
+class AbortNotice(msgspec.Struct, frozen=True, tag="abort"):
+    attempt: int
+    checkpoint_id: int
+    latest_completed: int
+
+
+class Reset(msgspec.Struct, frozen=True, tag="reset"):
+    """Drop all subtasks; the process stays for the next attempt."""
+
+    attempt: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """Leave."""
+
+    reason: str
+
+
+ToWorker = Deploy | Start | AssignSplits | Trigger | CompleteNotice | AbortNotice | Reset | Stop
+
+# ------------------------------------------------------------------------------------------- worker -> coordinator
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message of a worker, after the handshake."""
+
+    slot: int
+    pid: int
+    host: str
+    data_address: tuple[str, int]
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    attempt: int
+
+
+class Ack(msgspec.Struct, frozen=True, tag="ack"):
+    """All subtasks of the worker froze for this checkpoint and everything is durable (A6)."""
+
+    attempt: int
+    checkpoint_id: int
+    subtasks: list[SubtaskRecord]
+    entries: list[Entry]
+    freeze_ms: float
+    """Longest stop of the loop for freezing."""
+    write_ms: float
+
+
+class Decline(msgspec.Struct, frozen=True, tag="decline"):
+    attempt: int
+    checkpoint_id: int
+    vertex: int
+    subtask: int
+    reason: str
+    message: str
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """A subtask handled the end of its data."""
+
+    attempt: int
+    vertex: int
+    subtask: int
+
+
+class Committed(msgspec.Struct, frozen=True, tag="committed"):
+    """All sinks of the worker committed this checkpoint."""
+
+    attempt: int
+    checkpoint_id: int
+
+
+class Failure(msgspec.Struct, frozen=True, tag="failure"):
+    attempt: int
+    kind: str
+    """Class name of the error."""
+    message: str
+    step: str
+    vertex: int
+    subtask: int
+    traceback: str
+    retryable: bool
+
+
+class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
+    """Counters since the start of the attempt, per step; also the heartbeat."""
+
+    attempt: int
+    time_ms: float
+    rows_in: dict[str, int]
+    rows_out: dict[str, int]
+    watermarks: dict[str, int]
+    counters: dict[str, dict[str, int]]
+    busy_ms: float
+    backpressured_ms: float
+    idle_ms: float
+
+
+class Log(msgspec.Struct, frozen=True, tag="log"):
+    level: str
+    message: str
+
+
+FromWorker = Hello | Ready | Ack | Decline | Finished | Committed | Failure | Metrics | Log
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """The body of a control frame.
+
+    >>> decode_to_worker(encode(Start(3)))
+    Start(attempt=3)
+    """
+    return _encoder.encode(message)
+
+
+def decode_to_worker(body: bytes) -> ToWorker:
+    """Raises WireError for anything that is not a message to a worker."""
+    try:
+        return _to_worker.decode(body)
+    except msgspec.DecodeError as e:
+        raise WireError(f"malformed control message from the coordinator: {e}") from e
+
+
+def decode_from_worker(body: bytes) -> FromWorker:
+    """Raises WireError for anything that is not a message of a worker."""
+    try:
+        return _from_worker.decode(body)
+    except msgspec.DecodeError as e:
+        raise WireError(f"malformed control message from a worker: {e}") from e

@@ -1,0 +1,216 @@
+"""Control connections: the driver's listener and the worker's end.
+
+Every connection proves the job's secret before anything of it is parsed.  Messages go out through a queue and a thread
+of the link, so that a peer that does not read never holds up the sender.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cutwater.errors import CutwaterError, WireError
+from cutwater.protocol.handshake import ClientHandshake, Peer, Refusal, ServerHandshake
+from cutwater.protocol.wire import ControlDecoder, encode_control
+from cutwater.runtime import control as c
+from cutwater.runtime.auth import Secret, shake
+
+__all__ = ["ControlLink", "ControlServer", "WorkerLink", "dial_coordinator"]
+
+_HANDSHAKE_TIMEOUT_S = 10.0
+_MAX_UNAUTHENTICATED = 64
+
+
+class ControlLink:
+    """One end of a control connection.
+
+    Args:
+        sock: connected and authenticated.
+        received: called from the reader thread with each body.
+        lost: called once from the reader thread when the connection ended, with the reason.
+    """
+
+    def __init__(
+        self, sock: socket.socket, received: Callable[[bytes], None], lost: Callable[[str], None], name: str
+    ) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock, self._received, self._lost = sock, received, lost
+        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._closed = False
+        self._reader = threading.Thread(target=self._read, name=f"{name}-reader", daemon=True)
+        self._writer = threading.Thread(target=self._write, name=f"{name}-writer", daemon=True)
+
+    def start(self) -> None:
+        self._reader.start()
+        self._writer.start()
+
+    @property
+    def local_host(self) -> str:
+        """The local address of this connection."""
+        return str(self._sock.getsockname()[0])
+
+    def send(self, message: c.ToWorker | c.FromWorker) -> None:
+        """Queue a message; never blocks, and drops it when the link is closed."""
+        if not self._closed:
+            self._outbox.put(encode_control(c.encode(message)))
+
+    def close(self, linger_s: float = 0.5) -> None:
+        """Send what is queued (for at most ``linger_s``), then close.  ``lost`` is not called any more."""
+        if self._closed:
+            return
+        self._closed = True
+        self._outbox.put(None)
+        if threading.current_thread() is not self._writer and self._writer.is_alive():
+            self._writer.join(linger_s)
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _read(self) -> None:
+        decoder = ControlDecoder()
+        reason = "the connection was closed"
+        try:
+            while data := self._sock.recv(1 << 16):
+                decoder.feed(data)
+                while (body := decoder.next_message()) is not None:
+                    self._received(body)
+        except (OSError, WireError) as e:
+            reason = str(e)
+        if not self._closed:
+            self._lost(reason)
+
+    def _write(self) -> None:
+        while (data := self._outbox.get()) is not None:
+            try:
+                self._sock.sendall(data)
+            except OSError:
+                return  # the reader reports it
+
+
+class WorkerLink(ControlLink):
+    """The driver's end of a worker's connection."""
+
+    slot: int = -1
+    incarnation: int = 0
+    hello: c.Hello | None = None
+    seen_ms: float = 0.0
+
+
+class ControlServer:
+    """Listens for workers on one address of the driver.
+
+    Args:
+        host: address to bind to (loopback in local mode).
+        secret: of the job.
+        job: its name; a worker of another job is refused.
+        joined, received, lost: called from connection threads.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        secret: Secret,
+        job: str,
+        *,
+        joined: Callable[[WorkerLink, c.Hello], None],
+        received: Callable[[WorkerLink, c.FromWorker], None],
+        lost: Callable[[WorkerLink, str], None],
+    ) -> None:
+        self._secret, self._job = secret, job
+        self._joined, self._received, self._lost = joined, received, lost
+        self._listener = socket.create_server((host, 0), backlog=128)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._slots = threading.BoundedSemaphore(_MAX_UNAUTHENTICATED)
+        self._thread = threading.Thread(target=self._accept, name="cutwater-control", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._slots.acquire(blocking=False):
+                sock.close()  # too many strangers at once
+                continue
+            threading.Thread(target=self._admit, args=(sock,), daemon=True).start()
+
+    def _admit(self, sock: socket.socket) -> None:
+        def check(peer: Peer) -> Refusal | None:
+            if peer.role != "control" or peer.job != self._job:
+                return Refusal(f"this is the coordinator of job {self._job!r}")
+            return None
+
+        try:
+            handshake = ServerHandshake(self._secret.reveal(), Peer("coordinator", self._job), check)
+            shake(sock, handshake, _HANDSHAKE_TIMEOUT_S)
+        except (CutwaterError, OSError):
+            sock.close()
+            return
+        finally:
+            self._slots.release()
+        holder: list[WorkerLink] = []
+
+        def received(body: bytes) -> None:
+            message = c.decode_from_worker(body)
+            if isinstance(message, c.Hello):
+                self._joined(holder[0], message)
+            else:
+                self._received(holder[0], message)
+
+        link = WorkerLink(sock, received, lambda reason: self._lost(holder[0], reason), "cutwater-worker")
+        holder.append(link)
+        link.start()
+
+
+def dial_coordinator(
+    address: tuple[str, int],
+    secret: Secret,
+    job: str,
+    slot: int,
+    received: Callable[[c.ToWorker], None],
+    lost: Callable[[str], None],
+    *,
+    timeout_s: float = 20.0,
+) -> ControlLink:
+    """The worker's end, connected and authenticated; call ``start`` on it.
+
+    Raises:
+        WireError: the coordinator cannot be reached in time, or one side could not prove the secret.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            sock = socket.create_connection(address, timeout=5.0)
+            break
+        except OSError as e:
+            if time.monotonic() > deadline:
+                raise WireError(
+                    f"the coordinator at {address[0]}:{address[1]} cannot be reached: {e}",
+                    hint="Executors must be able to reach the driver (spark.driver.host).",
+                ) from e
+            time.sleep(0.1)
+    try:
+        shake(sock, ClientHandshake(secret.reveal(), Peer("control", job, worker=slot)), _HANDSHAKE_TIMEOUT_S)
+    except BaseException:
+        sock.close()
+        raise
+
+    def decode(body: bytes) -> Any:
+        received(c.decode_to_worker(body))
+
+    return ControlLink(sock, decode, lost, "cutwater-control")

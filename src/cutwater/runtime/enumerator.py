@@ -1,0 +1,70 @@
+"""Which subtask reads which split.  Runs in the driver; a split belongs to at most one subtask of an attempt.
+
+What is not in a snapshot was never handed out as far as that snapshot knows, so it is simply discovered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from cutwater.connectors.base import Source, Split
+from cutwater.operators.base import MIN_WATERMARK
+from cutwater.runtime.control import SplitAssignment
+from cutwater.storage.manifest import SplitRecord
+
+__all__ = ["Enumerator"]
+
+
+@dataclass
+class Enumerator:
+    """Assigns the splits of one read step.
+
+    >>> e = Enumerator("in", None, 2)
+    >>> [len(a) for a in e.assign([Split("a"), Split("b"), Split("c")])]
+    [2, 1]
+    >>> [len(a) for a in e.assign([Split("a"), Split("d")])]
+    [0, 1]
+    """
+
+    step: str
+    source: Source | None
+    parallelism: int
+    _load: list[int] = field(default_factory=list[int])
+    _known: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        self._load = [0] * self.parallelism
+
+    def restore(self, records: dict[int, Iterable[SplitRecord]], parallelism: int) -> list[list[SplitAssignment]]:
+        """Splits of a snapshot: with the old parallelism each stays where it was, otherwise they are dealt anew."""
+        assigned: list[list[SplitAssignment]] = [[] for _ in range(self.parallelism)]
+        for subtask in sorted(records):
+            for r in records[subtask]:
+                keep = parallelism == self.parallelism
+                target = subtask if keep else min(range(self.parallelism), key=self._load.__getitem__)
+                assigned[target].append(SplitAssignment(r.id, r.data, r.position, r.max_time, r.done))
+                self._known.add(r.id)
+                if not r.done:
+                    self._load[target] += 1
+        return assigned
+
+    def assign(self, splits: Iterable[Split]) -> list[list[SplitAssignment]]:
+        """Deal the splits not seen before, in order, to the subtasks with the fewest."""
+        assigned: list[list[SplitAssignment]] = [[] for _ in range(self.parallelism)]
+        for split in splits:
+            if split.id in self._known:
+                continue
+            self._known.add(split.id)
+            target = min(range(self.parallelism), key=self._load.__getitem__)
+            self._load[target] += 1
+            assigned[target].append(SplitAssignment(split.id, split.data, None, MIN_WATERMARK, False))
+        return assigned
+
+    def rates(self) -> list[float | None]:
+        """Rows per second for each subtask: the source's rate, shared by those that have something to read."""
+        rate = self.source.rate if self.source is not None else None
+        if rate is None:
+            return [None] * self.parallelism
+        sharing = max(1, sum(1 for n in self._load if n)) if self.source and self.source.bounded else self.parallelism
+        return [rate / sharing] * self.parallelism

@@ -1,0 +1,255 @@
+"""Starting a job, and the handle on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from cutwater.config import JobConfig, RestartConfig, parse_duration_ms
+from cutwater.connectors.base import Sink, Source, Split
+from cutwater.connectors.collect import read_result
+from cutwater.dataflow.checks import check_guarantees
+from cutwater.dataflow.graph import PhysicalPlan, Step
+from cutwater.dataflow.plan import make_plan
+from cutwater.errors import BuildError, ConfigError, CutwaterError
+from cutwater.protocol.job import Outcome
+from cutwater.protocol.rows import PROTOCOLS
+from cutwater.runtime.coordinator import Coordinator
+from cutwater.runtime.publisher import Publisher
+from cutwater.runtime.spark_host import SparkHost
+from cutwater.runtime.status import JobStatus
+from cutwater.storage.stores import open_store, require_exactly_once
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from cutwater.dataflow.flow import Dataflow
+
+__all__ = ["Job", "make_config", "start"]
+
+
+class Job:
+    """Handle on a running job; the names are those of Spark's ``StreamingQuery``.
+
+    Obtained from ``Dataflow.start``.
+    """
+
+    def __init__(self, coordinator: Coordinator, spark: SparkSession, directory: str, temporary: bool) -> None:
+        self._coordinator, self._spark = coordinator, spark
+        self._directory, self._temporary = directory, temporary
+
+    @property
+    def name(self) -> str:
+        return self._coordinator.plan.name
+
+    @property
+    def id(self) -> str:
+        """Uid of the job: the same over all drivers and restarts."""
+        return self._coordinator.publisher.uid
+
+    @property
+    def checkpoint_dir(self) -> str:
+        """The job's folder: log, checkpoints, staged input and collected output."""
+        return str(Path(self._directory, self.name))
+
+    @property
+    def plan(self) -> PhysicalPlan:
+        return self._coordinator.plan
+
+    @property
+    def status(self) -> JobStatus:
+        """What the job does now."""
+        return msgspec.structs.replace(self._coordinator.board.status, checkpoint_dir=self.checkpoint_dir)
+
+    @property
+    def last_progress(self) -> dict[str, Any]:
+        """The status as plain data, for logs and scripts."""
+        return cast("dict[str, Any]", msgspec.to_builtins(self.status))
+
+    @property
+    def is_active(self) -> bool:
+        return not self._coordinator.ended.is_set()
+
+    def exception(self) -> CutwaterError | None:
+        """What made the job fail; ``None`` while it runs or if it did not fail."""
+        return self._coordinator.error if self._coordinator.ended.is_set() else None
+
+    def await_termination(self, timeout_s: float | None = None) -> bool:
+        """Wait until the job ends; False if it still runs after ``timeout_s``.
+
+        Raises:
+            CutwaterError: the job failed.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._coordinator.ended.wait(0.2):  # in slices, so that Ctrl-C gets through
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+        self._coordinator.join()
+        self._clean_up()
+        if self._coordinator.error is not None:
+            raise self._coordinator.error
+        return True
+
+    def checkpoint(self) -> int:
+        """Take a checkpoint now; returns its id once it is complete.
+
+        Raises:
+            CutwaterError: it did not complete, with the reason.
+        """
+        return self._coordinator.request_checkpoint()
+
+    def stop(self) -> None:
+        """Take a last checkpoint and stop; a later start resumes there.  Returns when all workers are gone."""
+        if self.is_active:
+            try:
+                self.checkpoint()
+            except CutwaterError as e:
+                self._coordinator.board.warn(f"stopped without a last checkpoint: {e}")
+        self._end(Outcome.STOPPED, "stopped by the user")
+
+    def cancel(self) -> None:
+        """Stop now, without a checkpoint; what was committed stays.  Returns when all workers are gone."""
+        self._end(Outcome.CANCELLED, "cancelled by the user")
+
+    def result(self, step: str) -> DataFrame:
+        """Rows of a ``collect`` step of a finished job, as a Spark DataFrame."""
+        return self._spark.read.parquet(self._result_directory(step))
+
+    def result_table(self, step: str) -> pa.Table:
+        """Rows of a ``collect`` step of a finished job, as an Arrow table in this process."""
+        source = self.plan.steps[step].inputs[0]
+        schema = self.plan.steps[source.step].outputs[source.output].schema
+        return read_result(self._result_directory(step), schema)
+
+    def _result_directory(self, step: str) -> str:
+        known = self.plan.steps.get(step)
+        if known is None or known.kind != "collect":
+            collects = [s.id for s in self.plan.steps.values() if s.kind == "collect"]
+            raise ConfigError(f"step {step!r} collects nothing", hint=f"Steps that do: {', '.join(collects) or 'none'}.")
+        return str(cast(Any, known.spec).path)
+
+    def _end(self, outcome: Outcome, reason: str) -> None:
+        self._coordinator.request_end(outcome, reason)
+        self._coordinator.ended.wait()
+        self._coordinator.join()
+        self._clean_up()
+
+    def _clean_up(self) -> None:
+        if self._temporary and not any(s.kind == "collect" for s in self.plan.steps.values()):
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def start(
+    flow: Dataflow,
+    spark: SparkSession | None = None,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Job:
+    """Start a dataflow on a Spark session; returns at once.
+
+    Args:
+        spark: the session; ``None`` makes a local one that suits the job.
+        checkpoint: directory for checkpoints (shared by driver and workers).  Without one a temporary directory
+            serves, which survives failures of workers but not of the driver.
+        settings: fields of ``JobConfig``; ``interval="1s"`` style names without ``_ms`` take durations as text.
+
+    Raises:
+        BuildError: the dataflow is not whole, or a sink or source cannot do what the protocol demands.
+        ConfigError: an unknown or impossible setting.
+        StorageError: the checkpoint directory cannot be used, or its snapshot does not fit the program.
+    """
+    config = make_config(settings)
+    plan = make_plan(flow, config.parallelism, config.max_parallelism)
+    check_guarantees(flow.graph, config.protocol)
+    temporary = checkpoint is None
+    directory = tempfile.mkdtemp(prefix="cutwater-") if checkpoint is None else _absolute(checkpoint)
+    try:
+        store = open_store(directory)
+        if config.protocol not in ("none", "at_least_once"):
+            require_exactly_once(store)
+        publisher = Publisher(store, plan, config)
+        from cutwater.spark.session import session
+
+        spark = spark or session(plan.parallelism)
+        plan = _prepare(plan, Path(directory, plan.name))
+        publisher.plan = plan
+        splits = {s.id: _discover(s) for s in plan.steps.values() if s.role == "source"}
+        live = spark
+        coordinator = Coordinator(
+            plan,
+            config,
+            publisher,
+            lambda on_end: SparkHost(live, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}", on_end),
+            store_uri=directory,
+            splits=splits,
+        )
+    except BaseException:
+        if temporary:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+    coordinator.start()
+    return Job(coordinator, spark, directory, temporary)
+
+
+def make_config(settings: dict[str, Any]) -> JobConfig:
+    """Settings as users write them to a ``JobConfig``.
+
+    Raises:
+        ConfigError: unknown name, or a value of the wrong kind.
+
+    >>> make_config({"interval": "500ms", "parallelism": 3}).interval_ms
+    500.0
+    """
+    known = {f.name: f for f in msgspec.structs.fields(JobConfig)}
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        if f"{name}_ms" in known:
+            values[f"{name}_ms"] = None if value is None else parse_duration_ms(value, name=name)
+        elif name in known:
+            values[name] = RestartConfig(strategy=value) if name == "restart" and isinstance(value, str) else value
+        else:
+            options = ", ".join(sorted(n.removesuffix("_ms") for n in known))
+            raise ConfigError(f"unknown setting {name!r}", hint=f"Settings are: checkpoint, {options}.")
+    try:
+        config = msgspec.convert(msgspec.to_builtins(values), JobConfig, strict=False)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"a setting has the wrong type: {e}") from e
+    if config.protocol not in PROTOCOLS:
+        raise ConfigError(f"protocol {config.protocol!r} is not available", hint=f"Choose one of {', '.join(PROTOCOLS)}.")
+    return config
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    text = os.fspath(path)
+    return text if "://" in text else str(Path(text).absolute())
+
+
+def _prepare(plan: PhysicalPlan, folder: Path) -> PhysicalPlan:
+    """Stage DataFrames, and give sinks that need one their directory."""
+    steps: dict[str, Step] = {}
+    for step in plan.steps.values():
+        spec: Any = step.spec
+        if step.role == "source" and hasattr(spec, "stage"):
+            spec = spec.stage(str(folder / "input" / step.id))
+        elif step.role == "sink" and hasattr(spec, "bind"):
+            spec = spec.bind(str(folder / "output" / step.id))
+        steps[step.id] = replace(step, spec=cast("Source | Sink", spec))
+    return replace(plan, steps=steps)
+
+
+def _discover(step: Step) -> list[Split]:
+    try:
+        return cast(Source, step.spec).discover()
+    except CutwaterError as e:
+        raise type(e)(e.message, step=e.step or step.id, hint=e.hint) from e
+    except OSError as e:
+        raise BuildError(f"the source cannot be listed: {e}", step=step.id) from e

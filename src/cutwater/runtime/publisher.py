@@ -1,0 +1,149 @@
+"""The driver's side of storage: attempts, manifests, sinks at a restore.
+
+One ``Publisher`` per driver and job.  It owns the job log; everything that makes output visible happens only after the
+log accepted this driver's attempt (the fence).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from typing import Any, cast
+
+from cutwater import __version__
+from cutwater.config import JobConfig
+from cutwater.connectors.base import Sink
+from cutwater.dataflow.graph import PhysicalPlan
+from cutwater.dataflow.compatibility import check_compatible, step_records
+from cutwater.errors import FencedError
+from cutwater.storage.base import Store
+from cutwater.storage.log import CheckpointCompleted, JobFinished, JobLog, wall_clock_ms
+from cutwater.storage.manifest import Entry, Manifest, SubtaskRecord
+from cutwater.storage.publish import publish
+from cutwater.storage.recovery import Restorable, choose, next_checkpoint_id
+from cutwater.storage.retention import Retention
+
+__all__ = ["Publisher"]
+
+
+class Publisher:
+    """Takes attempts, publishes checkpoints, and brings sinks in line with what is published."""
+
+    def __init__(self, store: Store, plan: PhysicalPlan, config: JobConfig) -> None:
+        self.job = plan.name
+        self._store, self.plan, self._config = store, plan, config
+        self.log = JobLog(store, self.job, num_retained=config.num_retained)
+        self.log.read()
+        self._retention = Retention(store, self.job, self.log)
+        self.passed_over: list[str] = []
+
+    @property
+    def uid(self) -> str:
+        return self.log.state.uid
+
+    def begin_attempt(self) -> int:
+        """Take the log for the next attempt.
+
+        Raises:
+            FencedError: this driver had an attempt and another driver has taken over since.
+        """
+        mine = self.log.attempt
+        if mine:
+            state = self.log.read()
+            if state.attempt != mine:
+                raise FencedError(
+                    f"job {self.job!r} was taken over by attempt {state.attempt} of driver {state.driver}",
+                    hint="Nothing was committed here since. Stop one of the two drivers.",
+                )
+        return self.log.begin_attempt(f"{socket.gethostname()}:{os.getpid()}")
+
+    def choose(self) -> Restorable | None:
+        """The checkpoint to restore, and whether this program can take it.
+
+        Raises:
+            BuildError: the program does not fit the snapshot.
+            CorruptSnapshotError: completed checkpoints exist and none is usable.
+        """
+        restorable = choose(self._store, self.job, self.log.read())
+        if restorable is None:
+            return None
+        for report in restorable.passed_over:
+            bad = "; ".join(f"{p.file}: {p.what}" for p in report.problems)
+            text = f"checkpoint {report.checkpoint_id} is damaged and was passed over: {bad}"
+            if text not in self.passed_over:
+                self.passed_over.append(text)
+        check_compatible(self.plan, restorable.manifest)
+        return restorable
+
+    def next_checkpoint_id(self) -> int:
+        return next_checkpoint_id(self._store, self.job, self.log.state)
+
+    def settle_sinks(self, manifest: Manifest | None) -> None:
+        """Commit the handles of the chosen checkpoint, then drop all other leftovers of this job (T2)."""
+        for step in self.plan.steps.values():
+            if step.role != "sink":
+                continue
+            sink = cast(Sink, step.spec)
+            committer = sink.committer(self._sink_schema(step.id), self.uid, step.id)
+            handles: list[Any] = []
+            states: list[Any] = []
+            for record in manifest.subtasks if manifest else ():
+                handles += record.handles.get(step.id, [])
+                if step.id in record.sinks:
+                    states.append(record.sinks[step.id])
+            if manifest is not None and handles:
+                committer.commit(manifest.checkpoint_id, handles)
+            committer.abort_others(handles, states)
+
+    def publish(
+        self,
+        checkpoint_id: int,
+        *,
+        attempt: int,
+        final: bool,
+        triggered_ms: int,
+        parts: Iterable[tuple[SubtaskRecord, list[Entry]]],
+    ) -> tuple[CheckpointCompleted, int]:
+        """Write manifest and log entry; returns the entry and the bytes of state.
+
+        Raises:
+            FencedError: another driver owns the job.
+            StorageError: the checkpoint does not count.
+        """
+        subtasks: list[SubtaskRecord] = []
+        entries: list[Entry] = []
+        for record, segments in parts:
+            subtasks.append(record)
+            entries += segments
+        manifest = Manifest(
+            job=self.job,
+            uid=self.uid,
+            checkpoint_id=checkpoint_id,
+            attempt=attempt,
+            protocol=self._config.protocol,
+            max_parallelism=self.plan.max_parallelism,
+            parallelism=self.plan.parallelism,
+            triggered_ms=triggered_ms,
+            completed_ms=wall_clock_ms(),
+            steps=step_records(self.plan),
+            subtasks=sorted(subtasks, key=lambda r: (r.vertex, r.subtask)),
+            entries=entries,
+            final=final,
+            engine=__version__,
+        )
+        completed = publish(self._store, self.log, manifest, kind="final" if final else "checkpoint")
+        return completed, sum(e.length for e in entries)
+
+    def finish(self, checkpoint_id: int) -> None:
+        """The job is done: say so in the log."""
+        if not self.log.state.finished:
+            self.log.append(JobFinished(self.log.attempt, checkpoint_id, wall_clock_ms()))
+
+    def collect(self) -> list[str]:
+        """Remove checkpoints beyond the retained ones; returns warnings."""
+        return self._retention.collect()
+
+    def _sink_schema(self, step_id: str) -> Any:
+        source = self.plan.steps[step_id].inputs[0]
+        return self.plan.steps[source.step].outputs[source.output].schema

@@ -1,0 +1,110 @@
+"""Workers as Spark jobs: one job of one task per slot, each submitted from a thread of its own.
+
+Spark schedules, places and supervises the processes and ships the code (the plan with the user's functions travels in
+the task's closure); nothing else goes through it.  A worker that dies is first retried by Spark inside its job, which
+does not queue behind other jobs; when the job itself fails, the coordinator submits it again.  One job per slot, not
+one job of n tasks: in a plain ``local[n]`` session the failure of one task ends its job, and would take all n with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cutwater.runtime.worker import WorkerArgs
+
+__all__ = ["SparkHost"]
+
+
+def _slot_function(args: WorkerArgs) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def slot(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from cutwater.runtime.worker import run_worker
+
+        status = run_worker(args)
+        for _ in batches:  # Spark expects its input to be consumed
+            pass
+        yield pa.RecordBatch.from_pylist([{"status": status}])
+
+    return slot
+
+
+class SparkHost:
+    """Submits and cancels the workers of one job.
+
+    Args:
+        spark: a classic session.
+        group: unique name of the job; Spark's UI shows it as job group and description.
+        on_end: called from a thread when a slot's Spark job ended, with the error if it failed.
+    """
+
+    def __init__(self, spark: SparkSession, group: str, on_end: Callable[[int, BaseException | None], None]) -> None:
+        self._spark = spark
+        self._group = group
+        self._on_end = on_end
+        self._threads: dict[int, threading.Thread] = {}
+        self._context: Any = spark.sparkContext
+
+    def launch(self, slot: int, args: WorkerArgs) -> None:
+        """Submit the Spark job of a slot; returns at once."""
+        from pyspark import InheritableThread
+
+        thread = InheritableThread(target=self._run, args=(slot, args), name=f"cutwater-slot-{slot}")
+        thread.daemon = True
+        self._threads[slot] = thread
+        thread.start()
+
+    def cancel(self, slot: int) -> None:
+        """Have Spark kill the slot's process (SIGKILL after some seconds): the last resort."""
+        with contextlib.suppress(Exception):
+            self._context.cancelJobsWithTag(self._tag(slot))
+
+    def cancel_all(self) -> None:
+        with contextlib.suppress(Exception):
+            self._context.cancelJobGroup(self._group)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until no Spark job of the group is left; False after the timeout."""
+        for thread in self._threads.values():
+            thread.join(timeout_s)
+        return not any(t.is_alive() for t in self._threads.values())
+
+    @property
+    def running_tasks(self) -> int:
+        """Tasks that have a core now."""
+        tracker = self._context.statusTracker()
+        total = 0
+        for job in tracker.getJobIdsForGroup(self._group):
+            info = tracker.getJobInfo(job)
+            for stage in info.stageIds if info else ():
+                stage_info = tracker.getStageInfo(stage)
+                total += stage_info.numActiveTasks if stage_info else 0
+        return total
+
+    @property
+    def address(self) -> str:
+        """Where workers find the driver: loopback when everything runs on this machine."""
+        master = str(self._context.master)
+        if master.startswith("local") or "127.0.0.1" in master or "localhost" in master:
+            return "127.0.0.1"
+        return str(self._context.getConf().get("spark.driver.host", "127.0.0.1"))
+
+    def _tag(self, slot: int) -> str:
+        return f"{self._group}-slot-{slot}"
+
+    def _run(self, slot: int, args: WorkerArgs) -> None:
+        error: BaseException | None = None
+        try:
+            self._context.setJobGroup(self._group, f"{self._group} worker {slot}", interruptOnCancel=False)
+            self._context.addJobTag(self._tag(slot))
+            frame = self._spark.range(0, 1, 1, 1).mapInArrow(_slot_function(args), "status string")
+            frame.collect()
+        except BaseException as e:  # whatever ended the job, the coordinator must hear of it
+            error = e
+        self._on_end(slot, error)

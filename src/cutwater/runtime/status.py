@@ -1,0 +1,79 @@
+"""What can be known of a running job: one value that the handle, the command line and tests read."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["CheckpointStatus", "JobStatus", "RestartEvent", "StepStatus", "WorkerStatus"]
+
+
+class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts over the job's life in this driver; names as in Flink's metrics."""
+
+    completed: int = 0
+    failed: int = 0
+    in_progress: int = 0
+    last_completed_id: int = 0
+    last_duration_ms: float = 0.0
+    last_size_bytes: int = 0
+    last_freeze_ms: float = 0.0
+    restored_id: int = 0
+
+
+class StepStatus(msgspec.Struct, frozen=True, kw_only=True):
+    rows_in: int = 0
+    rows_out: int = 0
+    counters: dict[str, int] = {}
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    slot: int
+    pid: int
+    host: str
+    busy: float = 0.0
+    """Share of the time spent in operators since the last report."""
+    backpressured: float = 0.0
+
+
+class RestartEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One failure and what became of it."""
+
+    time_ms: int
+    attempt: int
+    reason: str
+    failed_ms: float
+    """Monotonic, milliseconds: when the failure was noticed."""
+    running_ms: float | None = None
+    """When all subtasks of the next attempt ran."""
+    restored_id: int = 0
+
+
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of the job's state.  ``phase`` is one of forming, deploying, running, draining, restarting, ending,
+    ended; ``outcome`` is set once it ended: finished, failed, cancelled, stopped."""
+
+    name: str
+    uid: str
+    phase: str
+    outcome: str = ""
+    reason: str = ""
+    attempt: int = 0
+    parallelism: int = 0
+    restarts: int = 0
+    checkpoint_dir: str = ""
+    rows_read: int = 0
+    """Rows that left the sources in the current attempt."""
+    rows_per_second: float = 0.0
+    watermark_ms: int | None = None
+    """Lowest watermark of the sources, milliseconds since the epoch."""
+    checkpoints: CheckpointStatus = CheckpointStatus()
+    steps: dict[str, StepStatus] = {}
+    workers: list[WorkerStatus] = []
+    failures: list[RestartEvent] = []
+    warnings: list[str] = []
+    log: list[str] = []
+    """Last lines of the workers' logs."""
+
+    @property
+    def active(self) -> bool:
+        return self.phase != "ended"

@@ -1,0 +1,194 @@
+"""Collects what the coordinator sees into ``JobStatus`` values (any thread may read)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+
+from cutwater.config import JobConfig
+from cutwater.dataflow.graph import PhysicalPlan
+from cutwater.operators.base import MAX_WATERMARK
+from cutwater.protocol.job import JobMachine
+from cutwater.protocol.pending import CheckpointStatistics
+from cutwater.runtime import control as c
+from cutwater.runtime.publisher import Publisher
+from cutwater.runtime.status import CheckpointStatus, JobStatus, RestartEvent, StepStatus, WorkerStatus
+from cutwater.storage.manifest import Manifest
+
+__all__ = ["StatusBoard"]
+
+_RATE_WINDOW_S = 3.0
+
+
+class StatusBoard:
+    """The job's state as it was last seen; written by the coordinator's thread only."""
+
+    def __init__(self, plan: PhysicalPlan, config: JobConfig, publisher: Publisher) -> None:
+        self._plan, self._publisher = plan, publisher
+        self._sources = [s.id for s in plan.steps.values() if s.role == "source"]
+        self._lock = threading.Lock()
+        self._status = JobStatus(
+            name=plan.name, uid="", phase="forming", parallelism=plan.parallelism, attempt=publisher.log.state.attempt
+        )
+        self._hellos: dict[int, c.Hello] = {}
+        self._metrics: dict[int, c.Metrics] = {}
+        self._shares: dict[int, tuple[float, float]] = {}
+        self._history: deque[tuple[float, int]] = deque()
+        self._read_before = 0
+        self._warnings: deque[str] = deque(maxlen=100)
+        self._lines: deque[str] = deque(maxlen=200)
+        self._failures: list[RestartEvent] = []
+        self._checkpoints = CheckpointStatus()
+
+    @property
+    def status(self) -> JobStatus:
+        """The newest state."""
+        with self._lock:
+            return msgspec.structs.replace(
+                self._status,
+                uid=self._publisher.uid,
+                checkpoints=self._checkpoints,
+                workers=[self._worker(s) for s in sorted(self._hellos)],
+                failures=list(self._failures),
+                warnings=[*self._publisher.passed_over, *self._warnings],
+                log=list(self._lines),
+            )
+
+    def _worker(self, slot: int) -> WorkerStatus:
+        hello = self._hellos[slot]
+        busy, blocked = self._shares.get(slot, (0.0, 0.0))
+        return WorkerStatus(slot=slot, pid=hello.pid, host=hello.host, busy=busy, backpressured=blocked)
+
+    def _update(self, **changes: Any) -> None:
+        with self._lock:
+            self._status = msgspec.structs.replace(self._status, **changes)
+
+    # ------------------------------------------------------------------------------------------- what happens
+
+    def phase(self, machine: JobMachine) -> None:
+        if self._status.phase != machine.phase.value or self._status.attempt != machine.attempt:
+            self._update(phase=machine.phase.value, attempt=machine.attempt)
+
+    def ended(self, outcome: str, reason: str) -> None:
+        self._update(phase="ended", outcome=outcome, reason=reason)
+
+    def joined(self, hello: c.Hello) -> None:
+        with self._lock:
+            self._hellos[hello.slot] = hello
+
+    def left(self, slot: int) -> None:
+        with self._lock:
+            self._hellos.pop(slot, None)
+
+    def restored(self, manifest: Manifest | None) -> None:
+        restored_id = manifest.checkpoint_id if manifest else 0
+        with self._lock:
+            self._checkpoints = msgspec.structs.replace(self._checkpoints, restored_id=restored_id)
+            self._metrics.clear()
+            self._history.clear()
+            if self._failures and self._failures[-1].running_ms is None:
+                self._failures[-1] = msgspec.structs.replace(self._failures[-1], restored_id=restored_id)
+
+    def running(self) -> None:
+        with self._lock:
+            if self._failures and self._failures[-1].running_ms is None:
+                now = time.monotonic() * 1000
+                self._failures[-1] = msgspec.structs.replace(self._failures[-1], running_ms=now)
+
+    def restarting(self, reason: str) -> None:
+        event = RestartEvent(
+            time_ms=int(time.time() * 1000),
+            attempt=self._status.attempt,
+            reason=reason,
+            failed_ms=time.monotonic() * 1000,
+        )
+        with self._lock:
+            self._failures.append(event)
+            del self._failures[:-1000]
+        self._update(restarts=self._status.restarts + 1)
+
+    def warn(self, text: str) -> None:
+        with self._lock:
+            self._warnings.append(text)
+
+    def log(self, text: str) -> None:
+        with self._lock:
+            self._lines.append(text)
+
+    def failed(self, failure: c.Failure) -> None:
+        where = f"step {failure.step!r}, " if failure.step else ""
+        self.log(f"worker {failure.subtask} failed: {where}{failure.kind}: {failure.message}\n{failure.traceback}")
+
+    # ---------------------------------------------------------------------------------------------- checkpoints
+
+    def completed(self, checkpoint_id: int, size_bytes: int) -> None:
+        with self._lock:
+            self._checkpoints = msgspec.structs.replace(
+                self._checkpoints, last_completed_id=checkpoint_id, last_size_bytes=size_bytes
+            )
+
+    def acked(self, ack: c.Ack) -> None:
+        with self._lock:
+            self._checkpoints = msgspec.structs.replace(self._checkpoints, last_freeze_ms=ack.freeze_ms)
+
+    def counts(self, statistics: CheckpointStatistics) -> None:
+        """Totals over all attempts of this driver."""
+        with self._lock:
+            self._checkpoints = msgspec.structs.replace(
+                self._checkpoints,
+                completed=statistics.completed,
+                failed=statistics.failed,
+                in_progress=statistics.in_progress,
+                last_duration_ms=round(statistics.last_duration_ms or 0.0, 1),
+            )
+
+    # -------------------------------------------------------------------------------------------------- metrics
+
+    def metrics(self, slot: int, metrics: c.Metrics) -> None:
+        """A worker's report."""
+        with self._lock:
+            before = self._metrics.get(slot)
+            self._metrics[slot] = metrics
+            if before is not None and metrics.time_ms > before.time_ms:
+                span = metrics.time_ms - before.time_ms
+                busy = (metrics.busy_ms - before.busy_ms) / span
+                full = (metrics.backpressured_ms - before.backpressured_ms) / span
+                self._shares[slot] = (round(min(busy, 1.0), 3), round(min(full, 1.0), 3))
+            steps = self._steps()
+            rows = sum(steps[s].rows_out for s in self._sources if s in steps)
+            watermarks = [w for m in self._metrics.values() for s, w in m.watermarks.items() if s in self._sources]
+            real = [w for w in watermarks if w != MAX_WATERMARK]
+            self._status = msgspec.structs.replace(
+                self._status,
+                rows_read=rows,
+                rows_per_second=self._rate(rows),
+                watermark_ms=min(real) // 1000 if real else self._status.watermark_ms,
+                steps=steps,
+            )
+
+    def _steps(self) -> dict[str, StepStatus]:
+        steps: dict[str, StepStatus] = {}
+        for metrics in self._metrics.values():
+            for step, rows_in in metrics.rows_in.items():
+                old = steps.get(step, StepStatus())
+                counters = dict(old.counters)
+                for name, value in metrics.counters.get(step, {}).items():
+                    counters[name] = counters.get(name, 0) + value
+                steps[step] = StepStatus(
+                    rows_in=old.rows_in + rows_in,
+                    rows_out=old.rows_out + metrics.rows_out.get(step, 0),
+                    counters=counters,
+                )
+        return steps
+
+    def _rate(self, rows: int) -> float:
+        now = time.monotonic()
+        self._history.append((now, rows))
+        while self._history[0][0] < now - _RATE_WINDOW_S:
+            self._history.popleft()
+        then, before = self._history[0]
+        return round(max(0, rows - before) / (now - then), 1) if now > then else 0.0

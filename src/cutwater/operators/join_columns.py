@@ -1,0 +1,98 @@
+"""What joins agree on: key types that match, names of the columns that come out, rows that are not too many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from cutwater.errors import BuildError
+
+__all__ = ["MAX_PAIRS", "common_key_type", "joined_fields", "pairs_per_batch", "widest_row_bytes"]
+
+MAX_PAIRS = 65_536
+"""Most rows in one batch that a join emits."""
+_MAX_BATCH_BYTES = 1 << 28
+
+
+def common_key_type(left: pa.Field, right: pa.Field) -> pa.DataType:
+    """The type in which two key columns are compared: their own, or the wider one of two integers, floats or texts.
+
+    Raises:
+        BuildError: values of the two types cannot be equal.
+
+    >>> common_key_type(pa.field("a", pa.int32()), pa.field("b", pa.int64()))
+    DataType(int64)
+    """
+    a, b = left.type, right.type
+    if a == b:
+        return a
+    if pt.is_integer(a) and pt.is_integer(b) and pa.uint64() not in (a, b):
+        return pa.int64()
+    if pt.is_floating(a) and pt.is_floating(b):
+        return pa.float64()
+    for kinds in ((pa.string(), pa.large_string()), (pa.binary(), pa.large_binary())):
+        if a in kinds and b in kinds:
+            return kinds[1]
+    raise BuildError(
+        f"key columns of different types: {left.name!r} is {a}, {right.name!r} of the other side is {b}",
+        hint="Cast one of them before the join.",
+    )
+
+
+def joined_fields(
+    left: pa.Schema, right: pa.Schema, dropped: Sequence[str], suffix: str, *, nullable: bool
+) -> list[pa.Field]:
+    """Fields of the right side as they come out beside those of the left: without ``dropped``, renamed on collision.
+
+    Args:
+        left: schema of the left side, which keeps its names.
+        right: schema of the right side.
+        dropped: right columns that do not come out.
+        suffix: appended to a right name that the left side has too.
+        nullable: right values may be missing (a left join).
+
+    Raises:
+        BuildError: a name still collides with the suffix.
+    """
+    taken = set(left.names)
+    fields: list[pa.Field] = []
+    for field in right:
+        if field.name in dropped:
+            continue
+        name = field.name + suffix if field.name in left.names else field.name
+        if name in taken:
+            raise BuildError(
+                f"two columns of the join would be named {name!r}", hint="Choose another suffix, or rename one of them."
+            )
+        taken.add(name)
+        fields.append(field.with_name(name).with_nullable(nullable or field.nullable))
+    return fields
+
+
+def widest_row_bytes(batch: pa.RecordBatch) -> int:
+    """An upper bound of the size of one row: texts are measured, nested columns counted as if one row held all.
+
+    >>> widest_row_bytes(pa.record_batch({"n": [1, 2], "s": ["a", "long"]}))
+    16
+    """
+    return sum(_widest(column) for column in batch.columns) if batch.num_rows else 0
+
+
+def _widest(column: pa.Array) -> int:
+    kind = column.type
+    if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind):
+        longest = pc.call_function("max", [pc.call_function("binary_length", [column])])
+        return (longest.as_py() or 0) + 4
+    return column.nbytes if pt.is_nested(kind) else 8
+
+
+def pairs_per_batch(row_bytes: int) -> int:
+    """How many rows of a join one batch may have if a row has up to ``row_bytes``.
+
+    >>> pairs_per_batch(100), pairs_per_batch(10_000_000)
+    (65536, 26)
+    """
+    return max(1, min(MAX_PAIRS, _MAX_BATCH_BYTES // max(row_bytes, 1)))

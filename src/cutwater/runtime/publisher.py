@@ -35,7 +35,7 @@ class Publisher:
         self._store, self.plan, self._config = store, plan, config
         self.log = JobLog(store, self.job, num_retained=config.num_retained)
         self.log.read()
-        self._retention = Retention(store, self.job, self.log)
+        self._retention: Retention | None = None
         self.passed_over: list[str] = []
 
     @property
@@ -56,7 +56,9 @@ class Publisher:
                     f"job {self.job!r} was taken over by attempt {state.attempt} of driver {state.driver}",
                     hint="Nothing was committed here since. Stop one of the two drivers.",
                 )
-        return self.log.begin_attempt(f"{socket.gethostname()}:{os.getpid()}")
+        attempt = self.log.begin_attempt(f"{socket.gethostname()}:{os.getpid()}")
+        self._retention = Retention(self._store, self.log)
+        return attempt
 
     def choose(self) -> Restorable | None:
         """The checkpoint to restore, and whether this program can take it.
@@ -68,11 +70,7 @@ class Publisher:
         restorable = choose(self._store, self.job, self.log.read())
         if restorable is None:
             return None
-        for report in restorable.passed_over:
-            bad = "; ".join(f"{p.file}: {p.what}" for p in report.problems)
-            text = f"checkpoint {report.checkpoint_id} is damaged and was passed over: {bad}"
-            if text not in self.passed_over:
-                self.passed_over.append(text)
+        self.passed_over += [w for w in restorable.warnings if w not in self.passed_over]
         check_compatible(self.plan, restorable.manifest)
         return restorable
 
@@ -142,7 +140,7 @@ class Publisher:
 
     def collect(self) -> list[str]:
         """Remove checkpoints beyond the retained ones; returns warnings."""
-        return self._retention.collect()
+        return self._retention.collect() if self._retention is not None else []
 
     def _sink_schema(self, step_id: str) -> Any:
         source = self.plan.steps[step_id].inputs[0]

@@ -1,0 +1,681 @@
+"""The channel contract: one suite for local channels and for remote ones (two connections joined by a socket)."""
+
+from __future__ import annotations
+
+import math
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cutwater.errors import CutwaterError, InvariantError
+from cutwater.operators.base import MIN_WATERMARK
+from cutwater.protocol.handshake import Peer
+from cutwater.runtime.channels import (
+    CONTROL,
+    EMPTY,
+    ROWS,
+    Barrier,
+    Channel,
+    End,
+    InputChannel,
+    Item,
+    OutputChannel,
+    Rows,
+    Watermark,
+)
+from cutwater.runtime.connections import Connection
+
+SCHEMA = pa.schema([("n", pa.int64())])
+KEY = Channel(3, 0, 1)
+
+
+def batch(first: int, rows: int) -> pa.RecordBatch:
+    """Rows that carry their own number."""
+    return pa.record_batch([pa.array(range(first, first + rows), pa.int64())], schema=SCHEMA)
+
+
+def numbers(items: Any) -> list[int]:
+    return [n for item in items if isinstance(item, Rows) for n in item.batch.column(0).to_pylist()]
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait for something that another thread is about to do; the limit only ends a hanging test."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen within 20 s"
+        time.sleep(0.0005)
+
+
+class Pair:
+    """Both ends of a channel."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.errors: list[CutwaterError] = []
+        self.connections: list[Connection] = []
+        self.out: OutputChannel
+        self.inp: InputChannel
+        self.output_wakeups = self.input_wakeups = self.highest_queue = 0
+
+    def make(
+        self,
+        *,
+        capacity: int = 4,
+        batch_rows: int = 100,
+        buffer_timeout_ms: float = 2.0,
+        schema: pa.Schema = SCHEMA,
+        output: dict[str, Any] | None = None,
+        input: dict[str, Any] | None = None,
+        before_start: Callable[[InputChannel], None] = lambda inp: None,
+    ) -> tuple[OutputChannel, InputChannel]:
+        sender: dict[str, Any] = dict(
+            batch_rows=batch_rows, buffer_timeout_ms=buffer_timeout_ms, on_ready=self._output_ready, **(output or {})
+        )
+        receiver = input or {}
+        if self.kind == "local":
+            self.inp = InputChannel(KEY, schema, capacity, self._input_ready, **receiver)
+            self.out = OutputChannel(KEY, schema, self.inp.put, credit=capacity, **sender)
+            self.inp.on_credit = self.out.grant
+            before_start(self.inp)
+        else:
+            a, b = socket.socketpair()
+            left = Connection(a, Peer("data", "job", 1))
+            right = Connection(b, Peer("data", "job", 0))
+            self.connections = [left, right]
+            self.out = left.output(KEY, schema, **sender)
+            self.inp = right.input(KEY, schema, capacity, self._input_ready, **receiver)
+            before_start(self.inp)
+            for connection in self.connections:
+                connection.start(lambda _, error: self.errors.append(error))
+            until(lambda: self.out._credit == capacity)  # so that tests of a full channel count the same in both
+        return self.out, self.inp
+
+    def _output_ready(self) -> None:
+        self.output_wakeups += 1
+
+    def _input_ready(self) -> None:
+        self.input_wakeups += 1
+        self.highest_queue = max(self.highest_queue, self.inp.queued_frames)
+
+    def take(self, count: int, max_rows: int = 1 << 30) -> list[Item]:
+        """That many items, waiting for them."""
+        taken: list[Item] = []
+        while len(taken) < count:
+            until(lambda: self.inp.head() != EMPTY or self.errors)
+            taken.append(self.inp.take(max_rows))
+        return taken
+
+    def take_rows(self, rows: int, max_rows: int = 1 << 30) -> list[Item]:
+        """Items up to that many rows."""
+        taken: list[Item] = []
+        while len(numbers(taken)) < rows:
+            taken += self.take(1, max_rows)
+        return taken
+
+    def failure(self, act: Callable[[], Any]) -> str:
+        """What goes wrong: locally in the call, remotely as a lost peer."""
+        if self.kind == "local":
+            with pytest.raises(CutwaterError) as caught:
+                act()
+            return str(caught.value)
+        act()
+        until(lambda: self.errors)
+        return " ".join(str(e) for e in self.errors)
+
+
+@pytest.fixture(params=["local", "remote"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    before = set(threading.enumerate())
+    pair = Pair(request.param)
+    yield pair
+    for connection in pair.connections:
+        connection.close()
+    assert set(threading.enumerate()) <= before, "close leaves no thread"
+
+
+# -- order and numbers
+
+
+def test_rows_arrive_in_order_with_their_numbers(pair: Pair) -> None:
+    out, inp = pair.make(batch_rows=50)
+    chance, sent, taken = random.Random(1), 0, []
+    while sent < 2000:
+        if not out.full:
+            rows = chance.choice([1, 3, 10, 30, 70, 120])
+            out.offer(batch(sent, rows))
+            sent += rows
+        else:
+            taken += pair.take(1, chance.choice([7, 40, 1000]))
+    out.flush()
+    taken += pair.take_rows(sent - len(numbers(taken)))
+    assert numbers(taken) == list(range(sent))
+    assert [i.first_row for i in taken] == [i.batch.column(0)[0].as_py() for i in taken]
+    assert out.next_row == inp.next_row == sent
+
+
+def test_a_large_batch_is_taken_in_slices_and_its_watermark_comes_with_the_last(pair: Pair) -> None:
+    out, inp = pair.make(output={"watermark": 5}, input={"watermark": 5})
+    out.offer_watermark(9)
+    out.offer(batch(0, 100))
+    items = pair.take(4, 30)
+    assert [(i.first_row, i.batch.num_rows, i.watermark) for i in items] == [
+        (0, 30, 5),
+        (30, 30, 5),
+        (60, 30, 5),
+        (90, 10, 9),
+    ]
+    assert numbers(items) == list(range(100))
+    assert (inp.watermark, inp.next_row, inp.head()) == (9, 100, EMPTY)
+
+
+def test_the_rest_of_a_sliced_batch_stays_counted(pair: Pair) -> None:
+    out, inp = pair.make()
+    out.offer(batch(0, 100))
+    pair.take(1, 30)
+    assert (inp.queued_rows, inp.queued_frames, inp.next_row) == (70, 1, 30)
+    inp.take(100)
+    assert (inp.queued_rows, inp.queued_frames, inp.next_row) == (0, 0, 100)
+
+
+def test_rows_below_the_wanted_number_are_dropped_or_sliced_off(pair: Pair) -> None:
+    out, inp = pair.make(batch_rows=10, capacity=2, input={"next_row": 25, "watermark": 3})
+    out.offer_watermark(7)
+    for first in range(0, 60, 10):
+        out.offer(batch(first, 10))
+    taken = pair.take_rows(35)
+    assert numbers(taken) == list(range(25, 60))
+    assert next(i for i in taken if isinstance(i, Rows)).first_row == 25
+    assert taken[0] == Watermark(7), "what a replayed frame says of time still holds"
+    assert inp.next_row == 60
+
+
+def test_missing_rows_are_an_error(pair: Pair) -> None:
+    out, _ = pair.make(output={"next_row": 11}, input={"next_row": 10})
+    assert "row 10 is missing, row 11 arrived" in pair.failure(lambda: out.offer(batch(11, 90)))
+
+
+def test_a_large_batch_is_sent_in_frames_of_the_configured_size(pair: Pair) -> None:
+    out, _ = pair.make(batch_rows=100, capacity=20)
+    out.offer(batch(0, 1050))
+    items = pair.take_rows(1050)
+    assert [i.batch.num_rows for i in items] == [100] * 10 + [50]
+    assert numbers(items) == list(range(1050))
+
+
+def test_a_batch_of_another_schema_is_refused(pair: Pair) -> None:
+    out, _ = pair.make()
+    with pytest.raises(InvariantError, match=r"\[m string\], the edge has \[n int64\]"):
+        out.offer(pa.record_batch({"m": ["a"]}))
+
+
+# -- the builder
+
+
+def test_small_batches_travel_together(pair: Pair) -> None:
+    out, inp = pair.make(batch_rows=100)
+    for first in range(0, 90, 10):
+        out.offer(batch(first, 10))
+    assert inp.head() == EMPTY
+    out.offer(batch(90, 10))
+    (item,) = pair.take(1)
+    assert (numbers([item]), item.first_row) == (list(range(100)), 0)
+
+
+def test_a_batch_of_half_the_size_goes_at_once_after_what_waited(pair: Pair) -> None:
+    out, _ = pair.make(batch_rows=100)
+    out.offer(batch(0, 3))
+    large = batch(3, 50)
+    out.offer(large)
+    small, passed = pair.take(2)
+    assert (numbers([small]), numbers([passed])) == ([0, 1, 2], list(range(3, 53)))
+    assert pair.kind == "remote" or passed.batch is large, "in one process a batch goes by reference"
+
+
+def test_the_builder_flushes_when_due_on_the_clock_of_the_loop(pair: Pair) -> None:
+    out, inp = pair.make(buffer_timeout_ms=20)
+    assert out.flush_if_due(100.0) == math.inf
+    out.offer(batch(0, 1))
+    assert out.flush_if_due(100.0) == pytest.approx(100.02)
+    out.offer(batch(1, 1))
+    assert out.flush_if_due(100.019) == pytest.approx(100.02)
+    assert inp.head() == EMPTY
+    assert out.flush_if_due(100.02) == math.inf
+    assert numbers(pair.take(1)) == [0, 1]
+    out.offer(batch(2, 1))
+    assert out.flush_if_due(200.0) == pytest.approx(200.02), "the timeout starts anew"
+
+
+def test_next_row_counts_rows_that_still_wait_in_the_builder(pair: Pair) -> None:
+    out, _ = pair.make(output={"next_row": 40}, input={"next_row": 40})
+    out.offer(batch(40, 3))
+    assert out.next_row == 43
+    out.flush()
+    assert out.next_row == 43
+    assert pair.take(1)[0].first_row == 40
+
+
+def test_nothing_is_flushed_while_frames_wait_for_credit(pair: Pair) -> None:
+    out, _ = pair.make(capacity=1, batch_rows=10)
+    for first in (0, 10):
+        out.offer(batch(first, 10))
+    assert out.full
+    for first in (20, 21, 22):
+        out.offer(batch(first, 1))
+        assert out.flush_if_due(1e9) == math.inf
+    assert out.waiting_frames == 1
+    pair.take(2)
+    until(lambda: not out.full)
+    out.flush_if_due(1.0)
+    out.flush_if_due(2.0)
+    assert numbers(pair.take(1)) == [20, 21, 22]
+
+
+# -- watermarks
+
+
+def test_a_watermark_rides_on_the_next_frame(pair: Pair) -> None:
+    out, inp = pair.make()
+    out.offer(batch(0, 5))
+    out.offer_watermark(11)
+    out.offer_watermark(12)
+    assert inp.head() == EMPTY
+    out.flush()
+    (rows,) = pair.take(1)
+    assert (rows.watermark, inp.watermark) == (12, 12)
+    out.offer_barrier(1)
+    assert pair.take(1) == [Barrier(1)], "it was not sent a second time"
+
+
+def test_a_watermark_goes_alone_when_due_or_forced(pair: Pair) -> None:
+    out, inp = pair.make(buffer_timeout_ms=1)
+    out.offer_watermark(11)
+    out.flush_if_due(0.0)
+    assert inp.head() == EMPTY
+    out.flush_if_due(1.0)
+    assert pair.take(1) == [Watermark(11)]
+    out.offer_watermark(12, force=True)
+    assert pair.take(1) == [Watermark(12)]
+    assert inp.watermark == 12
+
+
+def test_a_repeated_watermark_is_not_sent(pair: Pair) -> None:
+    out, _ = pair.make()
+    for _ in range(3):
+        out.offer_watermark(4, force=True)
+    out.offer_barrier(1)
+    assert pair.take(2) == [Watermark(4), Barrier(1)]
+
+
+def test_a_falling_watermark_is_refused(pair: Pair) -> None:
+    out, _ = pair.make()
+    out.offer_watermark(4)
+    with pytest.raises(InvariantError, match="fell from 4 to 3"):
+        out.offer_watermark(3)
+
+
+def test_a_watermark_never_falls_at_the_receiver(pair: Pair) -> None:
+    out, inp = pair.make(input={"watermark": 50})
+    out.offer_watermark(20, force=True)
+    assert pair.take(1) == [Watermark(50)]
+    out.offer_watermark(30)
+    out.offer(batch(0, 60))
+    assert pair.take(1)[0].watermark == 50
+    assert inp.watermark == 50
+
+
+def test_idleness_comes_after_the_rows_before_it_and_ends_with_the_next_row(pair: Pair) -> None:
+    out, inp = pair.make()
+    out.offer(batch(0, 5))
+    out.offer_watermark(7, idle=True)
+    out.flush()
+    assert not inp.idle
+    rows, idle = pair.take(2)
+    assert (rows.watermark, idle, inp.idle) == (7, Watermark(7, idle=True), True)
+    out.offer(batch(5, 5))
+    out.flush()
+    pair.take(1)
+    assert not inp.idle
+    out.offer_watermark(7, idle=True, force=True)
+    assert (pair.take(1), inp.idle) == ([Watermark(7, idle=True)], True)
+
+
+def test_rows_after_idleness_cancel_it_in_the_builder(pair: Pair) -> None:
+    out, inp = pair.make()
+    out.offer_watermark(7, idle=True)
+    out.offer(batch(0, 5))
+    out.offer_barrier(1)
+    rows, barrier = pair.take(2)
+    assert (rows.watermark, barrier, inp.idle) == (7, Barrier(1), False)
+
+
+def test_watermarks_do_not_pile_up_at_a_receiver_that_does_not_take(pair: Pair) -> None:
+    out, inp = pair.make(capacity=2)
+    inp.block()
+    for watermark in range(100):
+        out.offer_watermark(watermark, force=True)
+    assert (out.waiting_frames, out.full) == (1, True)
+    inp.unblock()
+    assert pair.take(3) == [Watermark(0), Watermark(1), Watermark(99)]
+
+
+# -- credit
+
+
+def test_the_queue_never_exceeds_the_capacity_and_the_rest_waits_at_the_sender(pair: Pair) -> None:
+    out, inp = pair.make(capacity=3, batch_rows=10)
+    for first in range(0, 100, 10):
+        out.offer(batch(first, 10))
+    assert (out.full, out.waiting_frames) == (True, 7)
+    until(lambda: inp.queued_frames == 3)
+    assert numbers(pair.take_rows(100)) == list(range(100))
+    assert pair.highest_queue <= 3
+    until(lambda: not out.full)
+
+
+def test_a_full_channel_that_drains_wakes_the_sender(pair: Pair) -> None:
+    out, _ = pair.make(capacity=1, batch_rows=10)
+    out.offer(batch(0, 10))
+    assert (out.full, pair.output_wakeups) == (False, 0)
+    out.offer(batch(10, 10))
+    assert (out.full, pair.output_wakeups) == (True, 0)
+    pair.take(1)
+    until(lambda: pair.output_wakeups == 1)
+    assert not out.full
+
+
+def test_a_partly_taken_frame_keeps_its_place(pair: Pair) -> None:
+    out, inp = pair.make(capacity=1, batch_rows=10)
+    out.offer(batch(0, 10))
+    out.offer(batch(10, 10))
+    pair.take(1, 9)
+    assert (inp.queued_frames, out.waiting_frames) == (1, 1)
+    pair.take(1)
+    until(lambda: not out.full)
+    assert numbers(pair.take(1)) == list(range(10, 20))
+
+
+def test_a_sender_without_credit_is_an_error(pair: Pair) -> None:
+    out, _ = pair.make(capacity=1, batch_rows=10)
+    out.grant(1)  # that nobody gave
+
+    def send() -> None:
+        out.offer(batch(0, 10))
+        out.offer(batch(10, 10))
+
+    assert "all 1 places are taken" in pair.failure(send)
+
+
+def test_many_frames_dropped_as_duplicates_still_return_their_credit(pair: Pair) -> None:
+    out, _ = pair.make(capacity=2, batch_rows=10, input={"next_row": 500})
+    sent, taken = 0, []
+    while sent < 600:
+        if not out.full:
+            out.offer(batch(sent, 10))
+            sent += 10
+        else:
+            taken += pair.take(1)
+    taken += pair.take_rows(100 - len(numbers(taken)))
+    assert numbers(taken) == list(range(500, 600))
+
+
+# -- blocking
+
+
+def test_a_blocked_channel_holds_its_items_and_goes_on_in_order(pair: Pair) -> None:
+    out, inp = pair.make(capacity=4, batch_rows=10)
+    out.offer(batch(0, 10))
+    pair.take(1, 4)
+    inp.block()
+    out.offer(batch(10, 10))
+    out.offer_barrier(2)
+    out.offer(batch(20, 10))
+    until(lambda: inp.queued_frames == 4)
+    assert (inp.blocked, inp.head()) == (True, EMPTY)
+    with pytest.raises(InvariantError, match="blocked"):
+        inp.take(10)
+    inp.unblock()
+    items = pair.take(4)
+    assert numbers(items) == list(range(4, 30))
+    assert [type(i) for i in items] == [Rows, Rows, Barrier, Rows]
+
+
+def test_taking_from_an_empty_channel_is_an_error(pair: Pair) -> None:
+    _, inp = pair.make()
+    with pytest.raises(InvariantError, match="empty"):
+        inp.take(1)
+
+
+# -- barriers
+
+
+def test_a_barrier_lies_between_the_rows_before_and_after_it(pair: Pair) -> None:
+    out, inp = pair.make()
+    out.offer(batch(0, 3))
+    out.offer_barrier(41)
+    at_barrier = out.next_row
+    out.offer(batch(3, 3))
+    out.offer_barrier(42, final=True)
+    first = pair.take(1)
+    until(lambda: inp.head() == CONTROL)
+    assert pair.take(1) == [Barrier(41)]
+    assert (inp.next_row, at_barrier, numbers(first)) == (3, 3, [0, 1, 2])
+    second = pair.take(2)
+    assert (numbers(second), second[1]) == ([3, 4, 5], Barrier(42, final=True))
+
+
+def test_a_barrier_carries_the_watermark_before_it(pair: Pair) -> None:
+    out, _ = pair.make()
+    out.offer_watermark(8)
+    out.offer_barrier(1)
+    assert pair.take(2) == [Watermark(8), Barrier(1)]
+
+
+def test_a_barrier_needs_no_credit_but_waits_its_turn(pair: Pair) -> None:
+    out, inp = pair.make(capacity=1, batch_rows=10)
+    out.offer(batch(0, 10))
+    out.offer_barrier(1)
+    out.offer(batch(10, 10))
+    out.offer_barrier(2)
+    until(lambda: inp.queued_frames == 2)
+    assert out.waiting_frames == 2
+    assert [type(i) for i in pair.take(4)] == [Rows, Barrier, Rows, Barrier]
+
+
+def test_an_overtaking_barrier_passes_all_rows_and_names_them(pair: Pair) -> None:
+    out, inp = pair.make(capacity=2, batch_rows=10)
+    for first in range(0, 50, 10):
+        out.offer(batch(first, 10))
+    out.offer(batch(50, 3))
+    pair.take(1, 4)
+    until(lambda: inp.queued_frames == 2)
+    in_sender = out.offer_barrier(7, overtake=True)
+    at_barrier = out.next_row
+    out.offer(batch(53, 10))
+    until(lambda: inp.head() == CONTROL)
+    barrier = inp.take(1)
+    assert isinstance(barrier, Barrier)
+    assert (barrier.checkpoint_id, barrier.overtake, at_barrier) == (7, True, 53)
+    assert numbers([*barrier.overtaken, *in_sender]) == list(range(4, 53))
+    assert barrier.overtaken[0].first_row == inp.next_row == 4
+    assert numbers(pair.take_rows(59)) == list(range(4, 63)), "they are still delivered"
+
+
+def test_an_overtaking_barrier_passes_a_blocked_channel(pair: Pair) -> None:
+    out, inp = pair.make(batch_rows=10)
+    out.offer(batch(0, 10))
+    until(lambda: inp.queued_frames == 1)
+    inp.block()
+    assert inp.head() == EMPTY
+    out.offer_barrier(7, overtake=True)
+    until(lambda: inp.head() == CONTROL)
+    assert numbers(inp.take(1).overtaken) == list(range(10))
+    assert inp.head() == EMPTY
+
+
+def test_a_barrier_that_waits_at_the_sender_can_still_overtake(pair: Pair) -> None:
+    out, inp = pair.make(capacity=1, batch_rows=10)
+    for first in (0, 10, 20):
+        out.offer(batch(first, 10))
+    out.offer_barrier(7)
+    out.offer(batch(30, 10))
+    overtaken = out.offer_barrier(7, overtake=True)
+    until(lambda: inp.head() == CONTROL)
+    barrier = inp.take(1)
+    assert numbers([*barrier.overtaken, *overtaken]) == list(range(30)), "rows after the barrier are not part of it"
+    rest = pair.take_rows(40)
+    assert numbers(rest) == list(range(40))
+    assert not any(isinstance(i, Barrier) for i in rest), "the barrier comes once"
+
+
+def test_a_barrier_that_waits_at_the_receiver_can_still_overtake(pair: Pair) -> None:
+    out, inp = pair.make(batch_rows=10)
+    out.offer(batch(0, 10))
+    out.offer_barrier(7)
+    out.offer(batch(10, 10))
+    until(lambda: inp.queued_frames == 3)
+    inp.block()
+    assert not inp.overtake(8)
+    assert inp.overtake(7)
+    barrier = inp.take(1)
+    assert numbers(barrier.overtaken) == list(range(10))
+    inp.unblock()
+    assert numbers(pair.take(2)) == list(range(20))
+
+
+def test_a_barrier_with_no_rows_behind_it_overtakes_all_waiting_rows(pair: Pair) -> None:
+    out, inp = pair.make(batch_rows=10)
+    out.offer(batch(0, 10))
+    out.offer(batch(10, 10))
+    out.offer_barrier(7)
+    until(lambda: inp.queued_frames == 3)
+    assert inp.overtake(7)
+    assert numbers(inp.take(1).overtaken) == list(range(20))
+
+
+# -- end of data
+
+
+def test_only_barriers_follow_the_end_of_data(pair: Pair) -> None:
+    out, inp = pair.make()
+    out.offer(batch(0, 2))
+    out.offer_end()
+    out.offer_end()
+    out.offer_barrier(9, final=True)
+    assert [type(i) for i in pair.take(3)] == [Rows, End, Barrier]
+    assert (inp.ended, out.ended, inp.head()) == (True, True, EMPTY)
+    with pytest.raises(InvariantError, match="after the end of data"):
+        out.offer(batch(2, 1))
+
+
+def test_an_end_that_was_seen_before_the_snapshot_is_not_delivered_again(pair: Pair) -> None:
+    out, _ = pair.make(input={"ended": True, "next_row": 2})
+    out.offer(batch(0, 2))
+    out.offer_end()
+    out.offer_barrier(1)
+    items = pair.take(2)
+    assert items == [Watermark(MIN_WATERMARK), Barrier(1)]
+
+
+# -- recording and restoring
+
+
+def test_a_recording_holds_what_was_taken_while_it_ran(pair: Pair) -> None:
+    out, inp = pair.make(batch_rows=10, capacity=10)
+    for first in range(0, 50, 10):
+        out.offer(batch(first, 10))
+    pair.take(1)
+    inp.record(1)
+    pair.take(2, 5)
+    inp.record(2)
+    assert inp.recording
+    pair.take(1)
+    assert numbers(one := inp.stop_recording(1)) == list(range(10, 30))
+    assert one[0].first_row == 10
+    pair.take(1)
+    assert numbers(inp.stop_recording(2)) == list(range(20, 40))
+    pair.take(1)
+    assert not inp.recording
+    assert inp.stop_recording(2) == []
+
+
+def test_restored_rows_come_before_anything_that_arrives(pair: Pair) -> None:
+    recorded = [Rows(batch(20, 5), 20, 3), Rows(batch(25, 15), 25, 4)]
+    out, inp = pair.make(
+        capacity=1,
+        batch_rows=10,
+        output={"next_row": 40},
+        input={"next_row": 20},
+        before_start=lambda inp: inp.restore(recorded),
+    )
+    assert (inp.head(), inp.queued_rows) == (ROWS, 20)
+    out.offer(batch(40, 10))
+    out.offer(batch(50, 10))
+    until(lambda: inp.queued_frames == 3)
+    assert out.waiting_frames == 1, "restored rows take no place"
+    items = pair.take(2, 15)
+    assert (numbers(items), inp.watermark) == (list(range(20, 40)), 4)
+    assert out.waiting_frames == 1, "and give no credit"
+    assert numbers(pair.take_rows(20)) == list(range(40, 60))
+
+
+def test_restored_rows_must_continue_where_the_channel_stands(pair: Pair) -> None:
+    def restore(inp: InputChannel) -> None:
+        with pytest.raises(InvariantError, match="row 20 is missing"):
+            inp.restore([Rows(batch(21, 5), 21)])
+
+    pair.make(input={"next_row": 20}, before_start=restore)
+
+
+def test_a_restore_after_the_first_arrival_is_an_error(pair: Pair) -> None:
+    out, inp = pair.make(batch_rows=10)
+    out.offer(batch(0, 10))
+    until(lambda: inp.queued_frames)
+    with pytest.raises(InvariantError, match="after the first arrival"):
+        inp.restore([Rows(batch(10, 1), 10)])
+
+
+# -- everything at once
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_cut_accounts_for_every_row_exactly_once(pair: Pair, seed: int) -> None:
+    """For each barrier: rows taken before it, recorded or overtaken = the rows offered before it, in order."""
+    chance = random.Random(seed)
+    out, inp = pair.make(capacity=chance.randint(1, 5), batch_rows=20)
+    offered_at: dict[int, int] = {}
+    in_sender: dict[int, list[Rows]] = {}
+    taken: list[Item] = []
+    for step in range(600):
+        if not out.full and chance.random() < 0.5:
+            rows = chance.choice([1, 2, 5, 12, 25, 50])
+            out.offer(batch(out.next_row, rows))
+        if chance.random() < 0.05:
+            out.offer_watermark(out.next_row, force=chance.random() < 0.3)
+        if chance.random() < 0.05:
+            offered_at[step] = out.next_row
+            in_sender[step] = out.offer_barrier(step, overtake=chance.random() < 0.5)
+        if chance.random() < 0.02:
+            out.flush()
+        if inp.head() != EMPTY and chance.random() < 0.6:
+            taken.append(inp.take(chance.choice([3, 10, 100])))
+    out.offer_end()
+    while not inp.ended:
+        taken += pair.take(1, 50)
+    assert numbers(taken) == list(range(out.next_row))
+    seen = 0
+    barriers = 0
+    for item in taken:
+        if isinstance(item, Rows):
+            assert item.watermark <= seen + item.batch.num_rows
+            seen += item.batch.num_rows
+        elif isinstance(item, Barrier):
+            barriers += 1
+            cut = list(range(seen)) + numbers([*item.overtaken, *in_sender[item.checkpoint_id]])
+            assert cut == list(range(offered_at[item.checkpoint_id]))
+    assert barriers == len(offered_at) > 5

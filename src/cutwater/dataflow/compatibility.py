@@ -90,7 +90,7 @@ def _differences(old: Columns, new: Columns) -> Iterator[str]:
         yield "the order of the columns"
 
 
-# --------------------------------------------------------------------------------------------------- records of the manifest
+# ------------------------------------------------------------------------------------------ records of the manifest
 
 
 def step_records(plan: PhysicalPlan) -> list[StepRecord]:

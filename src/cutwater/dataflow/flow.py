@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
@@ -167,9 +167,9 @@ def _with_bad_rows(source: Source, bad_rows: BadRows | None) -> tuple[Source, Ba
         return source, own or "fail"
     if own is None and bad_rows == "fail":
         return source, "fail"
-    if own is None or not is_dataclass(source):
+    if not hasattr(source, "with_bad_rows"):
         raise BuildError(f"a {type(source).__name__} has no bad rows to divert", hint="Leave bad_rows out.")
-    return cast("Source", replace(cast(Any, source), bad_rows=bad_rows)), bad_rows
+    return cast("Source", cast(Any, source).with_bad_rows(bad_rows)), bad_rows
 
 
 def _with_event_time(schema: pa.Schema, name: str) -> pa.Schema:

@@ -90,6 +90,8 @@ class _Planner:
     def __init__(self, graph: LogicalGraph, parallelism: int, max_parallelism: int) -> None:
         if not 1 <= max_parallelism <= MAX_KEY_GROUPS:
             raise BuildError(f"max_parallelism {max_parallelism} is not between 1 and {MAX_KEY_GROUPS}")
+        if parallelism < 1:
+            raise BuildError(f"parallelism must be a whole number above 0, not {parallelism}")
         self._graph = graph
         self._max_parallelism = max_parallelism
         self._parallelism = {s.id: s.parallelism or parallelism for s in graph.steps.values()}

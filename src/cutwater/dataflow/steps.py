@@ -17,6 +17,7 @@ from cutwater.dataflow.build import (
     Upstream,
     carry,
     carry_by_name,
+    check_parallelism,
     distinct_columns,
     located,
     plain_schema,
@@ -236,6 +237,7 @@ def foreach_batch(
     with located(builder.check_id(id)):
         if not callable(fn):
             raise BuildError(f"foreach_batch needs a function of (rows, checkpoint_id), not {type(fn).__name__}")
+        check_parallelism(id, parallelism)
         sink = ForeachBatchSink(fn, idempotent=idempotent)
         if parallelism is not None:
             sink = dataclasses.replace(sink, parallelism=parallelism)

@@ -1,0 +1,151 @@
+"""What the tests of the keyed operators share: a context, cutting, snapshots, and aggregates in plain Python."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from cutwater.operators.base import Operator, OperatorSpec, Outputs
+from cutwater.state.keys import hash_keys, key_group_range, key_groups
+from cutwater.state.segments import GROUP_COLUMN, Segment
+
+
+@dataclass
+class Subtask:
+    """A context that owns its share of ``max_parallelism`` key groups, and counts."""
+
+    subtask: int = 0
+    parallelism: int = 1
+    max_parallelism: int = 16
+    step: str = "step"
+    counters: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def key_groups(self) -> range:
+        return key_group_range(self.subtask, self.parallelism, self.max_parallelism)
+
+    def processing_time_ms(self) -> int:
+        raise AssertionError("the keyed operators read no clock")
+
+    def count(self, metric: str, amount: int = 1) -> None:
+        self.counters[metric] += amount
+
+
+def opened(spec: OperatorSpec, subtask: int = 0, parallelism: int = 1) -> Operator:
+    operator = spec.build()
+    operator.open(Subtask(subtask, parallelism))
+    return operator
+
+
+def snapshot(operator: Operator) -> list[Segment]:
+    """Segments, checked for what the seam promises."""
+    frozen = operator.freeze(1)
+    segments = list(frozen.segments())
+    frozen.release()
+    for segment in segments:
+        groups = segment.batch.column(GROUP_COLUMN).to_pylist()
+        assert groups == sorted(groups)
+        assert segment.key_groups is not None
+        assert all(segment.key_groups[0] <= g < segment.key_groups[1] for g in groups)
+        segment.batch.validate(full=True)
+    return segments
+
+
+def rescaled(spec: OperatorSpec, segments: Iterable[Segment], parallelism: int) -> list[Operator]:
+    """The operator restored at another parallelism: every subtask is offered everything."""
+    everything = list(segments)
+    operators = [opened(spec, subtask, parallelism) for subtask in range(parallelism)]
+    for operator in operators:
+        operator.restore(everything)
+    return operators
+
+
+def owner(batch: pa.RecordBatch, keys: Sequence[str], parallelism: int, groups: int = 16) -> list[int]:
+    """The subtask of each row, by the ranges of the groups."""
+    found = key_groups(hash_keys([batch.column(k) for k in keys]), groups).tolist()
+    ranges = [key_group_range(s, parallelism, groups) for s in range(parallelism)]
+    return [next(s for s, r in enumerate(ranges) if g in r) for g in found]
+
+
+def feed(operators: Sequence[Operator], batch: pa.RecordBatch, keys: Sequence[str]) -> list[Outputs]:
+    """Each subtask processes its rows of the batch; the outputs of each."""
+    owners = owner(batch, keys, len(operators))
+    masks = [pa.array([o == subtask for o in owners], pa.bool_()) for subtask in range(len(operators))]
+    return [operator.process(0, batch.filter(mask)) for operator, mask in zip(operators, masks, strict=True)]
+
+
+def cuts(batch: pa.RecordBatch, at: Iterable[int]) -> list[pa.RecordBatch]:
+    """The batch in pieces; equal cuts give empty pieces."""
+    bounds = [0, *sorted(min(a, batch.num_rows) for a in at), batch.num_rows]
+    return [batch.slice(a, b - a) for a, b in itertools.pairwise(bounds)]
+
+
+def rows_of(outputs: Outputs, output: int = 0) -> list[dict[str, object]]:
+    for _, batch in outputs:
+        batch.validate(full=True)
+    return [row for number, batch in outputs if number == output for row in batch.to_pylist()]
+
+
+def aggregate(kind: str, values: list[object]) -> object:
+    """An aggregate over values in order, nulls among them, in plain Python."""
+    seen = [v for v in values if v is not None]
+    if kind == "count":
+        return len(seen)
+    if not seen:
+        return None
+    if kind == "sum":
+        return sum(seen)  # type: ignore[arg-type]
+    if kind == "mean":
+        return sum(map(float, seen)) / len(seen)  # type: ignore[arg-type]
+    if kind in ("first", "last"):
+        return seen[0] if kind == "first" else seen[-1]
+
+    def spark_order(value: object) -> tuple[bool, object]:
+        nan = isinstance(value, float) and math.isnan(value)
+        return nan, 0 if nan else value
+
+    return (min if kind == "min" else max)(seen, key=spark_order)
+
+
+def same(a: object, b: object) -> bool:
+    """Equal, one NaN like another, floats up to the last digits (sums of floats depend on order only there)."""
+    if isinstance(a, float) and isinstance(b, float):
+        return (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9)
+    return type(a) is type(b) and a == b
+
+
+VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[object]]] = {
+    "int8": (pa.int8(), st.integers(-128, 127)),
+    "int64": (pa.int64(), st.integers(-(2**50), 2**50)),
+    "uint64": (pa.uint64(), st.integers(0, 2**50)),
+    "bool": (pa.bool_(), st.booleans()),
+    "float32": (pa.float32(), st.floats(-1e6, 1e6, width=32)),
+    "float64": (pa.float64(), st.floats(-1e6, 1e6) | st.just(math.nan)),
+    "date32": (pa.date32(), st.dates()),
+    "timestamp": (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(datetime.UTC))),
+    "duration": (pa.duration("us"), st.timedeltas(datetime.timedelta(-9999), datetime.timedelta(9999))),
+    "string": (pa.string(), st.text(max_size=6)),
+    "binary": (pa.large_binary(), st.binary(max_size=6)),
+    "decimal": (pa.decimal128(12, 2), st.decimals(-999, 999, places=2)),
+    "list": (pa.list_(pa.int16()), st.lists(st.integers(-9, 9), max_size=3)),
+    "struct": (pa.struct([("x", pa.int8())]), st.fixed_dictionaries({"x": st.integers(0, 9)})),
+}
+
+NUMERIC = ("int8", "int64", "uint64", "bool", "float32", "float64")
+UNORDERED = ("list", "struct")
+
+
+def fitting(kind: str) -> tuple[str, ...]:
+    """Names of ``VALUES`` that an aggregate takes."""
+    if kind in ("sum", "mean"):
+        return NUMERIC
+    if kind in ("min", "max"):
+        return tuple(name for name in VALUES if name not in UNORDERED)
+    return tuple(VALUES)

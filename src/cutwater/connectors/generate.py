@@ -36,7 +36,7 @@ class RateSource:
     Args:
         fn: computes rows; None gives ``value`` (the row number) and ``timestamp`` (2020-01-01 plus ``1/rate`` seconds
             per row, 1 ms if there is no rate): never the clock.
-        given_schema: schema of ``fn``'s rows; None asks ``fn`` for one row.
+        schema: schema of the rows.
         rows: how many rows in all; None for ever.
         partitions: number of splits.
         start: number of the first row.
@@ -45,7 +45,7 @@ class RateSource:
     """
 
     fn: GenerateFn | None = None
-    given_schema: pa.Schema | None = None
+    schema: pa.Schema = _DEFAULT_SCHEMA
     rows: int | None = None
     partitions: int = 4
     start: int = 0
@@ -60,17 +60,6 @@ class RateSource:
                 raise BuildError(f"generate: {name} must be a whole number of at least {low}, got {value!r}")
         if self.rate is not None and not self.rate > 0:
             raise BuildError(f"generate: the rate must be above 0 rows per second, got {self.rate!r}")
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Schema of the rows.
-
-        Raises:
-            UserCodeError: ``fn`` failed.
-        """
-        if self.given_schema is not None:
-            return self.given_schema
-        return _DEFAULT_SCHEMA if self.fn is None else self._call(self.start, 1).schema
 
     @property
     def bounded(self) -> bool:
@@ -114,34 +103,33 @@ class RateSource:
             value = np.arange(start, start + count, dtype=np.int64)
             stamp = _FIRST_US + (value * step_us).astype(np.int64)
             return pa.record_batch([pa.array(value), pa.array(stamp, _DEFAULT_SCHEMA.field(1).type)], _DEFAULT_SCHEMA)
-        batch = self._call(start, count)
+        batch = _call(self.fn, start, count)
         if batch.num_rows != count:
             raise UserCodeError(
                 f"generate: fn({start}, {count}) gave {batch.num_rows} rows instead of {count}",
                 hint="fn(start, count) must return exactly the rows numbered start to start + count - 1.",
             )
-        if self.given_schema is not None and not batch.schema.equals(self.given_schema):
-            try:
-                return pa.record_batch(
-                    [c.cast(f.type) for c, f in zip(batch.columns, self.given_schema, strict=True)],
-                    schema=self.given_schema,
-                )
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as e:
-                raise UserCodeError(
-                    f"generate: fn({start}, {count}) gave {_types(batch.schema)} instead of {_types(self.given_schema)}"
-                ) from e
-        return batch
-
-    def _call(self, start: int, count: int) -> pa.RecordBatch:
-        assert self.fn is not None
+        if batch.schema.equals(self.schema, check_metadata=True):
+            return batch
         try:
-            batch = self.fn(start, count)
-        except Exception as e:
-            own = "".join(traceback.format_exception(type(e), e, e.__traceback__.tb_next if e.__traceback__ else None))
-            raise UserCodeError(f"generate: fn({start}, {count}) failed:\n{own}") from e
-        if not isinstance(batch, pa.RecordBatch):
-            raise UserCodeError(f"generate: fn must return a pyarrow.RecordBatch, got {type(batch).__name__}")
-        return batch
+            if batch.schema.names != self.schema.names:
+                raise ValueError("other columns")
+            columns = [c.cast(f.type) for c, f in zip(batch.columns, self.schema, strict=True)]
+            return pa.record_batch(columns, schema=self.schema)
+        except (pa.ArrowException, ValueError) as e:
+            found, wanted = (", ".join(f"{f.name} {f.type}" for f in x) for x in (batch.schema, self.schema))
+            raise UserCodeError(f"generate: fn({start}, {count}) gave {found} instead of {wanted}: {e}") from e
+
+
+def _call(fn: GenerateFn, start: int, count: int) -> pa.RecordBatch:
+    try:
+        batch = fn(start, count)
+    except Exception as e:
+        own = "".join(traceback.format_exception(type(e), e, e.__traceback__ and e.__traceback__.tb_next))
+        raise UserCodeError(f"generate: fn({start}, {count}) failed:\n{own}") from e
+    if not isinstance(batch, pa.RecordBatch):
+        raise UserCodeError(f"generate: fn must return a pyarrow.RecordBatch, got {type(batch).__name__}")
+    return batch
 
 
 class _RateReader:
@@ -197,10 +185,6 @@ class _RateReader:
             self._next += self._skip
 
 
-def _types(schema: pa.Schema) -> str:
-    return ", ".join(f"{f.name} {f.type}" for f in schema)
-
-
 def generate(
     fn: GenerateFn,
     *,
@@ -217,18 +201,22 @@ def generate(
 
     Args:
         fn: returns a ``pyarrow.RecordBatch`` of exactly ``count`` rows.
-        schema: ``pyarrow.Schema`` or text such as ``"k long, v double"``; None asks ``fn`` for one row.
+        schema: ``pyarrow.Schema`` or text such as ``"k long, v double"``; None asks ``fn`` for one row now.
         rows: how many rows in all; None for ever.
         partitions: number of splits, at least the parallelism of the step.
         start: number of the first row.
         rate: rows per second over all subtasks; None for as fast as possible.
         stripe_rows: how many consecutive rows a split holds before the next split's turn.
 
+    Raises:
+        UserCodeError: ``fn`` failed when asked for its schema.
+
     >>> source = generate(lambda start, n: pa.record_batch({"n": range(start, start + n)}), rows=10)
     >>> source.schema.names, len(source.discover()), source.bounded
     (['n'], 4, True)
     """
-    return RateSource(fn, None if schema is None else as_schema(schema), rows, partitions, start, rate, stripe_rows)
+    known = _call(fn, start, 1).schema.remove_metadata() if schema is None else as_schema(schema)
+    return RateSource(fn, known, rows, partitions, start, rate, stripe_rows)
 
 
 def rate(rows_per_second: float | None, *, rows: int | None = None, partitions: int = 4, start: int = 0) -> RateSource:
@@ -237,4 +225,4 @@ def rate(rows_per_second: float | None, *, rows: int | None = None, partitions: 
     >>> rate(1000.0, rows=3, partitions=1).compute(0, 3).column("timestamp")[2].as_py().isoformat()
     '2020-01-01T00:00:00.002000+00:00'
     """
-    return RateSource(None, None, rows, partitions, start, rows_per_second, stripe_rows=256)
+    return RateSource(None, _DEFAULT_SCHEMA, rows, partitions, start, rows_per_second, stripe_rows=256)

@@ -1,7 +1,7 @@
 """Where a batch must be cut so that lateness depends on the position in the split only (W1).
 
 The watermark of a split after row i is ``max(event time of rows 0..i) - bound - 1``: no later row may have an event
-time at or below it.  Sending one watermark per batch would make the fate of a row depend on where batches happen to end.  So
+time at or below it.  One watermark per batch would make the fate of a row depend on where batches happen to end.  So
 a batch is cut before each row that breaks its promise, if the watermark rose since the last cut; the watermark that the
 rows before it give must then be sent ahead of it.  Rows that keep the promise can never be late, wherever the cuts are.
 Data within its bound is never cut.

@@ -1,0 +1,150 @@
+"""Which files a path, directory or glob stands for, and whether an open file is still the one that was listed."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from cutwater.connectors.base import Json
+from cutwater.errors import BuildError, DataError
+
+__all__ = ["FileEntry", "absolute_paths", "list_files"]
+
+_HIDDEN_ENDS = (".tmp", ".crc", "._COPYING_")
+
+
+class FileEntry(NamedTuple):
+    """A file as it was when it was listed.  What changed since then is not read: it would not be the same rows."""
+
+    path: str
+    size: int
+    mtime_ns: int | None
+    """Time of the last change; None where only the size is to be compared."""
+
+    @classmethod
+    def from_data(cls, data: Json) -> FileEntry:
+        return cls(data["file"], data["size"], data["mtime_ns"])
+
+    def to_data(self) -> dict[str, Json]:
+        """For ``Split.data``."""
+        return {"file": self.path, "size": self.size, "mtime_ns": self.mtime_ns}
+
+    def check(self, handle: int) -> None:
+        """Compare with the open file.
+
+        Raises:
+            DataError: it was changed or replaced since it was listed.
+        """
+        now = os.fstat(handle)
+        if now.st_size != self.size:
+            what = "shrank" if now.st_size < self.size else "grew"
+            raise self._changed(f"it {what} from {self.size} to {now.st_size} bytes")
+        if self.mtime_ns is not None and now.st_mtime_ns != self.mtime_ns:
+            raise self._changed("its time of change is another one")
+
+    def missing(self) -> DataError:
+        """The error to raise when the file is gone."""
+        return DataError(
+            f"{self.path} vanished before it was read to its end",
+            hint="Keep input files in place until the job has ended and no snapshot that refers to them is needed.",
+        )
+
+    def _changed(self, how: str) -> DataError:
+        return DataError(
+            f"{self.path} was changed or replaced after the job had found it: {how}",
+            hint="Input files must not change: write a new file under another name, and rename it in when it is whole.",
+        )
+
+
+def absolute_paths(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """The paths, absolute, so that workers with another working directory find them.
+
+    Raises:
+        BuildError: no path, or a place that is not in the file system.
+    """
+    paths = [path] if isinstance(path, str | os.PathLike) else list(path)
+    if not paths:
+        raise BuildError("files: an empty list of paths")
+    result: list[str] = []
+    for p in paths:
+        text = os.fspath(p).removeprefix("file://")
+        if "://" in text:
+            raise BuildError(
+                f"files: cannot read {text!r} directly",
+                hint="Pass the DataFrame instead: flow.read(id, spark.read.parquet(...)); Spark then stages the rows.",
+            )
+        if not text:
+            raise BuildError("files: an empty path")
+        result.append(os.path.abspath(text))
+    return tuple(result)
+
+
+def list_files(paths: Sequence[str], *, may_be_empty: bool) -> list[FileEntry]:
+    """All files behind the paths, sorted by path (this is the reading order), each one once.
+
+    Directories are searched at every depth.  Names that begin with ``.`` or ``_`` or end with ``.tmp``, ``.crc`` or
+    ``._COPYING_`` do not count (Spark's ``_SUCCESS`` and ``_temporary``, and files that are still being written).
+
+    Args:
+        may_be_empty: a glob may match nothing yet.
+
+    Raises:
+        BuildError: a path is not there, or a directory is partitioned by a column.
+    """
+    found: dict[str, FileEntry] = {}
+    for path in paths:
+        for file in _expand(path, may_be_empty):
+            try:
+                status = os.stat(file)
+            except FileNotFoundError:
+                continue  # gone between listing and looking: as if it had never been there
+            except OSError as e:
+                raise BuildError(f"files: cannot look at {file!r}: {e.strerror}") from e
+            found[file] = FileEntry(file, status.st_size, status.st_mtime_ns)
+    return [found[file] for file in sorted(found)]
+
+
+def _expand(path: str, may_be_empty: bool) -> Iterator[str]:
+    if os.path.isdir(path):
+        yield from _walk(path)
+    elif os.path.exists(path):
+        yield path
+    elif glob.has_magic(path):
+        hits = [hit for hit in glob.glob(path, recursive=True) if _visible(os.path.basename(hit))]
+        if not hits and not may_be_empty:
+            raise BuildError(f"files: nothing matches {path!r}", hint="Check the pattern and the working directory.")
+        for hit in hits:
+            if os.path.isdir(hit):
+                yield from _walk(hit)
+            else:
+                yield hit
+    else:
+        raise BuildError(f"files: there is no {path!r}", hint="Check the path; a directory to watch must exist.")
+
+
+def _walk(directory: str) -> Iterator[str]:
+    try:
+        entries = sorted(os.scandir(directory), key=lambda e: e.name)
+    except FileNotFoundError:
+        return
+    except OSError as e:
+        raise BuildError(f"files: cannot list {directory!r}: {e.strerror}") from e
+    for entry in entries:
+        if not _visible(entry.name):
+            continue
+        if not entry.is_dir():
+            yield entry.path
+        elif "=" in entry.name:
+            raise BuildError(
+                f"files: {entry.path!r} looks like a directory partitioned by {entry.name.partition('=')[0]!r}, "
+                "a column that is not in its files",
+                hint="Read it with Spark and pass the DataFrame to flow.read, so that the column is there.",
+            )
+        else:
+            yield from _walk(entry.path)
+
+
+def _visible(name: str) -> bool:
+    return not name.startswith((".", "_")) and not name.endswith(_HIDDEN_ENDS)

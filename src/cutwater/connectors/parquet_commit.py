@@ -182,7 +182,7 @@ class PartCommitter:
                     raise
 
     def _finish(self, ends: list[EndHandle]) -> None:
-        """Take away the staging of ended subtasks; whoever removes the folder sees to it that the dataset is one."""
+        """Take away the staging of ended subtasks; with the last of it gone, see to it that the target is a dataset."""
         if not self._area.finish(ends) or not self._empty_name:
             return
         root = self._area.root

@@ -13,7 +13,7 @@ __all__ = ["cast_batch", "parquet_schema", "plain_schema"]
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema with dictionary, run-end, view, large and extension types replaced by what they stand for.
+    """The schema with dictionary, run-end, string view, large and extension types replaced by what they stand for.
 
     >>> plain_schema(pa.schema({"c": pa.dictionary(pa.int8(), pa.large_string())})).field("c").type
     DataType(string)
@@ -24,7 +24,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 def parquet_schema(schema: pa.Schema) -> pa.Schema:
     """The schema that Parquet files get, so that Spark reads every column.
 
-    Beyond ``plain_schema``: timestamps and times count microseconds, ``float16`` becomes ``float32``, ``date64``
+    Beyond ``plain_schema``: timestamps count microseconds, ``float16`` becomes ``float32``, ``date64``
     becomes ``date32``.  Unsigned integers stay (Spark reads them as the next wider type).
 
     Raises:
@@ -62,7 +62,8 @@ def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         return batch
     if batch.schema.names != schema.names:
         raise DataError(f"a batch has columns {batch.schema.names}, the stream's are {schema.names}")
-    return pa.RecordBatch.from_arrays([_cast(batch.column(i), schema.field(i)) for i in range(len(schema))], schema)
+    columns = [_cast(batch.column(i), schema.field(i)) for i in range(len(schema))]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
@@ -94,8 +95,6 @@ def _nested(kind: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) ->
         return pa.map_(convert(kind.key_type), _field(kind.item_field, convert))
     if types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):
         return pa.list_(_field(kind.value_field, convert))
-    if types.is_list_view(kind) or types.is_large_list_view(kind):
-        return pa.list_(_field(kind.value_field, convert))
     return None
 
 
@@ -117,8 +116,6 @@ def _spark(kind: pa.DataType) -> pa.DataType:
     types, kind = pa.types, _plain(kind)
     if types.is_timestamp(kind):
         return pa.timestamp("us", tz=kind.tz)
-    if types.is_time(kind):
-        return pa.time64("us")
     if types.is_date(kind):
         return pa.date32()
     if types.is_float16(kind):
@@ -129,8 +126,12 @@ def _spark(kind: pa.DataType) -> pa.DataType:
         raise BuildError("Spark's decimals have at most 38 digits", hint="Cast it to a narrower decimal or to string.")
     if types.is_duration(kind) or types.is_interval(kind):
         raise BuildError("Parquet has no such type", hint="Write it as int64, for example the number of microseconds.")
+    if types.is_time(kind):
+        raise BuildError("Spark reads no times of day by default", hint="Write it as string, or as microseconds.")
     if types.is_union(kind) or types.is_null(kind):
         raise BuildError("Spark has no such type", hint="Cast the column to the type it should have.")
+    if types.is_list_view(kind) or types.is_large_list_view(kind):
+        raise BuildError("list views have no Parquet form", hint="Cast the column to a list.")
     if types.is_struct(kind) and kind.num_fields == 0:
         raise BuildError("Parquet has no empty structs", hint="Drop the column.")
     nested = _nested(kind, _spark)

@@ -147,7 +147,7 @@ class StagingArea:
                     os.unlink(self.path(name))
 
     def finish(self, ends: Sequence[EndHandle]) -> bool:
-        """Remove what ended subtasks left; True once the folder is gone, because all have ended."""
+        """Remove what ended subtasks left; True once the folder is gone, because nobody has rows there any more."""
         ended = {end.subtask for end in ends}
         # Beyond the parallelism: leftovers of zombies from before a rescale.
         beyond = max(end.parallelism for end in ends)

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from sink_identity import SCHEMA, numbers
+
+from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, StagingLog, open_piece
+from cutwater.errors import CorruptSnapshotError, StorageError
+
+
+@pytest.fixture
+def area(tmp_path: Path) -> StagingArea:
+    return StagingArea(str(tmp_path), "uid", "out")
+
+
+def log_of(
+    area: StagingArea, incarnation: int = 1, restored: list[PieceCut] | None = None, **limits: int
+) -> StagingLog:
+    return StagingLog(area, SCHEMA, 0, incarnation, restored or (), **limits)
+
+
+def rows(area: StagingArea, cuts: list[PieceCut]) -> list[int]:
+    return [n for cut in cuts for n in open_piece(area, cut, verify=True).read_all()["n"].to_pylist()]
+
+
+def test_a_cut_holds_the_rows_before_it_and_none_behind(area: StagingArea) -> None:
+    log = log_of(area)
+    log.append(numbers(1, 2))
+    log.flush()
+    early = log.cuts()
+    log.append(numbers(3))
+    log.flush()
+    assert rows(area, early) == [1, 2]
+    assert rows(area, log.cuts()) == [1, 2, 3]
+
+
+def test_a_new_incarnation_reads_the_old_file_and_writes_its_own(area: StagingArea) -> None:
+    zombie = log_of(area)
+    zombie.append(numbers(1, 2))
+    zombie.flush()
+    cuts = zombie.cuts()
+    old = Path(area.path(cuts[0].file)).read_bytes()
+    heir = log_of(area, incarnation=2, restored=cuts)
+    zombie.append(numbers(99))
+    zombie.flush()
+    heir.append(numbers(3))
+    heir.flush()
+    zombie.close()
+    assert rows(area, heir.cuts()) == [1, 2, 3]
+    assert Path(area.path(cuts[0].file)).read_bytes()[: len(old)] == old
+    assert [cut.file for cut in heir.cuts()] == [
+        "wal-00000-0000000001-000000.arrows",
+        "wal-00000-0000000002-000000.arrows",
+    ]
+
+
+def test_no_path_is_ever_written_twice(area: StagingArea) -> None:
+    first = log_of(area)
+    first.append(numbers(1))
+    first.flush()
+    second = log_of(area)
+    second.append(numbers(2))
+    with pytest.raises(StorageError, match="File exists"):
+        second.flush()
+
+
+def test_many_small_batches_become_one_message(area: StagingArea) -> None:
+    log = log_of(area)
+    for n in range(1000):
+        log.append(numbers(n))
+    log.flush()
+    (cut,) = log.cuts()
+    assert rows(area, [cut]) == list(range(1000))
+    assert cut.length < 1000 * 8 + 1000
+
+
+def test_empty_batches_make_no_file(area: StagingArea) -> None:
+    log = log_of(area)
+    log.append(numbers())
+    log.seal()
+    assert log.empty
+    assert area.files() == []
+
+
+@pytest.mark.parametrize("damage", ["gone", "torn", "flipped"])
+def test_a_damaged_piece_is_found_at_the_restore_and_named(area: StagingArea, damage: str) -> None:
+    log = log_of(area)
+    log.append(numbers(*range(100)))
+    log.seal()
+    cuts = log.cuts()
+    path = Path(area.path(cuts[0].file))
+    body = bytearray(path.read_bytes())
+    body[len(body) // 2] ^= 1
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(body if damage == "flipped" else body[:-1])
+    with pytest.raises(CorruptSnapshotError, match=cuts[0].file):
+        log_of(area, incarnation=2, restored=cuts)
+
+
+def test_a_full_disk_stops_the_writer_for_good(area: StagingArea, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = log_of(area)
+    log.append(numbers(1))
+    log.flush()
+    real = os.write
+    budget = [100]
+
+    def almost_full(fd: int, data: memoryview) -> int:
+        if not budget[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = real(fd, data[: budget[0]])
+        budget[0] -= written
+        return written
+
+    log.append(numbers(*range(50)))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", almost_full)
+        with pytest.raises(StorageError, match=r"cannot write '.*wal-.*No space left.*free space"):
+            log.flush()
+    log.append(numbers(2))
+    with pytest.raises(StorageError, match="closed"):
+        log.flush()
+
+
+def test_rows_that_were_removed_under_the_job_are_an_error(area: StagingArea) -> None:
+    log = log_of(area)
+    log.append(numbers(1))
+    log.flush()
+    log.make_durable(log.cuts())
+    os.rename(area.directory, area.directory + ".moved")
+    with pytest.raises(StorageError, match="removed while the job was running"):
+        log.make_durable(log.cuts())
+
+
+def test_only_what_grew_is_synced(area: StagingArea, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = log_of(area)
+    log.append(numbers(1))
+    log.flush()
+    synced: list[str] = []
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
+    log.make_durable(log.cuts())
+    assert synced == [area.path(log.cuts()[0].file), area.directory]
+    log.make_durable(log.cuts())
+    assert len(synced) == 2
+    log.append(numbers(2))
+    log.flush()
+    log.make_durable(log.cuts())
+    assert synced[2:] == synced[:1]
+
+
+def test_the_last_subtask_to_end_takes_the_folders_away_but_no_other_jobs(area: StagingArea, tmp_path: Path) -> None:
+    other = StagingArea(str(tmp_path), "other", "out")
+    other.create()
+    area.create()
+    for name in ("wal-00000-0000000001-000000.arrows", "wal-00001-0000000002-000000.arrows", "wal-00007-1-0.arrows"):
+        Path(area.path(name)).touch()
+    assert not area.finish([EndHandle("uid", 0, 2)])
+    assert area.files() == ["wal-00001-0000000002-000000.arrows"]
+    assert area.finish([EndHandle("uid", 1, 2)])
+    assert os.listdir(tmp_path / "_cutwater") == ["other"]
+    assert area.finish([EndHandle("uid", 1, 2)]), "again, at the restore of the final checkpoint"
+
+
+def test_a_folder_survives_a_neighbour_that_ends_at_the_same_time(
+    area: StagingArea, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failures = os.mkdir, [2]
+
+    def racing(path: str, mode: int = 0o777) -> None:
+        if path.endswith("/uid") and failures[0]:
+            failures[0] -= 1
+            os.rmdir(os.path.dirname(path))
+        real(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", racing)
+    area.create()
+    assert area.exists()

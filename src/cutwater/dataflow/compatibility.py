@@ -51,7 +51,7 @@ def incompatibilities(plan: PhysicalPlan, manifest: Manifest) -> Iterator[str]:
         if new is None:
             yield f"step {old.id!r} ({old.kind}) is gone, its {holds} would be lost"
         elif new.kind != old.kind:
-            yield f"step {old.id!r} was a {old.kind} step and is a {new.kind} step, its {holds} would be lost"
+            yield f"step {old.id!r} was of kind {old.kind} and is of kind {new.kind}, its {holds} would be lost"
         else:
             yield from _changes(old, new)
 

@@ -237,15 +237,15 @@ ROWS = 40
 def random_program(rng: random.Random) -> cw.Dataflow:
     """Keyed and stateless steps at random, at random parallelisms, with keys changed or moved now and then."""
     flow = cw.Dataflow("random")
-    stream = flow.read("read", cw.memory([], schema="k long, v long"), parallelism=rng.choice([None, 1, 3]))
-    for n in range(rng.randint(2, 9)):
-        parallelism = rng.choice([None, None, None, None, 1, 3])
+    stream = flow.read("read", cw.memory([], schema="k long, v long"), parallelism=rng.choice([None, 1]))
+    for n in range(rng.randint(4, 10)):
+        parallelism = rng.choice([None] * 10 + [1, 3])
         kind = rng.choice(
             ["aggregate", "aggregate", "aggregate", "filter", "keep", "swap", "change", "rebalance", "map"]
         )
         id = f"{kind}-{n}"
         if kind == "aggregate":
-            keys = rng.choice([("k",), ("k",), ("v",), ("k", "v")])
+            keys = rng.choice([("k",), ("k",), ("k",), ("v",), ("k", "v")])
             stream = stream.key_by(*keys).aggregate(
                 id, parallelism=parallelism, **{c: cw.last(c) for c in ("k", "v") if c not in keys}, n=cw.count()
             )
@@ -307,4 +307,4 @@ def test_every_keyed_step_sees_only_keys_of_its_own_subtask():
         keyed = [s for s in plan.steps.values() if s.kind == "aggregate"]
         exchanged = {e.target_step for e in plan.edges if e.type is EdgeType.HASH}
         saved += sum(s.id not in exchanged for s in keyed)
-    assert saved >= 10  # the shortcut was there to go wrong
+    assert saved > 30  # the shortcut was there to go wrong

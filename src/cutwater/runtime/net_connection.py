@@ -27,7 +27,7 @@ from cutwater.runtime.net_plain import check_plain
 from cutwater.runtime.net_reader import FrameReader
 from cutwater.runtime.net_writer import SocketWriter
 
-__all__ = ["JOIN_S", "Connection", "shut"]
+__all__ = ["JOIN_S", "Connection", "decode_rows", "shut"]
 
 JOIN_S: Final = 5.0
 """How long ``close`` waits for threads that have nothing left to wait for."""
@@ -209,7 +209,7 @@ class Connection:
         if channel is None:
             raise WireError(f"a frame for an unknown channel: {header}")
         if kind == Kind.ROWS:
-            channel.put(Rows(_decode_rows(header, body, channel.schema), header.first_row, header.watermark))
+            channel.put(Rows(decode_rows(header, body, channel.schema), header.first_row, header.watermark))
         elif kind == Kind.WATERMARK:
             channel.put(Watermark(header.watermark, bool(header.flags & IDLE)))
         elif kind == Kind.BARRIER:
@@ -260,12 +260,12 @@ def _control_header(key: Channel, item: Item, channel: OutputChannel) -> Header:
     return Header(Kind.END, 0, *key, first_row=channel.next_row)
 
 
-def _decode_rows(header: Header, body: pa.Buffer | None, schema: pa.Schema) -> pa.RecordBatch:
+def decode_rows(header: Header, body: pa.Buffer | None, schema: pa.Schema) -> pa.RecordBatch:
     """The batch of a frame, without a copy.  Checks the layout of its buffers, not every value."""
     try:
         batch = pa.ipc.read_record_batch(body, schema)
         batch.validate()
-    except (pa.ArrowException, OSError, ValueError) as e:
+    except (pa.ArrowException, EOFError, OSError, ValueError) as e:
         raise WireError(f"the rows of {header} cannot be read: {e}") from None
     if batch.num_rows != header.rows:
         raise WireError(f"{header} announces {header.rows} rows, its body has {batch.num_rows}")

@@ -9,7 +9,7 @@ subtask; the machines only compare them.  Times are milliseconds of one monotoni
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
@@ -254,7 +254,7 @@ class AckReceived:
     checkpoint_id: int
     attempt: int
     subtask: SubtaskId
-    payload: object
+    payload: object = field(repr=False)
     now_ms: float
 
 

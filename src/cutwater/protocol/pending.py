@@ -64,7 +64,7 @@ class PendingCheckpoint:
     request_id: Hashable | None = None
     """Who asked for it, if somebody did."""
     stage: PendingStage = PendingStage.TRIGGERED
-    payloads: dict[SubtaskId, object] = field(default_factory=dict[SubtaskId, object])
+    payloads: dict[SubtaskId, object] = field(default_factory=dict[SubtaskId, object], repr=False)
     """What each subtask acknowledged with."""
 
 

@@ -95,18 +95,20 @@ class DataServer:
     def _admit(self, sock: socket.socket, address: tuple[str, int]) -> None:
         try:
             peer = shake(sock, ServerHandshake(self._secret.reveal(), self._me, self._check), self._timeout_s)
+            with self._lock:
+                self._pending.pop(sock)
+                if self._closed:
+                    raise WireError("the server was closed meanwhile")
+            self._on_connection(Connection(sock, peer, max_frame_bytes=self._max_frame_bytes))
         except CutwaterError as e:
             _log.info("refused a connection from %s: %s", address, e)
             sock.close()
-            return
+        except Exception:
+            _log.exception("accepting a connection from %s failed", address)
+            sock.close()
         finally:
             with self._lock:
                 self._pending.pop(sock, None)
-                closed = self._closed
-        if closed:
-            sock.close()
-            return
-        self._on_connection(Connection(sock, peer, max_frame_bytes=self._max_frame_bytes))
 
 
 def connect(

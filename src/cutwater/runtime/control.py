@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from cutwater.errors import WireError
+from cutwater.storage.log_entries import CheckpointCompleted
 from cutwater.storage.manifest import Entry, SubtaskRecord
 
 __all__ = [
@@ -60,10 +61,8 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """Per slot."""
     peers: list[tuple[str, int]]
     """Per slot: address of its data server."""
-    checkpoint_id: int
-    """Restore from it; 0: start empty."""
-    manifest_path: str
-    manifest_digest: str
+    restore: CheckpointCompleted | None
+    """The log's entry of the checkpoint to restore; None: start empty."""
     splits: dict[str, list[SplitAssignment]]
     """Per read step: what this worker's subtask reads."""
     rates: dict[str, float | None]

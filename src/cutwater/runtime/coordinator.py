@@ -35,6 +35,7 @@ from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.status_board import StatusBoard
 from cutwater.storage.manifest import Manifest, SplitRecord, SubtaskRecord
+from cutwater.storage.recovery import Restorable
 
 __all__ = ["Coordinator"]
 
@@ -42,6 +43,7 @@ _SAME_FAILURE_LIMIT = 3
 """The same error of the same step this often in a row, without a completed checkpoint in between, ends the job."""
 _RELAUNCH_LIMIT = 8
 """A slot's Spark job may end this often in a row without its worker ever saying hello."""
+_LIMITED = frozenset({"UserCodeError", "CorruptSnapshotError", "InvariantError"})
 _NOT_RETRYABLE = frozenset(
     {"DataError", "BuildError", "ConfigError", "FencedError", "FormatVersionError", "ForeignDirectoryError"}
 )
@@ -325,7 +327,7 @@ class Coordinator:
         text, count = self._same_failure
         key = f"{kind}:{step}:{_first_line(message)}"
         self._same_failure = (key, count + 1 if key == text else 1)
-        if kind == "UserCodeError" and self._same_failure[1] >= _SAME_FAILURE_LIMIT:
+        if kind in _LIMITED and self._same_failure[1] >= _SAME_FAILURE_LIMIT:
             retryable = False
         cls = getattr(errors, kind, None)
         made = cls(message, step=step or None) if isinstance(cls, type) else JobFailedError(f"{kind}: {message}")
@@ -419,8 +421,7 @@ class Coordinator:
                 self._final_id = manifest.checkpoint_id
                 self._perform_job(self.machine.handle(j.FinalCommitted(attempt)))
                 return
-            digest = restorable.completed.digest if restorable else ""
-            self._deploy(attempt, manifest, digest)
+            self._deploy(attempt, restorable)
         except FencedError:
             raise
         except Exception as e:
@@ -428,8 +429,8 @@ class Coordinator:
             message = e.message if isinstance(e, CutwaterError) else f"{type(e).__name__}: {e}"
             self._fail(kind, message, kind not in _NOT_RETRYABLE and kind != "CorruptSnapshotError")
 
-    def _deploy(self, attempt: int, manifest: Manifest | None, digest: str) -> None:
-        assignments = self._assign_splits(manifest)
+    def _deploy(self, attempt: int, restorable: Restorable | None) -> None:
+        assignments = self._assign_splits(restorable.manifest if restorable else None)
         slots = range(self.plan.parallelism)
         hellos = [cast(c.Hello, self._links[s].hello) for s in slots]
         for slot in slots:
@@ -440,19 +441,13 @@ class Coordinator:
                     attempt=attempt,
                     incarnations=[self._links[s].incarnation for s in slots],
                     peers=[h.data_address for h in hellos],
-                    checkpoint_id=manifest.checkpoint_id if manifest else 0,
-                    manifest_path=self._manifest_path(manifest),
-                    manifest_digest=digest,
+                    restore=restorable.completed if restorable else None,
                     splits=mine,
                     rates=rates,
                     no_more_splits=[s for s, e in self._enumerators.items() if e.source and e.source.bounded],
                     last_checkpoint_id=self.publisher.next_checkpoint_id() - 1,
                 )
             )
-
-    def _manifest_path(self, manifest: Manifest | None) -> str:
-        completed = self.publisher.log.state.completed
-        return next((e.path for e in completed if manifest and e.checkpoint_id == manifest.checkpoint_id), "")
 
     def _assign_splits(self, manifest: Manifest | None) -> dict[str, list[list[c.SplitAssignment]]]:
         result: dict[str, list[list[c.SplitAssignment]]] = {}

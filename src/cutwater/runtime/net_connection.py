@@ -131,7 +131,7 @@ class Connection:
         """Begin to read and write.
 
         Args:
-            on_lost: called once, from a thread of the connection, if the peer is lost or breaks the protocol; never
+            on_lost: called once, from a thread of the connection that holds no lock, if the peer is lost or breaks the protocol; never
                 after ``close``.  From then on what is sent goes nowhere.
         """
         with self._lock:
@@ -281,7 +281,7 @@ def _tune(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 60_000)
 
 
 def shut(sock: socket.socket) -> None:

@@ -25,7 +25,7 @@ class OutputChannel:
     Args:
         key: edge, sending subtask, receiving subtask.
         schema: of every batch.
-        send: hands an item to the other side; never blocks.
+        send: hands an item to the other side; never blocks.  Called with the channel's lock held.
         credit: frames that may be sent at once; ``grant`` adds more.
         batch_rows: the builder flushes at this many rows; a batch of half of it passes without a copy.
         buffer_timeout_ms: rows (and watermarks) wait in the builder for at most this time, see ``flush_if_due``.
@@ -234,7 +234,7 @@ class OutputChannel:
 
 
 def _types(schema: pa.Schema) -> str:
-    return ", ".join(f"{f.name} {f.type}" for f in schema)
+    return ", ".join(f"{f.name} {f.type}{'' if f.nullable else ' not null'}" for f in schema)
 
 
 def _fixed_rows(schema: pa.Schema, max_bytes: int) -> int:

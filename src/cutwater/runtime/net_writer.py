@@ -32,7 +32,7 @@ class SocketWriter:
     Args:
         sock: a blocking socket.
         name: of the thread.
-        on_error: called once when the socket breaks (in whatever thread noticed).
+        on_error: called once when the socket breaks, from the thread (a sender may hold locks).
     """
 
     def __init__(self, sock: socket.socket, name: str, on_error: Callable[[OSError], None]) -> None:
@@ -41,6 +41,7 @@ class SocketWriter:
         self._outbox: deque[Part] = deque()
         self._owned = False
         self._stopped = False
+        self._failure: OSError | None = None
         self._wake = Signal()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -60,8 +61,7 @@ class SocketWriter:
             if size_bytes <= _INLINE_BYTES and self._push(socket.MSG_DONTWAIT):
                 return
         except OSError as e:
-            self._break(e)
-            return
+            self._failure = e
         self._wake.set()  # the thread owns the outbox now
 
     def drain(self, timeout_s: float) -> bool:
@@ -87,15 +87,16 @@ class SocketWriter:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while True:
+        while not self._stopped:
             self._wake.wait()
-            if self._stopped:
-                return
             try:
-                while not self._push(0):
+                if self._failure is not None:
+                    raise self._failure
+                while not self._stopped and not self._push(0):
                     pass
             except OSError as e:
-                self._break(e)
+                self.stop()
+                self._on_error(e)
 
     def _push(self, flags: int) -> bool:
         """One system call by the owner; True if the outbox is empty, which gives it up.
@@ -117,10 +118,6 @@ class SocketWriter:
             self._owned = False
             self._changed.notify_all()
             return True
-
-    def _break(self, error: OSError) -> None:
-        self.stop()
-        self._on_error(error)
 
 
 def _unsent(parts: list[Part], sent: int) -> list[Part]:

@@ -10,7 +10,6 @@ from cutwater.dataflow.graph import Channel, PhysicalPlan
 from cutwater.runtime.control import Deploy
 from cutwater.state.segments import Segment
 from cutwater.storage.base import Store
-from cutwater.storage.log import CheckpointCompleted
 from cutwater.storage.manifest import ChannelRecord, Manifest, SubtaskRecord
 from cutwater.storage.snapshot import load_manifest, read_segment
 
@@ -37,12 +36,9 @@ class Restore:
         Raises:
             CorruptSnapshotError: it changed since.
         """
-        if not deploy.checkpoint_id:
+        if deploy.restore is None:
             return cls(store, job, None, True)
-        completed = CheckpointCompleted(
-            deploy.checkpoint_id, deploy.attempt, deploy.manifest_digest, deploy.manifest_path, 0
-        )
-        manifest = load_manifest(store, job, completed)
+        manifest = load_manifest(store, job, deploy.restore)
         had = {(r.vertex, r.subtask) for r in manifest.subtasks}
         has = {(v.index, i) for v in plan.vertices for i in range(v.parallelism)}
         return cls(store, job, manifest, had == has)

@@ -1,0 +1,148 @@
+"""Imports go downward only, and the core knows nothing of the world."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from source_tree import Import, Module, module_of, modules
+
+# From the bottom up; rooms of one line never import each other.
+LAYERS = (
+    ("errors", "config"),
+    ("protocol",),
+    ("state",),
+    ("operators",),
+    ("storage",),
+    ("connectors",),
+    ("dataflow",),
+    ("network",),
+    ("runtime", "sim"),
+    ("spark",),
+    ("ui",),
+)
+LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+
+ALLOWED_UP = {
+    ("cutwater.dataflow.flow", "runtime"): "flow.start() hands the dataflow to the runtime, when it is called",
+    ("cutwater.runtime.job", "spark"): "start() without a session makes a local one",
+    ("cutwater.config", "errors"): "errors lies below config on the same line",
+}
+
+PYSPARK_HOMES = {
+    "cutwater.runtime.spark_host": "the one host on Spark",
+    "cutwater.runtime.daemon": "is Spark's worker daemon, with the data path loaded before it forks",
+    "cutwater.connectors.spark_source": "stages DataFrames; imports pyspark inside functions only",
+}
+
+PROTOCOL_MAY_IMPORT = {"msgspec"} | (
+    set(sys.stdlib_module_names)
+    - {"asyncio", "threading", "multiprocessing", "concurrent", "socket", "select", "selectors", "ssl", "subprocess"}
+    - {"time", "datetime", "random", "secrets", "os", "io", "pathlib", "tempfile", "shutil", "logging", "signal"}
+    - {"pickle", "urllib", "http", "queue", "sched"}
+)
+"""What the core may use of the world: nothing that reads a clock, makes chance, waits, or touches a file."""
+
+PROTOCOL_EXCEPTIONS = {
+    ("cutwater.protocol.handshake", "secrets"): "a nonce comes from the operating system, never from a seed",
+    ("cutwater.protocol.restart", "random"): "takes a seeded random.Random from outside",
+}
+
+UNSAFE = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+
+
+def upward(module: Module) -> Iterator[str]:
+    """Imports that go up, or across to a room of the same line."""
+    for i in internal(module):
+        room = i.module.split(".")[1]
+        if room == module.room or (module.name, room) in ALLOWED_UP:
+            continue
+        if module.room == "":
+            if not i.checking:
+                yield f"{module.name}:{i.line} imports {i.module} although the package itself imports nothing"
+        elif LEVEL[room] >= LEVEL[module.room]:
+            yield f"{module.name}:{i.line} imports {i.module}: {module.room} lies not above {room}"
+
+
+def internal(module: Module) -> list[Import]:
+    """Imports from other rooms; the version of the package may be asked for from anywhere."""
+    return [i for i in module.imports if i.module.startswith("cutwater.") and i.module != "cutwater.__version__"]
+
+
+def spark_outside_its_home(module: Module) -> Iterator[str]:
+    for i in module.imports:
+        if i.module.split(".")[0] in ("pyspark", "py4j") and not i.checking:
+            at_home = module.room == "spark" or module.name in PYSPARK_HOMES
+            if not at_home or (module.room == "connectors" and not i.lazy):
+                yield f"{module.name}:{i.line} imports {i.module}"
+
+
+def world_in_the_core(module: Module) -> Iterator[str]:
+    if module.room != "protocol":
+        return
+    for i in module.imports:
+        top = i.module.split(".")[0]
+        known = top in PROTOCOL_MAY_IMPORT or top == "cutwater"
+        if not known and not i.checking and (module.name, top) not in PROTOCOL_EXCEPTIONS:
+            yield f"{module.name}:{i.line} imports {i.module}"
+
+
+def unsafe_formats(module: Module) -> Iterator[str]:
+    return (f"{module.name}:{i.line} imports {i.module}" for i in module.imports if i.module.split(".")[0] in UNSAFE)
+
+
+RULES = {
+    "imports go downward": upward,
+    "only the Spark host knows Spark": spark_outside_its_home,
+    "the core knows no world": world_in_the_core,
+    "nothing is pickled": unsafe_formats,
+}
+
+BREACHES = {
+    "imports go downward": ("cutwater.state.x", "from cutwater.operators import base"),
+    "only the Spark host knows Spark": ("cutwater.dataflow.x", "def f():\n    import pyspark.sql"),
+    "the core knows no world": ("cutwater.protocol.x", "from time import monotonic"),
+    "nothing is pickled": ("cutwater.storage.x", "def f():\n    from pickle import dumps"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rule(rule):
+    assert [breach for module in modules().values() for breach in RULES[rule](module)] == []
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_breach_of_the_rule_is_seen(rule):
+    name, text = BREACHES[rule]
+    assert list(RULES[rule](module_of(text, name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cutwater.sim.x", "import cutwater.runtime.worker"),
+        ("cutwater.runtime.x", "from cutwater.sim import world"),
+        ("cutwater.protocol.x", "if True:\n    from cutwater.state.keys import key_groups"),
+        ("cutwater.protocol.x", "from ..state import keys"),
+        ("cutwater.dataflow.x", "def f():\n    from cutwater.runtime import job"),
+        ("cutwater", "import cutwater.errors"),
+    ],
+)
+def test_other_ways_up_are_seen(name, text):
+    assert list(upward(module_of(text, name)))
+
+
+def test_every_room_has_a_line():
+    rooms = {m.room for m in modules().values()} - {""}
+    assert rooms <= set(LEVEL)
+
+
+def test_no_exception_is_left_over():
+    """An exception that nothing needs any more is taken off the list."""
+    all_modules = modules()
+    for name, room in ALLOWED_UP:
+        assert any(i.module.split(".")[1] == room for i in internal(all_modules[name])), (name, room)
+    for name, top in PROTOCOL_EXCEPTIONS:
+        assert any(i.module.split(".")[0] == top for i in all_modules[name].imports), (name, top)

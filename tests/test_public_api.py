@@ -1,0 +1,79 @@
+"""The public names: exactly these, each at its home, each documented."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import tomllib
+
+import pytest
+
+import cutwater as cw
+from source_tree import ROOT
+
+PUBLIC = {
+    "Dataflow",
+    # connectors
+    "discard",
+    "files",
+    "generate",
+    "memory",
+    "rate",
+    # windows and aggregates
+    "count",
+    "first",
+    "last",
+    "max",
+    "mean",
+    "min",
+    "sum",
+    "tumbling",
+    # settings and errors
+    "BuildError",
+    "ConfigError",
+    "CutwaterError",
+    "JobConfig",
+    "RestartConfig",
+    "__version__",
+}
+
+
+def test_the_public_names_are_pinned():
+    assert set(cw.__all__) == PUBLIC
+    assert len(cw.__all__) == len(PUBLIC)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"__version__"}))
+def test_a_public_name_is_documented_and_its_home_exports_it(name):
+    value = getattr(cw, name)
+    assert inspect.getdoc(value)
+    assert name in importlib.import_module(value.__module__).__all__
+    assert getattr(cw, name) is value
+
+
+def test_every_public_name_is_listed_before_it_is_used():
+    assert set(dir(cw)) >= PUBLIC
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'cutwater' has no attribute 'dataflow_'"):
+        _ = cw.dataflow_
+
+
+def test_builtins_are_untouched_inside_the_package():
+    """``cw.sum`` shadows ``sum`` for users who ask for it only."""
+    assert cw.sum is not sum
+    assert vars(cw)["__builtins__"]["sum"] is sum
+
+
+def test_the_version_is_that_of_the_distribution():
+    with open(ROOT / "pyproject.toml", "rb") as f:
+        assert cw.__version__ == tomllib.load(f)["project"]["version"]
+
+
+@pytest.mark.parametrize("kind", ["Stream", "KeyedStream", "WindowedStream", "WindowedResult", "JoinedStream"])
+def test_every_method_a_user_calls_is_documented(kind):
+    home = importlib.import_module("cutwater.dataflow.stream" if kind == "Stream" else "cutwater.dataflow.keyed")
+    for name, member in inspect.getmembers(getattr(home, kind)):
+        if not name.startswith("_"):
+            assert inspect.getdoc(member), f"{kind}.{name}"

@@ -26,7 +26,7 @@ from cutwater.operators.expression_plan import (
     prune,
     run,
 )
-from cutwater.operators.functions import describe_row
+from cutwater.operators.functions import describe_row, row_contents
 
 if TYPE_CHECKING:
     import polars as pl
@@ -155,7 +155,7 @@ class ExpressionOperator(BaseOperator):
         import polars as pl
 
         row = first_failing(self._fails, batch)
-        contents = describe_row(batch.slice(row, 1).to_pylist()[0])
+        contents = describe_row(row_contents(batch, row))
         own = isinstance(exc, DataError | pa.ArrowException | pl.exceptions.PolarsError | pl.exceptions.PanicException)
         cls = DataError if own and "Traceback" not in str(exc) else UserCodeError
         name = type(exc).__name__

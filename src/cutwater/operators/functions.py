@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from cutwater.errors import BuildError, UserCodeError
+from cutwater.errors import BuildError, DataError, UserCodeError
 from cutwater.operators.base import BaseOperator, Outputs
 from cutwater.operators.schema_text import as_schema
 from cutwater.operators.union import schema_differences
@@ -28,6 +28,7 @@ __all__ = [
     "MapRowSpec",
     "RowFunction",
     "describe_row",
+    "row_contents",
 ]
 
 Row: TypeAlias = dict[str, Any]
@@ -49,6 +50,22 @@ def describe_row(row: Mapping[str, Any]) -> str:
     """
     parts = (f"{name}: {_shorten(_repr(value), _VALUE_CHARS)}" for name, value in row.items())
     return f"{{{_shorten(', '.join(parts), _ROW_CHARS)}}}"
+
+
+def row_contents(batch: pa.RecordBatch, row: int) -> Row:
+    """One row for a message; a value that Python cannot hold (the year 200,000) is replaced by its number.
+
+    >>> row_contents(pa.record_batch({"t": pa.array([2**62], pa.timestamp("us"))}), 0)
+    {'t': '4611686018427387904 as timestamp[us]'}
+    """
+    contents: Row = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        value = column[row]
+        try:
+            contents[name] = value.as_py()
+        except (OverflowError, ValueError):
+            contents[name] = f"{getattr(value, 'value', '?')} as {value.type}"
+    return contents
 
 
 def _repr(value: object) -> str:
@@ -218,7 +235,7 @@ class RowOperator(BaseOperator):
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
         made: list[Mapping[str, Any]] = []
         origins: list[int] = []
-        for index, row in enumerate(batch.to_pylist()):
+        for index, row in enumerate(_to_dicts(batch)):
             for out in self._call(row, index):
                 self._check_keys(out, row, index)
                 made.append(out)
@@ -259,11 +276,11 @@ class RowOperator(BaseOperator):
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
             at = next((i for i, value in enumerate(values) if not _fits(value, field.type)), 0)
             what = f"made {_shorten(repr(values[at]), _VALUE_CHARS)} for column {field.name!r} of type {field.type}"
-            raise self._misfit(f"{what} ({exc})", _row_at(batch, origins[at]), origins[at]) from exc
+            raise self._misfit(f"{what} ({exc})", row_contents(batch, origins[at]), origins[at]) from exc
         if array.null_count and not field.nullable:
             at = values.index(None)
             what = f"made null for column {field.name!r}, which is declared not null,"
-            raise self._misfit(what, _row_at(batch, origins[at]), origins[at])
+            raise self._misfit(what, row_contents(batch, origins[at]), origins[at])
         return array
 
     def _misfit(self, what: str, row: Row, index: int) -> UserCodeError:
@@ -275,8 +292,25 @@ class RowOperator(BaseOperator):
         return error
 
 
-def _row_at(batch: pa.RecordBatch, index: int) -> Row:
-    return batch.slice(index, 1).to_pylist()[0]
+def _to_dicts(batch: pa.RecordBatch) -> list[Row]:
+    try:
+        return batch.to_pylist()
+    except (OverflowError, ValueError) as exc:
+        row = next(i for i in range(batch.num_rows) if not _convertible(batch.slice(i, 1)))
+        error = DataError(
+            f"row {row} of the batch, {describe_row(row_contents(batch, row))}, has no Python value: {exc}",
+            hint="Filter such rows out, or use map_batches, which works on Arrow columns.",
+        )
+        error.row = row
+        raise error from exc
+
+
+def _convertible(batch: pa.RecordBatch) -> bool:
+    try:
+        batch.to_pylist()
+    except (OverflowError, ValueError):
+        return False
+    return True
 
 
 def _fits(value: object, type: pa.DataType) -> bool:

@@ -1,0 +1,81 @@
+"""Kernels of the interval join: chains of stored rows by key, in the order in which the rows came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cutwater.state.kernels import kernel
+
+__all__ = ["FROM_HEAD", "link", "probe"]
+
+FROM_HEAD = -2
+"""Cursor of a row whose chain has not been entered yet."""
+
+
+@kernel
+def link(slots: Any, first: Any, heads: Any, tails: Any, nexts: Any) -> None:
+    """Append rows ``first``, ``first`` + 1 ... to the chains of their slots."""
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        row = first + i
+        nexts[row] = -1
+        last = tails[slot]
+        if last < 0:
+            heads[slot] = row
+        else:
+            nexts[last] = row
+        tails[slot] = row
+
+
+@kernel
+def probe(
+    slots: Any,
+    times: Any,
+    begin: Any,
+    cursor: Any,
+    low: Any,
+    high: Any,
+    dead_below: Any,
+    heads: Any,
+    tails: Any,
+    nexts: Any,
+    stored: Any,
+    max_steps: Any,
+    rows: Any,
+    references: Any,
+) -> Any:
+    """Pairs of arriving rows with stored rows of their slot whose time lies within [time + low, time + high].
+
+    Starts at arriving row ``begin`` where ``cursor`` left its chain, stops when the outputs are full or after
+    ``max_steps`` stored rows.  Rows at the head of a chain that can match nothing any more are unlinked for good.
+
+    Returns (pairs, next arriving row, its cursor).
+    """
+    pairs = 0
+    steps = 0
+    for i in range(begin, slots.shape[0]):
+        slot = slots[i]
+        at = cursor
+        if at == FROM_HEAD:
+            at = heads[slot]
+            while at >= 0 and stored[at] < dead_below:
+                at = nexts[at]
+                steps += 1
+            heads[slot] = at
+            if at < 0:
+                tails[slot] = -1
+        earliest = times[i] + low
+        latest = times[i] + high
+        while at >= 0:
+            if pairs == rows.shape[0] or steps >= max_steps:
+                return pairs, np.int64(i), np.int64(at)
+            steps += 1
+            if earliest <= stored[at] <= latest:
+                rows[pairs] = i
+                references[pairs] = at
+                pairs += 1
+            at = nexts[at]
+        cursor = np.int64(FROM_HEAD)
+    return pairs, np.int64(slots.shape[0]), np.int64(FROM_HEAD)

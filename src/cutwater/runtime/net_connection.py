@@ -131,8 +131,8 @@ class Connection:
         """Begin to read and write.
 
         Args:
-            on_lost: called once, from a thread of the connection that holds no lock, if the peer is lost or breaks the protocol; never
-                after ``close``.  From then on what is sent goes nowhere.
+            on_lost: called once, from a thread of the connection that holds no lock, if the peer is lost or breaks the
+                protocol; never after ``close``.  From then on what is sent goes nowhere.
         """
         with self._lock:
             if self._over or self._started:

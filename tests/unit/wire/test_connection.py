@@ -358,6 +358,24 @@ def test_close_may_be_called_from_on_lost(ends: Ends) -> None:
     connection.close()
 
 
+def test_a_sender_that_notices_the_loss_is_not_the_one_who_reports_it(ends: Ends) -> None:
+    """The sending thread holds the channel's lock: closing in ``on_lost`` would wait for a reader that wants it."""
+    a, b = socket.socketpair()
+    connection, reporters = Connection(a, Peer("data", "job", 1)), []
+    out = connection.output(KEY, NUMBERS)
+    b.shutdown(socket.SHUT_RD)  # sending fails, reading goes on
+
+    def lost(connection: Connection, _: Exception) -> None:
+        connection.close()
+        reporters.append(threading.current_thread().name)
+
+    connection.start(lost)
+    out.offer_barrier(1)
+    until(lambda: reporters)
+    assert reporters == ["cutwater-write-1"]
+    b.close()
+
+
 def test_a_connection_that_never_started_closes() -> None:
     a, b = socket.socketpair()
     Connection(a, Peer("data", "job", 1)).close(1.0)

@@ -234,6 +234,28 @@ def test_closing_leaves_no_port_no_thread_and_no_stranger(listening: Listening) 
         pass
 
 
+@pytest.mark.parametrize("where", ["_check", "_on_connection"])
+def test_a_failing_callback_hangs_up_and_the_server_lives_on(
+    listening: Listening, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = listening.server()
+    original = getattr(server, where)
+
+    def fail(_: Any) -> None:
+        setattr(server, where, original)
+        raise KeyError("oops")
+
+    setattr(server, where, fail)
+    if where == "_check":
+        with pytest.raises(WireError, match="hung up"):
+            connect(server.address, ME, SECRET)
+    else:
+        connect(server.address, ME, SECRET).close()
+    until(lambda: not server._pending and "oops" in caplog.text)
+    connect(server.address, ME, SECRET).close()
+    until(lambda: len(listening.accepted) == 1)
+
+
 def test_accepted_connections_outlive_the_server(listening: Listening) -> None:
     server = listening.server()
     left = connect(server.address, ME, SECRET)

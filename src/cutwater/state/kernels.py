@@ -25,7 +25,7 @@ from llvmlite import ir
 from numba.core import config, types
 from numba.extending import intrinsic
 
-__all__ = ["cache_directory", "kernel", "load_u64"]
+__all__ = ["cache_directory", "kernel", "load_u64", "prefetch"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,7 +58,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     before = _settings.CACHE_DIR
     _settings.CACHE_DIR = cache_directory()
     try:
-        compiled = numba.njit(nogil=True, cache=_cache_usable(), error_model="numpy")(function)
+        compiled = numba.njit(nogil=True, cache=_cache_usable(), error_model="numpy", forceinline=True)(function)
     finally:
         _settings.CACHE_DIR = before
     return cast("Callable[P, R]", compiled)
@@ -84,4 +84,21 @@ def _load_u64(context: Any, data: Any, position: Any) -> Any:
     return types.uint64(data, types.intp), generate
 
 
+def _prefetch(context: Any, data: Any, position: Any) -> Any:
+    """Ask the processor to fetch ``data[position]``, a one-dimensional array; no bounds, no fault, no waiting."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = target.make_array(signature.args[0])(target, builder, arguments[0])
+        byte = ir.IntType(8).as_pointer()
+        pointer = builder.bitcast(builder.gep(array.data, [arguments[1]]), byte)
+        number = ir.IntType(32)
+        signature_ir = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], signature_ir)
+        builder.call(function, [pointer, number(0), number(3), number(1)])  # read, keep in all caches, data
+        return target.get_dummy_value()
+
+    return types.void(data, types.intp), generate
+
+
 load_u64: Any = intrinsic(_load_u64)
+prefetch: Any = intrinsic(_prefetch)

@@ -225,7 +225,9 @@ def test_a_row_is_late_from_the_instant_its_window_is_forgotten() -> None:
     operator = opened(spec_of(TumblingWindow(10), lateness=5))
     operator.on_watermark(13)
     assert [number for number, _ in operator.process(0, batch_of([(5, "a", 1)]))] == [0]
+    assert [s.batch.num_rows for s in snapshot(operator)] == [16, 1]
     operator.on_watermark(14)
+    assert [s.batch.num_rows for s in snapshot(operator)] == [16], "16 key groups have a watermark, no window is open"
     late = operator.process(0, batch_of([(5, "a", 1), (10, "a", 2)]))
     assert [(number, part.num_rows) for number, part in late] == [(1, 1)]
     assert late[0][1].schema == batch_of([]).schema
@@ -288,8 +290,8 @@ def test_what_comes_after_the_freeze_is_not_in_the_segments() -> None:
     advance(operator, 20)
     at_once = snapshot(operator)
     frozen = operator.freeze(2)
-    operator.process(0, batch_of([(i + 10, f"n{i % 9}", i) for i in range(60)]))
     advance(operator, 45)
+    operator.process(0, batch_of([(i + 10, f"n{i % 9}", i) for i in range(60)]))
     advance(operator, MAX_WATERMARK)
     assert [s.batch.to_pylist() for s in frozen.segments()] == [s.batch.to_pylist() for s in at_once]
 

@@ -45,6 +45,9 @@ class Oracle:
     def __init__(self) -> None:
         self.slots: dict[Row, int] = {}
 
+    def find(self, rows: list[Row]) -> list[int]:
+        return [self.slots.get(row, -1) for row in rows]
+
     def upsert(self, rows: list[Row]) -> list[int]:
         return [self.slots.setdefault(row, len(self.slots)) for row in rows]
 
@@ -91,6 +94,20 @@ def test_growing_keeps_every_slot(kind: str) -> None:
         part = rows[begin : begin + 3000]
         assert index.upsert(columns_of(kind, part)).tolist() == oracle.upsert(part)
     assert index.upsert(columns_of(kind, rows)).tolist() == oracle.upsert(rows)
+
+
+@each_kind
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_find_tells_known_keys_from_unknown_ones_and_adds_none(kind: str, data: st.DataObject) -> None:
+    _, types, strategy = KINDS[kind]
+    index, oracle = make_index(types), Oracle()
+    lists = st.lists(strategy, max_size=20)
+    for rows, wanted in data.draw(st.lists(st.tuples(lists, lists), max_size=3)):
+        index.upsert(columns_of(kind, rows))
+        oracle.upsert(rows)
+        assert index.find(columns_of(kind, wanted)).tolist() == oracle.find(wanted)
+        assert len(index) == len(oracle.slots)
 
 
 @each_kind

@@ -61,11 +61,13 @@ def test_golden_values_never_change() -> None:
     assert key_groups(hash_keys([pa.array(["JFK", "EWR", "LGA"])]), 128).tolist() == [95, 39, 15]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1))
 def test_integers_follow_the_documented_hash(values: list[int]) -> None:
     assert hash_keys([pa.array(values, pa.int64())]).tolist() == [reference(v) for v in values]
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=False, width=32), min_size=1))
 def test_floats_follow_the_documented_hash_at_both_widths(values: list[float]) -> None:
     expected = [reference(v) for v in values]
@@ -73,6 +75,7 @@ def test_floats_follow_the_documented_hash_at_both_widths(values: list[float]) -
     assert hash_keys([pa.array(values, pa.float64())]).tolist() == expected
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), min_size=1), st.integers(0, 3))
 def test_bytes_follow_the_documented_hash_also_in_a_slice(values: list[bytes], skipped: int) -> None:
     expected = [reference(v) for v in values]
@@ -81,6 +84,7 @@ def test_bytes_follow_the_documented_hash_also_in_a_slice(values: list[bytes], s
         assert hash_keys([whole.slice(skipped)]).tolist() == expected
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-100, 100), st.text(max_size=20)), min_size=1))
 def test_several_columns_are_combined_from_left_to_right(rows: list[tuple[int, str]]) -> None:
     numbers, texts = pa.array([r[0] for r in rows], pa.int16()), pa.array([r[1] for r in rows], pa.string())
@@ -117,7 +121,7 @@ def test_bools_hash_as_zero_and_one_at_any_offset() -> None:
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_every_key_group_has_exactly_one_owner(parallelism: int, groups: int) -> None:
     parallelism = min(parallelism, groups)
     ranges = [key_group_range(s, parallelism, groups) for s in range(parallelism)]

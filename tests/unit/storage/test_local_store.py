@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from storage_world import JOB, manifest_of, segment
 
 from cutwater.errors import ConfigError, StorageError
 from cutwater.storage import local
 from cutwater.storage.local import LocalStore
 from cutwater.storage.log import JobLog
+from cutwater.storage.publish import publish
+from cutwater.storage.snapshot import SnapshotWriter
 from cutwater.storage.stores import open_store, require_exactly_once
-from storage_world import JOB, manifest_of, write_parts
 
 
 @pytest.fixture
@@ -92,16 +94,10 @@ def test_a_checkpoint_of_two_workers_costs_eleven_syncs(store, syncs):
     for warm in (store, *workers):
         warm.create(f"{JOB}/chk-1/warm-{id(warm)}", b"")
     syncs.clear()
-    from cutwater.state.segments import Segment
-    from cutwater.storage.publish import publish
-    from cutwater.storage.snapshot import SnapshotWriter
-    from storage_world import segment
-
     entries = []
     for number, worker in enumerate(workers):
         writer = SnapshotWriter(worker, JOB, 2, log.attempt, number, 0)
         entries += writer.add("count", number, [segment(2, number, 5), segment(2, number, 6)])
-        assert isinstance(segment(2, 0, 1), Segment)
         writer.close()
     publish(store, log, manifest_of(log, 2, entries))
     assert len(syncs) == 2 * 3 + 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ class Files:
                 raise ConfigError(f"files({self.path!r}) as a {use} has no option {name!r}", hint=hint)
 
 
-def files(path: str | list[str], **options: Any) -> Files:
+def files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **options: Any) -> Files:
     """Files to read from or to write to.
 
     Args:
@@ -74,4 +75,6 @@ def files(path: str | list[str], **options: Any) -> Files:
     >>> files("/data/out", compression="snappy").as_sink().compression
     'snappy'
     """
-    return Files(path, options)
+    if isinstance(path, str | os.PathLike):
+        return Files(os.fspath(path), options)
+    return Files([os.fspath(one) for one in path], options)

@@ -42,6 +42,8 @@ class ForeachBatchSink:
     that skips an id which it has written already makes the output exactly-once.  (If a checkpoint is aborted, its rows
     come with the next one that completes, in a call of their own, under the id at which they were cut.)
 
+    The function runs in a Spark worker (there is no session), or in the driver when a job is restored.
+
     Args:
         fn: the function.  With a parallelism above 1 every subtask hands over its own share, and ``fn`` is called as
             ``fn(table, checkpoint_id, subtask)``: the pair names the rows.

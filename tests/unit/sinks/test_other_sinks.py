@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -81,6 +82,15 @@ def test_rows_of_an_aborted_checkpoint_keep_their_id_and_come_first(tmp_path: Pa
     assert checkpoint(sink, writer, 3) == []
 
 
+def test_the_restore_of_a_finished_job_calls_nothing(tmp_path: Path) -> None:
+    fn = Recorder()
+    sink = ForeachBatchSink(fn).bind(str(tmp_path / "rows"))
+    handles = checkpoint(sink, sink.writer(SCHEMA, Identity(), []), 1, 1, final=True)
+    for _ in range(2):
+        commit(sink, 1, handles)
+    assert fn.calls == [([1], 1)]
+
+
 def test_parallel_calls_are_told_apart_by_the_subtask(tmp_path: Path) -> None:
     fn = Recorder()
     sink = ForeachBatchSink(fn, parallelism=2).bind(str(tmp_path))
@@ -124,15 +134,20 @@ def test_a_sink_without_a_place_must_be_bound_first(sink: Sink) -> None:
 # ------------------------------------------------------------------------------------------------------------- collect
 
 
-def test_a_collected_result_has_the_rows_in_order_and_the_streams_own_types(tmp_path: Path) -> None:
+def test_a_collected_result_has_the_rows_in_order_and_the_streams_own_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     schema = pa.schema({"at": pa.timestamp("ns"), "name": pa.large_string()})
     sink = CollectSink().bind(str(tmp_path / "result"))
     writer = sink.writer(schema, Identity(), [])
-    expected = pa.table({"at": pa.array([3000, 1000, None, 2000]), "name": ["a", "b", None, "d"]}).cast(schema)
+    times = [3000, 1000, None, *range(2000, 42_000, 1000)]
+    expected = pa.table({"at": times, "name": [None if time is None else str(time) for time in times]}).cast(schema)
     for checkpoint_id, batch in enumerate(expected.to_batches(max_chunksize=1), 1):
         writer.write(batch)
-        handles = writer.pre_commit(checkpoint_id, checkpoint_id == 4)().handles
+        handles = writer.pre_commit(checkpoint_id, checkpoint_id == len(times))().handles
         sink.committer(schema, "uid", "out").commit(checkpoint_id, handles)
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: sorted(listed(path), reverse=True))
     assert read_result(str(tmp_path / "result"), schema).equals(expected)
 
 
@@ -214,6 +229,15 @@ def test_a_latency_column_must_exist_and_tell_a_time() -> None:
 def test_files_become_a_parquet_sink() -> None:
     sink = files("/data/out", roll_interval_ms="1m", format="parquet").as_sink()
     assert sink == ParquetSink("/data/out", roll_interval_ms=60_000)
+
+
+def test_files_become_a_source_with_the_sources_own_options(tmp_path: Path) -> None:
+    path = tmp_path / "numbers.csv"
+    path.write_text("n\n1\n")
+    assert files(path, schema="n long").as_source().schema == SCHEMA
+    assert files([path, str(path)]).path == [str(path), str(path)]
+    with pytest.raises(ConfigError, match=r"as a source has no option 'roll_rows'"):
+        files(path, roll_rows=1).as_source()
 
 
 def test_options_are_checked_against_what_the_files_are_used_for() -> None:

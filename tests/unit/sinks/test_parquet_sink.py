@@ -209,6 +209,31 @@ def test_a_consumer_may_take_committed_files_away(out: Path) -> None:
     assert parts(out) == []
 
 
+def test_a_finished_job_is_restored_after_its_output_was_taken_away(out: Path) -> None:
+    sink = ParquetSink(str(out))
+    handles = checkpoint(sink.writer(SCHEMA, Identity(), []), 1, 1, final=True).handles
+    commit(sink, 1, handles)
+    (path,) = out.glob("*.parquet")
+    path.rename(out.parent / "taken")
+    commit(sink, 1, handles)
+    assert parts(out) == [[]]
+
+
+def test_two_committers_at_once_do_no_harm(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = ParquetSink(str(out), roll_interval_ms=0)
+    handles = checkpoint(sink.writer(SCHEMA, Identity(), []), 1, 1).handles
+    real = os.rename
+
+    def second_after_another(source: str, target: str) -> None:
+        real(source, target)
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", second_after_another)
+        commit(sink, 1, handles)
+    assert parts(out) == [[1]]
+
+
 def test_a_foreign_file_with_a_parts_name_is_not_overwritten(out: Path) -> None:
     sink = ParquetSink(str(out), roll_interval_ms=0)
     (handle,) = checkpoint(sink.writer(SCHEMA, Identity(), []), 1, 1).handles

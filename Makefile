@@ -1,0 +1,49 @@
+# The first target lists the others: `make` is the newcomer's first command.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PYTHONUNBUFFERED := 1
+
+.PHONY: help setup run test test-full check bench chaos docs lock clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## make .venv with everything, from the lock file
+
+$(STAMP): requirements/dev.lock pyproject.toml
+	@echo "setting up $(VENV) (once, a minute or so: Spark is large)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$$(cat requirements/uv.version)"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.lock
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@touch $@
+
+run: setup  ## exactly-once demo: real flights on Spark, one worker killed, result checked by Spark SQL
+	@$(BIN)/python examples/flights.py
+
+test: setup  ## the test suite (under 10 minutes on 2 cores)
+	@$(BIN)/python -m pytest -m "not chaos and not full"
+
+test-full: setup  ## also the slow tests
+	@$(BIN)/python -m pytest -m "not chaos"
+
+check: setup  ## style, types, structure
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+
+bench: setup  ## W1 against Flink, Bytewax and bare kernels (installs the peers for it)
+	@$(BIN)/python -m benchmarks.compare
+
+chaos: setup  ## 50 random SIGKILLs over jobs of a million unique ids
+	@$(BIN)/python -m pytest -m chaos -s
+
+lock:  ## write the lock file anew from pyproject.toml
+	@$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --generate-hashes --no-emit-index-url \
+	  --python-version 3.11 --all-extras --group dev -o requirements/dev.lock pyproject.toml
+
+clean:  ## remove what was made here
+	rm -rf $(VENV) .peers out build dist

@@ -9,9 +9,9 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cutwater.connectors.base import Committer, Json, SinkContext, SinkWriter
+from cutwater.connectors.base import Committer, Json, SinkContext
 from cutwater.connectors.parquet_commit import is_visible
-from cutwater.connectors.parquet_sink import ParquetSink
+from cutwater.connectors.parquet_sink import ParquetSink, PartWriter
 from cutwater.connectors.parquet_types import cast_batch, parquet_schema
 from cutwater.errors import InvariantError, StorageError
 
@@ -43,7 +43,7 @@ class CollectSink:
         """See ``Sink.check``."""
         parquet_schema(schema)
 
-    def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> SinkWriter:
+    def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> PartWriter:
         return self._parquet().writer(schema, ctx, restored)
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> Committer:

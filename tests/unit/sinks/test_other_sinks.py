@@ -144,8 +144,10 @@ def test_a_collected_result_has_the_rows_in_order_and_the_streams_own_types(
     expected = pa.table({"at": times, "name": [None if time is None else str(time) for time in times]}).cast(schema)
     for checkpoint_id, batch in enumerate(expected.to_batches(max_chunksize=1), 1):
         writer.write(batch)
+        writer.roll()
         handles = writer.pre_commit(checkpoint_id, checkpoint_id == len(times))().handles
         sink.committer(schema, "uid", "out").commit(checkpoint_id, handles)
+    assert len(os.listdir(tmp_path / "result")) == len(times)
     listed = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: sorted(listed(path), reverse=True))
     assert read_result(str(tmp_path / "result"), schema).equals(expected)

@@ -14,8 +14,8 @@ from cutwater.errors import BuildError, CutwaterError, DataError
 from cutwater.operators.base import BaseOperator, Context, Operator, Outputs
 from cutwater.operators.enrich_table import EnrichmentTable, table_digest
 from cutwater.operators.expression_checks import unknown_column
-from cutwater.operators.functions import describe_row
 from cutwater.operators.join_columns import common_key_type, joined_fields, pairs_per_batch, widest_row_bytes
+from cutwater.operators.rows import describe_row
 from cutwater.state.keys import check_key_types, valid_key_mask
 from cutwater.state.values import ValueStore
 

@@ -26,7 +26,7 @@ from cutwater.operators.expression_plan import (
     prune,
     run,
 )
-from cutwater.operators.functions import describe_row, row_contents
+from cutwater.operators.rows import describe_row, row_contents
 
 if TYPE_CHECKING:
     import polars as pl

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from cutwater.errors import BuildError, DataError, UserCodeError
 from cutwater.operators.base import BaseOperator, Outputs
+from cutwater.operators.rows import Row, describe_row, loses_value, row_contents, shorten_value
 from cutwater.operators.schema_text import as_schema
 from cutwater.operators.union import schema_differences
 
@@ -27,55 +28,14 @@ __all__ = [
     "MapBatchesSpec",
     "MapRowSpec",
     "RowFunction",
-    "describe_row",
-    "row_contents",
 ]
 
-Row: TypeAlias = dict[str, Any]
 BatchFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 FlatMapFunction: TypeAlias = Callable[[Row], Iterable[Mapping[str, Any]]]
 RowFunction: TypeAlias = Callable[[Row], Mapping[str, Any] | None]
 
 MAX_OUTPUT_ROWS = 65_536
 """Rows of one batch that a row function fills; what is above goes into further batches."""
-_VALUE_CHARS = 60
-_ROW_CHARS = 400
-
-
-def describe_row(row: Mapping[str, Any]) -> str:
-    """The contents of a row for a message, shortened.
-
-    >>> describe_row({"id": 7, "text": "x" * 1000})
-    "{id: 7, text: 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...}"
-    """
-    parts = (f"{name}: {_shorten(_repr(value), _VALUE_CHARS)}" for name, value in row.items())
-    return f"{{{_shorten(', '.join(parts), _ROW_CHARS)}}}"
-
-
-def row_contents(batch: pa.RecordBatch, row: int) -> Row:
-    """One row for a message; a value that Python cannot hold (the year 200,000) is replaced by its number.
-
-    >>> row_contents(pa.record_batch({"t": pa.array([2**62], pa.timestamp("us"))}), 0)
-    {'t': '4611686018427387904 as timestamp[us]'}
-    """
-    contents: Row = {}
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        value = column[row]
-        try:
-            contents[name] = value.as_py()
-        except (OverflowError, ValueError):
-            contents[name] = f"{getattr(value, 'value', '?')} as {value.type}"
-    return contents
-
-
-def _repr(value: object) -> str:
-    if isinstance(value, str | bytes):
-        return repr(value[:_VALUE_CHARS]) if len(value) <= _VALUE_CHARS else repr(value[: _VALUE_CHARS + 1])[:-1]
-    return repr(value)
-
-
-def _shorten(text: str, chars: int) -> str:
-    return text if len(text) <= chars else f"{text[:chars]}..."
 
 
 def _user_error(function: object, exc: Exception, *, row: Row | None = None, index: int | None = None) -> UserCodeError:
@@ -275,8 +235,14 @@ class RowOperator(BaseOperator):
             array = pa.array(values, field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
             at = next((i for i, value in enumerate(values) if not _fits(value, field.type)), 0)
-            what = f"made {_shorten(repr(values[at]), _VALUE_CHARS)} for column {field.name!r} of type {field.type}"
+            what = f"made {shorten_value(values[at])} for column {field.name!r} of type {field.type}"
             raise self._misfit(f"{what} ({exc})", row_contents(batch, origins[at]), origins[at]) from exc
+        at = loses_value(values, field.type)
+        if at is not None:
+            what = (
+                f"made {shorten_value(values[at])} for column {field.name!r}, which {field.type} cannot hold in full,"
+            )
+            raise self._misfit(what, row_contents(batch, origins[at]), origins[at])
         if array.null_count and not field.nullable:
             at = values.index(None)
             what = f"made null for column {field.name!r}, which is declared not null,"

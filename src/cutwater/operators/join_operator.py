@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from cutwater.errors import DataError, StorageError
 from cutwater.operators.base import BaseOperator, Context, Outputs
-from cutwater.operators.functions import describe_row, row_contents
 from cutwater.operators.join_columns import pairs_per_batch, widest_row_bytes
 from cutwater.operators.join_kernels import FROM_HEAD
 from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.keyed_table import keyed_rows
+from cutwater.operators.rows import describe_row, row_contents
 from cutwater.state.index import KeyIndex, Slots, make_index
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
 from cutwater.state.segments import Frozen, FrozenSegments, Segment

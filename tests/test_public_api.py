@@ -19,6 +19,7 @@ PUBLIC = {
     "generate",
     "memory",
     "rate",
+    "EnrichmentTable",
     # windows and aggregates
     "count",
     "first",

@@ -29,6 +29,7 @@ __all__ = [
     "ConfigError",
     "CutwaterError",
     "Dataflow",
+    "EnrichmentTable",
     "JobConfig",
     "RestartConfig",
     "__version__",
@@ -57,6 +58,7 @@ _HOMES = {
     "cutwater.dataflow.flow": ("Dataflow",),
     "cutwater.dataflow.keyed": ("tumbling",),
     "cutwater.errors": ("BuildError", "ConfigError", "CutwaterError"),
+    "cutwater.operators.enrich_table": ("EnrichmentTable",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -70,6 +72,7 @@ if TYPE_CHECKING:
     from cutwater.dataflow.flow import Dataflow
     from cutwater.dataflow.keyed import tumbling
     from cutwater.errors import BuildError, ConfigError, CutwaterError
+    from cutwater.operators.enrich_table import EnrichmentTable
 
 
 def __getattr__(name: str) -> object:

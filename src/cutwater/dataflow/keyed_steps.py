@@ -83,7 +83,6 @@ def interval_join(
         if lower_us > upper_us:
             raise BuildError("within: the lower bound is above the upper", hint="Write within=('-1h', '30m').")
         left_time, right_time = (_join_time(builder, side, u) for side, u in (("left", left), ("right", right)))
-        _check_key_pairs(left, right)
         spec = IntervalJoinSpec(
             left.type.schema,
             right.type.schema,
@@ -100,15 +99,19 @@ def interval_join(
         event_time = lost = None
         if upper_us <= 0:
             event_time = left_time
-        elif lower_us >= 0 and right_time not in left.type.schema.names:
-            event_time = right_time
         elif lower_us >= 0:
-            event_time = right_time + suffix
+            event_time = _right_name(schema, left.type.schema, right_time, suffix)
         else:
             lost = "either row of a pair may be the older one; with_event_time says which column to go by"
         out = StreamType(schema, event_time, left.keys)
         late = [StreamType(s, None, u.keys) for s, u in zip(spec.outputs[1:], (left, right), strict=True)]
         return builder.add(id, "join", spec, [left, right], [out, *late], parallelism=parallelism, lost=lost)
+
+
+def _right_name(joined: pa.Schema, left: pa.Schema, name: str, suffix: str) -> str:
+    """How a right column is named in the result; a key that did not come out is the left side's column."""
+    other = name + suffix if name in left.names else name
+    return other if other in joined.names else name
 
 
 def _aggregates(schema: pa.Schema, calls: Mapping[str, AggregateCall]) -> tuple[Aggregate, ...]:
@@ -150,17 +153,3 @@ def _join_time(builder: GraphBuilder, side: str, upstream: Upstream) -> str:
             hint="Take the end of the window as event time: .with_event_time('window_end').",
         )
     return upstream.type.event_time
-
-
-def _check_key_pairs(left: Upstream, right: Upstream) -> None:
-    if len(left.keys) != len(right.keys):
-        raise BuildError(
-            f"the join's sides have different numbers of keys: ({', '.join(left.keys)}) and ({', '.join(right.keys)})"
-        )
-    for a, b in zip(left.keys, right.keys, strict=True):
-        kinds = left.type.schema.field(a).type, right.type.schema.field(b).type
-        if kinds[0] != kinds[1]:
-            raise BuildError(
-                f"the join compares key {a!r} ({kinds[0]}) with {b!r} ({kinds[1]})",
-                hint="Cast one of them before key_by.",
-            )

@@ -6,6 +6,7 @@ Every function checks everything first and adds to the graph last, so that a ref
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -149,14 +150,20 @@ def enrich(
 
 
 def _enrichment_table(table: object) -> Any:
-    from cutwater.operators.enrich import EnrichmentTable
+    from cutwater.connectors.files import Files
+    from cutwater.operators.enrich_table import EnrichmentTable
 
     if isinstance(table, EnrichmentTable):
         return table
     if isinstance(table, pa.RecordBatch):
         return EnrichmentTable(pa.Table.from_batches([table]))
-    if isinstance(table, pa.Table):
-        return EnrichmentTable(table)
+    if isinstance(table, pa.Table | str | os.PathLike | list | tuple):
+        return EnrichmentTable(cast(Any, table))
+    if isinstance(table, Files):
+        other = sorted(table.options.keys() - {"format"})
+        if other:
+            raise BuildError(f"a table to enrich with takes no option {other[0]!r}")
+        return EnrichmentTable(table.path, table.options.get("format"))
     module = type(table).__module__.partition(".")[0]
     if module == "polars" and hasattr(table, "to_arrow"):
         return EnrichmentTable(cast(Any, table).to_arrow())
@@ -164,7 +171,7 @@ def _enrichment_table(table: object) -> Any:
         return EnrichmentTable(pa.Table.from_pandas(cast(Any, table), preserve_index=False))
     raise BuildError(
         f"a table to enrich with cannot be a {type(table).__name__}",
-        hint="Give a pyarrow.Table, a Polars or pandas frame, or an EnrichmentTable over files.",
+        hint="Give a pyarrow.Table, a Polars or pandas frame, a path of files, or an EnrichmentTable.",
     )
 
 

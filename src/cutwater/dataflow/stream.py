@@ -156,7 +156,7 @@ class Stream:
 
         Args:
             table: a ``pyarrow.Table``, a Polars or pandas frame, a path (or list of paths) of Parquet, CSV or JSON
-                files, or an ``EnrichmentTable``.
+                files, ``cw.files(...)``, or a ``cw.EnrichmentTable`` (which may hold several rows of one key).
             on: key columns, same name on both sides, or ``{"stream column": "table column"}``.
             how: "left" keeps rows without a match, "inner" drops them.
         """

@@ -1,0 +1,65 @@
+"""The page ``docs/protocol-states.md``, made from the tables that the machines run on."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from cutwater.protocol.pending import PENDING_STAGES
+from cutwater.protocol.reasons import FailureReason
+from cutwater.protocol.rows import PROTOCOLS
+from cutwater.protocol.stages import PHASES, STAGES
+
+__all__ = ["states_page"]
+
+_HEAD = """# States of the protocol machines
+
+This page is generated from the transition tables in `cutwater/protocol/`; a test keeps it current
+(`REWRITE=1 pytest tests/protocol/test_diagrams.py` writes it). What is not drawn raises `InvariantError`.
+"""
+
+
+def states_page() -> str:
+    """The whole page, Markdown with Mermaid diagrams.
+
+    >>> states_page().splitlines()[0]
+    '# States of the protocol machines'
+    """
+    parts = [
+        _HEAD,
+        "## Protocols\n\nEach is a row of three parameters of one subtask machine.\n",
+        _protocols(),
+        "## Snapshot of one checkpoint in one subtask\n",
+        _diagram(STAGES, "absent", ("completed", "aborted")),
+        "## Life of a subtask\n",
+        _diagram(PHASES, "running", ()),
+        "## Checkpoint in the coordinator\n",
+        _diagram(PENDING_STAGES, "triggered", ("completed", "given_up")),
+        "## Why a checkpoint fails\n\nOnly reasons that count add to the consecutive failures that "
+        "`tolerable_failed` bounds.\n",
+        _reasons(),
+    ]
+    return "\n".join(parts)
+
+
+def _diagram(table: Mapping[tuple[enum.Enum, enum.Enum], enum.Enum], first: str, last: tuple[str, ...]) -> str:
+    arrows = [f"    {before.value} --> {after.value}: {step.value}" for (before, step), after in table.items()]
+    ends = [f"    {state} --> [*]" for state in last]
+    return "\n".join(["```mermaid", "stateDiagram-v2", f"    [*] --> {first}", *arrows, *ends, "```\n"])
+
+
+def _protocols() -> str:
+    rows = [
+        f"| `{r.name}` | {r.freeze_on.value} | {r.before_freeze.value} | {r.after_freeze.value} |"
+        for r in PROTOCOLS.values()
+    ]
+    head = "| protocol | freeze on | input whose barrier came, before the freeze | inputs without barrier, after it |"
+    return "\n".join([head, "|---|---|---|---|", *rows, ""])
+
+
+def _reasons() -> str:
+    rows = [
+        f"| `{r.code}` | {r.message} | {'yes' if r.counts else 'no'} | {'yes' if r.preflight else 'no'} |"
+        for r in FailureReason
+    ]
+    return "\n".join(["| reason | meaning | counts | before any subtask heard of it |", "|---|---|---|---|", *rows, ""])

@@ -1,0 +1,135 @@
+"""The subtask loop's decisions: what goes first, what waits, and how many rows a call gets."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from cutwater.protocol.loop import Head, Idle, IdleReason, ReadSource, Resume, SubtaskLoop, TakeControl, TakeRows
+from cutwater.protocol.messages import AbortNotice, BarrierTaken, Trigger
+from cutwater.protocol.rows import PROTOCOLS
+from cutwater.protocol.subtask import SubtaskMachine
+
+E, R, C = Head.EMPTY, Head.ROWS, Head.CONTROL
+
+
+def loop_of(*inputs, max_rows=8192, budget_ms=5.0):
+    machine = SubtaskMachine("t", inputs, protocol=PROTOCOLS["aligned"])
+    return SubtaskLoop(machine, inputs, budget_ms, max_rows), machine
+
+
+def decide(loop, *heads, full=False, pending=False, ready=False):
+    return loop.decide(heads, outputs_full=full, operator_pending=pending, source_ready=ready)
+
+
+def test_pending_work_of_the_operator_comes_first():
+    loop, _ = loop_of("a")
+    assert decide(loop, C, pending=True) == Resume()
+
+
+def test_with_a_full_output_no_rows_are_made_but_control_items_go():
+    loop, _ = loop_of("a", "b")
+    full = Idle(IdleReason.OUTPUTS_FULL)
+    assert decide(loop, R, E, full=True) == full
+    assert decide(loop, R, C, full=True) == TakeControl(1)
+    assert decide(loop, R, C, full=True, pending=True) == full  # a freeze must not see half-done work
+    source, _ = loop_of()
+    assert decide(source, full=True, ready=True) == full
+
+
+def test_a_source_reads_when_it_is_ready_and_not_after_a_final_barrier():
+    loop, machine = loop_of()
+    assert decide(loop, ready=True) == ReadSource(loop.rows_per_call)
+    assert decide(loop) == Idle(IdleReason.NOTHING_TO_DO)
+    machine.handle(Trigger(1, final=True))
+    assert decide(loop, ready=True) == Idle(IdleReason.STOPPED)
+    machine.handle(AbortNotice(1))
+    assert isinstance(decide(loop, ready=True), ReadSource)
+
+
+def test_a3_nothing_is_taken_from_a_blocked_input():
+    loop, machine = loop_of("a", "b")
+    machine.handle(BarrierTaken("a", 1))
+    assert decide(loop, R, R).input == 1
+    assert decide(loop, C, R).input == 1
+    assert decide(loop, R, E) == Idle(IdleReason.BLOCKED)
+    assert decide(loop, E, E) == Idle(IdleReason.NOTHING_TO_DO)
+
+
+def test_a5_after_the_unblocking_the_turn_is_with_the_input_blocked_first():
+    for order in ("cab", "bca", "acb"):
+        loop, machine = loop_of("a", "b", "c", "d")
+        for input in order:
+            machine.handle(BarrierTaken(input, 1))
+        assert decide(loop, R, R, R, R).input == 3
+        machine.handle(BarrierTaken("d", 1))
+        assert decide(loop, R, R, R, R).input == "abcd".index(order[0])
+
+
+def test_rows_are_taken_round_robin():
+    loop, _ = loop_of(*"abc")
+    assert [decide(loop, R, R, R).input for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [decide(loop, R, E, R).input for _ in range(4)] == [2, 0, 2, 0]
+
+
+def test_a_control_item_goes_before_rows_of_other_inputs():
+    loop, _ = loop_of(*"abc")
+    assert decide(loop, R, R, C) == TakeControl(2)
+
+
+def test_a_stream_of_control_items_does_not_starve_rows_nor_rows_starve_control_items():
+    loop, _ = loop_of(*"abc")
+    taken = Counter(str(type(decide(loop, C, R, R)).__name__) + "x" for _ in range(500))
+    assert taken["TakeRowsx"] >= 15
+    assert taken["TakeControlx"] >= 400
+
+
+def test_every_input_with_rows_has_its_turn_whatever_the_others_do():
+    rng = random.Random(1)
+    loop, _ = loop_of(*"abcd")
+    waited = 0
+    for _ in range(3000):
+        action = decide(loop, *(rng.choice([E, R, C]) for _ in range(3)), R)
+        waited = 0 if action == TakeRows(3, loop.rows_per_call) else waited + 1
+        assert waited <= 3 + 8 * 4 * 4
+
+
+def test_rows_per_call_adapt_to_the_budget_within_their_bounds():
+    loop, _ = loop_of("a", max_rows=10_000)
+    for _ in range(40):
+        loop.observe(loop.rows_per_call, loop.rows_per_call * 0.01)  # 10 us a row: 500 rows are 5 ms
+    assert 450 <= loop.rows_per_call <= 550
+    assert decide(loop, R) == TakeRows(0, loop.rows_per_call)
+    for _ in range(40):
+        loop.observe(loop.rows_per_call, loop.rows_per_call * 10.0)
+    assert loop.rows_per_call == 64
+    for _ in range(60):
+        loop.observe(loop.rows_per_call, loop.rows_per_call * 1e-6)
+    assert loop.rows_per_call == 10_000
+
+
+def test_one_call_far_over_budget_is_answered_at_once():
+    loop, _ = loop_of("a", max_rows=8192)
+    loop.observe(4096, 1.0)
+    assert loop.rows_per_call == 8192
+    loop.observe(8192, 8192.0)
+    assert loop.rows_per_call == 64
+
+
+def test_short_calls_of_few_rows_say_little_about_the_cost_of_a_row():
+    loop, _ = loop_of("a", max_rows=8192)
+    loop.observe(8192, 2.0)
+    for _ in range(50):
+        loop.observe(1, 0.05)  # the overhead of a call, not the cost of a row
+    assert loop.rows_per_call > 2000
+
+
+@pytest.mark.parametrize("max_rows", [1, 10, 64])
+def test_a_small_max_rows_bounds_everything(max_rows):
+    loop, _ = loop_of("a", max_rows=max_rows)
+    loop.observe(max_rows, 1000.0)
+    assert loop.rows_per_call == max_rows
+    loop.observe(0, 5.0)
+    assert loop.rows_per_call == max_rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from cutwater.dataflow.build import Duration, GraphBuilder, Upstream, duration_us, located
 from cutwater.dataflow.keyed_steps import interval_join, running_aggregate, window_aggregate
@@ -77,6 +77,8 @@ class KeyedStream(Stream):
             if self._upstream.type.event_time is None:
                 story, hint = self._builder.event_time_story(self._upstream)
                 raise BuildError(f"a window needs event time, but {story}", hint=hint)
+            if not hasattr(window, "size_us"):
+                raise BuildError(f"{window!r} is not a window", hint="Write for example cw.tumbling('1h').")
             lateness_us = duration_us(allowed_lateness, "allowed_lateness")
         return WindowedStream(self._builder, self._upstream, id, window, lateness_us)
 
@@ -102,13 +104,16 @@ class KeyedStream(Stream):
             other = self._same_flow(right)
             if not isinstance(other, KeyedStream):
                 raise BuildError("the right side of the join has no key", hint="Call key_by(...) on it first.")
-            if len(within) != 2:
-                raise BuildError(f"within is a pair of durations, not {within!r}", hint="Write within=('-1h', '30m').")
-            bounds_us = tuple(duration_us(d, "within", signed=True) for d in within)
-            made = interval_join(
-                self._builder, id, self._upstream, other._upstream, (bounds_us[0], bounds_us[1]), suffix, parallelism
-            )
+            bounds_us = _bounds_us(within)
+            made = interval_join(self._builder, id, self._upstream, other._upstream, bounds_us, suffix, parallelism)
         return JoinedStream(self._builder, made)
+
+
+def _bounds_us(within: object) -> tuple[int, int]:
+    if not isinstance(within, tuple | list) or len(cast("tuple[object, ...]", within)) != 2:
+        raise BuildError(f"within is a pair of durations, not {within!r}", hint="Write within=('-1h', '30m').")
+    lower, upper = cast("tuple[Duration, Duration]", within)
+    return duration_us(lower, "within", signed=True), duration_us(upper, "within", signed=True)
 
 
 class WindowedStream:

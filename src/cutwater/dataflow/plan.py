@@ -251,9 +251,23 @@ def _step_problems(plan: PhysicalPlan, step: Step) -> Iterator[str]:
     for source in step.inputs:
         if source.step not in plan.steps or source.output >= len(plan.steps[source.step].outputs):
             yield f"step {step.id!r} reads output {source.output} of step {source.step!r}, which is not there"
+            return
+    for number, (source, wanted) in enumerate(zip(step.inputs, _input_schemas(step), strict=False)):
+        if not _same(plan.steps[source.step].outputs[source.output].schema, wanted):
+            yield f"input {number} of step {step.id!r} brings other rows than its operator takes"
     if step.kind == "join" and len({len(i.keys) for i in step.inputs} | {0}) != 2:
         yield f"the inputs of step {step.id!r} have different numbers of keys, or none"
 
 
 def _same(a: Any, b: Any) -> bool:
     return a.names == b.names and a.types == b.types
+
+
+def _input_schemas(step: Step) -> list[Any]:
+    """What the operator takes, by input, where its specification says so."""
+    spec: Any = step.spec
+    if hasattr(spec, "left_schema"):
+        return [spec.left_schema, spec.right_schema]
+    if step.kind == "union":
+        return [spec.schema] * len(step.inputs)
+    return [spec.input_schema] if step.role == "operator" and hasattr(spec, "input_schema") else []

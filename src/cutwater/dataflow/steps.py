@@ -197,7 +197,8 @@ def key_by(
         with located(builder.check_id(dead_letters)):
             spec = KeyCheckSpec(schema, keys)
             outputs = [replace(upstream.type, keys=upstream.partitioning), StreamType(spec.outputs[1])]
-            upstream, bad = builder.add(dead_letters, "key_check", spec, [upstream], outputs)
+            beside = builder.steps[upstream.step].parallelism if upstream.edge is EdgeType.FORWARD else None
+            upstream, bad = builder.add(dead_letters, "key_check", spec, [upstream], outputs, parallelism=beside)
     return replace(upstream, edge=EdgeType.HASH, keys=keys), bad
 
 

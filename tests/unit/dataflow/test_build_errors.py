@@ -74,6 +74,7 @@ MISTAKES = {
     "parallelism not a number": (lambda f: f.drop("d", "delay", parallelism=True), "d", ["parallelism", "True"]),
     "dead letters not asked for": (lambda f: f.dead_letters, "flights", ["bad_rows='dead_letter'"]),
     "event time of another type": (lambda f: f.with_event_time("delay"), "flights", ["int64"]),
+    "window that is none": (lambda f: f.key_by("origin").window("w", "1h"), "w", ["not a window", "cw.tumbling"]),
     "negative lateness": (
         lambda f: f.key_by("origin").window("w", HOURLY, allowed_lateness="-1m"),
         "w",

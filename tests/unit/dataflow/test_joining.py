@@ -95,6 +95,7 @@ class TestJoin:
             (lambda f, w: f.key_by("origin", "delay").join("j", w.key_by("origin"), within=(0, 0)), "2 key columns"),
             (lambda f, w: f.key_by("origin").join("j", w.key_by("origin"), within=("1h", "-1h")), "lower bound"),
             (lambda f, w: f.key_by("origin").join("j", w.key_by("origin"), within=("1h",)), "pair of durations"),
+            (lambda f, w: f.key_by("origin").join("j", w.key_by("origin"), within="1h"), "pair of durations"),
             (lambda f, w: f.key_by("origin").join("j", w.key_by("origin"), within=("x", "y")), "not a duration"),
             (
                 lambda f, w: f.key_by("origin").join("j", w.drop("d", "hour").key_by("origin"), within=(0, 0)),

@@ -8,12 +8,15 @@ import random
 import polars as pl
 import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 
 import cutwater as cw
-from cutwater.dataflow.graph import EdgeType, Link
+from cutwater.dataflow.graph import EdgeType, Input, Link
 from cutwater.dataflow.plan import fuse_links, make_plan, validate_plan
 from cutwater.errors import BuildError, InvariantError
 from cutwater.state.keys import hash_keys, key_group_owner, key_groups
+
+FORWARD = EdgeType.FORWARD
 
 
 def chains(plan):
@@ -137,6 +140,20 @@ class TestKeyedAgain:
         (edge,) = [e for e in make_plan(flow, 2).edges if e.target_step == "top"]
         assert edge.type is EdgeType.HASH
 
+    def test_a_stateless_step_on_a_keyed_stream_takes_its_rows_by_key(self, flow, flights):
+        keyed = flights.key_by("origin").filter("f", pl.col("delay") > 3)
+        keyed.key_by("origin").aggregate("n", n=cw.count()).write("out", cw.discard())
+        plan = make_plan(flow, 2)
+        assert chains(plan) == [("flights",), ("f", "n", "out")]
+        assert edges(plan) == [("hash", "flights", 0, "f", 0)]
+
+    def test_a_key_check_stays_beside_the_step_it_checks(self, flow):
+        stream = flow.read("r", cw.memory([], schema="k long"), parallelism=1)
+        keyed = stream.key_by("k", dead_letters="check")
+        keyed.dead_letters.write("bad", cw.discard(), parallelism=1)
+        keyed.aggregate("n", n=cw.count()).write("out", cw.discard())
+        assert chains(make_plan(flow, 2)) == [("r", "check", "bad"), ("n", "out")]
+
     def test_another_key_or_order_of_keys_is_exchanged(self, flow, flights):
         counts = flights.key_by("origin", "carrier").aggregate("n", n=cw.count())
         for id, keys in (("a", ("origin",)), ("b", ("carrier", "origin"))):
@@ -189,6 +206,19 @@ class TestFusing:
         ]
 
 
+def test_a_plan_travels_to_the_workers(flow, flights):
+    stream = flights.filter("a", pl.col("delay") > 1).enrich("e", pa.table({"carrier": ["AA"], "x": [1]}), on="carrier")
+    stream.map("m", lambda row: row, "origin string, scheduled timestamp_ntz, delay long").key_by("origin").window(
+        "w", cw.tumbling("1h")
+    ).aggregate("agg", worst=cw.max("delay")).write("out", cw.discard())
+    plan = make_plan(flow, 2)
+    arrived = cloudpickle.loads(cloudpickle.dumps(plan))
+    assert (arrived.vertices, arrived.edges, list(arrived.steps)) == (plan.vertices, plan.edges, list(plan.steps))
+    validate_plan(arrived)
+    batch = pa.RecordBatch.from_pylist([{"delay": d} for d in (0, 5)], schema=flights.schema)
+    assert arrived.steps["a"].spec.build().process(0, batch)[0][1].column("delay").to_pylist() == [5]
+
+
 class TestValidation:
     """Plans that the planner does not make are seen to be wrong."""
 
@@ -220,6 +250,21 @@ class TestValidation:
             (
                 lambda p: {"steps": {**p.steps, "f": dataclasses.replace(p.steps["f"], outputs=p.steps["n"].outputs)}},
                 "promises other rows",
+            ),
+            (
+                lambda p: {
+                    "steps": {
+                        **p.steps,
+                        "flights": dataclasses.replace(p.steps["flights"], outputs=p.steps["n"].outputs),
+                    }
+                },
+                "input 0 of step 'f' brings other rows",
+            ),
+            (
+                lambda p: {
+                    "steps": {**p.steps, "f": dataclasses.replace(p.steps["f"], inputs=(Input("x", 0, FORWARD),))}
+                },
+                "reads output 0 of step 'x', which is not there",
             ),
         ],
     )

@@ -113,7 +113,7 @@ class FileSource:
         self._schema: pa.Schema | None = None if schema is None else as_schema(schema)
         self._origin = SchemaOrigin("the given schema", given=schema is not None)
         self._checked = False
-        self._complete = False
+        self._complete = self._saw_end = self._discovered = False
         # Only the driver needs these: what was found so far, and sizes and times seen of files not yet settled.
         self._known: dict[str, tuple[FileEntry, list[Split]]] = {}
         self._unsettled: dict[str, tuple[FileEntry, float]] = {}
@@ -146,8 +146,17 @@ class FileSource:
 
     @property
     def bounded(self) -> bool:
-        """False while a watched directory may still grow; ``discover`` makes it True once it saw the end marker."""
+        """False while a watched directory may still grow.
+
+        The end marker makes it True: at once if the first ``discover`` sees it, otherwise one call after the one that
+        returned the last splits, so that these have surely reached whoever asks.
+        """
         return not self._watch or self._complete
+
+    @property
+    def ended(self) -> bool:
+        """True once no new splits will come: ``discover`` has returned all."""
+        return self.bounded
 
     @property
     def replayable(self) -> bool:
@@ -181,7 +190,8 @@ class FileSource:
             now_s = time.monotonic()
             entries = [entry for entry in entries if self._settled(entry, now_s)]
         splits = [split for entry in entries for split in self._splits(entry)]
-        self._complete = ended
+        self._complete = ended and (self._saw_end or not self._discovered)
+        self._saw_end, self._discovered = ended, True
         return splits
 
     def open(self, split: Split, position: Json | None, ctx: SourceContext) -> SplitReader:

@@ -1,0 +1,104 @@
+"""Computed rows: the same number gives the same row, wherever batches, stripes and partitions end."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cutwater.connectors.generate import RateSource, generate, rate
+from cutwater.errors import BuildError, UserCodeError
+
+
+class Context:
+    step, subtask = "read", 0
+
+    def dead_letter(self, origin: str, position: int, reason: str, raw: str) -> None:
+        raise AssertionError(raw)
+
+
+def numbers(start: int, count: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(range(start, start + count), pa.int64())})
+
+
+def values(source: RateSource, size: int = 100) -> list[list[int]]:
+    found: list[list[int]] = []
+    for split in source.discover():
+        reader = source.open(split, None, Context())
+        part: list[int] = []
+        while not reader.exhausted:
+            batch = reader.read(size)
+            assert batch is not None
+            part += batch.column(0).to_pylist()
+        found.append(part)
+    return found
+
+
+@given(st.integers(0, 60), st.integers(1, 5), st.integers(0, 9), st.integers(1, 12), st.integers(1, 40))
+def test_the_splits_hold_every_number_once_dealt_out_in_stripes(
+    rows: int, partitions: int, start: int, stripe: int, size: int
+) -> None:
+    source = generate(numbers, rows=rows, partitions=partitions, start=start, stripe_rows=stripe)
+    parts = values(source, size)
+    expected = range(start, start + rows)
+    assert parts == [[n for n in expected if (n - start) // stripe % partitions == p] for p in range(partitions)]
+
+
+def test_an_endless_source_goes_on_at_its_position() -> None:
+    source = generate(numbers, partitions=2, stripe_rows=3)
+    assert not source.bounded
+    reader = source.open(source.discover()[1], 10**12 + 5, Context())
+    batch = reader.read(4)
+    assert batch is not None
+    assert not reader.exhausted
+    again = source.open(source.discover()[1], reader.position, Context()).read(2)
+    assert again is not None
+    assert len({*batch.column(0).to_pylist(), *again.column(0).to_pylist()}) == 6
+
+
+def test_time_comes_from_the_number_and_not_from_the_clock() -> None:
+    batch = rate(4.0).compute(8, 2)
+    assert batch.column("value").to_pylist() == [8, 9]
+    assert [t.isoformat() for t in batch.column("timestamp").to_pylist()] == [
+        "2020-01-01T00:00:02+00:00",
+        "2020-01-01T00:00:02.250000+00:00",
+    ]
+    assert rate(None).compute(0, 1).schema.equals(rate(None).schema)
+
+
+def test_partitions_and_stripes_are_part_of_the_split_ids() -> None:
+    ids = {s.id for p in (2, 3) for w in (4, 5) for s in generate(numbers, partitions=p, stripe_rows=w).discover()}
+    assert len(ids) == 2 * (2 + 3)
+
+
+def test_a_schema_given_as_text_is_what_the_rows_get() -> None:
+    source = generate(numbers, schema="n double", rows=3, partitions=1)
+    assert source.schema.field("n").type == pa.float64()
+    assert source.compute(0, 2).schema.equals(source.schema)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda start, count: numbers(start, count + 1), "gave 3 rows instead of 2"),
+        (lambda start, count: numbers(start, count).rename_columns(["m"]), "m int64 instead of n int64"),
+        (lambda start, count: numbers(start, count).to_pylist(), "must return a pyarrow.RecordBatch, got list"),
+        (lambda start, count: 1 // 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_wrong_function_is_named_with_its_call(fn: object, message: str) -> None:
+    source = generate(fn, schema="n long")  # type: ignore[arg-type]
+    with pytest.raises(UserCodeError, match=message) as caught:
+        source.compute(7, 2)
+    if "Zero" in message:
+        assert "fn(7, 2)" in str(caught.value)
+        assert "generate.py" not in str(caught.value).replace("test_generate.py", "")
+
+
+@pytest.mark.parametrize(
+    "options", [{"partitions": 0}, {"rows": -1}, {"stripe_rows": 0}, {"rate": 0.0}, {"start": -1}, {"rows": 1.5}]
+)
+def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(BuildError, match=next(iter(options))):
+        generate(numbers, **options)  # type: ignore[arg-type]

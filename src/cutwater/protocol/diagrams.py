@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from typing import TypeVar
 
 from cutwater.protocol.pending import PENDING_STAGES
 from cutwater.protocol.reasons import FailureReason
@@ -11,6 +12,9 @@ from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.stages import PHASES, STAGES
 
 __all__ = ["states_page"]
+
+_State = TypeVar("_State", bound=enum.Enum)
+_Step = TypeVar("_Step", bound=enum.Enum)
 
 _HEAD = """# States of the protocol machines
 
@@ -42,7 +46,7 @@ def states_page() -> str:
     return "\n".join(parts)
 
 
-def _diagram(table: Mapping[tuple[enum.Enum, enum.Enum], enum.Enum], first: str, last: tuple[str, ...]) -> str:
+def _diagram(table: Mapping[tuple[_State, _Step], _State], first: str, last: tuple[str, ...]) -> str:
     arrows = [f"    {before.value} --> {after.value}: {step.value}" for (before, step), after in table.items()]
     ends = [f"    {state} --> [*]" for state in last]
     return "\n".join(["```mermaid", "stateDiagram-v2", f"    [*] --> {first}", *arrows, *ends, "```\n"])

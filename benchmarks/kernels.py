@@ -1,4 +1,7 @@
-"""Rows per second of the keyed kernels, on one core: ``python benchmarks/kernels.py [rows per batch]``."""
+"""Rows per second of processor time of the keyed kernels: ``python benchmarks/kernels.py [rows per batch]``.
+
+Processor time, so that a busy machine does not change the picture much; one core does all the work.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +60,10 @@ def measure(name: str, work: Callable[[pa.RecordBatch], object], data: list[pa.R
         work(batch)
     best = float("inf")
     for _ in range(rounds):
-        begin = time.perf_counter()
+        begin = time.process_time()
         for batch in data:
             work(batch)
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, time.process_time() - begin)
     rows = sum(batch.num_rows for batch in data)
     print(f"{name:<44} {rows / best / 1e6:8.1f} M rows/s")
 
@@ -91,13 +94,13 @@ def windows(rows: int, text: bool, size_us: int, kind: str) -> None:
     for _ in range(ROUNDS):
         operator = spec.build()
         operator.open(Subtask())
-        begin = time.perf_counter()
+        begin = time.process_time()
         for batch, end in zip(data, ends, strict=True):
             operator.process(0, batch)
             operator.on_watermark(end)
             while operator.pending:
                 operator.resume()
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, time.process_time() - begin)
     print(f"{kind:<44} {rows * BATCHES / best / 1e6:8.1f} M rows/s")
 
 

@@ -127,6 +127,10 @@ class Accumulator(ABC):
     def frozen(self) -> Accumulator:
         """A copy of the slots in use as they are now; serves ``state`` and ``result``."""
 
+    @abstractmethod
+    def release(self) -> None:
+        """Give back the memory of a frozen accumulator, which is not used again."""
+
 
 def make_accumulator(aggregate: Aggregate, schema: pa.Schema) -> Accumulator:
     """An empty accumulator for rows of ``schema``.

@@ -12,9 +12,9 @@ from cutwater.errors import StorageError
 from cutwater.operators.accumulators import Accumulator, Aggregate, make_accumulator
 from cutwater.state.index import KeyIndex, Slots, make_index
 from cutwater.state.keys import hash_keys, key_groups
-from cutwater.state.segments import GROUP_COLUMN, Segment
+from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment
 
-__all__ = ["KeyedTable", "group_segments", "keyed_rows"]
+__all__ = ["FrozenTable", "KeyedTable", "group_segments", "keyed_rows"]
 
 _SEGMENT_ROWS = 1 << 18
 
@@ -25,10 +25,13 @@ class KeyedTable:
     Args:
         key_types: types of the index columns.
         aggregates: the aggregates, over rows of ``schema``.
+        expected: number of keys to make room for at once.
     """
 
-    def __init__(self, key_types: Sequence[pa.DataType], aggregates: Sequence[Aggregate], schema: pa.Schema) -> None:
-        self.index: KeyIndex = make_index(key_types)
+    def __init__(
+        self, key_types: Sequence[pa.DataType], aggregates: Sequence[Aggregate], schema: pa.Schema, expected: int = 0
+    ) -> None:
+        self.index: KeyIndex = make_index(key_types, expected)
         self.accumulators: list[Accumulator] = [make_accumulator(a, schema) for a in aggregates]
         self._state_widths = [len(a.state_fields(schema)) for a in aggregates]
 
@@ -58,7 +61,7 @@ class KeyedTable:
 
     def keep(self, slots: Slots) -> None:
         """Forget all slots but these, which become 0, 1, 2 ..."""
-        kept = make_index(self.index.types)
+        kept = make_index(self.index.types, len(slots))
         if len(slots):
             kept.upsert(self.index.columns(slots))
         self.index = kept
@@ -66,11 +69,32 @@ class KeyedTable:
             accumulator.keep(slots)
 
     def frozen(self) -> KeyedTable:
-        """The table as it is now, for ``rows`` in another thread: copies what changes in place, shares the rest."""
+        """The table as it is now, for ``rows`` in another thread: copies what changes in place, shares the rest.
+
+        ``release`` the copy when it is no longer read: the next one then takes over its memory, whose pages are warm.
+        """
         copy = object.__new__(KeyedTable)
         copy.index, copy._state_widths = self.index.frozen(), self._state_widths
         copy.accumulators = [accumulator.frozen() for accumulator in self.accumulators]
         return copy
+
+    def release(self) -> None:
+        """Give back the memory of a frozen table."""
+        for accumulator in self.accumulators:
+            accumulator.release()
+        self.accumulators = []
+
+
+class FrozenTable(FrozenSegments):
+    """Segments of a frozen table, which is released with them."""
+
+    def __init__(self, table: KeyedTable, make: Callable[[], Iterable[Segment]]) -> None:
+        super().__init__(make)
+        self._table = table
+
+    def release(self) -> None:
+        super().release()
+        self._table.release()
 
 
 def group_segments(

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from cutwater.operators.base import BaseOperator, Outputs
-from cutwater.operators.keyed_table import KeyedTable, group_segments, keyed_rows
+from cutwater.operators.keyed_table import FrozenTable, KeyedTable, group_segments, keyed_rows
 from cutwater.state.keys import require_valid_keys
-from cutwater.state.segments import Frozen, FrozenSegments, Segment
+from cutwater.state.segments import Frozen, Segment
 
 if TYPE_CHECKING:
     from cutwater.operators.aggregate import RunningAggregateSpec
@@ -30,9 +30,9 @@ class RunningAggregate(BaseOperator):
         self._state = spec.state_schema
         self._table = self._empty()
 
-    def _empty(self) -> KeyedTable:
+    def _empty(self, expected: int = 0) -> KeyedTable:
         types = [self._spec.input_schema.field(name).type for name in self._spec.keys]
-        return KeyedTable(types, self._spec.aggregates, self._spec.input_schema)
+        return KeyedTable(types, self._spec.aggregates, self._spec.input_schema, expected)
 
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
         if batch.num_rows == 0:
@@ -50,10 +50,11 @@ class RunningAggregate(BaseOperator):
             slots = np.arange(len(table), dtype=np.int32)
             return group_segments(STATE, self._state, slots, table.index.columns, table.rows, groups)
 
-        return FrozenSegments(segments)
+        return FrozenTable(table, segments)
 
     def restore(self, segments: Iterable[Segment]) -> None:
-        self._table = self._empty()
+        batches = keyed_rows(segments, self._state, self.ctx.key_groups)
+        self._table = self._empty(sum(batch.num_rows for batch in batches))
         keys = len(self._spec.keys)
-        for batch in keyed_rows(segments, self._state, self.ctx.key_groups):
+        for batch in batches:
             self._table.restore(batch.columns[:keys], batch.columns[keys:])

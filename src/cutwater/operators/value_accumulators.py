@@ -118,6 +118,9 @@ class PickValue(Accumulator):
         copy._references = self._references[: self._used].copy()
         return copy
 
+    def release(self) -> None:
+        self._references = np.empty(0, np.int64)
+
 
 _ALL = np.zeros(0, np.bool_)
 _ALL.flags.writeable = False

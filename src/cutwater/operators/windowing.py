@@ -12,11 +12,11 @@ import pyarrow as pa
 from cutwater.errors import DataError
 from cutwater.operators import window_kernels as kernels
 from cutwater.operators.base import MIN_WATERMARK, BaseOperator, Outputs
-from cutwater.operators.keyed_table import KeyedTable, group_segments, keyed_rows
+from cutwater.operators.keyed_table import FrozenTable, KeyedTable, group_segments, keyed_rows
 from cutwater.operators.open_windows import OpenWindows, join_slots
 from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys, show_row
-from cutwater.state.segments import GROUP_COLUMN, Frozen, FrozenSegments, Segment
+from cutwater.state.segments import GROUP_COLUMN, Frozen, Segment
 from cutwater.state.words import fixed_view, from_words, valid_rows
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class WindowAggregate(BaseOperator):
             slots = join_slots(parts)
             yield from group_segments(STATE, self._state, slots, lambda s: table.index.columns(s)[1:], rows, groups)
 
-        return FrozenSegments(segments)
+        return FrozenTable(table, segments)
 
     def _watermarks(self) -> pa.RecordBatch:
         owned = np.arange(self.ctx.key_groups.start, self.ctx.key_groups.stop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ class _Arrays(Accumulator):
     def __init__(self, *dtypes: Any) -> None:
         self._used = 0
         self._arrays: list[npt.NDArray[Any]] = [np.zeros(0, dtype) for dtype in dtypes]
+        # Copies given back by the snapshot thread.  The first touch of a fresh page costs far more than the copying.
+        self._spare: deque[list[npt.NDArray[Any]]] = deque(maxlen=1)
 
     def reserve(self, slots: int) -> None:
         self._used = slots
@@ -54,8 +57,18 @@ class _Arrays(Accumulator):
     def frozen(self) -> Accumulator:
         copy = object.__new__(type(self))
         vars(copy).update(vars(self))
-        copy._arrays = [values[: self._used].copy() for values in self._arrays]
+        spare = self._spare.pop() if self._spare else []
+        if not spare or len(spare[0]) < self._used:
+            spare = [np.empty(len(values), values.dtype) for values in self._arrays]
+        for values, into in zip(self._arrays, spare, strict=True):
+            into[: self._used] = values[: self._used]
+        copy._arrays = spare
         return copy
+
+    def release(self) -> None:
+        if self._arrays:
+            self._spare.append(self._arrays)
+        self._arrays = []
 
     def state(self, slots: Slots) -> list[pa.Array]:
         return [self.result(slots)]

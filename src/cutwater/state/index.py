@@ -35,12 +35,13 @@ class KeyIndex(ABC):
 
     Args:
         types: Arrow types of the key columns, in order.
+        expected: number of keys to make room for at once.
     """
 
-    def __init__(self, types: Sequence[pa.DataType]) -> None:
+    def __init__(self, types: Sequence[pa.DataType], expected: int = 0) -> None:
         self.types = tuple(types)
         self._count = 0
-        self._limit = _FIRST_SLOTS
+        self._limit = max(_FIRST_SLOTS, 1 << max(0, expected - 1).bit_length())
 
     def __len__(self) -> int:
         """Slots in use."""
@@ -103,8 +104,8 @@ class Int64Index(KeyIndex):
     [0, 1, 0]
     """
 
-    def __init__(self, types: Sequence[pa.DataType]) -> None:
-        super().__init__(types)
+    def __init__(self, types: Sequence[pa.DataType], expected: int = 0) -> None:
+        super().__init__(types, expected)
         self._table = np.zeros(self._table_size(), np.int32)
         self._keys: Words = np.empty(self._limit, np.int64)
 
@@ -143,8 +144,8 @@ class WordsIndex(KeyIndex):
     [0, 1, 0]
     """
 
-    def __init__(self, types: Sequence[pa.DataType]) -> None:
-        super().__init__(types)
+    def __init__(self, types: Sequence[pa.DataType], expected: int = 0) -> None:
+        super().__init__(types, expected)
         self._table = np.zeros(self._table_size(), np.int32)
         self._keys: Words = np.empty((self._limit, len(types)), np.int64)
 
@@ -186,8 +187,8 @@ class BytesIndex(KeyIndex):
     [0, 1, 0]
     """
 
-    def __init__(self, types: Sequence[pa.DataType]) -> None:
-        super().__init__(types)
+    def __init__(self, types: Sequence[pa.DataType], expected: int = 0) -> None:
+        super().__init__(types, expected)
         self._word_columns = [c for c, kind in enumerate(types) if is_word_key(kind)]
         self._byte_columns = [c for c, kind in enumerate(types) if not is_word_key(kind)]
         lengths = len(self._byte_columns) if len(self._byte_columns) > 1 else 0
@@ -280,15 +281,15 @@ class BytesIndex(KeyIndex):
         return view
 
 
-def make_index(types: Sequence[pa.DataType]) -> KeyIndex:
-    """The fastest kind of index for these key columns.
+def make_index(types: Sequence[pa.DataType], expected: int = 0) -> KeyIndex:
+    """The fastest kind of index for these key columns, with room for ``expected`` keys.
 
     >>> type(make_index([pa.timestamp("us"), pa.string()])).__name__
     'BytesIndex'
     """
     if not all(is_word_key(kind) for kind in types):
-        return BytesIndex(types)
-    return Int64Index(types) if len(types) == 1 else WordsIndex(types)
+        return BytesIndex(types, expected)
+    return Int64Index(types, expected) if len(types) == 1 else WordsIndex(types, expected)
 
 
 def _matrix(parts: Sequence[Words], rows: int) -> Words:

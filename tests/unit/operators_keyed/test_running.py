@@ -143,6 +143,24 @@ def test_what_comes_after_the_freeze_is_not_in_the_segments() -> None:
     assert list(frozen.segments()) == []
 
 
+def test_freezes_share_memory_only_after_release() -> None:
+    batch = pa.record_batch({"k": np.arange(100), "v": np.arange(100)})
+    operator = opened(spec_of(batch, ("k",), ["sum", "mean", "max"]))
+    operator.process(0, batch)
+    released = operator.freeze(1)
+    contents: list[list[object]] = [[s.batch.to_pylist() for s in released.segments()]]
+    released.release()
+    open_ones = []
+    for checkpoint in range(2, 5):
+        frozen = operator.freeze(checkpoint)
+        contents.append([s.batch.to_pylist() for s in frozen.segments()])
+        open_ones.append(frozen)
+        operator.process(0, batch)
+    for frozen, content in zip(open_ones, contents[1:], strict=True):
+        assert [s.batch.to_pylist() for s in frozen.segments()] == content
+    assert contents[0] == contents[1] != contents[2] != contents[3]
+
+
 def test_segments_read_like_a_table() -> None:
     batch = pa.record_batch({"k": ["a", "b", "a"], "v": [1, None, 3]})
     spec = spec_of(batch, ("k",), ["sum", "mean"])

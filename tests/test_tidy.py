@@ -25,6 +25,7 @@ ENTRY_POINTS = {
     "cutwater": "what users import",
     "cutwater.ui.cli": "the command line (pyproject: project.scripts)",
     "cutwater.storage.memory": "the store of the contract suites and of simulations, with faults as data",
+    "cutwater.protocol.diagrams": "writes the tables of the documentation; a test keeps them current",
     "cutwater.runtime.daemon": "named in the setting spark.python.daemon.module",
 }
 

@@ -112,7 +112,7 @@ def _expand(path: str, may_be_empty: bool) -> Iterator[str]:
     elif os.path.exists(path):
         yield path
     elif glob.has_magic(path):
-        hits = [hit for hit in glob.glob(path, recursive=True) if _visible(os.path.basename(hit))]
+        hits = [hit for hit in glob.glob(path, recursive=True) if _all_visible(hit, path)]
         if not hits and not may_be_empty:
             raise BuildError(f"files: nothing matches {path!r}", hint="Check the pattern and the working directory.")
         for hit in hits:
@@ -136,14 +136,28 @@ def _walk(directory: str) -> Iterator[str]:
             continue
         if not entry.is_dir():
             yield entry.path
-        elif "=" in entry.name:
-            raise BuildError(
-                f"files: {entry.path!r} looks like a directory partitioned by {entry.name.partition('=')[0]!r}, "
-                "a column that is not in its files",
-                hint="Read it with Spark and pass the DataFrame to flow.read, so that the column is there.",
-            )
         else:
+            _refuse_partition(entry.name, entry.path)
             yield from _walk(entry.path)
+
+
+def _all_visible(hit: str, pattern: str) -> bool:
+    """True if every part of the path that the pattern left open counts."""
+    spelled = set(pattern.split(os.sep))
+    found = [part for part in hit.split(os.sep) if part not in spelled]
+    for folder in found:
+        if folder != os.path.basename(hit):
+            _refuse_partition(folder, hit)
+    return all(map(_visible, found))
+
+
+def _refuse_partition(folder: str, path: str) -> None:
+    if "=" in folder:
+        raise BuildError(
+            f"files: {path!r} looks like a directory partitioned by {folder.partition('=')[0]!r}, "
+            "a column that is not in its files",
+            hint="Read it with Spark and pass the DataFrame to flow.read, so that the column is there.",
+        )
 
 
 def _visible(name: str) -> bool:

@@ -138,9 +138,10 @@ class FileSource:
         if not self._checked:
             if not schema.names:
                 raise BuildError("files: a schema without columns")
-            text = self._text(self._file_format())
-            if text is not None:
-                text.check(schema)
+            for file_format in sorted(self._formats()):
+                text = self._text(file_format)
+                if text is not None:
+                    text.check(schema)
         self._schema, self._checked = schema, True
         return schema
 
@@ -201,7 +202,7 @@ class FileSource:
             DataError: the file is gone, changed, damaged, or has other columns.
         """
         divert = ctx if self.bad_rows == "dead_letter" else None
-        schema = self.schema
+        schema = self.schema if self._schema is None else self._schema
         text = self._text(self._file_format(split.data["file"]))
         if text is None:
             return ParquetReader(split, position, schema, self._origin, divert)
@@ -242,15 +243,16 @@ class FileSource:
         """What is remembered of a file to tell whether it changed."""
         return entry
 
-    def _file_format(self, path: str | None = None) -> FileFormat:
-        """The format given, or the one that the name of a file tells (None: of the first file)."""
+    def _formats(self) -> set[FileFormat]:
+        """The formats of the files that are there now."""
+        if self._format is not None:
+            return {self._format}
+        return {self._file_format(entry.path) for entry in list_files(self.paths, may_be_empty=self._watch)}
+
+    def _file_format(self, path: str) -> FileFormat:
+        """The format given, or the one that the name of a file tells."""
         if self._format is not None:
             return self._format
-        if path is None:
-            entries = list_files(self.paths, may_be_empty=self._watch)
-            if not entries:
-                raise BuildError(f"files: no files in {self._where()} to tell the format by", hint="Give format=...")
-            path = entries[0].path
         stem = path if compression_of(path) is None else os.path.splitext(path)[0]
         found = _FORMATS.get(os.path.splitext(stem)[1].lower())
         if found is None:

@@ -19,6 +19,8 @@ from cutwater.errors import DataError
 
 __all__ = ["TextReader", "first_block"]
 
+BLOCK_BYTES = 1 << 20
+"""How much of a file is parsed at once: a few milliseconds' work."""
 _MAX_RAW = 10_000
 
 
@@ -64,7 +66,8 @@ def first_block(entry: FileEntry, text: TextFormat) -> tuple[list[str], Block] |
     return start.names, block
 
 
-def _lines(entry: FileEntry, text: TextFormat, offset: int, line: int, block_bytes: int = 1 << 20) -> LineBlocks:
+def _lines(entry: FileEntry, text: TextFormat, offset: int, line: int, block_bytes: int | None = None) -> LineBlocks:
+    block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
     if isinstance(text, JsonFormat):
         return LineBlocks(entry, offset, line, spaces_are_blank=True, block_bytes=block_bytes)
     return LineBlocks(entry, offset, line, quote=text.quote, delimiter=text.delimiter, block_bytes=block_bytes)

@@ -105,6 +105,7 @@ def test_names_are_direct_children_files_and_folders(store):
     assert store.names() == ["a", "b", "bb"]
     assert store.names("b") == ["1", "2"]
     assert store.names("none") == []
+    assert store.names("a") == store.names("a/b") == store.list("a/b") == [], "a file has nothing below it"
 
 
 def test_delete_takes_a_file_or_a_folder_and_missing_is_fine(store):

@@ -151,7 +151,7 @@ class LocalStore:
         with self._errors("list", folder or "."):
             try:
                 names = os.listdir(self._resolve(folder))
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 self._require_root("list", folder)
                 return []
         return sorted(n for n in names if not n.startswith(_TEMP_PREFIX))
@@ -306,7 +306,7 @@ def _walk(folder: Path) -> Iterator[Path]:
     """All files below a folder; what vanishes meanwhile is left out."""
     try:
         entries = list(os.scandir(folder))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):

@@ -169,7 +169,7 @@ def test_root_deleted_during_the_run(store):
 def test_a_place_that_cannot_be_written_says_why(store, monkeypatch, code):
     store.create("f/x", b"")
     failing(monkeypatch, "open", code, when=lambda path, flags, *_: bool(flags & os.O_CREAT))
-    with pytest.raises(StorageError, match="no permission in .*Check owner, mode and mount options"):
+    with pytest.raises(StorageError, match=r"no permission in .*Check owner, mode and mount options"):
         store.create("f/y", b"1")
 
 

@@ -295,7 +295,7 @@ def test_two_paused_drivers_at_neighbouring_numbers_against_a_third(monkeypatch)
 
 def test_a_late_entry_at_a_deleted_number_is_seen_and_harmless(monkeypatch):
     """The dangerous thing does happen in the explored space: a paused driver's create succeeds at a deleted number."""
-    files, chain, resumed = prepared(1)
+    files, _, resumed = prepared(1)
     store = MemoryStore()
     store.files = dict(files)
     late = resumed(0)(store)

@@ -1,0 +1,236 @@
+"""What a snapshot consists of and whether it is whole: as JSON-able data, and as text for the command line.
+
+Pure functions over a store: they change nothing and can look at a job that is running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from cutwater.errors import ConfigError
+from cutwater.storage.base import Store
+from cutwater.storage.log import CheckpointCompleted, JobLog, LogState
+from cutwater.storage.manifest import Entry, Manifest, SplitRecord, SubtaskRecord
+from cutwater.storage.recovery import verify_checkpoint
+from cutwater.storage.retention import list_jobs
+from cutwater.storage.snapshot import load_manifest
+
+__all__ = ["inspect_snapshot", "render_inspect", "render_verify", "verify_snapshot"]
+
+_NO_WATERMARK = -(2**63)
+_END_OF_TIME = 2**63 - 1
+
+
+def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -> dict[str, Any]:
+    """What lies in a completed checkpoint (default: the newest), without reading its data.
+
+    Returns:
+        ``job``, ``uid``, ``checkpoint_id``, ``attempt``, ``protocol``, ``final``, ``completed`` (ISO time), ``bytes``,
+        ``retained`` (ids, newest first), ``steps`` (id, kind, parallelism, rows, bytes, states), ``subtasks`` (vertex,
+        subtask, watermark, positions per read step, handles per write step, channels).
+
+    Raises:
+        ConfigError: no such job or checkpoint; the hint lists what there is.
+        CorruptSnapshotError: log or manifest are damaged.
+    """
+    state, completed = _find(store, job, checkpoint_id)
+    manifest = load_manifest(store, job, completed)
+    return {
+        "job": manifest.job,
+        "uid": manifest.uid,
+        "checkpoint_id": manifest.checkpoint_id,
+        "attempt": manifest.attempt,
+        "protocol": manifest.protocol,
+        "parallelism": manifest.parallelism,
+        "max_parallelism": manifest.max_parallelism,
+        "final": manifest.final,
+        "completed": _iso(manifest.completed_ms),
+        "duration_ms": manifest.completed_ms - manifest.triggered_ms,
+        "format_version": manifest.format_version,
+        "bytes": sum(e.length for e in manifest.entries),
+        "files": len({e.file for e in manifest.entries if e.file}),
+        "retained": [c.checkpoint_id for c in state.completed],
+        "steps": _steps(manifest),
+        "subtasks": [_subtask(s) for s in manifest.subtasks],
+    }
+
+
+def verify_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -> dict[str, Any]:
+    """Read every byte of one completed checkpoint, or of all retained ones, and compare it with its digest.
+
+    Returns:
+        ``job``, ``ok``, and ``checkpoints``: per checkpoint ``checkpoint_id``, ``ok``, ``files``, ``segments``,
+        ``bytes``, ``problems`` (file, what).
+
+    Raises:
+        ConfigError: no such job or checkpoint.
+        CorruptSnapshotError: the log itself is damaged.
+    """
+    state, completed = _find(store, job, checkpoint_id)
+    chosen = state.completed if checkpoint_id is None else (completed,)
+    reports = [verify_checkpoint(store, job, c) for c in chosen]
+    return {
+        "job": job,
+        "ok": all(r.ok for r in reports),
+        "checkpoints": [
+            {
+                "checkpoint_id": r.checkpoint_id,
+                "ok": r.ok,
+                "files": r.files,
+                "segments": r.segments,
+                "bytes": r.bytes,
+                "problems": [{"file": p.file, "what": p.what} for p in r.problems],
+            }
+            for r in reports
+        ],
+    }
+
+
+def render_inspect(info: dict[str, Any]) -> str:
+    """The result of ``inspect_snapshot`` as text."""
+    lines = [
+        f"checkpoint {info['checkpoint_id']} of {info['job']}{' (final)' if info['final'] else ''}",
+        f"  {info['protocol']}, attempt {info['attempt']}, parallelism {info['parallelism']}"
+        f" of at most {info['max_parallelism']}",
+        f"  completed {info['completed']} after {info['duration_ms']} ms",
+        f"  {_size(info['bytes'])} in {_count(info['files'], 'file')} besides the manifest",
+        f"  retained: {', '.join(map(str, info['retained']))}",
+        "",
+    ]
+    rows = [
+        [s["id"], s["kind"], str(s["parallelism"]), f"{s['rows']:,}", _size(s["bytes"]), ", ".join(s["states"])]
+        for s in info["steps"]
+    ]
+    lines += _table(["step", "kind", "subtasks", "rows", "size", "states"], rows)
+    lines += [
+        "",
+        *_table(["subtask", "watermark", "positions", "to commit"], list(map(_subtask_row, info["subtasks"]))),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def render_verify(info: dict[str, Any]) -> str:
+    """The result of ``verify_snapshot`` as text."""
+    lines: list[str] = []
+    for c in info["checkpoints"]:
+        verdict = "ok" if c["ok"] else "DAMAGED"
+        what = f"{_count(c['files'], 'file')}, {_count(c['segments'], 'segment')}, {_size(c['bytes'])}"
+        lines.append(f"checkpoint {c['checkpoint_id']}: {verdict} ({what})")
+        lines += [f"  {p['file']}: {p['what']}" for p in c["problems"]]
+    return "\n".join(lines) + "\n"
+
+
+def _find(store: Store, job: str, checkpoint_id: int | None) -> tuple[LogState, CheckpointCompleted]:
+    jobs = list_jobs(store)
+    if job not in jobs:
+        raise ConfigError(f"no job {job!r} in {store!r}", hint=f"There are: {', '.join(jobs) or 'none'}.")
+    state = JobLog(store, job).read()
+    ids = [c.checkpoint_id for c in state.completed]
+    if not ids:
+        raise ConfigError(f"job {job!r} has completed no checkpoint yet")
+    if checkpoint_id is None:
+        return state, state.completed[0]
+    if checkpoint_id not in ids:
+        raise ConfigError(
+            f"job {job!r} has no completed checkpoint {checkpoint_id}", hint=f"There are: {', '.join(map(str, ids))}."
+        )
+    return state, state.completed[ids.index(checkpoint_id)]
+
+
+def _steps(manifest: Manifest) -> list[dict[str, Any]]:
+    by_step: dict[str, list[Entry]] = {step.id: [] for step in manifest.steps}
+    for entry in manifest.entries:
+        by_step.setdefault(entry.step, []).append(entry)
+    known = {step.id: step for step in manifest.steps}
+    return [
+        {
+            "id": step,
+            "kind": known[step].kind if step in known else "",
+            "parallelism": known[step].parallelism if step in known else len({e.subtask for e in entries}),
+            "rows": sum(e.rows for e in entries),
+            "bytes": sum(e.length for e in entries),
+            "states": sorted({e.name for e in entries}),
+        }
+        for step, entries in by_step.items()
+    ]
+
+
+def _subtask(record: SubtaskRecord) -> dict[str, Any]:
+    return {
+        "vertex": record.vertex,
+        "subtask": record.subtask,
+        "watermark": _time(record.watermark),
+        "processing_time": _iso(record.processing_time_ms),
+        "finished": record.finished,
+        "positions": {step: [_split(s) for s in splits] for step, splits in record.splits.items()},
+        "handles": record.handles,
+        "channels": [
+            {
+                "edge": c.edge,
+                "from": c.source,
+                "next_row": c.next_row,
+                "watermark": _time(c.watermark),
+                "idle": c.idle,
+                "ended": c.ended,
+            }
+            for c in record.inputs
+        ],
+    }
+
+
+def _split(record: SplitRecord) -> dict[str, Any]:
+    return {
+        "split": record.id,
+        "position": record.position,
+        "max_time": _time(record.max_time),
+        "done": record.done,
+    }
+
+
+def _subtask_row(info: dict[str, Any]) -> list[str]:
+    positions = [
+        f"{step} {s['split']}: {'done' if s['done'] else s['position']}"
+        for step, splits in info["positions"].items()
+        for s in splits
+    ]
+    handles = [f"{step}: {len(handles)}" for step, handles in info["handles"].items() if handles]
+    name = f"{info['vertex']}.{info['subtask']}{' finished' if info['finished'] else ''}"
+    return [name, info["watermark"] or "-", ", ".join(positions) or "-", ", ".join(handles) or "-"]
+
+
+def _time(microseconds: int) -> str | None:
+    """ISO event time, "end" for the end of time, ``None`` before the first one."""
+    if microseconds == _NO_WATERMARK:
+        return None
+    if microseconds == _END_OF_TIME:
+        return "end"
+    try:
+        return datetime.fromtimestamp(microseconds // 1_000_000, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError):
+        return f"{microseconds} us"
+
+
+def _iso(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _size(amount: int) -> str:
+    size = float(amount)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    ]

@@ -1,0 +1,187 @@
+"""Damage of every kind at every place of a small checkpoint: found before use, named, answered by the previous one."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from storage_world import JOB, expected_values, restored_values, take_checkpoint
+
+from cutwater.errors import CorruptSnapshotError, FormatVersionError, StorageError
+from cutwater.storage.log import JobLog
+from cutwater.storage.memory import Fault, MemoryStore
+from cutwater.storage.recovery import choose, verify_checkpoint
+from cutwater.storage.snapshot import load_manifest, read_segment
+
+
+@pytest.fixture(scope="module")
+def healthy():
+    store = MemoryStore()
+    log = JobLog(store, JOB)
+    log.begin_attempt("driver")
+    for checkpoint_id in (1, 2):
+        take_checkpoint(store, log, checkpoint_id)
+    return dict(store.files)
+
+
+def damaged(files, **changes):
+    store = MemoryStore()
+    store.files = {**files, **changes.pop("to", {})}
+    for path in changes.pop("without", ()):
+        del store.files[path]
+    return store
+
+
+def outcome(store, path):
+    """ "refused" or "previous" when damage to ``path`` was noticed in the right way; "unnoticed" otherwise."""
+    log = JobLog(store, JOB)
+    try:
+        state = log.read()
+    except CorruptSnapshotError as error:
+        return "refused" if path in str(error) else f"refused without naming {path}: {error}"
+    found = choose(store, JOB, state)
+    if found.completed.checkpoint_id == 2:
+        assert restored_values(store, found) == expected_values(2)
+        return "unnoticed"
+    (report,) = found.passed_over
+    assert report.problems[0].file == path
+    assert path.rpartition("/")[2] in found.warnings[0]
+    assert "instead" in found.warnings[0]
+    assert restored_values(store, found) == expected_values(1)
+    return "previous"
+
+
+def wanted(path):
+    return "refused" if "/log/" in path else "previous"
+
+
+def of_newest(files):
+    """Files that a restore of the newest checkpoint depends on."""
+    return [path for path in files if "/log/" in path or "/chk-2/" in path]
+
+
+def test_undamaged_it_is_the_newest(healthy):
+    assert outcome(damaged(healthy), "") == "unnoticed"
+    assert {p.rpartition("/")[2][-5:] for p in of_newest(healthy)} == {".json", ".data"}
+
+
+def test_every_flipped_byte_is_found(healthy):
+    mutations = 0
+    for path in of_newest(healthy):
+        data = healthy[path]
+        for i in range(len(data)):
+            flipped = data[:i] + bytes([data[i] ^ 1 << i % 8]) + data[i + 1 :]
+            assert outcome(damaged(healthy, to={path: flipped}), path) == wanted(path), (path, i)
+            mutations += 1
+    assert mutations > 5_000
+
+
+def test_every_truncation_is_found(healthy):
+    mutations = 0
+    for path in of_newest(healthy):
+        for length in range(len(healthy[path])):
+            assert outcome(damaged(healthy, to={path: healthy[path][:length]}), path) == wanted(path), (path, length)
+            mutations += 1
+    assert mutations > 5_000
+
+
+def test_appended_bytes_are_found_or_never_read(healthy):
+    for path in of_newest(healthy):
+        result = outcome(damaged(healthy, to={path: healthy[path] + b"\n"}), path)
+        assert result == ("unnoticed" if path.endswith(".data") else wanted(path))
+
+
+def test_every_missing_file_is_found(healthy):
+    newest_entry = max(p for p in healthy if "/log/" in p)
+    for path in of_newest(healthy):
+        if path != newest_entry:
+            assert outcome(damaged(healthy, without=[path]), path) == wanted(path), path
+
+
+def test_loss_of_the_newest_log_entry_is_as_if_it_was_never_published(healthy):
+    store = damaged(healthy, without=[max(p for p in healthy if "/log/" in p)])
+    found = choose(store, JOB, JobLog(store, JOB).read())
+    assert restored_values(store, found) == expected_values(1)
+
+
+def test_every_pair_of_swapped_files_is_found(healthy):
+    for one, two in itertools.combinations(of_newest(healthy), 2):
+        store = damaged(healthy, to={one: healthy[two], two: healthy[one]})
+        path = next((p for p in (two, one) if "/log/" in p), None)
+        if path is None:
+            log = JobLog(store, JOB)
+            found = choose(store, JOB, log.read())
+            assert found.completed.checkpoint_id == 1, (one, two)
+        else:
+            with pytest.raises(CorruptSnapshotError):
+                JobLog(store, JOB).read()
+
+
+def test_every_stale_file_is_found(healthy):
+    for path in of_newest(healthy):
+        older = path.replace("chk-2", "chk-1")
+        if older != path:
+            assert outcome(damaged(healthy, to={path: healthy[older]}), path) == "previous"
+
+
+def test_a_log_entry_of_another_job_is_found(healthy):
+    other = MemoryStore()
+    log = JobLog(other, JOB)
+    log.begin_attempt("another")
+    for checkpoint_id in (1, 2):
+        take_checkpoint(other, log, checkpoint_id)
+    for path in of_newest(healthy):
+        if "/log/" in path:
+            with pytest.raises(CorruptSnapshotError, match="does not follow"):
+                JobLog(damaged(healthy, to={path: other.files[path]}), JOB).read()
+
+
+def test_damage_to_an_older_checkpoint_does_not_matter_but_is_reported_by_verify(healthy):
+    (path,) = [p for p in healthy if p.endswith("chk-1/1-0.data")]
+    store = damaged(healthy, to={path: healthy[path][:-1]})
+    state = JobLog(store, JOB).read()
+    assert choose(store, JOB, state).completed.checkpoint_id == 2
+    report = verify_checkpoint(store, JOB, state.completed[1])
+    assert [p.file for p in report.problems] == [path]
+
+
+def test_no_usable_checkpoint_is_an_error_and_never_a_fresh_start(healthy):
+    paths = [p for p in healthy if p.endswith(".data")]
+    store = damaged(healthy, to=dict.fromkeys(paths, b""))
+    with pytest.raises(CorruptSnapshotError, match=r"no completed checkpoint .* is usable: checkpoint 2.*checkpoint 1"):
+        choose(store, JOB, JobLog(store, JOB).read())
+
+
+def test_without_verify_only_the_manifest_is_read_and_segments_are_verified_when_used(healthy):
+    (path,) = [p for p in healthy if p.endswith("chk-2/1-0.data")]
+    store = damaged(healthy, to={path: healthy[path][:-8] + b"12345678"})
+    found = choose(store, JOB, JobLog(store, JOB).read(), verify=False)
+    assert found.completed.checkpoint_id == 2
+    bad = [e for e in found.manifest.entries if e.file.endswith("1-0.data")]
+    with pytest.raises(CorruptSnapshotError, match=r"chk-2/1-0.data at offset 0 is damaged: expected \d+ bytes"):
+        read_segment(store, JOB, bad[0])
+
+
+def test_a_store_that_cannot_be_read_now_is_not_taken_for_damage(healthy):
+    store = damaged(healthy)
+    state = JobLog(store, JOB).read()
+    store._faults, store._counts = [Fault(1, "error", "read", ".data")], [0]
+    with pytest.raises(StorageError, match="injected") as caught:
+        choose(store, JOB, state)
+    assert not isinstance(caught.value, CorruptSnapshotError)
+
+
+def test_a_newer_format_is_refused_with_its_version(healthy):
+    import msgspec
+    import xxhash
+
+    store = damaged(healthy)
+    state = JobLog(store, JOB).read()
+    newest = state.completed[0]
+    path = f"{JOB}/{newest.path}"
+    raw = msgspec.json.decode(store.files[path])
+    raw["format_version"] = 9
+    store.files[path] = msgspec.json.encode(raw)
+    digest = xxhash.xxh3_128_hexdigest(store.files[path])
+    with pytest.raises(FormatVersionError, match="format version 9, this release knows 1"):
+        load_manifest(store, JOB, msgspec.structs.replace(newest, digest=digest))

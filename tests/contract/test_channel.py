@@ -364,6 +364,15 @@ def test_watermarks_do_not_pile_up_at_a_receiver_that_does_not_take(pair: Pair) 
     assert pair.take(3) == [Watermark(0), Watermark(1), Watermark(99)]
 
 
+def test_a_watermark_joins_rows_that_wait_for_credit(pair: Pair) -> None:
+    out, _ = pair.make(capacity=1, batch_rows=10)
+    out.offer(batch(0, 10))
+    out.offer(batch(10, 10))
+    out.offer_watermark(5, force=True)
+    assert out.waiting_frames == 1
+    assert [i.watermark for i in pair.take(2)] == [MIN_WATERMARK, 5]
+
+
 # -- credit
 
 

@@ -13,6 +13,7 @@ import pytest
 from wire_ends import NUMBERS, Ends, batch, until
 
 from cutwater.errors import BuildError, DataError, InvariantError
+from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol.handshake import Peer
 from cutwater.protocol.wire import Header, Kind, encode_header
 from cutwater.runtime.channels import EMPTY, Barrier, Channel, InputChannel, OutputChannel, Rows, Signal
@@ -92,6 +93,22 @@ def test_frames_larger_than_every_buffer_arrive(ends: Ends) -> None:
     for first in range(0, 600_000, 200_000):
         until(lambda: inp.head() != EMPTY)
         assert inp.take(1 << 30).batch.equals(batch(first, 200_000))
+
+
+@pytest.mark.parametrize("size", [1, 97, 5000, 16_385])
+def test_frames_are_read_whole_however_the_stream_is_cut(ends: Ends, size: int) -> None:
+    connection, peer = ends.half()
+    inp = connection.input(KEY, NUMBERS, 1000)
+    ends.start()
+    chance, stream, total = random.Random(size), b"", 0
+    while len(stream) < (5_000 if size == 1 else 200_000):
+        rows = chance.choice([1, 10, 500, 2000, 2030, 2040, 2100, 5000])
+        stream += rows_frame(total, rows)
+        total += rows
+    for start in range(0, len(stream), size):
+        peer.sendall(stream[start : start + size])
+    until(lambda: inp.queued_rows == total or ends.lost)
+    assert values(inp) == list(range(total))
 
 
 def test_a_batch_above_the_frame_limit_is_split(ends: Ends) -> None:
@@ -319,6 +336,25 @@ def test_a_polite_close_delivers_everything_and_nobody_is_lost(ends: Ends) -> No
     assert values(inp) == list(range(400_000))
     assert inp.ended
     assert not ends.lost
+
+
+def test_a_polite_close_waits_for_a_slow_reader(ends: Ends) -> None:
+    connection, peer = ends.half()
+    out = connection.output(KEY, NUMBERS, batch_rows=100_000)
+    ends.start()
+    peer.sendall(encode_header(Header(Kind.CREDIT, 0, *KEY, first_row=50)))
+    until(lambda: out._credit == 50)
+    for first in range(0, 1_000_000, 100_000):
+        out.offer(batch(first, 100_000))
+    closing = threading.Thread(target=connection.close, args=(20.0,))
+    closing.start()
+    received = b""
+    while data := peer.recv(1 << 20):
+        received += data
+    peer.close()
+    closing.join(20)
+    expected = b"".join(rows_frame(n, 100_000, watermark=MIN_WATERMARK) for n in range(0, 1_000_000, 100_000))
+    assert received == expected + encode_header(Header(Kind.GOODBYE))
 
 
 def test_closing_while_full_ends_at_once(ends: Ends) -> None:

@@ -45,6 +45,7 @@ class Ends:
     def half(self, **settings: Any) -> tuple[Connection, socket.socket]:
         a, b = socket.socketpair()
         self.connections.append(Connection(a, Peer("data", "job", 1), **settings))
+        b.settimeout(20)  # no test hangs
         self.sockets.append(b)
         return self.connections[0], b
 

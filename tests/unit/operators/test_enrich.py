@@ -229,6 +229,14 @@ def test_digest_depends_on_the_content_only(name: str) -> None:
     assert len(seen) == 6
 
 
+@pytest.mark.parametrize("zero", [0, 0.0, False, "", b"", [], {"x": None}])
+def test_digest_tells_null_from_nothing(zero: Any) -> None:
+    kind = pa.array([zero]).type
+    assert table_digest(pa.table({"v": pa.array([None], kind)})) != table_digest(
+        pa.table({"v": pa.array([zero], kind)})
+    )
+
+
 def test_operator_knows_the_digest_it_loaded(make_context: Callable[..., Any]) -> None:
     spec = EnrichSpec(STREAM, EnrichmentTable(AIRLINES), (("s", "code"),))
     operator = spec.build()

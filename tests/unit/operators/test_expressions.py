@@ -38,6 +38,7 @@ PIPELINES: dict[str, tuple[Stage, ...]] = {
     "filter": (Filter(c("delay") > 15),),
     "filter nothing through": (Filter(c("delay") > 1e9),),
     "filter all through": (Filter(c("id") >= 0),),
+    "filters on columns that go away": (Filter(c("delay") > 0), Filter(c("id") % 2 == 0), Select(["origin"])),
     "constant filter": (Filter(pl.lit(True)),),
     "select names": (Select(["id", "at"]),),
     "select computed": (Select(["origin", (c("delay") * 2).alias("twice"), c("id").alias("key")]),),

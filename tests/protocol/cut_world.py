@@ -19,7 +19,7 @@ from cutwater.config import JobConfig
 from cutwater.protocol import messages as m
 from cutwater.protocol.coordinator import CheckpointCoordinator
 from cutwater.protocol.loop import Head, ReadSource, SubtaskLoop, TakeControl, TakeRows
-from cutwater.protocol.reasons import CheckpointKind, FailureReason
+from cutwater.protocol.reasons import CheckpointKind
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
 
@@ -380,6 +380,3 @@ class World:
             if got_rows[: len(sent_rows)] != sent_rows or (self.exactly and doubled):
                 raise Violation(f"{channel}: cut {id} has {got_rows} of {sent_rows}")
             self.seen["doubled"] += doubled
-
-
-__all__ = ["FailureReason", "Violation", "World"]

@@ -252,10 +252,11 @@ def test_a8_a_later_barrier_on_an_input_that_never_brought_the_older_one_aborts_
 
 
 def test_a8_an_older_barrier_that_comes_after_a_newer_one_began_is_declined_once():
-    machine = subtask("a", "b", protocol="at_least_once")
+    machine = subtask("a", "b", "c", protocol="at_least_once")
     feed(machine, BarrierTaken("a", 2))
     (declined,) = feed(machine, BarrierTaken("b", 1))
     assert (declined.checkpoint_id, declined.reason) == (1, FailureReason.BARRIER_SKIPPED)
+    assert feed(machine, BarrierTaken("c", 1), BarrierTaken("c", 2)) == []
     assert feed(machine, BarrierTaken("b", 2))[0] == Freeze(2, False)
 
 
@@ -286,7 +287,7 @@ def test_sinks_commit_on_the_complete_notice_and_once():
 def test_a_newer_notice_commits_all_older_and_the_older_one_then_nothing():
     machine = subtask("a")
     feed(machine, BarrierTaken("a", 1), Durable(1), BarrierTaken("a", 2), Durable(2))
-    assert feed(machine, CompleteNotice(2), CompleteNotice(1)) == [Commit(2)]
+    assert feed(machine, CompleteNotice(2), CompleteNotice(1), CompleteNotice(2)) == [Commit(2)]
     assert machine.pending == {}
 
 
@@ -301,6 +302,13 @@ def test_a_checkpoint_cannot_complete_without_an_acknowledgement_from_here(befor
     machine = subtask("a")
     feed(machine, *before)
     with pytest.raises(InvariantError):
+        machine.handle(CompleteNotice(1))
+
+
+def test_an_aborted_checkpoint_cannot_complete_even_if_a_newer_one_has():
+    machine = subtask("a")
+    feed(machine, BarrierTaken("a", 1), Durable(1), AbortNotice(1), BarrierTaken("a", 2), Durable(2), CompleteNotice(2))
+    with pytest.raises(InvariantError, match="checkpoint 1 completed"):
         machine.handle(CompleteNotice(1))
 
 

@@ -247,7 +247,7 @@ class LineBlocks:
         data = data[:end]
         ends = row_ends + 1
         starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
-        before = np.searchsorted(newlines, starts)
+        before = np.searchsorted(newlines, starts) if quoted else np.arange(len(starts))
         passed = int(np.searchsorted(newlines, end))
         lines = self._line + before
         blank = _blank(data, starts, ends)

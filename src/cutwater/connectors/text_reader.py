@@ -19,8 +19,10 @@ from cutwater.errors import DataError
 
 __all__ = ["TextReader", "first_block"]
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 18
 """How much of a file is parsed at once: a few milliseconds' work."""
+_INFER_BYTES = 1 << 20
+"""How much of a file is looked at to guess a schema."""
 _MAX_RAW = 10_000
 
 
@@ -52,7 +54,7 @@ class _Start(NamedTuple):
 def first_block(entry: FileEntry, text: TextFormat) -> tuple[list[str], Block] | None:
     """Column names (empty for JSON) and first rows of a file; None if it holds neither."""
     start = _start(entry, text)
-    lines = _lines(entry, text, start.offset, start.line)
+    lines = _lines(entry, text, start.offset, start.line, _INFER_BYTES)
     try:
         block = lines.next_block()
         while block is not None and not len(block.starts):

@@ -19,182 +19,36 @@ last progress).
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from dataclasses import dataclass, field
 
 from cutwater.errors import InvariantError
+from cutwater.protocol.job_messages import (
+    BeginAttempt,
+    CheckpointCompleted,
+    Effect,
+    Ended,
+    EndRequested,
+    Event,
+    FinalCommitted,
+    JobPhase,
+    Outcome,
+    Progress,
+    ShutDown,
+    StartProcessing,
+    StopAttempt,
+    SubtaskFinished,
+    TakeFinalCheckpoint,
+    TaskFailed,
+    Tick,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReady,
+    WorkersGone,
+)
 from cutwater.protocol.restart import GiveUp, RestartDecider
 
-__all__ = ["JobMachine", "JobPhase", "Outcome"]
-
-
-class JobPhase(enum.Enum):
-    FORMING = "forming"
-    DEPLOYING = "deploying"
-    RUNNING = "running"
-    DRAINING = "draining"
-    RESTARTING = "restarting"
-    ENDING = "ending"
-    ENDED = "ended"
-
-
-class Outcome(enum.Enum):
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    STOPPED = "stopped"
-    """Stopped by the user; a later start resumes from the last checkpoint."""
-
-
-# ---------------------------------------------------------------------------------------------------------- events
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerJoined:
-    """A worker proved the job's secret and fills a slot; an older worker of that slot is fenced from now on."""
-
-    slot: int
-    incarnation: int
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerLost:
-    """The connection of a worker ended, or it was silent for too long."""
-
-    slot: int
-    incarnation: int
-    reason: str
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Something moved towards a full group, for example Spark gave a task a core."""
-
-    running_tasks: int
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
-    """All subtasks of a worker are restored and connected."""
-
-    slot: int
-    attempt: int
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class SubtaskFinished:
-    """A subtask handled the end of its data."""
-
-    attempt: int
-    subtask: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskFailed:
-    """A subtask, the restore or the coordinator itself failed.  ``retryable``: a restart may help."""
-
-    attempt: int
-    reason: str
-    retryable: bool
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class FinalCommitted:
-    """The final checkpoint is complete and every sink committed it."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointCompleted:
-    attempt: int
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class EndRequested:
-    """The user cancels or stops the job."""
-
-    outcome: Outcome
-    reason: str
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersGone:
-    """After ``ShutDown``: no worker is left (or the patience is)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    now_ms: float
-
-
-Event = (
-    WorkerJoined
-    | WorkerLost
-    | Progress
-    | WorkerReady
-    | SubtaskFinished
-    | TaskFailed
-    | FinalCommitted
-    | CheckpointCompleted
-    | EndRequested
-    | WorkersGone
-    | Tick
-)
-
-
-# --------------------------------------------------------------------------------------------------------- effects
-
-
-@dataclass(frozen=True, slots=True)
-class StopAttempt:
-    """Reset every live worker: subtasks of older attempts are dropped, the processes stay."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class BeginAttempt:
-    """Take the log, choose the checkpoint, deploy to all slots.  Answered by WorkerReady or TaskFailed."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartProcessing:
-    """All workers are ready: let rows flow and checkpoints begin."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class TakeFinalCheckpoint:
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShutDown:
-    """Tell all workers to leave."""
-
-    outcome: Outcome
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    outcome: Outcome
-    reason: str
-
-
-Effect = StopAttempt | BeginAttempt | StartProcessing | TakeFinalCheckpoint | ShutDown | Ended
+__all__ = ["JobMachine"]
 
 _LIVE = frozenset({JobPhase.FORMING, JobPhase.DEPLOYING, JobPhase.RUNNING, JobPhase.DRAINING, JobPhase.RESTARTING})
 _ATTEMPT = frozenset({JobPhase.DEPLOYING, JobPhase.RUNNING, JobPhase.DRAINING})
@@ -288,7 +142,8 @@ class JobMachine:
                     return self._fail(event.reason, event.retryable)
                 return []
             case FinalCommitted():
-                if self.phase is JobPhase.DRAINING and event.attempt == self.attempt:
+                # DEPLOYING: the checkpoint to restore is a final one, its handles were just committed.
+                if self.phase in (JobPhase.DRAINING, JobPhase.DEPLOYING) and event.attempt == self.attempt:
                     return self._end(Outcome.FINISHED, "every row is processed and committed")
                 return []
             case CheckpointCompleted():

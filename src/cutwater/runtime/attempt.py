@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from cutwater.errors import CutwaterError, StorageError
+from cutwater.errors import CutwaterError, StorageError, WireError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.handshake import Peer, Refusal
@@ -128,7 +128,7 @@ class Attempt:
                 raise InterruptedBuildError
             if time.monotonic() > deadline:
                 missing = sorted(set(range(slot)) - set(self._connections))
-                raise CutwaterError(f"workers {missing} did not connect to worker {slot} in {_CONNECT_DEADLINE_S:.0f} s")
+                raise WireError(f"workers {missing} did not dial worker {slot} within {_CONNECT_DEADLINE_S:.0f} s")
 
     def _lost(self, connection: Connection, error: CutwaterError) -> None:
         self._worker.post(PeerLost(self.number, error))
@@ -169,7 +169,7 @@ class Attempt:
                         subtask.trigger(m.Trigger(checkpoint_id, final))
             case c.AssignSplits(step=step, splits=splits, no_more=no_more):
                 for subtask in self._subtasks:
-                    if subtask.source is not None and subtask.source.step.id == step:
+                    if subtask.source is not None and subtask.source.step == step:
                         subtask.source.assign(splits, no_more)
             case c.CompleteNotice(checkpoint_id=checkpoint_id):
                 for subtask in self._subtasks:

@@ -32,7 +32,9 @@ class Target:
 class EdgeOut:
     """The sending end of an edge in one subtask: picks the channel for each row."""
 
-    def __init__(self, channels: Sequence[OutputChannel], *, partitioner: HashPartitioner | None, broadcast: bool) -> None:
+    def __init__(
+        self, channels: Sequence[OutputChannel], *, partitioner: HashPartitioner | None, broadcast: bool
+    ) -> None:
         self.channels = list(channels)
         self._partitioner = partitioner
         self._broadcast = broadcast
@@ -175,7 +177,7 @@ class Chain:
 
 
 @contextlib.contextmanager
-def _located(node: Node):  # noqa: ANN202
+def _located(node: Node):
     try:
         yield
     except Exception as e:

@@ -5,7 +5,7 @@ What is not in a snapshot was never handed out as far as that snapshot knows, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cutwater.connectors.base import Source, Split
@@ -36,7 +36,7 @@ class Enumerator:
     def __post_init__(self) -> None:
         self._load = [0] * self.parallelism
 
-    def restore(self, records: dict[int, Iterable[SplitRecord]], parallelism: int) -> list[list[SplitAssignment]]:
+    def restore(self, records: Mapping[int, Iterable[SplitRecord]], parallelism: int) -> list[list[SplitAssignment]]:
         """Splits of a snapshot: with the old parallelism each stays where it was, otherwise they are dealt anew."""
         assigned: list[list[SplitAssignment]] = [[] for _ in range(self.parallelism)]
         for subtask in sorted(records):

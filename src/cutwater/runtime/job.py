@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from cutwater.config import JobConfig, RestartConfig, parse_duration_ms
+from cutwater.config import JobConfig, parse_duration_ms
 from cutwater.connectors.base import Sink, Source, Split
 from cutwater.connectors.collect import read_result
 from cutwater.dataflow.checks import check_guarantees
 from cutwater.dataflow.graph import PhysicalPlan, Step
 from cutwater.dataflow.plan import make_plan
 from cutwater.errors import BuildError, ConfigError, CutwaterError
-from cutwater.protocol.job import Outcome
+from cutwater.protocol.job_messages import Outcome
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.runtime.coordinator import Coordinator
 from cutwater.runtime.publisher import Publisher
@@ -132,9 +132,9 @@ class Job:
     def _result_directory(self, step: str) -> str:
         known = self.plan.steps.get(step)
         if known is None or known.kind != "collect":
-            collects = [s.id for s in self.plan.steps.values() if s.kind == "collect"]
-            raise ConfigError(f"step {step!r} collects nothing", hint=f"Steps that do: {', '.join(collects) or 'none'}.")
-        return str(cast(Any, known.spec).path)
+            collects = ", ".join(s.id for s in self.plan.steps.values() if s.kind == "collect")
+            raise ConfigError(f"step {step!r} collects nothing", hint=f"Steps that do: {collects or 'none'}.")
+        return str(cast(Any, known.spec).directory)
 
     def _end(self, outcome: Outcome, reason: str) -> None:
         self._coordinator.request_end(outcome, reason)
@@ -215,7 +215,7 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
         if f"{name}_ms" in known:
             values[f"{name}_ms"] = None if value is None else parse_duration_ms(value, name=name)
         elif name in known:
-            values[name] = RestartConfig(strategy=value) if name == "restart" and isinstance(value, str) else value
+            values[name] = {"strategy": value} if name == "restart" and isinstance(value, str) else value
         else:
             options = ", ".join(sorted(n.removesuffix("_ms") for n in known))
             raise ConfigError(f"unknown setting {name!r}", hint=f"Settings are: checkpoint, {options}.")
@@ -224,7 +224,9 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
     except msgspec.ValidationError as e:
         raise ConfigError(f"a setting has the wrong type: {e}") from e
     if config.protocol not in PROTOCOLS:
-        raise ConfigError(f"protocol {config.protocol!r} is not available", hint=f"Choose one of {', '.join(PROTOCOLS)}.")
+        raise ConfigError(
+            f"protocol {config.protocol!r} is not available", hint=f"Choose one of {', '.join(PROTOCOLS)}."
+        )
     return config
 
 

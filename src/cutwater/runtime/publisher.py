@@ -14,8 +14,8 @@ from typing import Any, cast
 from cutwater import __version__
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Sink
-from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.dataflow.compatibility import check_compatible, step_records
+from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.errors import FencedError
 from cutwater.storage.base import Store
 from cutwater.storage.log import CheckpointCompleted, JobFinished, JobLog, wall_clock_ms

@@ -15,10 +15,10 @@ import pyarrow as pa
 from cutwater.connectors.base import Committer, Json, PreCommit, Sink, SinkWriter
 from cutwater.operators.base import BaseOperator, Outputs
 
-__all__ = ["SinkOperator", "SinkIdentity"]
+__all__ = ["SinkIdentity", "SinkOperator"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SinkIdentity:
     """Who writes (SinkContext); a pre-commit handle is named by it (T1)."""
 
@@ -32,9 +32,7 @@ class SinkIdentity:
 class SinkOperator(BaseOperator):
     """Hands rows to the writer; the subtask calls ``pre_commit`` at a freeze and ``commit`` at a notice."""
 
-    def __init__(
-        self, step: str, sink: Sink, schema: pa.Schema, identity: SinkIdentity, restored: list[Json]
-    ) -> None:
+    def __init__(self, step: str, sink: Sink, schema: pa.Schema, identity: SinkIdentity, restored: list[Json]) -> None:
         self.step = step
         self._writer: SinkWriter = sink.writer(schema, identity, restored)
         self._committer: Committer = sink.committer(schema, identity.job_uid, step)

@@ -168,7 +168,16 @@ class SnapshotService:
                 part.error = f"{type(e).__name__}: {e}"
         write_ms = part.write_ms + (time.perf_counter() - started) * 1000
         self._done(
-            Written(self._attempt, checkpoint_id, part.records, part.entries, part.freeze_ms, write_ms, part.error, part.fatal)
+            Written(
+                self._attempt,
+                checkpoint_id,
+                part.records,
+                part.entries,
+                part.freeze_ms,
+                write_ms,
+                part.error,
+                part.fatal,
+            )
         )
 
 

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cutwater.connectors.base import Source, Split, SplitReader, dead_letter_schema
 from cutwater.connectors.watermark_cut import watermark_cuts
@@ -56,12 +55,12 @@ class SourceRunner:
     """One subtask's share of a read step.
 
     Args:
-        step: the read step (its spec is the source).
+        plan_step: the read step (its spec is the source).
         subtask: number of this subtask.
         rate: rows per second for this subtask, or None.
     """
 
-    step: Step
+    plan_step: Step
     subtask: int
     rate: float | None = None
     no_more: bool = False
@@ -76,12 +75,13 @@ class SourceRunner:
     _queued: list[Read] = field(default_factory=list[Read])
 
     def __post_init__(self) -> None:
-        self.source = cast(Source, self.step.spec)
-        options = self.step.options
+        self.step = self.plan_step.id
+        self.source = cast(Source, self.plan_step.spec)
+        options = self.plan_step.options
         self._event_time = cast("str | None", options.get("event_time"))
         self._bound_us = cast(int, options.get("out_of_order_us", 0))
         self._bad_rows = options.get("bad_rows", "fail")
-        self._schema = self.step.outputs[0].schema
+        self._schema = self.plan_step.outputs[0].schema
         self._interleave = bool(getattr(self.source, "interleave", False))
 
     # ---------------------------------------------------------------------------------------------------- splits
@@ -140,7 +140,7 @@ class SourceRunner:
                 split.reader = self.source.open(split.record, split.position, self)
             batch = split.reader.read(max_rows)
         except CutwaterError as e:
-            e.step = e.step or self.step.id
+            e.step = e.step or self.step
             raise
         if split.reader.exhausted:
             self._finish(split)
@@ -223,19 +223,19 @@ class SourceRunner:
             batch = batch.set_column(index, target, column)
         if column.null_count == 0:
             return batch, []
-        missing = np.flatnonzero(np.asarray(pc.is_null(column)))
+        missing = np.flatnonzero(np.asarray(column.is_null()))
         origin = self.origin
         if self._bad_rows != "dead_letter":
             row = json.dumps(batch.slice(int(missing[0]), 1).to_pylist()[0], default=str)[:300]
             raise DataError(
                 f"event time {self._event_time!r} is null in {origin}, row {int(missing[0])} of the batch: {row}",
-                step=self.step.id,
+                step=self.step,
                 hint="Filter such rows in the source, or read with bad_rows='dead_letter'.",
             )
         reason = f"event time {self._event_time!r} is null"
         for row in batch.take(pa.array(missing)).to_pylist():
             self._dead.append((origin, -1, reason, json.dumps(row, default=str)))
-        return batch.filter(pc.is_valid(column)), self._take_dead()
+        return batch.filter(column.is_valid()), self._take_dead()
 
     def _cut(self, batch: pa.RecordBatch, split: _Split) -> list[Read]:
         if batch.num_rows == 0:
@@ -266,7 +266,7 @@ class SourceRunner:
             return []
         origins, positions, reasons, raws = zip(*self._dead, strict=True)
         self._dead.clear()
-        columns = [[self.step.id] * len(origins), origins, positions, reasons, raws]
+        columns = [[self.step] * len(origins), origins, positions, reasons, raws]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, dead_letter_schema, strict=True)]
         return [(1, pa.record_batch(arrays, schema=dead_letter_schema))]
 

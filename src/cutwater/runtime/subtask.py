@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from cutwater.errors import CutwaterError, InvariantError
 from cutwater.operators.base import MAX_WATERMARK
@@ -20,7 +20,7 @@ from cutwater.protocol.loop import Idle, ReadSource, Resume, SubtaskLoop, TakeCo
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.protocol.watermarks import WatermarkMerger
 from cutwater.runtime.chain import Chain
-from cutwater.runtime.channels import Barrier, End, InputChannel, Rows, Watermark
+from cutwater.runtime.channels import Barrier, Channel, End, InputChannel, Rows, Watermark
 from cutwater.runtime.sink_operator import SinkOperator
 from cutwater.runtime.snapshots import FrozenSubtask
 from cutwater.runtime.source_runner import SourceRunner
@@ -227,9 +227,9 @@ class Subtask:
         for effect in effects:
             match effect:
                 case m.Block(input=key):
-                    self.inputs[self._index[key]].block()
+                    self.inputs[self._index[cast(Channel, key)]].block()
                 case m.Unblock(input=key):
-                    self.inputs[self._index[key]].unblock()
+                    self.inputs[self._index[cast(Channel, key)]].unblock()
                 case m.Freeze(checkpoint_id=checkpoint_id, final=final):
                     self._freeze(checkpoint_id, final)
                 case m.BroadcastBarrier(checkpoint_id=checkpoint_id, final=final):
@@ -249,7 +249,7 @@ class Subtask:
                     if self.chain.watermark < MAX_WATERMARK:
                         self.chain.start_watermark(MAX_WATERMARK)
                 case _:
-                    raise InvariantError(f"{self.name}: protocol {self._machine!r} asks for {effect}, which no plan needs")
+                    raise InvariantError(f"{self.name}: the protocol asks for {effect}, which no plan needs")
 
     def _freeze(self, checkpoint_id: int, final: bool) -> None:
         started = time.perf_counter()
@@ -268,7 +268,7 @@ class Subtask:
             protocol=self._machine.protocol.name,
             inputs=[ChannelRecord(*c.key, c.next_row, c.watermark, c.idle, c.ended) for c in self.inputs],
             output_rows=[ChannelRecord(*c.key, c.next_row, c.watermark, c.idle, c.ended) for c in self._outputs],
-            splits={source.step.id: source.records()} if source else {},
+            splits={source.step: source.records()} if source else {},
             processing_time_ms=int(time.time() * 1000),
             watermark=self.chain.watermark,
             finished=self.finished,

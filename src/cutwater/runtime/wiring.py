@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import cast
 
@@ -225,9 +225,7 @@ class Wiring:
             operator = cast(OperatorSpec, part.spec).build()
         groups = key_group_range(self._slot, vertex.parallelism, self._plan.max_parallelism)
         operator.open(
-            OperatorContext(
-                step.id, self._slot, vertex.parallelism, self._plan.max_parallelism, groups, self._count
-            )
+            OperatorContext(step.id, self._slot, vertex.parallelism, self._plan.max_parallelism, groups, self._count)
         )
         if step.role == "operator":
             operator.restore(self._restore.segments(step.id, self._slot, vertex.parallelism, groups))
@@ -238,7 +236,9 @@ class Wiring:
         if record is None:
             return
         parts.chain.watermark = record.watermark
-        times = {Channel(i.edge, i.source, i.target): InputTime(i.watermark, i.idle) for i in record.inputs}
+        times: dict[Hashable, InputTime] = {
+            Channel(i.edge, i.source, i.target): InputTime(i.watermark, i.idle) for i in record.inputs
+        }
         merger.restore(times, record.watermark if parts.inputs else MIN_WATERMARK)
         if parts.source is not None:
             parts.source.restore_watermark(record.watermark)

@@ -223,4 +223,3 @@ def _story(error: BaseException) -> str:
     if isinstance(error, CutwaterError) and not isinstance(error, WireError):
         return ""
     return "".join(traceback.format_exception(error))
-

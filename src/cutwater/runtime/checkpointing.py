@@ -1,0 +1,141 @@
+"""Performs the checkpoint coordinator's decisions: triggers, publishing, notices."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+from cutwater.config import JobConfig
+from cutwater.errors import CutwaterError, FencedError
+from cutwater.protocol import messages as m
+from cutwater.protocol.coordinator import CheckpointCoordinator
+from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
+from cutwater.runtime import control as c
+from cutwater.runtime.publisher import Publisher
+from cutwater.runtime.status_board import StatusBoard
+from cutwater.storage.manifest import SubtaskRecord
+
+__all__ = ["Checkpointing", "now_ms"]
+
+
+def now_ms() -> float:
+    """The driver's monotonic clock."""
+    return time.monotonic() * 1000
+
+
+class Checkpointing:
+    """The checkpoints of one job in this driver.  Belongs to the coordinator's thread.
+
+    Args:
+        broadcast: sends a message to all workers.
+        completed: called with (id, final) after a checkpoint is published and before the workers hear of it.
+        failed: called when too many checkpoints in a row failed.
+    """
+
+    def __init__(
+        self,
+        config: JobConfig,
+        subtasks: frozenset[tuple[int, int]],
+        sources: frozenset[tuple[int, int]],
+        publisher: Publisher,
+        board: StatusBoard,
+        *,
+        broadcast: Callable[[c.ToWorker], None],
+        completed: Callable[[int, bool], None],
+        failed: Callable[[str], None],
+    ) -> None:
+        self._core = CheckpointCoordinator(config, subtasks, sources, publisher.next_checkpoint_id() - 1)
+        self._publisher, self._board = publisher, board
+        self._broadcast, self._completed, self._failed = broadcast, completed, failed
+        self._attempt = 0
+        self._triggered: dict[int, int] = {}
+
+    @property
+    def next_due_ms(self) -> float | None:
+        return self._core.next_due_ms
+
+    @property
+    def last_id(self) -> int:
+        """The highest checkpoint id used so far."""
+        return self._core.last_id
+
+    def running(self, attempt: int) -> None:
+        """All subtasks of an attempt run."""
+        self._attempt = attempt
+        self.handle(m.JobRunning(attempt, now_ms()))
+
+    def stopped(self, reason: str) -> None:
+        self.handle(m.JobStopped(reason, now_ms()))
+
+    def request(self, done: queue.SimpleQueue[m.RequestAnswered]) -> None:
+        """A user wants a checkpoint now; the answer goes into ``done``."""
+        self.handle(m.RequestCheckpoint(now_ms(), CheckpointKind.ON_DEMAND, done))
+
+    def acknowledged(self, subtask: tuple[int, int], ack: c.Ack, payload: object) -> None:
+        self.handle(m.AckReceived(ack.checkpoint_id, ack.attempt, subtask, payload, now_ms()))
+
+    def declined(self, decline: c.Decline) -> None:
+        reason = FailureReason.of(decline.reason)
+        subtask = (decline.vertex, decline.subtask)
+        self.handle(
+            m.DeclineReceived(decline.checkpoint_id, decline.attempt, subtask, reason, now_ms(), decline.message)
+        )
+
+    def handle(self, event: m.CoordinatorEvent) -> None:
+        """Feed the core and perform what it asks for.
+
+        Raises:
+            FencedError: another driver owns the job.
+        """
+        pending: deque[m.CoordinatorEffect] = deque(self._core.handle(event))
+        while pending:
+            pending.extend(self._perform(pending.popleft()))
+        self._board.counts(self._core.statistics)
+
+    def _perform(self, effect: m.CoordinatorEffect) -> list[m.CoordinatorEffect]:
+        match effect:
+            case m.SendTrigger(checkpoint_id=checkpoint_id, final=final):
+                self._triggered[checkpoint_id] = int(time.time() * 1000)
+                self._broadcast(c.Trigger(self._attempt, checkpoint_id, final))
+            case m.Publish():
+                return self._core.handle(self._publish(effect))
+            case m.NotifyComplete(checkpoint_id=checkpoint_id, kind=kind):
+                final = kind is CheckpointKind.FINAL
+                self._completed(checkpoint_id, final)
+                self._broadcast(c.CompleteNotice(self._attempt, checkpoint_id, final))
+                for warning in self._publisher.collect():
+                    self._board.warn(warning)
+            case m.NotifyAborted(checkpoint_id=checkpoint_id, reason=reason, latest_completed=latest):
+                self._triggered.pop(checkpoint_id, None)
+                if reason is not FailureReason.JOB_STOPPED:
+                    self._board.warn(f"checkpoint {checkpoint_id} failed: {reason.message} {effect.detail}".rstrip())
+                self._broadcast(c.AbortNotice(self._attempt, checkpoint_id, latest))
+            case m.FailJob(reason=reason, detail=detail):
+                self._failed(f"checkpoint failed: {reason.message} {detail}".rstrip())
+            case m.RequestAnswered(request_id=request_id):
+                cast("queue.SimpleQueue[m.RequestAnswered]", request_id).put(effect)
+            case m.AckAnswered(answer=answer) if answer is AckAnswer.UNKNOWN:
+                self._board.log(f"acknowledgement of unknown checkpoint {effect.checkpoint_id}")
+            case _:
+                pass  # what an aborted checkpoint wrote lies in its folder, which retention removes
+        return []
+
+    def _publish(self, effect: m.Publish) -> m.Published | m.PublishFailed:
+        parts = [cast("tuple[SubtaskRecord, list[Any]]", payload) for _, payload in effect.payloads]
+        try:
+            completed, size = self._publisher.publish(
+                effect.checkpoint_id,
+                attempt=self._attempt,
+                final=effect.kind is CheckpointKind.FINAL,
+                triggered_ms=self._triggered.pop(effect.checkpoint_id, 0),
+                parts=parts,
+            )
+        except FencedError:
+            raise
+        except CutwaterError as e:
+            return m.PublishFailed(effect.checkpoint_id, str(e), now_ms())
+        self._board.completed(completed.checkpoint_id, size)
+        return m.Published(effect.checkpoint_id, now_ms())

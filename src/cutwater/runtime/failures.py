@@ -1,0 +1,60 @@
+"""What a failure means: whether a restart may help, and which error the user gets in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cutwater import errors
+from cutwater.errors import CutwaterError, JobFailedError, ResourceError
+
+__all__ = ["FailureLedger", "first_line"]
+
+_SAME_FAILURE_LIMIT = 3
+"""The same error of the same step this often in a row, without a completed checkpoint in between, ends the job."""
+_LIMITED = frozenset({"UserCodeError", "CorruptSnapshotError", "InvariantError"})
+_NOT_RETRYABLE = frozenset(
+    {"DataError", "BuildError", "ConfigError", "FencedError", "FormatVersionError", "ForeignDirectoryError"}
+)
+
+
+def first_line(text: str) -> str:
+    """The first line that says something."""
+    return next((line for line in text.splitlines() if line.strip()), "no message")
+
+
+@dataclass
+class FailureLedger:
+    """Remembers the last failure.
+
+    >>> ledger = FailureLedger()
+    >>> [ledger.note("UserCodeError", "KeyError: 'x'", "score", True) for _ in range(3)]
+    [True, True, False]
+    """
+
+    error: CutwaterError | None = None
+    _key: str = ""
+    _count: int = 0
+
+    def note(self, kind: str, message: str, step: str, retryable: bool) -> bool:
+        """A failure of an attempt; whether a restart may help."""
+        key = f"{kind}:{step}:{first_line(message)}"
+        self._count = self._count + 1 if key == self._key else 1
+        self._key = key
+        found = getattr(errors, kind, None)
+        if isinstance(found, type) and issubclass(found, CutwaterError):
+            self.error = found(message, step=step or None)
+        else:
+            self.error = JobFailedError(f"{kind}: {message}", step=step or None)
+        if kind in _LIMITED and self._count >= _SAME_FAILURE_LIMIT:
+            return False
+        return retryable and kind not in _NOT_RETRYABLE
+
+    def progressed(self) -> None:
+        """A checkpoint completed: what failed before is overcome."""
+        self._key, self._count, self.error = "", 0, None
+
+    def final(self, reason: str) -> CutwaterError:
+        """The error of a job that failed for good."""
+        if "got a core of the Spark cluster" in reason:
+            return ResourceError(reason)
+        return self.error or JobFailedError(reason)

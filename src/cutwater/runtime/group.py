@@ -1,0 +1,141 @@
+"""The workers of a job as the driver knows them: who fills which slot, and getting the slots filled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from cutwater.protocol import job_messages as j
+from cutwater.runtime import control as c
+from cutwater.runtime.checkpointing import now_ms
+from cutwater.runtime.control_server import WorkerLink
+from cutwater.runtime.failures import first_line
+from cutwater.runtime.spark_host import SparkHost
+from cutwater.runtime.status_board import StatusBoard
+from cutwater.runtime.worker import WorkerArgs
+
+__all__ = ["Group"]
+
+_RELAUNCH_LIMIT = 8
+"""A slot's Spark job may end this often in a row without its worker ever saying hello."""
+
+
+class Group:
+    """Belongs to the coordinator's thread.
+
+    Args:
+        slots: number of workers of a full group.
+        host: submits the Spark jobs.
+        make_args: what a worker of a slot is started with.
+        later: calls a function in the coordinator's thread after some seconds.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        host: SparkHost,
+        board: StatusBoard,
+        make_args: Callable[[int], WorkerArgs],
+        later: Callable[[float, Callable[[], None]], None],
+    ) -> None:
+        self.slots, self._host, self._board = slots, host, board
+        self._make_args, self._later = make_args, later
+        self.links: dict[int, WorkerLink] = {}
+        self._incarnation = 0
+        self._silent_ends = dict.fromkeys(range(slots), 0)
+        self._closing = False
+
+    def launch_all(self) -> None:
+        """Submit the Spark jobs of all slots."""
+        for slot in range(self.slots):
+            self._host.launch(slot, self._make_args(slot))
+
+    def is_current(self, link: WorkerLink) -> bool:
+        """False for a worker that was replaced: whatever it says is ignored."""
+        return self.links.get(link.slot) is link
+
+    def broadcast(self, message: c.ToWorker) -> None:
+        for link in list(self.links.values()):
+            link.send(message)
+
+    def joined(self, link: WorkerLink, hello: c.Hello) -> j.WorkerJoined | None:
+        """A worker said hello; None if it is not wanted."""
+        if self._closing or not 0 <= hello.slot < self.slots:
+            link.send(c.Stop("the job has ended"))
+            link.close()
+            return None
+        self._incarnation += 1
+        link.slot, link.incarnation, link.hello, link.seen_ms = hello.slot, self._incarnation, hello, now_ms()
+        old = self.links.get(hello.slot)
+        if old is not None:  # a zombie of the slot: fenced from here on
+            old.send(c.Stop("replaced"))
+            old.close()
+        self.links[hello.slot] = link
+        self._silent_ends[hello.slot] = 0
+        self._board.joined(hello)
+        return j.WorkerJoined(hello.slot, link.incarnation, now_ms())
+
+    def lost(self, link: WorkerLink, reason: str) -> j.WorkerLost | None:
+        """A connection ended; None if it was not that of a current worker."""
+        if not self.is_current(link):
+            return None
+        del self.links[link.slot]
+        link.close()
+        self._board.left(link.slot)
+        return j.WorkerLost(link.slot, link.incarnation, reason, now_ms())
+
+    def silent(self, timeout_ms: float) -> list[WorkerLink]:
+        """Workers that have not been heard of for too long.  A stopped process would keep its core: Spark kills it."""
+        found = [link for link in self.links.values() if now_ms() - link.seen_ms > timeout_ms]
+        for link in found:
+            self._host.cancel(link.slot)
+        return found
+
+    def slot_ended(self, slot: int, error: BaseException | None) -> str | None:
+        """A slot's Spark job ended: submit it again; a reason if that has no point any more."""
+        if self._closing:
+            return None
+        self._silent_ends[slot] += 1
+        times = self._silent_ends[slot]
+        if times > _RELAUNCH_LIMIT:
+            text = str(error) if error is not None else "its Spark job ends without an error"
+            return f"the worker of slot {slot} does not start: {first_line(text)}"
+        if times == 1:
+            self._host.launch(slot, self._make_args(slot))
+        else:
+            self._later(min(0.1 * 2**times, 5.0), lambda: self._relaunch(slot))
+        return None
+
+    def _relaunch(self, slot: int) -> None:
+        if not self._closing and slot not in self.links:
+            self._host.launch(slot, self._make_args(slot))
+
+    @property
+    def running_tasks(self) -> int:
+        """Workers that Spark gave a core."""
+        try:
+            return self._host.running_tasks
+        except Exception:  # a status call must not end the job; the deadline still holds
+            return 0
+
+    def shut_down(self, reason: str, timeout_s: float, gone: Callable[[], None]) -> None:
+        """Ask all workers to leave, then have Spark end those that do not; ``gone`` is called from a thread."""
+        self._closing = True
+        self.broadcast(c.Stop(reason))
+
+        def wait() -> None:
+            if not self._host.join(timeout_s):
+                self._host.cancel_all()
+                self._host.join(timeout_s)
+            gone()
+
+        threading.Thread(target=wait, name="cutwater-shutdown", daemon=True).start()
+
+    def abandon(self) -> None:
+        """The coordinator itself failed: end everything at once."""
+        self._closing = True
+        self._host.cancel_all()
+
+    def close(self) -> None:
+        for link in list(self.links.values()):
+            link.close()

@@ -21,7 +21,19 @@ from cutwater.errors import BuildError, DataError
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["Compute", "Mask", "Operation", "Project", "arrow_type", "plain_type", "prune"]
+__all__ = [
+    "MAX_SINGLE",
+    "Compute",
+    "Mask",
+    "Operation",
+    "Project",
+    "arrow_type",
+    "first_failing",
+    "plain_type",
+    "prune",
+    "readable",
+    "run",
+]
 
 MAX_SINGLE = 6
 """Up to so many expressions of a stage run one by one, more of them in one parallel ``select``."""
@@ -49,6 +61,17 @@ def plain_type(type: pa.DataType) -> pa.DataType:
         fields = (type.field(i) for i in range(type.num_fields))
         return pa.struct([field.with_type(plain_type(field.type)) for field in fields])
     return type
+
+
+def readable(type: pa.DataType) -> bool:
+    """Whether Polars reads columns of this type and Arrow filters them.
+
+    >>> readable(pa.string()), readable(pa.string_view()), readable(pa.month_day_nano_interval())
+    (True, False, False)
+    """
+    odd = pt.is_union(type) or pt.is_interval(type) or pt.is_run_end_encoded(type) or pt.is_decimal256(type)
+    view = pt.is_string_view(type) or pt.is_binary_view(type) or pt.is_list_view(type) or pt.is_large_list_view(type)
+    return not odd and not view
 
 
 def arrow_type(name: str, dtype: pl.DataType) -> pa.DataType:

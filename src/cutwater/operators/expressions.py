@@ -24,6 +24,7 @@ from cutwater.operators.expression_plan import (
     arrow_type,
     first_failing,
     prune,
+    readable,
     run,
 )
 from cutwater.operators.rows import describe_row, row_contents
@@ -181,6 +182,12 @@ class _Compiler:
         repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
         if repeated:
             raise BuildError(f"column {repeated[0]!r} appears twice", hint="Rename one of them at the source.")
+        for column in schema:
+            if not readable(column.type):
+                raise BuildError(
+                    f"column {column.name!r} of type {column.type} cannot pass through expressions",
+                    hint="Cast or drop it at the source, or with map_batches.",
+                )
         self.schema = schema
         self.operations: list[Operation] = []
         self._trial = trial

@@ -51,3 +51,7 @@ class Store(Protocol):
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with all it holds; missing is no error."""
         ...
+
+    def sweep(self, prefix: str = "") -> int:
+        """Remove what creates of processes that died half-way left below a folder; returns how many files."""
+        ...

@@ -171,10 +171,8 @@ class LocalStore:
             except FileNotFoundError:
                 return
 
-    # -- more
-
     def sweep(self, prefix: str = "") -> int:
-        """Remove temporary files whose writers are dead (or, of other hosts, older than a day); returns how many."""
+        """See ``Store.sweep``: temporary files whose writers are dead or, of other hosts, older than a day."""
         removed = 0
         with self._errors("sweep", prefix or "."):
             for path in _walk(self._resolve(prefix)):

@@ -145,18 +145,26 @@ class JobLog:
         self._known = self._load()
         return self.state
 
-    def begin_attempt(self, driver: str) -> int:
+    def begin_attempt(self, driver: str, *, after: int | None = None) -> int:
         """Take the job: every attempt before is fenced from here on (R6).  Creates the job at its first start.
 
         Args:
             driver: who takes it (host, process ...), for the message that a fenced driver shows.
+            after: only if this attempt still owns the job (a driver that restarts its own job must not take it back
+                from another one); ``None``: whoever owns it.
+
+        Raises:
+            FencedError: another attempt than ``after`` owns the job.
         """
         self.read()
+        self._sweep()
         self._in_doubt = False
         self._attempt = 0
         while not self.state.uid:
             self._try_append(JobCreated(uuid.uuid4().hex, self._name, self._clock_ms()))
         for _ in range(_MAX_TRIES):
+            if after is not None and self.state.attempt != after:
+                raise self._fenced(after)
             attempt = self.state.attempt + 1
             if self._try_append(AttemptBegan(attempt, driver, self._clock_ms())):
                 self._attempt = attempt
@@ -199,11 +207,13 @@ class JobLog:
     # -- appending
 
     def _check_owner(self, attempt: int) -> None:
+        if not attempt == self._attempt == self.state.attempt > 0:
+            raise self._fenced(attempt)
+
+    def _fenced(self, attempt: int) -> FencedError:
         state = self.state
-        if attempt == self._attempt == state.attempt and attempt > 0:
-            return
         since = datetime.fromtimestamp(state.began_ms / 1000, UTC).isoformat(timespec="seconds")
-        raise FencedError(
+        return FencedError(
             f"attempt {attempt} of job {self.job!r} was superseded by attempt {state.attempt} "
             f"of {state.driver or 'nobody'}, begun {since}",
             hint="Nothing was committed; stop this driver, the other one goes on.",
@@ -264,6 +274,12 @@ class JobLog:
                     self._store.delete(self._path(seq))
         except StorageError as error:
             _LOG.warning("old log entries stay for now: %s", error)
+
+    def _sweep(self) -> None:
+        try:
+            self._store.sweep(f"{self.job}/{LOG_FOLDER}")
+        except StorageError as error:
+            _LOG.warning("leftovers of dead drivers stay for now: %s", error)
 
     def _no_number(self) -> StorageError:
         return StorageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -75,6 +76,40 @@ def test_check_fence_sees_a_newer_attempt_without_writing():
     with pytest.raises(FencedError):
         old.check_fence()
     assert store.files == before
+
+
+def test_a_restarting_driver_does_not_take_the_job_back():
+    store = MemoryStore()
+    mine, other = open_log(store), open_log(store)
+    assert mine.begin_attempt("a") == 1
+    assert mine.begin_attempt("a", after=1) == 2
+    other.begin_attempt("b")
+    with pytest.raises(FencedError, match=r"attempt 2 .* superseded by attempt 3 of b"):
+        mine.begin_attempt("a", after=2)
+    assert open_log(store).read().attempt == 3
+
+
+def test_a_new_attempt_removes_what_dead_drivers_left_in_the_log(tmp_path):
+    store = LocalStore.open(tmp_path)
+    open_log(store).begin_attempt("a")
+    old = tmp_path / "job" / "log" / ".cw-tmp-otherhost-1-x"
+    old.touch()
+    os.utime(old, (0, 0))
+    open_log(store).begin_attempt("b")
+    assert not old.exists()
+
+
+def test_an_old_first_entry_alone_is_not_taken_for_a_new_job():
+    """A driver that slept since the very first start left it at a deleted number, and all others were lost."""
+    store = MemoryStore()
+    log = open_log(store, keep=2)
+    log.begin_attempt("a")
+    first = store.files["job/log/000000000001.json"]
+    for n in range(1, 9):
+        log.append(completed(log, n))
+    store.files = {"job/log/trimmed": b"", "job/log/000000000001.json": first}
+    with pytest.raises(CorruptSnapshotError, match=r"newer entries .* are missing"):
+        open_log(store).read()
 
 
 def test_a_log_that_began_no_attempt_cannot_append():

@@ -59,6 +59,9 @@ class Replayed:
     def delete(self, path):
         return self._ask("delete", path)
 
+    def sweep(self, prefix=""):
+        return 0
+
     def names(self, folder=""):
         if not self.torn_listing:
             return list(self._ask("names", folder))

@@ -20,7 +20,7 @@ log = JobLog(LocalStore(sys.argv[1]), "job")
 log.begin_attempt("sleeper")
 os.kill(os.getpid(), signal.SIGSTOP)
 try:
-    log.append(CheckpointCompleted(1, log.attempt, "d", "p", 0))
+    log.append(CheckpointCompleted(log.state.newest_id + 1, log.attempt, "d", "p", 0))
     print("told its sinks to commit")
 except CutwaterError as error:
     print(error)

@@ -12,7 +12,7 @@ from cutwater.errors import StorageError
 from cutwater.operators.accumulators import Accumulator, Aggregate, make_accumulator
 from cutwater.state.index import KeyIndex, Slots, make_index
 from cutwater.state.keys import hash_keys, key_groups
-from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment
+from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
 
 __all__ = ["FrozenTable", "KeyedTable", "group_segments", "keyed_rows"]
 
@@ -107,6 +107,8 @@ def group_segments(
 ) -> Iterator[Segment]:
     """Base segments of the given slots, sorted by key group and cut between groups.
 
+    Where a string column would exceed the 2 GB that Arrow allows, the rest follows as deltas.
+
     Args:
         name: name of the state.
         schema: fields of ``rows``; the segments have ``GROUP_COLUMN`` before them.
@@ -123,10 +125,32 @@ def group_segments(
     while begin < len(slots):
         end = min(begin + _SEGMENT_ROWS, len(slots))
         end = int(np.searchsorted(groups, groups[end - 1], side="right"))
-        arrays = [pa.array(groups[begin:end]), *rows(slots[begin:end])]
         covered = (int(groups[begin]), int(groups[end - 1]) + 1)
-        yield Segment(name, "base", pa.RecordBatch.from_arrays(arrays, schema=fields), covered)
+        kind: SegmentKind = "base"
+        for first, arrays in _in_pieces(slots, begin, end, rows):
+            batch = pa.RecordBatch.from_arrays(
+                [pa.array(groups[first : first + len(arrays[0])]), *arrays], schema=fields
+            )
+            yield Segment(name, kind, batch, covered)
+            kind = "delta"  # the first replaces what was there, the others add to it
         begin = end
+
+
+def _in_pieces(
+    slots: Slots, begin: int, end: int, rows: Callable[[Slots], list[pa.Array]]
+) -> Iterator[tuple[int, list[pa.Array]]]:
+    """The rows in as few batches as they fit: a string column holds no more than 2 GB."""
+    try:
+        arrays = rows(slots[begin:end])
+    except pa.ArrowInvalid:
+        if end - begin == 1:
+            raise
+    else:
+        yield begin, arrays
+        return
+    middle = (begin + end) // 2
+    yield from _in_pieces(slots, begin, middle, rows)
+    yield from _in_pieces(slots, middle, end, rows)
 
 
 def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> list[pa.RecordBatch]:

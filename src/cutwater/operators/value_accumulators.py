@@ -85,9 +85,7 @@ class PickValue(Accumulator):
         if garbage <= max(_GARBAGE_ROWS, self._held):
             return
         used = np.flatnonzero(self._references[: self._used] >= 0)
-        values = self._store.take(self._references[used])
-        self._store = ValueStore(self._store.type)
-        self._store.append(values)
+        self._store = self._store.compacted(self._references[used])
         self._references[used] = np.arange(len(used))
 
     def result(self, slots: Slots) -> pa.Array:

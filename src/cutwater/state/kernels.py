@@ -7,14 +7,16 @@ process waits for the same compilation twice.
 Inputs that come from Arrow are read-only arrays; ``cutwater.state.words`` makes every such view read-only, also over
 mutable memory, so that a kernel needs one specialisation and not two.
 
-The cache lies in ``NUMBA_CACHE_DIR`` if that is set, else in the user's cache directory.  Its folder carries a digest
-of all kernel sources: Numba itself notices a change of a kernel, but not of one that it calls in another file.
+The cache lies in ``NUMBA_CACHE_DIR`` if that is set, else in the user's cache directory, else (no home, as on many a
+cluster) in a private folder for temporary files.  Its folder carries a digest of all kernel sources: Numba itself
+notices a change of a kernel, but not of one that it calls in another file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -34,8 +36,8 @@ _settings: Any = config
 
 
 @lru_cache(maxsize=1)
-def cache_directory() -> str:
-    """Where compiled kernels are kept.
+def cache_directory() -> str | None:
+    """Where compiled kernels are kept; ``None`` if no place is writable, then every process compiles for itself.
 
     >>> cache_directory() == cache_directory()
     True
@@ -44,33 +46,39 @@ def cache_directory() -> str:
     digest = hashlib.sha256()
     for source in sorted([*package.glob("*/*kernels.py"), package / "state" / "hashing.py"]):
         digest.update(source.read_bytes())
-    root = _settings.CACHE_DIR or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache"), "cutwater", "kernels"
-    )
-    return os.path.join(root, digest.hexdigest()[:12])
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    places = [os.path.join(home, "cutwater", "kernels-"), os.path.join(tempfile.gettempdir(), f"cutwater-{_user()}-")]
+    for start in [os.path.join(_settings.CACHE_DIR, "cutwater-")] if _settings.CACHE_DIR else places:
+        path = start + digest.hexdigest()[:12]
+        if _usable(path):
+            return path
+    return None
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _usable(path: str) -> bool:
+    """Whether we can write there and nobody else can: what lies in the cache is loaded as code."""
+    try:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        found = os.stat(path)
+    except OSError:
+        return False
+    ours = not hasattr(os, "getuid") or (found.st_uid == _user() and not found.st_mode & 0o022)
+    return ours and os.access(path, os.W_OK)
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile ``function`` lazily: no GIL, no bounds checks, IEEE arithmetic, cached on disk.
-
-    Where the cache directory cannot be written, the kernel is compiled anew in every process.
-    """
-    before = _settings.CACHE_DIR
-    _settings.CACHE_DIR = cache_directory()
+    """Compile ``function`` lazily: no GIL, no bounds checks, IEEE arithmetic, inlined, cached on disk."""
+    before, place = _settings.CACHE_DIR, cache_directory()
+    _settings.CACHE_DIR = place or before
     try:
-        compiled = numba.njit(nogil=True, cache=_cache_usable(), error_model="numpy", forceinline=True)(function)
+        compiled = numba.njit(nogil=True, cache=place is not None, error_model="numpy", forceinline=True)(function)
     finally:
         _settings.CACHE_DIR = before
     return cast("Callable[P, R]", compiled)
-
-
-@lru_cache(maxsize=1)
-def _cache_usable() -> bool:
-    try:
-        os.makedirs(cache_directory(), exist_ok=True)
-    except OSError:
-        return False
-    return os.access(cache_directory(), os.W_OK)
 
 
 def _load_u64(context: Any, data: Any, position: Any) -> Any:

@@ -66,6 +66,21 @@ class ValueStore:
         back[order] = np.arange(len(order))
         return pa.concat_arrays(pieces).take(pa.array(back))
 
+    def compacted(self, references: npt.NDArray[np.int64]) -> ValueStore:
+        """A new store of the values referred to (none of them null), numbered 0, 1, 2 ... in that order."""
+        store = ValueStore(self.type)
+        step = len(references)
+        begin = 0
+        while begin < len(references):
+            try:
+                store.append(self.take(references[begin : begin + step]))
+                begin += step
+            except pa.ArrowInvalid:  # over 2 GB of text in one array
+                if step == 1:
+                    raise
+                step = (step + 1) // 2
+        return store
+
     def frozen(self) -> ValueStore:
         """The store as it is now, at no cost."""
         view = ValueStore(self.type)

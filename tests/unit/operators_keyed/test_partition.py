@@ -54,6 +54,12 @@ def test_parts_stay_valid_when_the_next_batch_is_split() -> None:
     assert [part.to_pylist() for _, part in parts] == before
 
 
+def test_parts_begin_where_arrow_wants_buffers_to_begin() -> None:
+    batch = pa.record_batch({"k": np.arange(1001), "small": pa.array(np.arange(1001) % 100, pa.int8())})
+    parts = HashPartitioner(batch.schema, ["k"], 3, 16).split(batch)
+    assert [part[c].buffers()[1].address % 64 for _, part in parts for c in ("k", "small")] == [0] * 6
+
+
 def test_one_subtask_gets_the_batch_itself() -> None:
     batch = pa.record_batch({"k": [1, 2, 3]})
     [(target, part)] = HashPartitioner(batch.schema, ["k"], 1, 16).split(batch)

@@ -12,6 +12,9 @@ from cutwater.errors import BuildError, DataError, StorageError
 from cutwater.operators.accumulators import KINDS, Aggregate
 from cutwater.operators.aggregate import RunningAggregateSpec
 from cutwater.operators.base import Outputs
+from cutwater.operators.keyed_table import group_segments, keyed_rows
+from cutwater.state.index import Slots
+from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
 
@@ -172,6 +175,26 @@ def test_segments_read_like_a_table() -> None:
     rows = {row.pop("k"): row for row in segment.batch.drop_columns([GROUP_COLUMN]).to_pylist()}
     assert rows["a"] == {"sum_v": 4, "mean_v.sum": 4.0, "mean_v.count": 2}
     assert rows["b"] == {"sum_v": None, "mean_v.sum": 0.0, "mean_v.count": 0}
+
+
+def test_state_that_does_not_fit_one_array_is_cut_and_comes_back() -> None:
+    """Arrow refuses more than 2 GB in one string column; here a limit of five rows stands for it."""
+    schema = pa.schema([("k", pa.int64()), ("text", pa.string())])
+
+    def rows(slots: Slots) -> list[pa.Array]:
+        if len(slots) > 5:
+            raise pa.ArrowInvalid("Take operation overflowed binary array capacity")
+        return [pa.array(slots, pa.int64()), pa.array([f"t{slot}" for slot in slots])]
+
+    slots = np.arange(40, dtype=np.int32)
+    segments = list(group_segments("s", schema, slots, lambda s: [pa.array(s, pa.int64())], rows, 4))
+    assert [segment.kind for segment in segments] == ["base", *["delta"] * (len(segments) - 1)]
+    assert all(segment.batch.num_rows <= 5 for segment in segments)
+    back = [row for part in keyed_rows(segments, schema, range(4)) for row in part.to_pylist()]
+    assert sorted(row["k"] for row in back) == list(range(40))
+    assert all(row["text"] == f"t{row['k']}" for row in back)
+    half = [row["k"] for part in keyed_rows(segments, schema, range(1, 3)) for row in part.to_pylist()]
+    assert sorted(half) == [i for i in range(40) if key_groups(hash_keys([pa.array([i])]), 4)[0] in (1, 2)]
 
 
 def test_a_later_base_replaces_and_a_delta_updates_by_key() -> None:

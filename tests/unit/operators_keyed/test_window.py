@@ -223,8 +223,9 @@ def test_a_window_fires_at_its_last_instant_and_not_before() -> None:
 
 def test_a_row_is_late_from_the_instant_its_window_is_forgotten() -> None:
     operator = opened(spec_of(TumblingWindow(10), lateness=5))
-    operator.on_watermark(13)
+    operator.on_watermark(12)
     assert [number for number, _ in operator.process(0, batch_of([(5, "a", 1)]))] == [0]
+    operator.on_watermark(13)
     assert [s.batch.num_rows for s in snapshot(operator)] == [16, 1]
     operator.on_watermark(14)
     assert [s.batch.num_rows for s in snapshot(operator)] == [16], "16 key groups have a watermark, no window is open"

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutwater.state.index import BytesIndex, Int64Index, KeyIndex, WordsIndex, make_index
+from cutwater.state.keys import hash_keys
 
 Row = tuple[object, ...]
 
@@ -148,3 +149,42 @@ def test_words_that_collide_in_the_table_are_told_apart() -> None:
     index = make_index([pa.int64()])
     assert index.upsert([pa.array(keys)]).tolist() == list(range(900))
     assert index.upsert([pa.array(keys[::-1])]).tolist() == list(range(899, -1, -1))
+
+
+M64 = 2**64 - 1
+
+
+def unmix(x: int) -> int:
+    """The inverse of splitmix64's finaliser: gives keys with any hash one likes."""
+    x ^= x >> 31 ^ x >> 62
+    x = x * pow(0x94D049BB133111EB, -1, 2**64) & M64
+    x ^= x >> 27 ^ x >> 54
+    x = x * pow(0xBF58476D1CE4E5B9, -1, 2**64) & M64
+    return x ^ x >> 30 ^ x >> 60
+
+
+# Equal in the upper half (the tag) and in the low bits (the place in the table), different between.
+COLLIDING = [0xABCDEF0100000123 + (i << 24) for i in range(8)]
+
+
+def test_equal_tags_at_one_place_are_told_apart_by_their_bytes() -> None:
+    keys: list[bytes] = []
+    for wanted in COLLIDING:
+        h = unmix(wanted)
+        h ^= h >> 32
+        word = h * pow(0xBF58476D1CE4E5B9, -1, 2**64) & M64
+        keys.append((word ^ 8 * 0x9E3779B97F4A7C15 & M64).to_bytes(8, "little"))
+    column = pa.array(keys, pa.binary())
+    assert hash_keys([column]).tolist() == COLLIDING
+    index = make_index([pa.binary()])
+    assert index.upsert([column]).tolist() == list(range(8))
+    assert index.find([column.take(pa.array([5, 0, 7]))]).tolist() == [5, 0, 7]
+
+
+def test_equal_tags_at_one_place_are_told_apart_by_their_words() -> None:
+    text = int(hash_keys([pa.array(["same text"])])[0])
+    words = [(unmix(wanted) - text - 0x9E3779B97F4A7C15) & M64 for wanted in COLLIDING]
+    columns = [pa.array(words, pa.uint64()), pa.array(["same text"] * 8)]
+    index = make_index([pa.uint64(), pa.string()])
+    assert index.upsert(columns).tolist() == list(range(8))
+    assert index.find(columns).tolist() == list(range(8))

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutwater.state.kernels import cache_directory
 from cutwater.state.values import ValueStore
 from cutwater.state.words import from_words, to_words, valid_rows
 
@@ -72,6 +72,20 @@ def test_references_into_the_value_store_never_move(batches: list[list[str]], da
     assert store.take(np.array(wanted, np.int64)).to_pylist() == expected
 
 
+def test_compacting_works_around_a_limit_on_one_array() -> None:
+    class Limited(ValueStore):
+        def take(self, references: npt.NDArray[np.int64]) -> pa.Array:
+            if len(references) > 3:
+                raise pa.ArrowInvalid("Take operation overflowed binary array capacity")
+            return super().take(references)
+
+    store = Limited(pa.string())
+    store.append(pa.array([f"v{i}" for i in range(20)]))
+    wanted = np.array([19, 3, 7, 7, 0, 12, 1, 15])
+    compact = store.compacted(wanted)
+    assert compact.take(np.arange(8)).to_pylist() == [f"v{i}" for i in wanted]
+
+
 def test_a_frozen_value_store_shares_what_was_there() -> None:
     store = ValueStore(pa.list_(pa.int8()))
     store.append(pa.array([[1], [2, 3]], pa.list_(pa.int8())))
@@ -105,5 +119,17 @@ assert not hashing.hash_words.signatures
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_the_cache_folder_names_the_sources() -> None:
-    assert len(Path(cache_directory()).name) == 12
+def test_without_a_home_the_cache_is_private_or_nowhere(tmp_path: Path) -> None:
+    code = "from cutwater.state.kernels import cache_directory; print(cache_directory())"
+    environment = {"HOME": "/dev/null", "TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
+
+    def place() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    private = Path(place())
+    assert private.parent == tmp_path
+    assert private.stat().st_mode & 0o077 == 0
+    private.chmod(0o777)
+    assert place() == "None", "what others can write to is not loaded as code"

@@ -63,7 +63,7 @@ class JobMachine:
         subtasks: all subtasks as (vertex, subtask).
         restart: the restart strategy.
         group_deadline_ms: how long after the last progress an incomplete group is given up.
-        boot_deadline_ms: the same, while every missing worker already has a core (its process is starting).
+        boot_deadline_ms: the same, while no missing worker waits for a core: their processes are starting.
         attempt: number of the last attempt known (from the log); the first one here is above it.
     """
 
@@ -80,7 +80,7 @@ class JobMachine:
     _ready: set[int] = field(default_factory=set[int])
     _finished: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     _progress_ms: float = 0.0
-    _running_tasks: int = 0
+    _spark: tuple[int, int] = (0, 0)
     _resume_ms: float = 0.0
     _outcome: tuple[Outcome, str] | None = None
     _story: deque[str] = field(default_factory=lambda: deque[str](maxlen=16))
@@ -116,7 +116,7 @@ class JobMachine:
             problems.append(f"attempt {self.attempt} goes on with {len(self.workers)} of {self.slots} workers")
         if self.phase is JobPhase.RUNNING and len(self._ready) < self.slots:
             problems.append("running before every worker was ready")
-        if self.phase is JobPhase.DRAINING and self._finished != self.subtasks:
+        if self.phase is JobPhase.DRAINING and self._finished < self.subtasks:
             problems.append("draining before every subtask finished")
         if self.phase in (JobPhase.ENDING, JobPhase.ENDED) and self._outcome is None:
             problems.append("ending without an outcome")
@@ -187,9 +187,10 @@ class JobMachine:
         return []
 
     def _progress(self, event: Progress) -> list[Effect]:
-        if event.running_tasks > self._running_tasks:
+        before = self._spark
+        self._spark = (event.submitted, event.running)
+        if self._spark > before:
             self._progress_ms = self.now_ms
-        self._running_tasks = event.running_tasks
         return []
 
     def _worker_ready(self, event: WorkerReady) -> list[Effect]:
@@ -207,7 +208,7 @@ class JobMachine:
         if event.subtask not in self.subtasks:
             raise InvariantError(f"unknown subtask {event.subtask} finished")
         self._finished.add(event.subtask)
-        if self._finished != self.subtasks:
+        if self._finished < self.subtasks:
             return []
         self.phase = JobPhase.DRAINING
         return [TakeFinalCheckpoint(self.attempt)]
@@ -230,8 +231,10 @@ class JobMachine:
         return f"{have} of {self.slots} workers got a core of the Spark cluster; free {missing} {cores}{ask}"
 
     def _deadline(self) -> float:
-        booting = self._running_tasks >= self.slots
-        return self._progress_ms + (self.boot_deadline_ms if booting else self.group_deadline_ms)
+        """Only a slot that Spark knows of and gave no core waits for cores; any other is starting."""
+        submitted, running = self._spark
+        starting = submitted < self.slots or running >= self.slots
+        return self._progress_ms + (self.boot_deadline_ms if starting else self.group_deadline_ms)
 
     def _maybe_begin(self) -> list[Effect]:
         if self.phase is not JobPhase.FORMING or len(self.workers) < self.slots:

@@ -72,9 +72,10 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Something moved towards a full group, for example Spark gave a task a core."""
+    """How far Spark is with the workers: slots it knows of, and slots it gave a core."""
 
-    running_tasks: int
+    submitted: int
+    running: int
     now_ms: float
 
 

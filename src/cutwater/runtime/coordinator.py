@@ -181,7 +181,7 @@ class Coordinator:
         now, phase = now_ms(), self._machine.phase
         if phase is j.JobPhase.FORMING and now - self._polled_ms > _POLL_MS:
             self._polled_ms = now
-            self._job(j.Progress(self._group.running_tasks, now))
+            self._job(self._group.progress())
         self._job(j.Tick(now))
         if self._checkpoints is not None and phase in (j.JobPhase.RUNNING, j.JobPhase.DRAINING):
             due = self._checkpoints.next_due_ms

@@ -8,10 +8,12 @@ since its thread pool would not survive the fork.
 from __future__ import annotations
 
 import contextlib
+import os
 
 
 def preload() -> None:
     """Import what a worker needs, and run the common kernels once on a few rows."""
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
     with contextlib.suppress(Exception):  # the worker reports a failing import with its own traceback
         import polars  # noqa: F401  # pyright: ignore[reportUnusedImport]
         import pyarrow as pa

@@ -110,13 +110,13 @@ class Group:
         if not self._closing and slot not in self.links:
             self._host.launch(slot, self._make_args(slot))
 
-    @property
-    def running_tasks(self) -> int:
-        """Workers that Spark gave a core."""
+    def progress(self) -> j.Progress:
+        """How far Spark is with the workers."""
         try:
-            return self._host.running_tasks
+            scheduled, running = self._host.activity
         except Exception:  # a status call must not end the job; the deadline still holds
-            return 0
+            scheduled, running = self.slots, 0
+        return j.Progress(scheduled, running, now_ms())
 
     def shut_down(self, reason: str, timeout_s: float, gone: Callable[[], None]) -> None:
         """Ask all workers to leave, then have Spark end those that do not; ``gone`` is called from a thread."""

@@ -9,6 +9,7 @@ one job of n tasks: in a plain ``local[n]`` session the failure of one task ends
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ __all__ = ["SparkHost"]
 
 def _slot_function(args: WorkerArgs) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def slot(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # One loop thread per worker feeds Polars small batches: a pool of its own per worker only takes cores away.
+        os.environ.setdefault("POLARS_MAX_THREADS", "1")
         from cutwater.runtime.worker import run_worker
 
         status = run_worker(args)
@@ -76,16 +79,16 @@ class SparkHost:
         return not any(t.is_alive() for t in self._threads.values())
 
     @property
-    def running_tasks(self) -> int:
-        """Tasks that have a core now."""
+    def activity(self) -> tuple[int, int]:
+        """Slots whose Spark job is scheduled, and slots whose task has a core."""
         tracker = self._context.statusTracker()
-        total = 0
-        for job in tracker.getJobIdsForGroup(self._group):
+        scheduled = running = 0
+        for job in set(tracker.getJobIdsForGroup(self._group)) & set(tracker.getActiveJobsIds()):
             info = tracker.getJobInfo(job)
-            for stage in info.stageIds if info else ():
-                stage_info = tracker.getStageInfo(stage)
-                total += stage_info.numActiveTasks if stage_info else 0
-        return total
+            stages = [tracker.getStageInfo(stage) for stage in (info.stageIds if info else ())]
+            scheduled += any(stages)
+            running += sum(stage.numActiveTasks for stage in stages if stage)
+        return scheduled, running
 
     @property
     def address(self) -> str:

@@ -66,9 +66,7 @@ class _Arrays(Accumulator):
         return copy
 
     def release(self) -> None:
-        if self._arrays:
-            self._spare.append(self._arrays)
-        self._arrays = []
+        self._spare.append(self._arrays)
 
     def state(self, slots: Slots) -> list[pa.Array]:
         return [self.result(slots)]

@@ -145,6 +145,17 @@ class JobLog:
         self._known = self._load()
         return self.state
 
+    def create(self) -> LogState:
+        """Read the state; a job that was never started gets its uid here, before anybody has to be told of it.
+
+        Raises:
+            StorageError: as ``read``, or nothing can be written.
+        """
+        self.read()
+        while not self.state.uid:
+            self._try_append(JobCreated(uuid.uuid4().hex, self._name, self._clock_ms()))
+        return self.state
+
     def begin_attempt(self, driver: str, *, after: int | None = None) -> int:
         """Take the job: every attempt before is fenced from here on (R6).  Creates the job at its first start.
 
@@ -156,12 +167,10 @@ class JobLog:
         Raises:
             FencedError: another attempt than ``after`` owns the job.
         """
-        self.read()
+        self.create()
         self._sweep()
         self._in_doubt = False
         self._attempt = 0
-        while not self.state.uid:
-            self._try_append(JobCreated(uuid.uuid4().hex, self._name, self._clock_ms()))
         for _ in range(_MAX_TRIES):
             if after is not None and self.state.attempt != after:
                 raise self._fenced(after)

@@ -1,0 +1,46 @@
+"""Jobs whose workers are real processes, started without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_host import FakeHost, FakeSpark
+
+import cutwater as cw
+from cutwater.runtime import job as job_module
+from cutwater.runtime.job import Job
+
+
+@pytest.fixture(autouse=True)
+def fake_spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSpark]:
+    """A session with many cores; every job of the test runs on it, and must leave nothing behind."""
+    monkeypatch.setattr(job_module, "SparkHost", FakeHost)
+    spark = FakeSpark()
+    yield spark
+    left = spark.pids
+    for host in spark.hosts:
+        host.cancel_all()
+    assert not left, f"the test left workers running: {left}"
+
+
+StartJob = Callable[..., Job]
+
+
+@pytest.fixture
+def start(fake_spark: FakeSpark, tmp_path: Path) -> Iterator[StartJob]:
+    """Starts a dataflow with settings that suit quick tests; what still runs at the end is cancelled."""
+    jobs: list[Job] = []
+
+    def start(flow: cw.Dataflow, **settings: Any) -> Job:
+        settings = {"checkpoint": tmp_path / "chk", "interval": "50ms", "parallelism": 2, **settings}
+        job = flow.start(fake_spark, **settings)  # type: ignore[arg-type]
+        jobs.append(job)
+        return job
+
+    yield start
+    for job in jobs:
+        if job.is_active:
+            job.cancel()

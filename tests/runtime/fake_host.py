@@ -1,0 +1,127 @@
+"""Workers as plain processes: the interface of ``SparkHost`` without Spark.
+
+A fork server that has the data path loaded plays the part of Spark's Python daemon.  Plans travel as cloudpickle, as
+they do in Spark's closures.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from pyspark import cloudpickle
+
+__all__ = ["FakeHost", "FakeSpark", "context"]
+
+
+def context() -> ForkServerContext:
+    """The fork server, started at the first call."""
+    made = mp.get_context("forkserver")
+    made.set_forkserver_preload(["preloaded"])
+    old = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent) + (f":{old}" if old else "")
+    try:
+        from multiprocessing import forkserver
+
+        forkserver.ensure_running()
+    finally:
+        if old is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = old
+    return made
+
+
+def _work(pickled: bytes) -> None:
+    from cutwater.runtime.worker import run_worker
+
+    run_worker(cloudpickle.loads(pickled))
+
+
+class FakeSpark:
+    """Stands for the session: how many cores there are, and the hosts made on it.
+
+    Args:
+        cores: tasks that can run at once.
+        retries: how often a task that died is started again before its job fails, as Spark does.
+    """
+
+    def __init__(self, cores: int = 16, retries: int = 0) -> None:
+        self.cores = threading.Semaphore(cores)
+        self.retries = retries
+        self.hosts: list[FakeHost] = []
+        self.lazy = False
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes of all workers that live now."""
+        return [p.pid for host in self.hosts for p in host.processes.values() if p.pid and p.is_alive()]
+
+
+class FakeHost:
+    """One process per slot."""
+
+    def __init__(self, spark: FakeSpark, group: str, on_end: Callable[[int, BaseException | None], None]) -> None:
+        self._spark, self._on_end = spark, on_end
+        self.group = group
+        self.launches = 0
+        self.processes: dict[int, ForkServerProcess] = {}
+        self._threads: list[threading.Thread] = []
+        self._cancelled = threading.Event()
+        spark.hosts.append(self)
+
+    def launch(self, slot: int, args: Any) -> None:
+        self.launches += 1
+        thread = threading.Thread(target=self._run, args=(slot, cloudpickle.dumps(args)), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def cancel(self, slot: int) -> None:
+        process = self.processes.get(slot)
+        if process is not None and process.is_alive() and process.pid:
+            os.kill(process.pid, signal.SIGKILL)
+
+    def cancel_all(self) -> None:
+        self._cancelled.set()
+        for slot in list(self.processes):
+            self.cancel(slot)
+
+    def join(self, timeout_s: float) -> bool:
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return not any(t.is_alive() for t in self._threads)
+
+    @property
+    def running_tasks(self) -> int:
+        return sum(p.is_alive() for p in list(self.processes.values()))
+
+    @property
+    def address(self) -> str:
+        return "127.0.0.1"
+
+    def _run(self, slot: int, pickled: bytes) -> None:
+        error: BaseException | None = None
+        while not self._spark.cores.acquire(timeout=0.05):
+            if self._cancelled.is_set():
+                self._on_end(slot, RuntimeError("cancelled before it got a core"))
+                return
+        try:
+            for _ in range(self._spark.retries + 1):
+                process = context().Process(target=_work, args=(pickled,), daemon=True)
+                process.start()
+                self.processes[slot] = process
+                process.join()
+                error = None if process.exitcode == 0 else RuntimeError(f"exit code {process.exitcode}")
+                if error is None or self._cancelled.is_set():
+                    break
+        except BaseException as e:
+            error = e
+        finally:
+            self._spark.cores.release()
+        self._on_end(slot, error)

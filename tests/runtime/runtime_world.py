@@ -1,0 +1,180 @@
+"""Dataflows with unique ids, and oracles that know nothing of the engine: DuckDB over what was written."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+from fake_host import FakeSpark
+
+import cutwater as cw
+from cutwater.connectors.base import Json, SourceContext, Split, SplitReader
+from cutwater.connectors.generate import RateSource
+from cutwater.dataflow.stream import Stream
+from cutwater.runtime.job import Job
+
+__all__ = [
+    "Gated",
+    "assert_ids",
+    "assert_running_counts",
+    "counting",
+    "gated",
+    "kill_some",
+    "open_gate",
+    "query",
+    "wait_until",
+]
+
+
+# ------------------------------------------------------------------------------------------------------------ sources
+
+
+@dataclass(frozen=True)
+class Gated(RateSource):
+    """Rows ``0..rows-1`` at a rate; those from ``hold`` on come only once the file ``gate`` is there.
+
+    So a job cannot end before the test has done to it what it wanted.
+    """
+
+    gate: str = ""
+    hold: int = 0
+
+    def open(self, split: Split, position: Json | None, ctx: SourceContext) -> SplitReader:
+        return _GatedReader(super().open(split, position, ctx), self.gate, self.hold)
+
+
+class _GatedReader:
+    def __init__(self, inner: Any, gate: str, hold: int) -> None:
+        self._inner, self._gate, self._hold = inner, gate, hold
+        self._open = False
+
+    def read(self, max_rows: int) -> Any:
+        if not self._open and self._inner.position >= self._hold:
+            self._open = os.path.exists(self._gate)
+            if not self._open:
+                return None
+        return self._inner.read(max_rows)
+
+    @property
+    def position(self) -> Json:
+        return self._inner.position
+
+    @property
+    def exhausted(self) -> bool:
+        return bool(self._inner.exhausted)
+
+    @property
+    def origin(self) -> str:
+        return str(self._inner.origin)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def gated(folder: Path, rows: int, *, rate: float | None = 40_000, start: int = 0, partitions: int = 4) -> Gated:
+    """``value`` = unique ids from ``start`` on, and ``timestamp``; the last tenth waits for ``open_gate``."""
+    return Gated(
+        rows=rows,
+        rate=rate,
+        start=start,
+        partitions=partitions,
+        stripe_rows=64,
+        gate=str(folder / "gate"),
+        hold=start + rows * 9 // 10,
+    )
+
+
+def open_gate(folder: Path) -> None:
+    (folder / "gate").touch()
+
+
+def counting(
+    name: str, source: object, out: Path, *, keys: int = 97, wrap: Callable[[Stream], Stream] | None = None
+) -> cw.Dataflow:
+    """Per key ``value % keys``: running count and sum, with the id of the row that made them."""
+    flow = cw.Dataflow(name)
+    rows = flow.read("in", source).with_columns("key", key=pl.col("value") % keys)
+    if wrap is not None:
+        rows = wrap(rows)
+    counts = rows.key_by("key").aggregate("count", n=cw.count(), total=cw.sum("value"), eid=cw.last("value"))
+    counts.write("out", cw.files(str(out)))
+    return flow
+
+
+# ------------------------------------------------------------------------------------------------------------ oracles
+
+
+def query(sql: str, **tables: Path) -> list[tuple[Any, ...]]:
+    """DuckDB over directories of Parquet files; ``{name}`` in the text is such a directory."""
+    found = {name: f"read_parquet('{path}/*.parquet')" for name, path in tables.items()}
+    with duckdb.connect() as connection:
+        return connection.execute(sql.format(**found)).fetchall()
+
+
+def assert_ids(out: Path, rows: int, *, column: str = "eid", copies: int = 1, start: int = 0) -> None:
+    """Every id is there, as often as it should be: none lost, none doubled."""
+    sql = (
+        f"SELECT count(DISTINCT {column}), count(*), min({column}), max({column}), "
+        f"(SELECT max(c) FROM (SELECT count(*) c FROM {{out}} GROUP BY {column})) FROM {{out}}"
+    )
+    distinct, total, low, high, most = query(sql, out=out)[0]
+    lost, doubled = rows - distinct, total - distinct * copies
+    found = f"lost {lost}, too many {doubled}, an id up to {most} times, ids {low}..{high}"
+    assert (lost, doubled, low, high, most) == (0, 0, start, start + rows - 1, copies), found
+
+
+def assert_running_counts(out: Path, rows: int, *, keys: int = 97) -> None:
+    """Each id once; each key's counts are 1..n without gap; each total is that of the rows counted so far."""
+    assert_ids(out, rows)
+    wrong = query(
+        """SELECT key, n, row_number() OVER w AS rank, total, sum(eid) OVER w AS sum FROM {out}
+        WINDOW w AS (PARTITION BY key ORDER BY n ROWS UNBOUNDED PRECEDING)
+        QUALIFY n <> rank OR total <> sum OR key <> eid % """
+        + str(keys)
+        + " LIMIT 3",
+        out=out,
+    )
+    assert not wrong, f"running counts differ from DuckDB's (key, n, rank, total, sum): {wrong}"
+
+
+# ------------------------------------------------------------------------------------------------------------- faults
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+    """Poll; a test that would hang says what it waited for."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout_s:.0f} s in vain for {what}")
+        time.sleep(0.005)
+
+
+def kill_some(job: Job, spark: FakeSpark, times: int, seed: int, *, phases: tuple[str, ...] = ("running",)) -> None:
+    """SIGKILL random workers at random moments of the given phases.
+
+    Raises:
+        AssertionError: the job ended by itself meanwhile.
+    """
+    rng = random.Random(seed)
+    for _ in range(times):
+        wait_until(lambda: not job.is_active or job.status.phase in phases, f"one of the phases {phases}")
+        time.sleep(rng.uniform(0.0, 0.25))
+        assert job.is_active, f"the job ended before all kills: {job.exception() or job.status.reason}"
+        pids = spark.pids
+        if pids:
+            victim = rng.choice(pids)
+            before = job.status.restarts
+            os.kill(victim, signal.SIGKILL)
+            wait_until(
+                lambda victim=victim: victim not in spark.pids, "the victim's death"
+            )
+            if phases == ("running",):
+                wait_until(lambda before=before: job.status.restarts > before or not job.is_active, "a restart")

@@ -29,7 +29,6 @@ _MAX_RAW = 10_000
 class _Bad(NamedTuple):
     before: int
     """The good row of the block that follows it."""
-    offset: int
     line: int
     reason: str
     raw: str
@@ -101,7 +100,7 @@ class TextReader:
     """Reads one file.  Position: ``{"offset": byte of the next line, "line": its number}``.
 
     Offsets count in the decompressed text.  Rows that cannot be parsed fail with file and line, or are diverted; a
-    diverted row is handed over in the same call as the row after it, so that it is handed over once per replay, too.
+    diverted row is handed over in the same call as the row before it, so that it is handed over once per replay, too.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class TextReader:
         batch = parsed.rows.slice(first, max_rows)
         self._row = first + batch.num_rows
         at_end = self._row == parsed.rows.num_rows
-        self._hand_over(parsed.bad, self._row + 1 if at_end else self._row)
+        self._hand_over(parsed.bad)
         if batch.num_rows:
             self._last = (int(parsed.lines[first]), int(parsed.lines[self._row - 1]))
         if at_end:
@@ -144,9 +143,6 @@ class TextReader:
         parsed = self._parsed
         if parsed is None:
             return {"offset": self._lines.offset, "line": self._lines.line}
-        if self._bad < len(parsed.bad) and parsed.bad[self._bad].before <= self._row:
-            bad = parsed.bad[self._bad]
-            return {"offset": bad.offset, "line": bad.line}
         return {"offset": int(parsed.offsets[self._row]), "line": int(parsed.lines[self._row])}
 
     @property
@@ -169,9 +165,9 @@ class TextReader:
                 return self._parsed
         return None
 
-    def _hand_over(self, bad: list[_Bad], row: int) -> None:
-        """Divert the bad rows that stand before a good row below ``row``."""
-        while self._bad < len(bad) and bad[self._bad].before < row:
+    def _hand_over(self, bad: list[_Bad]) -> None:
+        """Divert the bad rows before the next good one: the position is behind them."""
+        while self._bad < len(bad) and bad[self._bad].before <= self._row:
             item = bad[self._bad]
             assert self._divert is not None
             self._divert.dead_letter(self._entry.path, item.line, item.reason, item.raw[:_MAX_RAW])
@@ -194,9 +190,7 @@ class TextReader:
         numbers = np.concatenate([np.arange(r.start, r.stop) for r in good] or [np.empty(0, np.int64)])
         befores = np.searchsorted(numbers, [row for row, _ in bad])
         items = [
-            _Bad(
-                int(before), block.offset + int(block.starts[row]), int(block.lines[row]), reason, self._raw(block, row)
-            )
+            _Bad(int(before), int(block.lines[row]), reason, self._raw(block, row))
             for before, (row, reason) in zip(befores, bad, strict=True)
         ]
         if len(batches) == 1:

@@ -316,6 +316,18 @@ def test_a_big_parquet_file_is_shared_by_row_groups(tmp_path: Path, monkeypatch:
     assert reader.origin.endswith("rows 550 to 599")
 
 
+@pytest.mark.parametrize("row", [0, 9, 10, 99, 100, 537, 999])
+def test_a_position_is_found_across_batches_and_row_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: int
+) -> None:
+    monkeypatch.setattr(parquet_reader, "_BATCH_ROWS", 10)
+    pq.write_table(pa.table({"k": pa.array(range(1000), pa.int64())}), tmp_path / "a.parquet", row_group_size=100)
+    source = FileSource(tmp_path)
+    batch = source.open(source.discover()[0], {"row": row}, Context()).read(1)
+    assert batch is not None
+    assert batch.column("k").to_pylist() == [row]
+
+
 def test_a_row_that_does_not_fit_the_given_schema_is_named(tmp_path: Path) -> None:
     parquet(tmp_path / "a.parquet", t=pa.array([0, 1000, 1001], pa.timestamp("ns")), k=pa.array([1, None, 3]))
     with pytest.raises(DataError, match=r"a\.parquet row 2: .*lose data.*1970"):
@@ -325,7 +337,7 @@ def test_a_row_that_does_not_fit_the_given_schema_is_named(tmp_path: Path) -> No
 
 
 def test_times_before_1970_of_old_spark_files_are_read_as_utc(tmp_path: Path) -> None:
-    times = pa.array([-(10**15), 0, None], pa.timestamp("us"))
+    times = pa.array([-(10**15), 0, 250 * 10**15, None], pa.timestamp("us"))  # up to the year 9892
     pq.write_table(pa.table({"t": times}), tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
     rows = rows_of(FileSource(tmp_path, schema="t timestamp"))
     assert [r["t"] for r in rows] == times.cast(pa.timestamp("us", "UTC")).to_pylist()

@@ -233,6 +233,15 @@ def test_lines_that_only_together_are_json_are_bad_even_if_the_count_comes_out_r
     assert [d[1] for d in ctx.dead] == [1, 2, 3]
 
 
+def test_lone_carriage_returns_are_bad_even_if_the_count_comes_out_right(tmp_path: Path) -> None:
+    ctx = Context()
+    source = source_of(
+        tmp_path, "a.csv", 'k,v\n1,2\r3,4\n\r\r\n5,"6\r7"\n', bad_rows="dead_letter", schema="k long, v string"
+    )
+    assert rows_of(source, ctx) == [{"k": 5, "v": "6\r7"}]
+    assert [d[1] for d in ctx.dead] == [2, 3]
+
+
 def test_many_bad_rows_among_good_ones(tmp_path: Path) -> None:
     lines = [f"{n},x" if n % 7 else f"bad {n}" for n in range(1, 2000)]
     source = source_of(tmp_path, "a.csv", "\n".join(lines), schema="k long, v string", header=False)

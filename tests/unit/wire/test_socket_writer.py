@@ -7,6 +7,7 @@ import socket
 import threading
 
 import pyarrow as pa
+import pytest
 from wire_ends import until
 
 from cutwater.runtime.net_writer import SocketWriter
@@ -35,6 +36,30 @@ def test_every_byte_arrives_once_and_in_order_through_a_narrow_socket() -> None:
         received += b.recv(chance.choice([10, 1000, 50_000]))
     assert received == sent
     assert writer.drain(20.0)
+    writer.stop()
+    writer.join(20)
+    a.close()
+    b.close()
+
+
+@pytest.mark.parametrize("size", [1000, 20_000])
+def test_the_thread_goes_on_where_a_sender_could_not(size: int) -> None:
+    """A sender's own call takes part of a frame, or none of it, when the socket is full."""
+    a, b = narrow_pair()
+    writer = SocketWriter(a, "writer", lambda error: None)
+    writer.start()
+    for number in range(20):
+        sent = b""
+        while not writer._owned:  # until a call of the sender was cut short
+            frame = bytes([number, len(sent) % 251]) + random.Random(len(sent)).randbytes(size)
+            writer.send([frame[:7], frame[7:]], len(frame))
+            sent += frame
+            assert len(sent) < 1 << 20, "a full socket took everything"
+        received = b""
+        while len(received) < len(sent):
+            received += b.recv(1 << 16)
+        assert received == sent
+        assert writer.drain(20.0)
     writer.stop()
     writer.join(20)
     a.close()

@@ -19,6 +19,7 @@ $(STAMP): requirements/dev.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$$(cat requirements/uv.version)"
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
+	@echo "compiling kernels (once)"; $(BIN)/python -c "from cutwater.operators.warm import warm_up; warm_up()"
 	@touch $@
 
 run: setup  ## exactly-once demo: real flights on Spark, one worker killed, result checked by Spark SQL

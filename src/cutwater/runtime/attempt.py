@@ -139,11 +139,11 @@ class Attempt:
         for connection in list(self._connections.values()):
             with contextlib.suppress(Exception):
                 connection.close()
+        if self._snapshots is not None:
+            self._snapshots.close()  # first: its thread uses the sinks' writers
         for subtask in self._subtasks:
             with contextlib.suppress(Exception):
                 subtask.close()
-        if self._snapshots is not None:
-            self._snapshots.close()
 
     # ------------------------------------------------------------------------------------------------------ running
 

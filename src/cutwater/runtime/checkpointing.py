@@ -101,7 +101,10 @@ class Checkpointing:
                 self._triggered[checkpoint_id] = int(time.time() * 1000)
                 self._broadcast(c.Trigger(self._attempt, checkpoint_id, final))
             case m.Publish():
-                return self._core.handle(self._publish(effect))
+                effects = self._core.handle(self._publish(effect))
+                if self._publisher.in_doubt:  # it may count for the next attempt, which looks
+                    self._failed(f"it is not known whether checkpoint {effect.checkpoint_id} was published")
+                return effects
             case m.NotifyComplete(checkpoint_id=checkpoint_id, kind=kind):
                 final = kind is CheckpointKind.FINAL
                 self._completed(checkpoint_id, final)

@@ -24,6 +24,7 @@ __all__ = [
     "Failure",
     "Finished",
     "FromWorker",
+    "Heartbeat",
     "Hello",
     "Log",
     "Metrics",
@@ -203,7 +204,11 @@ class Log(msgspec.Struct, frozen=True, tag="log"):
     message: str
 
 
-FromWorker = Hello | Ready | Ack | Decline | Finished | Committed | Failure | Metrics | Log
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """A worker without an attempt lives."""
+
+
+FromWorker = Heartbeat | Hello | Ready | Ack | Decline | Finished | Committed | Failure | Metrics | Log
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)

@@ -34,6 +34,7 @@ from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.splits import Splits
 from cutwater.runtime.status_board import StatusBoard
 from cutwater.runtime.worker import WorkerArgs
+from cutwater.storage.base import Store
 from cutwater.storage.recovery import Restorable
 
 __all__ = ["Coordinator"]
@@ -51,7 +52,7 @@ class Coordinator:
         config: settings.
         publisher: storage; its log has been read.
         host: makes a ``SparkHost`` from the callback for a slot's Spark job that ended.
-        store_uri: where workers find the checkpoint directory.
+        store: the checkpoint directory.
         splits: per read step, the splits discovered before the start.
     """
 
@@ -62,14 +63,14 @@ class Coordinator:
         publisher: Publisher,
         host: Callable[[Callable[[int, BaseException | None], None]], SparkHost],
         *,
-        store_uri: str,
+        store: Store,
         splits: dict[str, list[Split]],
     ) -> None:
         self.plan, self.config, self.publisher = plan, config, publisher
         self.board = StatusBoard(plan, config, publisher)
         self.error: CutwaterError | None = None
         self.ended = threading.Event()
-        self._store_uri = store_uri
+        self._store = store
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._splits = Splits(plan, splits)
         self._secret = new_secret()
@@ -101,11 +102,19 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------ from other threads
 
     def start(self) -> None:
+        """Begin; a job that finished in an earlier run is at its end at once (A7)."""
+        if self.publisher.log.state.finished:
+            self.board.warn(f"job {self.plan.name!r} had finished already: nothing was run")
+            self.board.ended(j.Outcome.FINISHED.value, "it had finished in an earlier run")
+            self._server.close()
+            self.ended.set()
+            return
         self._thread.start()
 
     def join(self) -> None:
         """Wait until the thread has cleaned up."""
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def request_end(self, outcome: j.Outcome, reason: str) -> None:
         """Cancel or stop the job; wait for ``ended`` afterwards."""
@@ -217,7 +226,7 @@ class Coordinator:
                 self._fail(message.kind, text, step=message.step, retryable=message.retryable)
             case c.Log(level=level, message=text):
                 self.board.log(f"worker {link.slot} {level}: {text}")
-            case c.Hello():
+            case c.Hello() | c.Heartbeat():
                 pass
 
     def _acknowledged(self, ack: c.Ack) -> None:
@@ -373,7 +382,7 @@ class Coordinator:
             uid=self.publisher.uid,
             plan=self.plan,
             config=self.config,
-            store_uri=self._store_uri,
+            store=self._store,
         )
 
 

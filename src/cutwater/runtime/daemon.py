@@ -12,28 +12,17 @@ import os
 
 
 def preload() -> None:
-    """Import what a worker needs, and run the common kernels once on a few rows."""
+    """Import what a worker needs, and load the compiled kernels if they lie in the cache."""
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     with contextlib.suppress(Exception):  # the worker reports a failing import with its own traceback
         import polars  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        import pyarrow as pa
 
         import cutwater.runtime.worker  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        from cutwater.operators.accumulators import Aggregate
-        from cutwater.operators.aggregate import RunningAggregateSpec
-        from cutwater.operators.partition import HashPartitioner
-        from cutwater.runtime.wiring import OperatorContext
+        from cutwater.operators.warm import warm_up
+        from cutwater.state.kernels import cache_directory
 
-        rows = pa.record_batch({"k": [1, 2, 3], "v": [4, 5, 6]})
-        aggregates = (Aggregate("n", "count", None), Aggregate("s", "sum", "v"))
-        for _, part in HashPartitioner(rows.schema, ["k"], 2, 128).split(rows):
-            operator = RunningAggregateSpec(part.schema, ("k",), aggregates, None).build()
-            operator.open(OperatorContext("warm", 0, 1, 128, range(128), lambda *_: None))
-            operator.process(0, part)
-            segments = list(operator.freeze(1).segments())
-            again = RunningAggregateSpec(part.schema, ("k",), aggregates, None).build()
-            again.open(OperatorContext("warm", 0, 1, 128, range(128), lambda *_: None))
-            again.restore(segments)
+        if os.listdir(cache_directory()):  # else workers compile only what their job needs
+            warm_up()
 
 
 if __name__ == "__main__":

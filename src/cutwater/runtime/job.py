@@ -20,7 +20,6 @@ from cutwater.dataflow.graph import PhysicalPlan, Step
 from cutwater.dataflow.plan import make_plan
 from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.protocol.job_messages import Outcome
-from cutwater.protocol.rows import PROTOCOLS
 from cutwater.runtime.coordinator import Coordinator
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.spark_host import SparkHost
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
     from cutwater.dataflow.flow import Dataflow
 
 __all__ = ["Job", "make_config", "start"]
+
+_PROTOCOLS = ("none", "at_least_once", "aligned")
+"""Rows of the protocol table that the runtime performs; the others record channels, which it does not yet."""
 
 
 class Job:
@@ -177,9 +179,10 @@ def start(
         if config.protocol not in ("none", "at_least_once"):
             require_exactly_once(store)
         publisher = Publisher(store, plan, config)
-        from cutwater.spark.session import session
+        from cutwater.spark.session import require_classic, session
 
         spark = spark or session(plan.parallelism)
+        require_classic(spark)
         plan = _prepare(plan, Path(directory, plan.name))
         publisher.plan = plan
         splits = {s.id: _discover(s) for s in plan.steps.values() if s.role == "source"}
@@ -189,7 +192,7 @@ def start(
             config,
             publisher,
             lambda on_end: SparkHost(live, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}", on_end),
-            store_uri=directory,
+            store=store,
             splits=splits,
         )
     except BaseException:
@@ -223,7 +226,7 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
         config = msgspec.convert(msgspec.to_builtins(values), JobConfig, strict=False)
     except msgspec.ValidationError as e:
         raise ConfigError(f"a setting has the wrong type: {e}") from e
-    if config.protocol not in PROTOCOLS:
+    if config.protocol not in _PROTOCOLS:
         raise ConfigError(
             f"protocol {config.protocol!r} is not available", hint=f"Choose one of {', '.join(PROTOCOLS)}."
         )

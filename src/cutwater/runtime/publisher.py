@@ -16,7 +16,6 @@ from cutwater.config import JobConfig
 from cutwater.connectors.base import Sink
 from cutwater.dataflow.compatibility import check_compatible, step_records
 from cutwater.dataflow.graph import PhysicalPlan
-from cutwater.errors import FencedError
 from cutwater.storage.base import Store
 from cutwater.storage.log import CheckpointCompleted, JobFinished, JobLog, wall_clock_ms
 from cutwater.storage.manifest import Entry, Manifest, SubtaskRecord
@@ -34,7 +33,7 @@ class Publisher:
         self.job = plan.name
         self._store, self.plan, self._config = store, plan, config
         self.log = JobLog(store, self.job, num_retained=config.num_retained)
-        self.log.read()
+        self.log.create()  # workers name their output by the uid, so it is there before they are
         self._retention: Retention | None = None
         self.passed_over: list[str] = []
 
@@ -48,15 +47,8 @@ class Publisher:
         Raises:
             FencedError: this driver had an attempt and another driver has taken over since.
         """
-        mine = self.log.attempt
-        if mine:
-            state = self.log.read()
-            if state.attempt != mine:
-                raise FencedError(
-                    f"job {self.job!r} was taken over by attempt {state.attempt} of driver {state.driver}",
-                    hint="Nothing was committed here since. Stop one of the two drivers.",
-                )
-        attempt = self.log.begin_attempt(f"{socket.gethostname()}:{os.getpid()}")
+        driver = f"{socket.gethostname()}:{os.getpid()}"
+        attempt = self.log.begin_attempt(driver, after=self.log.attempt or None)
         self._retention = Retention(self._store, self.log)
         return attempt
 
@@ -132,6 +124,11 @@ class Publisher:
         )
         completed = publish(self._store, self.log, manifest, kind="final" if final else "checkpoint")
         return completed, sum(e.length for e in entries)
+
+    @property
+    def in_doubt(self) -> bool:
+        """It is not known whether the last entry is durable: only a new attempt may go on."""
+        return self.log.in_doubt
 
     def finish(self, checkpoint_id: int) -> None:
         """The job is done: say so in the log."""

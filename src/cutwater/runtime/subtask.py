@@ -16,7 +16,7 @@ from typing import Protocol, cast
 from cutwater.errors import CutwaterError, InvariantError
 from cutwater.operators.base import MAX_WATERMARK
 from cutwater.protocol import messages as m
-from cutwater.protocol.loop import Idle, ReadSource, Resume, SubtaskLoop, TakeControl, TakeRows
+from cutwater.protocol.loop import Idle, IdleReason, ReadSource, Resume, SubtaskLoop, TakeControl, TakeRows
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.protocol.watermarks import WatermarkMerger
 from cutwater.runtime.chain import Chain
@@ -90,6 +90,7 @@ class Subtask:
         self.finished = False
         self._commit: Callable[[int], None] | None = None
         self.busy_s = self.full_s = 0.0
+        self._full_since_s: float | None = None
 
     # ---------------------------------------------------------------------------------------------------- the loop
 
@@ -146,8 +147,13 @@ class Subtask:
                 self._take_control(index)
             case Resume():
                 self.chain.resume()
-            case Idle():
+            case Idle(reason=reason):
+                if reason is IdleReason.OUTPUTS_FULL and self._full_since_s is None:
+                    self._full_since_s = now_s
                 return False
+        if self._full_since_s is not None:
+            self.full_s += now_s - self._full_since_s
+            self._full_since_s = None
         return True
 
     def _take_rows(self, index: int, max_rows: int) -> None:

@@ -8,6 +8,7 @@ process stays; only the subtasks are built anew.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -25,9 +26,9 @@ from cutwater.runtime import control as c
 from cutwater.runtime.attempt import Attempt, InterruptedBuildError
 from cutwater.runtime.auth import Secret
 from cutwater.runtime.connections import Connection, DataServer
-from cutwater.runtime.control_server import dial_coordinator
+from cutwater.runtime.control_server import ControlLink, dial_coordinator
 from cutwater.runtime.net_signal import Signal
-from cutwater.storage.stores import open_store
+from cutwater.storage.base import Store
 
 __all__ = ["Worker", "WorkerArgs", "run_worker"]
 
@@ -46,7 +47,8 @@ class WorkerArgs:
     uid: str
     plan: PhysicalPlan
     config: JobConfig
-    store_uri: str
+    store: Store
+    """The checkpoint directory."""
 
 
 def run_worker(args: WorkerArgs) -> str:
@@ -66,7 +68,7 @@ class Worker:
     def __init__(self, args: WorkerArgs) -> None:
         self.args = args
         self.signal = Signal()
-        self.store = open_store(args.store_uri)
+        self.store = args.store
         self._mailbox: deque[Any] = deque()
         self._attempt: Attempt | None = None
         self._end: str | None = None
@@ -93,10 +95,13 @@ class Worker:
         self.data_server.start()
         self.link.start()
         self.link.send(c.Hello(self.args.slot, os.getpid(), socket.gethostname(), address))
+        handler = _ToDriver(self.link)
+        logging.getLogger().addHandler(handler)
         try:
             while self._end is None:
                 self._turn()
         finally:
+            logging.getLogger().removeHandler(handler)
             self._drop_attempt()
             self.data_server.close()
             self.link.close()
@@ -159,7 +164,7 @@ class Worker:
         if attempt is not None:
             self.link.send(attempt.metrics())
         else:
-            self.link.send(c.Log("debug", "idle"))
+            self.link.send(c.Heartbeat())
 
     # ---------------------------------------------------------------------------------------------------- messages
 
@@ -170,6 +175,7 @@ class Worker:
             case c.Reset():
                 self._drop_attempt()
             case c.Stop(reason=reason):
+                self._report()  # the last counts
                 self._end = reason
             case _LinkLost(reason=reason):
                 self._end = f"lost the coordinator: {reason}"
@@ -216,6 +222,18 @@ class Worker:
 @dataclass(frozen=True, slots=True)
 class _LinkLost:
     reason: str
+
+
+class _ToDriver(logging.Handler):
+    """What is logged in the worker, by a user's functions for example, comes to the driver."""
+
+    def __init__(self, link: ControlLink) -> None:
+        super().__init__(logging.INFO)
+        self._link = link
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one line."""
+        self._link.send(c.Log(record.levelname.lower(), self.format(record)))
 
 
 def _story(error: BaseException) -> str:

@@ -8,14 +8,14 @@ import stat
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from cutwater.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ensure_java", "session"]
+__all__ = ["ensure_java", "require_classic", "session"]
 
 _DROPPED_FLAG = "--add-modules=jdk.incubator.vector"
 """Spark's launcher passes it; the trimmed JDK of the wheel lacks that module, and Spark runs without it."""
@@ -57,10 +57,23 @@ def session(
         **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if _is_local(master) else {}),
         **(conf or {}),
     }
-    builder = cast("SparkSession.Builder", SparkSession.builder)
+    builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def require_classic(spark: object) -> None:
+    """Refuse a Spark Connect session: workers are submitted and watched through the driver's own SparkContext.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if ".connect." in type(spark).__module__:
+        raise ConfigError(
+            "a Spark Connect session cannot host a job",
+            hint="Start the job in a program with a classic session (SparkSession.builder.master(...)).",
+        )
 
 
 def _is_local(master: str | None) -> bool:

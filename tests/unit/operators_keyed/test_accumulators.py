@@ -23,7 +23,7 @@ def rows_of(name: str) -> pa.RecordBatch:
     arrow, _ = VALUES[name]
     if name in EXAMPLES:
         return pa.record_batch({"v": pa.array(EXAMPLES[name], arrow)})
-    whole = pa.int32() if pa.types.is_date32(arrow) else pa.int64()
+    whole = pa.int64() if pa.types.is_temporal(arrow) and not pa.types.is_date32(arrow) else pa.int32()
     return pa.record_batch({"v": pa.array([2, None, 1, 3], whole).cast(arrow)})
 
 

@@ -1,0 +1,1 @@
+"""The project's own measurements: ``python -m benchmarks.compare``, ``.latency``, ``.recovery``; see docs/benchmarks.md."""

@@ -1,0 +1,56 @@
+"""One run of W1 on Cutwater, in a process of its own: prints one line of JSON.
+
+    python -m benchmarks.w1_cutwater FOLDER ROWS INTERVAL WARM_UP_ROWS
+
+``INTERVAL`` is ``off`` (protocol ``none``) or a duration.  A short job of the same dataflow goes first in the same
+session: it warms up the JVM and the kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import cutwater as cw
+from benchmarks.probe import SCHEMA, Probe, Rows, read_reports
+from benchmarks.workload import PARALLELISM, watch_after
+from cutwater.runtime.job import Job
+from cutwater.spark.session import session
+
+
+def dataflow(folder: Path, rows: int) -> cw.Dataflow:
+    """W1 from the ordinary parts."""
+    flow = cw.Dataflow("w1")
+    numbers = flow.read("gen", cw.generate(Rows(str(folder)), schema=SCHEMA, rows=rows, partitions=PARALLELISM))
+    counted = numbers.key_by("k").aggregate("agg", n=cw.count(), s=cw.sum("v"))
+    counted.write("out", Probe(str(folder), watch_after(rows)))
+    return flow
+
+
+def run(folder: Path, rows: int, interval: str) -> Job:
+    """One job from start to end."""
+    folder.mkdir(parents=True)
+    settings = {"protocol": "none"} if interval == "off" else {"interval": interval}
+    return dataflow(folder, rows).run(
+        session(PARALLELISM), checkpoint=folder / "checkpoints", parallelism=PARALLELISM, **settings
+    )
+
+
+def main() -> None:
+    folder, rows, interval, warm_up = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    run(folder / "warm-up", warm_up, interval)
+    job = run(folder / "run", rows, interval)
+    reports, checkpoints = read_reports(folder / "run"), job.status.checkpoints
+    result = {
+        "rows": reports.rows,
+        "seconds": (reports.last_ns - reports.first_ns) / 1e9,
+        "checkpoints": checkpoints.completed,
+        "checkpoints_failed": checkpoints.failed,
+        "state": str(folder / "run"),
+    }
+    print("RESULT", json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -227,9 +227,8 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
     except msgspec.ValidationError as e:
         raise ConfigError(f"a setting has the wrong type: {e}") from e
     if config.protocol not in _PROTOCOLS:
-        raise ConfigError(
-            f"protocol {config.protocol!r} is not available", hint=f"Choose one of {', '.join(PROTOCOLS)}."
-        )
+        known_protocols = ", ".join(_PROTOCOLS)
+        raise ConfigError(f"protocol {config.protocol!r} is not available", hint=f"Choose one of {known_protocols}.")
     return config
 
 

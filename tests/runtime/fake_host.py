@@ -15,6 +15,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from preloaded import work
 from pyspark import cloudpickle
 
 __all__ = ["FakeHost", "FakeSpark", "context"]
@@ -38,12 +39,6 @@ def context() -> ForkServerContext:
     return made
 
 
-def _work(pickled: bytes) -> None:
-    from cutwater.runtime.worker import run_worker
-
-    run_worker(cloudpickle.loads(pickled))
-
-
 class FakeSpark:
     """Stands for the session: how many cores there are, and the hosts made on it.
 
@@ -56,7 +51,10 @@ class FakeSpark:
         self.cores = threading.Semaphore(cores)
         self.retries = retries
         self.hosts: list[FakeHost] = []
-        self.lazy = False
+        self.prepare: Callable[[Any], None] | None = None
+        """Called in each worker's process with its arguments before anything else: faults come in here."""
+        self.zombies = False
+        """A worker that is to be cancelled lives on, as behind a cut network; its slot counts as free."""
 
     @property
     def pids(self) -> list[int]:
@@ -78,7 +76,7 @@ class FakeHost:
 
     def launch(self, slot: int, args: Any) -> None:
         self.launches += 1
-        thread = threading.Thread(target=self._run, args=(slot, cloudpickle.dumps(args)), daemon=True)
+        thread = threading.Thread(target=self._run, args=(slot, cloudpickle.dumps((self._spark.prepare, args))), daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -98,8 +96,9 @@ class FakeHost:
         return not any(t.is_alive() for t in self._threads)
 
     @property
-    def running_tasks(self) -> int:
-        return sum(p.is_alive() for p in list(self.processes.values()))
+    def activity(self) -> tuple[int, int]:
+        running = sum(p.is_alive() for p in list(self.processes.values()))
+        return sum(t.is_alive() for t in self._threads), running
 
     @property
     def address(self) -> str:
@@ -113,7 +112,7 @@ class FakeHost:
                 return
         try:
             for _ in range(self._spark.retries + 1):
-                process = context().Process(target=_work, args=(pickled,), daemon=True)
+                process = context().Process(target=work, args=(pickled,), daemon=True)
                 process.start()
                 self.processes[slot] = process
                 process.join()

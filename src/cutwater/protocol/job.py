@@ -181,8 +181,7 @@ class JobMachine:
         del self.workers[event.slot]
         if self.phase in _ATTEMPT:
             return self._fail(f"worker {event.slot} was lost: {event.reason}", True)
-        if self.phase is JobPhase.ENDING and not self.workers:
-            return self.handle(WorkersGone())
+        # While ENDING the loss of a connection is no proof that the process is gone: WorkersGone says that.
         self._progress_ms = self.now_ms
         return []
 
@@ -260,7 +259,4 @@ class JobMachine:
     def _end(self, outcome: Outcome, reason: str) -> list[Effect]:
         self._outcome = (outcome, reason)
         self.phase = JobPhase.ENDING
-        effects: list[Effect] = [ShutDown(outcome, reason)]
-        if not self.workers:
-            effects += self._dispatch(WorkersGone())
-        return effects
+        return [ShutDown(outcome, reason)]

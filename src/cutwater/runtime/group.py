@@ -122,6 +122,8 @@ class Group:
         """Ask all workers to leave, then have Spark end those that do not; ``gone`` is called from a thread."""
         self._closing = True
         self.broadcast(c.Stop(reason))
+        for slot in set(range(self.slots)) - set(self.links):
+            self._host.cancel(slot)  # waits for a core, or starts just now: there is nobody to ask
 
         def wait() -> None:
             if not self._host.join(timeout_s):

@@ -76,7 +76,9 @@ class FakeHost:
 
     def launch(self, slot: int, args: Any) -> None:
         self.launches += 1
-        thread = threading.Thread(target=self._run, args=(slot, cloudpickle.dumps((self._spark.prepare, args))), daemon=True)
+        thread = threading.Thread(
+            target=self._run, args=(slot, cloudpickle.dumps((self._spark.prepare, args))), daemon=True
+        )
         self._threads.append(thread)
         thread.start()
 

@@ -173,8 +173,6 @@ def kill_some(job: Job, spark: FakeSpark, times: int, seed: int, *, phases: tupl
             victim = rng.choice(pids)
             before = job.status.restarts
             os.kill(victim, signal.SIGKILL)
-            wait_until(
-                lambda victim=victim: victim not in spark.pids, "the victim's death"
-            )
+            wait_until(lambda victim=victim: victim not in spark.pids, "the victim's death")
             if phases == ("running",):
                 wait_until(lambda before=before: job.status.restarts > before or not job.is_active, "a restart")

@@ -1,0 +1,57 @@
+"""Facts about the machine and its idleness, which belong beside every number."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+import time
+from importlib import metadata
+from typing import Any
+
+__all__ = ["QUIET_CPUS", "busy_cpus", "facts"]
+
+QUIET_CPUS = 0.15
+"""Processors that others may use while nothing of ours runs, for the machine to count as quiet."""
+
+
+def facts() -> dict[str, Any]:
+    """Processor, memory, kernel and versions."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "cpu": _first("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "java": java_version(),
+        "versions": {name: metadata.version(name) for name in ("cutwater", "pyspark", "pyarrow", "numba", "numpy")},
+    }
+
+
+def java_version() -> str | None:
+    """First line of ``java -version``; None without Java."""
+    try:
+        said = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return said.stderr.splitlines()[0]
+
+
+def busy_cpus(seconds: float = 0.5) -> float:
+    """Processors in use over the next moment; called while nothing of ours runs, it tells how busy others are."""
+    before = _busy_ticks()
+    time.sleep(seconds)
+    return round((_busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds, 2)
+
+
+def _busy_ticks() -> int:
+    with open("/proc/stat") as stat:
+        user, nice, system, _idle, _iowait, irq, softirq, steal = (int(x) for x in stat.readline().split()[1:9])
+    return user + nice + system + irq + softirq + steal
+
+
+def _first(path: str, name: str) -> str:
+    with open(path) as lines:
+        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), "")

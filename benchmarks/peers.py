@@ -1,0 +1,76 @@
+"""The engines we compare with, each in an environment of its own below ``.peers/``; nothing of them is a dependency."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["BYTEWAX", "FLINK", "PeerError", "bytewax_python", "flink_command"]
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = ROOT / ".peers"
+BYTEWAX, FLINK = "bytewax==0.21.1", "apache-flink-libraries==2.3.0"
+_JAVA_SOURCE = ROOT / "benchmarks" / "flink" / "W1.java"
+_OPENED = ("util", "lang", "net", "nio", "util.concurrent", "time")
+_LIBRARIES = Path("lib", f"python3.{sys.version_info.minor}", "site-packages", "pyflink", "lib")
+
+
+class PeerError(Exception):
+    """A peer cannot be had on this machine; says what is missing."""
+
+
+def bytewax_python() -> str:
+    """The Python that has Bytewax; made at the first call.
+
+    Raises:
+        PeerError: it cannot be installed.
+    """
+    return str(_environment("bytewax", [BYTEWAX, "numpy"]) / "bin" / "python")
+
+
+def flink_command() -> list[str]:
+    """The command that runs W1 on Flink, without its arguments; installed and compiled at the first call.
+
+    Only jars are wanted: the package that holds them, not PyFlink with its Python dependencies.
+
+    Raises:
+        PeerError: no JDK, or Flink cannot be installed or the job not be compiled.
+    """
+    if shutil.which("java") is None or shutil.which("javac") is None:
+        raise PeerError("Flink needs a JDK of version 17 or 21 (java and javac on the PATH)")
+    home = _environment("flink", ["--no-deps", FLINK])
+    libraries, classes = home / _LIBRARIES, home / "w1"
+    made = classes / "W1.class"
+    if not made.exists() or made.stat().st_mtime < _JAVA_SOURCE.stat().st_mtime:
+        _run(["javac", "-nowarn", "-cp", f"{libraries}/*", "-d", str(classes), str(_JAVA_SOURCE)])
+    opens = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in _OPENED]
+    return ["java", "-Xmx4g", *opens, "-Dlog4j2.level=ERROR", "-cp", f"{classes}:{libraries}/*", "W1"]
+
+
+def _environment(name: str, packages: list[str]) -> Path:
+    """A virtual environment with these packages; complete once its mark is there."""
+    home = PEERS / name
+    mark = home / ".installed"
+    wanted = " ".join(packages)
+    if mark.exists() and mark.read_text() == wanted:
+        return home
+    print(f"installing {packages[-1] if name == 'flink' else packages[0]} into .peers/{name} (once)", file=sys.stderr)
+    beside = Path(sys.executable).with_name("uv")
+    uv = str(beside) if beside.exists() else shutil.which("uv")
+    python = str(home / "bin" / "python")
+    if uv:
+        _run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(home)])
+        _run([uv, "pip", "install", "--quiet", "--python", python, *packages])
+    else:
+        _run([sys.executable, "-m", "venv", "--clear", str(home)])
+        _run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
+    mark.write_text(wanted)
+    return home
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PeerError(f"{' '.join(command[:4])} ... failed:\n{(done.stderr or done.stdout).strip()[-1500:]}")

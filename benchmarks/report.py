@@ -1,0 +1,194 @@
+"""From raw runs (JSON in ``out/bench``) to tables, a plot, and the documents between their markers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.machine import QUIET_CPUS
+from benchmarks.processes import ROOT
+from benchmarks.svg import bar_chart
+
+__all__ = ["OUT", "latency_table", "recovery_table", "throughput_svg", "throughput_table", "write_docs"]
+
+OUT = ROOT / "out" / "bench"
+DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
+PLOT = ROOT / "docs" / "benchmarks.svg"
+_NAMES = {"cutwater": "Cutwater", "flink": "Flink (Java)", "bytewax": "Bytewax", "kernels": "bare kernels, no engine"}
+
+
+def rates(data: dict[str, Any]) -> dict[tuple[str, str], list[float]]:
+    """Events per second of all runs by (engine, interval), in the order in which they were measured."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for run in data["runs"]:
+        found.setdefault((run["engine"], run["interval"]), []).append(run["rate"])
+    return found
+
+
+def throughput_table(data: dict[str, Any]) -> str:
+    """Median, range, and the ratio to Flink at the same interval.
+
+    >>> run = {"engine": "flink", "interval": "1 s", "rate": 2e6, "others_cpus": 0.0, "checkpoints": 7}
+    >>> runs = [run, {**run, "engine": "cutwater", "rate": 40e6}]
+    >>> print(throughput_table({"runs": runs, "share": 1.0}).splitlines()[3])
+    | Cutwater | 1 s | 40.00 | 40.00 - 40.00 | 20x | 7 |
+    """
+    lines = [
+        "| engine | checkpoints | median, M events/s | min - max | ratio to Flink | checkpoints completed |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    measured = rates(data)
+    for (engine, interval), values in measured.items():
+        flink = measured.get(("flink", interval))
+        ratio = _ratio(median(values) / median(flink)) if flink else "-"
+        completed = [
+            run.get("checkpoints") for run in data["runs"] if (run["engine"], run["interval"]) == (engine, interval)
+        ]
+        counts = [count for count in completed if count is not None]
+        lines.append(
+            f"| {_NAMES[engine]} | {interval} | {_millions(median(values))} | "
+            f"{_millions(min(values))} - {_millions(max(values))} | {ratio} | "
+            f"{round(median(counts)) if counts and interval != 'off' else '-'} |"
+        )
+    ordered = [*lines[:2], *sorted(lines[2:], key=_order)]
+    return "\n".join([*ordered, "", _circumstances(data)])
+
+
+def _order(line: str) -> int:
+    return next(i for i, name in enumerate(_NAMES.values()) if line.startswith(f"| {name} "))
+
+
+def summary_table(data: dict[str, Any]) -> str:
+    """Medians only, engines by intervals: for the README."""
+    measured = rates(data)
+    intervals = [i for i in ("off", "1 s", "100 ms") if any(key[1] == i for key in measured)]
+    lines = [
+        "| M events/s, checkpoints | " + " | ".join(intervals) + " |",
+        "|---" + "|---:" * len(intervals) + "|",
+    ]
+    for engine, name in _NAMES.items():
+        cells = [_millions(median(measured[engine, i])) if (engine, i) in measured else "-" for i in intervals]
+        if any(cell != "-" for cell in cells):
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", _circumstances(data)])
+
+
+def throughput_svg(data: dict[str, Any]) -> str:
+    """Bars of the medians with their ranges, on a logarithmic scale."""
+    bars = [
+        (f"{_NAMES[engine]}" + ("" if engine == "kernels" else f", {_spoken(interval)}"), values, engine == "cutwater")
+        for (engine, interval), values in rates(data).items()
+    ]
+    bars.sort(key=lambda bar: -median(bar[1]))
+    return bar_chart("Keyed running count and sum, events per second (logarithmic)", bars)
+
+
+def _spoken(interval: str) -> str:
+    return "no checkpoints" if interval == "off" else f"checkpoints every {interval}"
+
+
+def latency_table(data: dict[str, Any]) -> str:
+    """Percentiles per engine, medians over the rounds."""
+    lines = ["| engine | p50, ms | p99, ms | p99.9, ms | max, ms | rows |", "|---|---:|---:|---:|---:|---:|"]
+    engines = dict.fromkeys(run["engine"] for run in data["runs"])
+    for engine in engines:
+        runs = [run for run in data["runs"] if run["engine"] == engine]
+        cells = [f"{median(run[name] for run in runs):.2f}" for name in ("p50_ms", "p99_ms", "p999_ms", "max_ms")]
+        lines.append(f"| {_NAMES[engine]} | {' | '.join(cells)} | {sum(run['counted'] for run in runs):,} |")
+    return "\n".join([*lines, "", _circumstances(data)])
+
+
+def recovery_table(data: dict[str, Any]) -> str:
+    """Median and range of each time that was measured, in seconds."""
+    lines = ["| from ... to ... | median, s | min - max, s | times |", "|---|---:|---:|---:|"]
+    for name, seconds in data["times"].items():
+        lines.append(f"| {name} | {median(seconds):.2f} | {min(seconds):.2f} - {max(seconds):.2f} | {len(seconds)} |")
+    return "\n".join([*lines, "", _circumstances(data)])
+
+
+def machine_text(data: dict[str, Any]) -> str:
+    m = data["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
+    return (
+        f"{m['cores']} cores of {m['cpu']}, {m['memory_gib']} GiB, Linux {m['kernel']}; "
+        f"Python {m['python']}, {m['java'] or 'no Java'}; {versions}."
+    )
+
+
+def write_docs() -> None:
+    """Put tables between ``<!-- bench:NAME -->`` and ``<!-- /bench:NAME -->`` in the documents; copy the plot."""
+    written: list[str] = []
+    for path in DOCUMENTS:
+        if path.exists():
+            text = path.read_text()
+            filled = fill_markers(text, _section)
+            if filled != text:
+                path.write_text(filled)
+                written.append(str(path.relative_to(ROOT)))
+    if (OUT / "compare.svg").exists():
+        shutil.copyfile(OUT / "compare.svg", PLOT)
+        written.append(str(PLOT.relative_to(ROOT)))
+    print("wrote " + (", ".join(written) or "nothing: no marker needed it"))
+
+
+def fill_markers(text: str, section: Callable[[str], str | None]) -> str:
+    """Replace what lies between markers; ``section`` gives the text for a name, None to leave it as it is.
+
+    >>> print(fill_markers("a <!-- bench:x -->old<!-- /bench:x --> b", str.upper))
+    a <!-- bench:x -->
+    X
+    <!-- /bench:x --> b
+    """
+
+    def replaced(found: re.Match[str]) -> str:
+        body = section(found[1])
+        return found[0] if body is None else f"<!-- bench:{found[1]} -->\n{body}\n<!-- /bench:{found[1]} -->"
+
+    return re.sub(r"<!-- bench:(\w+) -->.*?<!-- /bench:\1 -->", replaced, text, flags=re.DOTALL)
+
+
+_SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "machine": ("compare", machine_text),
+    "throughput": ("compare", throughput_table),
+    "summary": ("compare", summary_table),
+    "latency": ("latency", latency_table),
+    "recovery": ("recovery", recovery_table),
+}
+
+
+def _section(name: str) -> str | None:
+    if name not in _SECTIONS:
+        sys.exit(f"the documents have a marker bench:{name}; there are {', '.join(_SECTIONS)}")
+    file, render = _SECTIONS[name]
+    path = OUT / f"{file}.json"
+    if not path.exists():
+        print(f"bench:{name} stays as it is: {path.relative_to(ROOT)} was not measured here", file=sys.stderr)
+        return None
+    return render(json.loads(path.read_text()))
+
+
+def _circumstances(data: dict[str, Any]) -> str:
+    """How to take the figures: rounds, length, and whether the machine was quiet."""
+    others = median(run["others_cpus"] for run in data["runs"])
+    notes: list[str] = []
+    if "machine" in data:
+        notes.append(f"{data['machine']['date']}, {data['rounds']} rounds")
+    if data["share"] != 1.0:
+        notes.append(f"**short runs** ({data['share']:.0%} of the length): a check that it works, not a measurement")
+    if others > QUIET_CPUS:
+        notes.append(f"**measured while other work ran** ({others:.1f} CPUs of it between the runs)")
+    return "; ".join(notes) + ("." if notes else "")
+
+
+def _millions(rate: float) -> str:
+    return f"{rate / 1e6:.2f}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.0f}x" if value >= 10 else f"{value:.2f}x"

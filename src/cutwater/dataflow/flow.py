@@ -68,6 +68,7 @@ class Dataflow:
         event_time: str | None = None,
         out_of_order: Duration = 0,
         bad_rows: BadRows | None = None,
+        rate: float | None = None,
         parallelism: int | None = None,
     ) -> Stream:
         """A stream of the rows of a source.
@@ -76,13 +77,14 @@ class Dataflow:
             source: ``cw.files(...)``, ``cw.generate(...)``, any ``Source``, or a Spark DataFrame, batch or streaming.
             event_time: column that says when a row happened: a timestamp or a date; comes out as ``timestamp[us]``.
             out_of_order: how far behind the newest event time of its split a row may come without being late.
+            rate: of a Spark DataFrame: rows per second over all subtasks (other sources take it themselves).
             bad_rows: "fail" the job on a row that cannot be read, or put it into ``.dead_letters``.
 
         Raises:
             BuildError: not a source, a source without schema, or an event-time column that is missing or no time.
         """
         with located(self._builder.check_id(id)):
-            made = _as_source(source)
+            made = _as_source(source, event_time, rate)
             made, bad = _with_bad_rows(made, bad_rows)
             out_of_order_us = duration_us(out_of_order, "out_of_order")
             if event_time is None and out_of_order_us:
@@ -135,7 +137,7 @@ class Dataflow:
         return job
 
 
-def _as_source(value: object) -> Source:
+def _as_source(value: object, event_time: str | None, rate: float | None) -> Source:
     """The source in what the user gave."""
     if hasattr(value, "as_source"):
         value = cast(Any, value).as_source()
@@ -144,8 +146,13 @@ def _as_source(value: object) -> Source:
 
         frame = cast(Any, value)
         if frame.isStreaming:
-            return spark_source.StreamingDataFrameSource(frame)
-        return spark_source.DataFrameSource(frame)
+            return spark_source.StreamingDataFrameSource(frame, rate=rate)
+        return spark_source.DataFrameSource(frame, order_by=event_time, rate=rate)
+    if rate is not None:
+        raise BuildError(
+            f"rate belongs to the source, here a {type(value).__name__}",
+            hint="Write for example cw.files(..., rate=1000).",
+        )
     # Looked up on the class: the schema of a source may need a look at the data, which must happen once and not here.
     known = (
         {f.name for f in fields(value)}

@@ -21,6 +21,7 @@ from cutwater.errors import WireError
 
 __all__ = [
     "CUT",
+    "SHARP",
     "FINAL",
     "HEADER_BYTES",
     "IDLE",
@@ -57,6 +58,8 @@ FINAL: Final = 2
 """Flag of a barrier: the job's last checkpoint (rule A7)."""
 CUT: Final = 4
 """Flag of a barrier: it overtook waiting rows (unaligned)."""
+SHARP: Final = 8
+"""Flag of rows: their watermark stands before the next rows on every further channel too (rule W1)."""
 
 _HEADER: Final = struct.Struct("<BBHHHQIqIQ")
 HEADER_BYTES: Final = _HEADER.size
@@ -65,7 +68,7 @@ _NO_WATERMARK: Final = -(2**63)
 _MAX_ROW: Final = 2**63 - 1
 _MAX_CREDIT: Final = 2**20
 _FLAGS: Final[dict[int, int]] = {
-    Kind.ROWS: 0,
+    Kind.ROWS: SHARP,
     Kind.WATERMARK: IDLE,
     Kind.BARRIER: FINAL | CUT,
     Kind.END: 0,

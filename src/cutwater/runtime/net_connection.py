@@ -19,7 +19,7 @@ from cutwater.dataflow.graph import Channel
 from cutwater.errors import CutwaterError, DataError, InvariantError, WireError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol.handshake import Peer
-from cutwater.protocol.wire import CUT, FINAL, IDLE, Header, Kind, encode_header
+from cutwater.protocol.wire import CUT, FINAL, IDLE, SHARP, Header, Kind, encode_header
 from cutwater.runtime.net_input import InputChannel
 from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark, nothing
 from cutwater.runtime.net_output import OutputChannel
@@ -177,7 +177,7 @@ class Connection:
         self._writer.send((data,), len(data))
 
     def _send_rows(self, key: Channel, item: Rows) -> None:
-        batch, first_row, watermark = item
+        batch, first_row, watermark, sharp = item
         body = batch.serialize()
         size = body.size
         if size > self._max_frame_bytes:
@@ -186,7 +186,9 @@ class Connection:
                 f"{self._max_frame_bytes}",
                 hint="Raise max_frame_bytes, or keep such values in files and send their paths.",
             )
-        header = encode_header(Header(Kind.ROWS, 0, *key, first_row, batch.num_rows, watermark, 0, size))
+        header = encode_header(
+            Header(Kind.ROWS, SHARP if sharp else 0, *key, first_row, batch.num_rows, watermark, 0, size)
+        )
         self._writer.send((header, body), len(header) + size)
 
     # -- receiving (the reader's thread)
@@ -209,7 +211,8 @@ class Connection:
         if channel is None:
             raise WireError(f"a frame for an unknown channel: {header}")
         if kind == Kind.ROWS:
-            channel.put(Rows(decode_rows(header, body, channel.schema), header.first_row, header.watermark))
+            batch = decode_rows(header, body, channel.schema)
+            channel.put(Rows(batch, header.first_row, header.watermark, bool(header.flags & SHARP)))
         elif kind == Kind.WATERMARK:
             channel.put(Watermark(header.watermark, bool(header.flags & IDLE)))
         elif kind == Kind.BARRIER:

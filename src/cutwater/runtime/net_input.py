@@ -101,7 +101,7 @@ class InputChannel:
             self.on_ready()
 
     def _put_rows(self, item: Rows) -> None:
-        batch, first, watermark = item
+        batch, first, watermark, sharp = item
         rows, wanted = batch.num_rows, self._next_arrival
         if first != wanted:
             if first > wanted:
@@ -110,7 +110,7 @@ class InputChannel:
                 self._queue.append(Watermark(watermark))
                 return
             batch = batch.slice(wanted - first)
-            rows, item = batch.num_rows, Rows(batch, wanted, watermark)
+            rows, item = batch.num_rows, Rows(batch, wanted, watermark, sharp)
         if self._end_arrived:
             raise InvariantError(f"{self.key}: row {first} arrived after the end of data")
         self._rows_in += rows
@@ -158,7 +158,7 @@ class InputChannel:
         return item
 
     def _take_rows(self, item: Rows, max_rows: int) -> Rows:
-        batch, first, watermark = item
+        batch, first, watermark, sharp = item
         offset = self._offset
         left = batch.num_rows - offset
         if left > max_rows:
@@ -169,7 +169,7 @@ class InputChannel:
             self._offset = 0
             if watermark > self.watermark:
                 self.watermark = watermark
-            taken = Rows(batch.slice(offset) if offset else batch, first + offset, self.watermark)
+            taken = Rows(batch.slice(offset) if offset else batch, first + offset, self.watermark, sharp)
             self._frame_left()
         self.idle = False
         self.next_row = taken.first_row + left
@@ -224,7 +224,9 @@ class InputChannel:
                 if item.first_row >= place:
                     break
                 skip = self._offset if i == 0 else 0
-                found.append(Rows(item.batch.slice(skip), item.first_row + skip, item.watermark) if skip else item)
+                found.append(
+                    item._replace(batch=item.batch.slice(skip), first_row=item.first_row + skip) if skip else item
+                )
         return tuple(found)
 
     # -- recording and restoring (rules CL3, C3, C5)

@@ -20,6 +20,8 @@ class Rows(NamedTuple):
     batch: pa.RecordBatch
     first_row: int
     watermark: int = MIN_WATERMARK
+    sharp: bool = False
+    """The watermark must stand between these rows and the next on every further channel too (rule W1)."""
 
 
 class Watermark(NamedTuple):

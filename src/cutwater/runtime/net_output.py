@@ -37,8 +37,8 @@ class OutputChannel:
 
     __slots__ = (
         "_buffer", "_buffered_rows", "_credit", "_due_s", "_lock", "_max_batch_bytes", "_max_fixed_rows", "_send",
-        "_timeout_s", "_waiting", "_watermark_unsent", "batch_rows", "ended", "idle", "key", "next_row", "on_ready",
-        "schema", "watermark",
+        "_sharp", "_timeout_s", "_waiting", "_watermark_unsent", "batch_rows", "ended", "idle", "key", "next_row",
+        "on_ready", "schema", "watermark",
     )  # fmt: skip
 
     def __init__(
@@ -65,7 +65,7 @@ class OutputChannel:
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_rows = 0
         self._due_s = math.inf
-        self._watermark_unsent = False
+        self._watermark_unsent = self._sharp = False
 
     def offer(self, batch: pa.RecordBatch) -> None:
         """Send rows, at once or with their neighbours.  Accepted even when ``full`` (a call may overshoot).
@@ -94,7 +94,9 @@ class OutputChannel:
                 self._emit(batch.slice(start, self.batch_rows))
 
     def offer_watermark(self, watermark: int, idle: bool = False, force: bool = False) -> None:
-        """Announce a watermark: it rides on the next frame, or alone once it is due or forced.
+        """Announce a watermark: it rides on the next frame, or alone once it is due.
+
+        With ``force`` it goes at once and stays ahead of the rows that follow, here and on every further channel.
 
         Raises:
             InvariantError: the watermark fell.
@@ -104,7 +106,9 @@ class OutputChannel:
         if watermark != self.watermark or idle != self.idle:
             self.watermark, self.idle, self._watermark_unsent = watermark, idle, True
         if force:
+            self._sharp = True
             self.flush()
+            self._sharp = False
 
     def offer_barrier(self, checkpoint_id: int, final: bool = False, overtake: bool = False) -> list[Rows]:
         """Send a barrier behind everything offered so far (``next_row`` is its place in the row order).
@@ -195,7 +199,7 @@ class OutputChannel:
             self._emit(batch.slice(rows // 2))
             return
         self.next_row = first + rows
-        self._enqueue(Rows(batch, first, self.watermark))
+        self._enqueue(Rows(batch, first, self.watermark, self._sharp))
         if not self.idle:
             self._watermark_unsent = False
 
@@ -212,7 +216,7 @@ class OutputChannel:
                     waiting[-1] = item
                     return
                 if type(last) is Rows and not item.idle:
-                    waiting[-1] = last._replace(watermark=item.watermark)
+                    waiting[-1] = last._replace(watermark=item.watermark, sharp=True)
                     return
             waiting.append(item)
 

@@ -80,7 +80,12 @@ class Splits:
                 threading.Thread(target=self._discover, args=args, name=f"cutwater-find-{step.id}", daemon=True).start()
 
     def stop(self) -> None:
+        """No more discovery; sources that stage rows all the time (a streaming DataFrame) end too."""
         self._stopping.set()
+        for step in self._plan.steps.values():
+            stop = getattr(step.spec, "stop", None) if step.role == "source" else None
+            if stop is not None:
+                stop()
 
     def _discover(
         self,

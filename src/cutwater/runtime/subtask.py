@@ -171,7 +171,7 @@ class Subtask:
         self._loop.observe(rows, elapsed * 1000)
         if self._machine.recording(channel.key):
             self._perform(self._machine.handle(m.RowsTaken(channel.key, rows)))
-        self._advance(index, item.watermark, False)
+        self._advance(index, item.watermark, False, item.sharp)
 
     def _take_control(self, index: int) -> None:
         channel = self.inputs[index]
@@ -180,17 +180,17 @@ class Subtask:
             case Barrier(checkpoint_id=checkpoint_id, final=final):
                 self._perform(self._machine.handle(m.BarrierTaken(channel.key, checkpoint_id, final)))
             case Watermark(watermark=watermark, idle=idle):
-                self._advance(index, watermark, idle)
+                self._advance(index, watermark, idle, True)
             case End():
-                self._advance(index, MAX_WATERMARK, False)
+                self._advance(index, MAX_WATERMARK, False, True)
                 self._perform(self._machine.handle(m.EndTaken(channel.key)))
             case Rows():
                 raise InvariantError(f"{self.name}: rows where a control item was announced")
 
-    def _advance(self, index: int, watermark: int, idle: bool) -> None:
+    def _advance(self, index: int, watermark: int, idle: bool, sharp: bool) -> None:
         risen = self._merger.update(self.inputs[index].key, watermark, idle)
         if risen is not None:
-            self.chain.start_watermark(risen)
+            self.chain.start_watermark(risen, sharp)
 
     def _read(self, max_rows: int, now_s: float) -> bool:
         source = self.source

@@ -1,0 +1,220 @@
+"""Requests to a running driver from another process: files in the job's folder, which every driver host can see.
+
+A request is ``control/<id>-request.json``; ``<id>`` is random, so that no name is ever used twice.  Exactly one process
+decides its fate by atomic create of ``control/<id>-claim.json``: the driver that takes it, or the sender, who withdraws
+it after a while.  So a request that its sender has given up is never performed later, and no two drivers perform the
+same one.  The driver answers with ``control/<id>-done.json``; the sender then removes the three files.
+
+A driver takes only requests that were not there when it began to watch (they were meant for its predecessor), and only
+while the job log says that it owns the job: a paused driver that wakes up must not answer for its successor.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+import msgspec
+
+from cutwater.errors import CorruptSnapshotError, CutwaterError, StorageError
+from cutwater.storage.base import Store
+from cutwater.storage.log import JobLog, wall_clock_ms
+
+__all__ = ["CONTROL_FOLDER", "Answer", "RequestKind", "send", "watch"]
+
+CONTROL_FOLDER = "control"
+POLL_S = 0.5
+
+RequestKind = Literal["cancel", "stop"]
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies in a request file."""
+
+    kind: RequestKind
+    sender: str
+    time_ms: int
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """Who decided over a request, and how."""
+
+    accepted: bool
+    """``False``: the sender withdrew it."""
+    by: str
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an accepted request."""
+
+    ok: bool
+    by: str
+    detail: str = ""
+    """Why it failed."""
+
+
+_Read = TypeVar("_Read", Request, Claim, Answer)
+
+
+def watch(
+    store: Store,
+    job: str,
+    *,
+    attempt: Callable[[], int],
+    on_cancel: Callable[[], None],
+    on_stop: Callable[[], None],
+    ended: threading.Event,
+    poll_s: float = POLL_S,
+) -> Callable[[], None]:
+    """Perform requests to a job until it ends.  Starts a thread.
+
+    Args:
+        store: the checkpoint directory.
+        job: folder of the job.
+        attempt: the attempt that this driver is at; requests wait until it is the one that owns the job.
+        on_cancel: performs a cancel; returns when the job has ended.
+        on_stop: performs a stop; returns when the job has ended.
+        ended: set when the job ends; the thread ends with it.
+        poll_s: seconds between two looks at the folder.
+
+    Returns:
+        A function that ends the watch; it waits until a request that is being answered has its answer.
+    """
+    actions: dict[RequestKind, Callable[[], None]] = {"cancel": on_cancel, "stop": on_stop}
+    watcher = _Watcher(store, job, attempt, actions, ended, poll_s)
+    watcher.thread.start()
+    return watcher.close
+
+
+def send(store: Store, job: str, kind: RequestKind, *, claim_s: float = 10.0, done_s: float = 600.0) -> Answer | None:
+    """Ask the driver of a job for something and wait for its answer.
+
+    Args:
+        store: the checkpoint directory.
+        job: folder of the job.
+        kind: what is asked for.
+        claim_s: seconds until a driver must have taken the request; after that it is withdrawn.
+        done_s: seconds that performing it may take.
+
+    Returns:
+        The answer; ``None`` if no driver took the request: nothing happened, and nothing will.
+
+    Raises:
+        StorageError: the folder cannot be used, or the request was taken and not answered in time.
+    """
+    names = _Names(job, uuid.uuid4().hex)
+    request = Request(kind=kind, sender=_me(), time_ms=wall_clock_ms())
+    store.create(names.request, msgspec.json.encode(request))
+    if not _appears(store, job, names.claim, claim_s):
+        claim = Claim(accepted=False, by=_me())
+        if store.create(names.claim, msgspec.json.encode(claim)):
+            names.remove(store)
+            return None
+    if not _appears(store, job, names.done, done_s):
+        by = _read(store, names.claim, Claim)
+        raise StorageError(
+            f"driver {by.by if by else '?'} of job {job!r} took the request to {kind} and did not finish it "
+            f"in {done_s:.0f} s",
+            hint="Look at the driver's own output; it may be waiting for a last checkpoint.",
+        )
+    answer = _read(store, names.done, Answer)
+    names.remove(store)
+    return answer
+
+
+class _Names:
+    """Paths of one request."""
+
+    def __init__(self, job: str, id: str) -> None:
+        self.request, self.claim, self.done = (
+            f"{job}/{CONTROL_FOLDER}/{id}-{part}.json" for part in ("request", "claim", "done")
+        )
+
+    def remove(self, store: Store) -> None:
+        """The request first: a driver that claims what is gone sees that it is gone."""
+        for path in (self.request, self.claim, self.done):
+            store.delete(path)
+
+
+class _Watcher:
+    def __init__(
+        self,
+        store: Store,
+        job: str,
+        attempt: Callable[[], int],
+        actions: dict[RequestKind, Callable[[], None]],
+        ended: threading.Event,
+        poll_s: float,
+    ) -> None:
+        self._store, self._job, self._attempt = store, job, attempt
+        self._actions, self._ended, self._poll_s = actions, ended, poll_s
+        self._closed = threading.Event()
+        self._seen = set(_requests(store, job))
+        self.thread = threading.Thread(target=self._run, name=f"cutwater-requests-{job}", daemon=True)
+
+    def close(self) -> None:
+        self._closed.set()
+        if threading.current_thread() is not self.thread:
+            self.thread.join()
+
+    def _run(self) -> None:
+        while not (self._ended.wait(self._poll_s) or self._closed.is_set()):
+            try:
+                self._look()
+            except CutwaterError:
+                continue  # the store may be back at the next look; a sender that waits gets told after its time
+
+    def _look(self) -> None:
+        for id in _requests(self._store, self._job):
+            if id not in self._seen and self._owns_job():
+                self._seen.add(id)
+                self._take(_Names(self._job, id))
+
+    def _owns_job(self) -> bool:
+        return JobLog(self._store, self._job).read().attempt == self._attempt()
+
+    def _take(self, names: _Names) -> None:
+        claim = Claim(accepted=True, by=_me())
+        if not self._store.create(names.claim, msgspec.json.encode(claim)):
+            return
+        request = _read(self._store, names.request, Request)
+        if request is None:  # withdrawn and removed between the look and the claim
+            self._store.delete(names.claim)
+            return
+        try:
+            self._actions[request.kind]()
+            answer = Answer(ok=True, by=_me())
+        except Exception as error:  # whatever it was, the sender must hear of it
+            answer = Answer(ok=False, by=_me(), detail=str(error))
+        self._store.create(names.done, msgspec.json.encode(answer))
+
+
+def _requests(store: Store, job: str) -> list[str]:
+    names = store.names(f"{job}/{CONTROL_FOLDER}")
+    return [n.removesuffix("-request.json") for n in names if n.endswith("-request.json")]
+
+
+def _appears(store: Store, job: str, path: str, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    name = path.rpartition("/")[2]
+    while name not in store.names(f"{job}/{CONTROL_FOLDER}"):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _read(store: Store, path: str, type: type[_Read]) -> _Read | None:
+    try:
+        return msgspec.json.decode(store.read(path), type=type)
+    except (CorruptSnapshotError, msgspec.MsgspecError):
+        return None
+
+
+def _me() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,1 +1,1 @@
-"""The project's own measurements: ``python -m benchmarks.compare``, ``.latency``, ``.recovery``; see docs/benchmarks.md."""
+"""The project's own measurements: ``compare``, ``latency`` and ``recovery``; docs/benchmarks.md explains them."""

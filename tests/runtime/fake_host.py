@@ -71,6 +71,7 @@ class FakeHost:
         self.launches = 0
         self.processes: dict[int, ForkServerProcess] = {}
         self._threads: list[threading.Thread] = []
+        self._abandoned: set[ForkServerProcess] = set()
         self._cancelled = threading.Event()
         spark.hosts.append(self)
 
@@ -84,6 +85,9 @@ class FakeHost:
 
     def cancel(self, slot: int) -> None:
         process = self.processes.get(slot)
+        if self._spark.zombies and process is not None and not self._cancelled.is_set():
+            self._abandoned.add(process)
+            return
         if process is not None and process.is_alive() and process.pid:
             os.kill(process.pid, signal.SIGKILL)
 
@@ -117,7 +121,8 @@ class FakeHost:
                 process = context().Process(target=work, args=(pickled,), daemon=True)
                 process.start()
                 self.processes[slot] = process
-                process.join()
+                while process not in self._abandoned and process.is_alive():
+                    process.join(0.05 if self._spark.zombies else None)
                 error = None if process.exitcode == 0 else RuntimeError(f"exit code {process.exitcode}")
                 if error is None or self._cancelled.is_set():
                     break

@@ -1,0 +1,68 @@
+"""Faults that happen inside a worker, at a chosen moment: what ``FakeSpark.prepare`` is set to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["after_sending", "before_taking", "happens"]
+
+
+def happens(marker: Path, times: int = 1) -> bool:
+    """Note one more occurrence, over all processes; False once there were ``times``."""
+    for i in range(times):
+        try:
+            os.close(os.open(f"{marker}-{i}", os.O_CREAT | os.O_EXCL))
+            return True
+        except FileExistsError:
+            continue
+    return False
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before_taking(
+    kind: type, marker: Path, *, times: int = 1, where: Callable[[Any], bool] = lambda message: True
+) -> Callable[[Any], None]:
+    """The worker dies when it is about to act on such a message of the coordinator."""
+
+    def prepare(args: Any) -> None:
+        from cutwater.runtime.worker import Worker
+
+        take = Worker._take
+
+        def dying(self: Worker, message: Any) -> None:
+            if isinstance(message, kind) and where(message) and happens(marker, times):
+                _die()
+            take(self, message)
+
+        Worker._take = dying
+
+    return prepare
+
+
+def after_sending(
+    kind: type, marker: Path, *, times: int = 1, where: Callable[[Any], bool] = lambda message: True
+) -> Callable[[Any], None]:
+    """The worker dies when such a message of its own is on the way to the coordinator."""
+
+    def prepare(args: Any) -> None:
+        from cutwater.runtime.control_server import ControlLink
+
+        send = ControlLink.send
+
+        def dying(self: ControlLink, message: Any) -> None:
+            send(self, message)
+            if isinstance(message, kind) and where(message) and happens(marker, times):
+                time.sleep(0.05)  # the link's own thread writes it
+                _die()
+
+        ControlLink.send = dying
+
+    return prepare

@@ -239,7 +239,7 @@ class Attempt:
         counters[metric] = counters.get(metric, 0) + amount
 
     def metrics(self) -> c.Metrics:
-        """Counters since the attempt began; also this worker's sign of life."""
+        """Counters since the attempt began."""
         rows_in: dict[str, int] = {}
         rows_out: dict[str, int] = {}
         watermarks: dict[str, int] = {}

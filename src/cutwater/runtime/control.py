@@ -186,7 +186,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
 
 class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
-    """Counters since the start of the attempt, per step; also the heartbeat."""
+    """Counters since the start of the attempt, per step."""
 
     attempt: int
     time_ms: float
@@ -205,7 +205,7 @@ class Log(msgspec.Struct, frozen=True, tag="log"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """A worker without an attempt lives."""
+    """The worker lives, whatever its loop does."""
 
 
 FromWorker = Heartbeat | Hello | Ready | Ack | Decline | Finished | Committed | Failure | Metrics | Log

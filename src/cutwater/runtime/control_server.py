@@ -33,14 +33,22 @@ class ControlLink:
         sock: connected and authenticated.
         received: called from the reader thread with each body.
         lost: called once from the reader thread when the connection ended, with the reason.
+        heartbeat_s: send a sign of life after this long without a message; a long call of an operator or sink in the
+            loop thread does not stop it.
     """
 
     def __init__(
-        self, sock: socket.socket, received: Callable[[bytes], None], lost: Callable[[str], None], name: str
+        self,
+        sock: socket.socket,
+        received: Callable[[bytes], None],
+        lost: Callable[[str], None],
+        name: str,
+        heartbeat_s: float | None = None,
     ) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock, self._received, self._lost = sock, received, lost
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._heartbeat_s = heartbeat_s
         self._closed = False
         self._reader = threading.Thread(target=self._read, name=f"{name}-reader", daemon=True)
         self._writer = threading.Thread(target=self._write, name=f"{name}-writer", daemon=True)
@@ -85,7 +93,13 @@ class ControlLink:
             self._lost(reason)
 
     def _write(self) -> None:
-        while (data := self._outbox.get()) is not None:
+        while True:
+            try:
+                data = self._outbox.get(timeout=self._heartbeat_s)
+            except queue.Empty:
+                data = encode_control(c.encode(c.Heartbeat()))
+            if data is None:
+                return
             try:
                 self._sock.sendall(data)
             except OSError:
@@ -185,6 +199,7 @@ def dial_coordinator(
     received: Callable[[c.ToWorker], None],
     lost: Callable[[str], None],
     *,
+    heartbeat_s: float,
     timeout_s: float = 20.0,
 ) -> ControlLink:
     """The worker's end, connected and authenticated; call ``start`` on it.
@@ -213,4 +228,4 @@ def dial_coordinator(
     def decode(body: bytes) -> Any:
         received(c.decode_to_worker(body))
 
-    return ControlLink(sock, decode, lost, "cutwater-control")
+    return ControlLink(sock, decode, lost, "cutwater-control", heartbeat_s)

@@ -33,6 +33,8 @@ from cutwater.storage.base import Store
 __all__ = ["Worker", "WorkerArgs", "run_worker"]
 
 _MAX_SLEEP_S = 0.5
+_REPORT_S = 0.2
+"""How often counters go to the driver."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,15 @@ class Worker:
         self._mailbox: deque[Any] = deque()
         self._attempt: Attempt | None = None
         self._end: str | None = None
-        self._beat_s = 0.0
+        self._reported_s = 0.0
         self.link = dial_coordinator(
-            args.address, args.secret, args.job, args.slot, self.post, lambda reason: self.post(_LinkLost(reason))
+            args.address,
+            args.secret,
+            args.job,
+            args.slot,
+            self.post,
+            lambda reason: self.post(_LinkLost(reason)),
+            heartbeat_s=args.config.heartbeat_interval_ms / 1000,
         )
         self.data_server = DataServer(
             Peer("data", args.uid, args.slot),
@@ -120,17 +128,14 @@ class Worker:
         if attempt is not None and attempt.running:
             got = self._guarded(attempt.round, now_s)
             sleep_s = min(sleep_s, got) if got is not None else 0.0
-        if now_s - self._beat_s >= self._beat_interval_s():
-            self._beat_s = now_s
+        if attempt is not None and now_s - self._reported_s >= _REPORT_S:
+            self._reported_s = now_s
             self._report()
         if sleep_s > 0 and not self._mailbox:
             started = time.monotonic()
             self.signal.wait(sleep_s)
             if attempt is not None:
                 attempt.idle_s += time.monotonic() - started
-
-    def _beat_interval_s(self) -> float:
-        return min(self.args.config.heartbeat_interval_ms / 1000, 0.2)
 
     def _guarded(self, function: Any, argument: Any) -> Any:
         """Call; a failure of the attempt goes to the coordinator, the process stays."""
@@ -160,11 +165,8 @@ class Worker:
         self._drop_attempt()
 
     def _report(self) -> None:
-        attempt = self._attempt
-        if attempt is not None:
-            self.link.send(attempt.metrics())
-        else:
-            self.link.send(c.Heartbeat())
+        if self._attempt is not None:
+            self.link.send(self._attempt.metrics())
 
     # ---------------------------------------------------------------------------------------------------- messages
 

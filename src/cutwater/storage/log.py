@@ -74,7 +74,7 @@ _LOG = logging.getLogger(__name__)
 
 TRIMMED = "trimmed"
 KEEP_ENTRIES = 64
-OUR_FOLDERS = frozenset({LOG_FOLDER, "shared", "input", "output"})
+OUR_FOLDERS = frozenset({LOG_FOLDER, "shared", "input", "output", "control"})
 _MAX_TRIES = 1_000
 """Numbers lost to others in a row before an append gives up: only a broken store comes that far."""
 _READ_TRIES = 4

@@ -1,0 +1,84 @@
+"""From what a user types to a store, a job and a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from cutwater.errors import ConfigError
+from cutwater.storage.base import Store
+from cutwater.storage.local import LocalStore
+from cutwater.storage.paths import checkpoint_id_of
+from cutwater.storage.retention import list_jobs
+from cutwater.storage.stores import open_store
+
+__all__ = ["SnapshotAddress", "open_existing", "resolve_snapshot"]
+
+
+@dataclass(frozen=True)
+class SnapshotAddress:
+    """One job in a checkpoint directory, and one of its checkpoints (``None``: not said which)."""
+
+    store: Store
+    directory: str
+    job: str
+    checkpoint_id: int | None = None
+
+    def __str__(self) -> str:
+        suffix = "" if self.checkpoint_id is None else f"@{self.checkpoint_id}"
+        return f"{self.directory}/{self.job}{suffix}"
+
+
+def open_existing(uri: str) -> Store:
+    """A store for reading: nothing is made or tried out, so a folder without write permission will do.
+
+    Raises:
+        ConfigError: no such folder, or a scheme without a store.
+    """
+    folder = Path(_path(uri))
+    if not folder.is_dir():
+        raise ConfigError(f"no folder {uri!r}", hint="Give the directory that the job was started with as checkpoint.")
+    return LocalStore(folder)
+
+
+def resolve_snapshot(address: str) -> SnapshotAddress:
+    """``DIR/JOB``, ``DIR/JOB@7`` or ``DIR/JOB/chk-7``; ``DIR`` alone if it holds one job.
+
+    Raises:
+        ConfigError: there is no such job; the hint lists what there is.
+    """
+    path = Path(_path(address)).absolute()
+    name, at, number = path.name.rpartition("@")
+    checkpoint_id = checkpoint_id_of(path.name)
+    if checkpoint_id is not None:
+        path = path.parent
+    elif at and number.isdecimal():
+        path, checkpoint_id = path.with_name(name), int(number)
+    elif at:
+        raise ConfigError(f"{number!r} in {address!r} is no checkpoint id", hint="Write for example DIR/JOB@7.")
+    if path.parent.is_dir() and path.name in list_jobs(LocalStore(path.parent)):
+        return SnapshotAddress(LocalStore(path.parent), str(path.parent), path.name, checkpoint_id)
+    return _only_job(path, address, checkpoint_id)
+
+
+def _only_job(folder: Path, address: str, checkpoint_id: int | None) -> SnapshotAddress:
+    jobs = list_jobs(LocalStore(folder)) if folder.is_dir() else []
+    if len(jobs) == 1:
+        return SnapshotAddress(LocalStore(folder), str(folder), jobs[0], checkpoint_id)
+    if jobs:
+        raise ConfigError(
+            f"{address!r} holds {len(jobs)} jobs", hint=f"Say which: {', '.join(f'{folder}/{j}' for j in jobs)}."
+        )
+    beside = list_jobs(LocalStore(folder.parent)) if folder.parent.is_dir() else []
+    hint = f"There are: {', '.join(beside)}." if beside else "Give DIR/JOB, DIR/JOB@7 or DIR/JOB/chk-7."
+    raise ConfigError(f"no job at {address!r}", hint=hint)
+
+
+def _path(uri: str) -> str:
+    if "://" not in uri:
+        return uri
+    parts = urlsplit(uri)
+    if parts.scheme.lower() != "file" or parts.netloc not in ("", "localhost"):
+        open_store(uri)  # raises: it knows what there are stores for
+    return unquote(parts.path)

@@ -1,0 +1,228 @@
+"""The command line, ``cutwater``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cutwater import __version__
+from cutwater.config import ProtocolName
+from cutwater.errors import ConfigError, CorruptSnapshotError, CutwaterError
+from cutwater.protocol.rows import PROTOCOLS
+
+if TYPE_CHECKING:
+    from cutwater.ui.views import View
+
+__all__ = ["main"]
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class _Options:
+    debug = False
+
+
+@click.group(context_settings=_CONTEXT)
+@click.version_option(__version__, prog_name="cutwater")
+def cli() -> None:
+    """Exactly-once stateful streaming for PySpark, on distributed snapshots."""
+
+
+@cli.command()
+@click.argument("target", metavar="FILE.py[:NAME]")
+@click.option("--master", metavar="URL", help="Spark master (default: this machine).")
+@click.option("--parallelism", type=int, metavar="N", help="Workers (default: 2).")
+@click.option("--checkpoint", metavar="DIR", help="Where checkpoints go; shared by driver and workers.")
+@click.option("--interval", metavar="TIME", help="Between two checkpoints, for example 500ms or 1s.")
+@click.option("--restore", default="latest", metavar="latest|SNAPSHOT", show_default=True, help="Where to begin.")
+@click.option("--protocol", metavar="NAME", help=f"{', '.join(PROTOCOLS)} (default: aligned).")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line on standard output.")
+@click.option("--debug", is_flag=True, help="Tracebacks, workers' log lines, and all that Spark says.")
+def run(target: str, master: str | None, checkpoint: str | None, restore: str, **given: Any) -> None:
+    """Run the dataflow in FILE.py until it ends.
+
+    NAME is a variable that holds the dataflow, or a function that returns it; it may be left out if the file has only
+    one.  Ctrl-C takes a last checkpoint and stops, so that the next run goes on from there; a second Ctrl-C cancels at
+    once.
+    """
+    from cutwater.ui.run import RunOptions, run_file
+
+    _Options.debug = given.pop("debug")
+    view = _view(given.pop("as_json"), _Options.debug)
+    settings = _settings(given.pop("settings")) | {k: v for k, v in given.items() if v is not None}
+    settings |= _restore_setting(restore)
+    sys.exit(run_file(RunOptions(target, checkpoint, master, settings, _Options.debug), view))
+
+
+@cli.command()
+@click.argument("target", metavar="FILE.py[:NAME]")
+@click.option("--parallelism", type=int, default=2, metavar="N", show_default=True, help="Workers.")
+@click.option("--protocol", metavar="NAME", default="aligned", show_default=True, help=f"{', '.join(PROTOCOLS)}.")
+def explain(target: str, parallelism: int, protocol: ProtocolName) -> None:
+    """Show the graph of FILE.py and what it guarantees."""
+    from cutwater.spark.session import session
+    from cutwater.ui.program import load_program
+
+    flow = load_program(target).dataflow(session)
+    click.echo(flow.explain(parallelism=parallelism, protocol=protocol))
+
+
+@cli.command("list")
+@click.argument("directory", metavar="DIR")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def list_command(directory: str, as_json: bool) -> None:
+    """List the jobs in a checkpoint directory."""
+    from cutwater.ui.addresses import open_existing
+    from cutwater.ui.listing import driver_runs, job_infos, render_jobs
+
+    infos = job_infos(open_existing(directory), driver_runs)
+    click.echo(json.dumps(infos) if as_json else render_jobs(infos, int(time.time() * 1000)), nl=as_json)
+    if any(i["state"] == "damaged" for i in infos):
+        sys.exit(CorruptSnapshotError.exit_code)
+
+
+@cli.command()
+@click.argument("snapshot")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def inspect(snapshot: str, as_json: bool) -> None:
+    """Show what lies in a checkpoint.
+
+    Steps with their rows and bytes, positions of the sources, watermarks.
+
+    SNAPSHOT is DIR/JOB (its newest checkpoint), DIR/JOB@7 or DIR/JOB/chk-7.
+    """
+    from cutwater.ui.addresses import resolve_snapshot
+    from cutwater.ui.inspect import inspect_snapshot, render_inspect
+
+    found = resolve_snapshot(snapshot)
+    info = inspect_snapshot(found.store, found.job, found.checkpoint_id)
+    click.echo(json.dumps(info) if as_json else render_inspect(info), nl=as_json)
+
+
+@cli.command()
+@click.argument("snapshot")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def verify(snapshot: str, as_json: bool) -> None:
+    """Compare a checkpoint with its digests.
+
+    Reads every byte; names the files that differ and exits with 5 if there are any.
+
+    SNAPSHOT is DIR/JOB (all its checkpoints), DIR/JOB@7 or DIR/JOB/chk-7.
+    """
+    from cutwater.ui.addresses import resolve_snapshot
+    from cutwater.ui.inspect import render_verify, verify_snapshot
+
+    found = resolve_snapshot(snapshot)
+    info = verify_snapshot(found.store, found.job, found.checkpoint_id)
+    click.echo(json.dumps(info) if as_json else render_verify(info), nl=as_json)
+    if not info["ok"]:
+        sys.exit(CorruptSnapshotError.exit_code)
+
+
+@cli.command()
+@click.argument("directory", metavar="DIR")
+@click.argument("job")
+@click.option("--timeout", default="10s", metavar="TIME", show_default=True, help="For the driver to take the request.")
+def cancel(directory: str, job: str, timeout: str) -> None:
+    """Stop a running job at once."""
+    _ask(directory, job, "cancel", timeout)
+
+
+@cli.command()
+@click.argument("directory", metavar="DIR")
+@click.argument("job")
+@click.option("--timeout", default="10s", metavar="TIME", show_default=True, help="For the driver to take the request.")
+def stop(directory: str, job: str, timeout: str) -> None:
+    """Stop a running job after a last checkpoint.
+
+    The next run goes on from there.
+    """
+    _ask(directory, job, "stop", timeout)
+
+
+def _ask(directory: str, job: str, kind: Any, timeout: str) -> None:
+    from cutwater.config import parse_duration_ms
+    from cutwater.runtime.requests import send
+    from cutwater.storage.retention import list_jobs
+    from cutwater.ui.addresses import open_existing
+
+    store = open_existing(directory)
+    jobs = list_jobs(store)
+    if job not in jobs:
+        raise ConfigError(f"no job {job!r} in {directory}", hint=f"There are: {', '.join(jobs) or 'none'}.")
+    answer = send(store, job, kind, claim_s=parse_duration_ms(timeout, name="timeout") / 1000)
+    if answer is None:
+        raise CutwaterError(
+            f"no driver of job {job!r} took the request within {timeout}: nothing was done",
+            hint=f"Is it running? See: cutwater list {directory}.",
+        )
+    if not answer.ok:
+        raise CutwaterError(f"driver {answer.by} could not {kind} job {job!r}: {answer.detail}")
+    click.echo(f"job {job} {'cancelled' if kind == 'cancel' else 'stopped'} by its driver {answer.by}")
+
+
+def _settings(pairs: tuple[str, ...]) -> dict[str, Any]:
+    """``NAME=VALUE`` to settings; ``restart.attempts=3`` sets a part."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(
+                f"--set {pair!r} sets nothing", hint="Write --set name=value, for example num_retained=5."
+            )
+        whole, dot, part = name.replace("-", "_").partition(".")
+        if dot:
+            settings[whole] = {**settings.get(whole, {}), part: value}
+        else:
+            settings[whole] = value
+    return settings
+
+
+def _restore_setting(restore: str) -> dict[str, Any]:
+    if restore == "latest":
+        return {}
+    from cutwater.ui.addresses import resolve_snapshot
+
+    return {"restore": str(resolve_snapshot(restore))}
+
+
+def _view(as_json: bool, debug: bool) -> View:
+    from rich.console import Console
+
+    from cutwater.ui.views import JsonView, LiveView, PlainView
+
+    if as_json:
+        return JsonView(sys.stdout)
+    console = Console(stderr=True, highlight=False)
+    return LiveView(console, debug=debug) if console.is_terminal else PlainView(sys.stderr, debug=debug)
+
+
+def main() -> None:
+    """Entry point: errors become one paragraph on standard error and the exit code of their class."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except CutwaterError as error:
+        if _Options.debug:
+            traceback.print_exception(error)
+        _show(error)
+        sys.exit(error.exit_code)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show(error: CutwaterError) -> None:
+    where = f"step {error.step!r}: " if error.step else ""
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {where}{error.message}", err=True)
+    if error.hint:
+        click.echo(f"{click.style('hint:', fg='cyan', bold=True)} {error.hint}", err=True)

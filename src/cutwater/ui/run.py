@@ -1,0 +1,148 @@
+"""``cutwater run``: starts the dataflow of a file and stays with it until it ends."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from cutwater.dataflow.plan import make_plan
+from cutwater.errors import JobCancelledError
+from cutwater.runtime.job import Job, make_config
+from cutwater.runtime.requests import watch
+from cutwater.runtime.status import JobStatus
+from cutwater.spark.session import session
+from cutwater.spark.shipping import ship_by_value
+from cutwater.storage.local import LocalStore
+from cutwater.ui.program import load_program, own_modules
+from cutwater.ui.spark_output import SparkOutput
+from cutwater.ui.views import View
+
+__all__ = ["RunOptions", "follow", "run_file"]
+
+_REFRESH_S = 0.2
+_STOPPING = "stopping with a last checkpoint (Ctrl-C again: cancel at once)"
+_CANCELLING = "cancelling"
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the user typed."""
+
+    target: str
+    checkpoint: str | None = None
+    master: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    debug: bool = False
+
+
+def run_file(options: RunOptions, view: View) -> int:
+    """Run a file's dataflow to its end; returns the exit code.
+
+    Raises:
+        CutwaterError: the file, a setting or the checkpoint directory is wrong, or the job failed.
+    """
+    program = load_program(options.target)
+    config = make_config(options.settings)
+    output = SparkOutput(view.note)
+
+    def start_spark(parallelism: int = config.parallelism) -> Any:
+        view.note("starting Spark" + (f" on {options.master}" if options.master else ""))
+        with nullcontext() if options.debug else output.taken():
+            spark = session(parallelism, master=options.master, name=f"cutwater {program.path.name}")
+        for module in own_modules(program):
+            ship_by_value(module)
+        return spark
+
+    flow = program.dataflow(start_spark)
+    flow.validate()
+    plan = make_plan(flow, config.parallelism, config.max_parallelism)  # what is wrong is said before Spark starts
+    if options.checkpoint is None:
+        view.note("no --checkpoint: the job survives the loss of workers, not of this process")
+    spark = start_spark(plan.parallelism)
+    try:
+        with ExitStack() as stack:
+            interrupts = stack.enter_context(_interrupts())
+            job = flow.start(spark, checkpoint=options.checkpoint, **options.settings)
+            stack.callback(_watch(job))
+            status = follow(job, view, interrupts)
+    finally:
+        spark.stop()
+    return _exit_code(status, interrupts)
+
+
+class Interrupts:
+    """Signals that came so far; the handler only counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.number = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.number = number
+
+
+@contextmanager
+def _interrupts() -> Generator[Interrupts]:
+    """Ctrl-C and SIGTERM are counted.  Spark's own handler would kill all its jobs at the first one."""
+    interrupts = Interrupts()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(s, interrupts) for s in signals]
+    try:
+        yield interrupts
+    finally:
+        for s, handler in zip(signals, before, strict=True):
+            signal.signal(s, handler)
+
+
+def follow(job: Job, view: View, interrupts: Interrupts) -> JobStatus:
+    """Show a job until it ends.  The first interrupt stops it with a last checkpoint, the second cancels it.
+
+    Raises:
+        CutwaterError: the job failed.
+    """
+    handled = 0
+    try:
+        while True:
+            ended = job.await_termination(_REFRESH_S)
+            view.update(job.status)
+            if ended:
+                return job.status
+            if interrupts.count > handled:
+                handled += 1
+                action, text = (job.stop, _STOPPING) if handled == 1 else (job.cancel, _CANCELLING)
+                view.hint(text)
+                _in_thread(action)
+    finally:
+        view.update(job.status)
+        view.close()
+
+
+def _watch(job: Job) -> Callable[[], None]:
+    """Let ``cutwater stop`` and ``cutwater cancel`` reach the job; returns what ends that."""
+    folder = Path(job.checkpoint_dir)
+    return watch(
+        LocalStore(folder.parent),
+        folder.name,
+        attempt=lambda: job.status.attempt,
+        on_cancel=job.cancel,
+        on_stop=job.stop,
+        ended=threading.Event(),
+    )
+
+
+def _in_thread(action: Callable[[], None]) -> None:
+    """They block until the job has ended, and the display goes on meanwhile."""
+    threading.Thread(target=action, name="cutwater-interrupt", daemon=True).start()
+
+
+def _exit_code(status: JobStatus, interrupts: Interrupts) -> int:
+    if interrupts.count:
+        return 128 + interrupts.number
+    return JobCancelledError.exit_code if status.outcome == "cancelled" else 0

@@ -21,7 +21,7 @@ import pyarrow as pa
 from benchmarks.workload import KEYS, fill
 from cutwater.connectors.base import Json, PreCommit, SinkContext
 
-__all__ = ["SCHEMA", "STAMPED", "Probe", "Rows", "read_reports"]
+__all__ = ["BUCKET_NS", "SCHEMA", "STAMPED", "Probe", "Reports", "Rows", "read_reports"]
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 STAMPED = SCHEMA.append(pa.field("t", pa.int64()))
@@ -61,13 +61,13 @@ class Probe:
         folder: where each subtask leaves its report.
         watch_after: rows that are only counted; of later ones the newest count and sum per key are kept.
         latency: every row's time from emission (column ``t``) until now goes into a histogram.
-        until_ns: latencies before this time (warm-up) do not count.
+        skip_s: rows in the first seconds (warm-up) are not in the histogram.
     """
 
     folder: str
     watch_after: int = 0
     latency: bool = False
-    until_ns: int = 0
+    skip_s: float = 0.0
 
     @property
     def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
@@ -98,6 +98,7 @@ class _ProbeWriter:
         self._probe, self._name, self._rows = probe, name, rows
         self._seen = 0
         self._last_ns = 0
+        self._latencies_from_ns = time.monotonic_ns() + int(probe.skip_s * 1e9)
         self._counts, self._sums = np.zeros(KEYS, np.int64), np.zeros(KEYS, np.int64)
         self._latencies = np.zeros(BUCKETS if probe.latency else 0, np.int64)
 
@@ -110,7 +111,7 @@ class _ProbeWriter:
         if self._rows > self._probe.watch_after:
             keys, counts, sums = (batch.column(name).to_numpy() for name in ("k", "n", "s"))
             _keep_newest(keys, counts, sums, self._counts, self._sums)
-        if self._probe.latency and self._last_ns >= self._probe.until_ns:
+        if self._probe.latency and self._last_ns >= self._latencies_from_ns:
             _add_latencies(batch.column("t").to_numpy(), self._last_ns, self._latencies)
 
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:

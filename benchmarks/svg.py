@@ -62,7 +62,7 @@ def _bar(y: int, label: str, values: Sequence[float], color: str, x: Callable[[f
 def _amount(value: float) -> str:
     """
     >>> _amount(1e8), _amount(2.25e6), _amount(74_000.0)
-    ('100 M', '2.2 M', '0.07 M')
+    ('100 M', '2.2 M', '0.074 M')
     """
     millions = value / 1e6
     return f"{millions:.0f} M" if millions >= 100 else f"{millions:.1f} M" if millions >= 1 else f"{millions:.2g} M"

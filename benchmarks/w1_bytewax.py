@@ -1,4 +1,4 @@
-"""One run of W1 on Bytewax: two processes, ``stateful_map``; runs under the peer's own Python and prints one line of JSON.
+"""One run of W1 on Bytewax: two processes, ``stateful_map``; runs under the peer's Python, prints one line of JSON.
 
     python w1_bytewax.py FOLDER ROWS INTERVAL_S WATCH_AFTER
 

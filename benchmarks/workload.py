@@ -97,7 +97,7 @@ def watch_after(rows: int) -> int:
 
 
 def verify(rows: int, sunk: int, folder: Path) -> None:
-    """Compare the parts (``state-*.bin``: counts, then sums, little-endian int64) and the row count with the closed form.
+    """Compare row count and parts (``state-*.bin``: counts, then sums, little-endian int64) with the closed form.
 
     Raises:
         WrongResultError: rows are missing or doubled, or a key's count or sum is wrong; says how far off.

@@ -60,6 +60,7 @@ def make_session(kind: str) -> Any:
         return session(PARALLELISM)
     from pyspark.sql import SparkSession
 
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "OFF"}
     builder: Any = SparkSession.builder
     return builder.master("local[4]").config(map=settings).getOrCreate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -199,8 +200,10 @@ def _view(as_json: bool, debug: bool) -> View:
 
     if as_json:
         return JsonView(sys.stdout)
-    console = Console(stderr=True, highlight=False)
-    return LiveView(console, debug=debug) if console.is_terminal else PlainView(sys.stderr, debug=debug)
+    # A descriptor of its own: number 2 is lent to Spark while its session starts.
+    stderr = open(os.dup(sys.stderr.fileno()), "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+    console = Console(file=stderr, highlight=False)
+    return LiveView(console, debug=debug) if console.is_terminal else PlainView(stderr, debug=debug)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cutwater.runtime.status import JobStatus, WorkerStatus
-from cutwater.ui.progress import lag_text
+from cutwater.ui.progress import lag_text, phase_text
 from cutwater.ui.text import clock, count, milliseconds, plural, rate, size
 
 __all__ = ["panel", "sparkline"]
@@ -32,7 +32,8 @@ def panel(
         rates: rows per second at the last looks, oldest first.
         hint: what the user can do now, shown dim below.
     """
-    head = Text.assemble((status.name, "bold"), "  ", (status.phase, _PHASE_STYLES.get(status.phase, "cyan")))
+    phase = phase_text(status)
+    head = Text.assemble((status.name, "bold"), "  ", (phase, _PHASE_STYLES.get(status.phase, "cyan")))
     head.append(f"  {clock(elapsed_s)}", "dim")
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(style="dim", width=11)
@@ -117,7 +118,9 @@ def _steps(status: JobStatus) -> RenderableType:
     table.add_column("", style="yellow", no_wrap=True, overflow="ellipsis")
     for id, step in list(status.steps.items())[:_STEPS_SHOWN_MAX]:
         notes = ", ".join(f"{count(n)} {name.replace('_', ' ')}" for name, n in step.counters.items() if n)
-        table.add_row(id, count(step.rows_in), count(step.rows_out), notes)
+        rows_in = "" if step.rows_out and not step.rows_in else count(step.rows_in)  # a source has no input
+        rows_out = "" if step.rows_in and not step.rows_out else count(step.rows_out)
+        table.add_row(id, rows_in, rows_out, notes)
     hidden = len(status.steps) - _STEPS_SHOWN_MAX
     if hidden > 0:
         table.add_row(Text(f"… {plural(hidden, 'step')} more", "dim"), "", "", "")

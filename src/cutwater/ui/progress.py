@@ -14,7 +14,17 @@ import msgspec
 from cutwater.runtime.status import JobStatus, RestartEvent
 from cutwater.ui.text import count, event_time, milliseconds, plural, rate, size
 
-__all__ = ["Event", "EventKind", "events", "json_event", "json_status", "lag_text", "status_line", "summary_line"]
+__all__ = [
+    "Event",
+    "EventKind",
+    "events",
+    "json_event",
+    "json_status",
+    "lag_text",
+    "phase_text",
+    "status_line",
+    "summary_line",
+]
 
 EventKind = Literal["started", "checkpoint", "checkpoint_failed", "failure", "recovered", "warning", "log", "ended"]
 
@@ -107,7 +117,8 @@ def status_line(status: JobStatus, now_ms: int) -> str:
         status: the state.
         now_ms: wall clock, milliseconds since the epoch.
     """
-    parts = [_rows(status), rate(status.rows_per_second)] if status.phase in ("running", "draining") else [status.phase]
+    runs = status.phase in ("running", "draining")
+    parts = [_rows(status), rate(status.rows_per_second)] if runs else [phase_text(status)]
     lag = lag_text(status, now_ms)
     parts += [lag] if lag else []
     if status.checkpoints.last_completed_id:
@@ -125,6 +136,14 @@ def summary_line(status: JobStatus, elapsed_s: float) -> str:
     if status.restarts:
         parts.append(plural(status.restarts, "restart"))
     return f"{status.outcome or status.phase} after {milliseconds(elapsed_s * 1000)}: {', '.join(parts)}"
+
+
+def phase_text(status: JobStatus) -> str:
+    """
+    >>> phase_text(JobStatus(name="", uid="", phase="forming"))
+    'waiting for workers'
+    """
+    return {"forming": "waiting for workers", "deploying": "restoring"}.get(status.phase, status.phase)
 
 
 def lag_text(status: JobStatus, now_ms: int) -> str:

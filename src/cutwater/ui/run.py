@@ -19,7 +19,7 @@ from cutwater.runtime.status import JobStatus
 from cutwater.spark.session import session
 from cutwater.spark.shipping import ship_by_value
 from cutwater.storage.local import LocalStore
-from cutwater.ui.program import load_program, own_modules
+from cutwater.ui.program import Program, load_program, own_modules
 from cutwater.ui.spark_output import SparkOutput
 from cutwater.ui.views import View
 
@@ -47,33 +47,44 @@ def run_file(options: RunOptions, view: View) -> int:
     Raises:
         CutwaterError: the file, a setting or the checkpoint directory is wrong, or the job failed.
     """
-    program = load_program(options.target)
-    config = make_config(options.settings)
-    output = SparkOutput(view.note)
+    with ExitStack() as stack:
+        stack.callback(view.close)
+        program = load_program(options.target)
+        config = make_config(options.settings)
+        starter = _SparkStarter(program, options, view, config.parallelism)
+        flow = program.dataflow(starter.session)
+        flow.validate()
+        plan = make_plan(flow, config.parallelism, config.max_parallelism)  # what is wrong is said before Spark starts
+        if options.checkpoint is None:
+            view.note("no --checkpoint: the job survives the loss of workers, not of this process")
+        starter.parallelism = plan.parallelism
+        spark = starter.session()
+        stack.callback(spark.stop)
+        interrupts = stack.enter_context(_interrupts())
+        job = flow.start(spark, checkpoint=options.checkpoint, **options.settings)
+        stack.callback(_watch(job))
+        return _exit_code(follow(job, view, interrupts), interrupts)
 
-    def start_spark(parallelism: int = config.parallelism) -> Any:
-        view.note("starting Spark" + (f" on {options.master}" if options.master else ""))
-        with nullcontext() if options.debug else output.taken():
-            spark = session(parallelism, master=options.master, name=f"cutwater {program.path.name}")
-        for module in own_modules(program):
-            ship_by_value(module)
-        return spark
 
-    flow = program.dataflow(start_spark)
-    flow.validate()
-    plan = make_plan(flow, config.parallelism, config.max_parallelism)  # what is wrong is said before Spark starts
-    if options.checkpoint is None:
-        view.note("no --checkpoint: the job survives the loss of workers, not of this process")
-    spark = start_spark(plan.parallelism)
-    try:
-        with ExitStack() as stack:
-            interrupts = stack.enter_context(_interrupts())
-            job = flow.start(spark, checkpoint=options.checkpoint, **options.settings)
-            stack.callback(_watch(job))
-            status = follow(job, view, interrupts)
-    finally:
-        spark.stop()
-    return _exit_code(status, interrupts)
+@dataclass
+class _SparkStarter:
+    """Starts the session when it is first wanted: by the user's function, or for the job."""
+
+    program: Program
+    options: RunOptions
+    view: View
+    parallelism: int
+    _spark: Any = None
+
+    def session(self) -> Any:
+        if self._spark is None:
+            master = self.options.master
+            self.view.preparing("starting Spark" + (f" on {master}" if master else ""))
+            with nullcontext() if self.options.debug else SparkOutput(self.view.note).taken():
+                self._spark = session(self.parallelism, master=master, name=f"cutwater {self.program.path.name}")
+            for module in own_modules(self.program):
+                ship_by_value(module)
+        return self._spark
 
 
 class Interrupts:
@@ -121,7 +132,6 @@ def follow(job: Job, view: View, interrupts: Interrupts) -> JobStatus:
                 _in_thread(action)
     finally:
         view.update(job.status)
-        view.close()
 
 
 def _watch(job: Job) -> Callable[[], None]:

@@ -23,7 +23,8 @@ class SparkOutput:
     must not tear a live display apart.
 
     Args:
-        show: called from a thread with every line that is not part of the greeting.
+        show: called from a thread with every line that is not part of the greeting; it must not write to file
+            descriptor 2, which is ours while ``taken``.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:

@@ -8,8 +8,9 @@ from collections import deque
 from datetime import datetime
 from typing import IO, Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.spinner import Spinner
 from rich.text import Text
 
 from cutwater.runtime.status import JobStatus
@@ -22,13 +23,19 @@ _STYLES: dict[EventKind, str] = {"failure": "red", "warning": "yellow", "checkpo
 
 
 class View(Protocol):
-    """Shows a job; called from one thread with every new state."""
+    """Shows a job; called with every new state.  Its times count from the first one."""
 
-    def note(self, text: str) -> None:
-        """A line that is not about the job's state: what happens before it runs, what a program printed."""
+    def preparing(self, text: str) -> None:
+        """What takes a while before the job runs."""
         ...
 
-    def update(self, status: JobStatus) -> None: ...
+    def note(self, text: str) -> None:
+        """A line that is not about the job's state, for example what a program printed.  From any thread."""
+        ...
+
+    def update(self, status: JobStatus) -> None:
+        """The job's newest state."""
+        ...
 
     def hint(self, text: str) -> None:
         """What the user can do now."""
@@ -53,11 +60,16 @@ class PlainView:
         self._before: JobStatus | None = None
         self._began_s = self._told_s = time.monotonic()
 
+    def preparing(self, text: str) -> None:
+        self._write(text)
+
     def note(self, text: str) -> None:
         self._write(text)
 
     def update(self, status: JobStatus) -> None:
         now_s = time.monotonic()
+        if self._before is None:
+            self._began_s = self._told_s = now_s
         before, self._before = self._before, status
         for event in events(before, status):
             if self._is_told(event, status):
@@ -98,6 +110,9 @@ class JsonView:
         self._before: JobStatus | None = None
         self._told_s = 0.0
 
+    def preparing(self, text: str) -> None:
+        self.note(text)
+
     def note(self, text: str) -> None:
         self._write({"event": "note", "time_ms": _now_ms(), "text": text})
 
@@ -136,27 +151,33 @@ class LiveView:
         self._rates: deque[float] = deque(maxlen=24)
         self._rated_s = 0.0
         self._hint = "Ctrl-C: last checkpoint, then stop"
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live = Live(console=console, refresh_per_second=5, transient=True)
+
+    def preparing(self, text: str) -> None:
+        self._show(Spinner("dots", Text(f" {text}", "dim"), style="cyan"))
 
     def note(self, text: str) -> None:
         self._console.print(Text(text, "dim"))
 
     def update(self, status: JobStatus) -> None:
+        now_s = time.monotonic()
+        if self._before is None:
+            self._began_s = now_s
         before, self._before = self._before, status
         for event in events(before, status):
             if event.kind not in ("checkpoint", "ended") and (event.kind != "log" or self._debug):
                 stamp = Text(f"{datetime.now():%H:%M:%S}  ", "dim")
                 self._console.print(stamp.append(event.text, _STYLES.get(event.kind, "default")))
-        now_s = time.monotonic()
-        if status.phase == "running" and now_s - self._rated_s >= 1.0:
+        if status.rows_per_second and status.phase == "running" and now_s - self._rated_s >= 1.0:
             self._rated_s = now_s
             self._rates.append(status.rows_per_second)
-        if status.phase == "ended":
-            return
+        if status.phase != "ended":
+            self._show(panel(status, now_s - self._began_s, _now_ms(), list(self._rates), self._hint))
+
+    def _show(self, what: RenderableType) -> None:
+        self._live.update(what)
         if not self._live.is_started:
             self._live.start()
-        now_ms = _now_ms()
-        self._live.update(panel(status, now_s - self._began_s, now_ms, self._rates, self._hint), refresh=True)
 
     def hint(self, text: str) -> None:
         self._hint = text

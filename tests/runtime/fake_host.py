@@ -6,9 +6,9 @@ they do in Spark's closures.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
-import signal
 import threading
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -59,7 +59,7 @@ class FakeSpark:
     @property
     def pids(self) -> list[int]:
         """Processes of all workers that live now."""
-        return [p.pid for host in self.hosts for p in host.processes.values() if p.pid and p.is_alive()]
+        return [pid for host in self.hosts for pid in host.pids]
 
 
 class FakeHost:
@@ -88,8 +88,9 @@ class FakeHost:
         if self._spark.zombies and process is not None and not self._cancelled.is_set():
             self._abandoned.add(process)
             return
-        if process is not None and process.is_alive() and process.pid:
-            os.kill(process.pid, signal.SIGKILL)
+        if process is not None:
+            with contextlib.suppress(OSError, ValueError):  # it is just going by itself
+                process.kill()
 
     def cancel_all(self) -> None:
         self._cancelled.set()
@@ -102,9 +103,12 @@ class FakeHost:
         return not any(t.is_alive() for t in self._threads)
 
     @property
+    def pids(self) -> list[int]:
+        return [p.pid for p in list(self.processes.values()) if p.pid]
+
+    @property
     def activity(self) -> tuple[int, int]:
-        running = sum(p.is_alive() for p in list(self.processes.values()))
-        return sum(t.is_alive() for t in self._threads), running
+        return sum(t.is_alive() for t in self._threads), len(self.processes)
 
     @property
     def address(self) -> str:
@@ -124,6 +128,9 @@ class FakeHost:
                 while process not in self._abandoned and process.is_alive():
                     process.join(0.05 if self._spark.zombies else None)
                 error = None if process.exitcode == 0 else RuntimeError(f"exit code {process.exitcode}")
+                if process not in self._abandoned:
+                    del self.processes[slot]
+                    process.close()
                 if error is None or self._cancelled.is_set():
                     break
         except BaseException as e:

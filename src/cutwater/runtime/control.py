@@ -183,6 +183,9 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     subtask: int
     traceback: str
     retryable: bool
+    hint: str = ""
+    secondary: bool = False
+    """The loss of another worker: if that one has a story, its own report says more."""
 
 
 class Metrics(msgspec.Struct, frozen=True, tag="metrics"):

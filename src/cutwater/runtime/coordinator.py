@@ -40,6 +40,9 @@ from cutwater.storage.recovery import Restorable
 __all__ = ["Coordinator"]
 
 _DEPLOYED = frozenset({j.JobPhase.DEPLOYING, j.JobPhase.RUNNING})
+_ATTEMPT = _DEPLOYED | {j.JobPhase.DRAINING}
+_PATIENCE_S = 0.5
+"""So long a lost connection between workers waits for the report of the worker that caused it."""
 _POLL_MS = 400.0
 """How often Spark is asked for running tasks while the group forms."""
 
@@ -222,8 +225,10 @@ class Coordinator:
                 self._committed(link.slot, checkpoint_id)
             case c.Failure():
                 self.board.failed(message)
-                text = f"{message.message}\n{message.traceback}" if message.traceback else message.message
-                self._fail(message.kind, text, step=message.step, retryable=message.retryable)
+                if message.secondary:
+                    self._after(_PATIENCE_S, lambda: self._still_failed(message))
+                else:
+                    self._failed(message)
             case c.Log(level=level, message=text):
                 self.board.log(f"worker {link.slot} {level}: {text}")
             case c.Hello() | c.Heartbeat():
@@ -259,9 +264,18 @@ class Coordinator:
         else:
             self._checkpoints.request(done)
 
-    def _fail(self, kind: str, message: str, *, step: str = "", retryable: bool = True) -> None:
+    def _failed(self, failure: c.Failure) -> None:
+        text = f"{failure.message}\n{failure.traceback}" if failure.traceback else failure.message
+        self._fail(failure.kind, text, step=failure.step, retryable=failure.retryable, hint=failure.hint)
+
+    def _still_failed(self, failure: c.Failure) -> None:
+        """A worker lost another one some time ago, and nobody has told a better reason since."""
+        if failure.attempt == self._machine.attempt and self._machine.phase in _ATTEMPT:
+            self._failed(failure)
+
+    def _fail(self, kind: str, message: str, *, step: str = "", retryable: bool = True, hint: str = "") -> None:
         """The current attempt failed."""
-        retryable = self._failures.note(kind, message, step, retryable)
+        retryable = self._failures.note(kind, message, step, retryable, hint)
         self._job(j.TaskFailed(self._machine.attempt, str(self._failures.error), retryable, now_ms()))
 
     # ----------------------------------------------------------------------------------------- effects of the job
@@ -315,7 +329,7 @@ class Coordinator:
         except FencedError:
             raise
         except CutwaterError as e:
-            self._fail(type(e).__name__, e.message, step=e.step or "", retryable=False)
+            self._fail(type(e).__name__, e.message, step=e.step or "", retryable=False, hint=e.hint)
         except Exception as e:
             self._fail("StorageError", f"{type(e).__name__}: {e}")
 

@@ -35,16 +35,16 @@ class FailureLedger:
     _key: str = ""
     _count: int = 0
 
-    def note(self, kind: str, message: str, step: str, retryable: bool) -> bool:
+    def note(self, kind: str, message: str, step: str, retryable: bool, hint: str = "") -> bool:
         """A failure of an attempt; whether a restart may help."""
         key = f"{kind}:{step}:{first_line(message)}"
         self._count = self._count + 1 if key == self._key else 1
         self._key = key
         found = getattr(errors, kind, None)
         if isinstance(found, type) and issubclass(found, CutwaterError):
-            self.error = found(message, step=step or None)
+            self.error = found(message, step=step or None, hint=hint)
         else:
-            self.error = JobFailedError(f"{kind}: {message}", step=step or None)
+            self.error = JobFailedError(f"{kind}: {message}", step=step or None, hint=hint)
         if kind in _LIMITED and self._count >= _SAME_FAILURE_LIMIT:
             return False
         return retryable and kind not in _NOT_RETRYABLE

@@ -160,6 +160,8 @@ class Worker:
                 subtask=self.args.slot,
                 traceback=_story(error),
                 retryable=not isinstance(error, FencedError),
+                hint=error.hint if ours else "",
+                secondary=isinstance(error, WireError),
             )
         )
         self._drop_attempt()

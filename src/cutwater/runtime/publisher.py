@@ -41,16 +41,14 @@ class Publisher:
     def uid(self) -> str:
         return self.log.state.uid
 
-    def begin_attempt(self) -> int:
-        """Take the log for the next attempt.
+    def begin_attempt(self, attempt: int) -> None:
+        """Take the log for this attempt.
 
         Raises:
-            FencedError: this driver had an attempt and another driver has taken over since.
+            FencedError: another driver has taken it since this one read it; it stays the other one's.
         """
-        driver = f"{socket.gethostname()}:{os.getpid()}"
-        attempt = self.log.begin_attempt(driver, after=self.log.attempt or None)
+        self.log.begin_attempt(f"{socket.gethostname()}:{os.getpid()}", after=attempt - 1)
         self._retention = Retention(self._store, self.log)
-        return attempt
 
     def choose(self) -> Restorable | None:
         """The checkpoint to restore, and whether this program can take it.

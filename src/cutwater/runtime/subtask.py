@@ -304,5 +304,6 @@ class Subtask:
         elif origin:
             where += f", reading {origin}"
         if where not in error.message:
-            error.message = f"{error.message} (in {where})"
+            headline, newline, story = error.message.partition("\n")  # a user's traceback stays below
+            error.message = f"{headline} (in {where}){newline}{story}"
         return error

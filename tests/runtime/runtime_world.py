@@ -48,19 +48,22 @@ class Gated(RateSource):
     hold: int = 0
 
     def open(self, split: Split, position: Json | None, ctx: SourceContext) -> SplitReader:
-        return _GatedReader(super().open(split, position, ctx), self.gate, self.hold)
+        return _GatedReader(super().open(split, position, ctx), self)
 
 
 class _GatedReader:
-    def __init__(self, inner: Any, gate: str, hold: int) -> None:
-        self._inner, self._gate, self._hold = inner, gate, hold
+    def __init__(self, inner: Any, source: Gated) -> None:
+        self._inner, self._source = inner, source
         self._open = False
 
     def read(self, max_rows: int) -> Any:
-        if not self._open and self._inner.position >= self._hold:
-            self._open = os.path.exists(self._gate)
+        source, position = self._source, self._inner.position
+        if not self._open and position >= source.hold:
+            self._open = os.path.exists(source.gate)
             if not self._open:
                 return None
+        if not self._open:  # within one stripe, so that no read goes beyond the gate
+            max_rows = min(max_rows, source.stripe_rows - (position - source.start) % source.stripe_rows)
         return self._inner.read(max_rows)
 
     @property
@@ -105,7 +108,7 @@ def counting(
     if wrap is not None:
         rows = wrap(rows)
     counts = rows.key_by("key").aggregate("count", n=cw.count(), total=cw.sum("value"), eid=cw.last("value"))
-    counts.write("out", cw.files(str(out)))
+    counts.write("out", cw.files(str(out), roll_rows=1_000))  # so that files are committed all the time
     return flow
 
 

@@ -128,7 +128,7 @@ def write_docs() -> None:
             if filled != text:
                 path.write_text(filled)
                 written.append(str(path.relative_to(ROOT)))
-    if (OUT / "compare.svg").exists():
+    if _section("throughput") is not None and (OUT / "compare.svg").exists():
         shutil.copyfile(OUT / "compare.svg", PLOT)
         written.append(str(PLOT.relative_to(ROOT)))
     print("wrote " + (", ".join(written) or "nothing: no marker needed it"))
@@ -167,7 +167,11 @@ def _section(name: str) -> str | None:
     if not path.exists():
         print(f"bench:{name} stays as it is: {path.relative_to(ROOT)} was not measured here", file=sys.stderr)
         return None
-    return render(json.loads(path.read_text()))
+    data = json.loads(path.read_text())
+    if data["share"] != 1.0:
+        print(f"bench:{name} stays as it is: {path.relative_to(ROOT)} is of short runs", file=sys.stderr)
+        return None
+    return render(data)
 
 
 def _circumstances(data: dict[str, Any]) -> str:
@@ -175,7 +179,7 @@ def _circumstances(data: dict[str, Any]) -> str:
     others = median(run["others_cpus"] for run in data["runs"])
     notes: list[str] = []
     if "machine" in data:
-        notes.append(f"{data['machine']['date']}, {data['rounds']} rounds")
+        notes.append(f"{data['machine']['date']}, {data['rounds']} round{'s' if data['rounds'] != 1 else ''}")
     if data["share"] != 1.0:
         notes.append(f"**short runs** ({data['share']:.0%} of the length): a check that it works, not a measurement")
     if others > QUIET_CPUS:

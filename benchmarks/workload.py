@@ -101,6 +101,18 @@ def verify(rows: int, sunk: int, folder: Path) -> None:
 
     Raises:
         WrongResultError: rows are missing or doubled, or a key's count or sum is wrong; says how far off.
+
+    >>> import tempfile
+    >>> whole = expected(1000)
+    >>> with tempfile.TemporaryDirectory() as name:
+    ...     state = np.stack([whole.counts, whole.sums])
+    ...     state.tofile(Path(name, "state-0.bin"))
+    ...     verify(1000, 1000, Path(name))
+    ...     state[1, 0] += 7
+    ...     state.tofile(Path(name, "state-0.bin"))
+    ...     verify(1000, 1000, Path(name))
+    Traceback (most recent call last):
+    benchmarks.workload.WrongResultError: the sum of 1 keys is wrong; key 0 has 7 instead of 0
     """
     if sunk != rows:
         raise WrongResultError(f"the sinks took {sunk:,} rows instead of {rows:,} ({sunk - rows:+,})")

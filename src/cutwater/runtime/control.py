@@ -64,6 +64,8 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """Per slot: address of its data server."""
     restore: CheckpointCompleted | None
     """The log's entry of the checkpoint to restore; None: start empty."""
+    restore_foreign: tuple[str, str] | None
+    """Directory and job that the checkpoint belongs to, where it is not this job."""
     splits: dict[str, list[SplitAssignment]]
     """Per read step: what this worker's subtask reads."""
     rates: dict[str, float | None]

@@ -319,7 +319,7 @@ class Coordinator:
             if self._checkpoints is None:
                 self._checkpoints = self._make_checkpointing()
             self.board.restored(manifest)
-            if manifest is not None and manifest.final:  # committed just now: nothing is left to do (A7)
+            if manifest is not None and manifest.final and self.publisher.foreign is None:  # nothing is left to do (A7)
                 self._final_id = manifest.checkpoint_id
                 self._job(j.FinalCommitted(attempt))
             else:
@@ -341,6 +341,7 @@ class Coordinator:
                     incarnations=[other.incarnation for other in links],
                     peers=[cast(c.Hello, other.hello).data_address for other in links],
                     restore=restorable.completed if restorable else None,
+                    restore_foreign=self.publisher.foreign,
                     splits={step: a[slot] for step, a in assignments.items() if slot < len(a)},
                     rates=self._splits.rates(slot),
                     no_more_splits=self._splits.complete,

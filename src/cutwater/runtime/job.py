@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,8 +23,11 @@ from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.protocol.job_messages import Outcome
 from cutwater.runtime.coordinator import Coordinator
 from cutwater.runtime.publisher import Publisher
+from cutwater.runtime.requests import watch
 from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.status import JobStatus
+from cutwater.storage.addresses import resolve_snapshot
+from cutwater.storage.base import Store
 from cutwater.storage.stores import open_store, require_exactly_once
 
 if TYPE_CHECKING:
@@ -47,6 +51,7 @@ class Job:
     def __init__(self, coordinator: Coordinator, spark: SparkSession, directory: str, temporary: bool) -> None:
         self._coordinator, self._spark = coordinator, spark
         self._directory, self._temporary = directory, temporary
+        self._stop_watching: Callable[[], None] = _nothing
 
     @property
     def name(self) -> str:
@@ -138,6 +143,17 @@ class Job:
             raise ConfigError(f"step {step!r} collects nothing", hint=f"Steps that do: {collects or 'none'}.")
         return str(cast(Any, known.spec).directory)
 
+    def watch_requests(self, store: Store) -> None:
+        """Let other processes cancel or stop the job through its folder (``cutwater cancel``, ``cutwater stop``)."""
+        self._stop_watching = watch(
+            store,
+            self.name,
+            attempt=lambda: self._coordinator.board.status.attempt,
+            on_cancel=self.cancel,
+            on_stop=self.stop,
+            ended=self._coordinator.ended,
+        )
+
     def _end(self, outcome: Outcome, reason: str) -> None:
         self._coordinator.request_end(outcome, reason)
         self._coordinator.ended.wait()
@@ -145,6 +161,7 @@ class Job:
         self._clean_up()
 
     def _clean_up(self) -> None:
+        self._stop_watching()
         if self._temporary and not any(s.kind == "collect" for s in self.plan.steps.values()):
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -154,6 +171,7 @@ def start(
     spark: SparkSession | None = None,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
+    restore: str = "latest",
     **settings: Any,
 ) -> Job:
     """Start a dataflow on a Spark session; returns at once.
@@ -162,6 +180,8 @@ def start(
         spark: the session; ``None`` makes a local one that suits the job.
         checkpoint: directory for checkpoints (shared by driver and workers).  Without one a temporary directory
             serves, which survives failures of workers but not of the driver.
+        restore: "latest" goes on from the newest checkpoint in ``checkpoint``, if there is one; or a snapshot to begin
+            from: ``DIR/JOB``, ``DIR/JOB@7`` or ``DIR/JOB/chk-7``.
         settings: fields of ``JobConfig``; ``interval="1s"`` style names without ``_ms`` take durations as text.
 
     Raises:
@@ -178,7 +198,8 @@ def start(
         store = open_store(directory)
         if config.protocol not in ("none", "at_least_once"):
             require_exactly_once(store)
-        publisher = Publisher(store, plan, config)
+        origin = None if restore == "latest" else resolve_snapshot(restore)
+        publisher = Publisher(store, plan, config, origin)
         from cutwater.spark.session import require_classic, session
 
         spark = spark or session(plan.parallelism)
@@ -200,7 +221,10 @@ def start(
             shutil.rmtree(directory, ignore_errors=True)
         raise
     coordinator.start()
-    return Job(coordinator, spark, directory, temporary)
+    job = Job(coordinator, spark, directory, temporary)
+    if not temporary:
+        job.watch_requests(store)
+    return job
 
 
 def make_config(settings: dict[str, Any]) -> JobConfig:
@@ -230,6 +254,10 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
         known_protocols = ", ".join(_PROTOCOLS)
         raise ConfigError(f"protocol {config.protocol!r} is not available", hint=f"Choose one of {known_protocols}.")
     return config
+
+
+def _nothing() -> None:
+    """No watch to stop."""
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:

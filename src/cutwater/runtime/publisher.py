@@ -11,11 +11,15 @@ import socket
 from collections.abc import Iterable
 from typing import Any, cast
 
+import msgspec
+
 from cutwater import __version__
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Sink
 from cutwater.dataflow.compatibility import check_compatible, step_records
 from cutwater.dataflow.graph import PhysicalPlan
+from cutwater.errors import ConfigError
+from cutwater.storage.addresses import SnapshotAddress
 from cutwater.storage.base import Store
 from cutwater.storage.log import CheckpointCompleted, JobFinished, JobLog, wall_clock_ms
 from cutwater.storage.manifest import Entry, Manifest, SubtaskRecord
@@ -29,13 +33,21 @@ __all__ = ["Publisher"]
 class Publisher:
     """Takes attempts, publishes checkpoints, and brings sinks in line with what is published."""
 
-    def __init__(self, store: Store, plan: PhysicalPlan, config: JobConfig) -> None:
+    def __init__(
+        self, store: Store, plan: PhysicalPlan, config: JobConfig, origin: SnapshotAddress | None = None
+    ) -> None:
         self.job = plan.name
         self._store, self.plan, self._config = store, plan, config
         self.log = JobLog(store, self.job, num_retained=config.num_retained)
         self.log.create()  # workers name their output by the uid, so it is there before they are
         self._retention: Retention | None = None
         self.passed_over: list[str] = []
+        self._origin = origin
+        if origin is not None and self._is_foreign(origin) and self.log.state.completed:
+            raise ConfigError(
+                f"job {self.job!r} has checkpoints of its own in this directory and cannot begin from {origin}",
+                hint="Give another checkpoint directory, or leave restore out.",
+            )
 
     @property
     def uid(self) -> str:
@@ -51,24 +63,50 @@ class Publisher:
         self._retention = Retention(self._store, self.log)
 
     def choose(self) -> Restorable | None:
-        """The checkpoint to restore, and whether this program can take it.
+        """The checkpoint to restore: the one asked for until this driver has completed one, then the newest.
 
         Raises:
             BuildError: the program does not fit the snapshot.
             CorruptSnapshotError: completed checkpoints exist and none is usable.
         """
-        restorable = choose(self._store, self.job, self.log.read())
+        state = self.log.read()
+        restorable = choose(self._store, self.job, state) if self._origin is None else self._choose_origin(self._origin)
         if restorable is None:
             return None
         self.passed_over += [w for w in restorable.warnings if w not in self.passed_over]
         check_compatible(self.plan, restorable.manifest)
         return restorable
 
+    def _choose_origin(self, origin: SnapshotAddress) -> Restorable:
+        state = JobLog(origin.store, origin.job).read()
+        wanted = origin.checkpoint_id
+        entries = tuple(e for e in state.completed if wanted in (None, e.checkpoint_id))
+        if not entries:
+            known = ", ".join(str(e.checkpoint_id) for e in state.completed)
+            raise ConfigError(f"no completed checkpoint {origin}", hint=f"Retained there: {known or 'none'}.")
+        found = choose(origin.store, origin.job, msgspec.structs.replace(state, completed=entries))
+        assert found is not None  # it raises where entries exist and none is usable
+        return found
+
+    def _is_foreign(self, origin: SnapshotAddress) -> bool:
+        return JobLog(origin.store, origin.job).read().uid != self.uid
+
+    @property
+    def foreign(self) -> tuple[str, str] | None:
+        """Directory and job of the snapshot to restore, if it is another job's."""
+        origin = self._origin
+        return (origin.directory, origin.job) if origin is not None and self._is_foreign(origin) else None
+
     def next_checkpoint_id(self) -> int:
         return next_checkpoint_id(self._store, self.job, self.log.state)
 
     def settle_sinks(self, manifest: Manifest | None) -> None:
-        """Commit the handles of the chosen checkpoint, then drop all other leftovers of this job (T2)."""
+        """Commit the handles of the chosen checkpoint, then drop all other leftovers of this job (T2).
+
+        What another job's uid wrote is its own to commit (T3).
+        """
+        if manifest is not None and manifest.uid != self.uid:
+            manifest = None
         for step in self.plan.steps.values():
             if step.role != "sink":
                 continue
@@ -121,6 +159,7 @@ class Publisher:
             engine=__version__,
         )
         completed = publish(self._store, self.log, manifest, kind="final" if final else "checkpoint")
+        self._origin = None
         return completed, sum(e.length for e in entries)
 
     @property

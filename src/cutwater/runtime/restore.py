@@ -10,6 +10,7 @@ from cutwater.dataflow.graph import Channel, PhysicalPlan
 from cutwater.runtime.control import Deploy
 from cutwater.state.segments import Segment
 from cutwater.storage.base import Store
+from cutwater.storage.local import LocalStore
 from cutwater.storage.manifest import ChannelRecord, Manifest, SubtaskRecord
 from cutwater.storage.snapshot import load_manifest, read_segment
 
@@ -28,6 +29,8 @@ class Restore:
     job: str
     manifest: Manifest | None
     same_shape: bool
+    foreign: bool = False
+    """Of another job: what its sinks have in progress stays theirs (T3)."""
 
     @classmethod
     def load(cls, store: Store, job: str, deploy: Deploy, plan: PhysicalPlan) -> Restore:
@@ -38,10 +41,13 @@ class Restore:
         """
         if deploy.restore is None:
             return cls(store, job, None, True)
+        foreign = deploy.restore_foreign
+        if foreign is not None:
+            store, job = LocalStore(foreign[0]), foreign[1]
         manifest = load_manifest(store, job, deploy.restore)
         had = {(r.vertex, r.subtask) for r in manifest.subtasks}
         has = {(v.index, i) for v in plan.vertices for i in range(v.parallelism)}
-        return cls(store, job, manifest, had == has)
+        return cls(store, job, manifest, had == has, foreign is not None)
 
     def record(self, vertex: int, subtask: int) -> SubtaskRecord | None:
         """What the snapshot says of one subtask (only if the job has the same shape)."""
@@ -72,6 +78,8 @@ class Restore:
 
     def sink_states(self, step: str, subtask: int, parallelism: int) -> list[Any]:
         """States of the writers that a subtask takes over."""
+        if self.foreign:
+            return []
         return [
             record.sinks[step]
             for record in (self.manifest.subtasks if self.manifest else ())

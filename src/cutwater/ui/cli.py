@@ -25,6 +25,8 @@ _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class _Options:
+    """What ``main`` must know of the command that failed."""
+
     debug = False
 
 
@@ -78,7 +80,7 @@ def explain(target: str, parallelism: int, protocol: ProtocolName) -> None:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def list_command(directory: str, as_json: bool) -> None:
     """List the jobs in a checkpoint directory."""
-    from cutwater.ui.addresses import open_existing
+    from cutwater.storage.addresses import open_existing
     from cutwater.ui.listing import driver_runs, job_infos, render_jobs
 
     infos = job_infos(open_existing(directory), driver_runs)
@@ -97,7 +99,7 @@ def inspect(snapshot: str, as_json: bool) -> None:
 
     SNAPSHOT is DIR/JOB (its newest checkpoint), DIR/JOB@7 or DIR/JOB/chk-7.
     """
-    from cutwater.ui.addresses import resolve_snapshot
+    from cutwater.storage.addresses import resolve_snapshot
     from cutwater.ui.inspect import inspect_snapshot, render_inspect
 
     found = resolve_snapshot(snapshot)
@@ -115,7 +117,7 @@ def verify(snapshot: str, as_json: bool) -> None:
 
     SNAPSHOT is DIR/JOB (all its checkpoints), DIR/JOB@7 or DIR/JOB/chk-7.
     """
-    from cutwater.ui.addresses import resolve_snapshot
+    from cutwater.storage.addresses import resolve_snapshot
     from cutwater.ui.inspect import render_verify, verify_snapshot
 
     found = resolve_snapshot(snapshot)
@@ -149,8 +151,8 @@ def stop(directory: str, job: str, timeout: str) -> None:
 def _ask(directory: str, job: str, kind: Any, timeout: str) -> None:
     from cutwater.config import parse_duration_ms
     from cutwater.runtime.requests import send
+    from cutwater.storage.addresses import open_existing
     from cutwater.storage.retention import list_jobs
-    from cutwater.ui.addresses import open_existing
 
     store = open_existing(directory)
     jobs = list_jobs(store)
@@ -192,15 +194,16 @@ def _view(as_json: bool, debug: bool) -> View:
     if as_json:
         return JsonView(sys.stdout)
     # A descriptor of its own: number 2 is lent to Spark while its session starts.
-    stderr = open(os.dup(sys.stderr.fileno()), "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+    stderr = open(os.dup(2), "w", encoding="utf-8", buffering=1)  # noqa: SIM115
     console = Console(file=stderr, highlight=False)
     return LiveView(console, debug=debug) if console.is_terminal else PlainView(stderr, debug=debug)
 
 
 def main() -> None:
     """Entry point: errors become one paragraph on standard error and the exit code of their class."""
+    _Options.debug = False
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="cutwater", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

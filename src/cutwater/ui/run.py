@@ -7,20 +7,16 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from cutwater.dataflow.plan import make_plan
-from cutwater.errors import ConfigError, JobCancelledError
+from cutwater.errors import JobCancelledError
 from cutwater.runtime.job import Job, make_config
-from cutwater.runtime.requests import watch
 from cutwater.runtime.status import JobStatus
 from cutwater.spark.session import session
 from cutwater.spark.shipping import ship_by_value
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.ui.addresses import resolve_snapshot
+from cutwater.storage.addresses import resolve_snapshot
 from cutwater.ui.program import Program, load_program, own_modules
 from cutwater.ui.spark_output import SparkOutput
 from cutwater.ui.views import View
@@ -58,34 +54,16 @@ def run_file(options: RunOptions, view: View) -> int:
         flow = program.dataflow(starter.session)
         flow.validate()
         plan = make_plan(flow, config.parallelism, config.max_parallelism)  # what is wrong is said before Spark starts
-        check_restore(options.restore, options.checkpoint, plan.name)
+        if options.restore != "latest":
+            resolve_snapshot(options.restore)
         if options.checkpoint is None:
             view.note("no --checkpoint: the job survives the loss of workers, not of this process")
         starter.parallelism = plan.parallelism
         spark = starter.session()
         stack.callback(spark.stop)
         interrupts = stack.enter_context(_interrupts())
-        job = flow.start(spark, checkpoint=options.checkpoint, **options.settings)
-        stack.callback(_watch(job))
+        job = flow.start(spark, checkpoint=options.checkpoint, restore=options.restore, **options.settings)
         return _exit_code(follow(job, view, interrupts), interrupts)
-
-
-def check_restore(restore: str, checkpoint: str | None, job: str) -> None:
-    """A job goes on from its newest checkpoint; any other place to begin is refused, and never silently left out.
-
-    Raises:
-        ConfigError: ``restore`` is neither "latest" nor the address of the newest checkpoint of this very job.
-    """
-    if restore == "latest":
-        return
-    asked = resolve_snapshot(restore)
-    newest = JobLog(asked.store, asked.job).read().newest_id
-    own = None if checkpoint is None else str(Path(checkpoint).absolute())
-    if (asked.directory, asked.job) != (own, job) or asked.checkpoint_id not in (None, newest):
-        raise ConfigError(
-            f"cannot begin from {asked}: a job goes on from its own newest checkpoint",
-            hint="Leave --restore out, and give its directory as --checkpoint.",
-        )
 
 
 @dataclass
@@ -154,19 +132,6 @@ def follow(job: Job, view: View, interrupts: Interrupts) -> JobStatus:
                 _in_thread(action)
     finally:
         view.update(job.status)
-
-
-def _watch(job: Job) -> Callable[[], None]:
-    """Let ``cutwater stop`` and ``cutwater cancel`` reach the job; returns what ends that."""
-    folder = Path(job.checkpoint_dir)
-    return watch(
-        LocalStore(folder.parent),
-        folder.name,
-        attempt=lambda: job.status.attempt,
-        on_cancel=job.cancel,
-        on_stop=job.stop,
-        ended=threading.Event(),
-    )
 
 
 def _in_thread(action: Callable[[], None]) -> None:

@@ -7,11 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_host import FakeHost, FakeSpark
+from fake_host import FakeHost, FakeSpark, context
 
 import cutwater as cw
 from cutwater.runtime import job as job_module
 from cutwater.runtime.job import Job
+
+
+@pytest.fixture(autouse=True, scope="session")
+def fork_server() -> None:
+    """Loads the data path once, before any deadline runs."""
+    process = context().Process(target=len, args=("",))
+    process.start()
+    process.join()
 
 
 @pytest.fixture(autouse=True)

@@ -94,7 +94,10 @@ class Wiring:
 
     def _make_input(self, edge: Edge, key: Channel, *, local: bool) -> None:
         known = self._restore.channel(key, sending=False)
-        next_row = known.next_row if known else 0
+        # Both ends go on with the sender's number.  With at_least_once the receiver may have taken rows beyond the
+        # barrier; a replay need not bring the same ones in their places, so none may be dropped by number.
+        sent = self._restore.channel(key, sending=True)
+        next_row = sent.next_row if sent else 0
         watermark = known.watermark if known else MIN_WATERMARK
         frames = self._config.channel_frames
         if local:

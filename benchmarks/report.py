@@ -152,7 +152,7 @@ def fill_markers(text: str, section: Callable[[str], str | None]) -> str:
 
 _SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "machine": ("compare", machine_text),
-    "throughput": ("compare", throughput_table),
+    "throughput": ("compare", lambda data: f"{throughput_table(data)}\n\n![Throughput by engine](benchmarks.svg)"),
     "summary": ("compare", summary_table),
     "latency": ("latency", latency_table),
     "recovery": ("recovery", recovery_table),

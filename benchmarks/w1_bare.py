@@ -127,11 +127,11 @@ def work(me: int, rows: int, link: socket.socket) -> tuple[Subtask, int]:
         start += n
         filled = split(keys[:n], values[:n], out)
         if theirs := filled[other]:
-            link.sendall(np.array([theirs]))
-            link.sendall(out[other, 0, :theirs])
-            link.sendall(out[other, 1, :theirs])
+            link.sendall(np.array([theirs]).data)
+            link.sendall(out[other, 0, :theirs].data)
+            link.sendall(out[other, 1, :theirs].data)
         if start >= end:
-            link.sendall(np.zeros(1, np.int64))
+            link.sendall(np.zeros(1, np.int64).data)
         subtask.take(out[me, 0, : filled[me]], out[me, 1, : filled[me]])
     return subtask, first_ns
 

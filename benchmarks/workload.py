@@ -34,7 +34,7 @@ class WrongResultError(Exception):
 
 
 @nb.njit(cache=True, nogil=True)
-def mix(row: int) -> int:
+def mix(row: int) -> np.uint64:
     """The finisher of splitmix64: every bit of the row number changes every bit of the result.
 
     >>> z, m = 12345, 2**64

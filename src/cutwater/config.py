@@ -49,6 +49,7 @@ class RestartConfig(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     strategy: Literal["none", "fixed_delay", "exponential", "failure_rate"] = "exponential"
+    """``"none"``: the first failure ends the job."""
     delay_ms: float = 0.0
     """fixed_delay, failure_rate: pause before a restart."""
     attempts: int = 10
@@ -58,12 +59,15 @@ class RestartConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_ms: float = 60_000.0
     """exponential: longest pause."""
     multiplier: float = 2.0
+    """exponential: factor from one pause to the next."""
     jitter: float = 0.1
+    """exponential: share of the pause that is random."""
     reset_ms: float = 60_000.0
     """exponential: running that long without a failure resets the pause to ``initial_ms``."""
     rate_failures: int = 10
     """failure_rate: more failures than this within ``rate_window_ms`` fail the job."""
     rate_window_ms: float = 60_000.0
+    """failure_rate: the time in which failures are counted."""
     max_consecutive: int = 20
     """exponential: failures in a row without one completed checkpoint in between before the job fails for good."""
 
@@ -73,20 +77,28 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     # -- checkpoints
     protocol: ProtocolName = "aligned"
+    """What the job promises and how it keeps it; see the guide on checkpoints."""
     interval_ms: float = 10_000.0
+    """Between the triggers of two checkpoints."""
     min_pause_ms: float = 0.0
     """Pause between the END of one checkpoint and the trigger of the next."""
     timeout_ms: float = 600_000.0
+    """A checkpoint that takes longer is aborted."""
     max_concurrent: int = 1
+    """Checkpoints under way at once."""
     tolerable_failed: int = 0
     """Consecutive failed checkpoints that do not fail the job."""
     num_retained: int = 3
+    """Completed checkpoints that are kept."""
     aligned_timeout_ms: float | None = None
+    """Kept for unaligned checkpoints; without effect until they are there."""
     inline_threshold_bytes: int = 20_480
     """State below this size travels inside the acknowledgement and lies in the manifest."""
     # -- parallelism
     parallelism: int = 2
+    """Workers, and subtasks of every step that does not say otherwise."""
     max_parallelism: int = 128
+    """Key groups; fixed for the life of the state."""
     # -- data path
     batch_rows: int = 16_384
     """A sender's builder flushes at this many rows."""
@@ -97,14 +109,19 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     slice_budget_ms: float = 5.0
     """Time one call of an operator should take; rows per call adapt to it."""
     max_frame_bytes: int = 1 << 30
+    """A frame above this size is an error."""
     # -- membership
     group_deadline_ms: float = 10_000.0
     """Workers must have joined this long after the last one that did."""
     heartbeat_interval_ms: float = 1_000.0
+    """Between two signs of life of a worker."""
     heartbeat_timeout_ms: float = 10_000.0
+    """A worker silent for so long is lost, and replaced."""
     cancel_timeout_ms: float = 5_000.0
+    """Time that workers get to end by themselves before Spark kills them."""
     # -- recovery
     restart: RestartConfig = RestartConfig()
+    """When and how often a failed job is restarted."""
 
     def __post_init__(self) -> None:
         for name in ("interval_ms", "timeout_ms", "buffer_timeout_ms", "slice_budget_ms", "group_deadline_ms"):

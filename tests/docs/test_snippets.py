@@ -1,0 +1,142 @@
+"""What the README and the guide tell a reader to run does run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import generated
+import pages
+
+from cutwater.ui.cli import cli
+
+COMMANDS = re.compile(r"^(make|cutwater|\.venv/bin/python|\.) .*$")
+
+
+def with_blocks(language: str) -> list[Path]:
+    return [p for p in pages.PAGES if pages.blocks(p, language)]
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    from cutwater.spark.session import session
+
+    found = session(2)
+    yield found
+    found.stop()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("page", with_blocks("python"), ids=pages.name)
+def test_the_python_blocks_of_a_page_run_from_top_to_bottom(
+    page: Path, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """What comes after ``# ->`` in a block is a line that it prints, in this order."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__", "spark": spark}
+    for block in pages.blocks(page, "python"):
+        code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+        exec(code, names)
+    printed = iter(capsys.readouterr().out.splitlines())
+    promised = [line for b in pages.blocks(page, "python") for line in re.findall(r"# -> (.*)", b.text)]
+    assert [line for line in promised if line not in printed] == []
+    job = names.get("job")
+    if job is not None:
+        assert job.status.outcome == "finished"
+
+
+def commands() -> list[tuple[str, str]]:
+    found = [(pages.name(p), line) for p in pages.PAGES for b in pages.blocks(p, "sh") for line in b.text.splitlines()]
+    return [(page, line.partition("#")[0].strip()) for page, line in found if line.strip()]
+
+
+def problem(command: str) -> str | None:
+    """What is wrong with a command of the documentation; None if nothing is."""
+    words = shlex.split(command)
+    if words[0] == "make":
+        makefile = (pages.ROOT / "Makefile").read_text()
+        unknown = [t for t in words[1:] if not re.search(rf"^{re.escape(t)}:", makefile, re.MULTILINE)]
+        return f"no target {unknown}" if unknown else None
+    if words[0] == "cutwater":
+        known = cli.commands.get(words[1]) if len(words) > 1 else cli
+        if known is None:
+            return f"no command {words[1]!r}"
+        try:
+            known.make_context(words[1], words[2:])
+        except click.ClickException as e:
+            return e.format_message()
+        return None
+    if words[0] in (".venv/bin/python", "python"):
+        return None if (pages.ROOT / words[1]).exists() or words[1] == "-m" else f"no file {words[1]}"
+    return None if words in ([".", ".venv/bin/activate"], ["git", "commit"]) else "not a command that can be checked"
+
+
+@pytest.mark.parametrize(("page", "command"), commands())
+def test_the_commands_of_a_page_exist_with_their_options(page: str, command: str):
+    assert problem(command) is None
+
+
+@pytest.mark.parametrize(
+    "command", ["make nosuch", "cutwater nosuch", "cutwater run a.py --nosuch", "cutwater list", "rm -rf x"]
+)
+def test_a_wrong_command_is_seen(command: str):
+    assert problem(command) is not None
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=pages.name)
+def test_links_lead_somewhere(page: Path):
+    assert [target for target in pages.links(page) if not (page.parent / target).exists()] == []
+
+
+def test_every_page_of_the_guide_is_in_its_index():
+    index = pages.ROOT / "docs" / "index.md"
+    guide = {p.relative_to(index.parent).as_posix() for p in (index.parent / "guide").glob("*.md")}
+    assert guide - set(pages.links(index)) == set()
+
+
+@pytest.mark.parametrize("name", generated.PAGES)
+def test_generated_tables_are_current(name: str):
+    """Otherwise run ``python tests/docs/generated.py``."""
+    assert generated.PAGES[name].read_text() == generated.filled(name)
+
+
+@pytest.mark.parametrize("name", generated.TABLES)
+def test_every_row_of_a_generated_table_explains_itself(name: str):
+    assert [line for line in generated.TABLES[name]().splitlines() if line.endswith("|  |")] == []
+
+
+def test_names_of_tests_in_the_architecture_exist():
+    text = (pages.ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`(tests/[\w/.]+\.py)`", text)) | set(re.findall(r"`(test_\w+)`", text))
+    files = {p.relative_to(pages.ROOT).as_posix(): p.read_text() for p in (pages.ROOT / "tests").rglob("*.py")}
+    missing = [n for n in named if n not in files and not any(f"def {n}(" in t for t in files.values())]
+    assert len(named) > 10
+    assert missing == []
+
+
+def test_the_flights_program_in_the_demo_builds():
+    """The part at the top of the demo, without Spark: its tables and what it promises."""
+    import pyarrow as pa
+
+    import cutwater as cw
+
+    sys.path.insert(0, str(pages.ROOT / "examples"))
+    import flights
+
+    flight_columns = "scheduled timestamp, carrier string, flight long, origin string, delay long, distance long"
+    flight_rows = cw.memory(schema=flight_columns)
+    weather = cw.memory(schema="observed timestamp, origin string, wind double, visibility double")
+    flow = flights.build(flight_rows, weather, pa.table({"carrier": ["UA"], "name": ["United"]}), Path("/out"))
+    flow.validate()
+    sinks = [s.id for s in flow.graph.steps.values() if s.role == "sink"]
+    assert sinks == ["airports", "airlines", "weather_at_departure", "cancellations"]
+    assert all(f"{sink}: exactly-once" in flow.explain() for sink in sinks)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_PROTOCOL, _NAMES = click.Choice(list(PROTOCOLS)), ", ".join(PROTOCOLS)
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -43,7 +44,9 @@ def cli() -> None:
 @click.option("--checkpoint", metavar="DIR", help="Where checkpoints go; shared by driver and workers.")
 @click.option("--interval", metavar="TIME", help="Between two checkpoints, for example 500ms or 1s.")
 @click.option("--restore", default="latest", metavar="latest|SNAPSHOT", show_default=True, help="Where to begin.")
-@click.option("--protocol", metavar="NAME", help=f"{', '.join(PROTOCOLS)} (default: aligned).")
+@click.option(
+    "--protocol", type=click.Choice(list(PROTOCOLS)), metavar="NAME", help=f"{', '.join(PROTOCOLS)} (default: aligned)."
+)
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on standard output.")
 @click.option("--debug", is_flag=True, help="Tracebacks, workers' log lines, and all that Spark says.")
@@ -65,7 +68,14 @@ def run(target: str, master: str | None, checkpoint: str | None, restore: str, *
 @cli.command()
 @click.argument("target", metavar="FILE.py[:NAME]")
 @click.option("--parallelism", type=int, default=2, metavar="N", show_default=True, help="Workers.")
-@click.option("--protocol", metavar="NAME", default="aligned", show_default=True, help=f"{', '.join(PROTOCOLS)}.")
+@click.option(
+    "--protocol",
+    type=click.Choice(list(PROTOCOLS)),
+    metavar="NAME",
+    default="aligned",
+    show_default=True,
+    help=f"{', '.join(PROTOCOLS)}.",
+)
 def explain(target: str, parallelism: int, protocol: ProtocolName) -> None:
     """Show the graph of FILE.py and what it guarantees."""
     from cutwater.spark.session import session

@@ -21,7 +21,7 @@ from cutwater.ui.program import Program, load_program, own_modules
 from cutwater.ui.spark_output import SparkOutput
 from cutwater.ui.views import View
 
-__all__ = ["RunOptions", "follow", "run_file"]
+__all__ = ["Interrupts", "RunOptions", "follow", "interrupts_counted", "run_file"]
 
 _REFRESH_S = 0.2
 _STOPPING = "stopping with a last checkpoint (Ctrl-C again: cancel at once)"
@@ -61,7 +61,7 @@ def run_file(options: RunOptions, view: View) -> int:
         starter.parallelism = plan.parallelism
         spark = starter.session()
         stack.callback(spark.stop)
-        interrupts = stack.enter_context(_interrupts())
+        interrupts = stack.enter_context(interrupts_counted())
         job = flow.start(spark, checkpoint=options.checkpoint, restore=options.restore, **options.settings)
         return _exit_code(follow(job, view, interrupts), interrupts)
 
@@ -100,7 +100,7 @@ class Interrupts:
 
 
 @contextmanager
-def _interrupts() -> Generator[Interrupts]:
+def interrupts_counted() -> Generator[Interrupts]:
     """Ctrl-C and SIGTERM are counted.  Spark's own handler would kill all its jobs at the first one."""
     interrupts = Interrupts()
     signals = (signal.SIGINT, signal.SIGTERM)
@@ -125,7 +125,7 @@ def follow(job: Job, view: View, interrupts: Interrupts) -> JobStatus:
             view.update(job.status)
             if ended:
                 return job.status
-            if interrupts.count > handled:
+            if handled < min(interrupts.count, 2):
                 handled += 1
                 action, text = (job.stop, _STOPPING) if handled == 1 else (job.cancel, _CANCELLING)
                 view.hint(text)

@@ -1,30 +1,23 @@
-"""What Spark's JVM writes to standard error: its greeting is dropped, everything later is shown above the progress."""
+"""What Spark writes to standard error goes through the view, so that it does not tear a live display apart."""
 
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 __all__ = ["SparkOutput"]
 
-_GREETING = re.compile(
-    r"WARNING: Using incubator modules|Using Spark's default log4j profile|Setting (default|Spark) log level to"
-    r"|To adjust logging level use|.* WARN (Utils: (Your hostname|Set SPARK_LOCAL_IP)|NativeCodeLoader: Unable to load)"
-)
-
 
 class SparkOutput:
-    """Takes the standard error that a Spark session inherits when it starts.
+    """Takes the standard error that a Spark session finds when it starts.
 
-    The workers' own output comes the same way on this machine: what users print in their functions must be seen, and
-    must not tear a live display apart.
+    On this machine that is also where the output of the workers ends: what users print in their functions.
 
     Args:
-        show: called from a thread with every line that is not part of the greeting; it must not write to file
-            descriptor 2, which is ours while ``taken``.
+        show: called from a thread with every line that is not blank; it must not write to file descriptor 2, which is
+            ours while ``taken``.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -47,5 +40,5 @@ class SparkOutput:
     def _pass_on(self, reader: int) -> None:
         with open(reader, encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                if line.strip() and not _GREETING.match(line):
+                if line.strip():
                     self._show(line.rstrip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import deque
 from datetime import datetime
@@ -108,7 +109,7 @@ class JsonView:
     def __init__(self, out: IO[str], *, period_s: float = 1.0) -> None:
         self._out, self._period_s = out, period_s
         self._before: JobStatus | None = None
-        self._told_s = 0.0
+        self._told_s = -math.inf
 
     def preparing(self, text: str) -> None:
         self.note(text)

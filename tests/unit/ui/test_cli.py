@@ -1,0 +1,260 @@
+"""The command line over a checkpoint directory: what it prints and with which code it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+
+import pytest
+from ui_world import run_main
+
+from cutwater.runtime.requests import watch
+from cutwater.storage.local import LocalStore
+from cutwater.storage.log import JobFinished, JobLog
+from cutwater.storage.manifest import Manifest, StepRecord, SubtaskRecord
+from cutwater.storage.publish import publish
+from cutwater.ui.listing import job_infos, render_jobs
+
+ME = f"{socket.gethostname()}:{os.getpid()}"
+
+
+def checkpoint(store, log: JobLog, id: int) -> None:
+    manifest = Manifest(
+        job=log.job,
+        uid=log.state.uid,
+        checkpoint_id=id,
+        attempt=log.attempt,
+        protocol="aligned",
+        max_parallelism=128,
+        parallelism=1,
+        triggered_ms=1_000,
+        completed_ms=1_010,
+        steps=[StepRecord("count", "aggregate", 1)],
+        subtasks=[SubtaskRecord(vertex=0, subtask=0, incarnation=0, protocol="aligned")],
+        entries=[],
+    )
+    publish(store, log, manifest)
+
+
+def begin(store, job: str, driver: str = ME) -> JobLog:
+    log = JobLog(store, job)
+    log.begin_attempt(driver)
+    return log
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path)
+
+
+# ----------------------------------------------------------------------------------------------------------- list
+
+
+def test_list_tells_the_jobs_apart(store):
+    done = begin(store, "done")
+    checkpoint(store, done, 7)
+    done.append(JobFinished(1, 7, 1_010))
+    begin(store, "here")
+    begin(store, "there", "elsewhere:1")
+    begin(store, "gone", "elsewhere:2")
+    infos = job_infos(store, lambda driver: {ME: True, "elsewhere:1": None, "elsewhere:2": False}[driver])
+    assert {i["job"]: i["state"] for i in infos} == {
+        "done": "finished",
+        "here": "running",
+        "there": "unknown",
+        "gone": "ended",
+    }
+    lines = render_jobs(infos, 66_010).splitlines()
+    assert lines[0].split() == ["job", "state", "attempt", "checkpoint", "age", "size", "driver"]
+    assert lines[1] == f"done   finished        1           7  1m 05s   0 B  {ME}"
+    assert lines[2] == "gone   ended           1           -       -     -  elsewhere:2"
+
+
+def test_list_of_a_damaged_job_names_the_file_and_shows_the_others(store, tmp_path, capfd):
+    begin(store, "good")
+    begin(store, "bad")
+    (tmp_path / "bad" / "log" / "000000000002.json").write_bytes(b"torn")
+    code, out, _ = run_main(capfd, "list", tmp_path)
+    assert code == 5
+    assert out.splitlines()[1].startswith("bad   damaged")
+    assert out.splitlines()[2].startswith("good  running")
+    assert out.splitlines()[3].startswith("bad: log entry bad/log/000000000002.json is damaged")
+
+
+def test_list_as_json_and_of_nothing(store, tmp_path, capfd):
+    assert run_main(capfd, "list", tmp_path)[:2] == (0, "no jobs\n")
+    begin(store, "here")
+    code, out, _ = run_main(capfd, "list", tmp_path, "--json")
+    assert (code, json.loads(out)[0]["job"]) == (0, "here")
+
+
+def test_looking_makes_nothing(tmp_path, capfd):
+    code, _, err = run_main(capfd, "list", tmp_path / "nope")
+    assert code == 2
+    assert "error: no folder" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------ inspect, verify
+
+
+@pytest.mark.parametrize(
+    ("address", "id"), [("", 3), ("/job", 3), ("/job/", 3), ("/job@2", 2), ("/job/chk-2", 2), ("/job/chk-2/", 2)]
+)
+def test_inspect_finds_a_checkpoint_by_each_of_its_addresses(store, tmp_path, capfd, address, id):
+    log = begin(store, "job")
+    for n in (1, 2, 3):
+        checkpoint(store, log, n)
+    code, out, _ = run_main(capfd, "inspect", f"{tmp_path}{address}", "--json")
+    assert (code, json.loads(out)["checkpoint_id"]) == (0, id)
+    code, out, _ = run_main(capfd, "inspect", f"file://{tmp_path}{address}")
+    assert out.startswith(f"checkpoint {id} of job\n")
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("", "holds 2 jobs\nhint: Say which: "),
+        ("/jb", "no job at '{}/jb'\nhint: There are: job, other."),
+        ("/job@9", "no completed checkpoint 9\nhint: There are: 1."),
+        ("/job@x", "'x' in '{}/job@x' is no checkpoint id"),
+    ],
+)
+def test_an_address_of_nothing_is_answered_with_what_there_is(store, tmp_path, capfd, address, message):
+    checkpoint(store, begin(store, "job"), 1)
+    begin(store, "other")
+    code, out, err = run_main(capfd, "inspect", f"{tmp_path}{address}")
+    assert (code, out) == (2, "")
+    assert message.format(tmp_path) in err
+
+
+def test_another_kind_of_store_is_refused(capfd):
+    code, _, err = run_main(capfd, "inspect", "s3://bucket/job")
+    assert code == 2
+    assert "no store for 's3://bucket/job'" in err
+
+
+def test_verify_exits_with_5_and_names_the_damaged_file(store, tmp_path, capfd):
+    log = begin(store, "job")
+    for n in (1, 2):
+        checkpoint(store, log, n)
+    assert run_main(capfd, "verify", tmp_path)[0] == 0
+    manifest = tmp_path / "job" / "chk-1" / "manifest-1.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"aligned", b"alignee"))
+    code, out, _ = run_main(capfd, "verify", tmp_path)
+    assert code == 5
+    assert "checkpoint 2: ok" in out
+    assert "checkpoint 1: DAMAGED" in out
+    assert "  job/chk-1/manifest-1.json: " in out
+    assert run_main(capfd, "verify", tmp_path / "job@2")[0] == 0
+    assert run_main(capfd, "verify", tmp_path / "job" / "chk-1", "--json")[0] == 5
+
+
+# --------------------------------------------------------------------------------------------------- cancel, stop
+
+
+@pytest.mark.parametrize(("kind", "said"), [("cancel", "cancelled"), ("stop", "stopped")])
+def test_a_running_driver_is_reached(store, tmp_path, capfd, kind, said):
+    log, done = begin(store, "job"), []
+    close = watch(
+        store,
+        "job",
+        attempt=lambda: log.attempt,
+        on_cancel=lambda: done.append("cancel"),
+        on_stop=lambda: done.append("stop"),
+        ended=threading.Event(),
+        poll_s=0.01,
+    )
+    code, out, _ = run_main(capfd, kind, tmp_path, "job")
+    close()
+    assert (code, done) == (0, [kind])
+    assert out == f"job job {said} by its driver {ME}\n"
+
+
+def test_without_a_driver_nothing_happens_and_that_is_said(store, tmp_path, capfd):
+    begin(store, "job")
+    code, _, err = run_main(capfd, "cancel", tmp_path, "job", "--timeout", "0ms")
+    assert code == 1
+    assert "no driver of job 'job' took the request within 0ms: nothing was done" in err
+    code, _, err = run_main(capfd, "stop", tmp_path, "jb")
+    assert code == 2
+    assert "hint: There are: job." in err
+
+
+# --------------------------------------------------------------------------------------------------- run, explain
+
+PROGRAM = """
+import cutwater as cw
+
+flow = cw.Dataflow("made")
+flow.read("numbers", cw.rate(10, rows=3)).write("out", cw.discard())
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program_of_test_cli.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_explain_shows_the_graph_and_the_guarantees(program, capfd):
+    code, out, _ = run_main(capfd, "explain", program, "--parallelism", "3")
+    assert code == 0
+    assert out.startswith("dataflow made\n")
+    assert "Physical plan: 3 workers" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--interval", "soon"], 2, "interval 'soon' is not a duration\nhint: Write for example"),
+        (["--set", "nme=3"], 2, "unknown setting 'nme'\nhint: Settings are: "),
+        (["--set", "nme"], 2, "--set 'nme' sets nothing"),
+        (["--set", "num_retained=many"], 2, "a setting has the wrong type"),
+        (["--parallelism", "0"], 2, "parallelism must be at least 1"),
+        (["--protocol", "hope"], 2, "'hope' is not one of 'none', "),
+        (["--restore", "nowhere/job"], 2, "no job at 'nowhere/job'"),
+        (["--parallelism", "many"], 2, "not a valid integer"),
+    ],
+)
+def test_a_wrong_setting_is_reported_before_spark_starts(program, capfd, monkeypatch, arguments, code, message):
+    monkeypatch.setattr("cutwater.ui.run.session", lambda *a, **k: pytest.fail("Spark was started"))
+    found, out, err = run_main(capfd, "run", program, *arguments)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_a_traceback_is_shown_for_debugging_only(program, capfd):
+    assert "Traceback" in run_main(capfd, "run", program, "--set", "nme=3", "--debug")[2]
+
+
+def test_settings_reach_the_job(program, capfd, monkeypatch):
+    """Parts of a setting are put together, dashes are taken for underscores."""
+    seen = []
+    monkeypatch.setattr("cutwater.ui.run.run_file", lambda options, view: seen.append(options) or 0)
+    arguments = ["--set", "restart.attempts=3", "--set", "restart.strategy=fixed_delay", "--set", "num-retained=5"]
+    assert run_main(capfd, "run", program, "--interval", "1s", "--checkpoint", "chk", *arguments)[0] == 0
+    assert seen[0].settings == {
+        "restart": {"attempts": "3", "strategy": "fixed_delay"},
+        "num_retained": "5",
+        "interval": "1s",
+    }
+    assert (seen[0].checkpoint, seen[0].restore) == ("chk", "latest")
+
+
+def test_help_fits_80_columns(capfd):
+    for command in ([], ["run"], ["list"], ["inspect"], ["verify"], ["cancel"], ["stop"], ["explain"]):
+        code, out, _ = run_main(capfd, *command, "--help")
+        assert code == 0
+        assert max(map(len, out.splitlines())) <= 80
+        assert "..." not in out.replace("[ARGS]...", ""), "a summary that is cut short"
+
+
+def test_version_and_unknown_commands(capfd):
+    assert run_main(capfd, "--version")[:2] == (0, "cutwater, version 0.1.0\n")
+    assert run_main(capfd, "bogus")[0] == 2
+    assert run_main(capfd)[0] == 2

@@ -1,0 +1,105 @@
+"""Staying with a job until it ends, with a job that does what the test says."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import pytest
+
+from cutwater.errors import JobFailedError
+from cutwater.runtime.status import JobStatus
+from cutwater.ui.run import Interrupts, follow, interrupts_counted
+
+
+class FakeJob:
+    """Ends when it is told to, or when its script is played: one action per look."""
+
+    def __init__(self, *script, error: Exception | None = None) -> None:
+        self.script, self.error, self.asked = list(script), error, []
+        self.ended = threading.Event()
+        self.outcome = "finished"
+
+    @property
+    def status(self) -> JobStatus:
+        if self.ended.is_set():
+            return JobStatus(name="job", uid="u", phase="ended", outcome="failed" if self.error else self.outcome)
+        return JobStatus(name="job", uid="u", phase="running")
+
+    def await_termination(self, timeout_s):
+        if self.script:
+            self.script.pop(0)()
+        ended = self.ended.wait(0.01)
+        if ended and self.error:
+            raise self.error
+        return ended
+
+    def stop(self):
+        self.asked.append("stop")
+
+    def cancel(self):
+        self.asked.append("cancel")
+        self.outcome = "cancelled"
+        self.ended.set()
+
+
+class SeenView:
+    def __init__(self) -> None:
+        self.phases, self.hints = [], []
+
+    def update(self, status):
+        self.phases.append(status.phase)
+
+    def hint(self, text):
+        self.hints.append(text)
+
+
+def nothing() -> None:
+    """A look at which nothing happens."""
+
+
+def test_a_job_is_shown_until_its_last_state():
+    view, job = SeenView(), FakeJob(nothing, nothing)
+    job.script.append(job.ended.set)
+    assert follow(job, view, Interrupts()).outcome == "finished"
+    assert view.phases[0] == "running"
+    assert view.phases[-1] == "ended"
+    assert job.asked == []
+
+
+def test_the_first_interrupt_stops_and_the_second_cancels():
+    interrupts, view = Interrupts(), SeenView()
+
+    def interrupt() -> None:
+        interrupts(signal.SIGINT, None)
+
+    job = FakeJob(nothing, interrupt, nothing, interrupt)
+    assert follow(job, view, interrupts).outcome == "cancelled"
+    assert sorted(job.asked) == ["cancel", "stop"]
+    assert view.hints == ["stopping with a last checkpoint (Ctrl-C again: cancel at once)", "cancelling"]
+
+
+def test_more_interrupts_than_two_change_nothing():
+    interrupts = Interrupts()
+    for _ in range(5):
+        interrupts(signal.SIGINT, None)
+    job = FakeJob()
+    follow(job, SeenView(), interrupts)
+    assert sorted(job.asked) == ["cancel", "stop"]
+
+
+def test_a_failed_job_raises_after_its_last_state_was_shown():
+    view, job = SeenView(), FakeJob(error=JobFailedError("it broke"))
+    job.ended.set()
+    with pytest.raises(JobFailedError, match="it broke"):
+        follow(job, view, Interrupts())
+    assert view.phases == ["ended"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_counted_and_handlers_come_back(number):
+    before = signal.getsignal(number)
+    with interrupts_counted() as interrupts:
+        signal.raise_signal(number)
+        assert (interrupts.count, interrupts.number) == (1, number)
+    assert signal.getsignal(number) is before

@@ -241,7 +241,5 @@ class _ToDriver(logging.Handler):
 
 
 def _story(error: BaseException) -> str:
-    """A user's own traceback is part of the message; for our own errors where they came from helps nobody."""
-    if isinstance(error, CutwaterError) and not isinstance(error, WireError):
-        return ""
-    return "".join(traceback.format_exception(error))
+    """Our own errors say all there is to say (a user's traceback is part of the message); others need theirs."""
+    return "" if isinstance(error, CutwaterError) else "".join(traceback.format_exception(error))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import secrets
 import threading
-import traceback
 from collections.abc import Callable
 from random import Random
 from typing import cast
@@ -27,7 +26,7 @@ from cutwater.runtime import control as c
 from cutwater.runtime.auth import new_secret
 from cutwater.runtime.checkpointing import Checkpointing, now_ms
 from cutwater.runtime.control_server import ControlServer, WorkerLink
-from cutwater.runtime.failures import FailureLedger
+from cutwater.runtime.failures import FailureLedger, internal_error
 from cutwater.runtime.group import Group
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.spark_host import SparkHost
@@ -164,7 +163,7 @@ class Coordinator:
             while not self.ended.is_set():
                 self._step()
         except BaseException as e:
-            self.error = e if isinstance(e, CutwaterError) else _internal(e)
+            self.error = e if isinstance(e, CutwaterError) else internal_error(e)
             self.board.ended(j.Outcome.FAILED.value, str(self.error))
             self._group.abandon()
         finally:
@@ -397,8 +396,3 @@ class Coordinator:
             config=self.config,
             store=self._store,
         )
-
-
-def _internal(error: BaseException) -> CutwaterError:
-    story = "".join(traceback.format_exception(error))
-    return InvariantError(f"the coordinator failed: {type(error).__name__}: {error}\n{story}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import traceback
 from dataclasses import dataclass
 
 from cutwater import errors
-from cutwater.errors import CutwaterError, JobFailedError, ResourceError
+from cutwater.errors import CutwaterError, InvariantError, JobFailedError, ResourceError
 
-__all__ = ["FailureLedger", "first_line", "root_cause"]
+__all__ = ["FailureLedger", "first_line", "internal_error", "root_cause"]
 
 _SAME_FAILURE_LIMIT = 3
 """The same error of the same step this often in a row, without a completed checkpoint in between, ends the job."""
@@ -73,3 +74,9 @@ class FailureLedger:
         if "got a core of the Spark cluster" in reason:
             return ResourceError(reason)
         return self.error or JobFailedError(reason)
+
+
+def internal_error(error: BaseException) -> CutwaterError:
+    """Something that the coordinator itself did wrong, with all that helps to find it."""
+    story = "".join(traceback.format_exception(error))
+    return InvariantError(f"the coordinator failed: {type(error).__name__}: {error}\n{story}")

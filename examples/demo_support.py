@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text
 
 import cutwater as cw
 from cutwater.connectors.base import Source
@@ -83,7 +82,7 @@ def run(build: Build, *, out: Path, kills: int, rate: float, keep: bool, flights
     return _verdict(drama, exact, wanted, out, time.monotonic() - begun)
 
 
-def say(text: str | Text = "") -> None:
+def say(text: str = "") -> None:
     console.print(text, soft_wrap=True)
 
 
@@ -162,7 +161,7 @@ def _share(status: JobStatus) -> float:
 
 def _day(status: JobStatus) -> str:
     if status.watermark_ms is None:
-        return "the first day"
+        return "01 Jan"
     return f"{datetime.fromtimestamp(min(max(status.watermark_ms, _BEGIN), _END) / 1000, UTC):%d %b}"
 
 
@@ -175,10 +174,17 @@ def _line(status: JobStatus) -> str:
 
 
 def _progress(status: JobStatus, elapsed_s: float) -> Table:
+    """One line of at most 80 characters."""
+    checkpoints = status.checkpoints
+    pace = f"{status.rows_per_second:,.0f} rows/s" if status.phase == "running" else f"[yellow]{status.phase}[/]"
     grid = Table.grid(padding=(0, 2))
-    bar = ProgressBar(total=1.0, completed=_share(status), width=24)
-    phase = "" if status.phase == "running" else f"[yellow]{status.phase}[/]"
-    grid.add_row(f"[dim]{elapsed_s:6.1f} s[/]", bar, Text.from_markup(f"{_line(status)} {phase}"))
+    grid.add_row(
+        f"[dim]{elapsed_s:6.1f} s[/]",
+        ProgressBar(total=1.0, completed=_share(status), width=16),
+        _day(status),
+        f"{pace:<13}",
+        f"checkpoint {checkpoints.last_completed_id} in {checkpoints.last_duration_ms:,.0f} ms",
+    )
     return grid
 
 

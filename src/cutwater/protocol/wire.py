@@ -21,11 +21,11 @@ from cutwater.errors import WireError
 
 __all__ = [
     "CUT",
-    "SHARP",
     "FINAL",
     "HEADER_BYTES",
     "IDLE",
     "PROTOCOL_VERSION",
+    "SHARP",
     "ControlDecoder",
     "Frame",
     "FrameDecoder",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pyspark.sql import SparkSession
 
 import cutwater as cw
@@ -10,8 +12,9 @@ from cutwater.spark.session import session
 
 
 def build(spark: SparkSession) -> cw.Dataflow:
-    spark.range(3_000).selectExpr("id % 5 AS shop", "id AS cents").write.mode("overwrite").parquet("out/spark/in")
-    orders = spark.readStream.schema("shop long, cents long").parquet("out/spark/in")
+    folder = str(Path("out/spark/in").absolute())
+    spark.range(3_000).selectExpr("id % 5 AS shop", "id AS cents").write.mode("overwrite").parquet(folder)
+    orders = spark.readStream.schema("shop long, cents long").parquet(folder)
 
     flow = cw.Dataflow("orders")
     stream = flow.read("orders", StreamingDataFrameSource(orders, trigger={"availableNow": True}))

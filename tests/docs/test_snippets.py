@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import sys
 from collections.abc import Iterator
@@ -52,6 +53,28 @@ def test_the_python_blocks_of_a_page_run_from_top_to_bottom(
     job = names.get("job")
     if job is not None:
         assert job.status.outcome == "finished"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("example", "says"),
+    [
+        ("word_count", r"finished \{.*'row': 3\}"),
+        ("late_rows", r"[\d,]+ on time \+ [1-9][\d,]* late = 20,000 of 20,000"),
+        ("spark_stream", r"\| +4\| +600\| +900900\||\| +4\| +900900\| +600\|"),
+    ],
+)
+def test_an_example_runs_and_its_result_is_right(
+    example: str,
+    says: str,
+    spark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(pages.ROOT / "examples" / f"{example}.py"), run_name="__main__")
+    assert re.search(says, capsys.readouterr().out)
 
 
 def commands() -> list[tuple[str, str]]:

@@ -5,7 +5,6 @@ Pure functions over a store: they change nothing and can look at a job that is r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +15,7 @@ from cutwater.storage.manifest import Entry, Manifest, SplitRecord, SubtaskRecor
 from cutwater.storage.recovery import verify_checkpoint
 from cutwater.storage.retention import list_jobs
 from cutwater.storage.snapshot import load_manifest
+from cutwater.ui.text import lines_of_table, plural, size
 
 __all__ = ["inspect_snapshot", "render_inspect", "render_verify", "verify_snapshot"]
 
@@ -95,18 +95,18 @@ def render_inspect(info: dict[str, Any]) -> str:
         f"  {info['protocol']}, attempt {info['attempt']}, parallelism {info['parallelism']}"
         f" of at most {info['max_parallelism']}",
         f"  completed {info['completed']} after {info['duration_ms']} ms",
-        f"  {_size(info['bytes'])} in {_count(info['files'], 'file')} besides the manifest",
+        f"  {size(info['bytes'])} in {plural(info['files'], 'file')} besides the manifest",
         f"  retained: {', '.join(map(str, info['retained']))}",
         "",
     ]
     rows = [
-        [s["id"], s["kind"], str(s["parallelism"]), f"{s['rows']:,}", _size(s["bytes"]), ", ".join(s["states"])]
+        [s["id"], s["kind"], str(s["parallelism"]), f"{s['rows']:,}", size(s["bytes"]), ", ".join(s["states"])]
         for s in info["steps"]
     ]
-    lines += _table(["step", "kind", "subtasks", "rows", "size", "states"], rows)
+    lines += lines_of_table(["step", "kind", "subtasks", "rows", "size", "states"], rows)
     lines += [
         "",
-        *_table(["subtask", "watermark", "positions", "to commit"], list(map(_subtask_row, info["subtasks"]))),
+        *lines_of_table(["subtask", "watermark", "positions", "to commit"], list(map(_subtask_row, info["subtasks"]))),
     ]
     return "\n".join(lines) + "\n"
 
@@ -116,7 +116,7 @@ def render_verify(info: dict[str, Any]) -> str:
     lines: list[str] = []
     for c in info["checkpoints"]:
         verdict = "ok" if c["ok"] else "DAMAGED"
-        what = f"{_count(c['files'], 'file')}, {_count(c['segments'], 'segment')}, {_size(c['bytes'])}"
+        what = f"{plural(c['files'], 'file')}, {plural(c['segments'], 'segment')}, {size(c['bytes'])}"
         lines.append(f"checkpoint {c['checkpoint_id']}: {verdict} ({what})")
         lines += [f"  {p['file']}: {p['what']}" for p in c["problems"]]
     return "\n".join(lines) + "\n"
@@ -214,23 +214,3 @@ def _time(microseconds: int) -> str | None:
 
 def _iso(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _size(amount: int) -> str:
-    size = float(amount)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
-    ]

@@ -76,7 +76,7 @@ def test_the_file_runs_as_a_module_with_its_folder_on_the_path(write):
     assert {m.__name__ for m in own_modules(program)} == {"prog", "neighbour_of_prog"}
 
 
-@pytest.mark.parametrize("name", ["json.py", "my-flow.py", f"{click.__name__}.py"])
+@pytest.mark.parametrize("name", ["json.py", "my-flow.py", "__main__.py", f"{click.__name__}.py"])
 def test_a_file_may_be_called_like_another_module(write, name):
     before = sys.modules.get(Path(name).stem)
     assert before is not None or name == "my-flow.py"

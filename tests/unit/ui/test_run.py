@@ -83,7 +83,9 @@ def test_more_interrupts_than_two_change_nothing():
     interrupts = Interrupts()
     for _ in range(5):
         interrupts(signal.SIGINT, None)
-    job = FakeJob()
+    job = FakeJob(*[nothing] * 6)
+    job.script.append(job.ended.set)
+    job.cancel = lambda: job.asked.append("cancel")  # takes its time
     follow(job, SeenView(), interrupts)
     assert sorted(job.asked) == ["cancel", "stop"]
 

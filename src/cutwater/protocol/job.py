@@ -223,8 +223,8 @@ class JobMachine:
 
     def shortage(self) -> str:
         """Why the group is not complete, in a user's words."""
-        missing = self.slots - len(self.workers)
-        have = len(self.workers)
+        have = min(max(len(self.workers), self._spark[1]), self.slots - 1)
+        missing = self.slots - have
         cores = "core" if missing == 1 else "cores"
         ask = f" or ask for parallelism {have}" if have else ""
         return f"{have} of {self.slots} workers got a core of the Spark cluster; free {missing} {cores}{ask}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from cutwater.errors import CutwaterError
 from cutwater.protocol import job_messages as j
 from cutwater.runtime import control as c
 from cutwater.runtime.checkpointing import now_ms
@@ -95,6 +96,8 @@ class Group:
         """A slot's Spark job ended: submit it again; a reason if that has no point any more."""
         if self._closing:
             return None
+        if isinstance(error, CutwaterError):
+            return str(error)
         self._silent_ends[slot] += 1
         times = self._silent_ends[slot]
         cause = root_cause(str(error)) if error is not None else "its Spark job ends without an error"
@@ -102,7 +105,8 @@ class Group:
         if times > _RELAUNCH_LIMIT or (broken_python and times > 1):
             hint = ""
             if broken_python:
-                hint = ". The executors' Python needs cutwater too: set PYSPARK_PYTHON before the session is made"
+                hint = ". The executors' Python needs cutwater and your modules too: set PYSPARK_PYTHON before the "
+                hint += "session is made, or add them with spark.addArtifacts(..., pyfile=True)"
             return f"the worker of slot {slot} does not start: {cause}{hint}"
         if times == 1:
             self._host.launch(slot, self._make_args(slot))

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from cutwater.errors import BuildError
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -24,13 +26,42 @@ if TYPE_CHECKING:
 __all__ = ["SparkHost"]
 
 
+_FAILED = "failed: "
+
+
 def _slot_function(args: WorkerArgs) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What Spark runs in a slot.
+
+    The program is bytes in the closure and loaded here: a module that the workers do not have is then an answer that
+    the driver can show, not a task that Spark tries again ten thousand times.
+
+    Raises:
+        BuildError: something in the program cannot be sent.
+    """
+    from pyspark import cloudpickle
+
+    try:
+        program = cloudpickle.dumps(args)
+    except Exception as e:
+        raise BuildError(
+            f"the program cannot be sent to the workers: {type(e).__name__}: {e}",
+            hint="Functions must not hold locks, open files or the Spark session; open such things inside them.",
+        ) from e
+    failed = _FAILED
+
     def slot(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # One loop thread per worker feeds Polars small batches: a pool of its own per worker only takes cores away.
         os.environ.setdefault("POLARS_MAX_THREADS", "1")
-        from cutwater.runtime.worker import run_worker
+        try:
+            from pyspark import cloudpickle
 
-        status = run_worker(args)
+            from cutwater.runtime.worker import run_worker
+
+            loaded = cloudpickle.loads(program)
+        except Exception as e:
+            status = f"{failed}{type(e).__name__}: {e}"
+        else:
+            status = run_worker(loaded)
         for _ in batches:  # Spark expects its input to be consumed
             pass
         yield pa.RecordBatch.from_pylist([{"status": status}])
@@ -107,7 +138,9 @@ class SparkHost:
             self._context.setJobGroup(self._group, f"{self._group} worker {slot}", interruptOnCancel=False)
             self._context.addJobTag(self._tag(slot))
             frame = self._spark.range(0, 1, 1, 1).mapInArrow(_slot_function(args), "status string")
-            frame.collect()
+            status = frame.collect()[0][0]
+            if status.startswith(_FAILED):
+                error = RuntimeError(status.removeprefix(_FAILED))
         except BaseException as e:  # whatever ended the job, the coordinator must hear of it
             error = e
         self._on_end(slot, error)

@@ -1,0 +1,104 @@
+"""Spark for tests: one session at a time in a process, made on demand and stopped at the end of the module."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MakeSession = Callable[..., "SparkSession"]
+
+
+@pytest.fixture(scope="module")
+def make_session() -> Iterator[MakeSession]:
+    """Makes Cutwater's own session for a master; a session that was there before is stopped."""
+    made: list[SparkSession] = []
+
+    def make(master: str | None = None, *, parallelism: int = 2, **conf: str) -> SparkSession:
+        from cutwater.spark.session import session
+
+        stop(made)
+        names = {key.replace("_", "."): value for key, value in conf.items()}
+        made.append(session(parallelism, master=master, conf=names))
+        return made[-1]
+
+    yield make
+    stop(made)
+
+
+def stop(made: list[SparkSession]) -> None:
+    while made:
+        made.pop().stop()
+
+
+@pytest.fixture(scope="module")
+def spark(make_session: MakeSession) -> SparkSession:
+    """The local session that ``flow.start()`` makes for itself."""
+    return make_session()
+
+
+@pytest.fixture(scope="module")
+def standalone() -> Iterator[str]:
+    """A standalone cluster on loopback, from the pip package: a master and two workers of two cores; its URL."""
+    import pyspark
+
+    from cutwater.spark.session import ensure_java
+
+    ensure_java()
+    port = _free_port()
+    url = f"spark://127.0.0.1:{port}"
+    launcher = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    deploy = "org.apache.spark.deploy"
+    commands = [[f"{deploy}.master.Master", "-h", "127.0.0.1", "-p", str(port), "--webui-port", "0"]]
+    worker = [f"{deploy}.worker.Worker", "-h", "127.0.0.1", "-c", "2", "-m", "2g", "--webui-port", "0", url]
+    commands += [worker, worker]
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in commands:
+            processes.append(
+                subprocess.Popen(
+                    [launcher, *command],
+                    env=environment,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            )
+            if len(processes) == 1:
+                _wait_for_port(port)
+        yield url
+    finally:
+        for process in reversed(processes):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_for_port(port: int, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no Spark master on port {port} after {timeout_s:.0f} s") from None
+            time.sleep(0.1)

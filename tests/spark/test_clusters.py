@@ -1,0 +1,59 @@
+"""Sessions that are not ours: a user's plain local one, local-cluster, a standalone cluster."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from spark_world import Killer, assert_exact, counting, executors, held, release
+
+import cutwater as cw
+from conftest import MakeSession
+from cutwater.spark.session import ensure_java
+
+pytestmark = pytest.mark.spark
+ROWS = 100_000
+
+
+def kill_and_check(spark: SparkSession, folder: Path, *, workers: int, of_executors: int, name: str) -> None:
+    flow = counting(name, held(folder, ROWS, rate=50_000), folder / "out")
+    job = flow.start(spark, checkpoint=folder / "chk", interval="200ms", parallelism=2, group_deadline="30s")
+    killer = Killer(job, random.Random(3))
+    for _ in range(workers):
+        killer.kill()
+    for _ in range(of_executors):
+        killer.kill(killer.rng.choice(executors()))
+    release(folder)
+    assert job.await_termination(120)
+    assert_exact(folder / "out", ROWS)
+
+
+def test_a_plain_local_session_where_spark_retries_nothing(make_session: MakeSession, tmp_path: Path) -> None:
+    """One failure of a task ends its Spark job there: the coordinator submits it again."""
+    ensure_java()
+    builder = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.driver.host", "127.0.0.1").config("spark.log.level", "OFF").getOrCreate()
+    try:
+        kill_and_check(spark, tmp_path, workers=3, of_executors=0, name="plain")
+    finally:
+        spark.stop()
+
+
+def test_local_cluster_survives_a_lost_executor(make_session: MakeSession, tmp_path: Path) -> None:
+    spark = make_session("local-cluster[2,2,1024]")
+    try:
+        kill_and_check(spark, tmp_path, workers=1, of_executors=1, name="local-cluster")
+    finally:
+        spark.stop()
+
+
+def test_a_standalone_cluster_survives_a_lost_executor(
+    make_session: MakeSession, standalone: str, tmp_path: Path
+) -> None:
+    spark = make_session(standalone, spark_executor_cores="2", spark_executor_memory="1g")
+    kill_and_check(spark, tmp_path, workers=1, of_executors=1, name="standalone")
+    again = counting("after", cw.rate(None, rows=20_000), tmp_path / "after")
+    assert again.run(spark, checkpoint=tmp_path / "chk").status.outcome == "finished"
+    assert_exact(tmp_path / "after", 20_000)

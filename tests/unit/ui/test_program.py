@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
@@ -136,3 +137,8 @@ def test_a_wrong_dataflow_is_reported_with_its_line(write):
         load(path)
     assert caught.value.step == "a"
     assert caught.value.hint
+
+
+def test_a_module_made_by_hand_with_the_same_name_is_no_obstacle(write, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prog", ModuleType("prog"))
+    assert load(write(ONE)).name == "one"

@@ -148,7 +148,7 @@ class Drama:
             self._announced += 1
             self._event(
                 f"[bold green]recovered[/] in {failure.running_ms - failure.failed_ms:,.0f} ms"
-                f" from checkpoint {failure.restored_id}; sources rewound, uncommitted output discarded"
+                f" from checkpoint {failure.restored_id}: all went back to it"
             )
 
 

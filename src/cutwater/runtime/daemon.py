@@ -8,6 +8,7 @@ since its thread pool would not survive the fork.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 
 
@@ -23,6 +24,8 @@ def preload() -> None:
 
         if os.listdir(cache_directory()):  # else workers compile only what their job needs
             warm_up()
+    gc.collect()
+    gc.freeze()  # the workers' collector need not look at, nor copy by touching, what they all share
 
 
 if __name__ == "__main__":

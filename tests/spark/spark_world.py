@@ -20,7 +20,7 @@ from cutwater.connectors.base import Json, SourceContext, Split, SplitReader
 from cutwater.connectors.generate import RateSource
 from cutwater.runtime.job import Job
 
-__all__ = ["Killer", "assert_exact", "counting", "executors", "held", "lost_and_doubled", "release", "wait_until"]
+__all__ = ["Killer", "assert_exact", "counting", "executor_of", "held", "lost_and_doubled", "release", "wait_until"]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not have this module
 
@@ -93,14 +93,12 @@ def wait_until(condition: object, what: str, timeout_s: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def executors() -> list[int]:
-    """Executor JVMs of this machine that belong to this process's clusters."""
-    found: list[int] = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        command = process.info["cmdline"] or []
-        if any("CoarseGrainedExecutorBackend" in part for part in command) and "java" in command[0]:
-            found.append(process.pid)
-    return found
+def executor_of(pid: int) -> int:
+    """The executor JVM above a worker's process."""
+    for parent in psutil.Process(pid).parents():
+        if any("CoarseGrainedExecutorBackend" in part for part in parent.cmdline()):
+            return parent.pid
+    raise AssertionError(f"process {pid} is no child of an executor")
 
 
 @dataclass
@@ -112,8 +110,8 @@ class Killer:
     kills: int = 0
     recoveries_ms: list[float] = field(default_factory=list)
 
-    def kill(self, pid: int | None = None, *, max_delay_s: float = 0.4) -> None:
-        """Kill a worker (or ``pid``) and wait until the job runs again.
+    def kill(self, *, executor: bool = False, max_delay_s: float = 0.4) -> None:
+        """Kill a worker (or the executor above it) and wait until the job runs again.
 
         Raises:
             AssertionError: the job ended, or does not come back.
@@ -124,7 +122,8 @@ class Killer:
         wait_until(lambda: job.status.phase == "running" or not job.is_active, "running")
         assert job.is_active, f"void: the job ended before the kill: {job.exception()}"
         before = job.status.restarts
-        os.kill(pid or self.rng.choice(job.status.workers).pid, signal.SIGKILL)
+        victim = self.rng.choice(job.status.workers).pid
+        os.kill(executor_of(victim) if executor else victim, signal.SIGKILL)
         killed = time.monotonic()
         wait_until(lambda: job.status.restarts > before or not job.is_active, "a restart")
         wait_until(lambda: job.status.phase == "running" or not job.is_active, "running again", 120)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from spark_world import Killer, assert_exact, counting, executors, held, release
+from spark_world import Killer, assert_exact, counting, held, release
 
 import cutwater as cw
 from conftest import MakeSession
@@ -24,15 +25,16 @@ def kill_and_check(spark: SparkSession, folder: Path, *, workers: int, of_execut
     for _ in range(workers):
         killer.kill()
     for _ in range(of_executors):
-        killer.kill(killer.rng.choice(executors()))
+        killer.kill(executor=True)
     release(folder)
     assert job.await_termination(120)
     assert_exact(folder / "out", ROWS)
 
 
-def test_a_plain_local_session_where_spark_retries_nothing(make_session: MakeSession, tmp_path: Path) -> None:
+def test_a_plain_local_session_where_spark_retries_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One failure of a task ends its Spark job there: the coordinator submits it again."""
     ensure_java()
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.driver.host", "127.0.0.1").config("spark.log.level", "OFF").getOrCreate()
     try:

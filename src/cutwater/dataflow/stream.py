@@ -210,6 +210,8 @@ class Stream:
     ) -> None:
         """Call ``fn(rows, checkpoint_id)`` when a checkpoint completed; after a failure again, with the same rows.
 
+        It runs in a worker process, so it must write somewhere: what it does to a variable stays there.
+
         Args:
             idempotent: ``fn`` takes a second call of one id as one: only then is the output exactly-once.
         """

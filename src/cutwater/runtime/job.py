@@ -246,14 +246,14 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
         else:
             options = ", ".join(sorted(n.removesuffix("_ms") for n in known))
             raise ConfigError(f"unknown setting {name!r}", hint=f"Settings are: checkpoint, {options}.")
+    protocol = values.get("protocol", "aligned")
+    if protocol not in _PROTOCOLS:
+        known_protocols = ", ".join(_PROTOCOLS)
+        raise ConfigError(f"protocol {protocol!r} is not available", hint=f"Choose one of {known_protocols}.")
     try:
-        config = msgspec.convert(msgspec.to_builtins(values), JobConfig, strict=False)
+        return msgspec.convert(msgspec.to_builtins(values), JobConfig, strict=False)
     except msgspec.ValidationError as e:
         raise ConfigError(f"a setting has the wrong type: {e}") from e
-    if config.protocol not in _PROTOCOLS:
-        known_protocols = ", ".join(_PROTOCOLS)
-        raise ConfigError(f"protocol {config.protocol!r} is not available", hint=f"Choose one of {known_protocols}.")
-    return config
 
 
 def _nothing() -> None:

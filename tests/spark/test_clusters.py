@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from spark_world import Killer, assert_exact, counting, held, release
 
 import cutwater as cw
-from conftest import MakeSession
 from cutwater.spark.session import ensure_java
 
 pytestmark = pytest.mark.spark
 ROWS = 100_000
+
+MakeSession = Callable[..., Any]
+"""See the fixture of that name."""
 
 
 def kill_and_check(spark: SparkSession, folder: Path, *, workers: int, of_executors: int, name: str) -> None:

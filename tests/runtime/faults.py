@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["after_sending", "before_taking", "happens"]
+__all__ = ["after_sending", "before_taking", "failing_writes", "happens"]
 
 
 def happens(marker: Path, times: int = 1) -> bool:
@@ -64,5 +64,23 @@ def after_sending(
                 _die()
 
         ControlLink.send = dying
+
+    return prepare
+
+
+def failing_writes(count: int, marker: Path, *, slots: tuple[int, ...] = (0,)) -> Callable[[Any], None]:
+    """The first ``count`` snapshots of these slots cannot be written: no space left."""
+
+    def prepare(args: Any) -> None:
+        from cutwater.storage.snapshot import SnapshotWriter
+
+        close = SnapshotWriter.close
+
+        def full(self: SnapshotWriter) -> Any:
+            if args.slot in slots and happens(marker, count):
+                raise OSError(28, "No space left on device", "the checkpoint's file")
+            return close(self)
+
+        SnapshotWriter.close = full
 
     return prepare

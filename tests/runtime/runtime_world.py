@@ -100,15 +100,24 @@ def open_gate(folder: Path) -> None:
 
 
 def counting(
-    name: str, source: object, out: Path, *, keys: int = 97, wrap: Callable[[Stream], Stream] | None = None
+    name: str,
+    source: object,
+    out: Path,
+    *,
+    keys: int = 97,
+    wrap: Callable[[Stream], Stream] | None = None,
+    roll_rows: int = 1_000,
 ) -> cw.Dataflow:
-    """Per key ``value % keys``: running count and sum, with the id of the row that made them."""
+    """Per key ``value % keys``: running count and sum, with the id of the row that made them.
+
+    ``roll_rows`` is small, so that files are committed all the time.
+    """
     flow = cw.Dataflow(name)
     rows = flow.read("in", source).with_columns("key", key=pl.col("value") % keys)
     if wrap is not None:
         rows = wrap(rows)
     counts = rows.key_by("key").aggregate("count", n=cw.count(), total=cw.sum("value"), eid=cw.last("value"))
-    counts.write("out", cw.files(str(out), roll_rows=1_000))  # so that files are committed all the time
+    counts.write("out", cw.files(str(out), roll_rows=roll_rows))
     return flow
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_host import FakeSpark
-from faults import before_taking
+from faults import before_taking, failing_writes, happens
 from runtime_world import (
     assert_ids,
     assert_running_counts,
@@ -89,25 +90,6 @@ def test_restart_strategies_end_the_job_when_their_budget_is_used_up(
 # --------------------------------------------------------------------------------------------- failing checkpoints
 
 
-def failing_writes(count: int, marker: Path) -> Any:
-    """The first checkpoints cannot be written: no space left."""
-    from faults import happens
-
-    def prepare(args: Any) -> None:
-        from cutwater.storage.snapshot import SnapshotWriter
-
-        close = SnapshotWriter.close
-
-        def full(self: SnapshotWriter) -> Any:
-            if args.slot == 0 and happens(marker, count):
-                raise OSError(28, "No space left on device", "the checkpoint's file")
-            return close(self)
-
-        SnapshotWriter.close = full
-
-    return prepare
-
-
 def test_tolerable_failed_checkpoints_do_not_fail_the_job(start, fake_spark: FakeSpark, tmp_path: Path) -> None:
     """Rows of a declined checkpoint are committed by the next one: sinks forget no handle."""
     fake_spark.prepare = failing_writes(3, tmp_path / "failed")
@@ -145,10 +127,6 @@ def test_a_checkpoint_that_times_out_is_aborted_and_the_job_goes_on(
     start, fake_spark: FakeSpark, tmp_path: Path
 ) -> None:
     def prepare(args: Any) -> None:
-        import time
-
-        from faults import happens
-
         from cutwater.storage.snapshot import SnapshotWriter
 
         close = SnapshotWriter.close

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_host import FakeSpark
-from faults import after_sending, before_taking
+from faults import after_sending, before_taking, failing_writes
 from runtime_world import assert_running_counts, counting, gated, kill_some, open_gate, wait_until
 
 from cutwater.runtime import control as c
@@ -66,6 +66,21 @@ def test_workers_die_again_and_again_while_the_job_recovers(start, fake_spark: F
     open_gate(tmp_path)
     assert job.await_termination(30)
     assert len(list(tmp_path.glob("died-*"))) == 3
+    assert_running_counts(tmp_path / "out", ROWS)
+
+
+def test_rows_of_a_declined_checkpoint_are_in_the_manifest_of_the_next(
+    start, fake_spark: FakeSpark, tmp_path: Path
+) -> None:
+    """The next one completes, and the worker dies before it commits: only the manifest still knows those rows."""
+    decline = failing_writes(3, tmp_path / "declined", slots=(0, 1))
+    die = before_taking(c.CompleteNotice, tmp_path / "died", times=2)
+    fake_spark.prepare = lambda args: (decline(args), die(args))[0]
+    job = start(counting("declined", gated(tmp_path, ROWS), tmp_path / "out", roll_rows=1), tolerable_failed=6)
+    wait_until((tmp_path / "died-1").exists, "both deaths")
+    assert (tmp_path / "declined-2").exists()
+    open_gate(tmp_path)
+    assert job.await_termination(30)
     assert_running_counts(tmp_path / "out", ROWS)
 
 

@@ -68,7 +68,7 @@ class RestartConfig(msgspec.Struct, frozen=True, kw_only=True):
     """failure_rate: more failures than this within ``rate_window_ms`` fail the job."""
     rate_window_ms: float = 60_000.0
     """failure_rate: the time in which failures are counted."""
-    max_consecutive: int = 20
+    max_consecutive: int = 12
     """exponential: failures in a row without one completed checkpoint in between before the job fails for good."""
 
 

@@ -137,7 +137,7 @@ def require_valid_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> None:
             what = "null" if value is None else "NaN"
             raise DataError(
                 f"key column {name!r} is {what} in row {row} of the batch: {show_row(batch, row)}",
-                hint="Filter such rows out, or fill the column, before key_by.",
+                hint="Filter such rows out before key_by, or divert them: key_by(..., dead_letters='bad-keys').",
             )
 
 

@@ -23,7 +23,7 @@ def facts() -> dict[str, Any]:
         "cpu": _first("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "kernel": platform.release(),
+        "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
         "java": java_version(),
         "versions": {name: metadata.version(name) for name in ("cutwater", "pyspark", "pyarrow", "numba", "numpy")},

@@ -22,6 +22,7 @@ from cutwater.dataflow.plan import make_plan
 from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.protocol.job_messages import Outcome
 from cutwater.runtime.coordinator import Coordinator
+from cutwater.runtime.net_items import nothing
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.requests import watch
 from cutwater.runtime.spark_host import SparkHost
@@ -51,7 +52,7 @@ class Job:
     def __init__(self, coordinator: Coordinator, spark: SparkSession, directory: str, temporary: bool) -> None:
         self._coordinator, self._spark = coordinator, spark
         self._directory, self._temporary = directory, temporary
-        self._stop_watching: Callable[[], None] = _nothing
+        self._stop_watching: Callable[[], None] = nothing
 
     @property
     def name(self) -> str:
@@ -254,10 +255,6 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
         return msgspec.convert(msgspec.to_builtins(values), JobConfig, strict=False)
     except msgspec.ValidationError as e:
         raise ConfigError(f"a setting has the wrong type: {e}") from e
-
-
-def _nothing() -> None:
-    """No watch to stop."""
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:

@@ -7,7 +7,6 @@ allows, so that the row meets the same watermark however the input is sliced.
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -269,8 +268,3 @@ class SourceRunner:
         columns = [[self.step] * len(origins), origins, positions, reasons, raws]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, dead_letter_schema, strict=True)]
         return [(1, pa.record_batch(arrays, schema=dead_letter_schema))]
-
-
-def monotonic_s() -> float:
-    """The loop's clock."""
-    return time.monotonic()

@@ -12,6 +12,7 @@ from source_tree import Import, Module, module_of, modules
 # From the bottom up; rooms of one line never import each other.
 LAYERS = (
     ("errors", "config"),
+    ("trace",),
     ("protocol",),
     ("state",),
     ("operators",),

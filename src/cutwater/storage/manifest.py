@@ -28,6 +28,12 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     offset: int = 0
     inline: bytes | None = None
     format: str = "arrow-ipc/1"
+    channel: tuple[int, int, int] | None = None
+    """Of kind "channel", rows on their way: edge, sending subtask, receiving subtask.  ``name`` is the edge's name."""
+    side: str = ""
+    """"receiver": taken or waiting there; "sender": waiting at the sender, behind those of the receiver."""
+    first_row: int = 0
+    """Number of the first row in its channel."""
 
 
 class ChannelRecord(msgspec.Struct, frozen=True):

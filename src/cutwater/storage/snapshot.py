@@ -22,7 +22,15 @@ from cutwater.storage.log_entries import CheckpointCompleted
 from cutwater.storage.manifest import FORMAT_VERSION, Entry, Manifest
 from cutwater.storage.paths import data_path
 
-__all__ = ["SEGMENT_FORMAT", "SnapshotWriter", "dumps_manifest", "load_manifest", "read_segment", "read_verified"]
+__all__ = [
+    "SEGMENT_FORMAT",
+    "SnapshotWriter",
+    "dumps_manifest",
+    "load_manifest",
+    "read_batch",
+    "read_segment",
+    "read_verified",
+]
 
 SEGMENT_FORMAT = "arrow-ipc/1"
 
@@ -60,9 +68,35 @@ class SnapshotWriter:
         Raises:
             StorageError: the store fails; the writer can only be aborted.
         """
+        self._check_open(step)
+        return [
+            self.add_batch(s.batch, step=step, subtask=subtask, name=s.name, kind=s.kind, key_groups=s.key_groups)
+            for s in segments
+        ]
+
+    def add_batch(self, batch: pa.RecordBatch, **described: Any) -> Entry:
+        """Write one batch; ``described`` are the fields of its entry that say what it is.
+
+        Raises:
+            StorageError: the store fails; the writer can only be aborted.
+        """
+        self._check_open(described.get("step"))
+        described |= {"rows": batch.num_rows, "format": SEGMENT_FORMAT}
+        if pa.ipc.get_record_batch_size(batch) < self._inline_below:
+            small = io.BytesIO()
+            length, digest = _encode(batch, small)
+            if length < self._inline_below:
+                return Entry(**described, length=length, digest=digest, inline=small.getvalue())
+        if self._file is None:
+            self._file = self._store.write(f"{self._job}/{self.path}")
+        length, digest = _encode(batch, self._file)
+        entry = Entry(**described, length=length, digest=digest, file=self.path, offset=self._offset)
+        self._offset += length
+        return entry
+
+    def _check_open(self, step: object) -> None:
         if self._closed:
             raise InvariantError(f"snapshot file {self.path} was closed before {step!r} added to it")
-        return [self._add(step, subtask, segment) for segment in segments]
 
     def close(self) -> None:
         """Make everything durable.  Nothing to do, and no file, if all segments were inline."""
@@ -85,34 +119,6 @@ class SnapshotWriter:
                 self._store.delete(f"{self._job}/{self.path}")
         except StorageError:
             pass
-
-    def _add(self, step: str, subtask: int, segment: Segment) -> Entry:
-        if pa.ipc.get_record_batch_size(segment.batch) < self._inline_below:
-            small = io.BytesIO()
-            length, digest = _encode(segment.batch, small)
-            if length < self._inline_below:
-                return self._entry(step, subtask, segment, length, digest, inline=small.getvalue())
-        if self._file is None:
-            self._file = self._store.write(f"{self._job}/{self.path}")
-        length, digest = _encode(segment.batch, self._file)
-        entry = self._entry(step, subtask, segment, length, digest, file=self.path, offset=self._offset)
-        self._offset += length
-        return entry
-
-    @staticmethod
-    def _entry(step: str, subtask: int, segment: Segment, length: int, digest: str, **where: Any) -> Entry:
-        return Entry(
-            step=step,
-            subtask=subtask,
-            name=segment.name,
-            kind=segment.kind,
-            rows=segment.batch.num_rows,
-            length=length,
-            digest=digest,
-            key_groups=segment.key_groups,
-            format=SEGMENT_FORMAT,
-            **where,
-        )
 
 
 class _HashingFile:
@@ -187,6 +193,12 @@ def read_segment(store: Store, job: str, entry: Entry) -> Segment:
         CorruptSnapshotError: names file and offset, and what was expected.
         FormatVersionError: the entry's format is not known here.
     """
+    batch = read_batch(store, job, entry)
+    return Segment(entry.name, cast(SegmentKind, entry.kind), batch, entry.key_groups)
+
+
+def read_batch(store: Store, job: str, entry: Entry) -> pa.RecordBatch:
+    """The rows of an entry of any kind, as ``read_segment``."""
     data = read_verified(store, job, entry)
     where = f"{job}/{entry.file or 'manifest'} at offset {entry.offset}"
     try:
@@ -197,7 +209,7 @@ def read_segment(store: Store, job: str, entry: Entry) -> Segment:
         raise CorruptSnapshotError(
             f"{where} holds {batch.num_rows} rows, the manifest says {entry.rows}", step=entry.step
         )
-    return Segment(entry.name, cast(SegmentKind, entry.kind), batch, entry.key_groups)
+    return batch
 
 
 def dumps_manifest(manifest: Manifest) -> tuple[bytes, str]:

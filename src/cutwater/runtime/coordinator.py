@@ -164,8 +164,8 @@ class Coordinator:
                 self._step()
         except BaseException as e:
             self.error = e if isinstance(e, CutwaterError) else internal_error(e)
-            self.board.ended(j.Outcome.FAILED.value, str(self.error))
             self._group.abandon()
+            self._note_end(j.Outcome.FAILED, str(self.error))
         finally:
             self._splits.stop()
             self._server.close()
@@ -349,12 +349,14 @@ class Coordinator:
             )
 
     def _end(self, outcome: j.Outcome, reason: str) -> None:
-        if outcome is j.Outcome.FINISHED:
-            self.publisher.finish(self._final_id)
-        elif outcome is j.Outcome.FAILED:
+        if outcome is j.Outcome.FAILED:
             self.error = self._failures.final(reason)
-        self.board.ended(outcome.value, str(self.error) if self.error else reason)
+        self._note_end(outcome, str(self.error or reason))
         self.ended.set()
+
+    def _note_end(self, outcome: j.Outcome, reason: str) -> None:
+        self.publisher.end(outcome, reason, self._final_id, warn=self.board.warn)
+        self.board.ended(outcome.value, reason)
 
     # ------------------------------------------------------------------------------------------------------ parts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import msgspec
@@ -18,10 +18,12 @@ from cutwater.config import JobConfig
 from cutwater.connectors.base import Sink
 from cutwater.dataflow.compatibility import check_compatible, step_records
 from cutwater.dataflow.graph import PhysicalPlan
-from cutwater.errors import ConfigError
+from cutwater.errors import ConfigError, FencedError
+from cutwater.protocol.job_messages import Outcome
+from cutwater.runtime.failures import first_line
 from cutwater.storage.addresses import SnapshotAddress
 from cutwater.storage.base import Store
-from cutwater.storage.log import CheckpointCompleted, JobFinished, JobLog, wall_clock_ms
+from cutwater.storage.log import CheckpointCompleted, JobEnded, JobFinished, JobLog, wall_clock_ms
 from cutwater.storage.manifest import Entry, Manifest, SubtaskRecord
 from cutwater.storage.publish import publish
 from cutwater.storage.recovery import Restorable, choose, next_checkpoint_id
@@ -167,10 +169,25 @@ class Publisher:
         """It is not known whether the last entry is durable: only a new attempt may go on."""
         return self.log.in_doubt
 
-    def finish(self, checkpoint_id: int) -> None:
-        """The job is done: say so in the log."""
-        if not self.log.state.finished:
-            self.log.append(JobFinished(self.log.attempt, checkpoint_id, wall_clock_ms()))
+    def end(self, outcome: Outcome, reason: str, checkpoint_id: int, *, warn: Callable[[str], None]) -> None:
+        """Say in the log how the job ended.
+
+        No row depends on it: what counts is the final checkpoint, and that is in the log before.  So a log that cannot
+        be written is a warning only, and a fenced driver says nothing: the job is another one's.
+        """
+        log = self.log
+        if not log.attempt or log.state.outcome:  # none was begun: the log tells of an earlier driver
+            return
+        now = wall_clock_ms()
+        try:
+            if outcome is Outcome.FINISHED:
+                log.append(JobFinished(log.attempt, checkpoint_id, now))
+            else:
+                log.append(JobEnded(log.attempt, outcome.value, first_line(reason), now))
+        except FencedError:
+            pass
+        except Exception as e:  # whatever it is, the job has ended
+            warn(f"the job log does not say that the job ended ({outcome.value}): {e}")
 
     def collect(self) -> list[str]:
         """Remove checkpoints beyond the retained ones; returns warnings."""

@@ -49,6 +49,7 @@ from cutwater.storage.log_entries import (
     CheckpointCompleted,
     Event,
     JobCreated,
+    JobEnded,
     JobFinished,
     LogEntry,
     LogState,
@@ -64,6 +65,7 @@ __all__ = [
     "CheckpointCompleted",
     "Event",
     "JobCreated",
+    "JobEnded",
     "JobFinished",
     "JobLog",
     "LogState",
@@ -180,7 +182,7 @@ class JobLog:
                 return attempt
         raise self._no_number()
 
-    def append(self, event: CheckpointCompleted | JobFinished) -> LogState:
+    def append(self, event: CheckpointCompleted | JobFinished | JobEnded) -> LogState:
         """Make an event of this attempt part of the log, durably.
 
         Raises:

@@ -6,7 +6,7 @@ A file has two lines: the entry as JSON, and the digest (xxh3_128, hex) of that 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import xxhash
@@ -18,8 +18,10 @@ __all__ = [
     "LOG_VERSION",
     "AttemptBegan",
     "CheckpointCompleted",
+    "EndedEarly",
     "Event",
     "JobCreated",
+    "JobEnded",
     "JobFinished",
     "LogEntry",
     "LogState",
@@ -72,7 +74,23 @@ class JobFinished(msgspec.Struct, frozen=True, tag="job_finished", forbid_unknow
     time_ms: int
 
 
-Event: TypeAlias = JobCreated | AttemptBegan | CheckpointCompleted | JobFinished
+EndedEarly: TypeAlias = Literal["stopped", "cancelled", "failed"]
+
+
+class JobEnded(msgspec.Struct, frozen=True, tag="job_ended", forbid_unknown_fields=True):
+    """The driver gave the job up before everything was done; a later attempt may go on.
+
+    For people: nothing is decided by it, and a driver that was killed never writes it.
+    """
+
+    attempt: int
+    outcome: EndedEarly
+    reason: str
+    """One line."""
+    time_ms: int
+
+
+Event: TypeAlias = JobCreated | AttemptBegan | CheckpointCompleted | JobFinished | JobEnded
 
 
 class LogState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,6 +108,16 @@ class LogState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     newest_id: int = 0
     """Highest checkpoint id ever completed."""
     finished: bool = False
+    """Nothing is left to do."""
+    ended: EndedEarly | None = None
+    """How the driver gave the job up; ``None``: it finished, runs, or its driver could not tell."""
+    reason: str = ""
+    """Of ``ended``, one line."""
+
+    @property
+    def outcome(self) -> str:
+        """How it ended: "finished", "stopped", "cancelled", "failed"; empty while an attempt owns the job."""
+        return "finished" if self.finished else self.ended or ""
 
     @property
     def latest(self) -> CheckpointCompleted | None:
@@ -131,12 +159,15 @@ def apply_event(state: LogState, event: Event, num_retained: int) -> LogState:
         case JobCreated():
             return LogState(uid=event.uid, name=event.name)
         case AttemptBegan():
-            return replace(state, attempt=event.attempt, driver=event.driver, began_ms=event.time_ms, finished=False)
+            state = replace(state, finished=False, ended=None, reason="")
+            return replace(state, attempt=event.attempt, driver=event.driver, began_ms=event.time_ms)
         case CheckpointCompleted():
             completed = (event, *state.completed)[:num_retained]
             return replace(state, completed=completed, newest_id=event.checkpoint_id)
         case JobFinished():
             return replace(state, finished=True)
+        case JobEnded():
+            return replace(state, ended=event.outcome, reason=event.reason)
 
 
 def dump_entry(entry: LogEntry) -> StoredEntry:

@@ -19,6 +19,7 @@ from cutwater.ui.text import lines_of_table, plural, size
 
 __all__ = ["inspect_snapshot", "render_inspect", "render_verify", "verify_snapshot"]
 
+_ENDED = {"finished": "finished", "stopped": "was stopped", "cancelled": "was cancelled", "failed": "failed"}
 _NO_WATERMARK = -(2**63)
 _END_OF_TIME = 2**63 - 1
 
@@ -27,7 +28,8 @@ def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -
     """What lies in a completed checkpoint (default: the newest), without reading its data.
 
     Returns:
-        ``job``, ``uid``, ``checkpoint_id``, ``attempt``, ``protocol``, ``final``, ``completed`` (ISO time), ``bytes``,
+        ``job``, ``uid``, ``outcome`` of the job (empty while an attempt owns it), ``reason``, ``checkpoint_id``,
+        ``attempt``, ``protocol``, ``final``, ``completed`` (ISO time), ``bytes``,
         ``retained`` (ids, newest first), ``steps`` (id, kind, parallelism, rows, bytes, states), ``subtasks`` (vertex,
         subtask, watermark, positions per read step, handles per write step, channels).
 
@@ -40,6 +42,8 @@ def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -
     return {
         "job": manifest.job,
         "uid": manifest.uid,
+        "outcome": state.outcome,
+        "reason": state.reason,
         "checkpoint_id": manifest.checkpoint_id,
         "attempt": manifest.attempt,
         "protocol": manifest.protocol,
@@ -97,8 +101,10 @@ def render_inspect(info: dict[str, Any]) -> str:
         f"  completed {info['completed']} after {info['duration_ms']} ms",
         f"  {size(info['bytes'])} in {plural(info['files'], 'file')} besides the manifest",
         f"  retained: {', '.join(map(str, info['retained']))}",
-        "",
     ]
+    if info["outcome"]:
+        lines.append(f"  the job {_ENDED[info['outcome']]}{': ' if info['reason'] else ''}{info['reason']}")
+    lines.append("")
     rows = [
         [s["id"], s["kind"], str(s["parallelism"]), f"{s['rows']:,}", size(s["bytes"]), ", ".join(s["states"])]
         for s in info["steps"]

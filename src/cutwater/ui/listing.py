@@ -25,18 +25,22 @@ def job_infos(store: Store, driver_state: Callable[[str], bool | None]) -> list[
         driver_state: whether a driver's process lives; ``None`` where that cannot be seen from here.
 
     Returns:
-        Per job ``job``, ``uid``, ``state`` (finished, running, ended, unknown, damaged), ``attempt``, ``driver``,
-        ``began_ms``, ``checkpoint_id`` (0: none), ``completed_ms``, ``bytes``, ``problem``.
+        Per job ``job``, ``uid``, ``state``, ``reason`` (why it was stopped, cancelled or failed), ``attempt``,
+        ``driver``, ``began_ms``, ``checkpoint_id`` (0: none), ``completed_ms``, ``bytes``, ``problem``.
+
+        ``state`` is what the log says (finished, stopped, cancelled, failed, damaged), else what is seen of the
+        driver's process: running, ended (it died without a word), unknown.
     """
     return [_info(store, job, driver_state) for job in list_jobs(store)]
 
 
 def _info(store: Store, job: str, driver_state: Callable[[str], bool | None]) -> dict[str, Any]:
     info: dict[str, Any] = {"job": job, "uid": "", "state": "damaged", "attempt": 0, "driver": "", "began_ms": 0}
-    info |= {"checkpoint_id": 0, "completed_ms": 0, "bytes": 0, "problem": ""}
+    info |= {"checkpoint_id": 0, "completed_ms": 0, "bytes": 0, "problem": "", "reason": ""}
     try:
         state = JobLog(store, job).read()
         info |= {"uid": state.uid, "attempt": state.attempt, "driver": state.driver, "began_ms": state.began_ms}
+        info["reason"] = state.reason
         if state.latest is not None:
             info |= {"checkpoint_id": state.latest.checkpoint_id, "completed_ms": state.latest.time_ms}
             info["bytes"] = sum(e.length for e in load_manifest(store, job, state.latest).entries)
@@ -47,8 +51,8 @@ def _info(store: Store, job: str, driver_state: Callable[[str], bool | None]) ->
 
 
 def _state(state: LogState, driver_state: Callable[[str], bool | None]) -> str:
-    if state.finished:
-        return "finished"
+    if state.outcome:
+        return state.outcome
     runs = driver_state(state.driver) if state.driver else False
     return {True: "running", False: "ended", None: "unknown"}[runs]
 
@@ -78,6 +82,7 @@ def render_jobs(infos: list[dict[str, Any]], now_ms: int) -> str:
     head = ["job", "state", "attempt", "checkpoint", "age", "size", "driver"]
     lines = lines_of_table(head, [_row(i, now_ms) for i in infos], right=(2, 3, 4, 5))
     lines += [f"{i['job']}: {i['problem']}" for i in infos if i["problem"]]
+    lines += [f"{i['job']}: {i['reason']}" for i in infos if i["state"] == "failed"]
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,7 @@ import pytest
 from storage_world import JOB, take_checkpoint
 
 from cutwater.errors import ConfigError
-from cutwater.storage.log import JobLog
+from cutwater.storage.log import JobEnded, JobLog
 from cutwater.storage.memory import MemoryStore
 from cutwater.ui.inspect import inspect_snapshot, render_inspect, render_verify, verify_snapshot
 
@@ -48,6 +48,17 @@ def test_inspect_as_text(store):
     assert "count  aggregate  2         80" in text
     assert "read split-1: 20" in text
     assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_inspect_says_how_the_job_ended(store):
+    assert inspect_snapshot(store, JOB)["outcome"] == ""
+    assert "the job" not in render_inspect(inspect_snapshot(store, JOB))
+    log = JobLog(store, JOB)
+    log.begin_attempt("driver")
+    log.append(JobEnded(2, "failed", "no space left", 5))
+    info = inspect_snapshot(store, JOB)
+    assert (info["outcome"], info["reason"]) == ("failed", "no space left")
+    assert "  the job failed: no space left\n" in render_inspect(info)
 
 
 def test_inspect_does_not_read_data(store):

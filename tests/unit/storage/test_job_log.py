@@ -16,7 +16,7 @@ from cutwater.errors import (
     InvariantError,
 )
 from cutwater.storage.local import LocalStore
-from cutwater.storage.log import CheckpointCompleted, JobFinished, JobLog, LogState
+from cutwater.storage.log import CheckpointCompleted, JobEnded, JobFinished, JobLog, LogState
 from cutwater.storage.memory import Fault, MemoryStore
 
 
@@ -146,6 +146,29 @@ def test_finished_until_a_new_attempt_begins():
     assert log.read().finished
     log.begin_attempt("b")
     assert not log.read().finished
+
+
+@pytest.mark.parametrize("outcome", ["stopped", "cancelled", "failed"])
+def test_ended_early_until_a_new_attempt_begins(outcome):
+    store = MemoryStore()
+    log = open_log(store)
+    log.begin_attempt("a")
+    log.append(JobEnded(1, outcome, "because", 5))
+    found = open_log(store).read()
+    assert (found.outcome, found.reason, found.finished) == (outcome, "because", False)
+    open_log(store).begin_attempt("b")
+    found = log.read()
+    assert (found.outcome, found.reason) == ("", "")
+
+
+def test_a_fenced_driver_does_not_say_that_the_job_ended():
+    store = MemoryStore()
+    old, new = open_log(store), open_log(store)
+    old.begin_attempt("a")
+    new.begin_attempt("b")
+    with pytest.raises(FencedError):
+        old.append(JobEnded(1, "failed", "fenced", 5))
+    assert open_log(store).read().outcome == ""
 
 
 def test_a_long_log_stays_small_and_costs_a_bounded_read():

@@ -12,7 +12,7 @@ from ui_world import run_main
 
 from cutwater.runtime.requests import watch
 from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobFinished, JobLog
+from cutwater.storage.log import JobEnded, JobFinished, JobLog
 from cutwater.storage.manifest import Manifest, StepRecord, SubtaskRecord
 from cutwater.storage.publish import publish
 from cutwater.ui.listing import job_infos, render_jobs
@@ -70,6 +70,22 @@ def test_list_tells_the_jobs_apart(store):
     assert lines[0].split() == ["job", "state", "attempt", "checkpoint", "age", "size", "driver"]
     assert lines[1] == f"done   finished        1           7  1m 05s   0 B  {ME}"
     assert lines[2] == "gone   ended           1           -       -     -  elsewhere:2"
+
+
+def test_list_tells_how_a_job_ended_although_its_process_lives_on(store):
+    """A notebook: many jobs, one process."""
+    for outcome in ("stopped", "cancelled", "failed"):
+        begin(store, outcome).append(JobEnded(1, outcome, f"so it was {outcome}", 1_010))
+    begin(store, "again").append(JobEnded(1, "stopped", "by the user", 1_010))
+    begin(store, "again")
+    infos = job_infos(store, lambda driver: True)
+    assert {i["job"]: (i["state"], i["reason"]) for i in infos} == {
+        "again": ("running", ""),
+        "cancelled": ("cancelled", "so it was cancelled"),
+        "failed": ("failed", "so it was failed"),
+        "stopped": ("stopped", "so it was stopped"),
+    }
+    assert render_jobs(infos, 66_010).splitlines()[5:] == ["failed: so it was failed"]
 
 
 def test_list_of_a_damaged_job_names_the_file_and_shows_the_others(store, tmp_path, capfd):

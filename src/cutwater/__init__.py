@@ -31,7 +31,12 @@ __all__ = [
     "Dataflow",
     "EnrichmentTable",
     "JobConfig",
+    "ListState",
+    "MapState",
+    "ProcessContext",
+    "ProcessFunction",
     "RestartConfig",
+    "ValueState",
     "__version__",
     "count",
     "discard",
@@ -59,6 +64,8 @@ _HOMES = {
     "cutwater.dataflow.keyed": ("tumbling",),
     "cutwater.errors": ("BuildError", "ConfigError", "CutwaterError"),
     "cutwater.operators.enrich_table": ("EnrichmentTable",),
+    "cutwater.operators.process": ("ProcessContext", "ProcessFunction"),
+    "cutwater.operators.process_state": ("ListState", "MapState", "ValueState"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -73,6 +80,8 @@ if TYPE_CHECKING:
     from cutwater.dataflow.keyed import tumbling
     from cutwater.errors import BuildError, ConfigError, CutwaterError
     from cutwater.operators.enrich_table import EnrichmentTable
+    from cutwater.operators.process import ProcessContext, ProcessFunction
+    from cutwater.operators.process_state import ListState, MapState, ValueState
 
 
 def __getattr__(name: str) -> object:

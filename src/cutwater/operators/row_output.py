@@ -1,0 +1,155 @@
+"""What functions of rows share: rows as dicts, the rows they make as batches, and errors that name the row."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, cast
+
+import pyarrow as pa
+
+from cutwater.errors import DataError, UserCodeError
+from cutwater.operators.base import Outputs
+from cutwater.operators.rows import Row, describe_row, loses_value, row_contents, shorten_value
+
+__all__ = ["MAX_OUTPUT_ROWS", "RowBuilder", "function_name", "rows_of", "to_dicts", "user_error"]
+
+MAX_OUTPUT_ROWS = 65_536
+"""Rows of one batch that a row function fills; what is above goes into further batches."""
+
+
+def user_error(function: object, exc: Exception, *, row: Row | None = None, index: int | None = None) -> UserCodeError:
+    """The error of a failed call: what, on which row, and the user's frames of the traceback."""
+    frames: TracebackType | None = exc.__traceback__
+    while frames is not None and frames.tb_frame.f_globals.get("__package__") == __package__:
+        frames = frames.tb_next
+    story = "".join(traceback.TracebackException(type(exc), exc, frames).format()).rstrip()
+    where = "" if row is None else f" on row {index} of the batch, {describe_row(row)}"
+    error = UserCodeError(f"{function_name(function)} raised {type(exc).__name__}{where}\n{story}")
+    error.row = index
+    return error
+
+
+def function_name(function: object) -> str:
+    return f"function {getattr(function, '__qualname__', type(function).__name__)!r}"
+
+
+def rows_of(result: object) -> list[Any] | None:
+    """What a function returned as a list of rows; ``None`` if it is nothing that rows come from.
+
+    >>> rows_of(iter([{"n": 1}])), rows_of({"n": 1})
+    ([{'n': 1}], None)
+    """
+    if isinstance(result, Iterable) and not isinstance(result, Mapping | str | bytes):
+        return list(cast("Iterable[Any]", result))
+    return None
+
+
+class RowBuilder:
+    """Collects the rows that a function makes and turns them into batches of its declared schema.
+
+    Args:
+        fn: the function, for messages.
+        schema: of the rows.
+    """
+
+    def __init__(self, fn: object, schema: pa.Schema) -> None:
+        self._fn, self._schema = fn, schema
+        self._names = frozenset(schema.names)
+        self._made: list[Mapping[str, Any]] = []
+        self._origins: list[int] = []
+
+    def add(self, out: object, row: Row, index: int) -> None:
+        """One row made from input row ``index`` of the batch.
+
+        Raises:
+            UserCodeError: it is no dict, or has a column that is not declared.
+        """
+        if not isinstance(out, Mapping):
+            raise self.misfit(f"made {type(out).__name__} instead of a dict", row, index)
+        if not out.keys() <= self._names:
+            unknown = ", ".join(sorted(repr(key) for key in out.keys() - self._names))
+            raise self.misfit(f"made a row with the undeclared columns {unknown}", row, index)
+        self._made.append(out)
+        self._origins.append(index)
+
+    def take(self, output: int, batch: pa.RecordBatch) -> Outputs:
+        """The rows so far, made from ``batch``, as batches for an output.
+
+        Raises:
+            UserCodeError: a value does not fit its column.
+        """
+        made, origins = self._made, self._origins
+        self._made, self._origins = [], []
+        return [
+            (output, self._to_batch(made[at : at + MAX_OUTPUT_ROWS], origins[at : at + MAX_OUTPUT_ROWS], batch))
+            for at in range(0, len(made), MAX_OUTPUT_ROWS)
+        ]
+
+    def _to_batch(self, made: list[Mapping[str, Any]], origins: list[int], batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [
+            self._to_array(field, [out.get(field.name) for out in made], origins, batch) for field in self._schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _to_array(self, field: pa.Field, values: list[Any], origins: list[int], batch: pa.RecordBatch) -> pa.Array:
+        try:
+            array = pa.array(values, field.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+            at = next((i for i, value in enumerate(values) if not _fits(value, field.type)), 0)
+            what = f"made {shorten_value(values[at])} for column {field.name!r} of type {field.type}"
+            raise self.misfit(f"{what} ({exc})", row_contents(batch, origins[at]), origins[at]) from exc
+        at = loses_value(values, field.type)
+        if at is not None:
+            what = (
+                f"made {shorten_value(values[at])} for column {field.name!r}, which {field.type} cannot hold in full,"
+            )
+            raise self.misfit(what, row_contents(batch, origins[at]), origins[at])
+        if array.null_count and not field.nullable:
+            at = values.index(None)
+            what = f"made null for column {field.name!r}, which is declared not null,"
+            raise self.misfit(what, row_contents(batch, origins[at]), origins[at])
+        return array
+
+    def misfit(self, what: str, row: Row, index: int) -> UserCodeError:
+        error = UserCodeError(
+            f"{function_name(self._fn)} {what} from row {index} of the batch, {describe_row(row)}",
+            hint=f"Declared is {', '.join(f'{f.name} {f.type}' for f in self._schema)}.",
+        )
+        error.row = index
+        return error
+
+
+def to_dicts(batch: pa.RecordBatch) -> list[Row]:
+    """The rows of a batch as dicts.
+
+    Raises:
+        DataError: a value has no counterpart in Python.
+    """
+    try:
+        return batch.to_pylist()
+    except (OverflowError, ValueError) as exc:
+        row = next(i for i in range(batch.num_rows) if not _convertible(batch.slice(i, 1)))
+        error = DataError(
+            f"row {row} of the batch, {describe_row(row_contents(batch, row))}, has no Python value: {exc}",
+            hint="Filter such rows out, or use map_batches, which works on Arrow columns.",
+        )
+        error.row = row
+        raise error from exc
+
+
+def _convertible(batch: pa.RecordBatch) -> bool:
+    try:
+        batch.to_pylist()
+    except (OverflowError, ValueError):
+        return False
+    return True
+
+
+def _fits(value: object, type: pa.DataType) -> bool:
+    try:
+        pa.array([value], type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return False
+    return True

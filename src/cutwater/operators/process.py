@@ -77,7 +77,7 @@ class ProcessFunction(ABC):
 
     def open(self, ctx: ProcessContext) -> None:
         """Called once in each subtask, before the first row."""
-        return None
+        return
 
     @abstractmethod
     def process(self, row: Row, ctx: ProcessContext) -> Iterable[Mapping[str, Any]] | None:
@@ -85,7 +85,7 @@ class ProcessFunction(ABC):
 
     def close(self) -> None:
         """Called once in each subtask, also after a failure."""
-        return None
+        return
 
 
 def declared_states(function: ProcessFunction) -> dict[str, KeyedState]:

@@ -47,6 +47,7 @@ def show(effect: Any) -> str:
         return "+".join(map(str, v)) if isinstance(v, tuple) else str(v)
 
     fields = ((f.name, getattr(effect, f.name)) for f in dataclasses.fields(effect))
+    fields = [(f, v) for (f, v), field in zip(fields, dataclasses.fields(effect), strict=True) if v != field.default]
     return " ".join([type(effect).__name__, *(f"{name}={short(v)}" for name, v in fields if v not in ("", None))])
 
 

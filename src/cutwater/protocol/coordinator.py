@@ -74,6 +74,8 @@ class CheckpointCoordinator(CoordinatorState):
                 self._on_running(event)
             case m.JobStopped():
                 self._on_stopped(event)
+            case m.RequestProbe():
+                pass
         self._publish_next()
         self._trigger_due()
         effects, self._effects = self._effects, []

@@ -30,6 +30,8 @@ class Head(enum.IntEnum):
     ROWS = 1
     CONTROL = 2
     """Barrier, watermark or end of data."""
+    URGENT = 3
+    """A barrier that overtakes what waits before it: taken before everything, also from a blocked input."""
 
 
 class IdleReason(enum.Enum):
@@ -37,6 +39,7 @@ class IdleReason(enum.Enum):
     BLOCKED = "everything that waits lies in blocked inputs"
     OUTPUTS_FULL = "an output is full"
     STOPPED = "a final barrier has passed"
+    HALTED = "everything stands still until the outcome of a checkpoint is known"
 
 
 class Resume(NamedTuple):

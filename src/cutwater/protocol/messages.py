@@ -4,46 +4,147 @@
 
 Both are small frozen values.  An *input* is any hashable name of an input channel, a *subtask* any hashable name of a
 subtask; the machines only compare them.  Times are milliseconds of one monotonic clock and come in the events.
+
+Here are those of a subtask; those of the coordinator are in ``coordinator_messages``, under the same roof.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
+from cutwater.protocol.coordinator_messages import (
+    AckAnswered,
+    AckReceived,
+    CoordinatorEffect,
+    CoordinatorEvent,
+    DeclineReceived,
+    Discard,
+    FailJob,
+    JobRunning,
+    JobStopped,
+    NotifyAborted,
+    NotifyComplete,
+    Publish,
+    Published,
+    PublishFailed,
+    RequestAnswered,
+    RequestCheckpoint,
+    RequestFinal,
+    RequestProbe,
+    SendTrigger,
+    SubtaskId,
+    Tick,
+)
+from cutwater.protocol.reasons import FailureReason
 
 __all__ = [
-    "AbortNotice", "AckAnswered", "AckReceived", "Acknowledge", "BarrierTaken", "Block", "BroadcastBarrier", "Commit",
-    "CompleteNotice", "CoordinatorEffect", "CoordinatorEvent", "Decline", "DeclineReceived", "Discard", "Durable",
-    "Effect", "EndOfInput", "EndTaken", "Event", "FailJob", "Forget", "Freeze", "InputId", "JobRunning", "JobStopped",
-    "LogsDurable", "NotifyAborted", "NotifyComplete", "Publish", "PublishFailed", "Published", "Record",
-    "RequestAnswered", "RequestCheckpoint", "RequestFinal", "RowsTaken", "SendTrigger", "SourceExhausted",
-    "StartRecording", "StopRecording", "SubtaskId", "Tick", "Trigger", "Unblock", "WriteFailed", "WriteLogs",
+    "AbortNotice", "AckAnswered", "AckReceived", "Acknowledge", "AlignmentTimeout", "BarrierTaken", "BarrierWaits",
+    "BarriersSent", "Block", "BroadcastBarrier", "Commit", "CompleteNotice", "CoordinatorEffect", "CoordinatorEvent",
+    "Decline", "DeclineReceived", "Discard", "Durable", "Effect", "EndOfInput", "EndTaken", "Event", "Expedite",
+    "FailJob", "Forget", "Freeze", "InputId", "JobRunning", "JobStopped", "LogsDurable", "LoopVerdict",
+    "NotifyAborted", "NotifyComplete", "Overtake", "Publish", "PublishFailed", "Published", "Record",
+    "ReleaseWatermark", "RequestAnswered", "RequestCheckpoint", "RequestFinal", "RequestProbe", "RowsOvertaken",
+    "RowsTaken", "SendTrigger", "SourceExhausted", "StartRecording", "StopRecording", "SubtaskId", "Tick", "Trigger",
+    "Unblock", "WatchAlignment", "WatermarkTaken", "WriteFailed", "WriteLogs",
 ]  # fmt: skip
 
 InputId: TypeAlias = Hashable
-SubtaskId: TypeAlias = Hashable
 
 # ---------------------------------------------------------------------------------------------- events of a subtask
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """The coordinator injects a barrier into this source (A1)."""
+    """The coordinator asks for the wave to begin here (A1, CL1).
+
+    It goes to every source; with row ``synchronous`` to every subtask; with ``chandy_lamport`` to any, also to several.
+    One for a snapshot that has begun here is ignored.
+    """
 
     checkpoint_id: int
     final: bool = False
+    probe: bool = False
+    """Nothing is stored: the wave only asks whether the loops are quiet (C6)."""
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierTaken:
-    """A barrier was taken from the head of an input."""
+    """A barrier was taken from an input: from the head of its queue, or past what waits there (an overtaking one).
+
+    An overtaking barrier may be taken from a blocked input.  A copy of the items that it overtook in the receiver's
+    queue is the end of the channel's log if the answer says ``StopRecording`` for this input, and else superfluous.
+    """
 
     input: InputId
     checkpoint_id: int
     final: bool = False
+    probe: bool = False
+    overtook: int | None = None
+    """Rows that still wait at the receiver ahead of the barrier; ``None``: the barrier came in its turn."""
+    overtook_time: bool = False
+    """A watermark or an idleness was among what it overtook (a header of rows does not count: rows do)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierWaits:
+    """A barrier that goes in its turn has come into the queue of the input and lies behind other items.
+
+    Told once per barrier; only row ``unaligned`` listens.
+    """
+
+    input: InputId
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentTimeout:
+    """``aligned_timeout_ms`` have passed since ``WatchAlignment``."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOvertaken:
+    """The barrier is at the front of all output queues; so many rows in them were overtaken and are kept.
+
+    The answer to ``BroadcastBarrier(overtake=True)`` and to ``Overtake``, also when it is 0 or there are no outputs.
+    ``in_loop``: something overtaken (a row or a watermark) is on its way to a subtask of the same loop.
+    """
+
+    checkpoint_id: int
+    rows: int
+    in_loop: bool | None = None
+    """``None``: as if every output went into the loop, that is ``rows > 0``."""
+
+
+@dataclass(frozen=True, slots=True)
+class BarriersSent:
+    """The barriers of the checkpoint, going in their turn, have left all output queues.
+
+    Row ``unaligned`` waits for it (or for the overtaking) with the acknowledgement; harmless in every other.
+    """
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoopVerdict:
+    """The wave found the loop of this subtask without a row; ``ended``: there will never be one again (C6)."""
+
+    checkpoint_id: int
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkTaken:
+    """A watermark or an idleness was taken from an input as an item of its own.
+
+    Needed only while ``machine.recording(input)``; harmless otherwise.
+    """
+
+    input: InputId
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +206,8 @@ class CompleteNotice:
 
 
 Event: TypeAlias = (
-    Trigger | BarrierTaken | EndTaken | SourceExhausted | RowsTaken | Durable | LogsDurable | WriteFailed | AbortNotice
-    | CompleteNotice
+    Trigger | BarrierTaken | BarrierWaits | AlignmentTimeout | RowsOvertaken | BarriersSent | LoopVerdict | EndTaken
+    | SourceExhausted | RowsTaken | WatermarkTaken | Durable | LogsDurable | WriteFailed | AbortNotice | CompleteNotice
 )  # fmt: skip
 
 # --------------------------------------------------------------------------------------------- effects of a subtask
@@ -130,26 +231,74 @@ class Unblock:
 class Freeze:
     """Freeze all operators of the chain now and hand the writing to the background thread.
 
-    The performer answers with ``Durable`` or ``WriteFailed``.  Writes of one subtask keep their order.
+    The performer answers with ``Durable`` or ``WriteFailed``.  Writes of one subtask keep their order.  With ``probe``
+    nothing is frozen or written; the performer remembers the watermark (``WatermarkMerger.mark``, as at every freeze)
+    and answers ``Durable`` at once.
     """
 
     checkpoint_id: int
     final: bool
+    probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BroadcastBarrier:
-    """Put the barrier on every output, behind all rows produced so far."""
+    """Put the barrier on every output, behind all rows produced so far.
+
+    With ``overtake`` it leaves before everything that waits in the output queues; a copy of that is kept for the
+    snapshot (of a probe: only counted), and ``RowsOvertaken`` is the answer.
+    """
 
     checkpoint_id: int
     final: bool
+    probe: bool = False
+    overtake: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WatchAlignment:
+    """Feed ``AlignmentTimeout`` after ``aligned_timeout_ms`` (at once if that is 0); needless once forgotten."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overtake:
+    """Barriers of the checkpoint that wait in output queues go first; a copy of what they overtake is kept.
+
+    The answer is ``RowsOvertaken``.
+    """
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expedite:
+    """The barrier that waits in the queue of this input comes first, as an overtaking one (``Head.URGENT``)."""
+
+    input: InputId
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseWatermark:
+    """The loop was quiet at that wave: ``WatermarkMerger.release(checkpoint_id)`` (W3)."""
+
+    checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Everything is durable: tell the coordinator, with the names and digests of the files."""
+    """Everything is durable: tell the coordinator, with names and digests of the files, and the answers about loops."""
 
     checkpoint_id: int
+    quiet: bool = True
+    """No row and no watermark in any log of an input from the same loop, nor overtaken on the way into it.
+
+    Outside a loop: in any log.
+    """
+    outside_ended: bool = False
+    """At the freeze all inputs from outside the loop had ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +338,7 @@ class StartRecording:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Append the rows just taken to the input's log of each of these checkpoints."""
+    """Append the rows (or the watermark) just taken to the input's log of each of these checkpoints."""
 
     input: InputId
     checkpoint_ids: tuple[int, ...]
@@ -197,7 +346,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class StopRecording:
-    """The log of this input is complete; ``rows`` is how many it holds."""
+    """The log of this input is complete; ``rows`` is how many it holds.
+
+    If the barrier overtook, what it overtook at the receiver is the end of the log (without a ``StartRecording``
+    before: all of it).
+    """
 
     checkpoint_id: int
     input: InputId
@@ -206,7 +359,10 @@ class StopRecording:
 
 @dataclass(frozen=True, slots=True)
 class WriteLogs:
-    """All logs of the checkpoint are complete: write them; answer with ``LogsDurable`` or ``WriteFailed``."""
+    """All logs of the checkpoint are complete: write them; answer with ``LogsDurable`` or ``WriteFailed``.
+
+    The logs are those of the inputs and what was overtaken in the output queues.  A probe has none.
+    """
 
     checkpoint_id: int
 
@@ -217,176 +373,6 @@ class EndOfInput:
 
 
 Effect: TypeAlias = (
-    Block | Unblock | Freeze | BroadcastBarrier | Acknowledge | Decline | Forget | Commit | StartRecording | Record
-    | StopRecording | WriteLogs | EndOfInput
+    Block | Unblock | Freeze | BroadcastBarrier | WatchAlignment | Overtake | Expedite | ReleaseWatermark | Acknowledge
+    | Decline | Forget | Commit | StartRecording | Record | StopRecording | WriteLogs | EndOfInput
 )  # fmt: skip
-
-# ----------------------------------------------------------------------------------------- events of the coordinator
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed; wanted at ``coordinator.next_due_ms``, harmless at any other time."""
-
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class RequestCheckpoint:
-    """A user asks for a checkpoint or savepoint (any kind but PERIODIC and FINAL)."""
-
-    now_ms: float
-    kind: CheckpointKind
-    request_id: Hashable
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFinal:
-    """Every subtask has handled its end of data (A7)."""
-
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class AckReceived:
-    """A subtask's snapshot is durable.  ``payload`` is opaque here; it goes into ``Publish`` or ``Discard``."""
-
-    checkpoint_id: int
-    attempt: int
-    subtask: SubtaskId
-    payload: object = field(repr=False)
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class DeclineReceived:
-    """A subtask cannot complete the checkpoint."""
-
-    checkpoint_id: int
-    attempt: int
-    subtask: SubtaskId
-    reason: FailureReason
-    now_ms: float
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """Manifest and log entry are durable: the checkpoint exists."""
-
-    checkpoint_id: int
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class PublishFailed:
-    """The checkpoint is certainly not in the log; ``reason`` is for people."""
-
-    checkpoint_id: int
-    reason: str
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class JobRunning:
-    """All subtasks of a new attempt run."""
-
-    attempt: int
-    now_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class JobStopped:
-    """The attempt is over (failure, cancel, end): what is pending cannot complete any more."""
-
-    reason: str
-    now_ms: float
-
-
-CoordinatorEvent: TypeAlias = (
-    Tick | RequestCheckpoint | RequestFinal | AckReceived | DeclineReceived | Published | PublishFailed | JobRunning
-    | JobStopped
-)  # fmt: skip
-
-# ---------------------------------------------------------------------------------------- effects of the coordinator
-
-
-@dataclass(frozen=True, slots=True)
-class SendTrigger:
-    """Send ``Trigger`` to every source."""
-
-    checkpoint_id: int
-    kind: CheckpointKind
-    final: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """All subtasks acknowledged: write manifest and log entry, then feed ``Published`` or ``PublishFailed``."""
-
-    checkpoint_id: int
-    kind: CheckpointKind
-    payloads: tuple[tuple[SubtaskId, object], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NotifyComplete:
-    """Send ``CompleteNotice`` to every subtask."""
-
-    checkpoint_id: int
-    kind: CheckpointKind
-    commit: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NotifyAborted:
-    """Send ``AbortNotice`` to every subtask."""
-
-    checkpoint_id: int
-    reason: FailureReason
-    latest_completed: int
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """Delete the state that this acknowledgement names; no manifest will."""
-
-    checkpoint_id: int
-    payload: object
-
-
-@dataclass(frozen=True, slots=True)
-class AckAnswered:
-    """What became of the acknowledgement just received."""
-
-    checkpoint_id: int
-    subtask: SubtaskId
-    answer: AckAnswer
-
-
-@dataclass(frozen=True, slots=True)
-class FailJob:
-    """More consecutive checkpoints failed than tolerated, or one that the job's stop depends on."""
-
-    reason: FailureReason
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class RequestAnswered:
-    """The outcome of a user's request: ``reason`` is ``None`` if the checkpoint completed."""
-
-    request_id: Hashable
-    checkpoint_id: int | None
-    reason: FailureReason | None = None
-    detail: str = ""
-
-    @property
-    def ok(self) -> bool:
-        return self.reason is None
-
-
-CoordinatorEffect: TypeAlias = (
-    SendTrigger | Publish | NotifyComplete | NotifyAborted | Discard | AckAnswered | FailJob | RequestAnswered
-)

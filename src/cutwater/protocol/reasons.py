@@ -18,6 +18,13 @@ class CheckpointKind(enum.Enum):
     """A savepoint after whose barrier the sources are silent; its sinks commit and the job stops."""
     FINAL = "final"
     """Taken once every subtask has handled its end of data (A7)."""
+    PROBE = "probe"
+    """A wave that stores nothing and only asks whether the loops are quiet (C6)."""
+
+    @property
+    def stored(self) -> bool:
+        """It is published when all have acknowledged; all kinds but PROBE."""
+        return self is not CheckpointKind.PROBE
 
     @property
     def final(self) -> bool:
@@ -35,7 +42,7 @@ class CheckpointKind(enum.Enum):
         Not for a plain savepoint: it belongs to the user, who may delete or move it, so that no recovery may depend
         on it.  Its pre-commits stay with the sink and are committed by the next checkpoint that completes.
         """
-        return self is not CheckpointKind.SAVEPOINT
+        return self not in (CheckpointKind.SAVEPOINT, CheckpointKind.PROBE)
 
 
 class AckAnswer(enum.Enum):

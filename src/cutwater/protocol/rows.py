@@ -6,6 +6,8 @@
 | ``aligned`` | all regular barriers | blocked | back-edges: recorded |
 | ``at_least_once`` | all regular barriers | open | back-edges: recorded |
 | ``chandy_lamport`` | first barrier | open | recorded |
+| ``unaligned`` | like ``aligned``; once it switches, like ``chandy_lamport``, with barriers that overtake | | |
+| ``synchronous`` | trigger, at every subtask | everything stands still until the outcome is known | recorded |
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ class FreezeOn(enum.Enum):
     NEVER = "never"
     """Only for a final barrier, when nothing is in flight: sinks commit once, nothing is kept on the way."""
     FIRST = "first"
+    TRIGGER = "trigger"
+    """Every subtask is triggered; a barrier that is faster than the trigger counts as one."""
     ALL_REGULAR = "all_regular"
     """Barriers of back-edges are not waited for."""
 
@@ -52,6 +56,12 @@ class ProtocolRow:
     freeze_on: FreezeOn
     before_freeze: BeforeFreeze
     after_freeze: AfterFreeze
+    switches: bool = False
+    """A checkpoint may go over from this row to freezing at once, with overtaking barriers and all inputs recorded."""
+    halts: bool = False
+    """From its freeze until it hears the outcome a subtask takes and reads nothing; its barriers overtake."""
+    any_order: bool = False
+    """Snapshots of several initiators may cross: their ids come in any order on a channel (CL5)."""
 
 
 PROTOCOLS: dict[str, ProtocolRow] = {
@@ -60,7 +70,11 @@ PROTOCOLS: dict[str, ProtocolRow] = {
         ProtocolRow("none", FreezeOn.NEVER, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES),
         ProtocolRow("aligned", FreezeOn.ALL_REGULAR, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES),
         ProtocolRow("at_least_once", FreezeOn.ALL_REGULAR, BeforeFreeze.OPEN, AfterFreeze.RECORD_BACK_EDGES),
-        ProtocolRow("chandy_lamport", FreezeOn.FIRST, BeforeFreeze.OPEN, AfterFreeze.RECORD_ALL),
+        ProtocolRow("chandy_lamport", FreezeOn.FIRST, BeforeFreeze.OPEN, AfterFreeze.RECORD_ALL, any_order=True),
+        ProtocolRow(
+            "unaligned", FreezeOn.ALL_REGULAR, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES, switches=True
+        ),
+        ProtocolRow("synchronous", FreezeOn.TRIGGER, BeforeFreeze.OPEN, AfterFreeze.RECORD_ALL, halts=True),
     )
 }
 """All protocols that run today, by the name in ``JobConfig.protocol``."""

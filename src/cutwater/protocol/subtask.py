@@ -29,6 +29,7 @@ class SubtaskMachine(SubtaskState):
         inputs: all input channels; none for a source.
         protocol: a row of ``PROTOCOLS``.
         back_edges: inputs that close a loop (C1).
+        loop_inputs: inputs from the same strongly connected component, back-edges included; empty outside loops.
         last_checkpoint_id: the checkpoint restored from; barriers up to it are dropped.
         ended: inputs whose end of data lies in the restored checkpoint.
         exhausted: the same for a source.
@@ -39,11 +40,11 @@ class SubtaskMachine(SubtaskState):
     >>> machine.handle(m.BarrierTaken("a", 1))
     [Block(input='a')]
     >>> for effect in machine.handle(m.BarrierTaken("b", 1)): print(effect)
-    Freeze(checkpoint_id=1, final=False)
-    BroadcastBarrier(checkpoint_id=1, final=False)
+    Freeze(checkpoint_id=1, final=False, probe=False)
+    BroadcastBarrier(checkpoint_id=1, final=False, probe=False, overtake=False)
     Unblock(input='a')
     >>> machine.handle(m.Durable(1))
-    [Acknowledge(checkpoint_id=1)]
+    [Acknowledge(checkpoint_id=1, quiet=True, outside_ended=False)]
     """
 
     # ---------------------------------------------------------------------------------------------------- events
@@ -76,6 +77,8 @@ class SubtaskMachine(SubtaskState):
                 return self._on_end(event)
             case m.SourceExhausted():
                 return self._on_exhausted()
+            case _:
+                pass
         raise self._broken(f"{type(event).__name__} is no event of a subtask")
 
     def _on_trigger(self, event: m.Trigger) -> list[Effect]:

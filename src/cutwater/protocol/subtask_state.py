@@ -26,6 +26,7 @@ class SubtaskState:
         *,
         protocol: ProtocolRow,
         back_edges: frozenset[InputId] = frozenset(),
+        loop_inputs: frozenset[InputId] = frozenset(),
         last_checkpoint_id: int = 0,
         ended: Iterable[InputId] = (),
         exhausted: bool = False,
@@ -41,6 +42,7 @@ class SubtaskState:
         self._inputs = tuple(inputs)
         self._regular = frozenset(self._inputs) - back_edges
         self._back_edges = back_edges
+        self._loop_inputs = loop_inputs | back_edges
         self._restored_id = last_checkpoint_id
         self._newest_id = last_checkpoint_id
         self._completed_id = last_checkpoint_id
@@ -91,6 +93,11 @@ class SubtaskState:
     def may_read(self) -> bool:
         """A source may hand out rows."""
         return self.phase is Phase.RUNNING
+
+    @property
+    def halted(self) -> bool:
+        """True while everything stands still for a checkpoint (row ``synchronous``): only urgent barriers are taken."""
+        return False
 
     def can_take(self, input: InputId) -> bool:
         """False while the input is blocked (A3)."""

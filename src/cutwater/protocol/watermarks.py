@@ -11,6 +11,8 @@ __all__ = ["InputTime", "WatermarkMerger"]
 
 _MIN = -(2**63)
 _MAX = 2**63 - 1
+_MARKS_KEPT = 64
+"""Waves whose verdict may still come."""
 
 
 class InputTime(NamedTuple):
@@ -27,24 +29,51 @@ class WatermarkMerger:
     An ended input never holds the others back, an idle one does not as long as it is idle.  When all that have not
     ended are idle, the largest of their watermarks holds: the order in which they fell idle then makes no difference.
 
+    Back-edges have no say, and at the head of a loop (where there are some) a risen watermark is *held*: it may pass
+    only when a wave has seen no row in the loop (W3).  ``mark`` it at the freeze of every wave, ``release`` what was
+    marked when the verdict of that wave is in.
+
+    Args:
+        inputs: all inputs, back-edges included.
+        back_edges: those that close a loop; a feedback channel carries no watermark.
+
+    >>> head = WatermarkMerger(["in", "back"], frozenset({"back"}))
+    >>> head.update("in", 10, False), head.held
+    (None, True)
+    >>> head.mark(1); head.update("in", 20, False); head.release(1), head.held
+    (10, True)
+
     >>> merger = WatermarkMerger(["a", "b"])
     >>> merger.update("a", 10, False), merger.update("b", 5, False), merger.update("b", 4, True)
     (None, 5, 10)
     """
 
-    def __init__(self, inputs: Sequence[InputId]) -> None:
+    def __init__(self, inputs: Sequence[InputId], back_edges: frozenset[InputId] = frozenset()) -> None:
         self._times: dict[InputId, InputTime] = {input: InputTime() for input in inputs}
+        self._back_edges = back_edges
+        self._candidate = _MIN
+        self._marks: dict[int, int] = {}
         self.combined = _MIN
-        """The combined watermark so far."""
+        """The combined watermark so far: what has passed."""
 
     @property
     def idle(self) -> bool:
         """Every input that has not ended is idle (false once all have ended: there is nothing left to wait for)."""
-        open = [time for time in self._times.values() if time.watermark != _MAX]
+        open = [time for i, time in self._times.items() if time.watermark != _MAX and i not in self._back_edges]
         return bool(open) and all(time.idle for time in open)
 
+    @property
+    def held(self) -> bool:
+        """A higher watermark waits until the loop is quiet (never true without back-edges)."""
+        return self._candidate > self.combined
+
+    @property
+    def drained(self) -> bool:
+        """The largest watermark has passed: nothing more can be due."""
+        return self.combined == _MAX
+
     def update(self, input: InputId, watermark: int, idle: bool) -> int | None:
-        """Take what a frame says of its input; the new combined watermark if it rose.
+        """Take what a frame says of its input; the new combined watermark if it rose (``None`` where it is held).
 
         A watermark below the input's last one counts as the last one.
 
@@ -61,8 +90,25 @@ class WatermarkMerger:
         """The input has ended; the new combined watermark if it rose (the largest value once all have ended)."""
         return self.update(input, _MAX, False)
 
+    def mark(self, checkpoint_id: int) -> None:
+        """The subtask freezes for this wave: remember what it would let pass if the wave finds the loop quiet."""
+        if not self._back_edges:
+            return
+        self._marks[checkpoint_id] = self._candidate
+        while len(self._marks) > _MARKS_KEPT:
+            del self._marks[min(self._marks)]
+
+    def release(self, checkpoint_id: int) -> int | None:
+        """The loop was quiet at that wave: what was marked passes; the new combined watermark if it rose."""
+        marked = self._marks.get(checkpoint_id, _MIN)
+        self._marks = {id: mark for id, mark in self._marks.items() if id > checkpoint_id}
+        if marked <= self.combined:
+            return None
+        self.combined = marked
+        return marked
+
     def snapshot(self) -> dict[InputId, InputTime]:
-        """Event time of every input."""
+        """Event time of every input; together with ``combined`` all that ``restore`` needs."""
         return dict(self._times)
 
     def restore(self, times: Mapping[InputId, InputTime], combined: int) -> None:
@@ -76,11 +122,23 @@ class WatermarkMerger:
             raise KeyError(f"no input {sorted(map(repr, unknown))}")
         self._times.update(times)
         self.combined = combined
+        if self._back_edges:
+            self._candidate = max(combined, self._merged())
 
     def _rise(self) -> int | None:
+        now = self._merged()
+        if self._back_edges:
+            self._candidate = max(self._candidate, now)
+            return None
+        if now <= self.combined:
+            return None
+        self.combined = now
+        return now
+
+    def _merged(self) -> int:
         active_min, idle_max, any_active, any_idle = _MAX, _MIN, False, False
-        for watermark, idle in self._times.values():
-            if watermark == _MAX:
+        for input, (watermark, idle) in self._times.items():
+            if watermark == _MAX or input in self._back_edges:
                 continue
             if idle:
                 any_idle = True
@@ -88,8 +146,4 @@ class WatermarkMerger:
             else:
                 any_active = True
                 active_min = min(active_min, watermark)
-        now = active_min if any_active or not any_idle else idle_max
-        if now <= self.combined:
-            return None
-        self.combined = now
-        return now
+        return active_min if any_active or not any_idle else idle_max

@@ -1,0 +1,212 @@
+"""Events of the checkpoint coordinator and its effects (``messages`` passes them on)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
+
+__all__ = [
+    "AckAnswered",
+    "AckReceived",
+    "CoordinatorEffect",
+    "CoordinatorEvent",
+    "DeclineReceived",
+    "Discard",
+    "FailJob",
+    "JobRunning",
+    "JobStopped",
+    "NotifyAborted",
+    "NotifyComplete",
+    "Publish",
+    "PublishFailed",
+    "Published",
+    "RequestAnswered",
+    "RequestCheckpoint",
+    "RequestFinal",
+    "RequestProbe",
+    "SendTrigger",
+    "SubtaskId",
+    "Tick",
+]
+
+SubtaskId: TypeAlias = Hashable
+
+# ------------------------------------------------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; wanted at ``coordinator.next_due_ms``, harmless at any other time."""
+
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCheckpoint:
+    """A user asks for a checkpoint or savepoint (any kind but PERIODIC and FINAL)."""
+
+    now_ms: float
+    kind: CheckpointKind
+    request_id: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinal:
+    """Every subtask has handled its end of data (A7)."""
+
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestProbe:
+    """The loop monitor wants a wave that stores nothing (C6); a stored checkpoint under way or due does as well."""
+
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class AckReceived:
+    """A subtask's snapshot is durable.  ``payload`` is opaque here; it goes into ``Publish`` or ``Discard``."""
+
+    checkpoint_id: int
+    attempt: int
+    subtask: SubtaskId
+    payload: object = field(repr=False)
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeclineReceived:
+    """A subtask cannot complete the checkpoint."""
+
+    checkpoint_id: int
+    attempt: int
+    subtask: SubtaskId
+    reason: FailureReason
+    now_ms: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Manifest and log entry are durable: the checkpoint exists."""
+
+    checkpoint_id: int
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFailed:
+    """The checkpoint is certainly not in the log; ``reason`` is for people."""
+
+    checkpoint_id: int
+    reason: str
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobRunning:
+    """All subtasks of a new attempt run."""
+
+    attempt: int
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobStopped:
+    """The attempt is over (failure, cancel, end): what is pending cannot complete any more."""
+
+    reason: str
+    now_ms: float
+
+
+CoordinatorEvent: TypeAlias = (
+    Tick | RequestCheckpoint | RequestFinal | RequestProbe | AckReceived | DeclineReceived | Published | PublishFailed
+    | JobRunning | JobStopped
+)  # fmt: skip
+
+# ----------------------------------------------------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class SendTrigger:
+    """Send ``Trigger`` to every source (row ``synchronous``: to every subtask); of kind PROBE with ``probe``."""
+
+    checkpoint_id: int
+    kind: CheckpointKind
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """All subtasks acknowledged: write manifest and log entry, then feed ``Published`` or ``PublishFailed``."""
+
+    checkpoint_id: int
+    kind: CheckpointKind
+    payloads: tuple[tuple[SubtaskId, object], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyComplete:
+    """Send ``CompleteNotice`` to every subtask."""
+
+    checkpoint_id: int
+    kind: CheckpointKind
+    commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyAborted:
+    """Send ``AbortNotice`` to every subtask."""
+
+    checkpoint_id: int
+    reason: FailureReason
+    latest_completed: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Delete the state that this acknowledgement names; no manifest will."""
+
+    checkpoint_id: int
+    payload: object
+
+
+@dataclass(frozen=True, slots=True)
+class AckAnswered:
+    """What became of the acknowledgement just received."""
+
+    checkpoint_id: int
+    subtask: SubtaskId
+    answer: AckAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class FailJob:
+    """More consecutive checkpoints failed than tolerated, or one that the job's stop depends on."""
+
+    reason: FailureReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAnswered:
+    """The outcome of a user's request: ``reason`` is ``None`` if the checkpoint completed."""
+
+    request_id: Hashable
+    checkpoint_id: int | None
+    reason: FailureReason | None = None
+    detail: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.reason is None
+
+
+CoordinatorEffect: TypeAlias = (
+    SendTrigger | Publish | NotifyComplete | NotifyAborted | Discard | AckAnswered | FailJob | RequestAnswered
+)

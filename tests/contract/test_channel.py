@@ -1,25 +1,33 @@
-"""The channel contract: one suite for local channels and for remote ones (two connections joined by a socket)."""
+"""The channel contract: one suite for local channels and for remote ones (two connections joined by a socket).
+
+Both also with a receiver that keeps nothing in memory: every row goes through its file.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import random
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from cutwater.errors import CutwaterError, InvariantError
+from cutwater.errors import CutwaterError, InvariantError, StorageError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol.handshake import Peer
+from cutwater.runtime import net_spill
 from cutwater.runtime.channels import (
     CONTROL,
     EMPTY,
     ROWS,
+    URGENT,
     Barrier,
     Channel,
     End,
@@ -30,6 +38,7 @@ from cutwater.runtime.channels import (
     Watermark,
 )
 from cutwater.runtime.connections import Connection
+from cutwater.runtime.net_spill import NO_LIMIT, SpillingInputChannel, make_input
 
 SCHEMA = pa.schema([("n", pa.int64())])
 KEY = Channel(3, 0, 1)
@@ -56,7 +65,9 @@ class Pair:
     """Both ends of a channel."""
 
     def __init__(self, kind: str) -> None:
-        self.kind = kind
+        self.kind, _, spill = kind.partition("+")
+        self.spill = {"memory_bytes": 0} if spill else {}
+        """With it every row goes through a file."""
         self.errors: list[CutwaterError] = []
         self.connections: list[Connection] = []
         self.out: OutputChannel
@@ -79,8 +90,8 @@ class Pair:
         )
         receiver = input or {}
         if self.kind == "local":
-            self.inp = InputChannel(KEY, schema, capacity, self._input_ready, **receiver)
-            self.out = OutputChannel(KEY, schema, self.inp.put, credit=capacity, **sender)
+            self.inp = make_input(KEY, schema, capacity, self._input_ready, **self.spill, **receiver)
+            self.out = OutputChannel(KEY, schema, self.inp.put, **{"credit": capacity, **sender})
             self.inp.on_credit = self.out.grant
             before_start(self.inp)
         else:
@@ -89,7 +100,7 @@ class Pair:
             right = Connection(b, Peer("data", "job", 0))
             self.connections = [left, right]
             self.out = left.output(KEY, schema, **sender)
-            self.inp = right.input(KEY, schema, capacity, self._input_ready, **receiver)
+            self.inp = right.input(KEY, schema, capacity, self._input_ready, **self.spill, **receiver)
             before_start(self.inp)
             for connection in self.connections:
                 connection.start(lambda _, error: self.errors.append(error))
@@ -129,7 +140,7 @@ class Pair:
         return " ".join(str(e) for e in self.errors)
 
 
-@pytest.fixture(params=["local", "remote"])
+@pytest.fixture(params=["local", "remote", "local+spill", "remote+spill"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     before = set(threading.enumerate())
     pair = Pair(request.param)
@@ -234,7 +245,7 @@ def test_a_batch_of_half_the_size_goes_at_once_after_what_waited(pair: Pair) -> 
     out.offer(large)
     small, passed = pair.take(2)
     assert (numbers([small]), numbers([passed])) == ([0, 1, 2], list(range(3, 53)))
-    assert pair.kind == "remote" or passed.batch is large, "in one process a batch goes by reference"
+    assert pair.kind == "remote" or pair.spill or passed.batch is large, "in one process a batch goes by reference"
 
 
 def test_the_builder_flushes_when_due_on_the_clock_of_the_loop(pair: Pair) -> None:
@@ -506,7 +517,7 @@ def test_an_overtaking_barrier_passes_all_rows_and_names_them(pair: Pair) -> Non
     in_sender = out.offer_barrier(7, overtake=True)
     at_barrier = out.next_row
     out.offer(batch(53, 10))
-    until(lambda: inp.head() == CONTROL)
+    until(lambda: inp.head() == URGENT)
     barrier = inp.take(1)
     assert isinstance(barrier, Barrier)
     assert (barrier.checkpoint_id, barrier.overtake, at_barrier) == (7, True, 53)
@@ -522,7 +533,7 @@ def test_an_overtaking_barrier_passes_a_blocked_channel(pair: Pair) -> None:
     inp.block()
     assert inp.head() == EMPTY
     out.offer_barrier(7, overtake=True)
-    until(lambda: inp.head() == CONTROL)
+    until(lambda: inp.head() == URGENT)
     assert numbers(inp.take(1).overtaken) == list(range(10))
     assert inp.head() == EMPTY
 
@@ -534,7 +545,7 @@ def test_a_barrier_that_waits_at_the_sender_can_still_overtake(pair: Pair) -> No
     out.offer_barrier(7)
     out.offer(batch(30, 10))
     overtaken = out.offer_barrier(7, overtake=True)
-    until(lambda: inp.head() == CONTROL)
+    until(lambda: inp.head() == URGENT)
     barrier = inp.take(1)
     assert numbers([*barrier.overtaken, *overtaken]) == list(range(30)), "rows after the barrier are not part of it"
     rest = pair.take_rows(40)
@@ -565,6 +576,58 @@ def test_a_barrier_with_no_rows_behind_it_overtakes_all_waiting_rows(pair: Pair)
     until(lambda: inp.queued_frames == 3)
     assert inp.overtake(7)
     assert numbers(inp.take(1).overtaken) == list(range(20))
+
+
+def test_what_is_overtaken_names_the_watermarks_among_the_rows(pair: Pair) -> None:
+    out, inp = pair.make(capacity=3, batch_rows=10)
+    out.offer(batch(0, 10))
+    out.offer_watermark(5, idle=True, force=True)
+    out.offer(batch(10, 10))
+    until(lambda: inp.queued_frames == 3)
+    for first in (20, 30):
+        out.offer(batch(first, 10))
+        out.offer_watermark(first, idle=True, force=True)
+    overtaken = out.offer_barrier(7, overtake=True)
+    assert [i.first_row if isinstance(i, Rows) else i for i in overtaken] == [20, Watermark(20, idle=True), 30]
+    until(lambda: inp.head() == URGENT)
+    waiting = inp.take(1).overtaken
+    assert [i.first_row if isinstance(i, Rows) else i for i in waiting] == [0, Watermark(5, idle=True), 10]
+    pair.take(6)
+
+
+def test_a_barrier_that_has_left_the_sender_overtakes_nothing_there(pair: Pair) -> None:
+    out, inp = pair.make(capacity=1, batch_rows=10)
+    out.offer_barrier(1)
+    assert (out.holds(1), out.overtake(1)) == (False, [])
+    assert pair.take(1) == [Barrier(1)]
+    for first in (0, 10):
+        out.offer(batch(first, 10))
+    out.offer_barrier(2)
+    out.offer(batch(20, 10))
+    assert out.holds(2)
+    assert not out.holds(3)
+    assert numbers(out.overtake(2)) == list(range(10, 20))
+    assert (out.holds(2), out.overtake(2)) == (False, [])
+    until(lambda: inp.head() == URGENT)
+    assert numbers(inp.take(1).overtaken) == list(range(10))
+    assert numbers(pair.take_rows(30)) == list(range(30))
+
+
+def test_an_arriving_barrier_is_announced_and_found_while_it_waits(pair: Pair) -> None:
+    out, inp = pair.make(batch_rows=10)
+    out.offer(batch(0, 10))
+    out.offer_barrier(3)
+    until(lambda: inp.announced)
+    assert (list(inp.announced), inp.waits(3), inp.waits(4)) == ([3], True, False)
+    pair.take(2)
+    assert not inp.waits(3)
+
+
+def test_a_probe_is_a_barrier_that_says_so(pair: Pair) -> None:
+    out, _ = pair.make()
+    out.offer_barrier(3, probe=True)
+    out.offer_barrier(4, final=True, overtake=True)
+    assert pair.take(2) == [Barrier(4, final=True, overtake=True), Barrier(3, probe=True)]
 
 
 # -- end of data
@@ -613,8 +676,24 @@ def test_a_recording_holds_what_was_taken_while_it_ran(pair: Pair) -> None:
     assert inp.stop_recording(2) == []
 
 
+def test_a_recording_holds_the_watermarks_too(pair: Pair) -> None:
+    out, inp = pair.make(batch_rows=10)
+    inp.record(1)
+    out.offer(batch(0, 10))
+    out.offer_watermark(5, idle=True, force=True)
+    out.offer_watermark(6)
+    out.offer(batch(10, 10))
+    pair.take(3)
+    log = inp.stop_recording(1)
+    assert [(i.first_row, i.watermark) if isinstance(i, Rows) else i for i in log] == [
+        (0, MIN_WATERMARK),
+        Watermark(5, idle=True),
+        (10, 6),
+    ]
+
+
 def test_restored_rows_come_before_anything_that_arrives(pair: Pair) -> None:
-    recorded = [Rows(batch(20, 5), 20, 3), Rows(batch(25, 15), 25, 4)]
+    recorded = [Rows(batch(20, 5), 20, 3), Watermark(4), Rows(batch(25, 15), 25, 4), Watermark(6, idle=True)]
     out, inp = pair.make(
         capacity=1,
         batch_rows=10,
@@ -625,10 +704,11 @@ def test_restored_rows_come_before_anything_that_arrives(pair: Pair) -> None:
     assert (inp.head(), inp.queued_rows) == (ROWS, 20)
     out.offer(batch(40, 10))
     out.offer(batch(50, 10))
-    until(lambda: inp.queued_frames == 3)
+    until(lambda: inp.queued_frames == 5)
     assert out.waiting_frames == 1, "restored rows take no place"
-    items = pair.take(2, 15)
-    assert (numbers(items), inp.watermark) == (list(range(20, 40)), 4)
+    items = pair.take(4, 15)
+    assert (numbers(items), inp.watermark, inp.idle) == (list(range(20, 40)), 6, True)
+    assert items[1] == Watermark(4)
     assert out.waiting_frames == 1, "and give no credit"
     assert numbers(pair.take_rows(20)) == list(range(40, 60))
 
@@ -647,6 +727,77 @@ def test_a_restore_after_the_first_arrival_is_an_error(pair: Pair) -> None:
     until(lambda: inp.queued_frames)
     with pytest.raises(InvariantError, match="after the first arrival"):
         inp.restore([Rows(batch(10, 1), 10)])
+
+
+# -- overflow
+
+
+def test_a_blocked_channel_that_is_relieved_does_not_hold_its_sender_up(pair: Pair) -> None:
+    out, inp = pair.make(capacity=2, batch_rows=10)
+    inp.block()
+    for first in range(0, 200, 10):
+        out.offer(batch(first, 10))
+    while out.full:
+        until(lambda: inp.queued_frames >= 2)
+        inp.relieve()
+        time.sleep(0.0005)
+    until(lambda: inp.queued_frames == 20)
+    inp.unblock()
+    assert numbers(pair.take_rows(100)) == list(range(100))
+    for first in range(200, 400, 10):
+        out.offer(batch(first, 10))
+    assert out.full, "a place is given back once"
+    assert numbers(pair.take_rows(300)) == list(range(100, 400))
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 3_000])
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_feedback_channel_takes_any_number_of_rows_and_few_stay_in_memory(
+    kind: str, memory_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C7: no credit limit, and the rest lies on disk, in files that nobody has to remove."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(net_spill, "_FILE_BYTES", 2_000)  # so that several are needed
+    pair = Pair(kind)
+    pair.spill = {"memory_bytes": memory_bytes}
+    out, inp = pair.make(capacity=NO_LIMIT, batch_rows=50, output={"credit": NO_LIMIT})
+    assert isinstance(inp, SpillingInputChannel)
+    chance, taken = random.Random(3), []
+    for _ in range(300):
+        out.offer(batch(out.next_row, chance.choice([1, 20, 50, 70])))
+        assert not out.full
+        assert inp.queued_bytes <= memory_bytes
+        if chance.random() < 0.3 and inp.head() != EMPTY:
+            taken.append(inp.take(37))
+    out.flush()
+    assert not list(tmp_path.iterdir()), "the files have no names"
+    taken += pair.take_rows(out.next_row - len(numbers(taken)))
+    assert numbers(taken) == list(range(out.next_row))
+    assert inp.spilled_bytes > 20_000
+    assert inp.queued_bytes == 0
+    for connection in pair.connections:
+        connection.close()
+
+
+def test_a_log_of_overflowed_rows_outlives_channel_and_file(pair: Pair) -> None:
+    out, inp = pair.make(batch_rows=10)
+    inp.record(1)
+    out.offer(batch(0, 10))
+    pair.take(1)
+    log = inp.stop_recording(1)
+    if isinstance(inp, SpillingInputChannel):
+        inp._file.close()
+    assert numbers(log) == list(range(10))
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    inp = make_input(KEY, SCHEMA, 4, memory_bytes=0)
+    with pytest.raises(StorageError, match="No space left on device"):
+        inp.put(Rows(batch(0, 1), 0))
 
 
 # -- everything at once

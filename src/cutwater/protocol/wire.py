@@ -24,6 +24,7 @@ __all__ = [
     "FINAL",
     "HEADER_BYTES",
     "IDLE",
+    "PROBE",
     "PROTOCOL_VERSION",
     "SHARP",
     "ControlDecoder",
@@ -60,6 +61,8 @@ CUT: Final = 4
 """Flag of a barrier: it overtook waiting rows (unaligned)."""
 SHARP: Final = 8
 """Flag of rows: their watermark stands before the next rows on every further channel too (rule W1)."""
+PROBE: Final = 16
+"""Flag of a barrier: its wave stores nothing (rule C6)."""
 
 _HEADER: Final = struct.Struct("<BBHHHQIqIQ")
 HEADER_BYTES: Final = _HEADER.size
@@ -70,7 +73,7 @@ _MAX_CREDIT: Final = 2**20
 _FLAGS: Final[dict[int, int]] = {
     Kind.ROWS: SHARP,
     Kind.WATERMARK: IDLE,
-    Kind.BARRIER: FINAL | CUT,
+    Kind.BARRIER: FINAL | CUT | PROBE,
     Kind.END: 0,
     Kind.CREDIT: 0,
     Kind.GOODBYE: 0,

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from cutwater.dataflow.graph import Channel
 from cutwater.operators.base import MIN_WATERMARK
-from cutwater.runtime.net_input import CONTROL, EMPTY, ROWS, InputChannel
-from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark, nothing
+from cutwater.runtime.net_input import CONTROL, EMPTY, ROWS, URGENT, InputChannel
+from cutwater.runtime.net_items import Barrier, End, Item, Rows, Timed, Watermark, nothing
 from cutwater.runtime.net_output import OutputChannel
 from cutwater.runtime.net_signal import Signal
 
@@ -25,6 +25,7 @@ __all__ = [
     "CONTROL",
     "EMPTY",
     "ROWS",
+    "URGENT",
     "Barrier",
     "Channel",
     "End",
@@ -33,6 +34,7 @@ __all__ = [
     "OutputChannel",
     "Rows",
     "Signal",
+    "Timed",
     "Watermark",
     "local_pair",
 ]

@@ -19,12 +19,13 @@ from cutwater.dataflow.graph import Channel
 from cutwater.errors import CutwaterError, DataError, InvariantError, WireError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol.handshake import Peer
-from cutwater.protocol.wire import CUT, FINAL, IDLE, SHARP, Header, Kind, encode_header
+from cutwater.protocol.wire import CUT, FINAL, IDLE, PROBE, SHARP, Header, Kind, encode_header
 from cutwater.runtime.net_input import InputChannel
 from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark, nothing
 from cutwater.runtime.net_output import OutputChannel
 from cutwater.runtime.net_plain import check_plain
 from cutwater.runtime.net_reader import FrameReader
+from cutwater.runtime.net_spill import NO_LIMIT, make_input
 from cutwater.runtime.net_writer import SocketWriter
 
 __all__ = ["JOIN_S", "Connection", "decode_rows", "shut"]
@@ -73,19 +74,25 @@ class Connection:
         watermark: int = MIN_WATERMARK,
         idle: bool = False,
         ended: bool = False,
+        memory_bytes: int | None = None,
     ) -> InputChannel:
-        """The receiving end of a channel from the peer; arguments as for ``InputChannel``."""
+        """The receiving end of a channel from the peer; arguments as for ``InputChannel``.
+
+        With ``memory_bytes`` it is a ``SpillingInputChannel``; a capacity of ``NO_LIMIT`` gives no credit (the sender
+        knows).
+        """
         self._check_new(key, schema)
 
         def give_credit(frames: int) -> None:
             self._send(Header(Kind.CREDIT, 0, *key, first_row=frames))
 
-        channel = self._inputs[key] = InputChannel(
+        channel = self._inputs[key] = make_input(
             key,
             schema,
             capacity_frames,
             on_ready,
-            on_credit=give_credit,
+            memory_bytes=memory_bytes,
+            on_credit=give_credit if capacity_frames < NO_LIMIT else None,
             credit_batch=max(1, capacity_frames // 2),
             next_row=next_row,
             watermark=watermark,
@@ -99,13 +106,17 @@ class Connection:
         key: Channel,
         schema: pa.Schema,
         *,
+        credit: int = 0,
         batch_rows: int = 16_384,
         buffer_timeout_ms: float = 2.0,
         on_ready: Callable[[], None] = nothing,
         next_row: int = 0,
         watermark: int = MIN_WATERMARK,
     ) -> OutputChannel:
-        """The sending end of a channel to the peer, which grants the credit; arguments as for ``OutputChannel``."""
+        """The sending end of a channel to the peer, which grants the credit; arguments as for ``OutputChannel``.
+
+        A feedback channel has ``NO_LIMIT`` of it from the beginning.
+        """
         self._check_new(key, schema)
 
         def send(item: Item) -> None:
@@ -118,6 +129,7 @@ class Connection:
             key,
             schema,
             send,
+            credit=credit,
             batch_rows=batch_rows,
             buffer_timeout_ms=buffer_timeout_ms,
             max_batch_bytes=self._max_frame_bytes // 2,
@@ -140,7 +152,8 @@ class Connection:
             self._started, self._on_lost = True, on_lost
         self._writer.start()
         for key, channel in self._inputs.items():
-            self._send(Header(Kind.CREDIT, 0, *key, first_row=channel.capacity_frames))
+            if channel.capacity_frames < NO_LIMIT:
+                self._send(Header(Kind.CREDIT, 0, *key, first_row=channel.capacity_frames))
         self._reader.start()
 
     def close(self, flush_s: float = 0.0) -> None:
@@ -216,7 +229,9 @@ class Connection:
         elif kind == Kind.WATERMARK:
             channel.put(Watermark(header.watermark, bool(header.flags & IDLE)))
         elif kind == Kind.BARRIER:
-            channel.put(Barrier(header.first_row, bool(header.flags & FINAL), bool(header.flags & CUT)))
+            flags = header.flags
+            barrier = Barrier(header.first_row, bool(flags & FINAL), bool(flags & CUT), probe=bool(flags & PROBE))
+            channel.put(barrier)
         else:
             if header.first_row > channel.next_arrival:
                 raise WireError(
@@ -258,7 +273,7 @@ def _control_header(key: Channel, item: Item, channel: OutputChannel) -> Header:
     if isinstance(item, Watermark):
         return Header(Kind.WATERMARK, IDLE if item.idle else 0, *key, watermark=item.watermark)
     if isinstance(item, Barrier):
-        flags = (FINAL if item.final else 0) | (CUT if item.overtake else 0)
+        flags = (FINAL if item.final else 0) | (CUT if item.overtake else 0) | (PROBE if item.probe else 0)
         return Header(Kind.BARRIER, flags, *key, first_row=item.checkpoint_id)
     return Header(Kind.END, 0, *key, first_row=channel.next_row)
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 from cutwater.dataflow.graph import Channel
 from cutwater.errors import InvariantError
 from cutwater.operators.base import MIN_WATERMARK
-from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark, nothing
+from cutwater.runtime.net_items import Barrier, End, Item, Rows, Timed, Watermark, nothing, through_last_row
 
-__all__ = ["CONTROL", "EMPTY", "ROWS", "InputChannel"]
+__all__ = ["CONTROL", "EMPTY", "ROWS", "URGENT", "InputChannel"]
 
 EMPTY: Final = 0
 """``head``: nothing to take (or the channel is blocked)."""
@@ -21,6 +21,10 @@ ROWS: Final = 1
 """``head``: the next ``take`` returns ``Rows``."""
 CONTROL: Final = 2
 """``head``: the next ``take`` returns a ``Watermark``, ``Barrier`` or ``End``."""
+URGENT: Final = 3
+"""``head``: the next ``take`` returns a ``Barrier`` that overtakes, from a blocked channel too."""
+
+_BARRIERS_ANNOUNCED: Final = 16
 
 
 class InputChannel:
@@ -41,8 +45,8 @@ class InputChannel:
 
     __slots__ = (
         "_blocked", "_credit_batch", "_credited_in", "_credited_out", "_end_arrived", "_next_arrival", "_offset",
-        "_queue", "_recordings", "_restored", "_rows_in", "_rows_out", "_taken", "_urgent", "capacity_frames", "ended",
-        "idle", "key", "next_row", "on_credit", "on_ready", "schema", "watermark",
+        "_queue", "_recordings", "_rows_in", "_rows_out", "_taken", "_uncredited", "_urgent", "announced",
+        "capacity_frames", "ended", "idle", "key", "next_row", "on_credit", "on_ready", "schema", "watermark",
     )  # fmt: skip
 
     def __init__(
@@ -64,10 +68,13 @@ class InputChannel:
         self.next_row, self.watermark, self.idle, self.ended = next_row, watermark, idle, ended
         self._queue: deque[Item] = deque()
         self._urgent: deque[tuple[Barrier, int]] = deque()  # overtaking barriers, each with its place in the row order
-        self._recordings: dict[int, list[Rows]] = {}
+        self.announced: deque[int] = deque(maxlen=_BARRIERS_ANNOUNCED)
+        """Checkpoints whose barrier has arrived in order; the subtask that wants to know of it takes them out."""
+        self._recordings: dict[int, list[Timed]] = {}
         self._blocked = False
         self._offset = 0  # rows of the head frame that were taken already
-        self._credit_batch, self._taken, self._restored = credit_batch, 0, 0
+        self._credit_batch, self._taken = credit_batch, 0
+        self._uncredited = 0  # so many frames at the head give no credit: restored, or credited before they were taken
         # Each counter has one writing thread; differences are exact enough without a lock.
         self._credited_in = self._credited_out = self._rows_in = self._rows_out = 0
         self._next_arrival, self._end_arrived = next_row, ended
@@ -122,14 +129,15 @@ class InputChannel:
             self._urgent.append((item, self._next_arrival))
         else:
             self._queue.append(item)
+            self.announced.append(item.checkpoint_id)
         self.on_ready()
 
     # -- the subtask loop
 
     def head(self) -> int:
-        """``EMPTY``, ``ROWS`` or ``CONTROL``.  While blocked: ``EMPTY``, except for a barrier that overtakes."""
+        """What comes next.  While blocked: ``EMPTY``, except for a barrier that overtakes (``URGENT``)."""
         if self._urgent:
-            return CONTROL
+            return URGENT
         if self._blocked or not self._queue:
             return EMPTY
         return ROWS if type(self._queue[0]) is Rows else CONTROL
@@ -152,7 +160,10 @@ class InputChannel:
         if type(item) is Watermark:
             self._frame_left()
             self.watermark, self.idle = max(self.watermark, item.watermark), item.idle
-            return Watermark(self.watermark, item.idle)
+            taken = Watermark(self.watermark, item.idle)
+            for log in self._recordings.values():
+                log.append(taken)
+            return taken
         if type(item) is End:
             self.ended = True
         return item
@@ -181,8 +192,8 @@ class InputChannel:
 
     def _frame_left(self) -> None:
         """A frame's place is free again: tell the sender, in portions."""
-        if self._restored:
-            self._restored -= 1  # came from a snapshot, not from the sender
+        if self._uncredited:
+            self._uncredited -= 1
             return
         self._credited_out += 1
         self._taken += 1
@@ -202,6 +213,22 @@ class InputChannel:
     def blocked(self) -> bool:
         return self._blocked
 
+    def relieve(self) -> None:
+        """Give the places of all waiting frames back to the sender now, so that it goes on although nobody takes."""
+        frames = self._credited_in - self._credited_out
+        if frames and self.on_credit is not None:
+            self._credited_out += frames
+            self._uncredited += frames
+            self.on_credit(frames)
+
+    def waits(self, checkpoint_id: int) -> bool:
+        """The in-order barrier of this checkpoint lies in the queue."""
+        for i in range(len(self._queue)):  # by index: the link's thread may append meanwhile
+            item = self._queue[i]
+            if type(item) is Barrier and item.checkpoint_id == checkpoint_id:
+                return True
+        return False
+
     def overtake(self, checkpoint_id: int) -> bool:
         """Bring a barrier that waits in the queue to the front (aligned to unaligned); False if it is not here yet."""
         arrived, count = self._next_arrival, len(self._queue)
@@ -215,9 +242,9 @@ class InputChannel:
                 return True
         return False
 
-    def _rows_before(self, place: int) -> tuple[Rows, ...]:
-        """Waiting rows with numbers below ``place``."""
-        found: list[Rows] = []
+    def _rows_before(self, place: int) -> tuple[Timed, ...]:
+        """Waiting rows with numbers below ``place``, and the watermarks among them."""
+        found: list[Timed] = []
         for i in range(len(self._queue)):  # by index: the link's thread may append meanwhile
             item = self._queue[i]
             if type(item) is Rows:
@@ -227,36 +254,39 @@ class InputChannel:
                 found.append(
                     item._replace(batch=item.batch.slice(skip), first_row=item.first_row + skip) if skip else item
                 )
-        return tuple(found)
+            elif type(item) is Watermark:
+                found.append(item)
+        return tuple(through_last_row(found))
 
     # -- recording and restoring (rules CL3, C3, C5)
 
     def record(self, checkpoint_id: int) -> None:
-        """Keep a copy (by reference) of all rows taken from now on, for this checkpoint."""
+        """Keep, by reference, all rows and watermarks taken from now on, for this checkpoint."""
         self._recordings.setdefault(checkpoint_id, [])
 
-    def stop_recording(self, checkpoint_id: int) -> list[Rows]:
-        """The rows recorded for this checkpoint, in order; empty if it was not being recorded."""
+    def stop_recording(self, checkpoint_id: int) -> list[Timed]:
+        """What was recorded for this checkpoint, in order; empty if it was not being recorded."""
         return self._recordings.pop(checkpoint_id, [])
 
     @property
     def recording(self) -> bool:
         return bool(self._recordings)
 
-    def restore(self, items: Iterable[Rows]) -> None:
-        """Deliver recorded rows before anything that arrives.  Call before the first arrival.
+    def restore(self, items: Iterable[Timed]) -> None:
+        """Deliver recorded rows and watermarks before anything that arrives.  Call before the first arrival.
 
         Raises:
             InvariantError: something arrived already, or the rows do not continue at ``next_row`` without a gap.
         """
-        if self._queue or self._urgent or self._restored:
+        if self._queue or self._urgent or self._uncredited:
             raise InvariantError(f"{self.key}: restore after the first arrival")
         for item in items:
-            if not item.batch.num_rows:
-                continue
             before = len(self._queue)
-            self._put_rows(item)
-            self._restored += len(self._queue) - before
+            if type(item) is Watermark:
+                self._queue.append(item)
+            elif type(item) is Rows and item.batch.num_rows:
+                self._put_rows(item)
+            self._uncredited += len(self._queue) - before
 
     # -- what a status shows
 

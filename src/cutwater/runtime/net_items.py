@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from cutwater.operators.base import MIN_WATERMARK
 
-__all__ = ["Barrier", "End", "Item", "Rows", "Watermark", "nothing"]
+__all__ = ["Barrier", "End", "Item", "Rows", "Timed", "Watermark", "nothing", "through_last_row"]
 
 
 class Rows(NamedTuple):
@@ -34,14 +34,15 @@ class Watermark(NamedTuple):
 class Barrier(NamedTuple):
     """The barrier of a checkpoint.
 
-    ``overtaken``: rows that still wait at the receiver although they were sent before the barrier.  They belong to the
-    channel's state and are taken later, in order.
+    ``overtaken``: what still waits at the receiver although it was sent before the barrier: rows, and watermarks among
+    them (not those behind the last row).  They belong to the channel's state and are taken later, in order.
     """
 
     checkpoint_id: int
     final: bool = False
     overtake: bool = False
-    overtaken: tuple[Rows, ...] = ()
+    overtaken: tuple[Rows | Watermark, ...] = ()
+    probe: bool = False
 
 
 class End(NamedTuple):
@@ -49,6 +50,19 @@ class End(NamedTuple):
 
 
 Item: TypeAlias = Rows | Watermark | Barrier | End
+Timed: TypeAlias = Rows | Watermark
+"""What the log of a channel is made of."""
+
+
+def through_last_row(items: list[Timed]) -> list[Timed]:
+    """Without the watermarks behind the last rows: they may be younger than the cut, whose watermark is in the record.
+
+    >>> through_last_row([Watermark(1), Watermark(2)])
+    []
+    """
+    while items and type(items[-1]) is Watermark:
+        items.pop()
+    return items
 
 
 def nothing() -> None:

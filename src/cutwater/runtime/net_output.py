@@ -12,7 +12,7 @@ import pyarrow as pa
 from cutwater.dataflow.graph import Channel
 from cutwater.errors import InvariantError
 from cutwater.operators.base import MIN_WATERMARK
-from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark, nothing
+from cutwater.runtime.net_items import Barrier, End, Item, Rows, Timed, Watermark, nothing, through_last_row
 
 __all__ = ["OutputChannel"]
 
@@ -110,28 +110,60 @@ class OutputChannel:
             self.flush()
             self._sharp = False
 
-    def offer_barrier(self, checkpoint_id: int, final: bool = False, overtake: bool = False) -> list[Rows]:
+    def offer_barrier(
+        self, checkpoint_id: int, final: bool = False, overtake: bool = False, probe: bool = False
+    ) -> list[Timed]:
         """Send a barrier behind everything offered so far (``next_row`` is its place in the row order).
 
-        With ``overtake`` it goes before the frames that wait for credit; these rows are returned: they belong to the
-        snapshot (in the sender's part) and are sent afterwards all the same.  A barrier of the same checkpoint that
-        waits already is moved, and only the rows before it count.
+        With ``overtake`` it goes before the frames that wait for credit; these are returned (through the last row):
+        they belong to the snapshot, in the sender's part, and are sent afterwards all the same.  A barrier of the same
+        checkpoint that waits already is moved, and only what lies before it counts.
         """
         self.flush()
-        barrier = Barrier(checkpoint_id, final, overtake)
+        barrier = Barrier(checkpoint_id, final, overtake, probe=probe)
         if not overtake:
             self._enqueue(barrier)
             return []
         with self._lock:
-            overtaken: list[Rows] = []
-            for i, item in enumerate(self._waiting):
-                if type(item) is Rows:
-                    overtaken.append(item)
-                elif type(item) is Barrier and item.checkpoint_id == checkpoint_id:
-                    del self._waiting[i]
-                    break
+            place = self._place(checkpoint_id)
+            overtaken = self._before(len(self._waiting) if place is None else place)
+            if place is not None:
+                del self._waiting[place]
             self._send(barrier)
         return overtaken
+
+    def overtake(self, checkpoint_id: int) -> list[Timed]:
+        """Move a barrier that waits for its turn to the front, as ``offer_barrier`` does; nothing if none waits."""
+        with self._lock:
+            place = self._place(checkpoint_id)
+            if place is None:
+                return []
+            overtaken = self._before(place)
+            barrier = self._waiting[place]
+            del self._waiting[place]
+            assert type(barrier) is Barrier
+            self._send(barrier._replace(overtake=True))
+        return overtaken
+
+    def holds(self, checkpoint_id: int) -> bool:
+        """The barrier of this checkpoint waits here behind frames without credit."""
+        if not self._waiting:
+            return False
+        with self._lock:
+            return self._place(checkpoint_id) is not None
+
+    def _place(self, checkpoint_id: int) -> int | None:
+        """Where a barrier waits.  Holds the lock."""
+        for i, item in enumerate(self._waiting):
+            if type(item) is Barrier and item.checkpoint_id == checkpoint_id:
+                return i
+        return None
+
+    def _before(self, place: int) -> list[Timed]:
+        """Rows, and watermarks among them, that wait before a place.  Holds the lock."""
+        waiting = self._waiting
+        items = (waiting[i] for i in range(place))
+        return through_last_row([i for i in items if isinstance(i, Rows | Watermark)])
 
     def offer_end(self) -> None:
         """Send the end of data, once.  Only barriers may follow."""

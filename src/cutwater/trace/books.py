@@ -1,0 +1,145 @@
+"""What a checker writes down while it reads a trace: channels, snapshots, and where each end of a channel stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cutwater.trace.events import Link, Span
+from cutwater.trace.result import ChannelCounts, Kind, Violation
+
+__all__ = ["ChannelBook", "SnapshotBook", "compare", "ranges"]
+
+
+class ChannelBook:
+    """Where the two ends of a channel stand.  Each end is in an attempt of its own while a recovery is on its way."""
+
+    __slots__ = ("ahead", "attempt", "limits", "name", "sent", "source", "taken", "target", "values")
+
+    def __init__(self, link: Link) -> None:
+        self.name, self.source, self.target = link.name, link.source, link.target
+        self.sent = self.taken = 0
+        """Number of the next row to be sent, and to be taken."""
+        self.ahead: set[int] = set()
+        """Rows above ``taken`` that were taken already; only without FIFO order."""
+        self.attempt = -1
+        """Attempt of the sender."""
+        self.limits: dict[int, int] = {}
+        """Rows that a receiver in another attempt than the sender's may take: up to this number."""
+        self.values: dict[int, str] = {}
+
+    def available(self, attempt: int) -> int:
+        """Up to which row number a receiver of this attempt can find rows."""
+        return self.sent if self.attempt == attempt else self.limits.get(attempt, self.sent)
+
+    def sender_restored(self, attempt: int, position: int) -> None:
+        """The sender goes on from ``position``."""
+        self.limits[self.attempt] = self.sent
+        self.limits[attempt] = position
+        self.sent, self.attempt = position, attempt
+
+    def receiver_restored(self, attempt: int, taken: int, ahead: frozenset[int], sent: int) -> None:
+        """The receiver goes on from ``taken``; ``sent`` is the sender's position at the same cut."""
+        self.limits.setdefault(attempt, sent)
+        self.taken, self.ahead = taken, set(ahead)
+
+    def take_out_of_order(self, span: Span) -> str | None:
+        """Book rows of a channel without FIFO order; what is wrong, if something is."""
+        for row in range(span.first, span.end):
+            if row < self.taken or row in self.ahead:
+                return f"row {row} was taken twice"
+            self.ahead.add(row)
+        while self.taken in self.ahead:
+            self.ahead.discard(self.taken)
+            self.taken += 1
+        return None
+
+
+class SnapshotBook:
+    """The parts of one snapshot."""
+
+    __slots__ = ("ahead", "attempts", "complete", "cuts", "id", "markers", "recorded", "sent", "states", "taken")
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+        self.cuts: dict[str, int] = {}
+        """Process -> number of its cut's event."""
+        self.attempts: set[int] = set()
+        self.sent: dict[str, int] = {}
+        """Channel -> n: rows sent before the sender's cut."""
+        self.taken: dict[str, int] = {}
+        """Channel -> m: rows taken before the receiver's cut."""
+        self.ahead: dict[str, frozenset[int]] = {}
+        self.recorded: dict[str, list[Span]] = {}
+        self.markers: dict[str, int] = {}
+        self.states: dict[str, str] = {}
+        self.complete = False
+
+
+def ranges(rows: set[int]) -> str:
+    """Row numbers for people.
+
+    >>> ranges({1, 2, 3, 7})
+    'rows 1-3, 7'
+    >>> ranges({4})
+    'row 4'
+    """
+    parts: list[tuple[int, int]] = []
+    for row in sorted(rows):
+        if parts and parts[-1][1] == row - 1:
+            parts[-1] = parts[-1][0], row
+        else:
+            parts.append((row, row))
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    return f"{'row' if len(rows) == 1 else 'rows'} {text}"
+
+
+def compare(
+    snapshot: SnapshotBook, channel: ChannelBook, *, tolerate_doubled: bool
+) -> Iterator[ChannelCounts | Violation]:
+    """The counts of CL6 for one channel, and what is wrong with them.
+
+    Args:
+        tolerate_doubled: the receiver may have taken rows from behind the marker before its cut (at least once).
+    """
+    name = channel.name
+    n, m, ahead = snapshot.sent[name], snapshot.taken[name], snapshot.ahead.get(name, frozenset[int]())
+    spans = snapshot.recorded.get(name, ())
+    listed = [row for span in spans for row in range(span.first, span.end)]
+    recorded = set(listed)
+    events = snapshot.cuts[channel.source], snapshot.cuts[channel.target]
+    yield _counts(snapshot, name, recorded, n, m + len(ahead))
+
+    def wrong(kind: Kind, text: str) -> Violation:
+        return Violation(kind, text, snapshot.id, name, events=events)
+
+    future = {row for row in (*range(n, m), *ahead) if row >= n}
+    if future and not tolerate_doubled:
+        yield wrong(
+            Kind.CUT,
+            f"{channel.target} took {ranges(future)} before its cut, and {channel.source} sent "
+            f"{'it' if len(future) == 1 else 'them'} after its own",
+        )
+    lost = set(range(m, n)) - ahead - recorded
+    if lost:
+        yield wrong(
+            Kind.LOST, f"{ranges(lost)} had been sent and not taken at the cut, and the channel's state lacks them"
+        )
+    doubled = {row for row in recorded if row < min(m, n) or row in ahead}
+    if doubled:
+        yield wrong(Kind.DOUBLED, f"{ranges(doubled)} had been taken before the cut, and the channel's state has them")
+    later = {row for row in recorded if row >= n}
+    if later:
+        yield wrong(Kind.FUTURE, f"{ranges(later)} were sent after the sender's cut, and the channel's state has them")
+    if len(listed) != len(recorded):
+        yield wrong(Kind.DOUBLED, "the channel's state has rows twice")
+    elif not ahead and listed != sorted(listed):
+        yield wrong(Kind.FIFO, "the channel's state has its rows in another order than the channel had")
+
+
+def _counts(snapshot: SnapshotBook, name: str, recorded: set[int], n: int, m: int) -> ChannelCounts:
+    """An empty state was read where the marker lay, or nothing is known of it: then where sender and receiver agree."""
+    if recorded:
+        sent_recorded, taken_recorded = max(recorded) + 1, min(recorded)
+    else:
+        sent_recorded = taken_recorded = snapshot.markers.get(name, m)
+    return ChannelCounts(snapshot.id, name, n, sent_recorded, m, taken_recorded)

@@ -1,0 +1,304 @@
+"""Is a trace the history of a correct run?  An answer that shares no code with what made the trace.
+
+The checker reads events one after the other (``Checker.add``) and keeps its own books: how many rows each process sent
+and took on each channel, and where its cut lies.  From these alone it decides.
+
+A *quick* check: every complete snapshot is a consistent cut, by the four counts of CL6 for each channel; every channel
+is FIFO, loses and doubles nothing; after a recovery every channel goes on from the restored cut, its recorded rows
+first; nothing is done by a process that is down or by an attempt that is over; what sinks commit is what an oracle
+says.  A *full* check says the same of every cut a second time, by vector clocks, compares states and contents where
+they are traced, and rebuilds for every snapshot the reordered history of CL7 and replays it.
+
+>>> from cutwater.trace.events import *
+>>> header = Header(("p", "q"), (Link("c", "p", "q"),))
+>>> sent = Step(1.0, "p", 1, sends=(Span("c", 0),))
+>>> taken = Step(2.0, "q", 1, takes=(Span("c", 0),))
+>>> early, late = Cut(0.0, "p", 1, 7), Cut(3.0, "q", 1, 7)
+>>> print(check(Trace(header, (early, sent, taken, late, Completed(4.0, "q", 1, 7))), quick=True))
+5 events, 1 complete snapshots: 1 violations
+inconsistent cut: snapshot 7, channel c: q took row 0 before its cut, and p sent it after its own (events 1, 4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from cutwater.trace import events as e
+from cutwater.trace.books import ChannelBook, SnapshotBook, compare
+from cutwater.trace.full import FullBooks
+from cutwater.trace.output import OutputBook
+from cutwater.trace.result import ChannelCounts, CheckResult, Kind, Violation
+
+__all__ = ["Checker", "check"]
+
+
+def check(
+    trace: e.Trace,
+    *,
+    quick: bool = False,
+    at_least_once: bool = False,
+    oracle: Iterable[str] | None = None,
+    drained: bool = False,
+) -> CheckResult:
+    """Check a whole trace.
+
+    Args:
+        quick: leave out vector clocks, states, contents and CL7.
+        at_least_once: rows from behind a marker may be in the receiver's cut, and committed more than once.
+        oracle: the rows that all sinks together should have committed, in any order.
+        drained: the run ended by itself, so that no row may be left in a channel.
+    """
+    checker = Checker(trace.header, quick=quick, at_least_once=at_least_once)
+    for event in trace.events:
+        checker.add(event)
+    return checker.finish(oracle=oracle, drained=drained)
+
+
+class Checker:
+    """Reads the events of a run in their order; ``finish`` gives the verdict.  Arguments as of ``check``."""
+
+    def __init__(self, header: e.Header, *, quick: bool = False, at_least_once: bool = False) -> None:
+        self.header = header
+        self.number = 0
+        """Number of the event being read."""
+        self._fifo, self._at_least_once = header.fifo, at_least_once
+        self._channels = {link.name: ChannelBook(link) for link in header.channels}
+        self._inputs = {p: [c for c in self._channels.values() if c.target == p] for p in header.processes}
+        self._outputs = {p: [c for c in self._channels.values() if c.source == p] for p in header.processes}
+        self._attempts: dict[str, int] = {}
+        self._down: set[str] = set()
+        self._snapshots: dict[int, SnapshotBook] = {}
+        self._violations: list[Violation] = []
+        self._counts: list[ChannelCounts] = []
+        self._output = OutputBook(at_least_once)
+        self._restored: set[int] = set()
+        self._full = None if quick else FullBooks(header, self._channels)
+        self._handlers: dict[type[e.Event], Callable[..., None]] = {
+            e.Step: self._on_step,
+            e.Cut: self._on_cut,
+            e.MarkerSent: self._on_marker_sent,
+            e.MarkerTaken: self._on_marker_taken,
+            e.Recorded: self._on_recorded,
+            e.Completed: self._on_completed,
+            e.Aborted: self._on_aborted,
+            e.Crashed: self._on_crashed,
+            e.Restored: self._on_restored,
+            e.Committed: self._on_committed,
+        }
+
+    def add(self, event: e.Event) -> None:
+        """The next event."""
+        self.number += 1
+        process, attempt = event.process, event.attempt
+        if self._attempts.get(process) != attempt or process in self._down:
+            self._check_alive(event)
+        self._handlers[type(event)](event)
+
+    def finish(self, *, oracle: Iterable[str] | None = None, drained: bool = False) -> CheckResult:
+        """The verdict over everything read."""
+        in_flight = sum(c.sent - c.taken - len(c.ahead) for c in self._channels.values())
+        if drained:
+            for channel in self._channels.values():
+                if channel.sent > channel.taken:
+                    text = f"rows {channel.taken}-{channel.sent - 1} were sent and never taken"
+                    self._wrong(Kind.FIFO, text, channel=channel.name)
+        if oracle is not None:
+            self._violations += self._output.compare(oracle)
+        return CheckResult(
+            self.number,
+            sum(s.complete for s in self._snapshots.values()),
+            tuple(self._violations),
+            tuple(self._counts),
+            tuple(self._full.reorderings) if self._full else (),
+            in_flight,
+            len(self._restored),
+        )
+
+    # ------------------------------------------------------------------------------------------------------- events
+
+    def _on_step(self, step: e.Step) -> None:
+        channels, attempt = self._channels, step.attempt
+        try:
+            for span in step.takes:
+                channel = channels[span.channel]
+                end = span.first + span.count
+                if span.first == channel.taken and channel.attempt == attempt and end <= channel.sent:
+                    channel.taken = end
+                else:
+                    self._take_slowly(step, channel, span)
+                if channel.target != step.process:
+                    self._wrong(Kind.TRACE, f"{step.process} takes from a channel of {channel.target}", span.channel)
+            for span in step.sends:
+                channel = channels[span.channel]
+                if span.first != channel.sent or channel.attempt != attempt or channel.source != step.process:
+                    self._send_slowly(step, channel, span)
+                channel.sent = span.first + span.count
+        except KeyError as error:
+            self._wrong(Kind.TRACE, f"{step.process} uses channel {error}, which the header does not name")
+            return
+        if self._full:
+            self._violations += self._full.step(self.number, step)
+
+    def _take_slowly(self, step: e.Step, channel: ChannelBook, span: e.Span) -> None:
+        limit = channel.available(step.attempt)
+        if span.end > limit:
+            self._wrong(Kind.FIFO, f"{step.process} took row {limit}, which nobody had sent", channel.name)
+        if not self._fifo:
+            problem = channel.take_out_of_order(span)
+            if problem is not None:
+                self._wrong(Kind.FIFO, problem, channel.name)
+            return
+        if span.first > channel.taken:
+            text = f"{step.process} took row {span.first} when row {channel.taken} was next: rows between are lost"
+            self._wrong(Kind.FIFO, text, channel.name)
+        elif span.first < channel.taken:
+            text = f"{step.process} took row {span.first} when row {channel.taken} was next: it had been taken before"
+            self._wrong(Kind.FIFO, text, channel.name)
+        channel.taken = span.end
+
+    def _send_slowly(self, step: e.Step, channel: ChannelBook, span: e.Span) -> None:
+        if channel.source != step.process:
+            self._wrong(Kind.TRACE, f"{step.process} sends on a channel of {channel.source}", channel.name)
+        if channel.attempt != step.attempt:  # the first row in this attempt
+            channel.attempt = step.attempt
+        if span.first != channel.sent:
+            text = f"{step.process} sent row {span.first} when row {channel.sent} was next"
+            self._wrong(Kind.FIFO, text, channel.name)
+
+    def _on_cut(self, cut: e.Cut) -> None:
+        snapshot, process = self._snapshot(cut.snapshot), cut.process
+        if process not in self._inputs:
+            self._wrong(Kind.TRACE, "a process that the header does not name recorded itself", process=process)
+            return
+        if process in snapshot.cuts:
+            text = f"{process} recorded its own state a second time"
+            self._wrong(Kind.INCOMPLETE, text, snapshot=cut.snapshot, process=process)
+        snapshot.cuts[process] = self.number
+        snapshot.attempts.add(cut.attempt)
+        for channel in self._outputs[process]:
+            snapshot.sent[channel.name] = channel.sent
+        for channel in self._inputs[process]:
+            snapshot.taken[channel.name] = channel.taken
+            if channel.ahead:
+                snapshot.ahead[channel.name] = frozenset(channel.ahead)
+        if self._full:
+            self._violations += self._full.cut(self.number, cut)
+            snapshot.states[process] = cut.state or self._full.states.get(process, "")
+
+    def _on_marker_sent(self, event: e.MarkerSent) -> None:
+        snapshot, channel = self._snapshot(event.snapshot), self._channels.get(event.channel)
+        if channel is None or event.position != channel.sent:
+            sent = channel.sent if channel else "no rows"
+            text = f"a marker was sent at position {event.position}, and the channel had {sent}"
+            self._wrong(Kind.MARKER, text, event.channel, snapshot=event.snapshot)
+        snapshot.markers[event.channel] = event.position
+
+    def _on_marker_taken(self, event: e.MarkerTaken) -> None:
+        snapshot, channel = self._snapshot(event.snapshot), self._channels.get(event.channel)
+        sent = snapshot.markers.get(event.channel)
+        if sent != event.position:
+            text = f"a marker was taken at position {event.position}, and was sent at {sent}"
+            self._wrong(Kind.MARKER, text, event.channel, snapshot=event.snapshot)
+        elif self._fifo and channel is not None and event.position < channel.taken:
+            text = f"{event.process} took the marker of position {event.position} after row {channel.taken - 1}"
+            self._wrong(Kind.MARKER, text, event.channel, snapshot=event.snapshot)
+
+    def _on_recorded(self, event: e.Recorded) -> None:
+        if event.channel not in self._channels:
+            self._wrong(Kind.TRACE, "a channel was recorded that the header does not name", event.channel)
+        self._snapshot(event.snapshot).recorded.setdefault(event.channel, []).extend(event.spans)
+
+    def _on_completed(self, event: e.Completed) -> None:
+        """The whole snapshot is known now: compare."""
+        snapshot = self._snapshot(event.snapshot)
+        missing = [p for p in self.header.processes if p not in snapshot.cuts]
+        if missing or len(snapshot.attempts) > 1:
+            text = f"{', '.join(missing)} recorded nothing" if missing else "its parts come from several attempts"
+            self._wrong(Kind.INCOMPLETE, text, snapshot=snapshot.id)
+            return
+        if snapshot.complete:
+            return
+        snapshot.complete = True
+        before = len(self._violations)
+        for channel, position in snapshot.markers.items():
+            if position != snapshot.sent.get(channel, position):
+                text = f"its marker lies at position {position}, and the sender's cut at {snapshot.sent[channel]} (CL1)"
+                self._wrong(Kind.MARKER, text, channel, snapshot=snapshot.id)
+        for channel in self._channels.values():
+            for found in compare(snapshot, channel, tolerate_doubled=self._at_least_once):
+                if isinstance(found, Violation):
+                    self._violations.append(found)
+                elif self._full:
+                    self._counts.append(found)
+        if self._full and not self._at_least_once:
+            consistent = len(self._violations) == before
+            self._violations += self._full.complete(snapshot, consistent=consistent)
+
+    def _on_aborted(self, event: e.Aborted) -> None:
+        if self._snapshot(event.snapshot).complete:
+            self._wrong(Kind.INCOMPLETE, "it was given up after it was complete", snapshot=event.snapshot)
+
+    def _on_crashed(self, event: e.Crashed) -> None:
+        self._down.add(event.process)
+
+    def _on_restored(self, event: e.Restored) -> None:
+        process, attempt = event.process, event.attempt
+        self._down.discard(process)
+        self._attempts[process] = attempt
+        self._restored.add(attempt)
+        snapshot = SnapshotBook(0) if event.snapshot is None else self._snapshots.get(event.snapshot)
+        if snapshot is None or (event.snapshot is not None and not snapshot.complete):
+            self._wrong(Kind.RESTORE, "it never became complete", snapshot=event.snapshot, process=process)
+            snapshot = snapshot or SnapshotBook(0)
+        for channel in self._outputs.get(process, ()):
+            channel.sender_restored(attempt, snapshot.sent.get(channel.name, 0))
+        for channel in self._inputs.get(process, ()):
+            name = channel.name
+            ahead = snapshot.ahead.get(name, frozenset[int]())
+            taken, sent = snapshot.taken.get(name, 0), snapshot.sent.get(name, 0)
+            channel.receiver_restored(attempt, min(taken, sent), ahead, sent)
+        if self._full:
+            self._full.restored(event, snapshot)
+
+    def _on_committed(self, event: e.Committed) -> None:
+        snapshot = self._snapshots.get(event.snapshot)
+        if snapshot is None or not snapshot.complete:
+            self._wrong(Kind.OUTPUT, "output was committed before the snapshot was complete", snapshot=event.snapshot)
+        problem = self._output.commit(event)
+        if problem is not None:
+            self._wrong(Kind.OUTPUT, problem, snapshot=event.snapshot, process=event.process)
+
+    # ------------------------------------------------------------------------------------------------------ helpers
+
+    def _check_alive(self, event: e.Event) -> None:
+        """The slow part of ``add``: a first event, a recovery, or something that should not be."""
+        process, attempt = event.process, event.attempt
+        if process not in self._inputs or isinstance(event, e.Restored):
+            return  # a coordinator; or checked where it is handled
+        known = self._attempts.get(process)
+        if known is None:
+            self._attempts[process] = attempt
+            for channel in self._outputs[process]:
+                channel.attempt = attempt
+        elif process in self._down:
+            self._wrong(Kind.STATE, f"it is down, and there is a {type(event).__name__} of it", process=process)
+        elif attempt != known:
+            text = f"it is in attempt {known}, and there is a {type(event).__name__} of attempt {attempt}"
+            self._wrong(Kind.STATE, text, process=process)
+
+    def _snapshot(self, id: int) -> SnapshotBook:
+        book = self._snapshots.get(id)
+        if book is None:
+            book = self._snapshots[id] = SnapshotBook(id)
+        return book
+
+    def _wrong(
+        self,
+        kind: Kind,
+        text: str,
+        channel: str | None = None,
+        *,
+        snapshot: int | None = None,
+        process: str | None = None,
+    ) -> None:
+        self._violations.append(Violation(kind, text, snapshot, channel, process, (self.number,)))

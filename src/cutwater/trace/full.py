@@ -1,0 +1,103 @@
+"""What a full check writes down besides: clocks, states, contents, and the history of each attempt for CL7."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cutwater.trace.books import ChannelBook, SnapshotBook
+from cutwater.trace.clocks import VectorClocks
+from cutwater.trace.events import Cut, Header, Restored, Span, Step
+from cutwater.trace.reordering import History, reorder
+from cutwater.trace.result import Kind, Reordering, Violation
+
+__all__ = ["FullBooks"]
+
+
+class FullBooks:
+    """The part of a ``Checker`` that a quick check goes without."""
+
+    def __init__(self, header: Header, channels: Mapping[str, ChannelBook]) -> None:
+        self.states: dict[str, str] = {}
+        """Process -> the state it is in."""
+        self.reorderings: list[Reordering] = []
+        self._header, self._channels = header, channels
+        self._clocks: dict[int, VectorClocks] = {}
+        self._histories: dict[int, History] = {}
+        self._cut_clocks: dict[int, dict[str, tuple[int, ...]]] = {}
+
+    def step(self, number: int, step: Step) -> list[Violation]:
+        """A step that the quick checks have booked already."""
+        found: list[Violation] = []
+        state = self.states.get(step.process)
+        if state and step.before and state != step.before:
+            text = f"it was in state {state!r} and goes on from {step.before!r}"
+            found.append(Violation(Kind.STATE, text, process=step.process, events=(number,)))
+        if step.after:
+            self.states[step.process] = step.after
+        for span in step.takes:
+            found += self._compare_content(number, span)
+        for span in step.sends:
+            values = self._channels[span.channel].values
+            values.update(zip(range(span.first, span.end), span.values, strict=False))
+        history = self._history(step.attempt)
+        history.step(number, step)
+        self._clocks[step.attempt].step(number, step)
+        return found
+
+    def cut(self, number: int, cut: Cut) -> list[Violation]:
+        """A process recorded itself."""
+        self._history(cut.attempt).cut(cut.snapshot, cut.process)
+        clock = self._clocks[cut.attempt].now(cut.process)
+        self._cut_clocks.setdefault(cut.snapshot, {})[cut.process] = clock
+        state = self.states.get(cut.process)
+        if cut.state and state and cut.state != state:
+            text = f"it recorded state {cut.state!r} while it was in {state!r}"
+            return [Violation(Kind.STATE, text, cut.snapshot, process=cut.process, events=(number,))]
+        return []
+
+    def complete(self, snapshot: SnapshotBook, *, consistent: bool) -> list[Violation]:
+        """Vector clocks, then CL7; both must agree with what the counts said."""
+        attempt = next(iter(snapshot.attempts))
+        found = self._clocks[attempt].inconsistencies(snapshot.id, dict(self._cut_clocks[snapshot.id]))
+        reordering, broken = reorder(self._histories[attempt], snapshot.id, snapshot.states, snapshot.recorded)
+        if reordering is not None and not broken:
+            self.reorderings.append(reordering)
+        found += broken
+        if consistent and not found:
+            found += self._contents_of(snapshot)
+        return found
+
+    def restored(self, event: Restored, snapshot: SnapshotBook) -> None:
+        """A process is in its state at the cut again."""
+        self.states[event.process] = snapshot.states.get(event.process, "")
+        if event.attempt not in self._histories:
+            self._begin(event.attempt, snapshot)
+
+    def _history(self, attempt: int) -> History:
+        if attempt not in self._histories:
+            self._begin(attempt, SnapshotBook(0))
+        return self._histories[attempt]
+
+    def _begin(self, attempt: int, snapshot: SnapshotBook) -> None:
+        values = {name: channel.values for name, channel in self._channels.items()}
+        self._histories[attempt] = History(self._header, snapshot.states, snapshot.taken, snapshot.sent, values)
+        self._clocks[attempt] = VectorClocks(self._header)
+
+    def _compare_content(self, number: int, span: Span) -> list[Violation]:
+        values = self._channels[span.channel].values
+        for row, value in zip(range(span.first, span.end), span.values, strict=False):
+            if values.get(row, value) != value:
+                text = f"row {row} was sent as {values[row]!r} and taken as {value!r}"
+                return [Violation(Kind.CONTENT, text, channel=span.channel, events=(number,))]
+        return []
+
+    def _contents_of(self, snapshot: SnapshotBook) -> list[Violation]:
+        found: list[Violation] = []
+        for name, spans in snapshot.recorded.items():
+            for span in spans:
+                for row, value in zip(range(span.first, span.end), span.values, strict=False):
+                    sent = self._channels[name].values.get(row, value)
+                    if sent != value:
+                        text = f"row {row} was sent as {sent!r} and recorded as {value!r}"
+                        found.append(Violation(Kind.CONTENT, text, snapshot.id, name))
+        return found

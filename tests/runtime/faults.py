@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["after_sending", "before_taking", "failing_writes", "happens"]
+__all__ = ["after_sending", "before_taking", "failing_writes", "happens", "reporting_at_the_end"]
 
 
 def happens(marker: Path, times: int = 1) -> bool:
@@ -84,3 +85,25 @@ def failing_writes(count: int, marker: Path, *, slots: tuple[int, ...] = (0,)) -
         SnapshotWriter.close = full
 
     return prepare
+
+
+def reporting_at_the_end(args: Any) -> None:
+    """Counters go to the driver at the end only, and worker 1 hears of the end after worker 0 has left."""
+    from cutwater.runtime import control as c
+    from cutwater.runtime import worker
+    from cutwater.runtime.attempt import PeerLost
+
+    worker._REPORT_S = 3_600.0
+    left, post = threading.Event(), worker.Worker.post
+
+    def posted(self: worker.Worker, message: Any) -> None:
+        if isinstance(message, c.Stop) and args.slot == 1:
+            left.wait(10)
+        post(self, message)
+        if isinstance(message, PeerLost):
+            deadline = time.monotonic() + 10
+            while self._mailbox and time.monotonic() < deadline:
+                time.sleep(0.001)
+            left.set()
+
+    worker.Worker.post = posted

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from fake_host import FakeSpark
+from faults import reporting_at_the_end
 from runtime_world import (
     assert_running_counts,
     counting,
@@ -112,7 +113,20 @@ def test_stop_and_start_again_goes_on_where_it_was(start, tmp_path: Path) -> Non
     assert again.id == uid
     assert again.status.checkpoints.restored_id > 0
     assert_running_counts(tmp_path / "out", ROWS)
-    assert again.status.rows_read <= ROWS - hold, "rows before the stop are not read again"
+    assert again.status.rows_read == ROWS - hold, "rows before the stop are not read again"
+
+
+def test_the_last_report_of_a_worker_counts_although_its_peer_left_first(
+    start, fake_spark: FakeSpark, tmp_path: Path
+) -> None:
+    """Stopping workers close their connections one after the other: that is no failure, and no report is lost."""
+    fake_spark.prepare = reporting_at_the_end
+    open_gate(tmp_path)
+    job = start(counting("last", gated(tmp_path, ROWS, rate=None), tmp_path / "out"))
+    assert job.await_termination(30)
+    assert (job.status.rows_read, job.status.steps["out"].rows_in) == (ROWS, ROWS)
+    assert job.status.restarts == 0
+    assert not [line for line in job.status.log if "failed" in line]
 
 
 def test_cancel_and_start_again_loses_and_doubles_nothing(start, fake_spark: FakeSpark, tmp_path: Path) -> None:

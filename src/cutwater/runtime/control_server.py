@@ -79,6 +79,10 @@ class ControlLink:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
+    def drain(self, timeout_s: float) -> None:
+        """Wait until the other end closed and everything it sent was received."""
+        self._reader.join(timeout_s)
+
     def _read(self) -> None:
         decoder = ControlDecoder()
         reason = "the connection was closed"

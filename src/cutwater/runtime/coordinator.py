@@ -223,7 +223,6 @@ class Coordinator:
             case c.Committed(checkpoint_id=checkpoint_id):
                 self._committed(link.slot, checkpoint_id)
             case c.Failure():
-                self.board.failed(message)
                 if message.secondary:
                     self._after(_PATIENCE_S, lambda: self._still_failed(message))
                 else:
@@ -264,6 +263,7 @@ class Coordinator:
             self._checkpoints.request(done)
 
     def _failed(self, failure: c.Failure) -> None:
+        self.board.failed(failure)
         text = f"{failure.message}\n{failure.traceback}" if failure.traceback else failure.message
         self._fail(failure.kind, text, step=failure.step, retryable=failure.retryable, hint=failure.hint)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from cutwater.errors import CutwaterError
@@ -19,6 +20,8 @@ __all__ = ["Group"]
 
 _RELAUNCH_LIMIT = 8
 """A slot's Spark job may end this often in a row without its worker ever saying hello."""
+_LAST_WORDS_S = 1.0
+"""How long the end of the job waits for connections whose workers are gone to be read to their end."""
 
 
 class Group:
@@ -133,10 +136,15 @@ class Group:
         for slot in set(range(self.slots)) - set(self.links):
             self._host.cancel(slot)  # waits for a core, or starts just now: there is nobody to ask
 
+        links = list(self.links.values())
+
         def wait() -> None:
             if not self._host.join(timeout_s):
                 self._host.cancel_all()
                 self._host.join(timeout_s)
+            deadline = time.monotonic() + _LAST_WORDS_S
+            for link in links:  # Spark's word that a worker ended can come before the worker's own last ones
+                link.drain(max(0.0, deadline - time.monotonic()))
             gone()
 
         threading.Thread(target=wait, name="cutwater-shutdown", daemon=True).start()

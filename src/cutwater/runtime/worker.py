@@ -33,6 +33,8 @@ from cutwater.storage.base import Store
 __all__ = ["Worker", "WorkerArgs", "run_worker"]
 
 _MAX_SLEEP_S = 0.5
+_LINGER_S = 2.0
+"""For the last messages to the driver."""
 _REPORT_S = 0.2
 """How often counters go to the driver."""
 
@@ -112,7 +114,7 @@ class Worker:
             logging.getLogger().removeHandler(handler)
             self._drop_attempt()
             self.data_server.close()
-            self.link.close()
+            self.link.close(_LINGER_S)
         return self._end
 
     # ---------------------------------------------------------------------------------------------------- the loop
@@ -147,6 +149,7 @@ class Worker:
 
     def fail(self, error: BaseException) -> None:
         """Report a failure of the current attempt and drop it."""
+        self._report()  # a peer that stopped first looks like one that was lost: what this worker did counts all the same
         attempt = self._attempt
         number = attempt.number if attempt is not None else 0
         ours = isinstance(error, CutwaterError)

@@ -1,6 +1,7 @@
 """What the user writes: streams, steps, the logical graph and the physical plan.  Building runs nothing.
 
 flow      Dataflow: read, validate, explain, start
+loop      LoopStream: feed_back                           cycles  which edges close loops, pure functions
 stream    Stream: stateless steps, key_by, sinks          keyed   KeyedStream: aggregates, windows, joins
 build     the graph under construction, ids, event time   steps, expression_steps, keyed_steps   one step each
 graph     LogicalGraph and PhysicalPlan, plain values     checks  whole dataflow, guarantees

@@ -9,7 +9,7 @@ import contextlib
 import difflib
 import re
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
@@ -136,6 +136,11 @@ class GraphBuilder:
             self._lost[id, 0] = lost
         return tuple(Upstream(id, n, t) for n, t in enumerate(outputs))
 
+    def add_input(self, id: str, spec: OperatorSpec, upstream: Upstream) -> None:
+        """Give a step one more input, and the specification that takes it: how a loop is closed."""
+        step = self.steps[id]
+        self.steps[id] = replace(step, spec=spec, inputs=(*step.inputs, upstream.input))
+
     def event_time_story(self, upstream: Upstream) -> tuple[str, str]:
         """Why a stream has no event time: (what happened, what to do)."""
         step, output = upstream.step, upstream.output
@@ -146,6 +151,11 @@ class GraphBuilder:
             if output != 0:
                 return f"the stream is a side output of step {step!r}, which has no event time", ""
             inputs = self.steps[step].inputs
+            if self.steps[step].options.get("declared"):
+                return (
+                    f"the stream has no event time: loop {step!r} is declared without one",
+                    f"Name the column there: flow.loop({step!r}, schema=..., event_time='...').",
+                )
             if not inputs:
                 return (
                     f"the stream has no event time: step {step!r} reads without one",
@@ -157,9 +167,11 @@ class GraphBuilder:
         """Whether every source above reads with an event time, so that a watermark comes."""
         if upstream.type.event_time is not None:
             return True
-        inputs = self.steps[upstream.step].inputs
-        if not inputs:
-            return upstream.output == 0 and self.steps[upstream.step].outputs[0].event_time is not None
+        step = self.steps[upstream.step]
+        if not step.inputs or step.options.get("declared"):
+            return upstream.output == 0 and step.outputs[0].event_time is not None
+        # What is fed back to a loop carries no watermark: its first input alone decides (W3).
+        inputs = step.inputs[:1] if step.kind == "loop" else step.inputs
         return all(self.has_watermark(Upstream(i.step, i.output, self.steps[i.step].outputs[i.output])) for i in inputs)
 
 

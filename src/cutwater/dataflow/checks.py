@@ -1,9 +1,13 @@
-"""Checks of a whole dataflow: that no rows end nowhere, and that its connectors can do what the job demands."""
+"""Checks of a whole dataflow: that no rows end nowhere or go round for ever, and that its connectors can do what the
+job demands.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
+from cutwater.dataflow.cycles import components, reachable
 from cutwater.dataflow.graph import LogicalGraph, Step
 from cutwater.errors import BuildError
 
@@ -14,16 +18,25 @@ if TYPE_CHECKING:
 __all__ = ["check_complete", "check_guarantees", "guarantee_of"]
 
 _DISCARD = "or discard it on purpose: .write('id', cw.discard())."
+_ROW_FOR_ROW = frozenset({"loop", "union", "select", "with_columns", "rename", "drop", "aggregate"})
+"""Kinds of steps whose main output has a row for each row."""
 
 
 def check_complete(graph: LogicalGraph) -> None:
-    """Check that the dataflow is whole: every step's rows end in a sink.
+    """Check that the dataflow is whole: every step's rows end in a sink, every loop is closed and can end.
 
     Raises:
-        BuildError: no step at all, no sink, or rows that nobody reads (names the step).
+        BuildError: no step at all, no sink, rows that nobody reads, or a loop that is wrong (names the step).
     """
     if not graph.steps:
         raise BuildError(f"dataflow {graph.name!r} is empty", hint="Begin with flow.read('id', source).")
+    for step in graph.steps.values():
+        if step.kind == "loop" and not _fed_back(step):
+            raise BuildError(
+                "the loop is never closed",
+                step=step.id,
+                hint="Give rows back to it: loop.feed_back(stream). A stream without loop needs no flow.loop.",
+            )
     if all(s.role != "sink" for s in graph.steps.values()):
         raise BuildError(
             f"dataflow {graph.name!r} writes nothing",
@@ -38,6 +51,64 @@ def check_complete(graph: LogicalGraph) -> None:
                 step=step.id,
                 hint=f"Write its .dead_letters, {_DISCARD}",
             )
+    _check_loops(graph)
+
+
+def _check_loops(graph: LogicalGraph) -> None:
+    """Every loop is reached by a source, closed by its own rows, left by rows, and drops some on each way round."""
+    cycles = graph.cycles
+    handles = [s for s in graph.steps.values() if s.kind == "loop"]
+    for step in handles:
+        if step.id in cycles.unreached:
+            raise BuildError(
+                "no source reaches the loop, so that no row ever enters it",
+                step=step.id,
+                hint="Begin it with a stream, flow.loop('id', stream), or join one to it with union.",
+            )
+        own = next((set(loop.nodes) for loop in cycles.loops if step.id in loop.nodes), {step.id})
+        for source in _fed_back(step):
+            if source not in own:
+                raise BuildError(
+                    f"what is fed back, the stream of step {source!r}, does not come from the loop",
+                    step=step.id,
+                    hint="Rows enter a loop where it begins, flow.loop('id', stream), or by a union.",
+                )
+    sinks = {s.id for s in graph.steps.values() if s.role == "sink"}
+    for loop in cycles.loops:
+        if not sinks & reachable(graph.successors, loop.nodes):
+            raise BuildError(
+                f"rows never leave the loop of the steps {', '.join(loop.nodes)}",
+                step=_handle(graph, loop.nodes),
+                hint="Write the stream of one of its steps.",
+            )
+    for nodes in components(_row_for_row(graph)):
+        raise BuildError(
+            f"rows would go round for ever: {', '.join(nodes)} give a row for each row",
+            step=_handle(graph, nodes),
+            hint="Let a filter, flat_map or map_batches in the loop drop the rows that are done.",
+        )
+
+
+def _fed_back(step: Step) -> list[str]:
+    """Steps whose rows were given to a loop by ``feed_back``."""
+    return [i.step for i in (step.inputs if step.options["declared"] else step.inputs[1:])]
+
+
+def _handle(graph: LogicalGraph, nodes: Iterable[str]) -> str:
+    """The loop step on a cycle; there is one, since only loops read what is written later."""
+    return next(n for n in nodes if graph.steps[n].kind == "loop")
+
+
+def _row_for_row(graph: LogicalGraph) -> dict[str, list[str]]:
+    """The steps that give exactly one row for each row, or more, and their edges to each other."""
+    steps = graph.steps
+    keeping = [s.id for s in steps.values() if s.kind in _ROW_FOR_ROW or getattr(s.spec, "how", None) == "left"]
+    found: dict[str, list[str]] = {id: [] for id in keeping}
+    for id in keeping:
+        for source in steps[id].inputs:
+            if source.step in found and source.output == 0:
+                found[source.step].append(id)
+    return found
 
 
 def guarantee_of(protocol: ProtocolName) -> str:

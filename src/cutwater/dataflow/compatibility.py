@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from cutwater.dataflow.build import format_us
 from cutwater.dataflow.graph import PhysicalPlan, Step
 from cutwater.errors import BuildError
+from cutwater.storage.channel_log import CHANNEL_KIND
 from cutwater.storage.manifest import Manifest, StepRecord
 
 if TYPE_CHECKING:
@@ -54,6 +55,21 @@ def incompatibilities(plan: PhysicalPlan, manifest: Manifest) -> Iterator[str]:
             yield f"step {old.id!r} was of kind {old.kind} and is of kind {new.kind}, its {holds} would be lost"
         else:
             yield from _changes(old, new)
+    yield from _lost_rows(plan, manifest)
+
+
+def _lost_rows(plan: PhysicalPlan, manifest: Manifest) -> Iterator[str]:
+    """Edges that rows were on at the cut, and that the program has no more.
+
+    That an edge closes a loop now, or no longer does, is no hindrance: rows that were on it come first on any edge.
+    """
+    there = {edge.name for edge in plan.edges}
+    rows: dict[str, int] = {}
+    for entry in manifest.entries:
+        if entry.kind == CHANNEL_KIND and entry.rows and entry.name not in there:
+            rows[entry.name] = rows.get(entry.name, 0) + entry.rows
+    for name, count in rows.items():
+        yield f"edge {name} is gone, {count} {'row' if count == 1 else 'rows'} on the way there would be lost"
 
 
 def _holds(step: StepRecord, manifest: Manifest) -> str:
@@ -64,7 +80,7 @@ def _holds(step: StepRecord, manifest: Manifest) -> str:
         return "read positions"
     if any(step.id in s.handles or step.id in s.sinks for s in manifest.subtasks):
         return "uncommitted rows"
-    return "state" if any(e.step == step.id for e in manifest.entries) else ""
+    return "state" if any(e.step == step.id and e.kind != CHANNEL_KIND for e in manifest.entries) else ""
 
 
 def _changes(old: StepRecord, new: StepRecord) -> Iterator[str]:

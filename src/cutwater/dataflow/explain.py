@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
     from cutwater.operators.base import OperatorSpec
 
-__all__ = ["explain", "explain_logical", "explain_physical"]
+__all__ = ["explain", "explain_logical", "explain_loops", "explain_physical"]
 
 
 def explain(graph: LogicalGraph, *, parallelism: int, max_parallelism: int, protocol: ProtocolName) -> str:
@@ -28,7 +28,10 @@ def explain(graph: LogicalGraph, *, parallelism: int, max_parallelism: int, prot
         parts += ["Physical plan", f"  none yet: {e}"]
     else:
         parts.append(f"Physical plan: {plan.parallelism} workers, {max_parallelism} key groups")
-        parts += [*explain_physical(plan), "", "Guarantees", *_guarantees(graph, protocol)]
+        parts += [*explain_physical(plan), ""]
+        if plan.loops:
+            parts += ["Loops", *explain_loops(graph), ""]
+        parts += ["Guarantees", *_guarantees(graph, protocol)]
     return "\n".join(parts)
 
 
@@ -40,7 +43,8 @@ def explain_logical(graph: LogicalGraph) -> Iterator[str]:
         yield f"  {step.id:<{width}}  {step.kind}{f': {details}' if details else ''}"
         margin = " " * (width + 4)
         for source in step.inputs:
-            yield f"{margin}<- {_input(graph, source)}"
+            back = ", a back-edge" if (source.step, step.id) in graph.cycles.back_edges else ""
+            yield f"{margin}<- {_input(graph, source)}{back}"
         for number, output in enumerate(step.outputs):
             columns = ", ".join(f"{f.name} {f.type}" for f in output.schema)
             marks = f"; event time {output.event_time}" if output.event_time else ""
@@ -54,6 +58,15 @@ def explain_physical(plan: PhysicalPlan) -> Iterator[str]:
         yield f"  [{vertex.index}] x{vertex.parallelism}  {_chain(plan, vertex)}"
         for edge in plan.outputs(vertex.index):
             yield f"        {_edge(plan, edge)}"
+
+
+def explain_loops(graph: LogicalGraph) -> Iterator[str]:
+    """Each loop: its steps, where rows enter it, and the edges that close it."""
+    for loop in graph.cycles.loops:
+        yield f"  {', '.join(loop.nodes)}"
+        several = "" if loop.reducible else " (not by one head: the order of writing decides what closes it)"
+        yield f"    entered at {', '.join(loop.entries)}{several}"
+        yield f"    closed by {', '.join(f'{a} -> {b}' for a, b in loop.back_edges)}"
 
 
 def _chain(plan: PhysicalPlan, vertex: Vertex) -> str:
@@ -71,7 +84,7 @@ def _chain(plan: PhysicalPlan, vertex: Vertex) -> str:
 def _edge(plan: PhysicalPlan, edge: Edge) -> str:
     side = f" output {edge.source_output}" if edge.source_output else ""
     channels = sum(1 for _ in plan.channels(edge))
-    many = "channel" if channels == 1 else "channels"
+    many = f"{'channel' if channels == 1 else 'channels'}{', a back-edge' if edge.back else ''}"
     return (
         f"edge {edge.index}: {edge.source_step}{side} -- {_how(edge.type, edge.keys)} --> "
         f"[{edge.target}] {edge.target_step} input {edge.target_input} ({channels} {many})"

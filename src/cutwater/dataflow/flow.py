@@ -19,6 +19,7 @@ from cutwater.dataflow.build import (
 )
 from cutwater.dataflow.checks import check_complete
 from cutwater.dataflow.graph import LogicalGraph, StreamType
+from cutwater.dataflow.loop import LoopStream
 from cutwater.dataflow.stream import Stream
 from cutwater.errors import BuildError
 
@@ -104,11 +105,44 @@ class Dataflow:
             upstreams = self._builder.add(id, "read", made, [], outputs, parallelism=parallelism, options=options)
         return Stream(self._builder, upstreams[0], upstreams[1] if diverts else None)
 
-    def validate(self) -> None:
-        """Check that the dataflow is whole: every step's rows end in a sink.
+    def loop(
+        self,
+        id: str,
+        stream: Stream | None = None,
+        *,
+        schema: str | pa.Schema | None = None,
+        event_time: str | None = None,
+        parallelism: int | None = None,
+    ) -> LoopStream:
+        """A stream that more rows are fed back to: ``loop = flow.loop("id", s)``, steps, ``loop.feed_back(result)``.
+
+        Loops may be nested, cross each other, and lead through keys.  The columns of the loop are nullable.
+
+        Args:
+            stream: what enters the loop.
+            schema: instead of a stream, of a loop that rows enter further on, at a union or join.
+            event_time: with ``schema``: its event-time column.  What is fed back carries no watermark: the loop goes by
+                that of the rows from outside (W3).
 
         Raises:
-            BuildError: no sink, or rows that nobody reads; names the step.
+            BuildError: neither stream nor schema or both, or a stream of another dataflow.
+
+        >>> import cutwater as cw, polars as pl
+        >>> flow = cw.Dataflow("halving")
+        >>> numbers = flow.loop("numbers", flow.read("in", cw.memory([], schema="n long")))
+        >>> halves = numbers.with_columns("halve", n=pl.col("n") // 2)
+        >>> numbers.feed_back(halves.filter("more", pl.col("n") > 1))
+        >>> halves.filter("ones", pl.col("n") == 1).write("out", cw.discard())
+        >>> flow.validate()
+        """
+        return LoopStream.begin(self._builder, id, stream, schema, event_time, parallelism)
+
+    def validate(self) -> None:
+        """Check that the dataflow is whole: every step's rows end in a sink, every loop is closed and can end.
+
+        Raises:
+            BuildError: no sink, rows that nobody reads, a loop that is never closed, that no source reaches, or that
+                rows never leave; names the step.
         """
         check_complete(self.graph)
 

@@ -3,18 +3,22 @@
 A *step* is what the user wrote.  The physical plan fuses forward-connected steps of one parallelism into *vertices*
 (chains); a vertex runs as ``parallelism`` subtasks, and subtask *i* of every vertex lives in worker *i*.  *Edges* join
 vertices; an edge has one *channel* per (sending subtask, receiving subtask) pair that may exchange rows.
+
+An edge that closes a loop is a *back-edge*; without those, the graph of the vertices has no cycle.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pyarrow as pa
 
+from cutwater.dataflow.cycles import Cycles, find_cycles
 from cutwater.state.keys import key_group_range
 
 if TYPE_CHECKING:
@@ -32,6 +36,7 @@ __all__ = [
     "StreamType",
     "Vertex",
     "key_group_range",
+    "step_successors",
 ]
 
 
@@ -46,8 +51,6 @@ class EdgeType(enum.Enum):
     """Round robin by batch."""
     BROADCAST = "broadcast"
     """To every subtask."""
-    FEEDBACK = "feedback"
-    """A hash or forward edge that closes a loop."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +92,15 @@ class Step:
 
     @property
     def role(self) -> Literal["source", "operator", "sink"]:
-        """What ``spec`` is: a source has no inputs, a sink no outputs."""
-        if not self.inputs:
+        """What ``spec`` is: a source has no inputs, a sink no outputs (a loop not closed yet may have no input)."""
+        if not self.inputs and self.kind != "loop":
             return "source"
         return "operator" if self.outputs else "sink"
 
 
 @dataclass(frozen=True)
 class LogicalGraph:
-    """What the user wrote: all steps, each after the steps it reads."""
+    """What the user wrote: all steps, each after the steps it reads; a loop alone also reads what comes later."""
 
     name: str
     steps: MappingProxyType[str, Step]
@@ -119,6 +122,30 @@ class LogicalGraph:
     def source_of(self, input: Input) -> StreamType:
         """Type of the stream that an input reads."""
         return self.steps[input.step].outputs[input.output]
+
+    @property
+    def sources(self) -> list[str]:
+        """Ids of the steps that read from outside."""
+        return [s.id for s in self.steps.values() if s.role == "source"]
+
+    @property
+    def successors(self) -> dict[str, list[str]]:
+        """Every step with the steps that read it, both in the order in which they were written."""
+        return step_successors(self.steps)
+
+    @cached_property
+    def cycles(self) -> Cycles[str]:
+        """The loops and their back-edges (C1)."""
+        return find_cycles(self.successors, self.sources)
+
+
+def step_successors(steps: Mapping[str, Step]) -> dict[str, list[str]]:
+    """Every step with the steps that read it, both in the order in which they were written."""
+    found: dict[str, list[str]] = {id: [] for id in steps}
+    for step in steps.values():
+        for source in dict.fromkeys(i.step for i in step.inputs):
+            found[source].append(step.id)
+    return found
 
 
 class Link(NamedTuple):
@@ -171,7 +198,17 @@ class Edge:
     target_input: int
     schema: pa.Schema
     keys: tuple[str, ...] = ()
-    back_edge: bool = False
+    back: bool = False
+    """The edge closes a loop (C1); so does each of its channels.  It may be of any type."""
+
+    @property
+    def name(self) -> str:
+        """Names the edge in snapshots, whatever number another version of the program gives it.
+
+        >>> Edge(3, EdgeType.HASH, 0, "grow", 1, 1, "count", 0, pa.schema([]), ("k",)).name
+        'grow.1>count.0'
+        """
+        return f"{self.source_step}.{self.source_output}>{self.target_step}.{self.target_input}"
 
 
 @dataclass(frozen=True)
@@ -185,6 +222,22 @@ class PhysicalPlan:
     steps: dict[str, Step]
     vertices: tuple[Vertex, ...]
     edges: tuple[Edge, ...]
+    loops: tuple[frozenset[int], ...] = ()
+    """Vertices of each strongly connected component that holds a cycle."""
+
+    @property
+    def back_edges(self) -> list[tuple[str, str]]:
+        """The edges that close loops, as the manifest names them: (source step, target step), each once, sorted."""
+        return sorted({(e.source_step, e.target_step) for e in self.edges if e.back})
+
+    def loop_of(self, vertex: int) -> int | None:
+        """Number of the loop that a vertex lies in, ``None`` outside."""
+        return next((n for n, vertices in enumerate(self.loops) if vertex in vertices), None)
+
+    def loop_inputs(self, vertex: int) -> list[Edge]:
+        """Inputs of a vertex that come from its own loop, back-edges among them."""
+        loop = self.loop_of(vertex)
+        return [] if loop is None else [e for e in self.inputs(vertex) if e.source in self.loops[loop]]
 
     def channels(self, edge: Edge) -> Iterator[Channel]:
         """All channels of an edge."""

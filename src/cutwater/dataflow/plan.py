@@ -1,15 +1,17 @@
 """The physical plan: chains of steps, edges between them, and what each edge does with rows.
 
-The same program gives the same plan, with the same numbers: steps are taken in the order they were written.
+The same program gives the same plan, with the same numbers: steps are taken in the order they were written, except
+that a step comes after all that it reads by edges that close no loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from cutwater.dataflow.checks import check_complete
 from cutwater.dataflow.compatibility import check_compatible, step_records
+from cutwater.dataflow.cycles import components, order_without
 from cutwater.dataflow.graph import (
     Edge,
     EdgeType,
@@ -19,6 +21,7 @@ from cutwater.dataflow.graph import (
     PhysicalPlan,
     Step,
     Vertex,
+    step_successors,
 )
 from cutwater.errors import BuildError, InvariantError
 from cutwater.state.keys import MAX_KEY_GROUPS
@@ -65,7 +68,8 @@ def make_plan(flow: HasGraph, parallelism: int, max_parallelism: int = 128) -> P
 
     A step joins the vertex of the step before it if it reads that step alone, by a forward edge, at the same
     parallelism; every other step heads a vertex of its own.  A forward edge between different parallelisms becomes
-    a rebalance edge.  A hash edge becomes a forward one where rows lie in the right subtask already.
+    a rebalance edge.  A hash edge becomes a forward one where rows lie in the right subtask already.  Edges that close
+    loops are marked (C1); no chain holds one, and the step at its end heads a vertex.
 
     Args:
         flow: the dataflow or its graph.
@@ -78,8 +82,11 @@ def make_plan(flow: HasGraph, parallelism: int, max_parallelism: int = 128) -> P
     graph = flow.graph
     check_complete(graph)
     planner = _Planner(graph, parallelism, max_parallelism)
-    for step in graph.steps.values():
+    order = [graph.steps[id] for id in order_without(graph.successors, graph.cycles.back_edges)]
+    for step in order:
         planner.place(step)
+    for step in order:
+        planner.join(step)
     plan = planner.plan()
     validate_plan(plan)
     return plan
@@ -109,28 +116,35 @@ class _Planner:
 
     def place(self, step: Step) -> None:
         """Give the step a place: in the chain it continues, or at the head of a new one."""
-        types = [self._edge_type(step, i) for i in step.inputs]
+        # An edge that closes a loop has no say yet: what begins it is placed later.
+        regular = [i for i in step.inputs if not self._closes_loop(step, i)]
+        types = [self._edge_type(step, i) for i in regular]
         if any(i.keys for i in step.inputs) or all(
-            t is EdgeType.FORWARD and i.step in self._in_place for i, t in zip(step.inputs, types, strict=True)
+            t is EdgeType.FORWARD and i.step in self._in_place for i, t in zip(regular, types, strict=True)
         ):
             self._in_place.add(step.id)
-        if types == [EdgeType.FORWARD]:
-            source = step.inputs[0]
+        if len(step.inputs) == 1 and types == [EdgeType.FORWARD]:
+            source = regular[0]
             vertex = self._vertex[source.step]
             chain = self._chains[vertex]
             self._links[vertex].append(Link(chain.index(source.step), source.output, len(chain), 0))
             chain.append(step.id)
             self._vertex[step.id] = vertex
             return
-        vertex = len(self._chains)
+        self._vertex[step.id] = len(self._chains)
         self._chains.append([step.id])
         self._links.append([])
-        self._vertex[step.id] = vertex
-        for number, (source, kind) in enumerate(zip(step.inputs, types, strict=True)):
+
+    def join(self, step: Step) -> None:
+        """Add the edges to the step, if it heads a vertex; all steps have their places."""
+        vertex = self._vertex[step.id]
+        if self._chains[vertex][0] != step.id:
+            return
+        for number, source in enumerate(step.inputs):
             self._edges.append(
                 Edge(
                     index=len(self._edges),
-                    type=kind,
+                    type=self._edge_type(step, source),
                     source=self._vertex[source.step],
                     source_step=source.step,
                     source_output=source.output,
@@ -139,6 +153,7 @@ class _Planner:
                     target_input=number,
                     schema=self._graph.source_of(source).schema,
                     keys=source.keys,
+                    back=self._closes_loop(step, source),
                 )
             )
 
@@ -154,7 +169,11 @@ class _Planner:
             steps=dict(self._graph.steps),
             vertices=vertices,
             edges=tuple(self._edges),
+            loops=_loops(len(vertices), self._edges),
         )
+
+    def _closes_loop(self, step: Step, source: Input) -> bool:
+        return (source.step, step.id) in self._graph.cycles.back_edges
 
     def _edge_type(self, step: Step, source: Input) -> EdgeType:
         same = self._parallelism[step.id] == self._parallelism[source.step]
@@ -166,13 +185,22 @@ class _Planner:
         return source.edge
 
 
+def _loops(vertices: int, edges: Sequence[Edge]) -> tuple[frozenset[int], ...]:
+    """The strongly connected components of the vertices that hold a cycle."""
+    successors: dict[int, list[int]] = {v: [] for v in range(vertices)}
+    for edge in edges:
+        successors[edge.source].append(edge.target)
+    return tuple(frozenset(c) for c in components(successors))
+
+
 # ------------------------------------------------------------------------------------------------------------ fusing
 
 
 def fuse_links(plan: PhysicalPlan, vertex: Vertex) -> FusedChain:
     """A vertex with neighbouring expression steps fused into one operator.
 
-    A step is fused with the one before it if both are expressions and nobody else reads the one before.
+    A step is fused with the one before it if both are expressions and nobody else reads the one before; rows that go
+    back in a loop leave at the step they were written at.
     """
     nodes: list[FusedNode] = []
     node_of: list[int] = []
@@ -240,6 +268,30 @@ def _problems(plan: PhysicalPlan) -> Iterator[str]:
         if edge.type is EdgeType.HASH and not edge.keys:
             yield f"hash edge {number} has no keys"
         yield from (f"edge {number} has no column {k!r}" for k in edge.keys if k not in edge.schema.names)
+    yield from _loop_problems(plan)
+
+
+def _loop_problems(plan: PhysicalPlan) -> Iterator[str]:
+    """What is wrong with the back-edges: without them no loop is left, and every step still has an input (C1)."""
+    if any(i.step not in plan.steps for s in plan.steps.values() for i in s.inputs):
+        return  # a problem of another kind, named elsewhere
+    successors = step_successors(plan.steps)
+    back = set(plan.back_edges)
+    left = plan.steps.keys() - set(order_without(successors, back))
+    if left:
+        yield f"steps {sorted(left)} form or follow a loop that no back-edge closes"
+    inside = {id: number for number, loop in enumerate(components(successors)) for id in loop}
+    for source, target in sorted(back):
+        if source not in inside or inside[source] != inside.get(target):
+            yield f"the edge from step {source!r} to step {target!r} closes no loop"
+    for step in plan.steps.values():
+        if step.inputs and all((i.step, step.id) in back for i in step.inputs):
+            yield f"step {step.id!r} has no input but back-edges"
+    linked = {(v.steps[link.source], v.steps[link.target]) for v in plan.vertices for link in v.links}
+    if linked & back:
+        yield f"a chain holds back-edge {min(linked & back)}"
+    if plan.loops != _loops(len(plan.vertices), plan.edges):
+        yield "its loops are not the strongly connected vertices"
 
 
 def _step_problems(plan: PhysicalPlan, step: Step) -> Iterator[str]:
@@ -268,6 +320,6 @@ def _input_schemas(step: Step) -> list[Any]:
     spec: Any = step.spec
     if hasattr(spec, "left_schema"):
         return [spec.left_schema, spec.right_schema]
-    if step.kind == "union":
+    if step.kind in ("union", "loop"):
         return [spec.schema] * len(step.inputs)
     return [spec.input_schema] if step.role == "operator" and hasattr(spec, "input_schema") else []

@@ -230,9 +230,13 @@ class Stream:
         return Stream(self._builder, upstream)
 
     def _same_flow(self, other: object) -> Stream:
+        return self._of_flow(self._builder, other)
+
+    @staticmethod
+    def _of_flow(builder: GraphBuilder, other: object) -> Stream:
         if not isinstance(other, Stream):
             raise BuildError(f"a stream is needed here, not {other.__class__.__name__}")
-        if other._builder is not self._builder:
+        if other._builder is not builder:
             raise BuildError(
                 f"the stream of step {other._upstream.step!r} belongs to dataflow {other._builder.name!r}",
                 hint="Streams of one dataflow only can be joined.",

@@ -151,7 +151,7 @@ class Wiring:
                 if channel.target == self._slot:
                     inputs.append(self._inputs[channel])
                     numbers.append(edge.target_input)
-                    if edge.back_edge:
+                    if edge.back:
                         back_edges.add(channel)
         chain, sinks = self._chain(vertex)
         parts = SubtaskParts(

@@ -35,7 +35,7 @@ class FreezesOnFirstBarrier(SubtaskMachine):
     def _freeze_is_due(self, snapshot) -> bool:
         return True
 
-    def _close_log(self, snapshot, input):
+    def _close_log(self, snapshot, event):
         return []
 
 

@@ -96,6 +96,8 @@ class BarrierWaits:
 
     input: InputId
     checkpoint_id: int
+    final: bool = False
+    probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)

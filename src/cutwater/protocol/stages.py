@@ -47,9 +47,9 @@ class Stage(enum.Enum):
     ALIGNING = "aligning"
     """Some barriers are in, but not those that the freeze waits for."""
     RECORDING = "recording"
-    """Frozen; the barrier of at least one recorded input is still out."""
+    """Frozen; the barrier of a recorded input is still out, or its own barriers may still overtake rows."""
     WRITING = "writing"
-    """Frozen, all logs complete; something is not durable yet."""
+    """Frozen, nothing left to record; something is not durable yet."""
     ACKNOWLEDGED = "acknowledged"
     COMPLETED = "completed"
     ABORTED = "aborted"
@@ -58,9 +58,11 @@ class Stage(enum.Enum):
 class StageStep(enum.Enum):
     BEGIN = "first barrier, or trigger"
     BARRIER = "another barrier"
+    SWITCH = "alignment takes too long, or an overtaking barrier came"
     FREEZE = "freeze, nothing to record"
-    FREEZE_AND_RECORD = "freeze, inputs to record"
-    LOGS_COMPLETE = "last barrier of a recorded input"
+    FREEZE_AND_RECORD = "freeze, something to record"
+    OUTPUTS_SETTLED = "own barriers left, or went first"
+    LOGS_COMPLETE = "nothing left to record"
     PART_DURABLE = "state or logs durable, the other not"
     ALL_DURABLE = "everything durable"
     COMPLETE = "complete notice"
@@ -71,10 +73,13 @@ class StageStep(enum.Enum):
 STAGES: dict[tuple[Stage, StageStep], Stage] = {
     (Stage.ABSENT, StageStep.BEGIN): Stage.ALIGNING,
     (Stage.ALIGNING, StageStep.BARRIER): Stage.ALIGNING,
+    (Stage.ALIGNING, StageStep.SWITCH): Stage.ALIGNING,
     (Stage.ALIGNING, StageStep.FREEZE): Stage.WRITING,
     (Stage.ALIGNING, StageStep.FREEZE_AND_RECORD): Stage.RECORDING,
     (Stage.ALIGNING, StageStep.ABORT): Stage.ABORTED,
     (Stage.RECORDING, StageStep.BARRIER): Stage.RECORDING,
+    (Stage.RECORDING, StageStep.SWITCH): Stage.RECORDING,
+    (Stage.RECORDING, StageStep.OUTPUTS_SETTLED): Stage.RECORDING,
     (Stage.RECORDING, StageStep.PART_DURABLE): Stage.RECORDING,
     (Stage.RECORDING, StageStep.LOGS_COMPLETE): Stage.WRITING,
     (Stage.RECORDING, StageStep.WRITE_FAILED): Stage.ABORTED,
@@ -93,6 +98,7 @@ class Part(enum.Enum):
 
     STATE = "state"
     LOGS = "logs"
+    """Rows of channels: the logs of the inputs, and what was overtaken in the output queues."""
 
 
 @dataclass(slots=True)
@@ -101,17 +107,36 @@ class Snapshot:
 
     checkpoint_id: int
     final: bool
+    probe: bool = False
+    may_switch: bool = False
+    """It may go over to freezing at once (row ``unaligned``)."""
+    switched: bool = False
     stage: Stage = Stage.ABSENT
     arrived: set[InputId] = field(default_factory=set[InputId])
     """Inputs whose barrier has come."""
+    waiting: set[InputId] = field(default_factory=set[InputId])
+    """Inputs in whose queue the barrier is known to wait."""
     logs: dict[InputId, int] = field(default_factory=dict[InputId, int])
     """Rows so far in the log of each input that is being recorded."""
+    outputs_open: bool = False
+    """Its own barriers may still overtake rows in the output queues, or it is not known yet which they overtook."""
+    log_written: bool = False
+    """There is a log to write, be it empty."""
     undurable: set[Part] = field(default_factory=set[Part])
     """Parts that the acknowledgement still waits for."""
+    quiet: bool = True
+    """Nothing has been seen on its way inside the loop (outside loops: on its way at all)."""
+    outside_ended: bool = False
+    """At the freeze all inputs from outside the loop had ended."""
 
     @property
     def frozen(self) -> bool:
         return self.stage not in (Stage.ABSENT, Stage.ALIGNING)
+
+    @property
+    def recording(self) -> bool:
+        """Something is still to be recorded: the contents of stage RECORDING."""
+        return bool(self.logs) or self.outputs_open
 
     def awaits(self, input: InputId) -> bool:
         """The snapshot cannot be completed without this input's barrier."""

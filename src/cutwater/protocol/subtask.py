@@ -1,27 +1,33 @@
-"""One subtask of the aligned-barrier family: barriers in, freezes, blocks and acknowledgements out.
+"""One subtask of the barrier family: barriers in, freezes, blocks and acknowledgements out.
 
 Theory of operation.  The machine keeps one ``Snapshot`` per checkpoint that has begun here and is neither completed nor
 given up; each walks through ``STAGES``.  A barrier on an input (a trigger at a source) begins or advances one.  The
-protocol's row says when the subtask freezes, whether inputs that are ahead wait, and which inputs are recorded
-afterwards.  Writing is somebody else's work and may take long: any number of snapshots may be writing while a newer one
-aligns.  An acknowledgement leaves only when everything of its snapshot is durable (A6).
+protocol's row says when the subtask freezes, whether inputs that are ahead wait, which inputs are recorded afterwards,
+and whether barriers overtake.  Writing is somebody else's work and may take long: any number of snapshots may be
+writing while a newer one aligns.  An acknowledgement leaves only when everything of its snapshot is durable (A6).
 
-The rules A1-A8 and C2-C4 of the design are named where they are carried out.
+Row ``unaligned`` begins like ``aligned``.  When that takes too long (``AlignmentTimeout``), or when a barrier comes
+that has overtaken rows elsewhere, the checkpoint *switches* here: the subtask freezes at once, its own barriers go
+first, and what they pass becomes part of the snapshot.  Row ``synchronous`` stands still from its freeze to the
+outcome.
+
+Events are taken here, what they have in common is in ``subtask_steps``, the state with its invariants in
+``subtask_state``.
 """
 
 from __future__ import annotations
 
 from cutwater.protocol import messages as m
-from cutwater.protocol.messages import Effect, Event, InputId
+from cutwater.protocol.messages import Effect, Event
 from cutwater.protocol.reasons import FailureReason
-from cutwater.protocol.rows import AfterFreeze, BeforeFreeze, FreezeOn
-from cutwater.protocol.stages import Part, PhaseStep, Snapshot, StageStep
-from cutwater.protocol.subtask_state import ABORTED_IDS_REMEMBERED, SubtaskState
+from cutwater.protocol.rows import BeforeFreeze, FreezeOn
+from cutwater.protocol.stages import Part, Snapshot, StageStep
+from cutwater.protocol.subtask_steps import SubtaskSteps
 
 __all__ = ["SubtaskMachine"]
 
 
-class SubtaskMachine(SubtaskState):
+class SubtaskMachine(SubtaskSteps):
     """The protocol's decisions for one subtask.
 
     Args:
@@ -47,8 +53,6 @@ class SubtaskMachine(SubtaskState):
     [Acknowledge(checkpoint_id=1, quiet=True, outside_ended=False)]
     """
 
-    # ---------------------------------------------------------------------------------------------------- events
-
     def handle(self, event: Event) -> list[Effect]:
         """Take one event; the effects are to be performed in their order.
 
@@ -61,66 +65,177 @@ class SubtaskMachine(SubtaskState):
                 return self._on_rows(event)
             case m.BarrierTaken():
                 return self._on_barrier(event)
-            case m.Trigger():
-                return self._on_trigger(event)
             case m.Durable():
                 return self._durable(event.checkpoint_id, Part.STATE)
             case m.LogsDurable():
                 return self._durable(event.checkpoint_id, Part.LOGS)
-            case m.WriteFailed():
-                return self._on_write_failed(event)
             case m.CompleteNotice():
                 return self._on_complete(event)
+            case m.Trigger():
+                return self._on_trigger(event)
+            case m.WatermarkTaken():
+                return self._on_watermark(event)
+            case m.WriteFailed():
+                return self._on_write_failed(event)
             case m.AbortNotice():
                 return self._on_abort(event)
             case m.EndTaken():
                 return self._on_end(event)
             case m.SourceExhausted():
                 return self._on_exhausted()
-            case _:
-                pass
+            case m.BarrierWaits():
+                return self._on_barrier_waits(event)
+            case m.AlignmentTimeout():
+                return self._on_timeout(event)
+            case m.RowsOvertaken():
+                return self._on_overtaken(event)
+            case m.BarriersSent():
+                return self._on_sent(event)
+            case m.LoopVerdict():
+                return self._on_verdict(event)
         raise self._broken(f"{type(event).__name__} is no event of a subtask")
 
+    # -------------------------------------------------------------------------------------------- waves begin here
+
     def _on_trigger(self, event: m.Trigger) -> list[Effect]:
-        """A1, A2: at a source the trigger is the barrier."""
-        if not self.is_source:
+        """A1, A2, CL1: the trigger is the barrier."""
+        if not self.is_source and self.protocol.freeze_on not in (FreezeOn.FIRST, FreezeOn.TRIGGER):
             raise self._broken("only a source is triggered")
-        if event.checkpoint_id <= self._newest_id or event.checkpoint_id in self._aborted:
+        id = event.checkpoint_id
+        if self._is_over(id) or id in self._snapshots or (id <= self._newest_id and not self.protocol.any_order):
             return []
-        return self._freeze(self._begin(event.checkpoint_id, event.final))
+        snapshot = self._begin(id, event.final, event.probe)
+        return self._watch(snapshot) + self._freeze(snapshot)
 
     def _on_barrier(self, event: m.BarrierTaken) -> list[Effect]:
-        input, id = event.input, event.checkpoint_id
-        self._check_taken(input)
-        if id <= self._last_barrier[input]:
+        input, id, overtook = event.input, event.checkpoint_id, event.overtook is not None
+        self._check_taken(input, overtook)
+        if overtook and not self._overtaking_row:
+            raise self._broken(f"barrier {id} overtook rows of input {input!r}")
+        if not self.protocol.any_order and id <= self._last_barrier[input]:
+            if id < self._last_barrier[input] and self._overtaking_row:
+                return []  # a newer barrier had overtaken it, and ended its checkpoint here
             raise self._broken(f"input {input!r} brought barrier {id} after {self._last_barrier[input]}")
-        self._last_barrier[input] = id
-        effects = self._give_up_skipped(input, id)
+        self._last_barrier[input] = max(id, self._last_barrier[input])
+        effects = [] if self.protocol.any_order else self._give_up_skipped(input, id)
         snapshot = self._snapshots.get(id)
         if snapshot is None:
-            if id in self._aborted or id <= self._restored_id:
+            if id in self._done:
+                raise self._broken(f"input {input!r} brought barrier {id} twice")
+            if self._is_over(id):
                 return effects  # A8: a late barrier
-            if id <= self._newest_id:
+            if id <= self._newest_id and not self.protocol.any_order:
                 self._remember_aborted(id)
                 reason = f"input {input!r} brought barrier {id} after another input had skipped it"
                 return [*effects, m.Decline(id, FailureReason.BARRIER_SKIPPED, reason)]
-            snapshot = self._begin(id, event.final)
-        elif snapshot.final != event.final:
-            raise self._broken(f"barrier {id} is final on one input and not on {input!r}")
+            snapshot = self._begin(id, event.final, event.probe)
+            if not overtook:
+                effects += self._watch(snapshot)
+        return effects + self._arrive(snapshot, event)
+
+    def _arrive(self, snapshot: Snapshot, event: m.BarrierTaken) -> list[Effect]:
+        input, id, overtook = event.input, event.checkpoint_id, event.overtook is not None
+        if (snapshot.final, snapshot.probe) != (event.final, event.probe):
+            raise self._broken(f"barrier {id} is another kind of barrier on input {input!r} than before")
+        if input in snapshot.arrived:
+            raise self._broken(f"input {input!r} brought barrier {id} twice")
+        if overtook and not (snapshot.may_switch or self.protocol.halts):
+            raise self._broken(f"barrier {id} overtook rows, but is final or a probe")
         snapshot.arrived.add(input)
+        snapshot.waiting.discard(input)
         if snapshot.frozen:
-            return effects + self._close_log(snapshot, input)
+            effects = self._close_log(snapshot, event)
+            return effects + self._switch(snapshot) if overtook else effects
         self._step(snapshot, StageStep.BARRIER)
+        if overtook and snapshot.may_switch:
+            return self._switch(snapshot, event)
         if self._freeze_is_due(snapshot):
-            return effects + self._freeze(snapshot)
+            return self._freeze(snapshot, event)
         if self.protocol.before_freeze is BeforeFreeze.BLOCK:  # A3, and C2 for a back-edge
             self._blocked[input] = id
             self.block_version += 1
-            effects.append(m.Block(input))
-        return effects
+            return [m.Block(input)]
+        return []
+
+    def _is_over(self, id: int) -> bool:
+        """Nothing of this checkpoint is wanted any more."""
+        return id in self._aborted or id in self._done or id <= self._restored_id
+
+    # ------------------------------------------------------------------------------------------------- unaligned
+
+    def _watch(self, snapshot: Snapshot) -> list[Effect]:
+        return [m.WatchAlignment(snapshot.checkpoint_id)] if snapshot.may_switch else []
+
+    def _on_barrier_waits(self, event: m.BarrierWaits) -> list[Effect]:
+        """The alignment begins: nobody knows how long the barrier will wait."""
+        input, id = event.input, event.checkpoint_id
+        if input not in self._last_barrier:
+            raise self._broken(f"{input!r} is not an input")
+        if not self.protocol.switches or event.final or event.probe or id <= self._last_barrier[input]:
+            return []
+        snapshot = self._snapshots.get(id)
+        effects: list[Effect] = []
+        if snapshot is None:
+            if self._is_over(id) or id <= self._newest_id:
+                return []
+            snapshot = self._begin(id, False, False)
+            effects = self._watch(snapshot)
+        snapshot.waiting.add(input)
+        return [m.Expedite(input, id)] if snapshot.switched and input in snapshot.logs else effects
+
+    def _on_timeout(self, event: m.AlignmentTimeout) -> list[Effect]:
+        snapshot = self._written(event.checkpoint_id)
+        return [] if snapshot is None else self._switch(snapshot)
+
+    def _on_overtaken(self, event: m.RowsOvertaken) -> list[Effect]:
+        snapshot = self._written(event.checkpoint_id)
+        if snapshot is None:
+            return []
+        if not snapshot.outputs_open or not self._overtakes(snapshot):
+            raise self._broken(f"barrier {event.checkpoint_id} overtook rows in the outputs; nobody asked for that")
+        snapshot.outputs_open = False
+        if event.rows > 0 if event.in_loop is None else event.in_loop:
+            snapshot.quiet = False
+        return self._settle(snapshot, StageStep.OUTPUTS_SETTLED)
+
+    def _on_sent(self, event: m.BarriersSent) -> list[Effect]:
+        snapshot = self._written(event.checkpoint_id)
+        if snapshot is None or not snapshot.outputs_open or self._overtakes(snapshot):
+            return []  # nobody waits for it, or the answer to Overtake is on its way
+        snapshot.outputs_open = False
+        return self._settle(snapshot, StageStep.OUTPUTS_SETTLED)
+
+    # --------------------------------------------------------------------------------------------- rows and ends
+
+    def _on_rows(self, event: m.RowsTaken) -> list[Effect]:
+        """C3, CL3: rows taken between the freeze and the barrier belong to the log."""
+        self._check_taken(event.input)
+        if event.input in self._ended:
+            raise self._broken(f"input {event.input!r} brought rows after its end of data")
+        recorders = self._recorders.get(event.input)
+        if not recorders:
+            return []
+        for snapshot in recorders:
+            snapshot.logs[event.input] += event.rows
+        return self._record(event.input, recorders)
+
+    def _on_watermark(self, event: m.WatermarkTaken) -> list[Effect]:
+        """A watermark on its way may still make rows: with it in a channel the loop is not quiet."""
+        self._check_taken(event.input)
+        recorders = self._recorders.get(event.input, [])
+        for snapshot in recorders:
+            self._not_quiet(snapshot, event.input)
+        return self._record(event.input, recorders)
+
+    def _record(self, input: m.InputId, recorders: list[Snapshot]) -> list[Effect]:
+        ids = tuple(s.checkpoint_id for s in recorders if not s.probe)
+        return [m.Record(input, ids)] if ids else []
 
     def _on_end(self, event: m.EndTaken) -> list[Effect]:
         self._check_taken(event.input)
+        if event.input in self._late_ends:  # it ended with its loop
+            self._late_ends.discard(event.input)
+            return []
         if event.input in self._ended:
             raise self._broken(f"input {event.input!r} ended twice")
         self._ended.add(event.input)
@@ -131,17 +246,19 @@ class SubtaskMachine(SubtaskState):
             raise self._broken("only a source is exhausted")
         return self._end()
 
-    def _on_rows(self, event: m.RowsTaken) -> list[Effect]:
-        """C3: rows taken between the freeze and the barrier belong to the log."""
-        self._check_taken(event.input)
-        if event.input in self._ended:
-            raise self._broken(f"input {event.input!r} brought rows after its end of data")
-        recorders = self._recorders.get(event.input)
-        if not recorders:
-            return []
-        for snapshot in recorders:
-            snapshot.logs[event.input] += event.rows
-        return [m.Record(event.input, tuple(s.checkpoint_id for s in recorders))]
+    def _on_verdict(self, event: m.LoopVerdict) -> list[Effect]:
+        """C6, W3: the loop was quiet at that wave; if it has ended, nothing comes over its back-edges any more."""
+        if not self._loop_inputs or event.checkpoint_id > self._newest_id:
+            raise self._broken(f"a verdict on checkpoint {event.checkpoint_id}, which saw no loop here")
+        effects: list[Effect] = [m.ReleaseWatermark(event.checkpoint_id)] if self._back_edges else []
+        open = self._back_edges - self._ended
+        if not event.ended or not open:
+            return effects
+        self._late_ends |= open
+        self._ended |= open
+        return effects + self._end() if len(self._ended) == len(self._inputs) else effects
+
+    # -------------------------------------------------------------------------------------------------- outcomes
 
     def _on_write_failed(self, event: m.WriteFailed) -> list[Effect]:
         snapshot = self._written(event.checkpoint_id)
@@ -160,115 +277,20 @@ class SubtaskMachine(SubtaskState):
         return []
 
     def _on_complete(self, event: m.CompleteNotice) -> list[Effect]:
-        snapshot = self._snapshots.get(event.checkpoint_id)
+        id = event.checkpoint_id
+        snapshot = self._snapshots.get(id)
         if snapshot is None:
-            if event.checkpoint_id > self._completed_id or event.checkpoint_id in self._aborted:
-                raise self._broken(f"checkpoint {event.checkpoint_id} completed without an acknowledgement from here")
+            if id > self._completed_id or id in self._aborted:
+                raise self._broken(f"checkpoint {id} completed without an acknowledgement from here")
             return []
         self._step(snapshot, StageStep.COMPLETE)
-        del self._snapshots[event.checkpoint_id]
-        self._completed_id = max(self._completed_id, event.checkpoint_id)
-        if not event.commit or event.checkpoint_id <= self._committed_id:
-            return []
-        self._committed_id = event.checkpoint_id
-        return [m.Commit(event.checkpoint_id)]
-
-    # ------------------------------------------------------------------------------------------------ transitions
-
-    def _begin(self, id: int, final: bool) -> Snapshot:
-        if self.protocol.freeze_on is FreezeOn.NEVER and not final:
-            raise self._broken("protocol 'none' takes no checkpoint but the final one")
-        snapshot = Snapshot(id, final)
-        self._step(snapshot, StageStep.BEGIN)
-        self._snapshots[id] = snapshot
-        self._newest_id = id
-        return snapshot
-
-    def _freeze(self, snapshot: Snapshot) -> list[Effect]:
-        """A4, C3: freeze, broadcast, record what is still to come, then unblock in the order of blocking."""
-        id, final = snapshot.checkpoint_id, snapshot.final
-        recorded = self._inputs if self.protocol.after_freeze is AfterFreeze.RECORD_ALL else self._back_edges
-        snapshot.logs = {i: 0 for i in self._inputs if i in recorded and i not in snapshot.arrived}
-        snapshot.undurable = {Part.STATE, Part.LOGS} if snapshot.logs else {Part.STATE}
-        self._step(snapshot, StageStep.FREEZE_AND_RECORD if snapshot.logs else StageStep.FREEZE)
-        for input in snapshot.logs:
-            self._recorders.setdefault(input, []).append(snapshot)
-        if final:
-            self._final_id = id
-            self._turn(PhaseStep.FINAL_FREEZE)
-        effects: list[Effect] = [m.Freeze(id, final), m.BroadcastBarrier(id, final)]
-        effects += [m.StartRecording(id, input) for input in snapshot.logs]
-        return effects + self._unblock(id)
-
-    def _close_log(self, snapshot: Snapshot, input: InputId) -> list[Effect]:
-        """C3, CL3: the barrier ends the log of its input."""
-        rows = snapshot.logs.pop(input)
-        self._drop_recorder(snapshot, input)
-        stopped = m.StopRecording(snapshot.checkpoint_id, input, rows)
-        self._step(snapshot, StageStep.BARRIER if snapshot.logs else StageStep.LOGS_COMPLETE)
-        return [stopped] if snapshot.logs else [stopped, m.WriteLogs(snapshot.checkpoint_id)]
-
-    def _durable(self, id: int, part: Part) -> list[Effect]:
-        """A6, C4: acknowledge when the last part is durable."""
-        snapshot = self._written(id)
-        if snapshot is None:
-            return []
-        if part not in snapshot.undurable or (part is Part.LOGS and snapshot.logs):
-            raise self._broken(
-                f"checkpoint {id}: {part.value} durable, but not handed to the writer or durable already"
-            )
-        snapshot.undurable.discard(part)
-        self._step(snapshot, StageStep.PART_DURABLE if snapshot.undurable else StageStep.ALL_DURABLE)
-        return [] if snapshot.undurable else [m.Acknowledge(id)]
-
-    def _give_up_skipped(self, input: InputId, id: int) -> list[Effect]:
-        """A8: a barrier on an input that never brought an older one ends the older one here."""
-        effects: list[Effect] = []
-        for older in [s for s in self._snapshots.values() if s.checkpoint_id < id and s.awaits(input)]:
-            detail = f"input {input!r} brought barrier {id} without {older.checkpoint_id}"
-            effects.append(m.Decline(older.checkpoint_id, FailureReason.BARRIER_SKIPPED, detail))
-            effects += self._give_up(older, StageStep.ABORT)
-        return effects
-
-    def _give_up(self, snapshot: Snapshot, step: StageStep) -> list[Effect]:
-        id, frozen = snapshot.checkpoint_id, snapshot.frozen
-        self._step(snapshot, step)
-        for input in snapshot.logs:
-            self._drop_recorder(snapshot, input)
         del self._snapshots[id]
-        self._remember_aborted(id)
-        if self._final_id == id:
-            self._final_id = None
-            self._turn(PhaseStep.FINAL_ABORTED)
-        forget: list[Effect] = [m.Forget(id)] if frozen else []
-        return forget + self._unblock(id)
-
-    def _unblock(self, id: int) -> list[Effect]:
-        freed = tuple(input for input, blocker in self._blocked.items() if blocker == id)
-        if freed:
-            for input in freed:
-                del self._blocked[input]
-            self.unblocked = freed
-            self.block_version += 1
-        return [m.Unblock(input) for input in freed]
-
-    def _end(self) -> list[Effect]:
-        self._turn(PhaseStep.END)
-        return [m.EndOfInput()]
-
-    def _written(self, id: int) -> Snapshot | None:
-        """The snapshot that a report of the writer is about; ``None`` if it was given up meanwhile."""
-        snapshot = self._snapshots.get(id)
-        if snapshot is None and id > self._newest_id:
-            raise self._broken(f"the writer reports checkpoint {id}, which never began here")
-        return snapshot
-
-    def _drop_recorder(self, snapshot: Snapshot, input: InputId) -> None:
-        self._recorders[input].remove(snapshot)
-        if not self._recorders[input]:
-            del self._recorders[input]
-
-    def _remember_aborted(self, id: int) -> None:
-        self._aborted[id] = None
-        while len(self._aborted) > ABORTED_IDS_REMEMBERED:
-            del self._aborted[min(self._aborted)]
+        self._completed_id = max(self._completed_id, id)
+        if self.protocol.any_order:
+            self._remember_done(id)
+        if not snapshot.final:  # after a final one nothing moves any more
+            self._resume(id)
+        if not event.commit or id <= self._committed_id:
+            return []
+        self._committed_id = id
+        return [m.Commit(id)]

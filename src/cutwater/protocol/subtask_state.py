@@ -7,13 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from cutwater.errors import InvariantError
 from cutwater.protocol.messages import Event, InputId
-from cutwater.protocol.rows import BeforeFreeze, FreezeOn, ProtocolRow
+from cutwater.protocol.rows import AfterFreeze, BeforeFreeze, FreezeOn, ProtocolRow
 from cutwater.protocol.stages import PHASES, STAGES, Phase, PhaseStep, Snapshot, Stage, StageStep
 
-__all__ = ["ABORTED_IDS_REMEMBERED", "SubtaskState"]
+__all__ = ["IDS_REMEMBERED", "SubtaskState"]
 
 STORY_EVENTS = 16
-ABORTED_IDS_REMEMBERED = 1024
+IDS_REMEMBERED = 1024
 
 
 class SubtaskState:
@@ -35,7 +35,7 @@ class SubtaskState:
         self.protocol = protocol
         self.phase = Phase.RUNNING
         self.block_version = 0
-        """Grows whenever an input is blocked or unblocked."""
+        """Grows whenever the answer of ``can_take`` or ``halted`` changes."""
         self.unblocked: tuple[InputId, ...] = ()
         """The inputs that the last unblocking set free, in the order in which they had been blocked (A5)."""
         self._events: deque[Event] = deque(maxlen=STORY_EVENTS)
@@ -50,14 +50,22 @@ class SubtaskState:
         self._final_id: int | None = None
         self._snapshots: dict[int, Snapshot] = {}
         self._aborted: dict[int, None] = {}
+        self._done: dict[int, None] = {}
+        """Completed ids, where they come in any order."""
         self._last_barrier: dict[InputId, int] = dict.fromkeys(self._inputs, -1)
         self._blocked: dict[InputId, int] = {}
+        self._halted: set[int] = set()
+        """Checkpoints for whose outcome everything here stands still."""
         self._ended = set(ended)
+        self._late_ends = self._ended & back_edges
+        """Back-edges that ended with their loop: their EndOfData may still come, once."""
         self._recorders: dict[InputId, list[Snapshot]] = {}
         if len(set(self._inputs)) != len(self._inputs):
             raise self._broken("an input is named twice")
         if not back_edges <= set(self._inputs) or (self._inputs and not self._regular):
             raise self._broken("back-edges must be inputs, beside at least one regular input")
+        if not loop_inputs <= set(self._inputs):
+            raise self._broken("inputs from the same loop must be inputs")
         if not self._ended <= set(self._inputs) or (exhausted and self._inputs):
             raise self._broken("restored as ended: not an input, or exhausted without being a source")
         if exhausted or (self._inputs and len(self._ended) == len(self._inputs)):
@@ -81,7 +89,7 @@ class SubtaskState:
 
     @property
     def ended(self) -> frozenset[InputId]:
-        """Inputs that have brought their EndOfData."""
+        """Inputs that have brought their EndOfData, or ended with their loop."""
         return frozenset(self._ended)
 
     @property
@@ -90,27 +98,42 @@ class SubtaskState:
         return self._newest_id
 
     @property
-    def may_read(self) -> bool:
-        """A source may hand out rows."""
-        return self.phase is Phase.RUNNING
+    def halted(self) -> bool:
+        """Everything stands still for a checkpoint (row ``synchronous``): only overtaking barriers are taken."""
+        return bool(self._halted)
 
     @property
-    def halted(self) -> bool:
-        """True while everything stands still for a checkpoint (row ``synchronous``): only urgent barriers are taken."""
-        return False
+    def may_read(self) -> bool:
+        """A source may hand out rows."""
+        return self.phase is Phase.RUNNING and not self._halted
 
     def can_take(self, input: InputId) -> bool:
-        """False while the input is blocked (A3)."""
-        return input not in self._blocked
+        """False while the input is blocked (A3) or the subtask halted; overtaking barriers may always be taken."""
+        return input not in self._blocked and not self._halted
 
     def recording(self, input: InputId) -> bool:
-        """True while rows of this input must be reported with ``RowsTaken``."""
+        """True while what is taken from this input must be told with ``RowsTaken`` and ``WatermarkTaken``."""
         return input in self._recorders
 
     # ------------------------------------------------------------------------------------------------ the tables
 
+    @property
+    def _overtaking_row(self) -> bool:
+        return self.protocol.switches or self.protocol.halts
+
+    def _overtakes(self, snapshot: Snapshot) -> bool:
+        """Its barriers go before what waits in the output queues."""
+        return snapshot.switched or self.protocol.halts
+
     def _freeze_is_due(self, snapshot: Snapshot) -> bool:
-        return self.protocol.freeze_on is FreezeOn.FIRST or self._regular <= snapshot.arrived
+        at_once = self.protocol.freeze_on in (FreezeOn.FIRST, FreezeOn.TRIGGER) or snapshot.switched
+        return at_once or self._regular <= snapshot.arrived
+
+    def _to_record(self, snapshot: Snapshot) -> list[InputId]:
+        """The inputs to record from the freeze on (C3, CL2)."""
+        everything = self.protocol.after_freeze is AfterFreeze.RECORD_ALL or snapshot.switched
+        inputs = self._inputs if everything else [i for i in self._inputs if i in self._back_edges]
+        return [i for i in inputs if i not in snapshot.arrived]
 
     def _step(self, snapshot: Snapshot, step: StageStep) -> None:
         after = STAGES.get((snapshot.stage, step))
@@ -124,11 +147,15 @@ class SubtaskState:
             raise self._broken(f"no '{step.value}' here")
         self.phase = after
 
-    def _check_taken(self, input: InputId) -> None:
+    def _check_taken(self, input: InputId, overtaking: bool = False) -> None:
         if input not in self._last_barrier:
             raise self._broken(f"{input!r} is not an input")
+        if overtaking:
+            return
         if input in self._blocked:
             raise self._broken(f"something was taken from input {input!r}, which is blocked")
+        if self._halted:
+            raise self._broken(f"something was taken from input {input!r}, but everything stands still")
 
     def _broken(self, what: str) -> InvariantError:
         events = "".join(f"\n  {event}" for event in self._events) or " none"
@@ -151,31 +178,42 @@ class SubtaskState:
 
     def _invariants(self) -> list[tuple[str, bool]]:
         snapshots = self._snapshots
-        aligning = [s for s in snapshots.values() if s.stage is Stage.ALIGNING]
-        recorders = {(i, s.checkpoint_id) for i, found in self._recorders.items() for s in found}
-        logs = {(i, s.checkpoint_id) for s in snapshots.values() for i in s.logs}
+        found = list(snapshots.values())
+        aligning = [s for s in found if s.stage is Stage.ALIGNING]
+        recorders = {(i, s.checkpoint_id) for i, recording in self._recorders.items() for s in recording}
         done = len(self._ended) == len(self._inputs) if self._inputs else None
         open_protocol = self.protocol.before_freeze is BeforeFreeze.OPEN
         return [
             ("ids are newer than the restored one and not above the newest",
              all(self._restored_id < id <= self._newest_id for id in snapshots)),
-            ("no pending checkpoint is remembered as aborted", not snapshots.keys() & self._aborted.keys()),
-            ("the memory of aborted ids is bounded", len(self._aborted) <= ABORTED_IDS_REMEMBERED),
+            ("no pending checkpoint is remembered as over",
+             not snapshots.keys() & (self._aborted.keys() | self._done.keys())),
+            ("the memory of ids is bounded", max(len(self._aborted), len(self._done)) <= IDS_REMEMBERED),
             ("an open protocol blocks nothing", not (open_protocol and self._blocked)),
-            ("a blocking protocol aligns one checkpoint at a time", open_protocol or len(aligning) <= 1),
+            ("a blocking protocol aligns one checkpoint at a time",
+             open_protocol or sum(bool(s.arrived) for s in aligning) <= 1),
             ("exactly the inputs that are ahead are blocked", open_protocol
              or set(self._blocked.items()) == {(i, s.checkpoint_id) for s in aligning for i in s.arrived}),
             ("who is due to freeze has frozen", not any(self._freeze_is_due(s) for s in aligning)),
-            ("an alignment has begun with a barrier", all(s.arrived for s in aligning)),
-            ("recorded inputs have not brought the barrier",
-             not any(s.logs.keys() & s.arrived for s in snapshots.values())),
-            ("recorders and logs agree", recorders == logs),
-            ("exactly the recording ones have open logs",
-             all((s.stage is Stage.RECORDING) == bool(s.logs) for s in snapshots.values())),
+            ("an alignment has begun with a barrier", all(s.arrived or s.waiting for s in aligning)),
+            ("no barrier waits where it has come", not any(s.waiting & s.arrived for s in found)),
+            ("a switch is at once a freeze, of a checkpoint that may switch",
+             all(s.frozen and s.may_switch for s in found if s.switched)),
+            ("only an unaligned checkpoint that is neither final nor a probe may switch",
+             not any(s.may_switch and (s.final or s.probe or not self.protocol.switches) for s in found)),
+            ("what is frozen in a halting row halts", not self.protocol.halts or self._halted >= {
+                s.checkpoint_id for s in found if s.frozen}),
+            ("it halts only for what is undecided, or for ever", not self._halted or (self.protocol.halts and all(
+                id in snapshots or self.phase in (Phase.STOPPED, Phase.FINISHED) for id in self._halted))),
+            ("recorded inputs have not brought the barrier", not any(s.logs.keys() & s.arrived for s in found)),
+            ("recorders and logs agree", recorders == {(i, s.checkpoint_id) for s in found for i in s.logs}),
+            ("exactly the recording ones have something to record",
+             all((s.stage is Stage.RECORDING) == s.recording for s in found)),
             ("exactly frozen, unacknowledged ones wait for the writer", all(
-                (s.stage in (Stage.RECORDING, Stage.WRITING)) == bool(s.undurable) for s in snapshots.values())),
+                (s.stage in (Stage.RECORDING, Stage.WRITING)) == bool(s.undurable) for s in found)),
             ("the phase agrees with the ended inputs",
              done is None or done == (self.phase in (Phase.ENDED, Phase.FINISHED))),
+            ("only ended back-edges may end late", self._late_ends <= self._ended & self._back_edges),
             ("a final checkpoint is known exactly after its freeze",
              (self._final_id is not None) == (self.phase in (Phase.STOPPED, Phase.FINISHED))),
         ]  # fmt: skip

@@ -34,7 +34,7 @@ from cutwater.protocol.reasons import FailureReason
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.stages import Phase, Stage
 from cutwater.protocol.subtask import SubtaskMachine
-from cutwater.protocol.subtask_state import ABORTED_IDS_REMEMBERED
+from cutwater.protocol.subtask_state import IDS_REMEMBERED
 
 
 class Checked(SubtaskMachine):
@@ -262,8 +262,8 @@ def test_a8_an_older_barrier_that_comes_after_a_newer_one_began_is_declined_once
 
 def test_a8_the_memory_of_aborted_ids_is_bounded():
     machine = subtask("a")
-    feed(machine, *(AbortNotice(i) for i in range(1, ABORTED_IDS_REMEMBERED + 50)))
-    assert feed(machine, BarrierTaken("a", ABORTED_IDS_REMEMBERED + 40)) == []
+    feed(machine, *(AbortNotice(i) for i in range(1, IDS_REMEMBERED + 50)))
+    assert feed(machine, BarrierTaken("a", IDS_REMEMBERED + 40)) == []
 
 
 @pytest.mark.parametrize("second", [1, 2])

@@ -7,6 +7,9 @@ outcome is reported nobody else can end this checkpoint, because it may already 
 up to it, so nothing older may become the newest entry of the log.  Savepoints belong to the user: they neither subsume
 nor are subsumed.
 
+A *probe* (C6) is a wave that stores nothing.  It takes no place, counts as nothing, and begins only when nothing else is
+under way or due; any checkpoint that begins meanwhile ends it, because it tells the same about the loops.
+
 Several reasons end a checkpoint early; those that count (declines, expiry, I/O) add up, and more than
 ``tolerable_failed`` of them in a row fail the job.
 """
@@ -75,14 +78,15 @@ class CheckpointCoordinator(CoordinatorState):
             case m.JobStopped():
                 self._on_stopped(event)
             case m.RequestProbe():
-                pass
+                self._probe_wanted = self._running and not self._pending
+        self._finish_probe()
         self._publish_next()
         self._trigger_due()
         effects, self._effects = self._effects, []
         return effects
 
     def _on_request(self, event: m.RequestCheckpoint) -> None:
-        if event.kind in (CheckpointKind.PERIODIC, CheckpointKind.FINAL):
+        if event.kind in (CheckpointKind.PERIODIC, CheckpointKind.FINAL, CheckpointKind.PROBE):
             raise self._broken(f"nobody asks for a checkpoint of kind {event.kind.value}")
         refused = self._refusal(event.kind)
         if refused is not None:
@@ -176,10 +180,10 @@ class CheckpointCoordinator(CoordinatorState):
         self._periodic_ms = self._now_ms + self._settings.interval_ms if periodic else math.inf
 
     def _on_stopped(self, event: m.JobStopped) -> None:
-        self._running = self._final_wanted = False
+        self._running = self._final_wanted = self._probe_wanted = False
         for pending in [p for p in self._pending.values() if p.stage is not PendingStage.PUBLISHING]:
             self._give_up(pending, FailureReason.JOB_STOPPED, event.reason)
-            self._failed_count += 1
+            self._failed_count += pending.kind.stored
         self._refuse_waiting(FailureReason.JOB_STOPPED, event.reason)
 
     # --------------------------------------------------------------------------------------------------- triggers
@@ -200,10 +204,16 @@ class CheckpointCoordinator(CoordinatorState):
             missed = math.floor((self._now_ms - self._periodic_ms) / self._settings.interval_ms)
             self._periodic_ms += (missed + 1) * self._settings.interval_ms
             self._trigger(CheckpointKind.PERIODIC, None)
+        if self._probe_wanted and not self._pending:
+            self._trigger(CheckpointKind.PROBE, None)
 
     def _trigger(self, kind: CheckpointKind, request_id: Hashable | None) -> None:
+        """Begin a checkpoint; it serves whoever wanted a probe, and ends the one under way (C6)."""
+        self._probe_wanted = False
+        for probe in [p for p in self._pending.values() if not p.kind.stored]:
+            self._give_up(probe, FailureReason.SUBSUMED, f"by checkpoint {self._last_id + 1}")
         self._last_id += 1
-        self._triggered += 1
+        self._triggered += kind.stored
         now, timeout = self._now_ms, self._settings.timeout_ms
         self._pending[self._last_id] = PendingCheckpoint(
             self._last_id, kind, self._attempt, now, now + timeout, request_id
@@ -221,6 +231,15 @@ class CheckpointCoordinator(CoordinatorState):
             self._effects.append(m.RequestAnswered(self._waiting.popleft(), None, reason, detail))
 
     # ------------------------------------------------------------------------------------------------ transitions
+
+    def _finish_probe(self) -> None:
+        """All have answered: that is all that a probe is for."""
+        for probe in [p for p in self._pending.values() if not p.kind.stored and p.stage is PendingStage.READY]:
+            self._step(probe, PendingStep.PROBED)
+            id, kind = probe.checkpoint_id, probe.kind
+            del self._pending[id]
+            self._remember_completed(CompletedCheckpoint(id, kind, probe.attempt, probe.triggered_ms, self._now_ms))
+            self._effects.append(m.NotifyComplete(id, kind, kind.commits))
 
     def _publish_next(self) -> None:
         if any(p.stage is PendingStage.PUBLISHING for p in self._pending.values()):
@@ -251,9 +270,9 @@ class CheckpointCoordinator(CoordinatorState):
     ) -> None:
         """A subtask, the clock or the store ended the checkpoint; that may end the attempt."""
         self._give_up(pending, reason, detail, step)
-        self._failed_count += 1
         kind = pending.kind
-        if not self._running:
+        self._failed_count += kind.stored
+        if not self._running or not kind.stored:
             return
         if reason.counts and not kind.user_owned:
             self._consecutive_failed += 1
@@ -269,7 +288,8 @@ class CheckpointCoordinator(CoordinatorState):
         id = pending.checkpoint_id
         del self._pending[id]
         self._remember_given_up(pending)
-        self._last_end_ms = self._now_ms
+        if pending.kind.stored:
+            self._last_end_ms = self._now_ms
         self._effects.append(m.NotifyAborted(id, reason, self._latest_completed, detail))
         self._effects += [m.Discard(id, payload) for payload in pending.payloads.values()]
         if pending.request_id is not None:

@@ -62,7 +62,7 @@ class RequestFinal:
 
 @dataclass(frozen=True, slots=True)
 class RequestProbe:
-    """The loop monitor wants a wave that stores nothing (C6); a stored checkpoint under way or due does as well."""
+    """The loop monitor wants a wave that stores nothing (C6); whatever is under way or due does as well."""
 
     now_ms: float
 

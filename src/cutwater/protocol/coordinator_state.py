@@ -45,6 +45,7 @@ class CoordinatorState:
         self._attempt = 0
         self._running = False
         self._final_wanted = False
+        self._probe_wanted = False
         self._ending = False
         self._periodic_ms = math.inf
         self._last_end_ms = -math.inf
@@ -82,7 +83,7 @@ class CoordinatorState:
         """The numbers as they are now."""
         return CheckpointStatistics(
             triggered=self._triggered,
-            in_progress=len(self._pending),
+            in_progress=sum(p.kind.stored for p in self._pending.values()),
             completed=self._completed_count,
             failed=self._failed_count,
             subsumed=self._subsumed_count,
@@ -106,7 +107,7 @@ class CoordinatorState:
 
     @property
     def _place_free(self) -> bool:
-        taken = sum(not p.kind.user_owned for p in self._pending.values())
+        taken = sum(p.kind.stored and not p.kind.user_owned for p in self._pending.values())
         return taken < self._settings.max_concurrent
 
     @property
@@ -150,7 +151,8 @@ class CoordinatorState:
     def _invariants(self) -> dict[str, Callable[[], bool]]:
         pending, stats = self._pending, self.statistics
         done = self._given_up.keys() | self._completed.keys()
-        places = [p for p in pending.values() if not p.kind.user_owned and p.kind is not CheckpointKind.FINAL]
+        no_place = (CheckpointKind.FINAL, CheckpointKind.PROBE)
+        places = [p for p in pending.values() if not p.kind.user_owned and p.kind not in no_place]
         ended = stats.completed + stats.failed + stats.subsumed
         return {
             "pending ids grow": lambda: list(pending) == sorted(pending),
@@ -168,6 +170,10 @@ class CoordinatorState:
                 (p.stage is PendingStage.TRIGGERED) == (len(p.payloads) < len(self._subtasks)) for p in pending.values()
             ),
             "no more pending than allowed": lambda: len(places) <= self._settings.max_concurrent,
+            "a probe is under way alone": lambda: all(p.kind.stored for p in pending.values()) or len(pending) == 1,
+            "nothing of a probe is published": lambda: all(
+                p.kind.stored or p.stage is PendingStage.TRIGGERED for p in pending.values()
+            ),
             "one final checkpoint at a time": lambda: sum(p.kind.final for p in pending.values()) <= 1,
             "nothing outlives its attempt": lambda: all(p.attempt == self._attempt for p in pending.values()),
             "every checkpoint is counted once": lambda: stats.triggered == stats.in_progress + ended,

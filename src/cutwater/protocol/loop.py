@@ -73,6 +73,7 @@ class Idle(NamedTuple):
 
 Action: TypeAlias = Resume | TakeControl | TakeRows | ReadSource | Idle
 
+_URGENT = int(Head.URGENT)
 _RESUME = Resume()
 _IDLE = {reason: Idle(reason) for reason in IdleReason}
 
@@ -84,6 +85,10 @@ class SubtaskLoop:
     per input rows get a turn.  Rows are taken round robin.  After an unblocking the turn is with the input that was
     blocked first (A5).  With a full output no rows are made: neither taken, nor read, nor resumed; control items go on
     as long as no work is pending.
+
+    An urgent barrier goes before everything, from whatever input.  Work left from the last call is finished first, over
+    full outputs too: it is bounded, and a barrier that waits for it would wait for the slowest consumer.  While the
+    machine is halted nothing else happens.
 
     Args:
         machine: the protocol machine of the subtask.
@@ -132,10 +137,14 @@ class SubtaskLoop:
             operator_pending: an operator of the chain has work left from its last call.
             source_ready: the source may have rows to read.
         """
-        if operator_pending:
-            return _IDLE[IdleReason.OUTPUTS_FULL] if outputs_full else _RESUME
+        if _URGENT in heads:
+            return _RESUME if operator_pending else self._take_control[heads.index(_URGENT)]
         if self._machine.block_version != self._seen_version:
             self._refresh()
+        if self._halted:
+            return _IDLE[IdleReason.HALTED]
+        if operator_pending:
+            return _IDLE[IdleReason.OUTPUTS_FULL] if outputs_full else _RESUME
         if not self._inputs:
             return self._decide_source(outputs_full, source_ready)
         control, rows, blocked = self._scan(heads)
@@ -208,6 +217,7 @@ class SubtaskLoop:
     def _refresh(self) -> None:
         machine = self._machine
         self._seen_version = machine.block_version
+        self._halted = machine.halted
         self._open = [machine.can_take(input) for input in self._inputs]
         if machine.unblocked and self._open and self._index.keys() >= set(machine.unblocked):
             self._next = self._index[machine.unblocked[0]]

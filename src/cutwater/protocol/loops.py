@@ -11,10 +11,12 @@ Heads ask for a wave as long as they have a reason.  While waves find rows, the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from cutwater.errors import InvariantError
 from cutwater.protocol.messages import SubtaskId, Tick
 
 __all__ = [
@@ -100,21 +102,82 @@ class LoopMonitor:
 
     Args:
         loops: the subtasks of each loop, by its number.
+
+    >>> monitor = LoopMonitor({0: frozenset({"head"})})
+    >>> monitor.handle(ProbeWanted("head", now_ms=0.0))
+    [StartProbe()]
+    >>> monitor.handle(LoopReported(1, "head", LoopReport(quiet=True, outside_ended=True, drained=False)))
+    []
+    >>> monitor.handle(WaveCompleted(1, now_ms=3.0))
+    [SendVerdict(checkpoint_id=1, loop=0, ended=False)]
     """
 
     def __init__(self, loops: Mapping[int, frozenset[SubtaskId]]) -> None:
         self._loops = dict(loops)
+        self._loop_of = {subtask: loop for loop, subtasks in loops.items() for subtask in subtasks}
+        self._reports: dict[int, dict[SubtaskId, LoopReport]] = {}
+        self._wanted: set[int] = set()
+        self._asked = False
+        self._pause_ms = FIRST_PAUSE_MS
+        self._not_before_ms = -math.inf
+        if len(self._loop_of) != sum(map(len, loops.values())):
+            raise InvariantError(f"loop monitor: a subtask lies in two loops: {self._loops}")
 
     @property
     def next_due_ms(self) -> float | None:
         """When a ``Tick`` is wanted; ``None`` if only events can change things."""
-        return None
+        return self._not_before_ms if self._wanted and not self._asked else None
 
     def handle(self, event: LoopEvent) -> list[LoopEffect]:
         """Take one event; the effects are to be performed in their order.
 
         Raises:
-            InvariantError: the event is illegal in this state.
+            InvariantError: a subtask outside all loops wants a probe.
         """
-        del event
-        return []
+        effects: list[LoopEffect] = []
+        match event:
+            case ProbeWanted():
+                if event.subtask not in self._loop_of:
+                    raise InvariantError(f"loop monitor: subtask {event.subtask} lies in no loop, but wants a probe")
+                self._wanted.add(self._loop_of[event.subtask])
+            case LoopReported():
+                if event.subtask in self._loop_of:
+                    self._reports.setdefault(event.checkpoint_id, {})[event.subtask] = event.report
+                return []
+            case WaveCompleted():
+                effects = self._completed(event)
+            case WaveFailed():
+                self._reports.pop(event.checkpoint_id, None)
+                self._wave_over(event.now_ms, quiet=False)
+            case Tick():
+                pass
+        if self._wanted and not self._asked and event.now_ms >= self._not_before_ms:
+            self._asked = True
+            effects.append(StartProbe())
+        return effects
+
+    def _completed(self, event: WaveCompleted) -> list[LoopEffect]:
+        """The verdicts; who still has a reason to ask for a wave asks again."""
+        reports = self._reports.pop(event.checkpoint_id, {})
+        self._reports = {id: found for id, found in self._reports.items() if id > event.checkpoint_id}
+        effects: list[LoopEffect] = []
+        quiet_loops: set[int] = set()
+        for loop, subtasks in self._loops.items():
+            found = [reports[subtask] for subtask in subtasks if subtask in reports]
+            if len(found) < len(subtasks) or not all(report.quiet for report in found):
+                continue
+            ended = all(report.outside_ended and report.drained for report in found)
+            quiet_loops.add(loop)
+            effects.append(SendVerdict(event.checkpoint_id, loop, ended))
+        self._wave_over(event.now_ms, quiet=self._wanted <= quiet_loops)
+        self._wanted.clear()
+        return effects
+
+    def _wave_over(self, now_ms: float, *, quiet: bool) -> None:
+        """After a wave that found nothing quiet the next probe waits a while, and longer every time."""
+        self._asked = False
+        if quiet:
+            self._pause_ms, self._not_before_ms = FIRST_PAUSE_MS, now_ms
+        else:
+            self._not_before_ms = now_ms + self._pause_ms
+            self._pause_ms = min(2 * self._pause_ms, LONGEST_PAUSE_MS)

@@ -25,7 +25,7 @@ class PendingStage(enum.Enum):
     TRIGGERED = "triggered"
     """Sources were asked; some subtask has not acknowledged yet."""
     READY = "ready"
-    """All have acknowledged; another checkpoint is being published."""
+    """All have acknowledged; another checkpoint is being published, or there is nothing to publish."""
     PUBLISHING = "publishing"
     """Manifest and log entry are being written: only the performer knows how it will end."""
     COMPLETED = "completed"
@@ -37,6 +37,7 @@ class PendingStep(enum.Enum):
     ALL_ACKNOWLEDGED = "the last acknowledgement"
     PUBLISH = "its turn to be published"
     PUBLISHED = "published"
+    PROBED = "a probe: nothing to publish"
     GIVE_UP = "declined, expired, subsumed, job stopped"
     PUBLISH_FAILED = "publishing failed"
 
@@ -45,6 +46,7 @@ PENDING_STAGES: dict[tuple[PendingStage, PendingStep], PendingStage] = {
     (PendingStage.TRIGGERED, PendingStep.ACKNOWLEDGED): PendingStage.TRIGGERED,
     (PendingStage.TRIGGERED, PendingStep.ALL_ACKNOWLEDGED): PendingStage.READY,
     (PendingStage.TRIGGERED, PendingStep.GIVE_UP): PendingStage.GIVEN_UP,
+    (PendingStage.READY, PendingStep.PROBED): PendingStage.COMPLETED,
     (PendingStage.READY, PendingStep.PUBLISH): PendingStage.PUBLISHING,
     (PendingStage.READY, PendingStep.GIVE_UP): PendingStage.GIVEN_UP,
     (PendingStage.PUBLISHING, PendingStep.PUBLISHED): PendingStage.COMPLETED,
@@ -85,7 +87,7 @@ class CompletedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStatistics:
-    """Numbers for people, as they are now: ``triggered = in_progress + completed + failed + subsumed``."""
+    """Numbers for people, as they are now: ``triggered = in_progress + completed + failed + subsumed``, no probes."""
 
     triggered: int = 0
     in_progress: int = 0

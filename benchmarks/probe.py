@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.workload import KEYS, fill
-from cutwater.connectors.base import Json, PreCommit, SinkContext
+from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
 
 __all__ = ["BUCKET_NS", "SCHEMA", "STAMPED", "Probe", "Reports", "Rows", "read_reports"]
 
@@ -130,11 +130,19 @@ class _ProbeWriter:
 
 
 class _NothingToCommit:
+    takes_back = True
+
     def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
         """Nothing was kept."""
 
-    def abort_others(self, keep: list[Json], states: list[Json]) -> None:
+    def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
         """Nothing was left behind."""
+
+    def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
+        """Nothing was kept."""
+
+    def finish(self, incarnation: int) -> None:
+        """Nothing was kept."""
 
 
 @nb.njit(cache=True, nogil=True)

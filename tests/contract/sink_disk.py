@@ -2,7 +2,8 @@
 
 The real files are used; only ``os.fsync``, ``os.rename``, ``os.unlink`` and ``os.rmdir`` are watched.  The model of a
 power loss: bytes that were not synced are cut off, a new name in a directory that was not synced is taken back (a
-rename goes back to where it came from), removals count at once.
+rename goes back to where it came from), a file removed from the root comes back unless the root was synced since; other
+removals count at once.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class ForgetfulDisk:
         self._synced_bytes: dict[int, int] = {}
         self._synced_names: set[tuple[str, int]] = set()
         self._renames: list[tuple[str, str]] = []
+        self._removed: list[str] = []
+        self._graves = f"{root}.graves"
         self._real = {name: getattr(os, name) for name in ("fsync", "rename", "unlink", "rmdir")}
         patch.setattr(os, "fsync", self._fsync)
         for name in ("rename", "unlink", "rmdir"):
@@ -45,6 +48,7 @@ class ForgetfulDisk:
         path, stat = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd)
         if os.path.isdir(path):
             self._synced_names |= {(path, entry.inode()) for entry in os.scandir(path)}
+            self._removed = [p for p in self._removed if os.path.dirname(p) != path]
             self._renames = [(a, b) for a, b in self._renames if path not in (os.path.dirname(a), os.path.dirname(b))]
         else:
             self._synced_bytes[stat.st_ino] = stat.st_size
@@ -52,6 +56,8 @@ class ForgetfulDisk:
     def _watched(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             self.system_call()
+            if name == "unlink":
+                self._bury(args[0])
             result = self._real[name](*args, **kwargs)
             if name == "rename":
                 self._renames.append((args[0], args[1]))
@@ -59,8 +65,20 @@ class ForgetfulDisk:
 
         return call
 
+    def _bury(self, path: str) -> None:
+        if os.path.dirname(path) == self.root and (self.root, os.stat(path).st_ino) in self._synced_names:
+            os.makedirs(self._graves, exist_ok=True)
+            grave = os.path.join(self._graves, os.path.basename(path))
+            if not os.path.exists(grave):
+                os.link(path, grave)
+            self._removed.append(path)
+
     def lose_power(self) -> None:
         """Only what was made durable is left."""
+        for path in self._removed:
+            if not os.path.exists(path):
+                os.link(os.path.join(self._graves, os.path.basename(path)), path)
+        self._removed = []
         for source, target in reversed(self._renames):
             if os.path.exists(target) and os.path.isdir(os.path.dirname(source)):
                 self._real["rename"](target, source)

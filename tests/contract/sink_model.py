@@ -3,6 +3,10 @@
 The job reads ``SPLITS`` endless counters; row ``(split, n)`` is known by its number ``split * BIG + n``.  A checkpoint
 records the position of every split when the barrier passed the subtask that reads it.  So the rows that may and must be
 visible follow from the positions of completed checkpoints alone, whatever the sink does.
+
+Sometimes the newest checkpoint turns out to be damaged, or the user asks for an older one: the job falls back to any
+that is retained, and from then on only its rows may be visible.  The function of ``foreach_batch`` does then what the
+guide asks of it: it drops what came with higher ids.
 """
 
 from __future__ import annotations
@@ -13,14 +17,13 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sink_disk import ForgetfulDisk, Killed
 
-from cutwater.connectors.base import Json, PreCommit, Sink, SinkWriter
+from cutwater.connectors.base import Committer, Json, PreCommit, Sink, SinkSnapshot, SinkWriter
 from cutwater.connectors.foreach_batch import ForeachBatchSink
 
 SPLITS, BIG = 4, 1_000_000
@@ -44,6 +47,11 @@ class Checkpoint:
     waiting: set[int]
     snapshots: dict[int, Callable[[], PreCommit]] = field(default_factory=dict)
     parts: dict[int, PreCommit] = field(default_factory=dict)
+
+    @property
+    def snapshot(self) -> SinkSnapshot:
+        handles = [handle for part in self.parts.values() for handle in part.handles]
+        return SinkSnapshot(self.id, handles, [part.state for part in self.parts.values()])
 
 
 def batch_of(rows: list[int]) -> pa.RecordBatch:
@@ -89,6 +97,9 @@ class Calls:
     def rows(self) -> list[int]:
         return [row for rows in self.batches.values() for row in rows]
 
+    def drop_after(self, checkpoint_id: int) -> None:
+        self.batches = {key: rows for key, rows in self.batches.items() if key[0] <= checkpoint_id}
+
 
 class Job:
     def __init__(self, sink: Sink, directory: str, seed: int, patch: pytest.MonkeyPatch) -> None:
@@ -99,8 +110,11 @@ class Job:
         if isinstance(self.output, Calls):
             self.output.system_call = self.disk.system_call
         self.story: list[str] = []
-        self.published: Checkpoint | None = None
-        self.handles_due: dict[int, list[Json]] = {}
+        self.num_retained = self.random.choice([1, 2, 3])
+        self.retained: list[Checkpoint] = []  # oldest first; the last one is what a restore takes
+        self.bound: Checkpoint | None = None  # no rows but its own may be visible
+        self.late_commits: list[tuple[int, list[Json]]] = []
+        self.paused_drivers: list[tuple[SinkSnapshot | None, list[SinkSnapshot], int]] = []
         self.next_id = 1
         self.incarnation = 0
         self.zombies: list[SinkWriter] = []
@@ -112,28 +126,33 @@ class Job:
 
     def start(self) -> None:
         """A driver restores the published checkpoint and starts writers, perhaps at another parallelism (T2)."""
-        self.positions = [0] * SPLITS
+        self.positions = [position or 0 for position in self.published.positions] if self.published else [0] * SPLITS
         self.parallelism = self.sink.parallelism or self.random.choice([1, 2, 3])
-        handles: list[Json] = []
-        states: list[Json] = []
-        committer = self.committer()
-        if self.published is not None:
-            self.positions = [position or 0 for position in self.published.positions]
-            handles = [handle for part in self.published.parts.values() for handle in part.handles]
-            states = [part.state for part in self.published.parts.values()]
-            committer.commit(self.published.id, handles)
-        committer.abort_others(handles, states)
+        chosen, retained, incarnation = self.view()
+        self.committer().settle(chosen, retained, incarnation)
+        if isinstance(self.output, Calls):
+            self.output.drop_after(chosen.checkpoint_id if chosen else 0)
+        self.bound = self.published
+        states = chosen.states if chosen else []
         self.pending: Checkpoint | None = None
-        self.handles_due = {}
         self.writers: list[SinkWriter] = []
         for subtask in range(self.parallelism):
-            self.incarnation += 1
             mine = states[subtask :: self.parallelism]
             self.writers.append(self.sink.writer(SCHEMA, Identity(subtask, self.parallelism, self.incarnation), mine))
         self.note(f"start p={self.parallelism} at {self.positions}")
 
-    def committer(self) -> Any:
+    def view(self) -> tuple[SinkSnapshot | None, list[SinkSnapshot], int]:
+        """What a driver that takes the log now finds in it; the third is its attempt."""
+        self.incarnation += 1
+        retained = [checkpoint.snapshot for checkpoint in self.retained]
+        return retained[-1] if retained else None, retained, self.incarnation
+
+    def committer(self) -> Committer:
         return self.sink.committer(SCHEMA, "c0ffee", "out")
+
+    @property
+    def published(self) -> Checkpoint | None:
+        return self.retained[-1] if self.retained else None
 
     def crash(self, power: bool) -> None:
         self.note("power loss" if power else "crash")
@@ -142,6 +161,16 @@ class Job:
             self.disk.lose_power()
         else:
             self.zombies += self.writers
+            if self.random.random() < 0.5:
+                self.note("a driver takes the log and is paused")
+                self.paused_drivers.append(self.view())
+        self.start()
+
+    def fall_back(self) -> None:
+        """The newest checkpoints cannot be restored: the log says which one is, then their output is taken back."""
+        self.retained = self.retained[: self.random.randrange(1, len(self.retained))]
+        self.note(f"falls back to {self.retained[-1].id}")
+        self.zombies += self.writers
         self.start()
 
     def note(self, what: str) -> None:
@@ -154,6 +183,7 @@ class Job:
         if self.disk.kill_in is None and self.random.random() < 0.3:
             self.disk.kill_in = self.random.randrange(12)
         names = ["write"] * 4 + ["checkpoint"] * 9 + ["abort", "crash", "power", "zombie", "zombie"]
+        names += ["fall_back", "fall_back", "late_commit", "paused_driver", "paused_driver"]
         action = self.random.choice(names)
         while True:
             try:
@@ -195,13 +225,38 @@ class Job:
             pending.parts[subtask] = PreCommit(*json.loads(json.dumps([made.handles, made.state])))
         else:
             self.note(f"published {pending.id}")
-            self.published, self.pending = pending, None
-            self.handles_due = {subtask: part.handles for subtask, part in pending.parts.items()}
-            for subtask in self.random.sample(sorted(self.handles_due), len(self.handles_due)):
+            self.retained.append(pending)
+            self.pending, self.bound = None, pending
+            due = {subtask: part.handles for subtask, part in pending.parts.items()}
+            for subtask in self.random.sample(sorted(due), len(due)):
                 # A worker may be late with its commit, or never come to it before the next checkpoint.
                 if final or self.random.random() < 0.7:
                     self.note(f"commit {pending.id} by {subtask}")
-                    self.committer().commit(pending.id, self.handles_due[subtask])
+                    self.committer().commit(pending.id, due[subtask])
+                else:
+                    self.late_commits.append((pending.id, due[subtask]))
+            while len(self.retained) > self.num_retained:
+                retired = self.retained.pop(0)
+                self.note(f"retire {retired.id}")
+                self.committer().retire(retired.snapshot, [checkpoint.snapshot for checkpoint in self.retained])
+
+    def do_fall_back(self) -> None:
+        if len(self.retained) > 1:
+            self.fall_back()
+
+    def do_late_commit(self) -> None:
+        """A worker that was paused hears that a checkpoint completed, perhaps attempts ago."""
+        if self.late_commits:
+            checkpoint_id, handles = self.late_commits.pop(self.random.randrange(len(self.late_commits)))
+            self.note(f"late commit of {checkpoint_id}")
+            self.committer().commit(checkpoint_id, handles)
+
+    def do_paused_driver(self) -> None:
+        """A driver goes on that took the log, was paused, and has lost the log since."""
+        if self.paused_drivers:
+            chosen, retained, incarnation = self.paused_drivers.pop(self.random.randrange(len(self.paused_drivers)))
+            self.note(f"driver {incarnation} wakes up")
+            self.committer().settle(chosen, retained, incarnation)
 
     def do_abort(self) -> None:
         if self.pending is not None:
@@ -237,9 +292,11 @@ class Job:
     def finish(self) -> None:
         """Write to the end of data, take the final checkpoint and commit it."""
         self.disk.kill_in = self.pending = None
-        published = self.published
-        while self.published is published:
+        while self.published is None or not self.published.final:
             self.do_checkpoint(final=True)
+            if self.published and self.published.final and len(self.retained) > 1 and self.random.random() < 0.3:
+                self.fall_back()
+        self.committer().finish(self.incarnation)
         self.read()
         assert Counter(self.output.rows()) == Counter(self.expected(self.published)), self.tell(
             "rows differ at the end"
@@ -255,7 +312,7 @@ class Job:
         """Any reader at any time: valid files, no row twice, none before its checkpoint completed."""
         visible = Counter(self.output.rows())
         assert max(visible.values(), default=1) == 1, self.tell(f"doubled: {visible.most_common(3)}")
-        early = set(visible) - set(self.expected(self.published))
+        early = set(visible) - set(self.expected(self.bound))
         assert not early, self.tell(f"visible too early: {sorted(early)[:5]}")
 
     def tell(self, what: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 from sink_model import SCHEMA, Calls, Identity, Job, batch_of
 
 from cutwater.connectors import foreach_batch, parquet_commit, parquet_sink, staging
-from cutwater.connectors.base import Sink
+from cutwater.connectors.base import Sink, SinkSnapshot
 from cutwater.connectors.collect import CollectSink
 from cutwater.connectors.discard import discard
 from cutwater.connectors.foreach_batch import ForeachBatchSink
@@ -95,8 +95,59 @@ def _commits_with_the_snapshot(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sweeps_what_the_snapshot_names(patch: pytest.MonkeyPatch) -> None:
-    real = parquet_commit.PartCommitter.abort_others
-    patch.setattr(parquet_commit.PartCommitter, "abort_others", lambda self, keep, states: real(self, keep, []))
+    patch.setattr(parquet_commit, "_pieces", lambda snapshots: ())
+
+
+def _takes_nothing_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(parquet_commit.PartCommitter, "_take_back", lambda self, checkpoint_id, incarnation: None)
+
+
+def _takes_back_without_a_sync(patch: pytest.MonkeyPatch) -> None:
+    real = parquet_commit.PartCommitter._take_back
+
+    def take_back(self: parquet_commit.PartCommitter, checkpoint_id: int, incarnation: int) -> None:
+        with patch.context() as inner:
+            inner.setattr(parquet_commit, "fsync_path", lambda path: None)
+            real(self, checkpoint_id, incarnation)
+
+    patch.setattr(parquet_commit.PartCommitter, "_take_back", take_back)
+
+
+def _takes_back_the_restored_checkpoint_too(patch: pytest.MonkeyPatch) -> None:
+    real = parquet_commit.PartCommitter._take_back
+    patch.setattr(
+        parquet_commit.PartCommitter, "_take_back", lambda self, n, incarnation: real(self, n - 1, incarnation)
+    )
+
+
+def _takes_back_what_a_successor_committed(patch: pytest.MonkeyPatch) -> None:
+    real = parquet_commit.PartCommitter._take_back
+    patch.setattr(parquet_commit.PartCommitter, "_take_back", lambda self, n, below: real(self, n, 10**9))
+
+
+def _sweeps_what_a_successor_staged(patch: pytest.MonkeyPatch) -> None:
+    real = staging.StagingArea.sweep
+    patch.setattr(staging.StagingArea, "sweep", lambda self, incarnation, keep=(): real(self, 10**9, keep))
+
+
+def _commit_removes_what_older_checkpoints_need(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        parquet_sink.PartWriter, "_shared", property(lambda self: (), lambda self, value: None), raising=False
+    )
+
+
+def _retires_what_newer_checkpoints_need(patch: pytest.MonkeyPatch) -> None:
+    real = parquet_commit.PartCommitter.retire
+    patch.setattr(parquet_commit.PartCommitter, "retire", lambda self, retired, retained: real(self, retired, []))
+
+
+def _keeps_only_what_the_restored_checkpoint_needs(patch: pytest.MonkeyPatch) -> None:
+    real = parquet_commit.PartCommitter.settle
+    patch.setattr(
+        parquet_commit.PartCommitter,
+        "settle",
+        lambda self, restored, retained, incarnation: real(self, restored, [restored] if restored else [], incarnation),
+    )
 
 
 def _no_sync_of_the_target(patch: pytest.MonkeyPatch) -> None:
@@ -136,6 +187,14 @@ MUTANTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
     (PARQUET, _commits_with_the_snapshot),
     (PARQUET, _sweeps_what_the_snapshot_names),
     (PARQUET, _no_sync_of_the_target),
+    (PARQUET, _takes_nothing_back),
+    (PARQUET, _takes_back_without_a_sync),
+    (PARQUET, _takes_back_the_restored_checkpoint_too),
+    (PARQUET, _takes_back_what_a_successor_committed),
+    (PARQUET, _sweeps_what_a_successor_staged),
+    (PARQUET, _commit_removes_what_older_checkpoints_need),
+    (PARQUET, _retires_what_newer_checkpoints_need),
+    (PARQUET, _keeps_only_what_the_restored_checkpoint_needs),
     (EPOCHS, _no_sync),
     (EPOCHS, _forgets_epochs_of_aborted_checkpoints),
     (EPOCHS, _removes_an_epoch_before_the_call),
@@ -146,7 +205,7 @@ MUTANTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
 def test_the_model_catches_a_planted_bug(
     name: str, plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed in range(SEEDS):
+    for seed in range(16 * SEEDS):
         with monkeypatch.context() as patch:
             plant(patch)
             try:
@@ -183,8 +242,11 @@ def test_t3_a_fork_neither_commits_nor_aborts_nor_continues_what_another_uid_wro
     before = sorted(target.rglob("*"))
     fork = sink.committer(SCHEMA, "f0f0f0", "out")
     fork.commit(1, made.handles)
-    fork.abort_others(made.handles, [made.state])
-    fork.abort_others([], [])
+    snapshot = SinkSnapshot(1, made.handles, [made.state])
+    fork.settle(snapshot, [snapshot], 9)
+    fork.settle(None, [], 9)
+    fork.retire(snapshot, [])
+    fork.finish(9)
     assert sorted(target.rglob("*")) == before
     copy = sink.writer(SCHEMA, Identity(0, 1, 2, job_uid="f0f0f0"), [made.state])
     copied = copy.pre_commit(2, final=True)()

@@ -177,22 +177,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(start, tmp_pa
     assert_ids(tmp_path / "out", ROWS)
 
 
-def test_going_back_behind_committed_rows_says_that_they_come_again(start, tmp_path: Path) -> None:
-    """Every checkpoint commits its rows here: those of the damaged one are visible already."""
-    newest = stopped_job(start, tmp_path, roll_rows=1)[-1]
-    largest_data_file(newest).write_bytes(b"")
-    open_gate(tmp_path)
-    job = again(start, tmp_path, roll_rows=1)
-    assert job.await_termination(30)
-    number = newest.name.removeprefix("chk-")
-    assert any(f"already committed by {number} is written once more" in w for w in job.status.warnings)
-    distinct, most = query(
-        "SELECT count(*), max(c) FROM (SELECT count(*) c FROM {out} GROUP BY eid)", out=tmp_path / "out"
-    )[0]
-    assert distinct == ROWS
-    assert most <= 2
-
-
 def test_when_every_checkpoint_is_damaged_the_job_refuses_to_start_over(start, tmp_path: Path) -> None:
     for folder in stopped_job(start, tmp_path):
         for file in folder.iterdir():

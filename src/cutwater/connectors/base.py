@@ -7,7 +7,7 @@ told that the checkpoint completed; commit is idempotent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -20,6 +20,7 @@ __all__ = [
     "PreCommit",
     "Sink",
     "SinkContext",
+    "SinkSnapshot",
     "SinkWriter",
     "Source",
     "SourceContext",
@@ -176,17 +177,52 @@ class SinkWriter(Protocol):
         ...
 
 
+class SinkSnapshot(msgspec.Struct, frozen=True):
+    """What a checkpoint says of one write step: the ``PreCommit`` of all its subtasks."""
+
+    checkpoint_id: int
+    handles: list[Json] = []
+    states: list[Json] = []
+
+
 class Committer(Protocol):
-    """Makes pre-committed rows visible: in the worker when a checkpoint completed, in the driver at a restore."""
+    """Brings what readers see in line with the job log.
+
+    ``commit`` is called in the worker when a checkpoint completed; the rest only in a driver that owns the job log.
+    """
+
+    takes_back: bool
+    """Whether ``settle`` undoes what later checkpoints committed."""
 
     def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
         """Make the rows visible.  Idempotent: handles already committed are skipped."""
         ...
 
-    def abort_others(self, keep: list[Json], states: list[Json]) -> None:
-        """At a restore, after ``commit``: remove this job's leftovers except ``keep`` and files named in ``states``.
+    def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
+        """At a restore, before the new writers open: commit what ``restored`` names, then undo all others (T2).
 
-        Never touches what another job's uid wrote (T3).
+        Afterwards readers see what ``restored`` and the checkpoints before it committed, and nothing else: what later
+        ones made visible is taken back, durably.  Staged rows stay if one of ``retained`` needs them, so that each of
+        those can still be restored.  Can be repeated after a crash half way.
+
+        Never touches what another job's uid wrote (T3), nor what writers of ``incarnation`` and above did: a driver
+        that was paused may come here when its successor's writers are at work.
+
+        Args:
+            restored: the chosen checkpoint; ``None``: the job begins with nothing.
+            retained: all checkpoints that a later restore may choose, ``restored`` included.
+            incarnation: of the writers to come.
+        """
+        ...
+
+    def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
+        """``retired`` will not be restored any more: remove staged rows that it needed and ``retained`` do not."""
+        ...
+
+    def finish(self, incarnation: int) -> None:
+        """The final checkpoint is committed and the job log says so: remove all staging up to ``incarnation``.
+
+        Idempotent; nothing is restored after it.
         """
         ...
 

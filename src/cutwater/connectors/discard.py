@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cutwater.connectors.base import Json, PreCommit, SinkContext
+from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
 from cutwater.errors import BuildError
 
 __all__ = ["DiscardSink", "DiscardState", "LatencyHistogram", "discard"]
@@ -153,8 +153,16 @@ class _DiscardWriter:
 
 
 class _NothingToCommit:
-    def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
-        return None
+    takes_back = True
 
-    def abort_others(self, keep: list[Json], states: list[Json]) -> None:
-        return None
+    def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
+        """Nothing was kept."""
+
+    def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
+        """Nothing was left behind."""
+
+    def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
+        """Nothing was kept."""
+
+    def finish(self, incarnation: int) -> None:
+        """Nothing was kept."""

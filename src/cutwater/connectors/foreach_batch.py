@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
 
-from cutwater.connectors.base import Json, PreCommit, SinkContext
+from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
 from cutwater.connectors.parquet_types import cast_batch, plain_schema
 from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, StagingLog, open_piece
 from cutwater.errors import BuildError, ConfigError, InvariantError, UserCodeError
@@ -126,7 +126,7 @@ class EpochWriter:
             self._pending.append(EpochHandle(uid, checkpoint_id, subtask, cut.rows, cut))
             self._log.drop(1)
         epochs = list(self._pending)
-        ends = [EndHandle(uid, subtask, self._ctx.parallelism)] if final else []
+        ends = [EndHandle(uid)] if final else []
 
         def snapshot() -> PreCommit:
             self._log.make_durable([epoch.piece for epoch in epochs])
@@ -140,6 +140,8 @@ class EpochWriter:
 
 class EpochCommitter:
     """Calls the user's function for epochs, oldest first, and removes what it has taken."""
+
+    takes_back = False
 
     def __init__(self, area: StagingArea, call: Callable[[pa.Table, int, int], Any]) -> None:
         self._area = area
@@ -169,14 +171,23 @@ class EpochCommitter:
                     step=self._area.step,
                 ) from error
             self._area.remove([epoch.piece.file])
-        ends = [handle for handle in own if isinstance(handle, EndHandle)]
-        if ends:
-            self._area.finish(ends)
 
-    def abort_others(self, keep: list[Json], states: list[Json]) -> None:
-        """Remove all staged epochs of this job and step that ``keep`` does not name."""
-        named = {handle.piece.file for handle in _decode(keep) if isinstance(handle, EpochHandle)}
-        self._area.remove(name for name in self._area.files() if name not in named)
+    def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
+        """Hand over what ``restored`` names, and remove the epochs that no checkpoint will.
+
+        Raises:
+            UserCodeError, CorruptSnapshotError: as ``commit``.
+        """
+        if restored is not None:
+            self.commit(restored.checkpoint_id, restored.handles)
+        self._area.sweep(incarnation)
+
+    def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
+        """Nothing to do: what a restore would need is handed over, and removed, before the next one completes."""
+
+    def finish(self, incarnation: int) -> None:
+        """See ``Committer.finish``."""
+        self._area.finish(incarnation)
 
 
 def _decode(handles: list[Json]) -> list[_Handle]:

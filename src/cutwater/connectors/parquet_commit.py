@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
-from cutwater.connectors.base import Json
+from cutwater.connectors.base import Json, SinkSnapshot
 from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, fsync_path, storage_errors
 from cutwater.errors import StorageError
 
@@ -20,6 +23,7 @@ __all__ = [
     "PartHandle",
     "is_visible",
     "part_status",
+    "part_stem",
     "part_suffix",
     "write_parquet",
 ]
@@ -30,7 +34,8 @@ ROW_GROUP_ROWS = 1 << 20
 class PartHandle(msgspec.Struct, frozen=True, tag="part"):
     """A finished Parquet file in the staging folder that is to appear in the target.
 
-    ``pieces`` are the staging files whose rows it holds; they go away once it is visible.
+    ``pieces`` and ``shared`` are the staging files whose rows it holds.  ``pieces`` go away once it is visible;
+    ``shared`` are in the ``LogState`` of earlier checkpoints, and go away when none of these is retained any more.
     """
 
     uid: str
@@ -39,6 +44,7 @@ class PartHandle(msgspec.Struct, frozen=True, tag="part"):
     rows: int
     bytes: int
     pieces: list[str]
+    shared: list[str] = []
 
 
 class LogState(msgspec.Struct, frozen=True):
@@ -56,6 +62,14 @@ def part_suffix(subtask: int, checkpoint_id: int, incarnation: int, number: int)
     '00001-0000000007-0000000012-0000.parquet'
     """
     return f"{subtask:05}-{checkpoint_id:010}-{incarnation:010}-{number:04}.parquet"
+
+
+_SUFFIX = re.compile(r"\d{5,}-(\d{10,})-(\d{10,})-\d{4,}\.parquet", re.ASCII)
+
+
+def part_stem(job_uid: str, step: str) -> str:
+    """Begin of a part's name: 16 characters that stand for the uid (uids of two jobs may begin alike), and the step."""
+    return f"part-{xxhash.xxh3_64_hexdigest(job_uid.encode())}-{step}-"
 
 
 def is_visible(name: str) -> bool:
@@ -112,56 +126,85 @@ class PartCommitter:
     Args:
         area: the step's staging; its root is the target.
         schema: of the Parquet files, for a dataset that got no rows.
-        empty_name: name of the file that such a dataset gets; ``""`` for none.
+        stem: how the names of this job's and step's parts begin (``part_stem``).
     """
 
-    def __init__(self, area: StagingArea, schema: pa.Schema, empty_name: str) -> None:
+    takes_back = True
+
+    def __init__(self, area: StagingArea, schema: pa.Schema, stem: str) -> None:
         self._area = area
         self._schema = schema
-        self._empty_name = empty_name
+        self._stem = stem
 
     def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
-        """Make parts visible, each by one rename, then remove the staging that they replace.
+        """Make parts visible, each by one rename, then remove the staging that only they needed.
 
         Handles of another job's uid are skipped (T3).  Calling it again, also after a crash half way, goes on.
 
         Raises:
             StorageError: the target is gone or cannot be written, or a foreign file bears a part's name.
         """
-        parts: list[PartHandle] = []
-        ends: list[EndHandle] = []
-        for handle in handles:
-            decoded = msgspec.convert(handle, PartHandle | EndHandle)
-            if decoded.uid != self._area.job_uid:
-                continue
-            if isinstance(decoded, PartHandle):
-                parts.append(decoded)
-            else:
-                ends.append(decoded)
+        decoded = [msgspec.convert(handle, PartHandle | EndHandle) for handle in handles]
+        own = [handle for handle in decoded if handle.uid == self._area.job_uid]
+        parts = [handle for handle in own if isinstance(handle, PartHandle)]
         # A job that has ended took its staging away: this is the restore of its final checkpoint, all is visible.
-        if parts and not (ends and not self._area.exists()):
+        if parts and (len(parts) == len(own) or self._area.exists()):
             for part in parts:
                 self._publish(part)
             fsync_path(self._area.root)
         # What is visible now stays so; the parts hold the rows of these pieces.
         self._area.remove(piece for part in parts for piece in part.pieces)
-        if ends:
-            self._finish(ends)
 
-    def abort_others(self, keep: list[Json], states: list[Json]) -> None:
-        """Remove all staged files of this job and step except those that ``keep`` and ``states`` name.
+    def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
+        """See ``Committer.settle``.
 
-        To be called at a restore before new writers are opened: a file that no snapshot names yet is a leftover here.
+        Raises:
+            StorageError: as ``commit``.
         """
-        named: set[str] = set()
-        for handle in keep:
-            decoded = msgspec.convert(handle, PartHandle | EndHandle)
-            if isinstance(decoded, PartHandle):
-                named.update(decoded.pieces, [decoded.staged])
-        for state in states:
-            if state is not None:
-                named.update(cut.file for cut in msgspec.convert(state, LogState).pieces)
-        self._area.remove(name for name in self._area.files() if name not in named)
+        if restored is not None:
+            self.commit(restored.checkpoint_id, restored.handles)
+        # Staged parts go before the target is listed: a worker of an earlier attempt that is about to commit one finds
+        # nothing to rename, or has renamed it before the listing.
+        self._area.sweep(incarnation, keep=set(_pieces(retained)))
+        self._take_back(0 if restored is None else restored.checkpoint_id, incarnation)
+
+    def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
+        """See ``Committer.retire``."""
+        parts = (msgspec.convert(handle, PartHandle | EndHandle) for handle in retired.handles)
+        shared = {piece for part in parts if isinstance(part, PartHandle) for piece in part.shared}
+        self._area.remove(shared.union(_pieces([retired])).difference(_pieces(retained)))
+
+    def finish(self, incarnation: int) -> None:
+        """See ``Committer.finish``; sees to it that the target is a dataset, if an empty one.
+
+        Raises:
+            StorageError: the target cannot be written.
+        """
+        if self._area.exists():
+            self._make_dataset()
+            self._area.finish(incarnation)
+
+    def _take_back(self, checkpoint_id: int, incarnation: int) -> None:
+        """Remove the parts that checkpoints after ``checkpoint_id`` made visible, durably.
+
+        Their rows lie in pieces that the restored checkpoint names, or come from the sources again.  Durably, because a
+        part that came back later could not be told from one of the checkpoints then restored.
+        """
+        root = self._area.root
+        with storage_errors("cannot take back output in", root):
+            names = os.listdir(root) if os.path.isdir(root) else []
+            later = [name for name in names if self._is_later(name, checkpoint_id, incarnation)]
+            for name in later:
+                with contextlib.suppress(FileNotFoundError):  # a fenced driver does the same
+                    os.unlink(os.path.join(root, name))
+            if os.path.isdir(root):
+                fsync_path(root)
+
+    def _is_later(self, name: str, checkpoint_id: int, incarnation: int) -> bool:
+        if not name.startswith(self._stem):
+            return False
+        match = _SUFFIX.fullmatch(name, len(self._stem))
+        return match is not None and int(match[1]) > checkpoint_id and int(match[2]) < incarnation
 
     def _publish(self, part: PartHandle) -> None:
         if part_status(self._area, part) == "committed":
@@ -181,18 +224,24 @@ class PartCommitter:
                 if not os.path.isdir(self._area.root):
                     raise
 
-    def _finish(self, ends: list[EndHandle]) -> None:
-        """Take away the staging of ended subtasks; with the last of it gone, see to it that the target is a dataset."""
-        if not self._area.finish(ends) or not self._empty_name:
-            return
+    def _make_dataset(self) -> None:
         root = self._area.root
         with storage_errors("cannot complete", root):
             if any(is_visible(name) for name in os.listdir(root)):
                 return
-            hidden = os.path.join(root, f".{self._empty_name}.{os.getpid()}")
+            name = self._stem + part_suffix(0, 0, 0, 0)
+            hidden = os.path.join(root, f".{name}.{os.getpid()}")
             write_parquet(hidden, self._schema, iter(()), "snappy")
-            os.rename(hidden, os.path.join(root, self._empty_name))
+            os.rename(hidden, os.path.join(root, name))
         fsync_path(root)
+
+
+def _pieces(snapshots: Iterable[SinkSnapshot]) -> Iterator[str]:
+    """The staging files that writers restored from one of the snapshots would read."""
+    for snapshot in snapshots:
+        for state in snapshot.states:
+            if state is not None:
+                yield from (cut.file for cut in msgspec.convert(state, LogState).pieces)
 
 
 def _holds(path: str, part: PartHandle) -> bool:

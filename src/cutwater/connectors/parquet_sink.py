@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-import xxhash
 
 from cutwater.config import parse_duration_ms
 from cutwater.connectors.base import Json, PreCommit, SinkContext
@@ -22,6 +21,7 @@ from cutwater.connectors.parquet_commit import (
     PartHandle,
     is_visible,
     part_status,
+    part_stem,
     part_suffix,
     write_parquet,
 )
@@ -118,8 +118,7 @@ class ParquetSink:
         return PartWriter(self, parquet_schema(schema), ctx, restored)
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> PartCommitter:
-        empty = f"part-{_short(job_uid)}-{step}-{part_suffix(0, 0, 0, 0)}"
-        return PartCommitter(StagingArea(self.path, job_uid, step), parquet_schema(schema), empty)
+        return PartCommitter(StagingArea(self.path, job_uid, step), parquet_schema(schema), part_stem(job_uid, step))
 
 
 class PartWriter:
@@ -144,6 +143,8 @@ class PartWriter:
         age_ms = max((state.age_ms for state in own), default=0.0)
         self._oldest: float | None = None if self._log.empty else time.monotonic() - age_ms / 1000
         self._pending: list[_Part] = []
+        # Pieces that are in some checkpoint's state: to restore it, they must outlive the part that holds their rows.
+        self._shared = {cut.file for cut in self._log.cuts()}
         self._roll_asked = False
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -169,6 +170,7 @@ class PartWriter:
         )
         self._roll_asked = False
         cuts = self._log.cuts()
+        self._shared = {cut.file for cut in cuts}
         if not cuts:
             self._oldest = None
         # A part whose checkpoint was aborted is pre-committed again with this one, else its rows would be nowhere.
@@ -198,10 +200,10 @@ class PartWriter:
         if taken == len(cuts):
             self._log.seal()
         self._log.drop(taken)
-        stem = f"part-{_short(self._ctx.job_uid)}-{self._ctx.step}"
+        stem = part_stem(self._ctx.job_uid, self._ctx.step)
         for number, group in enumerate(groups):
             suffix = part_suffix(self._ctx.subtask, checkpoint_id, self._ctx.incarnation, number)
-            self._pending.append(_Part(f"{stem}-{suffix}", group))
+            self._pending.append(_Part(stem + suffix, group, self._shared))
 
     def _snapshot(self, parts: list[_Part], state: LogState | None, final: bool) -> PreCommit:
         handles: list[Json] = []
@@ -212,18 +214,18 @@ class PartWriter:
         if state is not None:
             self._log.make_durable(state.pieces)
         if final:
-            end = EndHandle(self._ctx.job_uid, self._ctx.subtask, self._ctx.parallelism)
-            handles.append(msgspec.to_builtins(end))
+            handles.append(msgspec.to_builtins(EndHandle(self._ctx.job_uid)))
         return PreCommit(handles, None if state is None else msgspec.to_builtins(state))
 
 
 class _Part:
     """A Parquet file to be: cut in the loop, made in a snapshot thread, done with once it was committed."""
 
-    def __init__(self, name: str, cuts: Sequence[PieceCut]) -> None:
+    def __init__(self, name: str, cuts: Sequence[PieceCut], shared: Container[str]) -> None:
         self.committed = False
         self._name = name
         self._cuts = cuts
+        self._shared = shared
         self._handle: PartHandle | None = None
         # Two checkpoints may be written at once, and both carry a part that the older one made.
         self._lock = threading.Lock()
@@ -250,12 +252,10 @@ class _Part:
         os.rename(f"{path}.tmp", path)
         fsync_path(area.directory)
         rows = sum(cut.rows for cut in self._cuts)
-        return PartHandle(area.job_uid, self._name, self._name, rows, size, [cut.file for cut in self._cuts])
-
-
-def _short(job_uid: str) -> str:
-    """Eight characters that stand for the uid in file names (uids of two jobs may begin alike)."""
-    return xxhash.xxh3_64_hexdigest(job_uid.encode())[:8]
+        files = [cut.file for cut in self._cuts]
+        own = [file for file in files if file not in self._shared]
+        shared = [file for file in files if file in self._shared]
+        return PartHandle(area.job_uid, self._name, self._name, rows, size, own, shared)
 
 
 def _check_neighbours(path: str, schema: pa.Schema) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Generator, Iterable, Sequence, Sized
+from collections.abc import Container, Generator, Iterable, Sequence, Sized
 
 import msgspec
 import pyarrow as pa
@@ -80,11 +80,9 @@ def fsync_path(path: str) -> None:
 
 
 class EndHandle(msgspec.Struct, frozen=True, tag="end"):
-    """A subtask's word that no row will follow: once committed, its staging goes away."""
+    """A subtask's word that no row will follow: once the job log says that the job finished, the staging goes away."""
 
     uid: str
-    subtask: int
-    parallelism: int
 
 
 class StagingArea:
@@ -146,18 +144,18 @@ class StagingArea:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.path(name))
 
-    def finish(self, ends: Sequence[EndHandle]) -> bool:
-        """Remove what ended subtasks left; True once the folder is gone, because nobody has rows there any more."""
-        ended = {end.subtask for end in ends}
-        # Beyond the parallelism: leftovers of zombies from before a rescale.
-        beyond = max(end.parallelism for end in ends)
-        owners = ((name, _subtask_of(name)) for name in self.files())
-        self.remove(name for name, owner in owners if owner in ended or owner >= beyond)
-        return self._remove_if_empty()
+    def sweep(self, incarnation: int, keep: Container[str] = ()) -> None:
+        """Remove what writers below ``incarnation`` left, except ``keep``."""
+        self.remove(name for name in self.files() if _incarnation_of(name) < incarnation and name not in keep)
 
-    def _remove_if_empty(self) -> bool:
-        """Remove the folder and those above it (up to the root) that are empty; True if the step's own is gone."""
-        folder, gone = self.directory, False
+    def finish(self, incarnation: int) -> None:
+        """Remove what writers up to ``incarnation`` left, and the folder unless a later one is at work there."""
+        self.sweep(incarnation + 1)
+        self._remove_if_empty()
+
+    def _remove_if_empty(self) -> None:
+        """Remove the folder and those above it (up to the root) that are empty."""
+        folder = self.directory
         while folder != self.root:
             try:
                 os.rmdir(folder)
@@ -165,16 +163,15 @@ class StagingArea:
                 pass
             except OSError as error:
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                    return gone
+                    return
                 raise StorageError(f"cannot remove {folder!r}: {os.strerror(error.errno or 0)}") from error
-            folder, gone = os.path.dirname(folder), True
-        return gone
+            folder = os.path.dirname(folder)
 
 
-def _subtask_of(name: str) -> int:
-    """Subtask in the name of a staged file: ``wal-<subtask>-...``, or a part ``...-<subtask>-<three more>``."""
+def _incarnation_of(name: str) -> int:
+    """Incarnation in the name of a staged file: ``wal-<subtask>-<incarnation>-...``, or a part ``...-<one more>``."""
     try:
-        return int(name.split("-")[1] if name.startswith("wal-") else name.rsplit("-", 4)[1])
+        return int(name.split("-")[2] if name.startswith("wal-") else name.rsplit("-", 2)[1])
     except (IndexError, ValueError):
         return -1
 
@@ -209,7 +206,7 @@ def open_piece(area: StagingArea, cut: PieceCut, *, verify: bool) -> pa.RecordBa
     except FileNotFoundError as error:
         raise CorruptSnapshotError(
             f"staged output {path!r} is gone",
-            hint="A later checkpoint has committed its rows (restore that one), or somebody removed it.",
+            hint="Somebody removed it: leave the _cutwater folder to the job, and restore another checkpoint.",
         ) from error
     except OSError as error:
         raise StorageError(f"cannot read staged output {path!r}: {error}") from error

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
 from cutwater import __version__
 from cutwater.config import JobConfig
-from cutwater.connectors.base import Sink
 from cutwater.dataflow.compatibility import check_compatible, step_records
 from cutwater.dataflow.graph import PhysicalPlan
-from cutwater.errors import ConfigError, FencedError
+from cutwater.errors import ConfigError, CorruptSnapshotError, FencedError
 from cutwater.protocol.job_messages import Outcome
 from cutwater.runtime.failures import first_line
+from cutwater.runtime.sinks import Sinks
 from cutwater.storage.addresses import SnapshotAddress
 from cutwater.storage.base import Store
-from cutwater.storage.log import CheckpointCompleted, JobEnded, JobFinished, JobLog, wall_clock_ms
+from cutwater.storage.log import CheckpointCompleted, JobEnded, JobFinished, JobLog, RolledBack, wall_clock_ms
 from cutwater.storage.manifest import Entry, Manifest, SubtaskRecord
 from cutwater.storage.publish import publish
 from cutwater.storage.recovery import Restorable, choose, next_checkpoint_id
 from cutwater.storage.retention import Retention
+from cutwater.storage.snapshot import load_manifest
 
 __all__ = ["Publisher"]
 
@@ -43,7 +43,11 @@ class Publisher:
         self.log = JobLog(store, self.job, num_retained=config.num_retained)
         self.log.create()  # workers name their output by the uid, so it is there before they are
         self._retention: Retention | None = None
-        self.passed_over: list[str] = []
+        self.warnings: list[str] = []
+        """Of restores, for the user."""
+        self._sinks = Sinks(plan, self.uid)
+        if self.log.state.finished:  # its driver may have died before it could
+            self.warnings += self._sinks.finish(self.log.state.attempt)
         self._origin = origin
         if origin is not None and self._is_foreign(origin) and self.log.state.completed:
             raise ConfigError(
@@ -72,11 +76,14 @@ class Publisher:
             CorruptSnapshotError: completed checkpoints exist and none is usable.
         """
         state = self.log.read()
+        if state.completed and self.foreign:  # one was in doubt when this driver's last attempt failed
+            self._origin = None
         restorable = choose(self._store, self.job, state) if self._origin is None else self._choose_origin(self._origin)
         if restorable is None:
             return None
-        self.passed_over += [w for w in restorable.warnings if w not in self.passed_over]
+        self.warnings += [w for w in restorable.warnings if w not in self.warnings]
         check_compatible(self.plan, restorable.manifest)
+        self._roll_back(restorable)
         return restorable
 
     def _choose_origin(self, origin: SnapshotAddress) -> Restorable:
@@ -89,6 +96,21 @@ class Publisher:
         found = choose(origin.store, origin.job, msgspec.structs.replace(state, completed=entries))
         assert found is not None  # it raises where entries exist and none is usable
         return found
+
+    def _roll_back(self, restorable: Restorable) -> None:
+        """Restoring an own checkpoint makes it the newest one: say so in the log, before any output is taken back."""
+        chosen = restorable.completed.checkpoint_id
+        later = [e.checkpoint_id for e in self.log.state.completed if e.checkpoint_id > chosen]
+        if restorable.manifest.uid != self.uid or not later:
+            return
+        self.log.append(RolledBack(self.log.attempt, chosen, wall_clock_ms()))
+        dropped = f"The job goes back to checkpoint {chosen}; {', '.join(map(str, sorted(later)))} count no more."
+        self.warnings.append(dropped)
+        for step in self._sinks.not_taken_back:
+            self.warnings.append(
+                f"Step {step!r} cannot take back what it handed out after checkpoint {chosen}: those rows come again, "
+                "under new checkpoint ids. Undo there what came with higher ids."
+            )
 
     def _is_foreign(self, origin: SnapshotAddress) -> bool:
         return JobLog(origin.store, origin.job).read().uid != self.uid
@@ -103,26 +125,23 @@ class Publisher:
         return next_checkpoint_id(self._store, self.job, self.log.state)
 
     def settle_sinks(self, manifest: Manifest | None) -> None:
-        """Commit the handles of the chosen checkpoint, then drop all other leftovers of this job (T2).
+        """Commit the handles of the chosen checkpoint, then undo everything later of this job (T2).
 
         What another job's uid wrote is its own to commit (T3).
         """
-        if manifest is not None and manifest.uid != self.uid:
-            manifest = None
-        for step in self.plan.steps.values():
-            if step.role != "sink":
+        own = manifest if manifest is not None and manifest.uid == self.uid else None
+        self._sinks.settle(own, self._retained(own), self.log.attempt)
+
+    def _retained(self, restored: Manifest | None) -> Iterator[Manifest]:
+        """``restored``, and the older checkpoints that a later restore may fall back to."""
+        for completed in self.log.state.completed:
+            if restored is not None and completed.checkpoint_id == restored.checkpoint_id:
+                yield restored
                 continue
-            sink = cast(Sink, step.spec)
-            committer = sink.committer(self._sink_schema(step.id), self.uid, step.id)
-            handles: list[Any] = []
-            states: list[Any] = []
-            for record in manifest.subtasks if manifest else ():
-                handles += record.handles.get(step.id, [])
-                if step.id in record.sinks:
-                    states.append(record.sinks[step.id])
-            if manifest is not None and handles:
-                committer.commit(manifest.checkpoint_id, handles)
-            committer.abort_others(handles, states)
+            try:
+                yield load_manifest(self._store, self.job, completed)
+            except CorruptSnapshotError:
+                continue  # it will not be restored
 
     def publish(
         self,
@@ -161,6 +180,7 @@ class Publisher:
             engine=__version__,
         )
         completed = publish(self._store, self.log, manifest, kind="final" if final else "checkpoint")
+        self._sinks.published(manifest)
         self._origin = None
         return completed, sum(e.length for e in entries)
 
@@ -182,6 +202,8 @@ class Publisher:
         try:
             if outcome is Outcome.FINISHED:
                 log.append(JobFinished(log.attempt, checkpoint_id, now))
+                for warning in self._sinks.finish(log.attempt):
+                    warn(warning)
             else:
                 log.append(JobEnded(log.attempt, outcome.value, first_line(reason), now))
         except FencedError:
@@ -190,9 +212,7 @@ class Publisher:
             warn(f"the job log does not say that the job ended ({outcome.value}): {e}")
 
     def collect(self) -> list[str]:
-        """Remove checkpoints beyond the retained ones; returns warnings."""
-        return self._retention.collect() if self._retention is not None else []
-
-    def _sink_schema(self, step_id: str) -> Any:
-        source = self.plan.steps[step_id].inputs[0]
-        return self.plan.steps[source.step].outputs[source.output].schema
+        """Remove checkpoints beyond the retained ones, and what only they needed; returns warnings."""
+        if self._retention is None or self.log.in_doubt:
+            return []
+        return self._retention.collect() + self._sinks.collect(e.checkpoint_id for e in self.log.state.completed)

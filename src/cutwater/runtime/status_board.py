@@ -54,7 +54,7 @@ class StatusBoard:
                 checkpoints=self._checkpoints,
                 workers=[self._worker(s) for s in sorted(self._hellos)],
                 failures=list(self._failures),
-                warnings=[*self._publisher.passed_over, *self._warnings],
+                warnings=[*self._publisher.warnings, *self._warnings],
                 log=list(self._lines),
             )
 

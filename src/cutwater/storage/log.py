@@ -53,6 +53,7 @@ from cutwater.storage.log_entries import (
     JobFinished,
     LogEntry,
     LogState,
+    RolledBack,
     StoredEntry,
     apply_event,
     dump_entry,
@@ -69,6 +70,7 @@ __all__ = [
     "JobFinished",
     "JobLog",
     "LogState",
+    "RolledBack",
     "wall_clock_ms",
 ]
 
@@ -182,7 +184,7 @@ class JobLog:
                 return attempt
         raise self._no_number()
 
-    def append(self, event: CheckpointCompleted | JobFinished | JobEnded) -> LogState:
+    def append(self, event: CheckpointCompleted | RolledBack | JobFinished | JobEnded) -> LogState:
         """Make an event of this attempt part of the log, durably.
 
         Raises:

@@ -25,6 +25,7 @@ __all__ = [
     "JobFinished",
     "LogEntry",
     "LogState",
+    "RolledBack",
     "StoredEntry",
     "apply_event",
     "dump_entry",
@@ -66,6 +67,18 @@ class CheckpointCompleted(msgspec.Struct, frozen=True, tag="checkpoint_completed
     """"checkpoint", "savepoint" or "final"."""
 
 
+class RolledBack(msgspec.Struct, frozen=True, tag="rolled_back", forbid_unknown_fields=True):
+    """The attempt restores an older checkpoint than the newest: those after it are no longer part of the history.
+
+    Written before any sink takes their output back.  So completed checkpoints always follow from one another.
+    """
+
+    attempt: int
+    checkpoint_id: int
+    """The one restored."""
+    time_ms: int
+
+
 class JobFinished(msgspec.Struct, frozen=True, tag="job_finished", forbid_unknown_fields=True):
     """Nothing is left to do; ``checkpoint_id`` is the final checkpoint (0: none was taken)."""
 
@@ -90,7 +103,7 @@ class JobEnded(msgspec.Struct, frozen=True, tag="job_ended", forbid_unknown_fiel
     time_ms: int
 
 
-Event: TypeAlias = JobCreated | AttemptBegan | CheckpointCompleted | JobFinished | JobEnded
+Event: TypeAlias = JobCreated | AttemptBegan | CheckpointCompleted | RolledBack | JobFinished | JobEnded
 
 
 class LogState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,6 +177,8 @@ def apply_event(state: LogState, event: Event, num_retained: int) -> LogState:
         case CheckpointCompleted():
             completed = (event, *state.completed)[:num_retained]
             return replace(state, completed=completed, newest_id=event.checkpoint_id)
+        case RolledBack():
+            return replace(state, completed=tuple(c for c in state.completed if c.checkpoint_id <= event.checkpoint_id))
         case JobFinished():
             return replace(state, finished=True)
         case JobEnded():

@@ -56,8 +56,7 @@ class Restorable:
         """What the user must be told: one sentence per checkpoint passed over."""
         return tuple(
             f"Checkpoint {report.checkpoint_id} is damaged ({report.problems[0].what}); the job restores checkpoint "
-            f"{self.completed.checkpoint_id} instead, and output already committed by {report.checkpoint_id} "
-            "is written once more."
+            f"{self.completed.checkpoint_id} instead, and output that {report.checkpoint_id} committed is taken back."
             for report in self.passed_over
         )
 

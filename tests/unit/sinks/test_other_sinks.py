@@ -54,6 +54,7 @@ def test_the_function_is_called_once_per_checkpoint_that_has_rows(tmp_path: Path
         commit(sink, checkpoint_id, handles)
     commit(sink, 4, checkpoint(sink, writer, 4, final=True))
     assert fn.calls == [([1, 2], 1), ([3], 3)]
+    sink.committer(SCHEMA, "uid", "out").finish(1)
     assert not (tmp_path / "rows" / "_cutwater").exists()
 
 
@@ -147,6 +148,7 @@ def test_a_collected_result_has_the_rows_in_order_and_the_streams_own_types(
         writer.roll()
         handles = writer.pre_commit(checkpoint_id, checkpoint_id == len(times))().handles
         sink.committer(schema, "uid", "out").commit(checkpoint_id, handles)
+    sink.committer(schema, "uid", "out").finish(1)
     assert len(os.listdir(tmp_path / "result")) == len(times)
     listed = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: sorted(listed(path), reverse=True))
@@ -156,6 +158,7 @@ def test_a_collected_result_has_the_rows_in_order_and_the_streams_own_types(
 def test_an_empty_result_is_a_table_too(tmp_path: Path) -> None:
     sink = CollectSink().bind(str(tmp_path / "result"))
     commit(sink, 1, checkpoint(sink, sink.writer(SCHEMA, Identity(), []), 1, final=True))
+    sink.committer(SCHEMA, "uid", "out").finish(1)
     assert read_result(str(tmp_path / "result"), SCHEMA).equals(SCHEMA.empty_table())
 
 

@@ -12,10 +12,11 @@ import pytest
 from sink_identity import SCHEMA, Identity, numbers, parts
 
 from cutwater.connectors import parquet_sink
-from cutwater.connectors.base import Json, PreCommit
-from cutwater.connectors.parquet_commit import write_parquet
+from cutwater.connectors.base import Json, PreCommit, SinkSnapshot
+from cutwater.connectors.parquet_commit import part_stem, part_suffix, write_parquet
 from cutwater.connectors.parquet_sink import ParquetSink, PartWriter
-from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, DataError, StorageError
+from cutwater.connectors.staging import StagingArea
+from cutwater.errors import BuildError, ConfigError, DataError, StorageError
 
 
 @pytest.fixture
@@ -37,6 +38,14 @@ def checkpoint(writer: PartWriter, checkpoint_id: int, *rows: int, final: bool =
 
 def commit(sink: ParquetSink, checkpoint_id: int, handles: list[Json], uid: str = "uid") -> None:
     sink.committer(SCHEMA, uid, "out").commit(checkpoint_id, handles)
+
+
+def snapshot(checkpoint_id: int, *made: PreCommit) -> SinkSnapshot:
+    return SinkSnapshot(checkpoint_id, [h for part in made for h in part.handles], [part.state for part in made])
+
+
+def finish(sink: ParquetSink, incarnation: int = 1, uid: str = "uid") -> None:
+    sink.committer(SCHEMA, uid, "out").finish(incarnation)
 
 
 def test_t4_a_file_ends_by_age_and_not_at_every_checkpoint(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +89,7 @@ def test_t4_a_file_ends_by_size_and_what_is_too_small_waits(out: Path) -> None:
     last = checkpoint(writer, 3, final=True)
     commit(sink, 3, last.handles)
     assert sorted(n for part in parts(out) for n in part) == list(range(1, 11))
+    finish(sink)
     assert not (out / "_cutwater").exists()
 
 
@@ -118,9 +128,7 @@ def test_rows_of_an_aborted_checkpoint_come_with_the_next_one_even_after_a_crash
     writer.pre_commit(1, False)  # aborted before the snapshot thread came to it
     checkpoint(writer, 2, 2)  # aborted after
     third = checkpoint(writer, 3, 3)
-    committer = sink.committer(SCHEMA, "uid", "out")
-    committer.commit(3, third.handles)
-    committer.abort_others(third.handles, [third.state])
+    sink.committer(SCHEMA, "uid", "out").settle(snapshot(3, third), [snapshot(3, third)], 2)
     assert parts(out) == [[1], [2], [3]]
     assert checkpoint(writer, 4).handles == []
 
@@ -143,8 +151,7 @@ def test_t2_leftovers_go_and_what_the_checkpoint_names_stays(out: Path) -> None:
     writer = sink.writer(SCHEMA, Identity(), [])
     chosen = checkpoint(writer, 1, 1)
     checkpoint(writer, 2, 2, 3, 4)
-    committer = sink.committer(SCHEMA, "uid", "out")
-    committer.abort_others(chosen.handles, [chosen.state])
+    sink.committer(SCHEMA, "uid", "out").settle(snapshot(1, chosen), [snapshot(1, chosen)], 2)
     assert os.listdir(out / "_cutwater/uid/out") == [chosen.state["pieces"][0]["file"]]
     heir = sink.writer(SCHEMA, Identity(incarnation=2), [chosen.state])
     commit(sink, 3, checkpoint(heir, 3, 5, final=True).handles)
@@ -160,6 +167,7 @@ def test_states_of_several_subtasks_merge_when_the_job_shrinks(out: Path) -> Non
     heir = sink.writer(SCHEMA, Identity(incarnation=9), states)
     commit(sink, 2, checkpoint(heir, 2, 3, final=True).handles)
     assert parts(out) == [[0, 1, 2, 3]]
+    finish(sink, 9)
     assert not (out / "_cutwater").exists()
 
 
@@ -168,6 +176,8 @@ def test_a_bounded_job_without_rows_leaves_an_empty_dataset_with_its_schema(out:
     ends = [checkpoint(sink.writer(SCHEMA, Identity(i, 2, i), []), 1, final=True).handles for i in range(2)]
     for committed in ends:
         commit(sink, 1, committed)
+    for _ in range(2):  # again: its first driver died
+        finish(sink, 2)
         assert parts(out) == [[]]
     assert duckdb.sql(f"describe select * from '{out}/*.parquet'").fetchall()[0][:2] == ("n", "BIGINT")
     commit(sink, 1, ends[0] + ends[1])
@@ -182,6 +192,7 @@ def test_no_empty_file_where_there_are_rows(out: Path) -> None:
     ]
     for committed in handles:
         commit(sink, 1, committed)
+    finish(sink, 2)
     assert parts(out) == [[7]]
     assert [name for name in os.listdir(out) if name.startswith((".", "_"))] == []
 
@@ -193,6 +204,7 @@ def test_two_jobs_append_to_one_directory(out: Path) -> None:
     sink.check(SCHEMA)
     made = {uid: checkpoint(sink.writer(SCHEMA, Identity(job_uid=uid), []), 1, 5, final=True) for uid in ("a", "b")}
     commit(sink, 1, made["a"].handles, "a")
+    finish(sink, uid="a")
     assert os.listdir(out / "_cutwater") == ["b"]
     commit(sink, 1, made["b"].handles, "b")
     assert sorted(map(tuple, parts(out))) == [(0,), (5,), (5,)]
@@ -213,10 +225,12 @@ def test_a_finished_job_is_restored_after_its_output_was_taken_away(out: Path) -
     sink = ParquetSink(str(out))
     handles = checkpoint(sink.writer(SCHEMA, Identity(), []), 1, 1, final=True).handles
     commit(sink, 1, handles)
+    finish(sink)
     (path,) = out.glob("*.parquet")
     path.rename(out.parent / "taken")
     commit(sink, 1, handles)
-    assert parts(out) == [[]]
+    finish(sink, 2)
+    assert parts(out) == []
 
 
 def test_two_committers_at_once_do_no_harm(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,13 +278,87 @@ def test_staged_parts_deleted_before_their_commit_are_an_error(out: Path, delete
         checkpoint(writer, 2)
 
 
-def test_a_checkpoint_whose_rows_a_later_one_committed_cannot_be_restored(out: Path) -> None:
+# ------------------------------------------------------------------------------------------------------ falling back
+
+
+def test_t2_what_a_later_checkpoint_committed_is_taken_back_and_comes_again(out: Path) -> None:
     sink = ParquetSink(str(out), roll_rows=2, roll_interval_ms="1h")
     writer = sink.writer(SCHEMA, Identity(), [])
-    old = checkpoint(writer, 1, 1)
-    commit(sink, 2, checkpoint(writer, 2, 2, 3).handles)
-    with pytest.raises(CorruptSnapshotError, match="later checkpoint has committed"):
-        sink.writer(SCHEMA, Identity(incarnation=2), [old.state])
+    commit(sink, 1, checkpoint(writer, 1, 1, 2).handles)
+    old = checkpoint(writer, 2, 3)
+    commit(sink, 3, checkpoint(writer, 3, 4).handles)  # a file with rows of checkpoints 2 and 3
+    assert parts(out) == [[1, 2], [3, 4]]
+    sink.committer(SCHEMA, "uid", "out").settle(snapshot(2, old), [snapshot(2, old)], 2)
+    assert parts(out) == [[1, 2]]
+    heir = sink.writer(SCHEMA, Identity(incarnation=2), [old.state])
+    commit(sink, 4, checkpoint(heir, 4, 4, 5, final=True).handles)
+    assert parts(out) == [[1, 2], [3, 4, 5]]
+
+
+def test_staged_rows_stay_as_long_as_a_retained_checkpoint_needs_them(out: Path) -> None:
+    sink = ParquetSink(str(out), roll_rows=4, roll_interval_ms="1h")
+    writer = sink.writer(SCHEMA, Identity(), [])
+    made = {i: checkpoint(writer, i, 2 * i, 2 * i + 1) for i in range(1, 4)}
+    for i, part in made.items():
+        commit(sink, i, part.handles)
+    snapshots = [snapshot(i, part) for i, part in made.items()]
+    committer = sink.committer(SCHEMA, "uid", "out")
+    staged = StagingArea(str(out), "uid", "out").files
+    committer.retire(snapshots[0], snapshots[1:])
+    (left,) = staged()
+    assert made[3].state["pieces"][0]["file"] == left, "of checkpoint 1, whose rows are in a part, nothing is left"
+
+
+def test_a_piece_that_no_checkpoint_names_goes_with_its_commit(out: Path) -> None:
+    sink = ParquetSink(str(out), roll_interval_ms=0)
+    commit(sink, 1, checkpoint(sink.writer(SCHEMA, Identity(), []), 1, 1).handles)
+    assert StagingArea(str(out), "uid", "out").files() == []
+
+
+@pytest.mark.parametrize("moment", range(3))
+def test_a_worker_that_commits_while_output_is_taken_back_changes_nothing(
+    out: Path, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told of checkpoint 2 in an attempt that is over, and comes just after one of the folders was listed."""
+    sink = ParquetSink(str(out), roll_interval_ms=0)
+    writer = sink.writer(SCHEMA, Identity(), [])
+    first = checkpoint(writer, 1, 1)
+    commit(sink, 1, first.handles)
+    second = checkpoint(writer, 2, 2)
+    real, listed = os.listdir, []
+
+    def listing(path: str) -> list[str]:
+        names = real(path)
+        listed.append(path)
+        if len(listed) == moment + 1:
+            commit(sink, 2, second.handles)
+        return names
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", listing)
+        sink.committer(SCHEMA, "uid", "out").settle(snapshot(1, first), [snapshot(1, first)], 2)
+    assert len(listed) == 2, "the staging and the target"
+    assert parts(out) == [[1]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "part-mine.parquet",
+        "{stem}b-00000-0000000009-0000000001-0000.parquet",
+        "{stem}00000-0000000009-0000000001-0000.parquet.tmp",
+        "{other}00000-0000000009-0000000001-0000.parquet",
+    ],
+)
+def test_t3_only_parts_of_this_job_and_step_are_taken_back(out: Path, name: str) -> None:
+    out.mkdir()
+    foreign = out / name.format(stem=part_stem("uid", "out"), other=part_stem("other", "out"))
+    foreign.write_bytes(b"mine")
+    own = out / (part_stem("uid", "out") + part_suffix(0, 9, 1, 0))
+    own.touch()
+    ParquetSink(str(out)).committer(SCHEMA, "uid", "out").settle(None, [], 2)
+    assert not own.exists()
+    assert foreign.read_bytes() == b"mine"
 
 
 def test_a_full_disk_is_named_while_a_part_is_written() -> None:

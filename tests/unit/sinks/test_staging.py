@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sink_identity import SCHEMA, numbers
 
-from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, StagingLog, open_piece
+from cutwater.connectors.staging import PieceCut, StagingArea, StagingLog, open_piece
 from cutwater.errors import CorruptSnapshotError, StorageError
 
 
@@ -153,17 +153,20 @@ def test_only_what_grew_is_synced(area: StagingArea, monkeypatch: pytest.MonkeyP
     assert synced[2:] == synced[:1]
 
 
-def test_the_last_subtask_to_end_takes_the_folders_away_but_no_other_jobs(area: StagingArea, tmp_path: Path) -> None:
+def test_the_end_takes_the_folders_away_but_no_other_jobs_and_no_later_attempts(
+    area: StagingArea, tmp_path: Path
+) -> None:
     other = StagingArea(str(tmp_path), "other", "out")
     other.create()
     area.create()
-    for name in ("wal-00000-0000000001-000000.arrows", "wal-00001-0000000002-000000.arrows", "wal-00007-1-0.arrows"):
+    late = "wal-00001-0000000002-000000.arrows"
+    for name in ("wal-00000-0000000001-000000.arrows", late, "part-a-out-00007-0000000001-0000000001-0000.parquet"):
         Path(area.path(name)).touch()
-    assert not area.finish([EndHandle("uid", 0, 2)])
-    assert area.files() == ["wal-00001-0000000002-000000.arrows"]
-    assert area.finish([EndHandle("uid", 1, 2)])
+    area.finish(1)
+    assert area.files() == [late]
+    area.finish(2)
     assert os.listdir(tmp_path / "_cutwater") == ["other"]
-    assert area.finish([EndHandle("uid", 1, 2)]), "again, at the restore of the final checkpoint"
+    area.finish(2)
 
 
 def test_a_folder_survives_a_neighbour_that_ends_at_the_same_time(

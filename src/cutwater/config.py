@@ -91,7 +91,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_retained: int = 3
     """Completed checkpoints that are kept."""
     aligned_timeout_ms: float | None = None
-    """Kept for unaligned checkpoints; without effect until they are there."""
+    """Protocol ``unaligned``: how long a checkpoint aligns before its barriers overtake; 0 or ``None``: not at all."""
     inline_threshold_bytes: int = 20_480
     """State below this size travels inside the acknowledgement and lies in the manifest."""
     # -- parallelism
@@ -136,6 +136,13 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"parallelism {self.parallelism} is above max_parallelism {self.max_parallelism}",
                 hint="Key groups are the unit of scaling: raise max_parallelism before the first run, or lower this.",
             )
+        if self.protocol in ("unaligned", "synchronous") and self.max_concurrent > 1:
+            raise ConfigError(
+                f"protocol {self.protocol!r} takes one checkpoint at a time, but max_concurrent is {self.max_concurrent}",
+                hint="Leave max_concurrent at 1, or choose protocol 'aligned' or 'chandy_lamport'.",
+            )
+        if self.aligned_timeout_ms is not None and self.aligned_timeout_ms < 0:
+            raise ConfigError(f"aligned_timeout_ms must be at least 0, got {self.aligned_timeout_ms}")
         if self.tolerable_failed < 0:
             raise ConfigError(f"tolerable_failed must be at least 0, got {self.tolerable_failed}")
 

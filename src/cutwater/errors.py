@@ -10,6 +10,7 @@
     │   ├── FormatVersionError      written by a version that this one cannot read
     │   └── ForeignDirectoryError   the directory belongs to another program
     ├── FencedError             a newer attempt or driver owns the job; stop and commit nothing
+    ├── IncompleteSnapshotError a global snapshot is not complete; names who is missing
     ├── ResourceError           the cluster gave fewer cores than the job needs
     ├── JobFailedError          the job failed and its restart budget is used up
     ├── JobCancelledError       the job was cancelled
@@ -30,6 +31,7 @@ __all__ = [
     "FencedError",
     "ForeignDirectoryError",
     "FormatVersionError",
+    "IncompleteSnapshotError",
     "InvariantError",
     "JobCancelledError",
     "JobFailedError",
@@ -93,7 +95,7 @@ class DataError(CutwaterError):
 
 
 class UserCodeError(CutwaterError):
-    """A user's function raised; the message ends with that function's own traceback."""
+    """A user's function raised; the message has that function's own traceback."""
 
     exit_code = 4
 
@@ -122,6 +124,12 @@ class FencedError(CutwaterError):
     exit_code = 6
 
 
+class IncompleteSnapshotError(CutwaterError):
+    """A global snapshot of a process network was not complete in time, or cannot be any more; names who is missing."""
+
+    exit_code = 10
+
+
 class ResourceError(CutwaterError):
     """Spark gave the job fewer cores than it needs."""
 
@@ -129,7 +137,7 @@ class ResourceError(CutwaterError):
 
 
 class JobFailedError(CutwaterError):
-    """The job failed for good; ``__cause__`` is the last failure."""
+    """The job failed for good, and no worker told an error: its message says what happened and why it was given up."""
 
     exit_code = 8
 

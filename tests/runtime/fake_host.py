@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing as mp
 import os
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -98,8 +99,9 @@ class FakeHost:
             self.cancel(slot)
 
     def join(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(max(0.0, deadline - time.monotonic()))
         return not any(t.is_alive() for t in self._threads)
 
     @property

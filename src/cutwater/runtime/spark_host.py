@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -105,9 +106,10 @@ class SparkHost:
 
     def join(self, timeout_s: float) -> bool:
         """Wait until no Spark job of the group is left; False after the timeout."""
-        for thread in self._threads.values():
-            thread.join(timeout_s)
-        return not any(t.is_alive() for t in self._threads.values())
+        deadline, threads = time.monotonic() + timeout_s, list(self._threads.values())
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(t.is_alive() for t in threads)
 
     @property
     def activity(self) -> tuple[int, int]:

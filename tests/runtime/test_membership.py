@@ -79,9 +79,14 @@ def test_restart_strategies_end_the_job_when_their_budget_is_used_up(
 ) -> None:
     restart = {"strategy": strategy, "attempts": 1, "rate_failures": 1}
     allowed = 0 if strategy == "none" else 1
+    verdict = {
+        "none": "restart strategy 'none'",
+        "fixed_delay": "restarted 1 times",
+        "failure_rate": "2 failures within",
+    }
     job = start(counting("budget", gated(tmp_path, ROWS), tmp_path / "out"), restart=restart)
     kill_some(job, fake_spark, allowed + 1, seed=1)
-    with pytest.raises(JobFailedError, match=r"worker . was lost"):
+    with pytest.raises(JobFailedError, match=rf"worker . was lost: .*{verdict[strategy]}"):
         job.await_termination(30)
     assert job.status.restarts == allowed
     assert fake_spark.pids == []

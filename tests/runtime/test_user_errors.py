@@ -57,6 +57,37 @@ def test_a_function_that_always_fails_ends_the_job_with_its_own_traceback(start,
     assert 2 <= job.status.restarts < 10, "three times the same error without progress are enough"
 
 
+def test_a_failure_of_all_workers_at_once_counts_once(start, tmp_path: Path) -> None:
+    def never(row: dict[str, int]) -> dict[str, int]:
+        raise ZeroDivisionError("never works")
+
+    def with_map(rows: Stream) -> Stream:
+        return rows.map("never", never, rows.schema)
+
+    job = start(counting("all", gated(tmp_path, 4_000, rate=None), tmp_path / "out", wrap=with_map), parallelism=4)
+    with pytest.raises(UserCodeError, match="never works") as caught:
+        job.await_termination(30)
+    assert job.status.restarts == 2, "it is tried three times, however many workers it happens to"
+    assert str(caught.value).endswith("given up: 3 times the same failure, with no completed checkpoint in between")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "verdict"), [("none", "restart strategy 'none'"), ("fixed_delay", "restarted 1 times")]
+)
+def test_the_error_has_its_cause_and_why_it_was_not_tried_again(
+    start, tmp_path: Path, strategy: str, verdict: str
+) -> None:
+    def never(row: dict[str, int]) -> dict[str, int]:
+        raise ZeroDivisionError("never works")
+
+    flow = cw.Dataflow("given-up")
+    rows = flow.read("in", gated(tmp_path, 4_000, rate=None))
+    rows.map("never", never, rows.schema).write("out", cw.discard())
+    job = start(flow, restart={"strategy": strategy, "attempts": 1, "delay_ms": 10})
+    with pytest.raises(UserCodeError, match=rf"(?s)never works.*given up: {verdict}"):
+        job.await_termination(30)
+
+
 def test_a_bad_line_is_named_by_file_and_line_and_not_tried_again(start, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()

@@ -106,6 +106,7 @@ class Coordinator:
     def start(self) -> None:
         """Begin; a job that finished in an earlier run is at its end at once (A7)."""
         if self.publisher.log.state.finished:
+            self.publisher.sweep()
             self.board.warn(f"job {self.plan.name!r} had finished already: nothing was run")
             self.board.ended(j.Outcome.FINISHED.value, "it had finished in an earlier run")
             self._server.close()
@@ -165,7 +166,8 @@ class Coordinator:
         except BaseException as e:
             self.error = e if isinstance(e, CutwaterError) else internal_error(e)
             self._group.abandon()
-            self._note_end(j.Outcome.FAILED, str(self.error))
+            self.publisher.end(j.Outcome.FAILED, str(self.error), 0, warn=self.board.warn)
+            self.board.ended(j.Outcome.FAILED.value, str(self.error))
         finally:
             self._splits.stop()
             self._server.close()
@@ -274,8 +276,9 @@ class Coordinator:
 
     def _fail(self, kind: str, message: str, *, step: str = "", retryable: bool = True, hint: str = "") -> None:
         """The current attempt failed."""
-        retryable = self._failures.note(kind, message, step, retryable, hint)
-        self._job(j.TaskFailed(self._machine.attempt, str(self._failures.error), retryable, now_ms()))
+        if self._failures.counts(kind, retryable, self._machine.phase):
+            retryable = self._failures.note(kind, message, step, retryable, hint)
+            self._job(j.TaskFailed(self._machine.attempt, str(self._failures.error), retryable, now_ms()))
 
     # ----------------------------------------------------------------------------------------- effects of the job
 
@@ -351,12 +354,10 @@ class Coordinator:
     def _end(self, outcome: j.Outcome, reason: str) -> None:
         if outcome is j.Outcome.FAILED:
             self.error = self._failures.final(reason)
-        self._note_end(outcome, str(self.error or reason))
-        self.ended.set()
-
-    def _note_end(self, outcome: j.Outcome, reason: str) -> None:
+            reason = str(self.error)
         self.publisher.end(outcome, reason, self._final_id, warn=self.board.warn)
         self.board.ended(outcome.value, reason)
+        self.ended.set()
 
     # ------------------------------------------------------------------------------------------------------ parts
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cutwater import errors
 from cutwater.errors import CutwaterError, InvariantError, JobFailedError, ResourceError
+from cutwater.protocol.job_messages import JobPhase
 
 __all__ = ["FailureLedger", "first_line", "internal_error", "root_cause"]
 
@@ -40,22 +41,36 @@ def root_cause(text: str) -> str:
 
 @dataclass
 class FailureLedger:
-    """Remembers the last failure.
+    """Remembers the last failure, and says in the end what the job failed of.
 
     >>> ledger = FailureLedger()
     >>> text = "KeyError: 'x' on row {} of the batch (in subtask 0 of 'score', channel (0, 0, 0), row {})"
     >>> [ledger.note("UserCodeError", text.format(row, row), "score", True) for row in (7, 3, 5)]
     [True, True, False]
+    >>> print(ledger.final(str(ledger.error)))
+    step 'score': KeyError: 'x' on row 5 of the batch (in subtask 0 of 'score', channel (0, 0, 0), row 5)
+    The job was given up: 3 times the same failure, with no completed checkpoint in between
     """
 
     error: CutwaterError | None = None
     _key: str = ""
     _count: int = 0
 
+    @staticmethod
+    def counts(kind: str, retryable: bool, phase: JobPhase) -> bool:
+        """Whether a failure decides anything: of what several workers report of one attempt, the first does.
+
+        After that only one that no restart helps against counts, and nothing does once the job is ending.
+        """
+        if phase in (JobPhase.FORMING, JobPhase.RESTARTING):
+            return not retryable or kind in _NOT_RETRYABLE
+        return phase not in (JobPhase.ENDING, JobPhase.ENDED)
+
     def note(self, kind: str, message: str, step: str, retryable: bool, hint: str = "") -> bool:
         """A failure of an attempt; whether a restart may help."""
-        # Where in the stream it happened says nothing: batches are cut differently in every attempt.
-        headline = re.sub(r"\d+", "#", first_line(message).partition(" (in subtask")[0])
+        # Where in the stream it happened says nothing, nor does the row that happened to be the first: batches are cut
+        # differently in every attempt, and the workers differ in which of them reports first.
+        headline = re.sub(r"\d+", "#", re.split(r" on row | \(in subtask", first_line(message))[0])
         key = f"{kind}:{step}:{headline}"
         self._count = self._count + 1 if key == self._key else 1
         self._key = key
@@ -73,10 +88,22 @@ class FailureLedger:
         self._key, self._count, self.error = "", 0, None
 
     def final(self, reason: str) -> CutwaterError:
-        """The error of a job that failed for good."""
+        """The error of a job that failed for good: its cause, and why it was not tried again.
+
+        Args:
+            reason: of the job machine: the failure it was told of, and in parentheses why it gives up.
+        """
         if "got a core of the Spark cluster" in reason:
             return ResourceError(reason)
-        return self.error or JobFailedError(reason)
+        error, told = self.error, str(self.error)
+        if error is None or not reason.startswith(told):  # an earlier one; this time a worker was lost, for example
+            return JobFailedError(reason)
+        verdict = reason.removeprefix(told).removeprefix(" (").removesuffix(")")
+        if not verdict and error.__class__.__name__ in _LIMITED and self._count >= _SAME_FAILURE_LIMIT:
+            verdict = f"{self._count} times the same failure, with no completed checkpoint in between"
+        if not verdict:
+            return error
+        return type(error)(f"{error.message}\nThe job was given up: {verdict}", step=error.step, hint=error.hint)
 
 
 def internal_error(error: BaseException) -> CutwaterError:

@@ -149,7 +149,7 @@ class Worker:
 
     def fail(self, error: BaseException) -> None:
         """Report a failure of the current attempt and drop it."""
-        self._report()  # a peer that stopped first looks like one that was lost: what this worker did counts all the same
+        self._report()  # a peer that stopped first looks like a lost one: what this worker did counts all the same
         attempt = self._attempt
         number = attempt.number if attempt is not None else 0
         ours = isinstance(error, CutwaterError)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 
 import msgspec
 
@@ -45,9 +46,6 @@ class Publisher:
         self._retention: Retention | None = None
         self.warnings: list[str] = []
         """Of restores, for the user."""
-        self._sinks = Sinks(plan, self.uid)
-        if self.log.state.finished:  # its driver may have died before it could
-            self.warnings += self._sinks.finish(self.log.state.attempt)
         self._origin = origin
         if origin is not None and self._is_foreign(origin) and self.log.state.completed:
             raise ConfigError(
@@ -58,6 +56,10 @@ class Publisher:
     @property
     def uid(self) -> str:
         return self.log.state.uid
+
+    @cached_property
+    def _sinks(self) -> Sinks:
+        return Sinks(self.plan, self.uid)  # not before they are bound to their directories
 
     def begin_attempt(self, attempt: int) -> None:
         """Take the log for this attempt.
@@ -216,3 +218,7 @@ class Publisher:
         if self._retention is None or self.log.in_doubt:
             return []
         return self._retention.collect() + self._sinks.collect(e.checkpoint_id for e in self.log.state.completed)
+
+    def sweep(self) -> None:
+        """Remove the staged output of a finished job: its driver may have died before it could."""
+        self.warnings += self._sinks.finish(self.log.state.attempt)

@@ -6,6 +6,7 @@ from itertools import product
 
 import msgspec
 import pytest
+from trace_world import run
 
 from cutwater.trace.checker import check
 from cutwater.trace.events import (
@@ -25,7 +26,6 @@ from cutwater.trace.events import (
     Trace,
 )
 from cutwater.trace.result import Kind
-from trace_world import run
 
 PAIR = Header(("p", "q"), (Link("c", "p", "q"), Link("d", "q", "p")))
 SEEDS = range(60)
@@ -134,7 +134,8 @@ def test_counts_and_vector_clocks_agree_on_every_cut_of_small_runs():
 def test_a_row_from_after_the_cut_is_named_with_its_channel_and_events():
     result = check(Trace(PAIR, (cut("p"), send(0), take(0), cut("q"), DONE)), quick=True)
     assert [str(v) for v in result.violations] == [
-        "inconsistent cut: snapshot 1, channel c: q took row 0 before its cut, and p sent it after its own (events 1, 4)"
+        "inconsistent cut: snapshot 1, channel c: "
+        "q took row 0 before its cut, and p sent it after its own (events 1, 4)"
     ]
 
 

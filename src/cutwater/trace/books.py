@@ -13,7 +13,7 @@ __all__ = ["ChannelBook", "SnapshotBook", "compare", "ranges"]
 class ChannelBook:
     """Where the two ends of a channel stand.  Each end is in an attempt of its own while a recovery is on its way."""
 
-    __slots__ = ("ahead", "attempt", "limits", "name", "sent", "source", "taken", "target", "values")
+    __slots__ = ("ahead", "attempt", "limits", "name", "sent", "source", "taken", "target")
 
     def __init__(self, link: Link) -> None:
         self.name, self.source, self.target = link.name, link.source, link.target
@@ -25,7 +25,6 @@ class ChannelBook:
         """Attempt of the sender."""
         self.limits: dict[int, int] = {}
         """Rows that a receiver in another attempt than the sender's may take: up to this number."""
-        self.values: dict[int, str] = {}
 
     def available(self, attempt: int) -> int:
         """Up to which row number a receiver of this attempt can find rows."""

@@ -15,7 +15,7 @@ they are traced, and rebuilds for every snapshot the reordered history of CL7 an
 >>> taken = Step(2.0, "q", 1, takes=(Span("c", 0),))
 >>> early, late = Cut(0.0, "p", 1, 7), Cut(3.0, "q", 1, 7)
 >>> print(check(Trace(header, (early, sent, taken, late, Completed(4.0, "q", 1, 7))), quick=True))
-5 events, 1 complete snapshots: 1 violations
+5 events, 1 complete snapshot: 1 violation
 inconsistent cut: snapshot 7, channel c: q took row 0 before its cut, and p sent it after its own (events 1, 4)
 """
 

@@ -109,13 +109,14 @@ class Step(_Event, frozen=True):
     """One atomic event in a process, the (p, s, s', M, c) of the theory.
 
     It takes rows, goes from state ``before`` to state ``after`` (printable, or a digest; both empty if not traced) and
-    sends rows.
+    sends rows.  ``label`` names it in pictures.
     """
 
     takes: tuple[Span, ...] = ()
     sends: tuple[Span, ...] = ()
     before: str = ""
     after: str = ""
+    label: str = ""
 
 
 class Cut(_Event, frozen=True):

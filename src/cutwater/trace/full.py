@@ -21,6 +21,8 @@ class FullBooks:
         """Process -> the state it is in."""
         self.reorderings: list[Reordering] = []
         self._header, self._channels = header, channels
+        self._values: dict[int, dict[str, dict[int, str]]] = {}
+        """Attempt -> channel -> row -> content: while a recovery is on its way, a row number can mean two rows."""
         self._clocks: dict[int, VectorClocks] = {}
         self._histories: dict[int, History] = {}
         self._cut_clocks: dict[int, dict[str, tuple[int, ...]]] = {}
@@ -34,12 +36,12 @@ class FullBooks:
             found.append(Violation(Kind.STATE, text, process=step.process, events=(number,)))
         if step.after:
             self.states[step.process] = step.after
-        for span in step.takes:
-            found += self._compare_content(number, span)
-        for span in step.sends:
-            values = self._channels[span.channel].values
-            values.update(zip(range(span.first, span.end), span.values, strict=False))
         history = self._history(step.attempt)
+        contents = self._values[step.attempt]
+        for span in step.takes:
+            found += _compare(contents[span.channel], number, span)
+        for span in step.sends:
+            contents[span.channel].update(zip(range(span.first, span.end), span.values, strict=False))
         history.step(number, step)
         self._clocks[step.attempt].step(number, step)
         return found
@@ -79,25 +81,30 @@ class FullBooks:
         return self._histories[attempt]
 
     def _begin(self, attempt: int, snapshot: SnapshotBook) -> None:
-        values = {name: channel.values for name, channel in self._channels.items()}
+        attempt_before = min(snapshot.attempts, default=attempt)
+        before = self._values.get(attempt_before, {})
+        values = {name: dict(before.get(name, {})) for name in self._channels}
+        self._values[attempt] = values
         self._histories[attempt] = History(self._header, snapshot.states, snapshot.taken, snapshot.sent, values)
         self._clocks[attempt] = VectorClocks(self._header)
 
-    def _compare_content(self, number: int, span: Span) -> list[Violation]:
-        values = self._channels[span.channel].values
-        for row, value in zip(range(span.first, span.end), span.values, strict=False):
-            if values.get(row, value) != value:
-                text = f"row {row} was sent as {values[row]!r} and taken as {value!r}"
-                return [Violation(Kind.CONTENT, text, channel=span.channel, events=(number,))]
-        return []
-
     def _contents_of(self, snapshot: SnapshotBook) -> list[Violation]:
         found: list[Violation] = []
+        contents = self._values[next(iter(snapshot.attempts))]
         for name, spans in snapshot.recorded.items():
             for span in spans:
                 for row, value in zip(range(span.first, span.end), span.values, strict=False):
-                    sent = self._channels[name].values.get(row, value)
+                    sent = contents[name].get(row, value)
                     if sent != value:
                         text = f"row {row} was sent as {sent!r} and recorded as {value!r}"
                         found.append(Violation(Kind.CONTENT, text, snapshot.id, name))
         return found
+
+
+def _compare(contents: Mapping[int, str], number: int, span: Span) -> list[Violation]:
+    """A row must be taken as it was sent."""
+    for row, value in zip(range(span.first, span.end), span.values, strict=False):
+        if contents.get(row, value) != value:
+            text = f"row {row} was sent as {contents[row]!r} and taken as {value!r}"
+            return [Violation(Kind.CONTENT, text, channel=span.channel, events=(number,))]
+    return []

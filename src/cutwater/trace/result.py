@@ -115,7 +115,7 @@ class CheckResult(msgspec.Struct, frozen=True):
     """Everything that a checker found.
 
     >>> print(CheckResult(events=3, snapshots=1))
-    3 events, 1 complete snapshots: no violation
+    3 events, 1 complete snapshot: no violation
     """
 
     events: int = 0
@@ -141,6 +141,10 @@ class CheckResult(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """The summary, then one line for each violation."""
-        found = f"{len(self.violations)} violations" if self.violations else "no violation"
-        head = f"{self.events} events, {self.snapshots} complete snapshots: {found}"
+        head = f"{_plural(self.events, 'event')}, {_plural(self.snapshots, 'complete snapshot')}: "
+        head += _plural(len(self.violations), "violation")
         return "\n".join([head, *map(str, self.violations)])
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count or 'no'} {what}{'s' if count > 1 else ''}"

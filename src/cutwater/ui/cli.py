@@ -15,6 +15,7 @@ from cutwater import __version__
 from cutwater.config import ProtocolName
 from cutwater.errors import ConfigError, CorruptSnapshotError, CutwaterError
 from cutwater.protocol.rows import PROTOCOLS
+from cutwater.ui.diagram import check_trace, diagram
 
 if TYPE_CHECKING:
     from cutwater.ui.views import View
@@ -35,6 +36,10 @@ class _Options:
 @click.version_option(__version__, prog_name="cutwater")
 def cli() -> None:
     """Exactly-once stateful streaming for PySpark, on distributed snapshots."""
+
+
+cli.add_command(diagram)
+cli.add_command(check_trace)
 
 
 @cli.command()

@@ -1,0 +1,261 @@
+"""Space-time diagrams: processes as lines from left to right, messages as arrows, a snapshot as a line that cuts them.
+
+What belongs to a snapshot has its colour: the cut, the markers' arrival, and every message that crosses the cut, which
+is the recorded state of its channel.  A message that crosses the cut backwards, sent after it and taken before it, is
+what must never be; it is drawn in another colour, with a cross.
+
+>>> from cutwater.trace.events import *
+>>> header = Header(("p", "q"), (Link("c", "p", "q"),))
+>>> steps = (Step(0.0, "p", 1, sends=(Span("c", 0),)), Cut(1.0, "p", 1, 7), Cut(1.0, "q", 1, 7))
+>>> picture = diagram(Trace(header, (*steps, Step(2.0, "q", 1, takes=(Span("c", 0),)))))
+>>> 'class="message s0"' in picture  # it crosses the cut of the first snapshot
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from cutwater.trace.captions import captions, legend
+from cutwater.trace.events import Committed, Crashed, Cut, Event, MarkerTaken, Recorded, Restored, Step, Trace
+from cutwater.trace.layout import Window, columns, window_of
+from cutwater.trace.messages import CutLine, Message, cut_lines, messages
+from cutwater.trace.style import COLOURS, FONT, STYLE
+from cutwater.trace.svg import Canvas
+
+__all__ = ["diagram"]
+
+TOP, LINE_HEIGHT = 34.0, 17.0
+LABELLED = 40
+"""Up to so many messages carry their contents."""
+STATED = 16
+"""Up to so many steps carry their states."""
+
+
+def diagram(
+    trace: Trace,
+    *,
+    snapshot: int | None = None,
+    first: int | None = None,
+    last: int | None = None,
+    by_time: bool = False,
+    notes: Sequence[str] = (),
+) -> str:
+    """A picture of a trace as SVG, for light and dark backgrounds.
+
+    Args:
+        snapshot: show only what is around this one.
+        first, last: numbers of events to begin and end with (the first of a trace is 1).
+        by_time: place events by their times, not one after the other.
+        notes: lines below the picture, such as the verdict of a checker.
+
+    Raises:
+        ConfigError: there is nothing to show.
+    """
+    window = window_of(trace, snapshot, first, last)
+    shown = {id: line for id, line in cut_lines(trace).items() if snapshot is None or id == snapshot}
+    return _Picture(trace, window, list(shown.values()), by_time).draw(notes)
+
+
+class _Picture:
+    def __init__(self, trace: Trace, window: Window, cuts: list[CutLine], by_time: bool) -> None:
+        self.trace, self.window = trace, window
+        self.messages = messages(trace)
+        self.columns = columns(trace, window, self.messages, by_time=by_time)
+        self.cuts = [c for c in cuts if any(window.has(number) for number in c.cuts.values())]
+        self.colours = {c.snapshot: f"s{i % len(COLOURS)}" for i, c in enumerate(self.cuts)}
+        names = trace.header.processes
+        width = max(self.columns.values()) + 1
+        self.gap = 58.0 if width <= 16 else 42.0 if width <= 30 else 24.0
+        self.row = 84.0 if len(names) <= 4 else 62.0
+        self.left = 34.0 + FONT * 0.62 * max(map(len, names))
+        self.top = TOP + (24.0 if trace.header.title else 0.0)
+        self.y = {name: self.top + 14.0 + i * self.row for i, name in enumerate(names)}
+        self.right = self.left + 24.0 + width * self.gap
+        self.bottom = self.top + (len(names) - 1) * self.row + 48.0
+        self.links = {link.name: link for link in trace.header.channels}
+        self.canvas = Canvas()
+
+    def draw(self, notes: Sequence[str]) -> str:
+        title = self.trace.header.title
+        if title:
+            self.canvas.text(self.left - 12, 24, title, "title")
+        self._past()
+        self._lines()
+        for cut in self.cuts:
+            self._bands(cut)
+        for cut in self.cuts:
+            self._cut(cut)
+        for message in self.messages:
+            self._message(message)
+        for number in range(self.window.first, self.window.last + 1):
+            event = self.trace.events[number - 1]
+            if event.process in self.y:
+                self._event(number, event)
+        width, height = self._below(notes)
+        return self.canvas.svg(width, height, style=STYLE, title=title or "Space-time diagram")
+
+    # ------------------------------------------------------------------------------------------------------- places
+
+    def x(self, number: int) -> float:
+        return self.left + 24.0 + self.columns[number] * self.gap
+
+    def cut_x(self, cut: CutLine, process: str) -> float:
+        """Where a cut crosses the line of a process: at its event, or outside of the window."""
+        number = cut.cuts.get(process)
+        if number is None or number > self.window.last:
+            return self.right
+        if number < self.window.first:
+            return self.left
+        return self.x(number)
+
+    # ------------------------------------------------------------------------------------------------------- layers
+
+    def _past(self) -> None:
+        """The past of a single cut is tinted: what lies in it is in the snapshot."""
+        if len(self.cuts) != 1 or len(self.cuts[0].cuts) < len(self.y):
+            return
+        points = self._cut_points(self.cuts[0])
+        d = f"M{self.left:.1f} {points[0][1]:.1f}L{points[0][0]:.1f} {points[0][1]:.1f}"
+        for (x1, y1), (x2, y2) in pairwise(points):
+            middle = (y1 + y2) / 2
+            d += f"C{x1:.1f} {middle:.1f} {x2:.1f} {middle:.1f} {x2:.1f} {y2:.1f}"
+        self.canvas.path(f"{d}L{self.left:.1f} {points[-1][1]:.1f}Z", "past " + self.colours[self.cuts[0].snapshot])
+
+    def _lines(self) -> None:
+        for process, y in self.y.items():
+            self.canvas.text(self.left - 12, y + 4, process, "process", "end")
+            begin, down = self.left, False
+            for number in range(self.window.first, self.window.last + 1):
+                event = self.trace.events[number - 1]
+                if event.process == process and isinstance(event, Crashed | Restored):
+                    self.canvas.line(begin, y, self.x(number), y, "life down" if down else "life")
+                    begin, down = self.x(number), isinstance(event, Crashed)
+            self.canvas.line(begin, y, self.right, y, "life down" if down else "life")
+            self.canvas.head(self.right + 6, y, 0.0, "life")
+
+    def _bands(self, cut: CutLine) -> None:
+        """From the first marker to the cut a process waits; from the cut to the last marker it records."""
+        colour = self.colours[cut.snapshot]
+        markers: dict[str, list[int]] = {}
+        recorders: set[str] = set()
+        for number in range(self.window.first, self.window.last + 1):
+            event = self.trace.events[number - 1]
+            if isinstance(event, MarkerTaken) and event.snapshot == cut.snapshot:
+                markers.setdefault(event.process, []).append(number)
+            elif isinstance(event, Recorded) and event.snapshot == cut.snapshot:
+                recorders.add(event.process)
+        for process, numbers in markers.items():
+            at, y = self.cut_x(cut, process), self.y[process]
+            begin, end = self.x(numbers[0]), self.x(numbers[-1])
+            if begin < at:
+                self.canvas.rect(begin, y - 6, at - begin, 12, f"waits {colour}", "waits for the other markers")
+            if end > at and process in recorders:
+                self.canvas.rect(at, y - 6, end - at, 12, f"records {colour}", "records its input channels")
+
+    def _cut_points(self, cut: CutLine) -> list[tuple[float, float]]:
+        inner = [(self.cut_x(cut, p), y) for p, y in self.y.items() if p in cut.cuts]
+        return [(inner[0][0], inner[0][1] - 26), *inner, (inner[-1][0], inner[-1][1] + 26)]
+
+    def _cut(self, cut: CutLine) -> None:
+        colour, points = self.colours[cut.snapshot], self._cut_points(cut)
+        self.canvas.polyline(points, f"cut {colour}", f"snapshot {cut.snapshot}")
+        if len(self.cuts) > 1:
+            self.canvas.text(points[0][0], points[0][1] - 4, f"{cut.snapshot}", f"name {colour}", "middle")
+        for process in cut.cuts:
+            if self.window.has(cut.cuts[process]):
+                x, y = self.cut_x(cut, process), self.y[process]
+                self.canvas.rect(x - 5, y - 5, 10, 10, f"knot {colour}", f"{process} records its own state")
+
+    def _message(self, message: Message) -> None:
+        link = self.links[message.channel]
+        sent, taken = message.sent, message.taken
+        if not (self.window.has(sent) or self.window.has(taken)):
+            return
+        y1, y2 = self.y[link.source], self.y[link.target]
+        x1 = self.x(sent) if sent in self.columns else self._start(message)
+        lost = taken is None
+        x2 = self.x(taken) if taken in self.columns else self.right if taken else x1 + self.gap * 0.8
+        if lost:
+            y2 = y1 + (y2 - y1) * 0.4
+        cls, text = self._kind(message), self._text(message)
+        if message.snapshot is not None:
+            cls = "marker"
+        bow = 26.0 if link.source == link.target else 0.0
+        self.canvas.arrow(x1, y1, x2, y2, f"{cls} lost" if lost else cls, f"{link.name}: {text}", bow)
+        if "backwards" in cls:
+            self.canvas.text((x1 + x2) / 2, (y1 + y2) / 2 + 5, "✕", "wrong", "middle")
+        if message.snapshot is None and text and len(self.messages) <= LABELLED:
+            at = 0.36 if y2 >= y1 else 0.3
+            x, y = x1 + (x2 - x1) * at, y1 + (y2 - y1) * at - bow
+            self.canvas.text(x - 5, y + (4 if y2 != y1 else -4), text, f"label {cls}", "end")
+
+    def _start(self, message: Message) -> float:
+        """Where a message comes from that was sent outside of the window, or out of a restored snapshot."""
+        taken = message.taken or self.window.first
+        for number in range(min(taken, self.window.last), self.window.first - 1, -1):
+            event = self.trace.events[number - 1]
+            if message.sent is None and isinstance(event, Restored) and event.attempt == message.attempt:
+                return self.x(number)
+        return self.left
+
+    def _kind(self, message: Message) -> str:
+        """Class of the arrow: it crosses a cut, crosses one backwards, or none."""
+        link = self.links[message.channel]
+        for cut in self.cuts:
+            if len(cut.cuts) < len(self.y):
+                continue
+            at_source, at_target = cut.cuts[link.source], cut.cuts[link.target]
+            if message.sent is None:  # delivered again from a snapshot
+                return "message again"
+            before, after = message.sent < at_source, message.taken is None or message.taken > at_target
+            if before and after and self.trace.events[at_target - 1].attempt == message.attempt:
+                return f"message {self.colours[cut.snapshot]}"
+            if not before and not after:
+                return "message backwards"
+        return "message"
+
+    def _text(self, message: Message) -> str:
+        values = [value for value in message.values if value]
+        if not values or sum(map(len, values)) > 18:
+            return f"×{message.count}" if message.count > 1 else ""
+        return ", ".join(values)
+
+    def _event(self, number: int, event: Event) -> None:
+        x, y = self.x(number), self.y[event.process]
+        match event:
+            case Step():
+                tip = f"event {number}" + (f": {event.before} → {event.after}" if event.after else "")
+                self.canvas.circle(x, y, 4.5 if self.gap > 30 else 3.0, "event", tip)
+                if event.label:
+                    self.canvas.text(x + 6, y - 9, event.label, "event-name")
+                steps = sum(isinstance(e, Step) for e in self.trace.events)
+                if event.after and steps <= STATED and len(event.after) <= 12:
+                    self.canvas.text(x, y + 21, event.after, "state", "middle")
+            case Crashed():
+                for sign in (1, -1):
+                    self.canvas.line(x - 7, y - 7 * sign, x + 7, y + 7 * sign, "crash")
+            case Restored():
+                self.canvas.rect(x - 4, y - 8, 8, 16, "restored", "restored")
+            case Committed():
+                self.canvas.path(f"M{x - 5:.1f} {y:.1f}l4 5l8 -11", "committed", f"commits snapshot {event.snapshot}")
+            case Cut() if not any(c.snapshot == event.snapshot for c in self.cuts):
+                self.canvas.rect(x - 3, y - 3, 6, 6, "other", f"snapshot {event.snapshot}")
+            case _:
+                return
+
+    # -------------------------------------------------------------------------------------------------------- below
+
+    def _below(self, notes: Sequence[str]) -> tuple[float, float]:
+        """Legend, recorded states and notes; the size of the whole."""
+        y = self.bottom + 16
+        width = self.right + 30
+        y = legend(self.canvas, self.trace, self.left - 12, y, max(width - self.left, 420.0), bool(self.cuts))
+        texts = [(line, f"note {self.colours[c.snapshot]}") for c in self.cuts for line in captions(c)]
+        texts += [(note, "note") for note in notes]
+        for text, cls in texts:
+            self.canvas.text(self.left - 12, y, text, cls)
+            width = max(width, self.left + FONT * 0.56 * len(text) + 10)
+            y += LINE_HEIGHT
+        return max(width, 480.0), y + 2

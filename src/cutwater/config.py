@@ -110,6 +110,11 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Time one call of an operator should take; rows per call adapt to it."""
     max_frame_bytes: int = 1 << 30
     """A frame above this size is an error."""
+    spill: bool = False
+    """An input that is blocked for an aligned checkpoint does not hold its sender up: what does not fit in memory waits
+    on the worker's disk (its temporary directory)."""
+    spill_memory_bytes: int = 1 << 24
+    """Of each channel that may overflow to disk, so much waits in memory: back-edges, and with ``spill`` all."""
     # -- membership
     group_deadline_ms: float = 10_000.0
     """Workers must have joined this long after the last one that did."""
@@ -143,6 +148,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.aligned_timeout_ms is not None and self.aligned_timeout_ms < 0:
             raise ConfigError(f"aligned_timeout_ms must be at least 0, got {self.aligned_timeout_ms}")
+        if self.spill_memory_bytes < 0:
+            raise ConfigError(f"spill_memory_bytes must be at least 0, got {self.spill_memory_bytes}")
         if self.tolerable_failed < 0:
             raise ConfigError(f"tolerable_failed must be at least 0, got {self.tolerable_failed}")
 

@@ -3,74 +3,47 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from typing import TYPE_CHECKING
 
-from cutwater.errors import CutwaterError, StorageError, WireError
+from cutwater.errors import StorageError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol import messages as m
-from cutwater.protocol.handshake import Peer, Refusal
+from cutwater.protocol.loops import LoopReport
 from cutwater.runtime import control as c
-from cutwater.runtime.connections import Connection, connect
+from cutwater.runtime.peers import ConnectedAttempt, PeerLost
 from cutwater.runtime.restore import Restore
-from cutwater.runtime.snapshots import FrozenSubtask, SnapshotService, Written
+from cutwater.runtime.snapshots import FrozenSubtask, SnapshotService, SubtaskLogs, Written
 from cutwater.runtime.subtask import Subtask
 from cutwater.runtime.wiring import Wiring
 
 if TYPE_CHECKING:
-    from cutwater.runtime.worker import Worker
+    from cutwater.runtime.worker import Worker, WorkerArgs
 
-__all__ = ["Attempt", "InterruptedBuildError"]
-
-_CONNECT_DEADLINE_S = 15.0
+__all__ = ["Attempt"]
 
 
-class InterruptedBuildError(Exception):
-    """The coordinator wants something else before the attempt was built."""
-
-
-class Attempt:
+class Attempt(ConnectedAttempt):
     """Everything of one attempt.  Owned by the worker's loop thread.
 
     Args:
         deploy: what the coordinator asks for.
         worker: the process it lives in.
+        args: what runs in it.
     """
 
-    def __init__(self, deploy: c.Deploy, worker: Worker) -> None:
-        self.number = deploy.attempt
-        self.running = False
-        self.idle_s = 0.0
-        self._deploy, self._worker = deploy, worker
-        self._slot, self._plan, self._config = worker.args.slot, worker.args.plan, worker.args.config
-        self._connections: dict[int, Connection] = {}
-        self._arrived = threading.Event()
+    def __init__(self, deploy: c.Deploy, worker: Worker, args: WorkerArgs) -> None:
+        super().__init__(deploy, worker)
+        self._deploy, self._plan, self._store = deploy, args.plan, args.store
         self._subtasks: list[Subtask] = []
         self._by_key: dict[tuple[int, int], Subtask] = {}
-        self._written: dict[int, Written] = {}
-        self._acknowledged: dict[int, set[tuple[int, int]]] = {}
+        self._written: dict[int, list[Written]] = {}
+        self._acknowledged: dict[int, dict[tuple[int, int], LoopReport | None]] = {}
         self._counters: dict[str, dict[str, int]] = {}
         self._started_s = time.monotonic()
         self._snapshots: SnapshotService | None = None
 
     # ------------------------------------------------------------------------------------------------------ build
-
-    def check_peer(self, peer: Peer) -> Refusal | None:
-        """Whether a dialling worker belongs to this attempt (any thread)."""
-        if peer.attempt > self.number:
-            return Refusal(f"attempt {peer.attempt} is not deployed here yet", later=True)
-        if peer.attempt < self.number:
-            return Refusal(f"attempt {peer.attempt} is over")
-        slots = self._deploy.incarnations
-        if not 0 <= peer.worker < len(slots) or slots[peer.worker] != peer.incarnation:
-            return Refusal(f"worker {peer.worker} was replaced")
-        return None
-
-    def accept(self, connection: Connection) -> None:
-        """A connection that another worker dialled (any thread)."""
-        self._connections[connection.peer.worker] = connection
-        self._arrived.set()
 
     def build(self) -> None:
         """Connect to all workers, build the subtasks and restore them.
@@ -81,7 +54,7 @@ class Attempt:
         """
         self._connect()
         deploy, config = self._deploy, self._config
-        restore = Restore.load(self._worker.store, self._worker.args.job, deploy, self._plan)
+        restore = Restore.load(self._store, self._worker.args.job, deploy, self._plan)
         wiring = Wiring(
             self._plan,
             config,
@@ -97,48 +70,20 @@ class Attempt:
         self._subtasks = wiring.build(self)
         self._by_key = {s.key: s for s in self._subtasks}
         self._snapshots = SnapshotService(
-            self._worker.store,
+            self._store,
             self._worker.args.job,
             attempt=self.number,
-            incarnation=self._slot,
+            slot=self._slot,
+            slots=self._plan.parallelism,
             subtasks=len(self._subtasks),
             inline_threshold_bytes=config.inline_threshold_bytes,
             done=self._worker.post,
         )
-        for connection in self._connections.values():
-            connection.start(self._lost)
-
-    def _connect(self) -> None:
-        deploy, slot = self._deploy, self._slot
-        me = Peer("data", self._worker.args.uid, slot, self.number, deploy.incarnations[slot])
-        for other in range(slot + 1, len(deploy.peers)):  # the lower number dials
-            address = (deploy.peers[other][0], deploy.peers[other][1])
-            self._connections[other] = connect(
-                address,
-                me,
-                self._worker.args.secret,
-                deadline_s=_CONNECT_DEADLINE_S,
-                max_frame_bytes=self._config.max_frame_bytes,
-            )
-        deadline = time.monotonic() + _CONNECT_DEADLINE_S
-        while len(self._connections) < len(deploy.peers) - 1:
-            self._arrived.wait(0.05)
-            self._arrived.clear()
-            if self._worker.wants_something_else:
-                raise InterruptedBuildError
-            if time.monotonic() > deadline:
-                missing = sorted(set(range(slot)) - set(self._connections))
-                raise WireError(f"workers {missing} did not dial worker {slot} within {_CONNECT_DEADLINE_S:.0f} s")
-
-    def _lost(self, connection: Connection, error: CutwaterError) -> None:
-        self._worker.post(PeerLost(self.number, error))
+        self._start_connections()
 
     def close(self) -> None:
         """Stop everything of this attempt; commits nothing."""
-        self.running = False
-        for connection in list(self._connections.values()):
-            with contextlib.suppress(Exception):
-                connection.close()
+        self._close_connections()
         if self._snapshots is not None:
             self._snapshots.close()  # first: its thread uses the sinks' writers
         for subtask in self._subtasks:
@@ -163,23 +108,28 @@ class Attempt:
         match message:
             case c.Start():
                 self.running = True
-            case c.Trigger(checkpoint_id=checkpoint_id, final=final):
+            case c.Trigger(checkpoint_id=checkpoint_id, final=final, probe=probe):
                 for subtask in self._subtasks:
-                    if subtask.source is not None:
-                        subtask.trigger(m.Trigger(checkpoint_id, final))
+                    if subtask.source is not None or self._config.protocol == "synchronous":
+                        subtask.when_idle(m.Trigger(checkpoint_id, final, probe))
             case c.AssignSplits(step=step, splits=splits, no_more=no_more):
                 for subtask in self._subtasks:
                     if subtask.source is not None and subtask.source.step == step:
                         subtask.source.assign(splits, no_more)
-            case c.CompleteNotice(checkpoint_id=checkpoint_id):
+            case c.CompleteNotice(checkpoint_id=checkpoint_id, commit=commit):
                 for subtask in self._subtasks:
-                    subtask.handle(m.CompleteNotice(checkpoint_id))
-                self._worker.link.send(c.Committed(self.number, checkpoint_id))
+                    subtask.performer.outcome(m.CompleteNotice(checkpoint_id, commit))
+                if commit:
+                    self._worker.link.send(c.Committed(self.number, checkpoint_id))
             case c.AbortNotice(checkpoint_id=checkpoint_id, latest_completed=latest):
                 self._acknowledged.pop(checkpoint_id, None)
                 self._written.pop(checkpoint_id, None)
                 for subtask in self._subtasks:
-                    subtask.handle(m.AbortNotice(checkpoint_id, latest))
+                    subtask.performer.outcome(m.AbortNotice(checkpoint_id, latest))
+            case c.LoopVerdict(checkpoint_id=checkpoint_id, vertices=vertices, ended=ended):
+                for subtask in self._subtasks:
+                    if subtask.key[0] in vertices:
+                        subtask.when_idle(m.LoopVerdict(checkpoint_id, ended))
             case Written():
                 self._on_written(message)
             case PeerLost(attempt=attempt, error=error):
@@ -194,34 +144,50 @@ class Attempt:
         if written.fatal:
             raise StorageError(f"checkpoint {written.checkpoint_id}: a sink could not pre-commit: {written.fatal}")
         checkpoint_id = written.checkpoint_id
-        self._written[checkpoint_id] = written
-        for subtask in self._subtasks:
-            failed = m.WriteFailed(checkpoint_id, written.error)
-            subtask.handle(failed if written.error else m.Durable(checkpoint_id))
         if written.error:
             self._written.pop(checkpoint_id, None)
+            for subtask in self._subtasks:
+                subtask.performer.handle(m.WriteFailed(checkpoint_id, written.error))
+            return
+        self._written.setdefault(checkpoint_id, []).append(written)
+        for record in written.subtasks:
+            self._by_key[record.vertex, record.subtask].performer.handle(m.Durable(checkpoint_id))
+        for key in written.logs_of:
+            self._by_key[key].performer.handle(m.LogsDurable(checkpoint_id))
 
     # ------------------------------------------------------------------------------- what subtasks ask for (port)
 
-    def submit_snapshot(self, frozen: FrozenSubtask) -> None:
+    def submit_snapshot(self, part: FrozenSubtask | SubtaskLogs) -> None:
         assert self._snapshots is not None
-        self._snapshots.submit(frozen)
+        self._snapshots.submit(part)
 
     def forget_snapshot(self, checkpoint_id: int) -> None:
         assert self._snapshots is not None
         self._snapshots.forget(checkpoint_id)
 
-    def acknowledge(self, subtask: tuple[int, int], checkpoint_id: int) -> None:
+    def acknowledge(self, subtask: tuple[int, int], checkpoint_id: int, report: LoopReport | None) -> None:
         """One message for all subtasks of the worker, once the last of them acknowledges."""
-        done = self._acknowledged.setdefault(checkpoint_id, set())
-        done.add(subtask)
+        done = self._acknowledged.setdefault(checkpoint_id, {})
+        done[subtask] = report
         if len(done) < len(self._subtasks):
             return
         del self._acknowledged[checkpoint_id]
-        w = self._written.pop(checkpoint_id)
+        parts = self._written.pop(checkpoint_id, [])
         self._worker.link.send(
-            c.Ack(self.number, checkpoint_id, w.subtasks, w.entries, round(w.freeze_ms, 3), round(w.write_ms, 3))
+            c.Ack(
+                self.number,
+                checkpoint_id,
+                [record for part in parts for record in part.subtasks],
+                [entry for part in parts for entry in part.entries],
+                round(max((part.freeze_ms for part in parts), default=0.0), 3),
+                round(sum(part.write_ms for part in parts), 3),
+                [c.LoopReport(*key, r.quiet, r.outside_ended, r.drained) for key, r in done.items() if r is not None],
+                probe=not parts,
+            )
         )
+
+    def probe_wanted(self, subtask: tuple[int, int]) -> None:
+        self._worker.link.send(c.ProbeWanted(self.number, *subtask))
 
     def decline(self, subtask: tuple[int, int], effect: m.Decline) -> None:
         vertex, index = subtask
@@ -262,13 +228,3 @@ class Attempt:
             backpressured_ms=sum(s.full_s for s in self._subtasks) * 1000,
             idle_ms=self.idle_s * 1000,
         )
-
-
-class PeerLost:
-    """The connection to another worker ended."""
-
-    __match_args__ = ("attempt", "error")
-    __slots__ = ("attempt", "error")
-
-    def __init__(self, attempt: int, error: CutwaterError) -> None:
-        self.attempt, self.error = attempt, error

@@ -30,12 +30,21 @@ class Target:
 
 
 class EdgeOut:
-    """The sending end of an edge in one subtask: picks the channel for each row."""
+    """The sending end of an edge in one subtask: picks the channel for each row.
+
+    ``back``: the edge closes a loop; no watermark goes over it (W3).
+    """
 
     def __init__(
-        self, channels: Sequence[OutputChannel], *, partitioner: HashPartitioner | None, broadcast: bool
+        self,
+        channels: Sequence[OutputChannel],
+        *,
+        partitioner: HashPartitioner | None,
+        broadcast: bool,
+        back: bool = False,
     ) -> None:
         self.channels = list(channels)
+        self.timed = [] if back else self.channels
         self._partitioner = partitioner
         self._broadcast = broadcast
         self._next = 0
@@ -139,7 +148,7 @@ class Chain:
             self._entered = False
         self._passing = None
         for out in self.outs:
-            for channel in out.channels:
+            for channel in out.timed:
                 channel.offer_watermark(self.watermark, force=self._force)
 
     def freeze(self, checkpoint_id: int) -> list[tuple[str, Frozen]]:

@@ -5,13 +5,25 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Hashable
+from typing import Any, TypeAlias, cast
 
 from cutwater.config import JobConfig
+from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.errors import CutwaterError, FencedError
 from cutwater.protocol import messages as m
 from cutwater.protocol.coordinator import CheckpointCoordinator
+from cutwater.protocol.loops import (
+    LoopEvent,
+    LoopMonitor,
+    LoopReport,
+    LoopReported,
+    ProbeWanted,
+    SendVerdict,
+    StartProbe,
+    WaveCompleted,
+    WaveFailed,
+)
 from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
 from cutwater.runtime import control as c
 from cutwater.runtime.publisher import Publisher
@@ -20,6 +32,9 @@ from cutwater.storage.manifest import SubtaskRecord
 
 __all__ = ["Checkpointing", "now_ms"]
 
+Key: TypeAlias = tuple[int, int]
+"""Vertex and subtask."""
+
 
 def now_ms() -> float:
     """The driver's monotonic clock."""
@@ -27,7 +42,7 @@ def now_ms() -> float:
 
 
 class Checkpointing:
-    """The checkpoints of one job in this driver.  Belongs to the coordinator's thread.
+    """The checkpoints and probes of one job in this driver.  Belongs to the coordinator's thread.
 
     Args:
         broadcast: sends a message to all workers.
@@ -38,8 +53,7 @@ class Checkpointing:
     def __init__(
         self,
         config: JobConfig,
-        subtasks: frozenset[tuple[int, int]],
-        sources: frozenset[tuple[int, int]],
+        plan: PhysicalPlan,
         publisher: Publisher,
         board: StatusBoard,
         *,
@@ -47,7 +61,16 @@ class Checkpointing:
         completed: Callable[[int, bool], None],
         failed: Callable[[str], None],
     ) -> None:
-        self._core = CheckpointCoordinator(config, subtasks, sources, publisher.next_checkpoint_id() - 1)
+        subtasks = {v.index: frozenset((v.index, i) for i in range(v.parallelism)) for v in plan.vertices}
+        sources = frozenset[Key]().union(*(subtasks[v.index] for v in plan.vertices if not plan.inputs(v.index)))
+        everyone = frozenset[Key]().union(*subtasks.values())
+        self._core = CheckpointCoordinator(config, everyone, sources, publisher.next_checkpoint_id() - 1)
+        self._plan = plan
+        self._loop_subtasks: dict[int, frozenset[Hashable]] = {
+            loop: frozenset[Hashable]().union(*(subtasks[v] for v in vertices))
+            for loop, vertices in enumerate(plan.loops)
+        }
+        self._loops = LoopMonitor(self._loop_subtasks)
         self._publisher, self._board = publisher, board
         self._broadcast, self._completed, self._failed = broadcast, completed, failed
         self._attempt = 0
@@ -55,7 +78,8 @@ class Checkpointing:
 
     @property
     def next_due_ms(self) -> float | None:
-        return self._core.next_due_ms
+        dues = [d for d in (self._core.next_due_ms, self._loops.next_due_ms) if d is not None]
+        return min(dues, default=None)
 
     @property
     def last_id(self) -> int:
@@ -65,6 +89,7 @@ class Checkpointing:
     def running(self, attempt: int) -> None:
         """All subtasks of an attempt run."""
         self._attempt = attempt
+        self._loops = LoopMonitor(self._loop_subtasks)
         self.handle(m.JobRunning(attempt, now_ms()))
 
     def stopped(self, reason: str) -> None:
@@ -74,8 +99,43 @@ class Checkpointing:
         """A user wants a checkpoint now; the answer goes into ``done``."""
         self.handle(m.RequestCheckpoint(now_ms(), CheckpointKind.ON_DEMAND, done))
 
-    def acknowledged(self, subtask: tuple[int, int], ack: c.Ack, payload: object) -> None:
+    def acknowledged(self, slot: int, ack: c.Ack) -> None:
+        """All subtasks of a worker did their part."""
+        for r in ack.loops:
+            report = LoopReport(r.quiet, r.outside_ended, r.drained)
+            self._loop(LoopReported(ack.checkpoint_id, (r.vertex, r.subtask), report))
+        if ack.probe:
+            for vertex in self._plan.vertices:
+                if slot < vertex.parallelism:
+                    self._acknowledged(ack, (vertex.index, slot), None)
+            return
+        self._board.acked(ack)
+        for record in ack.subtasks:
+            steps = self._plan.vertices[record.vertex].steps
+            entries = [e for e in ack.entries if e.subtask == record.subtask and e.step in steps]
+            self._acknowledged(ack, (record.vertex, record.subtask), (record, entries))
+
+    def _acknowledged(self, ack: c.Ack, subtask: Key, payload: object) -> None:
         self.handle(m.AckReceived(ack.checkpoint_id, ack.attempt, subtask, payload, now_ms()))
+
+    def probe_wanted(self, wanted: c.ProbeWanted) -> None:
+        """The head of a loop wants to know whether its loop is quiet (C6, W3)."""
+        self._loop(ProbeWanted((wanted.vertex, wanted.subtask), now_ms()))
+
+    def on_time(self) -> None:
+        """``next_due_ms`` is reached."""
+        self._loop(m.Tick(now_ms()))
+        self.handle(m.Tick(now_ms()))
+
+    def _loop(self, event: LoopEvent) -> None:
+        """Feed the loop monitor and perform what it asks for."""
+        for effect in self._loops.handle(event):
+            match effect:
+                case StartProbe():
+                    self.handle(m.RequestProbe(now_ms()))
+                case SendVerdict(checkpoint_id=checkpoint_id, loop=loop, ended=ended):
+                    vertices = sorted(self._plan.loops[loop])
+                    self._broadcast(c.LoopVerdict(self._attempt, checkpoint_id, vertices, ended))
 
     def declined(self, decline: c.Decline) -> None:
         reason = FailureReason.of(decline.reason)
@@ -97,25 +157,23 @@ class Checkpointing:
 
     def _perform(self, effect: m.CoordinatorEffect) -> list[m.CoordinatorEffect]:
         match effect:
-            case m.SendTrigger(checkpoint_id=checkpoint_id, final=final):
-                self._triggered[checkpoint_id] = int(time.time() * 1000)
-                self._broadcast(c.Trigger(self._attempt, checkpoint_id, final))
+            case m.SendTrigger(checkpoint_id=checkpoint_id, kind=kind, final=final):
+                if kind.stored:
+                    self._triggered[checkpoint_id] = int(time.time() * 1000)
+                self._broadcast(c.Trigger(self._attempt, checkpoint_id, final, not kind.stored))
             case m.Publish():
                 effects = self._core.handle(self._publish(effect))
                 if self._publisher.in_doubt:  # it may count for the next attempt, which looks
                     self._failed(f"it is not known whether checkpoint {effect.checkpoint_id} was published")
                 return effects
-            case m.NotifyComplete(checkpoint_id=checkpoint_id, kind=kind):
-                final = kind is CheckpointKind.FINAL
-                self._completed(checkpoint_id, final)
-                self._broadcast(c.CompleteNotice(self._attempt, checkpoint_id, final))
-                for warning in self._publisher.collect():
-                    self._board.warn(warning)
+            case m.NotifyComplete():
+                self._notify_complete(effect)
             case m.NotifyAborted(checkpoint_id=checkpoint_id, reason=reason, latest_completed=latest):
-                self._triggered.pop(checkpoint_id, None)
-                if reason is not FailureReason.JOB_STOPPED:
+                stored = self._triggered.pop(checkpoint_id, None) is not None
+                if stored and reason is not FailureReason.JOB_STOPPED:
                     self._board.warn(f"checkpoint {checkpoint_id} failed: {reason.message} {effect.detail}".rstrip())
                 self._broadcast(c.AbortNotice(self._attempt, checkpoint_id, latest))
+                self._loop(WaveFailed(checkpoint_id, now_ms()))
             case m.FailJob(reason=reason, detail=detail):
                 self._failed(f"checkpoint failed: {reason.message} {detail}".rstrip())
             case m.RequestAnswered(request_id=request_id):
@@ -125,6 +183,17 @@ class Checkpointing:
             case _:
                 pass  # what an aborted checkpoint wrote lies in its folder, which retention removes
         return []
+
+    def _notify_complete(self, effect: m.NotifyComplete) -> None:
+        checkpoint_id, kind = effect.checkpoint_id, effect.kind
+        final = kind is CheckpointKind.FINAL
+        if kind.stored:
+            self._completed(checkpoint_id, final)
+        self._broadcast(c.CompleteNotice(self._attempt, checkpoint_id, final, effect.commit))
+        self._loop(WaveCompleted(checkpoint_id, now_ms()))
+        if kind.stored:
+            for warning in self._publisher.collect():
+                self._board.warn(warning)
 
     def _publish(self, effect: m.Publish) -> m.Published | m.PublishFailed:
         parts = [cast("tuple[SubtaskRecord, list[Any]]", payload) for _, payload in effect.payloads]

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from cutwater.errors import WireError
+from cutwater.runtime.network_messages import NetworkToWorker, SnapshotParts
 from cutwater.storage.log_entries import CheckpointCompleted
 from cutwater.storage.manifest import Entry, SubtaskRecord
 
@@ -27,7 +28,10 @@ __all__ = [
     "Heartbeat",
     "Hello",
     "Log",
+    "LoopReport",
+    "LoopVerdict",
     "Metrics",
+    "ProbeWanted",
     "Ready",
     "Reset",
     "SplitAssignment",
@@ -90,17 +94,30 @@ class AssignSplits(msgspec.Struct, frozen=True, tag="splits"):
 
 
 class Trigger(msgspec.Struct, frozen=True, tag="trigger"):
-    """Inject the barrier into every source subtask of the worker (A1)."""
+    """Inject the barrier into every source subtask of the worker (A1); with ``synchronous`` into every subtask."""
 
     attempt: int
     checkpoint_id: int
     final: bool
+    probe: bool = False
+    """The wave stores nothing (C6)."""
 
 
 class CompleteNotice(msgspec.Struct, frozen=True, tag="complete"):
     attempt: int
     checkpoint_id: int
     final: bool
+    commit: bool = True
+
+
+class LoopVerdict(msgspec.Struct, frozen=True, tag="verdict"):
+    """The wave found this loop without a row; ``ended``: there will never be one again (C6)."""
+
+    attempt: int
+    checkpoint_id: int
+    vertices: list[int]
+    """Of the loop."""
+    ended: bool
 
 
 class AbortNotice(msgspec.Struct, frozen=True, tag="abort"):
@@ -121,7 +138,18 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     reason: str
 
 
-ToWorker = Deploy | Start | AssignSplits | Trigger | CompleteNotice | AbortNotice | Reset | Stop
+ToWorker = (
+    Deploy
+    | Start
+    | AssignSplits
+    | Trigger
+    | CompleteNotice
+    | AbortNotice
+    | LoopVerdict
+    | Reset
+    | Stop
+    | NetworkToWorker
+)
 
 # ------------------------------------------------------------------------------------------- worker -> coordinator
 
@@ -139,6 +167,16 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     attempt: int
 
 
+class LoopReport(msgspec.Struct, frozen=True, array_like=True):
+    """What a subtask in a loop saw of a wave (``protocol.loops.LoopReport``)."""
+
+    vertex: int
+    subtask: int
+    quiet: bool
+    outside_ended: bool
+    drained: bool
+
+
 class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """All subtasks of the worker froze for this checkpoint and everything is durable (A6)."""
 
@@ -149,6 +187,17 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     freeze_ms: float
     """Longest stop of the loop for freezing."""
     write_ms: float
+    loops: list[LoopReport] = []
+    probe: bool = False
+    """Nothing was stored: every subtask of the worker has passed the wave on."""
+
+
+class ProbeWanted(msgspec.Struct, frozen=True, tag="probe"):
+    """The head of a loop wants a wave that stores nothing (C6, W3)."""
+
+    attempt: int
+    vertex: int
+    subtask: int
 
 
 class Decline(msgspec.Struct, frozen=True, tag="decline"):
@@ -213,7 +262,20 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """The worker lives, whatever its loop does."""
 
 
-FromWorker = Heartbeat | Hello | Ready | Ack | Decline | Finished | Committed | Failure | Metrics | Log
+FromWorker = (
+    Heartbeat
+    | Hello
+    | Ready
+    | Ack
+    | Decline
+    | Finished
+    | Committed
+    | Failure
+    | Metrics
+    | Log
+    | ProbeWanted
+    | SnapshotParts
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)

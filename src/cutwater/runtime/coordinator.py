@@ -199,7 +199,7 @@ class Coordinator:
         if self._checkpoints is not None and phase in (j.JobPhase.RUNNING, j.JobPhase.DRAINING):
             due = self._checkpoints.next_due_ms
             if due is not None and now >= due:
-                self._checkpoints.handle(m.Tick(now))
+                self._checkpoints.on_time()
         for link in self._group.silent(self.config.heartbeat_timeout_ms):
             silence = f"it was silent for {self.config.heartbeat_timeout_ms / 1000:.0f} s"
             self._job(self._group.lost(link, silence))
@@ -215,7 +215,9 @@ class Coordinator:
             case c.Metrics():
                 self.board.metrics(link.slot, message)
             case c.Ack():
-                self._acknowledged(message)
+                self._checkpointing.acknowledged(link.slot, message)
+            case c.ProbeWanted():
+                self._checkpointing.probe_wanted(message)
             case c.Decline():
                 self._checkpointing.declined(message)
             case c.Ready():
@@ -231,15 +233,8 @@ class Coordinator:
                     self._failed(message)
             case c.Log(level=level, message=text):
                 self.board.log(f"worker {link.slot} {level}: {text}")
-            case c.Hello() | c.Heartbeat():
+            case _:  # hello, sign of life; parts of global snapshots belong to networks
                 pass
-
-    def _acknowledged(self, ack: c.Ack) -> None:
-        self.board.acked(ack)
-        for record in ack.subtasks:
-            steps = self.plan.vertices[record.vertex].steps
-            entries = [e for e in ack.entries if e.subtask == record.subtask and e.step in steps]
-            self._checkpointing.acknowledged((record.vertex, record.subtask), ack, (record, entries))
 
     def _committed(self, slot: int, checkpoint_id: int) -> None:
         if checkpoint_id == self._final_id:
@@ -368,13 +363,9 @@ class Coordinator:
         return self._checkpoints
 
     def _make_checkpointing(self) -> Checkpointing:
-        sources = frozenset(
-            (v.index, i) for v in self.plan.vertices if not self.plan.inputs(v.index) for i in range(v.parallelism)
-        )
         return Checkpointing(
             self.config,
-            self._machine.subtasks,
-            sources,
+            self.plan,
             self.publisher,
             self.board,
             broadcast=self._group.broadcast,

@@ -21,6 +21,7 @@ from cutwater.dataflow.graph import PhysicalPlan, Step
 from cutwater.dataflow.plan import make_plan
 from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.protocol.job_messages import Outcome
+from cutwater.protocol.rows import PROTOCOLS
 from cutwater.runtime.coordinator import Coordinator
 from cutwater.runtime.net_items import nothing
 from cutwater.runtime.publisher import Publisher
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
     from cutwater.dataflow.flow import Dataflow
 
 __all__ = ["Job", "make_config", "start"]
-
-_PROTOCOLS = ("none", "at_least_once", "aligned")
-"""Rows of the protocol table that the runtime performs; the others record channels, which it does not yet."""
 
 
 class Job:
@@ -248,9 +246,8 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
             options = ", ".join(sorted(n.removesuffix("_ms") for n in known))
             raise ConfigError(f"unknown setting {name!r}", hint=f"Settings are: checkpoint, {options}.")
     protocol = values.get("protocol", "aligned")
-    if protocol not in _PROTOCOLS:
-        known_protocols = ", ".join(_PROTOCOLS)
-        raise ConfigError(f"protocol {protocol!r} is not available", hint=f"Choose one of {known_protocols}.")
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"protocol {protocol!r} is not available", hint=f"Choose one of {', '.join(PROTOCOLS)}.")
     try:
         return msgspec.convert(msgspec.to_builtins(values), JobConfig, strict=False)
     except msgspec.ValidationError as e:

@@ -178,6 +178,7 @@ class Publisher:
             steps=step_records(self.plan),
             subtasks=sorted(subtasks, key=lambda r: (r.vertex, r.subtask)),
             entries=entries,
+            back_edges=self.plan.back_edges,
             final=final,
             engine=__version__,
         )

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from cutwater.dataflow.graph import Channel, PhysicalPlan
+import pyarrow as pa
+
+from cutwater.dataflow.graph import Channel, Edge, EdgeType, PhysicalPlan
+from cutwater.errors import BuildError
+from cutwater.operators.base import MIN_WATERMARK
+from cutwater.operators.partition import HashPartitioner
+from cutwater.runtime.channel_state import edge_name, to_items
 from cutwater.runtime.control import Deploy
+from cutwater.runtime.net_items import Timed, Watermark
 from cutwater.state.segments import Segment
 from cutwater.storage.base import Store
+from cutwater.storage.channel_log import CHANNEL_KIND, LogItem, read_log
 from cutwater.storage.local import LocalStore
-from cutwater.storage.manifest import ChannelRecord, Manifest, SubtaskRecord
+from cutwater.storage.manifest import ChannelRecord, Entry, Manifest, SubtaskRecord
 from cutwater.storage.snapshot import load_manifest, read_segment
 
 __all__ = ["Restore"]
@@ -29,6 +38,7 @@ class Restore:
     job: str
     manifest: Manifest | None
     same_shape: bool
+    plan: PhysicalPlan
     foreign: bool = False
     """Of another job: what its sinks have in progress stays theirs (T3)."""
 
@@ -38,37 +48,124 @@ class Restore:
 
         Raises:
             CorruptSnapshotError: it changed since.
+            BuildError: it holds rows on their way along an edge that the plan does not have.
         """
         if deploy.restore is None:
-            return cls(store, job, None, True)
+            return cls(store, job, None, True, plan)
         foreign = deploy.restore_foreign
         if foreign is not None:
             store, job = LocalStore(foreign[0]), foreign[1]
         manifest = load_manifest(store, job, deploy.restore)
         had = {(r.vertex, r.subtask) for r in manifest.subtasks}
         has = {(v.index, i) for v in plan.vertices for i in range(v.parallelism)}
-        return cls(store, job, manifest, had == has, foreign is not None)
+        restore = cls(store, job, manifest, had == has, plan, foreign is not None)
+        restore.check_channels()
+        return restore
 
     def record(self, vertex: int, subtask: int) -> SubtaskRecord | None:
         """What the snapshot says of one subtask (only if the job has the same shape)."""
-        if self.manifest is None or not self.same_shape:
-            return None
-        return next((r for r in self.manifest.subtasks if (r.vertex, r.subtask) == (vertex, subtask)), None)
+        return self._records.get((vertex, subtask))
 
     def channel(self, key: Channel, sending: bool) -> ChannelRecord | None:
-        """Row number and watermark of a channel's end at the cut."""
-        if self.manifest is None or not self.same_shape:
-            return None
-        for record in self.manifest.subtasks:
-            for channel in record.output_rows if sending else record.inputs:
-                if (channel.edge, channel.source, channel.target) == key:
-                    return channel
-        return None
+        """Row number and watermark of a channel's end at the cut (only if the job has the same shape)."""
+        return self._ends.get((key.edge, key.source, key.target, sending))
+
+    @cached_property
+    def _records(self) -> dict[tuple[int, int], SubtaskRecord]:
+        """What the snapshot says of each subtask (only if the job has the same shape)."""
+        subtasks = self.manifest.subtasks if self.manifest is not None and self.same_shape else ()
+        return {(r.vertex, r.subtask): r for r in subtasks}
+
+    @cached_property
+    def _ends(self) -> dict[tuple[int, int, int, bool], ChannelRecord]:
+        """Both ends of every channel; the last is true for the sending one."""
+        ends: dict[tuple[int, int, int, bool], ChannelRecord] = {}
+        for record in self._records.values():
+            for sending, channels in ((False, record.inputs), (True, record.output_rows)):
+                ends |= {(c.edge, c.source, c.target, sending): c for c in channels}
+        return ends
+
+    def waiting(self, edge: Edge, key: Channel) -> list[Timed]:
+        """What the snapshot holds of a channel's rows, to be delivered before anything that arrives.
+
+        Rows are numbered up to the sender's next one.  Where the job has another shape than the snapshot, every row
+        goes to its new owner, over the first channel that leads there; its watermark then says nothing.
+        """
+        if not self._logs.get(edge_name(edge)):
+            logged: list[Timed] = []
+        elif self.same_shape:
+            entries = [e for e in self._logs[edge_name(edge)] if e.channel is not None and e.channel[1:] == key[1:]]
+            entries.sort(key=lambda e: (e.side == "sender", e.first_row))
+            items = [item for e in entries for item in read_log(self.store, self.job, e)]
+            sent = self.channel(key, sending=True)
+            rows = sum(e.rows for e in entries)
+            logged = to_items(items, (sent.next_row if sent is not None else 0) - rows)
+        else:
+            logged = self._redistributed(edge, key)
+        return logged if edge.back else logged + self._later_watermark(key, logged)
+
+    @cached_property
+    def _logs(self) -> dict[str, list[Entry]]:
+        """Entries of channels, by the name of the edge."""
+        logs: dict[str, list[Entry]] = {}
+        for entry in self.manifest.entries if self.manifest else ():
+            if entry.kind == CHANNEL_KIND:
+                logs.setdefault(entry.name, []).append(entry)
+        return logs
+
+    def check_channels(self) -> None:
+        """Raises BuildError if rows of the snapshot are on their way along an edge that the job does not have."""
+        known = {edge_name(e) for e in self.plan.edges}
+        for name, entries in self._logs.items():
+            if name not in known and any(e.rows for e in entries):
+                raise BuildError(
+                    f"the snapshot holds {sum(e.rows for e in entries):,} rows on their way along {name!r}, which does "
+                    "not exist in this program at this parallelism",
+                    step=entries[0].step,
+                    hint="Restore at the old parallelism with the old program, take an aligned checkpoint there, and "
+                    "go on from that one.",
+                )
+
+    def _later_watermark(self, key: Channel, logged: list[Timed]) -> list[Timed]:
+        """What the sender had said of time at its freeze beyond what the receiver and the log know."""
+        sent, known = self.channel(key, sending=True), self.channel(key, sending=False)
+        if sent is None or known is None:
+            return []
+        watermark, idle = known.watermark, known.idle
+        for item in logged:
+            watermark, idle = max(watermark, item.watermark), type(item) is Watermark and item.idle
+        if sent.watermark > watermark or (sent.watermark == watermark and sent.idle != idle):
+            return [Watermark(sent.watermark, sent.idle)]
+        return []
+
+    def _redistributed(self, edge: Edge, key: Channel) -> list[Timed]:
+        """The rows that a receiving subtask owns now."""
+        if key.source != (key.target if edge.type is EdgeType.FORWARD else 0):
+            return []
+        targets = self.plan.vertices[edge.target].parallelism
+        entries = sorted(self._logs[edge_name(edge)], key=lambda e: (e.channel, e.side == "sender", e.first_row))
+        batches: list[pa.RecordBatch] = []
+        if edge.type is EdgeType.HASH:
+            partitioner = HashPartitioner(edge.schema, list(edge.keys), targets, self.plan.max_parallelism)
+            for batch in self._batches(entries):
+                batches += [part for target, part in partitioner.split(batch) if target == key.target]
+        elif edge.type is EdgeType.BROADCAST:  # each subtask had a copy of every row
+            had = 1 + max(e.channel[2] for e in entries if e.channel is not None)
+            mine = [e for e in entries if e.channel is not None and e.channel[2] == key.target % had]
+            batches += self._batches(mine)
+        else:
+            batches += [b for n, b in enumerate(self._batches(entries)) if n % targets == key.target]
+        log = [LogItem(batch, MIN_WATERMARK) for batch in batches]
+        return to_items(log, -sum(b.num_rows for b in batches))
+
+    def _batches(self, entries: Iterable[Entry]) -> Iterator[pa.RecordBatch]:
+        for entry in entries:
+            yield from (i.batch for i in read_log(self.store, self.job, entry) if i.batch is not None)
 
     def segments(self, step: str, subtask: int, parallelism: int, key_groups: range) -> Iterator[Segment]:
         """Segments of a step that concern a subtask, in the order they apply."""
         for entry in self.manifest.entries if self.manifest else ():
-            if entry.step != step:
+            if entry.step != step or entry.kind == CHANNEL_KIND:
                 continue
             if entry.key_groups is None:
                 if entry.subtask % parallelism == subtask:

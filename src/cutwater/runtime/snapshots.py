@@ -1,7 +1,9 @@
-"""The asynchronous half of a snapshot: one thread per worker turns frozen state into durable files.
+"""The asynchronous half of a snapshot: one thread per worker turns frozen state and logs into durable files.
 
 All subtasks of a worker share one file per checkpoint, so that a checkpoint costs one sync per worker however many
-steps the job has.  The acknowledgement is sent only once that file is durable (A6).
+steps the job has.  It is closed when the state of every subtask is in it, and the channel logs of those that announced
+some at their freeze; logs that nobody announced (a checkpoint that switched to unaligned late) get a file of their own.
+The acknowledgement is sent only once that file is durable (A6).
 """
 
 from __future__ import annotations
@@ -10,19 +12,27 @@ import queue
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
+from cutwater.runtime.channel_state import LoggedChannel
 from cutwater.runtime.sink_operator import SinkOperator
 from cutwater.state.segments import Frozen
 from cutwater.storage.base import Store
+from cutwater.storage.channel_log import add_log
 from cutwater.storage.manifest import Entry, SubtaskRecord
 from cutwater.storage.snapshot import SnapshotWriter
 
-__all__ = ["FrozenSubtask", "SnapshotService", "Written"]
+__all__ = ["FrozenSubtask", "SnapshotService", "SubtaskLogs", "Written"]
+
+_DROPPED_REMEMBERED = 256
+
+Key: TypeAlias = tuple[int, int]
+"""Vertex and subtask."""
 
 
 @dataclass(slots=True)
@@ -34,18 +44,37 @@ class FrozenSubtask:
     states: list[tuple[str, Frozen]]
     sinks: list[tuple[SinkOperator, Callable[[], Any]]]
     freeze_ms: float
+    logs_follow: bool = False
+    """Logs of its channels will be handed over, too."""
+
+
+@dataclass(slots=True)
+class SubtaskLogs:
+    """The channel logs of one subtask; they are complete."""
+
+    checkpoint_id: int
+    subtask: Key
+    logs: list[LoggedChannel]
+
+
+@dataclass(slots=True)
+class _Forget:
+    checkpoint_id: int
 
 
 @dataclass(slots=True)
 class Written:
-    """The outcome of one worker's part of a checkpoint."""
+    """The outcome of one worker's part of a checkpoint, or of logs that came after it."""
 
     attempt: int
     checkpoint_id: int
     subtasks: list[SubtaskRecord]
+    """Whose state is durable."""
+    logs_of: list[Key]
+    """Whose logs are durable."""
     entries: list[Entry]
-    freeze_ms: float
-    write_ms: float
+    freeze_ms: float = 0.0
+    write_ms: float = 0.0
     error: str = ""
     fatal: str = ""
     """A sink could not pre-commit: its rows exist nowhere else, so the attempt must fail."""
@@ -54,12 +83,10 @@ class Written:
 @dataclass(slots=True)
 class _Part:
     writer: SnapshotWriter
-    records: list[SubtaskRecord] = field(default_factory=list[SubtaskRecord])
-    entries: list[Entry] = field(default_factory=list[Entry])
-    freeze_ms: float = 0.0
-    write_ms: float = 0.0
-    error: str = ""
-    fatal: str = ""
+    written: Written
+    awaited: set[Key] = field(default_factory=set[Key])
+    """Announced logs that are not there yet."""
+    early: set[Key] = field(default_factory=set[Key])
 
 
 class SnapshotService:
@@ -67,6 +94,7 @@ class SnapshotService:
 
     Args:
         store, job: where to.
+        slot, slots: number of this worker, and of workers: they name its files.
         subtasks: how many subtasks of this worker take part in each checkpoint.
         done: called from the thread with each finished part.
     """
@@ -77,30 +105,33 @@ class SnapshotService:
         job: str,
         *,
         attempt: int,
-        incarnation: int,
+        slot: int,
+        slots: int,
         subtasks: int,
         inline_threshold_bytes: int,
         done: Callable[[Written], None],
     ) -> None:
         self._store, self._job = store, job
-        self._attempt, self._incarnation = attempt, incarnation
+        self._attempt, self._slot, self._slots = attempt, slot, slots
         self._subtasks = subtasks
         self._inline = inline_threshold_bytes
         self._done = done
         self._parts: dict[int, _Part] = {}
-        self._aborted: set[int] = set()
+        self._files: dict[int, int] = {}
+        self._dropped: deque[int] = deque(maxlen=_DROPPED_REMEMBERED)
         self._closed = False
-        self._queue: queue.SimpleQueue[FrozenSubtask | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[FrozenSubtask | SubtaskLogs | _Forget | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cutwater-snapshots", daemon=True)
         self._thread.start()
 
-    def submit(self, frozen: FrozenSubtask) -> None:
+    def submit(self, part: FrozenSubtask | SubtaskLogs) -> None:
         """Hand over; returns at once."""
-        self._queue.put(frozen)
+        self._queue.put(part)
 
     def forget(self, checkpoint_id: int) -> None:
         """The checkpoint will not complete: skip its state.  Sinks still make their rows durable (see ``Forget``)."""
-        self._aborted.add(checkpoint_id)
+        self._dropped.append(checkpoint_id)  # seen at once; the file is dropped in its turn
+        self._queue.put(_Forget(checkpoint_id))
 
     def close(self) -> None:
         """Drop what waits and end the thread."""
@@ -111,74 +142,125 @@ class SnapshotService:
             part.writer.abort()
 
     def _run(self) -> None:
-        while (frozen := self._queue.get()) is not None:
+        while (handed := self._queue.get()) is not None:
             if self._closed:
-                _release(frozen)
-                continue
-            self._take(frozen)
+                if isinstance(handed, FrozenSubtask):
+                    _release(handed)
+            elif isinstance(handed, FrozenSubtask):
+                self._take_state(handed)
+            elif isinstance(handed, SubtaskLogs):
+                self._take_logs(handed)
+            else:
+                self._drop(handed.checkpoint_id)
 
-    def _take(self, frozen: FrozenSubtask) -> None:
+    def _take_state(self, frozen: FrozenSubtask) -> None:
         checkpoint_id = frozen.checkpoint_id
-        part = self._parts.get(checkpoint_id)
-        if part is None:
-            writer = SnapshotWriter(
-                self._store, self._job, checkpoint_id, self._attempt, self._incarnation, self._inline
-            )
-            part = self._parts[checkpoint_id] = _Part(writer)
+        if checkpoint_id in self._dropped:
+            self._take_dropped(frozen)
+            return
+        part = self._parts.get(checkpoint_id) or self._begin(checkpoint_id)
+        written = part.written
         started = time.perf_counter()
-        record = self._pre_commit(frozen, part)
+        record = self._pre_commit(frozen, written)
         try:
-            if checkpoint_id not in self._aborted and not part.error:
+            if not written.error:
                 for step, state in frozen.states:
-                    part.entries += part.writer.add(step, record.subtask, state.segments())
+                    written.entries += part.writer.add(step, record.subtask, state.segments())
         except Exception as e:
-            part.error = f"{type(e).__name__}: {e}"
+            written.error = f"{type(e).__name__}: {e}"
         finally:
             _release(frozen)
-        part.records.append(record)
-        part.freeze_ms = max(part.freeze_ms, frozen.freeze_ms)
-        part.write_ms += (time.perf_counter() - started) * 1000
-        if len(part.records) == self._subtasks:
-            self._finish(checkpoint_id, part)
+        key = (record.vertex, record.subtask)
+        if frozen.logs_follow and key not in part.early:
+            part.awaited.add(key)
+        written.subtasks.append(record)
+        written.freeze_ms = max(written.freeze_ms, frozen.freeze_ms)
+        written.write_ms += (time.perf_counter() - started) * 1000
+        self._finish_if_complete(checkpoint_id, part)
 
-    def _pre_commit(self, frozen: FrozenSubtask, part: _Part) -> SubtaskRecord:
+    def _take_dropped(self, frozen: FrozenSubtask) -> None:
+        """Nobody waits for it any more, except that its sinks' rows exist nowhere else."""
+        written = Written(self._attempt, frozen.checkpoint_id, [], [], [])
+        self._pre_commit(frozen, written)
+        _release(frozen)
+        if written.fatal:
+            self._done(written)
+
+    def _take_logs(self, logs: SubtaskLogs) -> None:
+        checkpoint_id = logs.checkpoint_id
+        if checkpoint_id in self._dropped:
+            return
+        part = self._parts.get(checkpoint_id)
+        late = part is None
+        if part is None:
+            part = self._begin(checkpoint_id)
+        written = part.written
+        started = time.perf_counter()
+        try:
+            if not written.error:
+                for log in logs.logs:
+                    written.entries += add_log(part.writer, log.to_log())
+        except Exception as e:
+            written.error = f"{type(e).__name__}: {e}"
+        written.logs_of.append(logs.subtask)
+        part.early.add(logs.subtask)
+        part.awaited.discard(logs.subtask)
+        written.write_ms += (time.perf_counter() - started) * 1000
+        if late:
+            self._finish(checkpoint_id, part)
+        else:
+            self._finish_if_complete(checkpoint_id, part)
+
+    def _begin(self, checkpoint_id: int) -> _Part:
+        number = self._files.get(checkpoint_id, 0)
+        self._files[checkpoint_id] = number + 1
+        while len(self._files) > _DROPPED_REMEMBERED:
+            del self._files[min(self._files)]
+        incarnation = self._slot + number * self._slots
+        writer = SnapshotWriter(self._store, self._job, checkpoint_id, self._attempt, incarnation, self._inline)
+        part = self._parts[checkpoint_id] = _Part(writer, Written(self._attempt, checkpoint_id, [], [], []))
+        return part
+
+    def _pre_commit(self, frozen: FrozenSubtask, written: Written) -> SubtaskRecord:
         handles: dict[str, list[Any]] = {}
         states: dict[str, Any] = {}
         for operator, make_durable in frozen.sinks:
             try:
                 made = make_durable()
             except Exception as e:
-                part.fatal = part.error = f"step {operator.step!r}: {type(e).__name__}: {e}\n{traceback.format_exc()}"
+                written.fatal = written.error = (
+                    f"step {operator.step!r}: {type(e).__name__}: {e}\n{traceback.format_exc()}"
+                )
                 continue
             handles[operator.step] = operator.pre_committed(frozen.checkpoint_id, made.handles)
             states[operator.step] = made.state
         return msgspec.structs.replace(frozen.record, handles=handles, sinks=states)
 
+    def _finish_if_complete(self, checkpoint_id: int, part: _Part) -> None:
+        if len(part.written.subtasks) == self._subtasks and not part.awaited:
+            self._finish(checkpoint_id, part)
+
     def _finish(self, checkpoint_id: int, part: _Part) -> None:
         del self._parts[checkpoint_id]
+        written = part.written
         started = time.perf_counter()
-        if checkpoint_id in self._aborted or part.error:
+        if written.error:
             part.writer.abort()
-            self._aborted.discard(checkpoint_id)
-            part.error = part.error or "aborted"
         else:
             try:
                 part.writer.close()
             except Exception as e:
-                part.error = f"{type(e).__name__}: {e}"
-        write_ms = part.write_ms + (time.perf_counter() - started) * 1000
-        self._done(
-            Written(
-                self._attempt,
-                checkpoint_id,
-                part.records,
-                part.entries,
-                part.freeze_ms,
-                write_ms,
-                part.error,
-                part.fatal,
-            )
-        )
+                written.error = f"{type(e).__name__}: {e}"
+        written.write_ms += (time.perf_counter() - started) * 1000
+        self._done(written)
+
+    def _drop(self, checkpoint_id: int) -> None:
+        part = self._parts.pop(checkpoint_id, None)
+        if part is None:
+            return
+        part.writer.abort()
+        if part.written.fatal:
+            self._done(part.written)
 
 
 def _release(frozen: FrozenSubtask) -> None:

@@ -1,7 +1,7 @@
-"""One subtask: performs what the core decides.
+"""One subtask: rows through operators.
 
-``SubtaskLoop`` says what to do next, ``SubtaskMachine`` what the protocol demands; here rows are moved, operators are
-called and state is frozen.  Everything runs in the worker's one loop thread.
+``SubtaskLoop`` says what to do next and ``Performer`` does what the protocol demands; here rows are moved and operators
+are called.  Everything runs in the worker's one loop thread.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, cast
 
 from cutwater.errors import CutwaterError, InvariantError
 from cutwater.operators.base import MAX_WATERMARK
@@ -19,46 +16,13 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.loop import Idle, IdleReason, ReadSource, Resume, SubtaskLoop, TakeControl, TakeRows
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.protocol.watermarks import WatermarkMerger
-from cutwater.runtime.chain import Chain
-from cutwater.runtime.channels import Barrier, Channel, End, InputChannel, Rows, Watermark
-from cutwater.runtime.sink_operator import SinkOperator
-from cutwater.runtime.snapshots import FrozenSubtask
-from cutwater.runtime.source_runner import SourceRunner
-from cutwater.storage.manifest import ChannelRecord, SubtaskRecord
+from cutwater.runtime.channels import Barrier, End, Rows, Watermark
+from cutwater.runtime.performer import Performer, SubtaskParts, SubtaskPort
 
-__all__ = ["Subtask", "SubtaskPort"]
+__all__ = ["Subtask", "SubtaskParts", "SubtaskPort"]
 
 _ACTIONS_PER_ROUND = 8
 """A subtask does at most this much before its neighbours in the worker have their turn."""
-
-
-class SubtaskPort(Protocol):
-    """What a subtask asks of its worker."""
-
-    def submit_snapshot(self, frozen: FrozenSubtask) -> None: ...
-
-    def forget_snapshot(self, checkpoint_id: int) -> None: ...
-
-    def acknowledge(self, subtask: tuple[int, int], checkpoint_id: int) -> None: ...
-
-    def decline(self, subtask: tuple[int, int], effect: m.Decline) -> None: ...
-
-    def finished(self, subtask: tuple[int, int]) -> None: ...
-
-
-@dataclass(slots=True)
-class SubtaskParts:
-    """What the worker builds a subtask from."""
-
-    key: tuple[int, int]
-    name: str
-    incarnation: int
-    inputs: Sequence[InputChannel]
-    input_numbers: Sequence[int]
-    """Per channel: which input of the head operator it feeds."""
-    chain: Chain
-    source: SourceRunner | None
-    sinks: Sequence[SinkOperator]
 
 
 class Subtask:
@@ -68,6 +32,7 @@ class Subtask:
         parts: channels and operators.
         machine, loop, merger: the core objects that decide.
         port: the worker.
+        slice_budget_ms: a round ends when the operators have worked for so long.
     """
 
     def __init__(
@@ -77,18 +42,18 @@ class Subtask:
         loop: SubtaskLoop,
         merger: WatermarkMerger,
         port: SubtaskPort,
+        slice_budget_ms: float,
     ) -> None:
-        self.key, self.name, self._incarnation = parts.key, parts.name, parts.incarnation
+        self.key, self.name = parts.key, parts.name
         self.inputs = list(parts.inputs)
         self.chain, self.source, self.sinks = parts.chain, parts.source, list(parts.sinks)
         self._input_numbers = list(parts.input_numbers)
         self._machine, self._loop, self._merger, self._port = machine, loop, merger, port
-        self._index = {channel.key: i for i, channel in enumerate(self.inputs)}
-        self._outputs = [c for out in self.chain.outs for c in out.channels]
-        self._triggers: deque[m.Trigger] = deque()
+        self.performer = Performer(parts, machine, merger, port, self._no_more_rows)
+        self._outputs = self.performer.outputs
+        self._waiting: deque[m.Trigger | m.LoopVerdict] = deque()
         self._ending = False
-        self.finished = False
-        self._commit: Callable[[int], None] | None = None
+        self._round_s = slice_budget_ms / 1000
         self.busy_s = self.full_s = 0.0
         self._full_since_s: float | None = None
 
@@ -96,11 +61,15 @@ class Subtask:
 
     def round(self, now_s: float) -> bool:
         """Some actions; False if there was nothing to do."""
+        self.performer.tick(now_s)
         worked = False
+        enough_s = self.busy_s + self._round_s
         for _ in range(_ACTIONS_PER_ROUND):
             if not self._act(now_s):
                 break
             worked = True
+            if self.busy_s > enough_s:  # a barrier may wait for a neighbour
+                break
         return worked
 
     def flush_if_due(self, now_s: float) -> float:
@@ -109,25 +78,27 @@ class Subtask:
 
     def wait_s(self, now_s: float) -> float:
         """How long the loop may sleep for this subtask if nothing wakes it."""
-        if self.source is None or self._ending or self.chain.full:
-            return float("inf")
+        due = self.performer.due_s - now_s
+        if self.source is None or self._ending or self.chain.full or self._machine.halted:
+            return due
         wait = self.source.wait_s(now_s)
-        return float("inf") if wait is None else wait
+        return due if wait is None else min(wait, due)
 
     def _act(self, now_s: float) -> bool:
         chain, source = self.chain, self.source
         pending = chain.pending
-        if not pending:
-            if self._triggers:
-                return self._inject(now_s)
-            if self._ending and not self.finished:
-                return self._end()
+        if self._waiting:
+            if pending:  # over full outputs too: it is bounded, and the barrier must not wait for the slowest consumer
+                return self._resume()
+            return self._take_waiting(now_s)
+        if self._ending and not pending and not self.performer.finished and not self._machine.halted:
+            return self._end()
         ready = False
         if source is not None and not self._ending:
             wait = source.wait_s(now_s)
             ready = wait is not None and wait <= 0
-            if not pending and source.exhausted:
-                self._perform(self._machine.handle(m.SourceExhausted()))
+            if not pending and source.exhausted and not self._machine.halted:
+                self.performer.handle(m.SourceExhausted())
                 return True
         action = self._loop.decide(
             [channel.head() for channel in self.inputs],
@@ -146,7 +117,7 @@ class Subtask:
             case TakeControl(input=index):
                 self._take_control(index)
             case Resume():
-                self.chain.resume()
+                self._resume()
             case Idle(reason=reason):
                 if reason is IdleReason.OUTPUTS_FULL and self._full_since_s is None:
                     self._full_since_s = now_s
@@ -154,6 +125,12 @@ class Subtask:
         if self._full_since_s is not None:
             self.full_s += now_s - self._full_since_s
             self._full_since_s = None
+        return True
+
+    def _resume(self) -> bool:
+        started = time.perf_counter()
+        self.chain.resume()
+        self.busy_s += time.perf_counter() - started
         return True
 
     def _take_rows(self, index: int, max_rows: int) -> None:
@@ -170,20 +147,22 @@ class Subtask:
         self.busy_s += elapsed
         self._loop.observe(rows, elapsed * 1000)
         if self._machine.recording(channel.key):
-            self._perform(self._machine.handle(m.RowsTaken(channel.key, rows)))
+            self.performer.handle(m.RowsTaken(channel.key, rows))
         self._advance(index, item.watermark, False, item.sharp)
 
     def _take_control(self, index: int) -> None:
         channel = self.inputs[index]
         item = channel.take(1)
         match item:
-            case Barrier(checkpoint_id=checkpoint_id, final=final):
-                self._perform(self._machine.handle(m.BarrierTaken(channel.key, checkpoint_id, final)))
+            case Barrier():
+                self.performer.barrier(channel, item)
             case Watermark(watermark=watermark, idle=idle):
+                if self._machine.recording(channel.key):
+                    self.performer.handle(m.WatermarkTaken(channel.key))
                 self._advance(index, watermark, idle, True)
             case End():
                 self._advance(index, MAX_WATERMARK, False, True)
-                self._perform(self._machine.handle(m.EndTaken(channel.key)))
+                self.performer.handle(m.EndTaken(channel.key))
             case Rows():
                 raise InvariantError(f"{self.name}: rows where a control item was announced")
 
@@ -214,77 +193,25 @@ class Subtask:
 
     # ------------------------------------------------------------------------------------------------ the protocol
 
-    def trigger(self, event: m.Trigger) -> None:
-        """The coordinator asks this source for a barrier (A1)."""
-        self._triggers.append(event)
+    def when_idle(self, event: m.Trigger | m.LoopVerdict) -> None:
+        """An event of the coordinator that must not come in the middle of a batch (A1)."""
+        self._waiting.append(event)
 
-    def handle(self, event: m.Event) -> None:
-        """An event for the machine that does not come through a channel."""
-        self._perform(self._machine.handle(event))
-
-    def _inject(self, now_s: float) -> bool:
+    def _take_waiting(self, now_s: float) -> bool:
         """Rows that the reader gave already lie before the barrier; they must leave first."""
         if self.source is not None and self.source.queued:
             return self._read(1, now_s)
-        self._perform(self._machine.handle(self._triggers.popleft()))
+        self.performer.handle(self._waiting.popleft())
         return True
 
-    def _perform(self, effects: Sequence[m.Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case m.Block(input=key):
-                    self.inputs[self._index[cast(Channel, key)]].block()
-                case m.Unblock(input=key):
-                    self.inputs[self._index[cast(Channel, key)]].unblock()
-                case m.Freeze(checkpoint_id=checkpoint_id, final=final):
-                    self._freeze(checkpoint_id, final)
-                case m.BroadcastBarrier(checkpoint_id=checkpoint_id, final=final):
-                    for channel in self._outputs:
-                        channel.offer_barrier(checkpoint_id, final)
-                case m.Acknowledge(checkpoint_id=checkpoint_id):
-                    self._port.acknowledge(self.key, checkpoint_id)
-                case m.Decline():
-                    self._port.decline(self.key, effect)
-                case m.Forget(checkpoint_id=checkpoint_id):
-                    self._port.forget_snapshot(checkpoint_id)
-                case m.Commit(checkpoint_id=checkpoint_id):
-                    for sink in self.sinks:
-                        sink.commit(checkpoint_id)
-                case m.EndOfInput():
-                    self._ending = True
-                    if self.chain.watermark < MAX_WATERMARK:
-                        self.chain.start_watermark(MAX_WATERMARK)
-                case _:
-                    raise InvariantError(f"{self.name}: the protocol asks for {effect}, which no plan needs")
-
-    def _freeze(self, checkpoint_id: int, final: bool) -> None:
-        started = time.perf_counter()
-        record = self._record()
-        states = self.chain.freeze(checkpoint_id)
-        sinks = [(sink, sink.pre_commit(checkpoint_id, final)) for sink in self.sinks]
-        freeze_ms = (time.perf_counter() - started) * 1000
-        self._port.submit_snapshot(FrozenSubtask(checkpoint_id, record, states, sinks, freeze_ms))
-
-    def _record(self) -> SubtaskRecord:
-        source = self.source
-        return SubtaskRecord(
-            vertex=self.key[0],
-            subtask=self.key[1],
-            incarnation=self._incarnation,
-            protocol=self._machine.protocol.name,
-            inputs=[ChannelRecord(*c.key, c.next_row, c.watermark, c.idle, c.ended) for c in self.inputs],
-            output_rows=[ChannelRecord(*c.key, c.next_row, c.watermark, c.idle, c.ended) for c in self._outputs],
-            splits={source.step: source.records()} if source else {},
-            processing_time_ms=int(time.time() * 1000),
-            watermark=self.chain.watermark,
-            finished=self.finished,
-        )
+    def _no_more_rows(self) -> None:
+        self._ending = True
 
     def _end(self) -> bool:
         """Everything is worked off: say so downstream and to the coordinator (A7)."""
         for channel in self._outputs:
             channel.offer_end()
-        self.finished = True
+        self.performer.finished = True
         self._port.finished(self.key)
         return True
 

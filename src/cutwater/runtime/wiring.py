@@ -18,9 +18,10 @@ from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.protocol.watermarks import InputTime, WatermarkMerger
 from cutwater.runtime.chain import Chain, EdgeOut, Node, Target
-from cutwater.runtime.channels import InputChannel, OutputChannel
+from cutwater.runtime.channels import InputChannel, OutputChannel, Rows
 from cutwater.runtime.connections import Connection
 from cutwater.runtime.control import Deploy
+from cutwater.runtime.net_spill import NO_LIMIT, make_input
 from cutwater.runtime.restore import Restore
 from cutwater.runtime.sink_operator import SinkIdentity, SinkOperator
 from cutwater.runtime.source_runner import SourceRunner
@@ -94,20 +95,24 @@ class Wiring:
 
     def _make_input(self, edge: Edge, key: Channel, *, local: bool) -> None:
         known = self._restore.channel(key, sending=False)
-        # Both ends go on with the sender's number.  With at_least_once the receiver may have taken rows beyond the
-        # barrier; a replay need not bring the same ones in their places, so none may be dropped by number.
+        # Both ends go on with the sender's number, less what lies in the snapshot.  With at_least_once the receiver may
+        # have taken rows beyond the barrier; a replay need not bring the same ones in their places, so none may be
+        # dropped by number.
         sent = self._restore.channel(key, sending=True)
-        next_row = sent.next_row if sent else 0
-        watermark = known.watermark if known else MIN_WATERMARK
-        frames = self._config.channel_frames
-        if local:
-            self._inputs[key] = InputChannel(
-                key, edge.schema, frames, self._notify, next_row=next_row, watermark=watermark
-            )
-        else:
-            self._inputs[key] = self._connections[key.source].input(
-                key, edge.schema, frames, self._notify, next_row=next_row, watermark=watermark
-            )
+        waiting = self._restore.waiting(edge, key)
+        next_row = next((i.first_row for i in waiting if type(i) is Rows), sent.next_row if sent else 0)
+        make = make_input if local else self._connections[key.source].input
+        channel = self._inputs[key] = make(
+            key,
+            edge.schema,
+            NO_LIMIT if edge.back else self._config.channel_frames,
+            self._notify,
+            memory_bytes=self._config.spill_memory_bytes if edge.back or self._config.spill else None,
+            next_row=next_row,
+            watermark=known.watermark if known else MIN_WATERMARK,
+            idle=known.idle if known else False,
+        )
+        channel.restore(waiting)
 
     def _make_output(self, edge: Edge, key: Channel, *, local: bool) -> None:
         known = self._restore.channel(key, sending=True)
@@ -118,6 +123,7 @@ class Wiring:
             self._outputs[key] = self._connections[key.target].output(
                 key,
                 edge.schema,
+                credit=NO_LIMIT if edge.back else 0,
                 batch_rows=config.batch_rows,
                 buffer_timeout_ms=config.buffer_timeout_ms,
                 on_ready=self._notify,
@@ -137,45 +143,51 @@ class Wiring:
             next_row=next_row,
             watermark=watermark,
         )
-        receiver.on_credit = output.grant
+        if not edge.back:
+            receiver.on_credit = output.grant
 
     # --------------------------------------------------------------------------------------------------- subtasks
 
     def _subtask(self, vertex: Vertex, port: SubtaskPort) -> Subtask:
         key = (vertex.index, self._slot)
-        inputs: list[InputChannel] = []
-        numbers: list[int] = []
-        back_edges: set[Channel] = set()
-        for edge in self._plan.inputs(vertex.index):
-            for channel in self._plan.channels(edge):
-                if channel.target == self._slot:
-                    inputs.append(self._inputs[channel])
-                    numbers.append(edge.target_input)
-                    if edge.back:
-                        back_edges.add(channel)
+        edges = {
+            c: e for e in self._plan.inputs(vertex.index) for c in self._plan.channels(e) if c.target == self._slot
+        }
+        outgoing = {
+            c: e for e in self._plan.outputs(vertex.index) for c in self._plan.channels(e) if c in self._outputs
+        }
+        loop = self._plan.loops[n] if (n := self._plan.loop_of(vertex.index)) is not None else frozenset[int]()
+        inputs = [self._inputs[channel] for channel in edges]
         chain, sinks = self._chain(vertex)
         parts = SubtaskParts(
             key=key,
             name=vertex.name,
             incarnation=self._attempt,
             inputs=inputs,
-            input_numbers=numbers,
+            input_numbers=[edge.target_input for edge in edges.values()],
             chain=chain,
             source=self._source(vertex),
             sinks=sinks,
+            edges=edges | outgoing,
+            back_edges=frozenset(c for c, e in edges.items() if e.back),
+            loop_inputs=frozenset(c for c, e in edges.items() if e.source in loop),
+            loop_outputs=frozenset(c for c, e in outgoing.items() if e.target in loop),
+            aligned_timeout_ms=self._config.aligned_timeout_ms or 0.0,
+            spill=self._config.spill,
         )
         keys = [i.key for i in inputs]
         machine = SubtaskMachine(
             f"{vertex.name} {self._slot}",
             keys,
             protocol=PROTOCOLS[self._config.protocol],
-            back_edges=frozenset(back_edges),
+            back_edges=frozenset[Hashable](parts.back_edges),
+            loop_inputs=frozenset[Hashable](parts.loop_inputs),
             last_checkpoint_id=self._deploy.last_checkpoint_id,
         )
-        loop = SubtaskLoop(machine, keys, self._config.slice_budget_ms, self._config.batch_rows * 4)
-        merger = WatermarkMerger(keys)
+        decider = SubtaskLoop(machine, keys, self._config.slice_budget_ms, self._config.batch_rows * 4)
+        merger = WatermarkMerger(keys, frozenset[Hashable](parts.back_edges))
         self._restore_subtask(vertex, parts, merger)
-        return Subtask(parts, machine, loop, merger, port)
+        return Subtask(parts, machine, decider, merger, port, self._config.slice_budget_ms)
 
     def _source(self, vertex: Vertex) -> SourceRunner | None:
         step = self._plan.steps[vertex.steps[0]]
@@ -211,7 +223,7 @@ class Wiring:
         if edge.type is EdgeType.HASH:
             targets = self._plan.vertices[edge.target].parallelism
             partitioner = HashPartitioner(edge.schema, list(edge.keys), targets, self._plan.max_parallelism)
-        return EdgeOut(channels, partitioner=partitioner, broadcast=edge.type is EdgeType.BROADCAST)
+        return EdgeOut(channels, partitioner=partitioner, broadcast=edge.type is EdgeType.BROADCAST, back=edge.back)
 
     def _operator(self, part: FusedNode, vertex: Vertex) -> Operator:
         step = self._plan.steps[part.steps[-1]]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from spark_world import Killer, assert_exact, counting, held, release
+from spark_world import Killer, assert_exact, counting, held, release, wait_until
 
 import cutwater as cw
 from cutwater.spark.session import ensure_java
@@ -63,3 +67,30 @@ def test_a_standalone_cluster_survives_a_lost_executor(
     again = counting("after", cw.rate(None, rows=20_000), tmp_path / "after")
     assert again.run(spark, checkpoint=tmp_path / "chk").status.outcome == "finished"
     assert_exact(tmp_path / "after", 20_000)
+
+
+def test_foreach_batch_with_an_idempotent_function_sees_every_row_once(
+    make_session: MakeSession, standalone: str, tmp_path: Path
+) -> None:
+    """A worker and an executor are killed; a call that comes again overwrites what it wrote before."""
+    out = tmp_path / "batches"
+    out.mkdir()
+
+    def write(rows: pa.Table, checkpoint_id: int, subtask: int) -> None:
+        fresh = out / f".{checkpoint_id}-{subtask}-{os.getpid()}"
+        pq.write_table(rows, fresh)
+        fresh.replace(out / f"{checkpoint_id}-{subtask}.parquet")
+
+    flow = cw.Dataflow("batches")
+    flow.read("in", held(tmp_path, ROWS, rate=50_000)).foreach_batch("each", write, parallelism=2)
+    spark = make_session(standalone, spark_executor_cores="2", spark_executor_memory="1g")
+    job = flow.start(spark, checkpoint=tmp_path / "chk", interval="100ms", parallelism=2, group_deadline="30s")
+    killer = Killer(job, random.Random(5))
+    wait_until(lambda: list(out.glob("*.parquet")), "a first batch")
+    killer.kill()
+    killer.kill(executor=True)
+    release(tmp_path)
+    assert job.await_termination(120)
+    with duckdb.connect() as db:
+        sql = f"SELECT count(*), count(DISTINCT value), min(value), max(value) FROM '{out}/*.parquet'"
+        assert db.execute(sql).fetchall() == [(ROWS, ROWS, 0, ROWS - 1)]

@@ -1,0 +1,58 @@
+"""One attempt of the job: its channels, made new or from a snapshot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cutwater.sim.channels import END, WATERMARK, Item, Link
+from cutwater.sim.disk import Done
+
+if TYPE_CHECKING:
+    from cutwater.sim.subtask import Part
+    from cutwater.sim.world import World
+
+__all__ = ["Attempt"]
+
+
+class Attempt:
+    """What the subtasks of one attempt share.
+
+    Args:
+        number: of the attempt.
+        first_id: every checkpoint of the attempt has a higher id.
+        restored: the checkpoint it goes on from.
+    """
+
+    __slots__ = ("first_id", "links", "number", "parts", "restored")
+
+    def __init__(self, world: World, number: int, first_id: int, restored: Done | None) -> None:
+        self.number, self.first_id, self.restored = number, first_id, restored
+        self.parts: dict[int, Part] = restored.manifest if restored else {}
+        self.links: list[Link] = []
+        for spec in world.graph.channels:
+            if self.parts:
+                sender, receiver = self.parts[spec.source], self.parts[spec.target]
+                log = _log(sender, receiver, spec.index, spec.back)
+                self.links.append(Link(world, spec, receiver.ins[spec.index], sender.outs[spec.index], log))
+            else:
+                self.links.append(Link(world, spec, 0, 0, []))
+
+    def crash(self, task: int) -> None:
+        """A subtask is gone: nothing more comes through its channels."""
+        for link in self.links:
+            if link.receiver is not None and link.receiver.task == task:
+                link.dead = True
+
+    def end(self) -> None:
+        for link in self.links:
+            link.dead = True
+
+
+def _log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Item]:
+    """What is on its way in the snapshot: the receiver's part, the sender's part, and what both say of time and end."""
+    log = [*receiver.logs.get(channel, ()), *sender.overtaken.get(channel, ())]
+    if not back and sender.watermarks >= 0:
+        log.append((WATERMARK, sender.watermarks))  # the merger takes the larger one
+    if sender.has_ended and channel not in receiver.ended:
+        log.append((END,))
+    return log

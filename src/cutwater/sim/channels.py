@@ -1,0 +1,248 @@
+"""Simulated network: FIFO channels with credits between subtasks, FIFO pipes for control messages."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from cutwater.sim.graphs import Channel
+    from cutwater.sim.subtask import SimSubtask
+    from cutwater.sim.world import World
+
+__all__ = ["BARRIER", "END", "WATERMARK", "Item", "Link", "Pipe"]
+
+BARRIER, WATERMARK, END = "barrier", "watermark", "end"
+
+Item: TypeAlias = "int | tuple[Any, ...]"
+"""A row, or (BARRIER, id, final, probe), (WATERMARK, time), (END,)."""
+
+CREDIT = 6
+"""Rows that wait at the receiver at most; a back-edge has no limit (C7)."""
+SENDER_FULL = 4
+"""Rows without credit at which a sender counts as full."""
+PER_DELIVERY = 4
+
+
+class Link:
+    """One channel of one attempt.  Rows wait at the sender until there is credit; a barrier may overtake them there.
+
+    Rows are numbered from the job's first attempt on: ``history[k - base]`` is row ``k`` of the channel.
+    """
+
+    __slots__ = (
+        "_came", "_pumping", "_took", "back", "base", "clogs", "dead", "history", "index", "queue", "receiver", "rows_in",
+        "rows_out", "sender", "sent", "taken", "urgent", "waiting", "world",
+    )  # fmt: skip
+
+    def __init__(self, world: World, spec: Channel, taken: int, sent: int, log: list[Item]) -> None:
+        rows = [item for item in log if type(item) is int]
+        self.world, self.index, self.back = world, spec.index, spec.back
+        self.base = self.taken = min(taken, sent)
+        self.sent = sent
+        self.history: list[int] = list(rows)
+        self.waiting: deque[Item] = deque()
+        """At the sender."""
+        self.queue: deque[Item] = deque(log)
+        """At the receiver."""
+        self.urgent: deque[tuple[tuple[Any, ...], int]] = deque()
+        """At the receiver: barriers that overtook, with the number of the next item that they were ahead of."""
+        self.rows_out, self.rows_in = 0, len(rows)
+        self.clogs = 0
+        self.dead = False
+        self._pumping = False
+        self._came, self._took = len(log), 0
+        self.sender: SimSubtask | None = None
+        self.receiver: SimSubtask | None = None
+
+    @property
+    def full(self) -> bool:
+        return self.rows_out >= SENDER_FULL and not self.back
+
+    def head(self) -> int:
+        """0: nothing, 1: rows, 2: control item, 3: a barrier that overtook (``protocol.loop.Head``)."""
+        if self.urgent:
+            return 3
+        if not self.queue:
+            return 0
+        return 1 if type(self.queue[0]) is int else 2
+
+    def send(self, row: int) -> None:
+        self.waiting.append(row)
+        self.history.append(row)
+        self.sent += 1
+        self.rows_out += 1
+
+    def send_control(self, item: tuple[Any, ...]) -> None:
+        self.waiting.append(item)
+        self.flush()
+
+    def flush(self) -> None:
+        """What waits at the sender is on its way, if there is credit."""
+        if not self._pumping and self.waiting and not self.clogs and not self.dead:
+            self._pumping = True
+            self.world.after(self.world.latency(), self._pump)
+
+    def take_rows(self, most: int) -> list[int]:
+        """The next rows, at most so many, none behind a control item."""
+        queue, rows = self.queue, list[int]()
+        while queue and len(rows) < most and type(queue[0]) is int:
+            rows.append(queue.popleft())  # type: ignore[arg-type]
+        self.rows_in -= len(rows)
+        self.taken += len(rows)
+        self._took += len(rows)
+        if self.waiting:
+            self.flush()
+        return rows
+
+    def take_control(self) -> tuple[Any, ...]:
+        item = self.queue.popleft()
+        self._took += 1
+        assert type(item) is tuple
+        if self.waiting:
+            self.flush()
+        return item
+
+    # ---------------------------------------------------------------------------------------------------- overtaking
+
+    def take_urgent(self) -> tuple[tuple[Any, ...], list[Item]]:
+        """A barrier that overtook, and a copy of what it left behind here: rows and watermarks in their order."""
+        barrier, ahead_of = self.urgent.popleft()
+        left = [self.queue[i] for i in range(min(ahead_of - self._took, len(self.queue)))]
+        return barrier, _logged(left)
+
+    def send_urgent(self, barrier: tuple[Any, ...]) -> list[Item]:
+        """The barrier goes before everything that waits at the sender; a copy of that."""
+        waiting = self.waiting
+        place = 0
+        while place < len(waiting) and _is_urgent(waiting[place]):
+            place += 1
+        left = [waiting[i] for i in range(place, len(waiting))]
+        waiting.insert(place, (*barrier, "urgent"))
+        self.flush()
+        return _logged(left)
+
+    def overtake(self, id: int) -> list[Item] | None:
+        """The barrier that waits at the sender goes first; a copy of what it overtakes (``None``: it has left)."""
+        for place, item in enumerate(self.waiting):
+            if type(item) is tuple and item[0] == BARRIER and item[1] == id:
+                left = [self.waiting[i] for i in range(place)]
+                del self.waiting[place]
+                first = sum(map(_is_urgent, left))
+                self.waiting.insert(first, (*item, "urgent"))
+                self.flush()
+                return _logged(left)
+        return None
+
+    def expedite(self, id: int) -> None:
+        """The barrier that waits at the receiver comes first."""
+        for place, item in enumerate(self.queue):
+            if type(item) is tuple and item[0] == BARRIER and item[1] == id:
+                del self.queue[place]
+                self._came -= 1
+                self.urgent.append((item, self._took + place))
+                return
+
+    def holds_barrier(self, id: int) -> bool:
+        """The barrier has not left the sender."""
+        return any(type(item) is tuple and item[0] == BARRIER and item[1] == id for item in self.waiting)
+
+    # ------------------------------------------------------------------------------------------------------ delivery
+
+    def _pump(self, _: None) -> None:
+        self._pumping = False
+        if self.dead or self.clogs:
+            return
+        waiting, queue = self.waiting, self.queue
+        left = PER_DELIVERY
+        barriers: list[tuple[Any, ...]] = []
+        while waiting and left:
+            item = waiting[0]
+            if type(item) is int:
+                if self.rows_in >= CREDIT and not self.back:
+                    break
+                self.rows_in += 1
+                self.rows_out -= 1
+                left -= 1
+                if self.world.reorders and queue and self.world.draws.chance(64):  # a network without FIFO
+                    queue.appendleft(waiting.popleft())
+                    self._came += 1
+                    continue
+            elif item[0] == BARRIER:
+                waiting.popleft()
+                if item[-1] == "urgent":
+                    self.urgent.append((item, self._came))
+                    continue
+                barriers.append(item)
+                queue.append(item)
+                self._came += 1
+                continue
+            queue.append(waiting.popleft())
+            self._came += 1
+        receiver = self.receiver
+        if receiver is not None:
+            if barriers and self.world.row.switches:
+                self._tell_of(barriers)
+            receiver.worker.wake()
+        if self.sender is not None and not self.rows_out:
+            self.sender.worker.wake()
+        if waiting and (self.back or self.rows_in < CREDIT or type(waiting[0]) is tuple):
+            self.flush()
+
+    def _tell_of(self, barriers: list[tuple[Any, ...]]) -> None:
+        """Row ``unaligned`` wants to know where barriers wait that go in their turn."""
+        for barrier in barriers:
+            if self.sender is not None:
+                self.sender.barrier_left(barrier[1])
+            if self.receiver is not None and self.queue and self.queue[0] is not barrier:
+                self.receiver.barrier_waits(self, barrier)
+
+
+def _is_urgent(item: Item) -> bool:
+    return type(item) is tuple and item[-1] == "urgent"
+
+
+def _logged(items: list[Item]) -> list[Item]:
+    """What of the items belongs to a channel's log: an end follows from the ends' own records."""
+    return [item for item in items if type(item) is int or item[0] == WATERMARK]
+
+
+class Pipe:
+    """Control messages between a driver and a worker: FIFO, may be clogged, ends with its receiver."""
+
+    __slots__ = ("_held", "_last_ms", "_receive", "_world", "clogs", "dead")
+
+    def __init__(self, world: World, receive: Callable[[Any], None]) -> None:
+        self._world, self._receive = world, receive
+        self._last_ms = 0.0
+        self._held: list[Any] = []
+        self.clogs = 0
+        self.dead = False
+
+    def send(self, message: Any) -> None:
+        if self.clogs:
+            self._held.append(message)
+        elif not self.dead:
+            world = self._world
+            at = max(self._last_ms, world.now + world.latency())
+            self._last_ms = at
+            world.at(at, self._arrive, message)
+
+    def send_out_of_order(self, message: Any) -> None:
+        """As a datagram would come: before or after its neighbours."""
+        if not self.clogs and not self.dead:
+            self._world.after(self._world.latency() + self._world.draws.below(8), self._arrive, message)
+        else:
+            self._held.append(message)
+
+    def unclog(self) -> None:
+        self.clogs -= 1
+        if not self.clogs:
+            held, self._held = self._held, []
+            for message in held:
+                self.send(message)
+
+    def _arrive(self, message: Any) -> None:
+        if not self.dead:
+            self._receive(message)

@@ -1,0 +1,255 @@
+"""Small dataflows to run in simulation, and what must come out of them.
+
+A row is one number: an identity and, in its last four bits, how many back-edges it may still go along.  What a step
+does to a row depends on nothing but the row, so that the result of a run is known without running it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache, cached_property
+from typing import Literal, NamedTuple
+
+__all__ = ["WORLDS", "Channel", "Edge", "Graph", "Step", "key_of", "row_time", "source_row"]
+
+KEYS = 16
+HOPS = 4
+
+
+class Step(NamedTuple):
+    """A step of the dataflow.  ``copy``: each row goes along all edges, not along one of them."""
+
+    name: str
+    parallelism: int = 1
+    copy: bool = False
+
+
+class Edge(NamedTuple):
+    """An edge between two steps, by number; ``back`` closes a loop (C1)."""
+
+    source: int
+    target: int
+    how: Literal["forward", "hash"]
+    back: bool
+
+
+class Channel(NamedTuple):
+    """A channel between two subtasks, by number."""
+
+    index: int
+    source: int
+    target: int
+    edge: int
+    back: bool
+
+
+def source_row(source: int, position: int, cyclic: bool) -> int:
+    """The row at a position of a source."""
+    identity = source << 12 | position
+    return identity << 4 | (_mix(identity) % HOPS if cyclic else 0)
+
+
+def row_time(row: int) -> int:
+    """Event time of a row: its position in its source."""
+    return row >> 4 & 0xFFF
+
+
+def key_of(row: int) -> int:
+    """The key that a row is counted and routed by."""
+    return _mix(row) & (KEYS - 1)
+
+
+def _mix(value: int) -> int:
+    return (value * 0x9E3779B1 & 0xFFFFFFFF) >> 11
+
+
+class Graph:
+    """A dataflow and its subtasks.
+
+    Args:
+        name: of the world.
+        steps: sources are those without a regular input.
+        edges: (source step, target step, "forward" or "hash").
+
+    >>> graph = WORLDS["self_loop"]
+    >>> len(graph.tasks), sum(c.back for c in graph.channels), sum(graph.expected(10).values())
+    (4, 4, 10)
+    """
+
+    def __init__(
+        self, name: str, steps: list[Step], edges: list[tuple[str, str, Literal["forward", "hash"]]]
+    ) -> None:
+        self.name, self.steps = name, steps
+        number = {step.name: i for i, step in enumerate(steps)}
+        back = _back_edges(len(steps), [(number[a], number[b]) for a, b, _ in edges])
+        self.edges = [
+            Edge(number[a], number[b], how, (number[a], number[b]) in back) for a, b, how in edges
+        ]
+        self.tasks = [(s, i) for s, step in enumerate(steps) for i in range(step.parallelism)]
+        self.names = [f"{steps[s].name} {i}" for s, i in self.tasks]
+        task = {t: i for i, t in enumerate(self.tasks)}
+        self.channels: list[Channel] = []
+        for e, edge in enumerate(self.edges):
+            for i in range(steps[edge.source].parallelism):
+                for j in range(steps[edge.target].parallelism):
+                    if edge.how == "hash" or i == j:
+                        ends = task[edge.source, i], task[edge.target, j]
+                        self.channels.append(Channel(len(self.channels), *ends, e, edge.back))
+        self.channel_names = [f"{self.names[c.source]} > {self.names[c.target]} {c.edge}" for c in self.channels]
+        self.inputs = [[c.index for c in self.channels if c.target == t] for t in range(len(self.tasks))]
+        self.outputs = [[c.index for c in self.channels if c.source == t] for t in range(len(self.tasks))]
+        self.out_edges = [[e for e, edge in enumerate(self.edges) if edge.source == s] for s in range(len(steps))]
+        self.regular_edges = [[e for e in found if not self.edges[e].back] for found in self.out_edges]
+        self.back = frozenset(c.index for c in self.channels if c.back)
+        self.cyclic = bool(self.back)
+        self.sources = frozenset(t for t, found in enumerate(self.inputs) if not found)
+        self.sinks = frozenset(t for t, found in enumerate(self.outputs) if not found)
+        self.workers = max(step.parallelism for step in steps)
+        self.loop_tasks = {
+            number: frozenset(t for t, (s, _) in enumerate(self.tasks) if s in loop)
+            for number, loop in enumerate(self.loops)
+        }
+        """Subtasks of each loop."""
+        loop_of = {t: number for number, found in self.loop_tasks.items() for t in found}
+        inner = {c.index for c in self.channels if loop_of.get(c.source, -1) == loop_of.get(c.target, -2)}
+        self.loop_inputs = [frozenset(inner.intersection(found)) for found in self.inputs]
+        self.loop_outputs = [frozenset(inner.intersection(found)) for found in self.outputs]
+        self.moves = [_Moves(self, t) for t in range(len(self.tasks))]
+
+    @cached_property
+    def loops(self) -> list[frozenset[int]]:
+        """Steps of each strongly connected component that has a back-edge."""
+        reach = [self._reached(s) for s in range(len(self.steps))]
+        found = {frozenset(t for t in reach[s] if s in reach[t]) for s in range(len(self.steps)) if s in reach[s]}
+        return sorted(found, key=sorted)
+
+    def _reached(self, step: int) -> set[int]:
+        seen, todo = set[int](), [step]
+        while todo:
+            here = todo.pop()
+            fresh = {e.target for e in self.edges if e.source == here} - seen
+            seen |= fresh
+            todo += fresh
+        return seen
+
+    def next(self, step: int, row: int) -> list[tuple[int, int]]:
+        """Where a row goes from a step: (edge, row there); nothing at a sink."""
+        out = self.out_edges[step]
+        if len(out) == 1 and not self.edges[out[0]].back:
+            return [(out[0], row)]
+        hops = row & 15
+        choice = out if hops else self.regular_edges[step]
+        if not choice:
+            return []
+        if self.steps[step].copy:
+            return [(e, row) for e in choice if not self.edges[e].back]
+        edge = choice[_mix(row ^ step << 20) % len(choice)]
+        return [(edge, row - 1 if self.edges[edge].back else row)]
+
+    @cache  # noqa: B019 - the worlds live as long as the program
+    def expected(self, rows: int) -> Counter[int]:
+        """Identities that the sinks must have committed after ``rows`` rows of each source, with their number."""
+        return Counter(row >> 4 for step, row in self._visits(rows) if not self.out_edges[step])
+
+    @cache  # noqa: B019
+    def expected_counts(self, rows: int) -> Counter[tuple[int, int]]:
+        """How often each step must have counted each key."""
+        return Counter((step, key_of(row)) for step, row in self._visits(rows) if self._is_inner(step))
+
+    def _is_inner(self, step: int) -> bool:
+        return bool(self.out_edges[step]) and any(e.target == step for e in self.edges)
+
+    def _visits(self, rows: int) -> Iterator[tuple[int, int]]:
+        for source in sorted(self.sources):
+            step, index = self.tasks[source]
+            del index
+            todo = [(step, source_row(source, k, self.cyclic)) for k in range(rows)]
+            while todo:
+                here, row = todo.pop()
+                yield here, row
+                todo += [(self.edges[e].target, after) for e, after in self.next(here, row)]
+
+
+class _Moves(dict[int, tuple[tuple[int, int], ...]]):
+    """Of one subtask: row -> (channel, row there) for each copy of it; worked out when first asked for."""
+
+    def __init__(self, graph: Graph, task: int) -> None:
+        self._graph, self._step = graph, graph.tasks[task][0]
+        self._channels = {
+            e: [c for c in graph.outputs[task] if graph.channels[c].edge == e] for e in graph.out_edges[self._step]
+        }
+
+    def __missing__(self, row: int) -> tuple[tuple[int, int], ...]:
+        moves: list[tuple[int, int]] = []
+        for edge, after in self._graph.next(self._step, row):
+            channels = self._channels[edge]
+            moves.append((channels[key_of(after) % len(channels)], after))
+        self[row] = tuple(moves)
+        return self[row]
+
+
+def _back_edges(steps: int, edges: list[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Edges to a step that is still on the stack of a depth-first search (C1)."""
+    found, on_stack, done = set[tuple[int, int]](), set[int](), set[int]()
+
+    def visit(step: int) -> None:
+        on_stack.add(step)
+        for a, b in edges:
+            if a == step and b in on_stack:
+                found.add((a, b))
+            elif a == step and b not in done:
+                visit(b)
+        on_stack.discard(step)
+        done.add(step)
+
+    for step in range(steps):
+        if step not in done and all(b != step for _, b in edges):
+            visit(step)
+    return found
+
+
+def _worlds() -> Iterator[Graph]:
+    yield Graph(
+        "four", [Step("read"), Step("count", 2), Step("sink")],
+        [("read", "count", "hash"), ("count", "sink", "hash")],
+    )  # fmt: skip
+    yield Graph(
+        "diamond", [Step("read"), Step("left"), Step("right"), Step("sink")],
+        [("read", "left", "forward"), ("read", "right", "forward"), ("left", "sink", "forward"),
+         ("right", "sink", "forward")],
+    )  # fmt: skip
+    yield Graph(
+        "fan", [Step("read", copy=True), Step("left"), Step("right", 2), Step("sink", 2)],
+        [("read", "left", "forward"), ("read", "right", "hash"), ("left", "sink", "hash"), ("right", "sink", "hash")],
+    )  # fmt: skip
+    yield Graph(
+        "shuffle", [Step("read", 2), Step("count", 2), Step("sink", 2)],
+        [("read", "count", "hash"), ("count", "sink", "forward")],
+    )  # fmt: skip
+    yield Graph(
+        "sources", [Step("first"), Step("second", 2), Step("join", 2), Step("sink")],
+        [("first", "join", "hash"), ("second", "join", "hash"), ("join", "sink", "hash")],
+    )  # fmt: skip
+    yield Graph(
+        "self_loop", [Step("read"), Step("loop", 2), Step("sink")],
+        [("read", "loop", "hash"), ("loop", "loop", "hash"), ("loop", "sink", "hash")],
+    )  # fmt: skip
+    yield Graph(
+        "nested", [Step("read"), Step("outer", 2), Step("inner", 2), Step("sink")],
+        [("read", "outer", "hash"), ("outer", "inner", "hash"), ("inner", "inner", "forward"),
+         ("inner", "outer", "hash"), ("inner", "sink", "hash")],
+    )  # fmt: skip
+    yield Graph(
+        "crossing", [Step("read"), Step("a"), Step("b"), Step("c"), Step("d"), Step("sink")],
+        [("read", "a", "forward"), ("a", "b", "forward"), ("b", "c", "forward"), ("c", "a", "forward"),
+         ("c", "d", "forward"), ("d", "b", "forward"), ("d", "sink", "forward")],
+    )  # fmt: skip
+    yield Graph(
+        "irreducible", [Step("read"), Step("a"), Step("b", 2), Step("sink")],
+        [("read", "a", "forward"), ("read", "b", "hash"), ("a", "b", "hash"), ("b", "a", "hash"), ("b", "sink", "hash")],
+    )  # fmt: skip
+
+
+WORLDS = {graph.name: graph for graph in _worlds()}
+"""Every world by its name."""

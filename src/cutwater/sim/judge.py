@@ -1,0 +1,137 @@
+"""Who decides whether a schedule went wrong.  It sees everything and asks the protocol machines nothing.
+
+Every checkpoint that becomes part of the log is compared, channel by channel, with what was really sent: rows taken
+before the receiver's cut, then the recorded rows, must be exactly the rows sent before the sender's cut, in order
+(CL6).  What sinks have committed is compared with a result that is computed without running anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from cutwater.sim.disk import Done
+    from cutwater.sim.subtask import Part
+    from cutwater.sim.world import World
+
+__all__ = ["Judge", "Violation"]
+
+
+class Violation(AssertionError):
+    """A promise is broken.
+
+    Attributes:
+        kind: in a word or two, the same for the same bug.
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class Judge:
+    """The judge of one schedule."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._passed_over: set[int] = set()
+        self._final: Done | None = None
+        self.exactly = world.row.name != "at_least_once"
+
+    def broken(self, kind: str, text: str) -> NoReturn:
+        """A promise is broken.
+
+        Raises:
+            Violation: always.
+        """
+        raise Violation(kind, text)
+
+    # ------------------------------------------------------------------------------------------------ as it happens
+
+    def published(self, done: Done) -> None:
+        """A checkpoint became part of the log: it must be a consistent cut of whole, durable parts."""
+        world, parts = self._world, done.manifest
+        id = done.checkpoint_id
+        world.note("completed", 0, done.attempt, id)
+        if id in world.published:
+            self.broken("id used twice", f"checkpoint {id} completed twice (A1)")
+        world.published.add(id)
+        if done.final:
+            self._final = done
+        missing = [world.graph.names[t] for t in range(len(world.graph.tasks)) if t not in parts]
+        if missing:
+            self.broken("part missing", f"checkpoint {id} completed without {', '.join(missing)}")
+        for part in parts.values():
+            if part.attempt != done.attempt:
+                self.broken("fencing", f"checkpoint {id} of attempt {done.attempt} holds a part of {part.attempt}")
+            for name in part.files:
+                if name not in world.disk.files:
+                    self.broken("not durable", f"checkpoint {id} completed, but {name} is not durable (A6)")
+        links = world.attempts[done.attempt].links
+        for spec in world.graph.channels:
+            self._check_channel(id, parts[spec.source], parts[spec.target], spec.index, links[spec.index].base)
+
+    def _check_channel(self, id: int, sender: Part, receiver: Part, channel: int, base: int) -> None:
+        world = self._world
+        sent, taken = sender.outs[channel], receiver.ins[channel]
+        log = [*receiver.logs.get(channel, ()), *sender.overtaken.get(channel, ())]
+        rows = [item for item in log if type(item) is int]
+        history = world.attempts[sender.attempt].links[channel].history
+        if rows == history[taken - base : sent - base] and (taken <= sent or not self.exactly):
+            return
+        name = world.graph.channel_names[channel]
+        self.broken(
+            "inconsistent cut",
+            f"checkpoint {id}, {name}: {sent} rows sent before the cut, {taken} taken before it, "
+            f"{len(rows)} recorded: {rows}, sent were {history[taken - base : sent - base]} (CL6)",
+        )
+
+    def committed(self, handle: tuple[int, int, int], checkpoint_id: int, rows: list[int]) -> None:
+        """A sink's rows became visible: only a checkpoint in the log allows that."""
+        self._world.note("committed", handle[0], handle[2], checkpoint_id, len(rows))
+        if checkpoint_id not in self._world.published:
+            self.broken("early commit", f"{handle} was committed with checkpoint {checkpoint_id}, which is not published")
+        if handle[1] > checkpoint_id:
+            self.broken("early commit", f"{handle} was committed with the older checkpoint {checkpoint_id}")
+
+    def committed_nothing(self, handle: tuple[int, int, int], checkpoint_id: int) -> None:
+        """A sink committed what a recovery had thrown away: right only for a checkpoint that was passed over."""
+        if checkpoint_id not in self._passed_over:
+            self.broken("lost commit", f"{handle} of checkpoint {checkpoint_id} was aborted and then committed (T2)")
+
+    def passed_over(self, checkpoint_id: int) -> None:
+        """A damaged checkpoint: the user is told that what it committed is written once more."""
+        self._passed_over.add(checkpoint_id)
+        self._world.seen["passed over"] += 1
+
+    # ------------------------------------------------------------------------------------------------- at the end
+
+    def at_end(self, finished: bool) -> None:
+        """All is over.  What is committed must be the result; of a job that failed, a part of it."""
+        world = self._world
+        rows = world.schedule.rows
+        expected = world.graph.expected(rows)
+        output = world.output
+        got: Counter[int] = Counter()
+        for handle, identities in output.committed.items():
+            if output.committed_by[handle] not in self._passed_over:
+                got.update(identities)
+        lost = expected - got if finished else Counter[int]()
+        more = got - expected
+        if lost:
+            self.broken("lost rows", f"{sum(lost.values())} of {sum(expected.values())}: {sorted(lost)[:8]}")
+        if more and (self.exactly or more.keys() - expected.keys()):
+            self.broken("doubled rows", f"{sum(more.values())} beyond {sum(expected.values())}: {sorted(more)[:8]}")
+        if finished and self._final is not None:
+            self._check_state(self._final, rows)
+
+    def _check_state(self, final: Done, rows: int) -> None:
+        world = self._world
+        expected = world.graph.expected_counts(rows)
+        got: Counter[tuple[int, int]] = Counter()
+        for task, part in final.manifest.items():
+            if task not in world.graph.sinks:
+                got.update({(world.graph.tasks[task][0], key): n for key, n in part.counts.items()})
+        if expected - got or (self.exactly and got - expected):
+            self.broken("wrong state", f"missing {dict(expected - got)}, too many {dict(got - expected)}")

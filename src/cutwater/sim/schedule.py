@@ -1,0 +1,115 @@
+"""One schedule as data: world, protocol, settings, faults, draws.  A seed makes one; a script is one written down."""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import msgspec
+
+from cutwater.config import RestartConfig
+from cutwater.errors import DataError
+from cutwater.protocol.rows import PROTOCOLS
+from cutwater.sim.graphs import WORLDS
+
+__all__ = ["FAULTS", "Fault", "Schedule", "make_schedule"]
+
+FAULTS = (
+    "kill_worker", "kill_driver", "zombie_driver", "pause", "partition", "clog", "swizzle", "slow", "slow_disk",
+    "reorder", "jitter", "write_error", "full_disk", "doubt", "rot", "clock_jump",
+)  # fmt: skip
+"""Every kind of fault.  Torn and lost writes come with the kills."""
+
+_FAULT_PHASE_MS = 120.0
+_MOST_OF_A_KIND = {"kill_driver": 2, "zombie_driver": 1, "rot": 1, "kill_worker": 3}
+
+
+class Fault(NamedTuple):
+    """A fault: when, what, at which place (a number taken modulo what there is), and for how long."""
+
+    at_ms: float
+    kind: str
+    place: int
+    for_ms: float
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that decides how a simulated run goes.
+
+    >>> schedule = make_schedule(7, "four", "aligned")
+    >>> schedule == make_schedule(7, "four", "aligned"), schedule.seed
+    (True, 7)
+    """
+
+    world: str
+    protocol: str
+    seed: int | None = None
+    """Of the draws; ``None``: they are in ``draws``."""
+    draws: dict[int, int] = {}
+    rows: int = 24
+    """Of every source."""
+    pace_ms: float = 1.0
+    """Between two reads of a source, four times that at most."""
+    interval_ms: float = 10.0
+    timeout_ms: float = 400.0
+    max_concurrent: int = 1
+    min_pause_ms: float = 0.0
+    tolerable_failed: int = 1000
+    aligned_timeout_ms: float = 0.0
+    restart: RestartConfig = RestartConfig(strategy="fixed_delay", attempts=1_000_000, delay_ms=2.0)
+    faults: tuple[Fault, ...] = ()
+    requests: tuple[Fault, ...] = ()
+    """A user asks for a checkpoint (place 0) or a savepoint (place 1)."""
+    planted: str = ""
+    """Name of a planted bug."""
+
+    def __post_init__(self) -> None:
+        if self.world not in WORLDS or self.protocol not in PROTOCOLS:
+            raise DataError(
+                f"no world {self.world!r} or no protocol {self.protocol!r}",
+                hint=f"Worlds: {', '.join(WORLDS)}. Protocols: {', '.join(PROTOCOLS)}.",
+            )
+
+    @property
+    def faults_over_ms(self) -> float:
+        """From here on nothing disturbs the run."""
+        return max((f.at_ms + f.for_ms for f in self.faults), default=0.0)
+
+
+_RESTARTS = (
+    RestartConfig(strategy="fixed_delay", attempts=1_000_000, delay_ms=2.0),
+    RestartConfig(strategy="exponential", initial_ms=1.0, max_ms=30.0, reset_ms=50.0, max_consecutive=1_000_000),
+    RestartConfig(strategy="failure_rate", delay_ms=3.0, rate_failures=1_000_000, rate_window_ms=100.0),
+)
+
+
+def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "", rows: int | None = None) -> Schedule:
+    """The schedule of a seed.  Which faults are on, and how often, is drawn first (a swarm), then the rest."""
+    rng = random.Random(f"{seed} {world} {protocol}")
+    chance = rng.random
+    on = [kind for kind in FAULTS if chance() < 0.3]
+    faults: list[Fault] = []
+    for kind in on:
+        for _ in range(1 + int(chance() * _MOST_OF_A_KIND.get(kind, 4))):
+            at = round(5.0 + chance() * _FAULT_PHASE_MS, 1)
+            faults.append(Fault(at, kind, int(chance() * 256), round(1.0 + chance() ** 2 * 80.0, 1)))
+    faults.sort()
+    requests = [Fault(round(10 + chance() * 80, 1), "request", int(chance() * 2), 0.0) for _ in range(int(chance() * 3))]
+    alone = PROTOCOLS[protocol].switches or PROTOCOLS[protocol].halts
+    return Schedule(
+        world=world,
+        protocol=protocol,
+        seed=seed,
+        rows=rows or 16 + int(chance() * 16),
+        pace_ms=(0.5, 1.0, 2.0)[int(chance() * 3)],
+        interval_ms=(6.0, 10.0, 16.0)[int(chance() * 3)],
+        timeout_ms=(60.0, 150.0, 400.0)[int(chance() * 3)],
+        max_concurrent=1 if alone else 1 + int(chance() * 2),
+        min_pause_ms=(0.0, 4.0)[int(chance() * 2)],
+        tolerable_failed=(0, 3, 1000)[int(chance() * 3)],
+        aligned_timeout_ms=(0.0, 2.0, 8.0)[int(chance() * 3)],
+        restart=_RESTARTS[int(chance() * 3)],
+        faults=tuple(faults),
+        requests=tuple(requests),
+        planted=planted,
+    )

@@ -1,0 +1,454 @@
+"""One simulated subtask: performs what the core decides, with rows that are numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cutwater.protocol import messages as m
+from cutwater.protocol.loop import ReadSource, SubtaskLoop, TakeControl, TakeRows
+from cutwater.protocol.loops import LoopReport
+from cutwater.protocol.stages import Phase
+from cutwater.protocol.watermarks import WatermarkMerger
+from cutwater.sim.channels import BARRIER, END, WATERMARK, Item, Link
+from cutwater.sim.graphs import key_of, row_time, source_row
+
+if TYPE_CHECKING:
+    from cutwater.sim.attempt import Attempt
+    from cutwater.sim.worker import SimWorker
+
+__all__ = ["Part", "SimSubtask"]
+
+MAX_WATERMARK = 2**63 - 1
+WATERMARK_EVERY = 8
+ROWS_PER_SLICE = 4
+
+
+class Part:
+    """A subtask's part of a snapshot."""
+
+    __slots__ = (
+        "attempt", "combined", "counts", "ended", "exhausted", "files", "handles", "has_ended", "ins", "logs", "merger",
+        "outs", "overtaken", "position", "sign", "task", "watermarks",
+    )  # fmt: skip
+
+    task: int
+    attempt: int
+    position: int
+    """Of a source: rows read."""
+    counts: dict[int, int]
+    sign: int
+    """Digest of all rows processed, in their order."""
+    ins: dict[int, int]
+    """Channel -> rows taken."""
+    outs: dict[int, int]
+    """Channel -> rows sent."""
+    watermarks: int
+    """Last watermark sent."""
+    merger: Any
+    combined: int
+    ended: frozenset[int]
+    exhausted: bool
+    has_ended: bool
+    """It has sent its end on all outputs."""
+    handles: list[tuple[int, int, int]]
+    """Pre-commits that are not committed yet."""
+    logs: dict[int, list[Item]]
+    """Recorded at the inputs."""
+    overtaken: dict[int, list[Item]]
+    """Overtaken by the barrier in the outputs' queues."""
+    files: list[str]
+
+
+class SimSubtask:
+    """A running subtask of one attempt."""
+
+    def __init__(self, worker: SimWorker, attempt: Attempt, task: int, part: Part | None) -> None:
+        world = worker.world
+        graph = world.graph
+        self.world, self.worker, self.attempt, self.task = world, worker, attempt, task
+        self.step = graph.tasks[task][0]
+        self.inputs: list[Link] = [attempt.links[c] for c in graph.inputs[task]]
+        self.outputs: list[Link] = [attempt.links[c] for c in graph.outputs[task]]
+        self._links = attempt.links
+        for link in self.inputs:
+            link.receiver = self
+        for link in self.outputs:
+            link.sender = self
+        back = graph.back.intersection(graph.inputs[task])
+        ended = part.ended if part else frozenset[int]()
+        self.machine = world.machine_class(
+            graph.names[task],
+            graph.inputs[task],
+            protocol=world.row,
+            back_edges=back,
+            loop_inputs=graph.loop_inputs[task],
+            last_checkpoint_id=attempt.first_id,
+            ended=ended,
+            exhausted=part.exhausted if part else False,
+        )
+        self.loop = SubtaskLoop(self.machine, graph.inputs[task], 5.0, ROWS_PER_SLICE)
+        self.merger = WatermarkMerger(graph.inputs[task], back)
+        self._is_head, self._outside = bool(back), frozenset(graph.inputs[task]) - graph.loop_inputs[task]
+        self._in_loop = graph.loop_outputs[task]
+        self._asked = False
+        self._drained: dict[int, bool] = {}
+        self._answers: list[m.Event] = []
+        """What the machine hears once all effects of the event under way are performed."""
+        self._moves = graph.moves[task]
+        self._is_source, self._is_sink = task in graph.sources, task in graph.sinks
+        self.position = part.position if part else 0
+        self.counts = dict(part.counts) if part else {}
+        self.sign = part.sign if part else 0
+        self.watermark = part.watermarks if part else -1
+        self.staged: list[int] = []
+        self.handles: dict[int, tuple[int, int, int]] = {}
+        self._parts: dict[int, Part] = {}
+        self._logs: dict[int, dict[int, list[Item]]] = {}
+        """Channel -> checkpoint -> log under way."""
+        self.ready_ms = 0.0
+        self._exhausted = bool(part and part.exhausted)
+        self._ending = False
+        self.finished = False
+        if part:
+            self.merger.restore(part.merger, part.combined)
+
+    # ------------------------------------------------------------------------------------------------------ the loop
+
+    def act(self) -> bool:
+        """One action; false if there is nothing to do."""
+        if self._ending and not self.finished:
+            return self._end()
+        ready = False
+        if self._is_source and not self._exhausted:
+            if self.position >= self.world.schedule.rows:
+                self._exhausted = True
+                self.handle(m.SourceExhausted())
+                return True
+            ready = self.ready_ms <= self.world.now
+        full = False
+        for link in self.outputs:
+            if link.full:
+                full = True
+        action = self.loop.decide(
+            [link.head() for link in self.inputs], outputs_full=full, operator_pending=False, source_ready=ready
+        )
+        kind = type(action)
+        if kind is TakeRows:
+            self._take_rows(self.inputs[action.input], action.max_rows)  # type: ignore[union-attr]
+        elif kind is TakeControl:
+            link = self.inputs[action.input]  # type: ignore[union-attr]
+            if link.urgent:
+                self._take_urgent(link)
+            else:
+                self._take_control(link)
+        elif kind is ReadSource:
+            self._read(action.max_rows)  # type: ignore[union-attr]
+        else:
+            return False
+        return True
+
+    def start(self) -> None:
+        """All subtasks of the attempt are ready.  What had ended before the snapshot says so again."""
+        if self.machine.phase is Phase.ENDED:
+            self.finished = True
+            self.worker.tell("finished", self.attempt.number, self.task)
+        self._want_probe()
+
+    def _take_rows(self, link: Link, most: int) -> None:
+        first = link.taken
+        rows = link.take_rows(min(most, 1 + self.world.draws.below(ROWS_PER_SLICE)))
+        start = first - link.base
+        if link.history[start : start + len(rows)] != rows:
+            self.world.judge.broken("fifo", f"{self.name} took {rows} as rows {first}.. of {link.index}")
+        if self.machine.recording(link.index):
+            self.handle(m.RowsTaken(link.index, len(rows)), rows)
+        self._process(link, first, rows)
+        self.loop.observe(len(rows), 0.5)
+
+    def _take_control(self, link: Link) -> None:
+        item = link.take_control()
+        kind = item[0]
+        if kind == BARRIER:
+            self.world.note("marker taken", self.task, self.attempt.number, item[1], link.index, link.taken)
+            self.handle(m.BarrierTaken(link.index, item[1], item[2], item[3]))
+        elif kind == WATERMARK:
+            if self.machine.recording(link.index):
+                self.handle(m.WatermarkTaken(link.index), [item])
+            if not link.back:
+                self._advance(self.merger.update(link.index, item[1], False))
+                self._want_probe()
+        else:
+            if not link.back:
+                self._advance(self.merger.end(link.index))
+            self.handle(m.EndTaken(link.index))
+            self._want_probe()
+
+    def _take_urgent(self, link: Link) -> None:
+        barrier, left = link.take_urgent()
+        rows = sum(type(item) is int for item in left)
+        _, id, final, probe, *_ = barrier
+        self.world.note("marker taken", self.task, self.attempt.number, id, link.index, link.taken + rows)
+        self.world.seen["overtook at the receiver"] += bool(rows)
+        self.handle(m.BarrierTaken(link.index, id, final, probe, rows, len(left) > rows), left)
+
+    def barrier_waits(self, link: Link, barrier: tuple[Any, ...]) -> None:
+        """A barrier lies behind other items in the input."""
+        _, id, final, probe, *_ = barrier
+        self.worker.post(lambda: self._if_current(m.BarrierWaits(link.index, id, final, probe)))
+
+    def barrier_left(self, id: int) -> None:
+        """A barrier that goes in its turn has left an output queue."""
+        if not any(link.holds_barrier(id) for link in self.outputs):
+            self.worker.post(lambda: self._if_current(m.BarriersSent(id)))
+
+    def _if_current(self, event: m.Event) -> None:
+        if self.worker.attempt is self.attempt:
+            self.handle(event)
+
+    def outcome(self, event: m.CompleteNotice | m.AbortNotice) -> None:
+        """The coordinator says what became of a wave."""
+        self.handle(event)
+        self._drained.pop(event.checkpoint_id, None)
+        self._asked = False
+        self._want_probe()
+
+    def _want_probe(self) -> None:
+        """A head asks for a wave while it holds a watermark, or while its outside has ended and its loop has not."""
+        if not self._is_head or self._asked or self.machine.phase in (Phase.ENDED, Phase.FINISHED):
+            return
+        if self.merger.held or (self._outside and self._outside <= self.machine.ended):
+            self._asked = True
+            self.worker.tell("probe", self.attempt.number, self.task)
+
+    def _read(self, most: int) -> None:
+        world, position = self.world, self.position
+        count = min(most, 1 + world.draws.below(3), world.schedule.rows - position)
+        count = min(count, WATERMARK_EVERY - position % WATERMARK_EVERY)
+        cyclic = world.graph.cyclic
+        self.position = position + count
+        self._process(None, 0, [source_row(self.task, p, cyclic) for p in range(position, position + count)])
+        if self.position % WATERMARK_EVERY == 0:
+            self._advance(self.position)
+        self.ready_ms = world.now + world.schedule.pace_ms * (1 + world.draws.below(4))
+        self.worker.wake_at(self.ready_ms)
+
+    def _process(self, link: Link | None, first: int, rows: list[int]) -> None:
+        world = self.world
+        before, sign, moves, links, counts = self.sign, self.sign, self._moves, self._links, self.counts
+        sent = [out.sent for out in self.outputs]
+        late = world.judges_lateness and self.merger.combined
+        for row in rows:
+            sign = (sign * 31 + row + 1) & 0xFFFFFFFFFFFF
+            if link is not None:
+                key = key_of(row)
+                counts[key] = counts.get(key, 0) + 1
+                if late is not False and row_time(row) < late:
+                    world.judge.broken("late row", f"{self.name} took a row of time {row_time(row)} after {late}")
+            if self._is_sink:
+                self.staged.append(row >> 4)
+            else:
+                for channel, after in moves[row]:
+                    links[channel].send(after)
+        self.sign = sign
+        sends = [(out.index, n, out.sent - n) for out, n in zip(self.outputs, sent, strict=True) if out.sent > n]
+        for out in self.outputs:
+            out.flush()
+        took = (link.index, first, len(rows)) if link is not None else ()
+        world.note("step", self.task, self.attempt.number, took, sends, before, sign)
+
+    def _advance(self, risen: int | None) -> None:
+        if risen is not None and risen > self.watermark:
+            self.watermark = risen
+            for out in self.outputs:
+                if not out.back:
+                    out.send_control((WATERMARK, risen))
+
+    def _end(self) -> bool:
+        self._advance(MAX_WATERMARK)
+        for out in self.outputs:
+            out.send_control((END,))
+        self.finished = True
+        self.worker.tell("finished", self.attempt.number, self.task)
+        return True
+
+    @property
+    def name(self) -> str:
+        return self.world.graph.names[self.task]
+
+    # -------------------------------------------------------------------------------------------------- the protocol
+
+    def handle(self, event: m.Event, rows: list[Any] | None = None) -> None:
+        """Feed the machine and perform what it asks for."""
+        machine, effects = self.machine, self.machine.handle(event)
+        if self.world.validates:
+            machine.validate()
+        for effect in effects:
+            _PERFORM[type(effect)](self, effect, rows)
+        while self._answers:
+            self.handle(self._answers.pop(0))
+
+    def _block(self, effect: m.Block, _: object) -> None:
+        self.world.seen["blocked"] += 1
+
+    def _nothing(self, effect: m.Effect, _: object) -> None:
+        """The loop asks the machine itself."""
+
+    def _freeze(self, effect: m.Freeze, _: object) -> None:
+        id, number = effect.checkpoint_id, self.attempt.number
+        self.merger.mark(id)
+        self._drained[id] = self.merger.drained
+        if effect.probe:
+            self.worker.post(lambda: self._if_current(m.Durable(id)))
+            return
+        self.world.note("cut", self.task, number, id, self.sign)
+        part = Part()
+        part.task, part.attempt, part.position = self.task, number, self.position
+        part.counts, part.sign = dict(self.counts), self.sign
+        part.ins = {link.index: link.taken for link in self.inputs}
+        part.outs = {link.index: link.sent for link in self.outputs}
+        part.watermarks, part.merger, part.combined = self.watermark, self.merger.snapshot(), self.merger.combined
+        part.ended = self.machine.ended
+        part.exhausted = self._is_source and self._exhausted
+        part.has_ended = self.finished
+        part.logs, part.overtaken = {}, {}
+        if self._is_sink:
+            handle = (self.task, id, number)
+            self.world.output.stage(handle, self.staged)
+            self.staged = []
+            self.handles[id] = handle
+        part.handles = list(self.handles.values())
+        part.files = [f"{id}/{self.task}-{number}"]
+        self._parts[id] = part
+        self._write(id, part.files[0], m.Durable(id))
+
+    def _write(self, id: int, name: str, durable: m.Event) -> None:
+        worker = self.worker
+
+        def done(error: str) -> None:
+            worker.post(lambda: self._wrote(id, error, durable))
+
+        self.world.disk.write(worker, name, done)
+
+    def _wrote(self, id: int, error: str, durable: m.Event) -> None:
+        if self.worker.attempt is self.attempt:
+            self.handle(m.WriteFailed(id, error) if error else durable)
+
+    def _broadcast(self, effect: m.BroadcastBarrier, _: object) -> None:
+        id = effect.checkpoint_id
+        barrier = (BARRIER, id, effect.final, effect.probe)
+        for link in self.outputs:
+            if not effect.probe:
+                self.world.note("marker sent", self.task, self.attempt.number, id, link.index, link.sent)
+        if effect.overtake:
+            self._overtaken(id, [(link, link.send_urgent(barrier)) for link in self.outputs])
+            return
+        for link in self.outputs:
+            link.send_control(barrier)
+        if not self.outputs and self.world.row.switches:
+            self.worker.post(lambda: self._if_current(m.BarriersSent(id)))
+
+    def _overtake(self, effect: m.Overtake, _: object) -> None:
+        id = effect.checkpoint_id
+        found = [(link, link.overtake(id)) for link in self.outputs]
+        self._overtaken(id, [(link, left) for link, left in found if left is not None])
+
+    def _overtaken(self, id: int, found: list[tuple[Link, list[Item]]]) -> None:
+        rows, in_loop = 0, False
+        part = self._parts.get(id)
+        for link, left in found:
+            if left and part is not None:
+                part.overtaken[link.index] = left
+            rows += sum(type(item) is int for item in left)
+            in_loop |= bool(left) and link.index in self._in_loop
+        self.world.seen["overtook at the sender"] += bool(rows)
+        self._answers.append(m.RowsOvertaken(id, rows, in_loop))
+
+    def _expedite(self, effect: m.Expedite, _: object) -> None:
+        self._links[effect.input].expedite(effect.checkpoint_id)  # type: ignore[index]
+        self.world.seen["expedited"] += 1
+        self.worker.wake()
+
+    def _watch(self, effect: m.WatchAlignment, _: object) -> None:
+        timeout_ms = self.world.settings.aligned_timeout_ms or 0.0
+
+        def fire(_: object) -> None:
+            self.worker.post(lambda: self._if_current(m.AlignmentTimeout(effect.checkpoint_id)))
+
+        if timeout_ms:
+            self.world.after(timeout_ms, fire)
+        else:
+            self._answers.append(m.AlignmentTimeout(effect.checkpoint_id))
+
+    def _release(self, effect: m.ReleaseWatermark, _: object) -> None:
+        self._advance(self.merger.release(effect.checkpoint_id))
+
+    def _start_recording(self, effect: m.StartRecording, _: object) -> None:
+        log = self._parts[effect.checkpoint_id].logs[effect.input] = []  # type: ignore[index]
+        self._logs.setdefault(effect.input, {})[effect.checkpoint_id] = log  # type: ignore[arg-type]
+
+    def _record(self, effect: m.Record, items: list[Item] | None) -> None:
+        logs = self._logs[effect.input]  # type: ignore[index]
+        for id in effect.checkpoint_ids:
+            logs[id].extend(items or ())
+        self.world.seen["recorded"] += 1
+
+    def _stop_recording(self, effect: m.StopRecording, overtaken: list[Item] | None) -> None:
+        id, input = effect.checkpoint_id, effect.input
+        log = self._logs.get(input, {}).pop(id, None)  # type: ignore[call-overload]
+        if log is None:
+            log = self._parts[id].logs[input] = []  # type: ignore[index]
+        log.extend(overtaken or ())
+        if sum(type(item) is int for item in log) != effect.rows:
+            self.world.judge.broken("log", f"{self.name}: {effect} for {log}")
+
+    def _write_logs(self, effect: m.WriteLogs, _: object) -> None:
+        id = effect.checkpoint_id
+        part = self._parts[id]
+        part.files.append(f"{id}/{self.task}-{self.attempt.number}-logs")
+        self._write(id, part.files[-1], m.LogsDurable(id))
+
+    def _acknowledge(self, effect: m.Acknowledge, _: object) -> None:
+        id = effect.checkpoint_id
+        part = self._parts.pop(id, None)
+        report = LoopReport(effect.quiet, effect.outside_ended, self._drained.get(id, False))
+        self.worker.tell("ack", self.attempt.number, id, self.task, part, report)
+
+    def _decline(self, effect: m.Decline, _: object) -> None:
+        self.worker.tell(
+            "decline", self.attempt.number, effect.checkpoint_id, self.task, effect.reason, effect.detail
+        )
+
+    def _forget(self, effect: m.Forget, _: object) -> None:
+        id = effect.checkpoint_id
+        self._parts.pop(id, None)
+        for logs in self._logs.values():
+            logs.pop(id, None)
+
+    def _commit(self, effect: m.Commit, _: object) -> None:
+        for id in sorted(self.handles):
+            if id <= effect.checkpoint_id:
+                self.world.output.commit(self.handles.pop(id), effect.checkpoint_id)
+
+    def _end_of_input(self, effect: m.EndOfInput, _: object) -> None:
+        self._ending = True
+
+
+_PERFORM: dict[type, Any] = {
+    m.Block: SimSubtask._block,
+    m.Unblock: SimSubtask._nothing,
+    m.Freeze: SimSubtask._freeze,
+    m.BroadcastBarrier: SimSubtask._broadcast,
+    m.Overtake: SimSubtask._overtake,
+    m.Expedite: SimSubtask._expedite,
+    m.WatchAlignment: SimSubtask._watch,
+    m.ReleaseWatermark: SimSubtask._release,
+    m.StartRecording: SimSubtask._start_recording,
+    m.Record: SimSubtask._record,
+    m.StopRecording: SimSubtask._stop_recording,
+    m.WriteLogs: SimSubtask._write_logs,
+    m.Acknowledge: SimSubtask._acknowledge,
+    m.Decline: SimSubtask._decline,
+    m.Forget: SimSubtask._forget,
+    m.Commit: SimSubtask._commit,
+    m.EndOfInput: SimSubtask._end_of_input,
+}

@@ -1,0 +1,178 @@
+"""One simulated worker process: a loop over its subtasks, and messages of its driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cutwater.protocol import messages as m
+from cutwater.sim.channels import Pipe
+from cutwater.sim.subtask import SimSubtask
+
+if TYPE_CHECKING:
+    from cutwater.sim.attempt import Attempt
+    from cutwater.sim.driver import Driver
+    from cutwater.sim.world import World
+
+__all__ = ["SimWorker"]
+
+ACTIONS_PER_ROUND = 2
+
+
+class SimWorker:
+    """A process that fills a slot of a driver's group."""
+
+    def __init__(self, world: World, driver: Driver, slot: int, incarnation: int) -> None:
+        self.world, self.driver, self.slot, self.incarnation = world, driver, slot, incarnation
+        self.dead = False
+        self.attempt: Attempt | None = None
+        self.subtasks: list[SimSubtask] = []
+        self.from_driver = Pipe(world, self.post)
+        self.to_driver = Pipe(world, driver.hear)
+        self.slow = 0
+        self._pauses = 0
+        self._running = False
+        self._scheduled = False
+        self._turn = 0
+        self._inbox: list[Any] = []
+
+    # ------------------------------------------------------------------------------------------------------ its life
+
+    @property
+    def paused(self) -> bool:
+        return self._pauses > 0
+
+    def pause(self) -> None:
+        self._pauses += 1
+
+    def resume(self) -> None:
+        self._pauses -= 1
+        if not self._pauses and not self.dead:
+            inbox, self._inbox = self._inbox, []
+            for message in inbox:
+                self.post(message)
+            self.wake()
+
+    def kill(self) -> None:
+        """SIGKILL: memory and everything in its sockets is gone."""
+        if self.dead:
+            return
+        self.dead = True
+        self.from_driver.dead = True
+        self.world.disk.crash(self)
+        if self.attempt is not None:
+            self.world.note("crashed", self.slot, self.attempt.number)
+            for subtask in self.subtasks:
+                for link in (*subtask.inputs, *subtask.outputs):
+                    link.dead = True
+
+    def tell(self, *message: Any) -> None:
+        """Send a message to the driver."""
+        if not self.dead:
+            if self.world.reorder_acks and message[0] == "ack":
+                self.world.strike("reorder")
+                self.to_driver.send_out_of_order((self, *message))
+                if self.world.draws.chance(64):
+                    self.to_driver.send_out_of_order((self, *message))
+            else:
+                self.to_driver.send((self, *message))
+
+    # ------------------------------------------------------------------------------------------------------ the loop
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        if self._running and not self._scheduled and not self.dead and not self._pauses:
+            self._scheduled = True
+            self.world.after(0.05, self._round)
+
+    def wake_at(self, at_ms: float) -> None:
+        self.world.at(at_ms, lambda _: self.wake())
+
+    def _round(self, _: None) -> None:
+        self._scheduled = False
+        if self.dead or self._pauses or not self._running:
+            return
+        subtasks = self.subtasks
+        count = len(subtasks)
+        self._turn = (self._turn + 1) % count
+        worked = 0
+        for i in range(self._turn, self._turn + count):
+            subtask = subtasks[i - count if i >= count else i]
+            for _ in range(ACTIONS_PER_ROUND):
+                if not subtask.act():
+                    break
+                worked += 1
+                if not self._running:
+                    return
+        if worked:
+            self._scheduled = True
+            cost = 0.1 * worked + 0.05 * self.world.draws.below(8)
+            self.world.after(cost * (20 if self.slow else 1), self._round)
+
+    # -------------------------------------------------------------------------------------------------- its messages
+
+    def post(self, message: tuple[Any, ...] | Callable[[], None]) -> None:
+        """A message of the driver, or the outcome of a write."""
+        if self.dead:
+            return
+        if self._pauses:
+            self._inbox.append(message)
+            return
+        if callable(message):
+            message()
+        elif message[0] == "deploy":
+            self._deploy(message[1])
+        elif message[0] == "reset":
+            self._reset()
+        elif message[0] == "leave":
+            self._reset()
+            self.kill()
+        elif self.attempt is not None and message[1] == self.attempt.number:
+            self._take(message)
+        self.wake()
+
+    def _take(self, message: tuple[Any, ...]) -> None:
+        match message:
+            case ("start", _):
+                self._running = True
+                for subtask in self.subtasks:
+                    subtask.start()
+            case ("trigger", _, id, final, probe):
+                for subtask in self.subtasks:
+                    if subtask.machine.is_source or self.world.triggers_all:
+                        subtask.handle(m.Trigger(id, final, probe))
+            case ("complete", number, id, commit):
+                for subtask in self.subtasks:
+                    subtask.outcome(m.CompleteNotice(id, commit))
+                self.tell("committed", number, id)
+            case ("abort", _, id, latest):
+                for subtask in self.subtasks:
+                    subtask.outcome(m.AbortNotice(id, latest))
+            case ("verdict", _, id, loop, ended):
+                for subtask in self.subtasks:
+                    if subtask.task in loop:
+                        subtask.handle(m.LoopVerdict(id, ended))
+            case _:
+                raise AssertionError(f"a worker hears {message}")
+
+    def _deploy(self, attempt: Attempt) -> None:
+        self._reset()
+        self.attempt = attempt
+        graph = self.world.graph
+        self.subtasks = [
+            SimSubtask(self, attempt, task, attempt.parts.get(task))
+            for task, (_, index) in enumerate(graph.tasks)
+            if index == self.slot
+        ]
+        self.world.note(
+            "restored", self.slot, attempt.number, attempt.restored.checkpoint_id if attempt.restored else None
+        )
+        self.tell("ready", attempt.number)
+
+    def _reset(self) -> None:
+        """R1: the process stays, its subtasks are dropped."""
+        self._running = False
+        for subtask in self.subtasks:
+            for link in (*subtask.inputs, *subtask.outputs):
+                link.dead = True
+        self.attempt, self.subtasks = None, []

@@ -1,0 +1,170 @@
+"""One simulated run: a clock, a queue of what is to come, and everything that lives in it."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from cutwater.config import JobConfig
+from cutwater.protocol.coordinator import CheckpointCoordinator
+from cutwater.protocol.loops import LoopMonitor
+from cutwater.protocol.rows import PROTOCOLS, FreezeOn
+from cutwater.protocol.subtask import SubtaskMachine
+from cutwater.sim.attempt import Attempt
+from cutwater.sim.disk import Disk, Output
+from cutwater.sim.draws import Draws
+from cutwater.sim.driver import Driver
+from cutwater.sim.faults import inject
+from cutwater.sim.graphs import WORLDS
+from cutwater.sim.judge import Judge
+from cutwater.sim.schedule import Fault, Schedule
+
+__all__ = ["World"]
+
+LIVENESS_MS = 1500.0
+"""Virtual time in which a job must end once nothing disturbs it any more."""
+EVENTS_MAX = 40_000
+AFTERMATH_MS = 60.0
+"""How long drivers that lost their job are watched after it has ended."""
+
+
+class World:
+    """Runs one schedule.
+
+    >>> from cutwater.sim.schedule import make_schedule
+    >>> world = World(make_schedule(1, "four", "aligned"))
+    >>> world.run()
+    >>> world.driver.outcome, world.completed > 0
+    ('finished', True)
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        machine: type[SubtaskMachine] = SubtaskMachine,
+        coordinator: type[CheckpointCoordinator] = CheckpointCoordinator,
+        monitor: type[LoopMonitor] = LoopMonitor,
+        validates: bool = False,
+    ) -> None:
+        self.schedule, self.graph, self.row = schedule, WORLDS[schedule.world], PROTOCOLS[schedule.protocol]
+        self.machine_class, self.coordinator_class, self._monitor_class = machine, coordinator, monitor
+        self.validates = validates
+        self.settings = JobConfig(
+            protocol=schedule.protocol,  # type: ignore[arg-type]
+            interval_ms=schedule.interval_ms,
+            timeout_ms=schedule.timeout_ms,
+            min_pause_ms=schedule.min_pause_ms,
+            max_concurrent=schedule.max_concurrent,
+            tolerable_failed=schedule.tolerable_failed,
+            aligned_timeout_ms=schedule.aligned_timeout_ms,
+        )
+        self.judge = Judge(self)
+        self.triggers_all = self.row.freeze_on is FreezeOn.TRIGGER
+        self.judges_lateness = self.judge.exactly
+        self.ignores_fencing = False
+        self.reorders = False
+        self.reorder_acks = self.jitter = 0
+        self.draws = Draws(schedule.seed, schedule.draws)
+        self.now = 0.0
+        self._queue: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._count = 0
+        self._over_ms = float("inf")
+        self.history: list[tuple[Any, ...]] = []
+        """Everything that happened, in order (``record`` makes a trace of it)."""
+        self.seen: Counter[str] = Counter()
+        self.struck: Counter[str] = Counter()
+        self.completed = self.restores = 0
+        self.published: set[int] = set()
+        self.attempts: dict[int, Attempt] = {}
+        self.disk = Disk(self)
+        self.output = Output(self)
+        self.driver: Driver = Driver(self, 1)
+        self.drivers = [self.driver]
+
+    # ------------------------------------------------------------------------------------------------------- running
+
+    def run(self) -> None:
+        """Until the job has ended.
+
+        Raises:
+            Violation: a promise is broken.
+            InvariantError: a machine of the core says so itself.
+        """
+        for fault in (*self.schedule.faults, *self.schedule.requests):
+            self.at(fault.at_ms, self._inject, fault)
+        deadline = self.schedule.faults_over_ms + LIVENESS_MS
+        queue, pop = self._queue, heapq.heappop
+        most = self._count + EVENTS_MAX
+        while queue:
+            at, _, call, argument = pop(queue)
+            if at > self._over_ms:
+                break
+            if at > deadline or self._count > most:
+                self.judge.broken("no progress", f"the job has not ended {LIVENESS_MS:g} ms after the last fault")
+            self.now = at
+            call(argument)
+        if not self.driver.outcome:
+            self.judge.broken("no progress", "nothing is left to happen, and the job has not ended")
+        self.judge.at_end(self.driver.outcome == "finished")
+
+    @property
+    def void(self) -> bool:
+        """Nothing was proved: no rows or no checkpoint, or faults were planned and none struck."""
+        idle = not self.completed or not any(self.output.committed.values())
+        return idle or bool(self.schedule.faults and not self.struck)
+
+    def at(self, at_ms: float, call: Callable[[Any], None], argument: Any = None) -> None:
+        """Call something at a moment."""
+        self._count += 1
+        heapq.heappush(self._queue, (at_ms, self._count, call, argument))
+
+    def after(self, delay_ms: float, call: Callable[[Any], None], argument: Any = None) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + delay_ms, self._count, call, argument))
+
+    def latency(self) -> float:
+        """Of the next message."""
+        delay = 0.2 + 0.15 * (self.draws.below(256) & 7)
+        return delay + 0.1 * self.draws.below(256) if self.jitter else delay
+
+    def _inject(self, fault: Fault) -> None:
+        if self._over_ms == float("inf"):
+            inject(self, fault)
+
+    # --------------------------------------------------------------------------------------------- who lives in it
+
+    def start_driver(self) -> None:
+        """A driver takes over from the last one."""
+        if any(d.outcome == "finished" for d in self.drivers):
+            return
+        self.driver = Driver(self, len(self.drivers) + 1)
+        self.drivers.append(self.driver)
+
+    def ended(self, driver: Driver, reason: str) -> None:
+        """A driver says that its job is over."""
+        self.seen[f"ended: {driver.outcome}"] += 1
+        if driver.outcome == "finished":
+            self.driver = driver
+            self._over_ms = min(self._over_ms, self.now + AFTERMATH_MS)
+        elif driver is self.driver and self._over_ms == float("inf"):
+            others = [d for d in self.drivers if not d.over]
+            if others:
+                self.driver = others[-1]
+            else:  # who took the job from it is gone, too: somebody starts it again
+                self.after(5.0, lambda _: self.start_driver())
+
+    def new_monitor(self) -> LoopMonitor:
+        return self._monitor_class(self.graph.loop_tasks)
+
+    # ------------------------------------------------------------------------------------------------------ the books
+
+    def note(self, *what: Any) -> None:
+        """Something happened."""
+        self.history.append((self.now, *what))
+
+    def strike(self, kind: str) -> None:
+        """A fault hit something."""
+        self.struck[kind] += 1

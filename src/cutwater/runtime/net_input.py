@@ -68,8 +68,8 @@ class InputChannel:
         self.next_row, self.watermark, self.idle, self.ended = next_row, watermark, idle, ended
         self._queue: deque[Item] = deque()
         self._urgent: deque[tuple[Barrier, int]] = deque()  # overtaking barriers, each with its place in the row order
-        self.announced: deque[int] = deque(maxlen=_BARRIERS_ANNOUNCED)
-        """Checkpoints whose barrier has arrived in order; the subtask that wants to know of it takes them out."""
+        self.announced: deque[Barrier] = deque(maxlen=_BARRIERS_ANNOUNCED)
+        """Barriers that have arrived in order; the subtask that wants to know of it takes them out."""
         self._recordings: dict[int, list[Timed]] = {}
         self._blocked = False
         self._offset = 0  # rows of the head frame that were taken already
@@ -129,7 +129,7 @@ class InputChannel:
             self._urgent.append((item, self._next_arrival))
         else:
             self._queue.append(item)
-            self.announced.append(item.checkpoint_id)
+            self.announced.append(item)
         self.on_ready()
 
     # -- the subtask loop

@@ -158,9 +158,10 @@ class Performer:
         if self._watches:
             for channel in self._parts.inputs:
                 while channel.announced:
-                    checkpoint_id = channel.announced.popleft()
-                    if channel.waits(checkpoint_id):
-                        self.handle(m.BarrierWaits(channel.key, checkpoint_id))
+                    barrier = channel.announced.popleft()
+                    if channel.waits(barrier.checkpoint_id):
+                        event = m.BarrierWaits(channel.key, barrier.checkpoint_id, barrier.final, barrier.probe)
+                        self.handle(event)
         if self._parts.spill:
             for key in self._machine.blocked:
                 self._inputs[cast(Channel, key)].relieve()

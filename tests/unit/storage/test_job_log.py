@@ -16,7 +16,7 @@ from cutwater.errors import (
     InvariantError,
 )
 from cutwater.storage.local import LocalStore
-from cutwater.storage.log import CheckpointCompleted, JobEnded, JobFinished, JobLog, LogState
+from cutwater.storage.log import CheckpointCompleted, JobEnded, JobFinished, JobLog, LogState, RolledBack
 from cutwater.storage.memory import Fault, MemoryStore
 
 
@@ -51,6 +51,30 @@ def test_completed_checkpoints_come_newest_first_and_are_bounded():
         log.append(completed(log, n))
     assert [c.checkpoint_id for c in log.state.completed] == [9, 4]
     assert log.state.latest.checkpoint_id == log.state.newest_id == 9
+
+
+def test_going_back_takes_later_checkpoints_out_of_the_history_and_ids_grow_on():
+    store = MemoryStore()
+    log = open_log(store)
+    log.begin_attempt("one")
+    for n in (3, 4, 9):
+        log.append(completed(log, n))
+    log.append(RolledBack(log.attempt, 4, 6))
+    assert [c.checkpoint_id for c in open_log(store).read().completed] == [4, 3]
+    with pytest.raises(InvariantError, match="ids grow"):
+        log.append(completed(log, 5))
+    log.append(completed(log, 10))
+    assert [c.checkpoint_id for c in log.state.completed] == [10, 4, 3]
+
+
+def test_a_fenced_driver_does_not_go_back():
+    store = MemoryStore()
+    old, new = open_log(store), open_log(store)
+    old.begin_attempt("one")
+    old.append(completed(old, 1))
+    new.begin_attempt("two")
+    with pytest.raises(FencedError):
+        old.append(RolledBack(old.attempt, 1, 6))
 
 
 def test_a_fenced_driver_is_told_by_whom_and_adds_nothing():

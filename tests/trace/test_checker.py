@@ -23,6 +23,7 @@ from cutwater.trace.events import (
     Restored,
     Span,
     Step,
+    Survived,
     Trace,
 )
 from cutwater.trace.result import Kind
@@ -275,3 +276,15 @@ def test_rows_left_in_a_channel_are_a_loss_only_if_the_run_has_ended():
 
 def test_a_snapshot_that_never_completes_is_not_judged():
     assert kinds(cut("p"), send(0), take(0), cut("q")) == set()
+
+
+def test_a_survivor_goes_on_where_it_is_and_what_comes_again_must_be_the_same():
+    def sent(row, value, attempt):
+        return Step(0.0, "p", attempt, sends=(Span("c", row, 1, (value,)),))
+
+    begin = (cut("p"), cut("q"), DONE, sent(0, "x", 1), take(0), Crashed(0.0, "p", 1))
+    again = (Restored(0.0, "p", 2, 1), Survived(0.0, "q", 2))
+    assert kinds(*begin, *again, sent(0, "x", 2), sent(1, "y", 2), take(1, attempt=2)) == set()
+    assert kinds(*begin, *again, sent(0, "z", 2)) == {Kind.CONTENT}
+    assert kinds(*begin, *again, sent(0, "x", 2), take(0, attempt=2)) == {Kind.FIFO}
+    assert kinds(*begin, Survived(0.0, "p", 2)) == {Kind.STATE}

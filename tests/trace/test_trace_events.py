@@ -24,6 +24,7 @@ from cutwater.trace.events import (
     Restored,
     Span,
     Step,
+    Survived,
     Trace,
     decode,
     encode,
@@ -42,6 +43,7 @@ EVENTS = (
     Aborted(3.5, "coordinator", 1, 5),
     Crashed(4.0, "p", 1),
     Restored(4.5, "p", 2, None),
+    Survived(4.5, "q", 2),
     Committed(5.0, "q", 2, 4, ("x",)),
 )
 
@@ -55,7 +57,7 @@ def test_every_kind_of_event_comes_back_as_it_was(tmp_path):
 
 def test_a_torn_line_is_named():
     text = b"".join(map(encode, (HEADER, *EVENTS)))[:-9]
-    with pytest.raises(DataError, match=r"run\.trace, line 11"):
+    with pytest.raises(DataError, match=r"run\.trace, line 12"):
         decode(text, "run.trace")
 
 

@@ -83,6 +83,7 @@ class Checker:
             e.Aborted: self._on_aborted,
             e.Crashed: self._on_crashed,
             e.Restored: self._on_restored,
+            e.Survived: self._on_survived,
             e.Committed: self._on_committed,
         }
 
@@ -260,6 +261,17 @@ class Checker:
         if self._full:
             self._full.restored(event, snapshot)
 
+    def _on_survived(self, event: e.Survived) -> None:
+        process, attempt = event.process, event.attempt
+        if process in self._down:
+            self._wrong(Kind.STATE, "it is down, and is said to have survived", process=process)
+        self._attempts[process] = attempt
+        self._restored.add(attempt)
+        for channel in self._outputs.get(process, ()):
+            channel.sender_restored(attempt, channel.sent)
+        if self._full:
+            self._full.survived(event)
+
     def _on_committed(self, event: e.Committed) -> None:
         snapshot = self._snapshots.get(event.snapshot)
         if snapshot is None or not snapshot.complete:
@@ -273,7 +285,7 @@ class Checker:
     def _check_alive(self, event: e.Event) -> None:
         """The slow part of ``add``: a first event, a recovery, or something that should not be."""
         process, attempt = event.process, event.attempt
-        if process not in self._inputs or isinstance(event, e.Restored):
+        if process not in self._inputs or isinstance(event, e.Restored | e.Survived):
             return  # a coordinator; or checked where it is handled
         known = self._attempts.get(process)
         if known is None:

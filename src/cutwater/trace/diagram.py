@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from cutwater.trace.captions import captions, legend
-from cutwater.trace.events import Committed, Crashed, Cut, Event, MarkerTaken, Recorded, Restored, Step, Trace
+from cutwater.trace.events import Committed, Crashed, Cut, Event, MarkerTaken, Recorded, Restored, Step, Survived, Trace
 from cutwater.trace.layout import Window, columns, window_of
 from cutwater.trace.messages import CutLine, Message, cut_lines, messages
 from cutwater.trace.style import COLOURS, FONT, STYLE
@@ -238,6 +238,8 @@ class _Picture:
                     self.canvas.line(x - 7, y - 7 * sign, x + 7, y + 7 * sign, "crash")
             case Restored():
                 self.canvas.rect(x - 4, y - 8, 8, 16, "restored", "restored")
+            case Survived():
+                self.canvas.circle(x, y, 6, "survived", "goes on as it is")
             case Committed():
                 self.canvas.path(f"M{x - 5:.1f} {y:.1f}l4 5l8 -11", "committed", f"commits snapshot {event.snapshot}")
             case Cut() if not any(c.snapshot == event.snapshot for c in self.cuts):

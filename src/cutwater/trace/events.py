@@ -43,6 +43,7 @@ __all__ = [
     "Restored",
     "Span",
     "Step",
+    "Survived",
     "Trace",
     "TraceWriter",
     "decode",
@@ -179,6 +180,13 @@ class Restored(_Event, frozen=True):
     snapshot: int | None
 
 
+class Survived(_Event, frozen=True):
+    """The process joins a new attempt with the state it has: only others went back (R3, R4).
+
+    What they send again under numbers that it has already taken is dropped before it is taken, and must be the same.
+    """
+
+
 class Committed(_Event, frozen=True):
     """A sink made its output up to this snapshot visible; ``values`` are the printable rows, where traced."""
 
@@ -187,7 +195,7 @@ class Committed(_Event, frozen=True):
 
 
 Event: TypeAlias = (
-    Step | Cut | MarkerSent | MarkerTaken | Recorded | Completed | Aborted | Crashed | Restored | Committed
+    Step | Cut | MarkerSent | MarkerTaken | Recorded | Completed | Aborted | Crashed | Restored | Survived | Committed
 )
 
 _ENCODER = msgspec.json.Encoder()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from cutwater.trace.books import ChannelBook, SnapshotBook
 from cutwater.trace.clocks import VectorClocks
-from cutwater.trace.events import Cut, Header, Restored, Span, Step
+from cutwater.trace.events import Cut, Header, Restored, Span, Step, Survived
 from cutwater.trace.reordering import History, reorder
 from cutwater.trace.result import Kind, Reordering, Violation
 
@@ -23,6 +23,10 @@ class FullBooks:
         self._header, self._channels = header, channels
         self._values: dict[int, dict[str, dict[int, str]]] = {}
         """Attempt -> channel -> row -> content: while a recovery is on its way, a row number can mean two rows."""
+        self._survivors: dict[str, int] = {}
+        """Process -> the attempt that it survived."""
+        self._mixed: set[int] = set()
+        """Attempts with survivors: they begin in no recorded state, so that CL7 says nothing of them."""
         self._clocks: dict[int, VectorClocks] = {}
         self._histories: dict[int, History] = {}
         self._cut_clocks: dict[int, dict[str, tuple[int, ...]]] = {}
@@ -41,6 +45,7 @@ class FullBooks:
         for span in step.takes:
             found += _compare(contents[span.channel], number, span)
         for span in step.sends:
+            found += self._compare_again(number, span)
             contents[span.channel].update(zip(range(span.first, span.end), span.values, strict=False))
         history.step(number, step)
         self._clocks[step.attempt].step(number, step)
@@ -60,6 +65,8 @@ class FullBooks:
     def complete(self, snapshot: SnapshotBook, *, consistent: bool) -> list[Violation]:
         """Vector clocks, then CL7; both must agree with what the counts said."""
         attempt = next(iter(snapshot.attempts))
+        if attempt in self._mixed:
+            return []
         found = self._clocks[attempt].inconsistencies(snapshot.id, dict(self._cut_clocks[snapshot.id]))
         reordering, broken = reorder(self._histories[attempt], snapshot.id, snapshot.states, snapshot.recorded)
         if reordering is not None and not broken:
@@ -75,6 +82,11 @@ class FullBooks:
         if event.attempt not in self._histories:
             self._begin(event.attempt, snapshot)
 
+    def survived(self, event: Survived) -> None:
+        """What this process has taken was sent in the attempt before."""
+        self._survivors[event.process] = max((a for a in self._values if a < event.attempt), default=event.attempt)
+        self._mixed.add(event.attempt)
+
     def _history(self, attempt: int) -> History:
         if attempt not in self._histories:
             self._begin(attempt, SnapshotBook(0))
@@ -87,6 +99,19 @@ class FullBooks:
         self._values[attempt] = values
         self._histories[attempt] = History(self._header, snapshot.states, snapshot.taken, snapshot.sent, values)
         self._clocks[attempt] = VectorClocks(self._header)
+
+    def _compare_again(self, number: int, span: Span) -> list[Violation]:
+        """A row that a survivor has already taken must be sent again as it was (R0)."""
+        channel = self._channels[span.channel]
+        if channel.target not in self._survivors or span.first >= channel.taken:
+            return []
+        contents = self._values[self._survivors[channel.target]][span.channel]
+        for row, value in zip(range(span.first, span.end), span.values, strict=False):
+            before = contents.get(row, value)
+            if row < channel.taken and before != value:
+                text = f"row {row} is sent again as {value!r}, and {channel.target} has taken it as {before!r}"
+                return [Violation(Kind.CONTENT, text, channel=span.channel, events=(number,))]
+        return []
 
     def _contents_of(self, snapshot: SnapshotBook) -> list[Violation]:
         found: list[Violation] = []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cutwater.errors import ConfigError
-from cutwater.trace.events import Completed, Cut, Event, MarkerSent, MarkerTaken, Recorded, Restored, Trace
+from cutwater.trace.events import Completed, Cut, Event, MarkerSent, MarkerTaken, Recorded, Restored, Survived, Trace
 from cutwater.trace.messages import Message
 
 __all__ = ["Window", "columns", "window_of"]
@@ -79,9 +79,9 @@ def columns(trace: Trace, window: Window, messages: Sequence[Message], *, by_tim
         own = last.get(event.process)
         if own is not None and _together(own[1], event):
             found[number] = own[0]
-        elif isinstance(event, Restored):
+        elif isinstance(event, Restored | Survived):
             before = trace.events[number - 2] if number > window.first else None
-            shared = isinstance(before, Restored) and before.attempt == event.attempt
+            shared = isinstance(before, Restored | Survived) and before.attempt == event.attempt
             found[number] = found[number - 1] if shared else now + 1
         else:
             earliest = [found[s] + 1 for s in senders.get(number, ()) if s in found]

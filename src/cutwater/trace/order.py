@@ -6,7 +6,18 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 
 from cutwater.errors import DataError
-from cutwater.trace.events import Completed, Cut, Event, Header, MarkerSent, MarkerTaken, Recorded, Restored, Step
+from cutwater.trace.events import (
+    Completed,
+    Cut,
+    Event,
+    Header,
+    MarkerSent,
+    MarkerTaken,
+    Recorded,
+    Restored,
+    Step,
+    Survived,
+)
 
 __all__ = ["causal_order"]
 
@@ -89,5 +100,10 @@ class _Known:
             case Restored(snapshot=snapshot, attempt=attempt) if snapshot is not None:
                 for name, position in self._cuts.get(snapshot, {}).items():
                     self._sent.setdefault((name, attempt), position)
+            case Survived(process=process, attempt=attempt):
+                for link in self._header.channels:
+                    known = [p for (name, a), p in self._sent.items() if name == link.name and a < attempt]
+                    if link.source == process and known:
+                        self._sent.setdefault((link.name, attempt), max(known))
             case _:
                 return

@@ -41,6 +41,7 @@ path{{fill:none}}
 .records{{opacity:.38}}
 .crash{{stroke:#d11a1a;stroke-width:3}}
 .restored{{fill:#a85b00}}
+.survived{{fill:none;stroke:#a85b00;stroke-width:2}}
 .committed{{stroke:#0a7f5f;stroke-width:2.5}}
 .other{{fill:#999}}
 text.label[class*="message"]{{stroke:#fff;stroke-width:3px}}
@@ -61,6 +62,7 @@ text,.event{fill:#eee}
 .again.head,.restored{fill:#ffb65c}
 .backwards{stroke:#ff5cc4}
 .backwards.head,text.backwards,.wrong{fill:#ff5cc4}
+.survived{stroke:#ffb65c}
 .committed{stroke:#4fd1a8}
 """
 

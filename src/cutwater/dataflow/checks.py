@@ -106,7 +106,7 @@ def _row_for_row(graph: LogicalGraph) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {id: [] for id in keeping}
     for id in keeping:
         for source in steps[id].inputs:
-            if source.step in found and source.output == 0:
+            if source.step in found:
                 found[source.step].append(id)
     return found
 

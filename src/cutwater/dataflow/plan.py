@@ -116,15 +116,14 @@ class _Planner:
 
     def place(self, step: Step) -> None:
         """Give the step a place: in the chain it continues, or at the head of a new one."""
-        # An edge that closes a loop has no say yet: what begins it is placed later.
-        regular = [i for i in step.inputs if not self._closes_loop(step, i)]
-        types = [self._edge_type(step, i) for i in regular]
+        # What begins a back-edge is placed later, which makes no difference: the rows of a union or loop have no keys.
+        types = [self._edge_type(step, i) for i in step.inputs]
         if any(i.keys for i in step.inputs) or all(
-            t is EdgeType.FORWARD and i.step in self._in_place for i, t in zip(regular, types, strict=True)
+            t is EdgeType.FORWARD and i.step in self._in_place for i, t in zip(step.inputs, types, strict=True)
         ):
             self._in_place.add(step.id)
-        if len(step.inputs) == 1 and types == [EdgeType.FORWARD]:
-            source = regular[0]
+        if types == [EdgeType.FORWARD]:
+            source = step.inputs[0]
             vertex = self._vertex[source.step]
             chain = self._chains[vertex]
             self._links[vertex].append(Link(chain.index(source.step), source.output, len(chain), 0))

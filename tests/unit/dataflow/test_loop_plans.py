@@ -422,9 +422,9 @@ def manifest_of(plan, *entries: Entry) -> Manifest:
     )
 
 
-def program(*bodies: str, first: str = "in"):
+def program(*bodies: str, handle: str = "loop"):
     flow = cw.Dataflow("delays")
-    loop = flow.loop("loop", flow.read(first, cw.memory([], schema=ROWS)))
+    loop = flow.loop(handle, flow.read("in", cw.memory([], schema=ROWS)))
     for body in bodies:
         loop.feed_back(down(loop, body))
     loop.write("out", cw.discard())
@@ -457,9 +457,9 @@ class TestGoingOn:
         check_compatible(program("a"), manifest_of(plan, logged(plan, 0)))
 
     def test_rows_of_a_channel_are_no_state_of_their_step(self):
-        """The step may go if the channel was empty; that it held rows is said once, of the edge."""
-        plan = program("a", first="old")
+        """What is lost is said once, of the edge: the step at its end may go."""
+        plan = program("a", handle="old")
         with pytest.raises(BuildError) as caught:
-            check_compatible(program("a", first="new"), manifest_of(plan, logged(plan, 1, 0)))
+            check_compatible(program("a", handle="new"), manifest_of(plan, logged(plan, 1, 0)))
         assert str(caught.value).count("\n  - ") == 1
-        assert "edge old.0>loop.0 is gone, 1 row on the way" in str(caught.value)
+        assert "edge in.0>old.0 is gone, 1 row on the way" in str(caught.value)

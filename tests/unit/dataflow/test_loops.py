@@ -61,6 +61,7 @@ class TestClosing:
         loop.write("out", cw.discard())
         flow.validate()
         assert {e[0] for e in flow.graph.cycles.back_edges} == {"a-more", "b-more", "c-more"}
+        assert flow.graph.steps["loop"].spec.inputs == len(flow.graph.steps["loop"].inputs) == 4
 
     def test_a_loop_may_be_declared_and_entered_further_on(self, flow, rows):
         loop = flow.loop("loop", schema=ROWS)
@@ -123,6 +124,13 @@ class TestTypes:
         loop.feed_back(both.filter("f", pl.col("delay") > 5))
         both.write("out", cw.discard())
         flow.validate()
+
+    def test_the_watermark_of_a_loop_is_looked_for_outside_of_it(self, flow, flights):
+        """A stream that lost its event time before the loop gets another in it, whether or not the loop is closed."""
+        moved = flights.select("s", "origin", t=pl.col("scheduled") + pl.duration(hours=1))
+        loop = flow.loop("loop", moved)
+        loop.feed_back(loop.filter("f", pl.col("origin") != "JFK"))
+        assert loop.filter("g", pl.col("origin") != "LGA").with_event_time("t").type.event_time == "t"
 
     def test_a_loop_has_no_key_although_its_first_input_does(self, flow, rows):
         assert flow.loop("loop", rows.key_by("k")).type.keys == ()

@@ -28,6 +28,8 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
 ALLOWED_UP = {
     ("cutwater.dataflow.flow", "runtime"): "flow.start() hands the dataflow to the runtime, when it is called",
+    ("cutwater.network.graph", "runtime"): "network.start() hands the network to the runtime, when it is called",
+    ("cutwater.runtime.network_job", "spark"): "start() without a session makes a local one",
     ("cutwater.runtime.job", "spark"): "start() without a session makes a local one",
     ("cutwater.config", "errors"): "errors lies below config on the same line",
 }

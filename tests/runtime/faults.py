@@ -91,7 +91,7 @@ def reporting_at_the_end(args: Any) -> None:
     """Counters go to the driver at the end only, and worker 1 hears of the end after worker 0 has left."""
     from cutwater.runtime import control as c
     from cutwater.runtime import worker
-    from cutwater.runtime.attempt import PeerLost
+    from cutwater.runtime.peers import PeerLost
 
     worker._REPORT_S = 3_600.0
     left, post = threading.Event(), worker.Worker.post

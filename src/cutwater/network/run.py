@@ -26,6 +26,8 @@ class PendingSnapshot:
         self.id, self.initiators = id, initiators
         self.failure: CutwaterError | None = None
         """Why it cannot be complete any more."""
+        self.interrupted = False
+        """The network had to go back to an older snapshot meanwhile."""
         self._run = run
         self._missing = dict.fromkeys(processes)
         self._parts: dict[str, ProcessPart] = {}
@@ -41,8 +43,8 @@ class PendingSnapshot:
         """It is complete, or has failed."""
         return self._snapshot is not None or self.failure is not None
 
-    def add(self, part: ProcessPart) -> bool:
-        """A process has done its part; true with the last one.
+    def add(self, part: ProcessPart) -> GlobalSnapshot | None:
+        """A process has done its part; the snapshot, if that was the last one.
 
         Raises:
             InvariantError: it had done so before (CL4: each process records itself once).
@@ -51,10 +53,9 @@ class PendingSnapshot:
             raise InvariantError(f"snapshot {self.id}: process {part.process!r} did its part twice")
         del self._missing[part.process]
         self._parts[part.process] = part
-        if self._missing:
-            return False
-        self._snapshot = self._run.assemble(self.id, self.initiators, self._parts)
-        return True
+        if not self._missing:
+            self._snapshot = self._run.assemble(self.id, self.initiators, self._parts)
+        return self._snapshot
 
     def result(self, deadline: str = DEADLINE) -> GlobalSnapshot:
         """Wait for the snapshot.
@@ -88,7 +89,8 @@ class Run(abc.ABC):
         network.check()
         if restore is not None:
             restore.check_fits(network)
-        self.network, self.algorithm = network, algorithm
+        self.network = network
+        self.algorithm: AlgorithmName = algorithm
         self.last_snapshot: GlobalSnapshot | None = restore
         """The newest complete snapshot: recovery goes back to it."""
         self._newest_id = restore.id if restore is not None else 0
@@ -139,9 +141,9 @@ class Run(abc.ABC):
         every_ms = parse_duration_ms(every, name="every")
         end_ms = None if timeout is None else self.now_ms + parse_duration_ms(timeout, name="timeout")
         while True:
-            snapshot = self.snapshot()
-            found = detector(snapshot)
-            if found is not None:
+            snapshot = self._look()
+            found = detector(snapshot) if snapshot is not None else None
+            if snapshot is not None and found is not None:
                 if on_found is not None:
                     on_found(snapshot, found)
                 return found
@@ -149,6 +151,16 @@ class Run(abc.ABC):
             if left_ms <= 0:
                 return None
             self.wait_until(lambda: False, left_ms)
+
+    def _look(self) -> GlobalSnapshot | None:
+        """A snapshot; ``None`` if a recovery came between."""
+        pending = self.begin_snapshot()
+        try:
+            return pending.result()
+        except IncompleteSnapshotError:
+            if not pending.interrupted:
+                raise
+            return None
 
     def await_termination(self, *, every: str = "100ms", timeout: str | None = None) -> Finding | None:
         """Wait until nothing more can happen: no message, no timer.  ``None`` after the timeout."""
@@ -206,10 +218,10 @@ class Run(abc.ABC):
     def _part_arrived(self, id: int, part: ProcessPart) -> GlobalSnapshot | None:
         """A process has done its part; the snapshot if it was the last one."""
         pending = self._pending.get(id)
-        if pending is None or not pending.add(part):
+        snapshot = pending.add(part) if pending is not None else None
+        if snapshot is None:
             return None
         del self._pending[id]
-        snapshot = pending.result()
         if self.last_snapshot is None or snapshot.id > self.last_snapshot.id:
             self.last_snapshot = snapshot
         return snapshot
@@ -218,5 +230,5 @@ class Run(abc.ABC):
         """The attempt is over: what was under way will never be complete."""
         for pending in self._pending.values():
             if pending.failure is None:
-                pending.failure = error
+                pending.failure, pending.interrupted = error, True
         self._pending.clear()

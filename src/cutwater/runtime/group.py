@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from cutwater.errors import CutwaterError
 from cutwater.protocol import job_messages as j
@@ -13,15 +14,22 @@ from cutwater.runtime.checkpointing import now_ms
 from cutwater.runtime.control_server import WorkerLink
 from cutwater.runtime.failures import root_cause
 from cutwater.runtime.spark_host import SparkHost
-from cutwater.runtime.status_board import StatusBoard
-from cutwater.runtime.worker import WorkerArgs
+from cutwater.runtime.worker import SlotArgs
 
-__all__ = ["Group"]
+__all__ = ["Group", "Roster"]
 
 _RELAUNCH_LIMIT = 8
 """A slot's Spark job may end this often in a row without its worker ever saying hello."""
 _LAST_WORDS_S = 1.0
 """How long the end of the job waits for connections whose workers are gone to be read to their end."""
+
+
+class Roster(Protocol):
+    """Shows who is there."""
+
+    def joined(self, hello: c.Hello) -> None: ...
+
+    def left(self, slot: int) -> None: ...
 
 
 class Group:
@@ -38,8 +46,8 @@ class Group:
         self,
         slots: int,
         host: SparkHost,
-        board: StatusBoard,
-        make_args: Callable[[int], WorkerArgs],
+        board: Roster,
+        make_args: Callable[[int], SlotArgs],
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
         self.slots, self._host, self._board = slots, host, board

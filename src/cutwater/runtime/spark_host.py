@@ -22,7 +22,7 @@ from cutwater.errors import BuildError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cutwater.runtime.worker import WorkerArgs
+    from cutwater.runtime.worker import SlotArgs
 
 __all__ = ["SparkHost"]
 
@@ -30,7 +30,7 @@ __all__ = ["SparkHost"]
 _FAILED = "failed: "
 
 
-def _slot_function(args: WorkerArgs) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _slot_function(args: SlotArgs) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What Spark runs in a slot.
 
     The program is bytes in the closure and loaded here: a module that the workers do not have is then an answer that
@@ -86,7 +86,7 @@ class SparkHost:
         self._threads: dict[int, threading.Thread] = {}
         self._context: Any = spark.sparkContext
 
-    def launch(self, slot: int, args: WorkerArgs) -> None:
+    def launch(self, slot: int, args: SlotArgs) -> None:
         """Submit the Spark job of a slot; returns at once."""
         from pyspark import InheritableThread
 
@@ -134,7 +134,7 @@ class SparkHost:
     def _tag(self, slot: int) -> str:
         return f"{self._group}-slot-{slot}"
 
-    def _run(self, slot: int, args: WorkerArgs) -> None:
+    def _run(self, slot: int, args: SlotArgs) -> None:
         error: BaseException | None = None
         try:
             self._context.setJobGroup(self._group, f"{self._group} worker {slot}", interruptOnCancel=False)

@@ -7,6 +7,7 @@ process stays; only the subtasks are built anew.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import logging
 import os
@@ -23,14 +24,16 @@ from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.errors import CutwaterError, FencedError, WireError
 from cutwater.protocol.handshake import Peer, Refusal
 from cutwater.runtime import control as c
-from cutwater.runtime.attempt import Attempt, InterruptedBuildError
+from cutwater.runtime.attempt import Attempt
 from cutwater.runtime.auth import Secret
 from cutwater.runtime.connections import Connection, DataServer
 from cutwater.runtime.control_server import ControlLink, dial_coordinator
 from cutwater.runtime.net_signal import Signal
+from cutwater.runtime.network_messages import NetworkDeploy
+from cutwater.runtime.peers import ConnectedAttempt, InterruptedBuildError
 from cutwater.storage.base import Store
 
-__all__ = ["Worker", "WorkerArgs", "run_worker"]
+__all__ = ["SlotArgs", "Worker", "WorkerArgs", "run_worker"]
 
 _MAX_SLEEP_S = 0.5
 _LINGER_S = 2.0
@@ -40,8 +43,8 @@ _REPORT_S = 0.2
 
 
 @dataclass(frozen=True)
-class WorkerArgs:
-    """What Spark ships to a slot."""
+class SlotArgs(abc.ABC):
+    """What Spark ships to a slot, whatever is to run there."""
 
     slot: int
     address: tuple[str, int]
@@ -49,13 +52,26 @@ class WorkerArgs:
     secret: Secret = field(repr=False)
     job: str
     uid: str
-    plan: PhysicalPlan
     config: JobConfig
+
+    @abc.abstractmethod
+    def attempt(self, deploy: Any, worker: Worker) -> ConnectedAttempt:
+        """What runs there, not built yet."""
+
+
+@dataclass(frozen=True)
+class WorkerArgs(SlotArgs):
+    """The workers of a dataflow."""
+
+    plan: PhysicalPlan
     store: Store
     """The checkpoint directory."""
 
+    def attempt(self, deploy: Any, worker: Worker) -> ConnectedAttempt:
+        return Attempt(deploy, worker, self)
 
-def run_worker(args: WorkerArgs) -> str:
+
+def run_worker(args: SlotArgs) -> str:
     """Run until the coordinator says stop; returns why it ended."""
     # The loop shares the interpreter with the network threads: a shorter turn keeps their latency low.
     interval = sys.getswitchinterval()
@@ -69,12 +85,11 @@ def run_worker(args: WorkerArgs) -> str:
 class Worker:
     """The mailbox loop of one process."""
 
-    def __init__(self, args: WorkerArgs) -> None:
+    def __init__(self, args: SlotArgs) -> None:
         self.args = args
         self.signal = Signal()
-        self.store = args.store
         self._mailbox: deque[Any] = deque()
-        self._attempt: Attempt | None = None
+        self._attempt: ConnectedAttempt | None = None
         self._end: str | None = None
         self._reported_s = 0.0
         self.link = dial_coordinator(
@@ -177,7 +192,7 @@ class Worker:
 
     def _take(self, message: Any) -> None:
         match message:
-            case c.Deploy():
+            case c.Deploy() | NetworkDeploy():
                 self._deploy(message)
             case c.Reset():
                 self._drop_attempt()
@@ -191,9 +206,9 @@ class Worker:
                 if attempt is not None and getattr(message, "attempt", attempt.number) == attempt.number:
                     attempt.take(message)
 
-    def _deploy(self, deploy: c.Deploy) -> None:
+    def _deploy(self, deploy: c.Deploy | NetworkDeploy) -> None:
         self._drop_attempt()
-        self._attempt = attempt = Attempt(deploy, self)
+        self._attempt = attempt = self.args.attempt(deploy, self)
         try:
             attempt.build()
         except InterruptedBuildError:
@@ -204,7 +219,7 @@ class Worker:
     @property
     def wants_something_else(self) -> bool:
         """A message waits that makes what is being built useless."""
-        return any(isinstance(x, c.Reset | c.Stop | c.Deploy | _LinkLost) for x in list(self._mailbox))
+        return any(isinstance(x, c.Reset | c.Stop | c.Deploy | NetworkDeploy | _LinkLost) for x in list(self._mailbox))
 
     def _check_peer(self, peer: Peer) -> Refusal | None:
         if peer.role != "data" or peer.job != self.args.uid:

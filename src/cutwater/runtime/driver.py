@@ -1,0 +1,252 @@
+"""The driver's part of anything that runs on a group of workers: one thread that owns all state.
+
+Workers' connections, Spark's threads and the user's calls only put functions into its queue, and it runs one after the
+other; so nothing here needs a lock.
+"""
+
+from __future__ import annotations
+
+import abc
+import queue
+import secrets
+import threading
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from cutwater.config import JobConfig
+from cutwater.errors import CutwaterError, FencedError
+from cutwater.protocol import job_messages as j
+from cutwater.protocol.job import JobMachine
+from cutwater.protocol.restart import RestartDecider
+from cutwater.runtime import control as c
+from cutwater.runtime.auth import new_secret
+from cutwater.runtime.checkpointing import now_ms
+from cutwater.runtime.control_server import ControlServer, WorkerLink
+from cutwater.runtime.failures import FailureLedger, internal_error
+from cutwater.runtime.group import Group, Roster
+from cutwater.runtime.spark_host import SparkHost
+from cutwater.runtime.worker import SlotArgs
+
+__all__ = ["Driver", "MakeHost"]
+
+MakeHost = Callable[[Callable[[int, BaseException | None], None]], SparkHost]
+"""Makes a host from the callback for a slot's Spark job that ended."""
+
+_ATTEMPT = frozenset({j.JobPhase.DEPLOYING, j.JobPhase.RUNNING, j.JobPhase.DRAINING})
+_PATIENCE_S = 0.5
+"""So long a lost connection between workers waits for the report of the worker that caused it."""
+_POLL_MS = 400.0
+"""How often Spark is asked for running tasks while the group forms."""
+
+
+class Driver(abc.ABC):
+    """Forms a group of workers, deploys attempts to it and restarts them.
+
+    Args:
+        name: of the job; a worker of another job is refused.
+        slots: number of workers.
+        config: settings.
+        host: makes the host.
+        roster: is told of workers that come and go.
+    """
+
+    def __init__(self, name: str, slots: int, config: JobConfig, host: MakeHost, roster: Roster) -> None:
+        self.name, self.config = name, config
+        self.error: CutwaterError | None = None
+        self.ended = threading.Event()
+        self.secret = new_secret()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._failures = FailureLedger()
+        self._polled_ms = 0.0
+        self._machine = JobMachine(
+            slots,
+            frozenset({(0, 0)}),  # one that never ends: a network is ended by its user
+            RestartDecider(config.restart, Random(secrets.randbits(64))),
+            config.group_deadline_ms,
+            now_ms=now_ms(),
+        )
+        made = host(lambda slot, error: self._later(lambda: self._slot_ended(slot, error)))
+        self._group = Group(slots, made, roster, self._worker_args, self._after)
+        self._server = ControlServer(
+            made.address,
+            self.secret,
+            name,
+            joined=lambda link, hello: self._later(lambda: self._job(self._group.joined(link, hello))),
+            received=lambda link, message: self._later(lambda: self._received(link, message)),
+            lost=lambda link, reason: self._later(lambda: self._job(self._group.lost(link, reason))),
+        )
+        self._thread = threading.Thread(target=self._run, name=f"cutwater-{name}", daemon=True)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where workers find this driver."""
+        return self._server.address
+
+    # ------------------------------------------------------------------------------------------ from other threads
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the thread has cleaned up."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def request_end(self, outcome: j.Outcome, reason: str) -> None:
+        """Cancel or stop; wait for ``ended`` afterwards."""
+        self._later(lambda: self._job(j.EndRequested(outcome, reason, now_ms())))
+
+    def _later(self, function: Callable[[], None]) -> None:
+        self._calls.put(function)
+
+    def _after(self, delay_s: float, function: Callable[[], None]) -> None:
+        timer = threading.Timer(delay_s, lambda: self._later(function))
+        timer.daemon = True
+        timer.start()
+
+    # ---------------------------------------------------------------------------------------------------- the loop
+
+    def _run(self) -> None:
+        try:
+            self._server.start()
+            self._group.launch_all()
+            while not self.ended.is_set():
+                self._step()
+        except BaseException as e:
+            self.error = e if isinstance(e, CutwaterError) else internal_error(e)
+            self._group.abandon()
+        finally:
+            self._server.close()
+            self._group.close()
+            self.ended.set()
+            self._changed()
+
+    def _step(self) -> None:
+        dues = [d for d in (self._machine.next_due_ms, self._due_ms()) if d is not None]
+        due = min(dues, default=now_ms() + 500.0)
+        try:
+            function = self._calls.get(timeout=max(0.0, min(due - now_ms(), 300.0)) / 1000)
+        except queue.Empty:
+            function = None
+        try:
+            if function is not None:
+                function()
+            self._on_time()
+        except FencedError as e:
+            self._failures.error = e
+            self._job(j.EndRequested(j.Outcome.FAILED, str(e), now_ms()))
+
+    def _on_time(self) -> None:
+        now = now_ms()
+        if self._machine.phase is j.JobPhase.FORMING and now - self._polled_ms > _POLL_MS:
+            self._polled_ms = now
+            self._job(self._group.progress())
+        self._job(j.Tick(now))
+        self._tick()
+        for link in self._group.silent(self.config.heartbeat_timeout_ms):
+            silence = f"it was silent for {self.config.heartbeat_timeout_ms / 1000:.0f} s"
+            self._job(self._group.lost(link, silence))
+
+    # -------------------------------------------------------------------------------------------------- the events
+
+    def _received(self, link: WorkerLink, message: c.FromWorker) -> None:
+        link.seen_ms = now_ms()
+        attempt = getattr(message, "attempt", self._machine.attempt)
+        if attempt != self._machine.attempt or not self._group.is_current(link):
+            return
+        match message:
+            case c.Ready():
+                self._job(j.WorkerReady(link.slot, attempt, now_ms()))
+            case c.Failure():
+                if message.secondary:
+                    self._after(_PATIENCE_S, lambda: self._still_failed(message))
+                else:
+                    self._failed(message)
+            case _:
+                self._message(link, message)
+
+    def _slot_ended(self, slot: int, error: BaseException | None) -> None:
+        hopeless = self._group.slot_ended(slot, error)
+        if hopeless is not None:
+            self._failures.note("ResourceError", hopeless, "", False)
+            self._job(j.EndRequested(j.Outcome.FAILED, hopeless, now_ms()))
+
+    def _failed(self, failure: c.Failure) -> None:
+        text = f"{failure.message}\n{failure.traceback}" if failure.traceback else failure.message
+        self._fail(failure.kind, text, step=failure.step, retryable=failure.retryable, hint=failure.hint)
+
+    def _still_failed(self, failure: c.Failure) -> None:
+        """A worker lost another one some time ago, and nobody has told a better reason since."""
+        if failure.attempt == self._machine.attempt and self._machine.phase in _ATTEMPT:
+            self._failed(failure)
+
+    def _fail(self, kind: str, message: str, *, step: str = "", retryable: bool = True, hint: str = "") -> None:
+        """The current attempt failed."""
+        if self._failures.counts(kind, retryable, self._machine.phase):
+            retryable = self._failures.note(kind, message, step, retryable, hint)
+            self._job(j.TaskFailed(self._machine.attempt, str(self._failures.error), retryable, now_ms()))
+
+    # ------------------------------------------------------------------------------------------ effects of the job
+
+    def _job(self, event: j.Event | None) -> None:
+        """Feed the job machine and perform what it asks for."""
+        if event is None:
+            return
+        for effect in self._machine.handle(event):
+            match effect:
+                case j.BeginAttempt(attempt=attempt):
+                    self._deploy(attempt)
+                case j.StartProcessing(attempt=attempt):
+                    self._group.broadcast(c.Start(attempt))
+                    self._running()
+                case j.StopAttempt(reason=reason):
+                    self._stopped(reason)
+                    self._group.broadcast(c.Reset(self._machine.attempt))
+                case j.ShutDown(outcome=outcome, reason=reason):
+                    self._stopped(reason)
+                    timeout_s = self.config.cancel_timeout_ms / 1000
+                    gone: Callable[[], None] = lambda: self._later(lambda: self._job(j.WorkersGone()))  # noqa: E731
+                    self._group.shut_down(outcome.value, timeout_s, gone)
+                case j.Ended(outcome=outcome, reason=reason):
+                    if outcome is j.Outcome.FAILED:
+                        self.error = self._failures.final(reason)
+                    self.ended.set()
+                case j.TakeFinalCheckpoint():
+                    pass
+        self._changed()
+
+    # ------------------------------------------------------------------------------------ what a certain driver does
+
+    @abc.abstractmethod
+    def _worker_args(self, slot: int) -> SlotArgs:
+        """What a worker is started with."""
+
+    @abc.abstractmethod
+    def _deploy(self, attempt: int) -> None:
+        """Tell every worker what to build."""
+
+    @abc.abstractmethod
+    def _running(self) -> None:
+        """Every worker is ready, and has just been told to start."""
+
+    @abc.abstractmethod
+    def _stopped(self, reason: str) -> None:
+        """The attempt is over."""
+
+    @abc.abstractmethod
+    def _message(self, link: WorkerLink, message: Any) -> None:
+        """A message of a worker of the current attempt."""
+
+    @abc.abstractmethod
+    def _due_ms(self) -> float | None:
+        """When ``_tick`` is wanted."""
+
+    @abc.abstractmethod
+    def _tick(self) -> None:
+        """Do what time has made due."""
+
+    @abc.abstractmethod
+    def _changed(self) -> None:
+        """Something that users look at may have changed."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from cutwater.trace.events import Committed, Crashed, MarkerTaken, Recorded, Restored, Trace
 from cutwater.trace.messages import CutLine
 from cutwater.trace.svg import Canvas
 
 __all__ = ["captions", "legend"]
 
 ITEMS_SHOWN = 8
+TICK = "l4 5l8 -11"
 LETTER = 6.6
 """Width of a letter of the legend, in pixels."""
 
@@ -41,31 +41,34 @@ def _short(rows: tuple[str, ...]) -> str:
     return f"{shown} and {len(rows) - ITEMS_SHOWN} more" if len(rows) > ITEMS_SHOWN else shown
 
 
-def legend(canvas: Canvas, trace: Trace, x: float, y: float, width: float, has_cut: bool) -> float:
-    """Draw the signs that the picture uses, with their meaning; the y of what comes below."""
-    kinds = {type(event) for event in trace.events}
-    items: list[tuple[str, Callable[[float, float], None]]] = [
-        ("event", lambda x, y: canvas.circle(x + 9, y - 4, 4, "event")),
-        ("message", lambda x, y: canvas.arrow(x, y - 4, x + 26, y - 4, "message")),
+def legend(canvas: Canvas, used: Collection[str], x: float, y: float, width: float) -> float:
+    """Draw the signs that the picture uses, with their meaning; the y of what comes below.
+
+    Args:
+        used: kinds of events, and classes of arrows and bands.
+    """
+    crossing = any(kind.startswith("message s") for kind in used)
+    items: list[tuple[bool, str, Callable[[float, float], None]]] = [
+        ("Step" in used, "event", lambda x, y: canvas.circle(x + 9, y - 4, 4, "event")),
+        ("message" in used, "message", lambda x, y: _arrow(canvas, x, y, "message")),
+        ("marker" in used, "marker", lambda x, y: _arrow(canvas, x, y, "marker")),
+        ("Cut" in used, "cut", lambda x, y: canvas.line(x + 9, y - 11, x + 9, y + 3, "cut s0")),
+        (crossing, "crosses the cut", lambda x, y: _arrow(canvas, x, y, "message s0")),
+        ("message backwards" in used, "against the cut", lambda x, y: _arrow(canvas, x, y, "message backwards")),
+        ("waits" in used, "waits for markers", lambda x, y: canvas.rect(x, y - 10, 26, 12, "waits s0")),
+        ("records" in used, "records its inputs", lambda x, y: canvas.rect(x, y - 10, 26, 12, "records s0")),
+        ("Crashed" in used, "crash", lambda x, y: _cross(canvas, x + 9, y - 4)),
+        ("Restored" in used, "restored", lambda x, y: canvas.rect(x + 5, y - 12, 8, 16, "restored")),
+        ("Survived" in used, "goes on as it is", lambda x, y: canvas.circle(x + 9, y - 4, 6, "survived")),
+        ("message again" in used, "delivered again", lambda x, y: _arrow(canvas, x, y, "message again")),
+        (
+            "Committed" in used,
+            "output committed",
+            lambda x, y: canvas.path(f"M{x + 2:.1f} {y - 4:.1f}{TICK}", "committed"),
+        ),
     ]
-    if MarkerTaken in kinds:
-        items.append(("marker", lambda x, y: canvas.arrow(x, y - 4, x + 26, y - 4, "marker")))
-    if has_cut:
-        items.append(("cut", lambda x, y: canvas.line(x + 9, y - 11, x + 9, y + 3, "cut s0")))
-        items.append(("crosses the cut", lambda x, y: canvas.arrow(x, y - 4, x + 26, y - 4, "message s0")))
-    if MarkerTaken in kinds and has_cut:
-        items.append(("waits for markers", lambda x, y: canvas.rect(x, y - 10, 26, 12, "waits s0")))
-    if MarkerTaken in kinds and Recorded in kinds:
-        items.append(("records its inputs", lambda x, y: canvas.rect(x, y - 10, 26, 12, "records s0")))
-    if Crashed in kinds:
-        items.append(("crash", lambda x, y: _cross(canvas, x + 9, y - 4)))
-    if Restored in kinds:
-        items.append(("restored", lambda x, y: canvas.rect(x + 5, y - 12, 8, 16, "restored")))
-        items.append(("delivered again", lambda x, y: canvas.arrow(x, y - 4, x + 26, y - 4, "message again")))
-    if Committed in kinds:
-        items.append(("output committed", lambda x, y: canvas.path(f"M{x + 2:.1f} {y - 4:.1f}l4 5l8 -11", "committed")))
     at = x
-    for text, draw in items:
+    for text, draw in [(text, draw) for shown, text, draw in items if shown]:
         needed = 32 + LETTER * len(text) + 18
         if at + needed > x + width and at > x:
             at, y = x, y + 18
@@ -73,6 +76,10 @@ def legend(canvas: Canvas, trace: Trace, x: float, y: float, width: float, has_c
         canvas.text(at + 32, y, text, "legend")
         at += needed
     return y + 24
+
+
+def _arrow(canvas: Canvas, x: float, y: float, cls: str) -> None:
+    canvas.arrow(x, y - 4, x + 26, y - 4, cls)
 
 
 def _cross(canvas: Canvas, x: float, y: float) -> None:

@@ -31,6 +31,7 @@ LABELLED = 40
 """Up to so many messages carry their contents."""
 STATED = 16
 """Up to so many steps carry their states."""
+STATE_LETTERS = 12
 
 
 def diagram(
@@ -76,6 +77,8 @@ class _Picture:
         self.bottom = self.top + (len(names) - 1) * self.row + 48.0
         self.links = {link.name: link for link in trace.header.channels}
         self.canvas = Canvas()
+        self.used: set[str] = set()
+        """Signs that the legend must explain."""
 
     def draw(self, notes: Sequence[str]) -> str:
         title = self.trace.header.title
@@ -126,6 +129,9 @@ class _Picture:
     def _lines(self) -> None:
         for process, y in self.y.items():
             self.canvas.text(self.left - 12, y + 4, process, "process", "end")
+            state = self._first_state(process)
+            if state:
+                self.canvas.text(self.left - 12, y + 21, state, "state", "end")
             begin, down = self.left, False
             for number in range(self.window.first, self.window.last + 1):
                 event = self.trace.events[number - 1]
@@ -134,6 +140,13 @@ class _Picture:
                     begin, down = self.x(number), isinstance(event, Crashed)
             self.canvas.line(begin, y, self.right, y, "life down" if down else "life")
             self.canvas.head(self.right + 6, y, 0.0, "life")
+
+    def _first_state(self, process: str) -> str:
+        """What the process begins with, if states are shown at all."""
+        steps = [e for e in self.trace.events if isinstance(e, Step)]
+        own = [e for e in steps if e.process == process]
+        first = own[0].before if own and self.window.first == 1 and len(steps) <= STATED else ""
+        return first if len(first) <= STATE_LETTERS else ""
 
     def _bands(self, cut: CutLine) -> None:
         """From the first marker to the cut a process waits; from the cut to the last marker it records."""
@@ -150,8 +163,10 @@ class _Picture:
             at, y = self.cut_x(cut, process), self.y[process]
             begin, end = self.x(numbers[0]), self.x(numbers[-1])
             if begin < at:
+                self.used.add("waits")
                 self.canvas.rect(begin, y - 6, at - begin, 12, f"waits {colour}", "waits for the other markers")
             if end > at and process in recorders:
+                self.used.add("records")
                 self.canvas.rect(at, y - 6, end - at, 12, f"records {colour}", "records its input channels")
 
     def _cut_points(self, cut: CutLine) -> list[tuple[float, float]]:
@@ -182,12 +197,13 @@ class _Picture:
         cls, text = self._kind(message), self._text(message)
         if message.snapshot is not None:
             cls = "marker"
+        self.used.add(cls)
         bow = 26.0 if link.source == link.target else 0.0
         self.canvas.arrow(x1, y1, x2, y2, f"{cls} lost" if lost else cls, f"{link.name}: {text}", bow)
         if "backwards" in cls:
             self.canvas.text((x1 + x2) / 2, (y1 + y2) / 2 + 5, "✕", "wrong", "middle")
         if message.snapshot is None and text and len(self.messages) <= LABELLED:
-            at = 0.36 if y2 >= y1 else 0.3
+            at = 0.42 if y2 >= y1 else 0.55
             x, y = x1 + (x2 - x1) * at, y1 + (y2 - y1) * at - bow
             self.canvas.text(x - 5, y + (4 if y2 != y1 else -4), text, f"label {cls}", "end")
 
@@ -231,7 +247,7 @@ class _Picture:
                 if event.label:
                     self.canvas.text(x + 6, y - 9, event.label, "event-name")
                 steps = sum(isinstance(e, Step) for e in self.trace.events)
-                if event.after and steps <= STATED and len(event.after) <= 12:
+                if event.after and steps <= STATED and len(event.after) <= STATE_LETTERS:
                     self.canvas.text(x, y + 21, event.after, "state", "middle")
             case Crashed():
                 for sign in (1, -1):
@@ -253,7 +269,10 @@ class _Picture:
         """Legend, recorded states and notes; the size of the whole."""
         y = self.bottom + 16
         width = self.right + 30
-        y = legend(self.canvas, self.trace, self.left - 12, y, max(width - self.left, 420.0), bool(self.cuts))
+        for event in self.trace.events[self.window.first - 1 : self.window.last]:
+            self.used.add(type(event).__name__)
+        y = legend(self.canvas, self.used, self.left - 12, y, max(width - self.left, 420.0))
+        width = max(width, self.left + FONT * 0.66 * len(self.trace.header.title))
         texts = [(line, f"note {self.colours[c.snapshot]}") for c in self.cuts for line in captions(c)]
         texts += [(note, "note") for note in notes]
         for text, cls in texts:

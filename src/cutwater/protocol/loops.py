@@ -3,10 +3,11 @@
 Theory of operation.  A *loop* is a strongly connected component of the physical graph.  Every wave of barriers, stored
 or a mere *probe*, is a consistent cut; each subtask of a loop reports what it saw of it.  If no row was in any channel
 of the loop, the loop was *quiet*: whatever comes later stems from rows that came in after the cut, so that watermarks
-held at its heads before the cut may pass (W3).  If moreover nothing more can come from outside and the last watermark
+held at its heads before the cut may pass, up to what all ways into the loop had reached (W3).  If moreover nothing more can come from outside and the last watermark
 has passed every subtask, the loop has *ended*: termination is a stable property.
 
-Heads ask for a wave as long as they have a reason.  While waves find rows, the pause between probes doubles.
+Heads ask for a wave as long as they have a reason.  Between two probes lies a pause; it doubles while waves bring nothing
+new: rows in the loop, or no more event time than before.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TypeAlias
 
 from cutwater.errors import InvariantError
 from cutwater.protocol.messages import SubtaskId, Tick
+from cutwater.protocol.watermarks import InputTime, merged_time
 
 __all__ = [
     "LoopEffect",
@@ -34,6 +36,7 @@ __all__ = [
 
 FIRST_PAUSE_MS = 5.0
 LONGEST_PAUSE_MS = 250.0
+_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class LoopReport:
     outside_ended: bool
     drained: bool
     """``WatermarkMerger.drained`` at its freeze."""
+    outside: InputTime = InputTime(_MAX)
+    """``WatermarkMerger.outside`` at its freeze."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +91,12 @@ class StartProbe:
 
 @dataclass(frozen=True, slots=True)
 class SendVerdict:
-    """Send ``LoopVerdict(checkpoint_id, ended)`` to every subtask of the loop."""
+    """Send ``LoopVerdict(checkpoint_id, ended, watermark)`` to every subtask of the loop."""
 
     checkpoint_id: int
     loop: int
     ended: bool
+    watermark: int = _MAX
 
 
 LoopEvent: TypeAlias = ProbeWanted | LoopReported | WaveCompleted | WaveFailed | Tick
@@ -109,13 +115,15 @@ class LoopMonitor:
     >>> monitor.handle(LoopReported(1, "head", LoopReport(quiet=True, outside_ended=True, drained=False)))
     []
     >>> monitor.handle(WaveCompleted(1, now_ms=3.0))
-    [SendVerdict(checkpoint_id=1, loop=0, ended=False)]
+    [SendVerdict(checkpoint_id=1, loop=0, ended=False, watermark=9223372036854775807)]
     """
 
     def __init__(self, loops: Mapping[int, frozenset[SubtaskId]]) -> None:
         self._loops = dict(loops)
         self._loop_of = {subtask: loop for loop, subtasks in loops.items() for subtask in subtasks}
         self._reports: dict[int, dict[SubtaskId, LoopReport]] = {}
+        self._reached: dict[int, tuple[bool, int]] = {}
+        """The last verdict on each loop: ended, watermark."""
         self._wanted: set[int] = set()
         self._asked = False
         self._pause_ms = FIRST_PAUSE_MS
@@ -148,7 +156,7 @@ class LoopMonitor:
                 effects = self._completed(event)
             case WaveFailed():
                 self._reports.pop(event.checkpoint_id, None)
-                self._wave_over(event.now_ms, quiet=False)
+                self._wave_over(event.now_ms, progress=False)
             case Tick():
                 pass
         if self._wanted and not self._asked and event.now_ms >= self._not_before_ms:
@@ -161,23 +169,26 @@ class LoopMonitor:
         reports = self._reports.pop(event.checkpoint_id, {})
         self._reports = {id: found for id, found in self._reports.items() if id > event.checkpoint_id}
         effects: list[LoopEffect] = []
-        quiet_loops: set[int] = set()
+        further: set[int] = set()
         for loop, subtasks in self._loops.items():
             found = [reports[subtask] for subtask in subtasks if subtask in reports]
             if len(found) < len(subtasks) or not all(report.quiet for report in found):
                 continue
             ended = all(report.outside_ended and report.drained for report in found)
-            quiet_loops.add(loop)
-            effects.append(SendVerdict(event.checkpoint_id, loop, ended))
-        self._wave_over(event.now_ms, quiet=self._wanted <= quiet_loops)
+            watermark = merged_time(report.outside for report in found).watermark
+            effects.append(SendVerdict(event.checkpoint_id, loop, ended, watermark))
+            if (ended, watermark) != self._reached.get(loop):
+                self._reached[loop] = ended, watermark
+                further.add(loop)
+        self._wave_over(event.now_ms, progress=self._wanted <= further)
         self._wanted.clear()
         return effects
 
-    def _wave_over(self, now_ms: float, *, quiet: bool) -> None:
-        """After a wave that found nothing quiet the next probe waits a while, and longer every time."""
+    def _wave_over(self, now_ms: float, *, progress: bool) -> None:
+        """After a wave the next probe waits a while, and longer every time that there was no progress."""
         self._asked = False
-        if quiet:
-            self._pause_ms, self._not_before_ms = FIRST_PAUSE_MS, now_ms
-        else:
-            self._not_before_ms = now_ms + self._pause_ms
+        if progress:
+            self._pause_ms = FIRST_PAUSE_MS
+        self._not_before_ms = now_ms + self._pause_ms
+        if not progress:
             self._pause_ms = min(2 * self._pause_ms, LONGEST_PAUSE_MS)

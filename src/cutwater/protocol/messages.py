@@ -137,6 +137,8 @@ class LoopVerdict:
 
     checkpoint_id: int
     ended: bool
+    watermark: int = 2**63 - 1
+    """Every row that came or comes into the loop behind this wave, at whatever subtask, is later than this (W3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +286,10 @@ class Expedite:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseWatermark:
-    """The loop was quiet at that wave: ``WatermarkMerger.release(checkpoint_id)`` (W3)."""
+    """The loop was quiet at that wave: ``WatermarkMerger.release(checkpoint_id, watermark)`` (W3)."""
 
     checkpoint_id: int
+    watermark: int = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ class SubtaskMachine(SubtaskSteps):
         """C6, W3: the loop was quiet at that wave; if it has ended, nothing comes over its back-edges any more."""
         if not self._loop_inputs or event.checkpoint_id > self._newest_id:
             raise self._broken(f"a verdict on checkpoint {event.checkpoint_id}, which saw no loop here")
-        effects: list[Effect] = [m.ReleaseWatermark(event.checkpoint_id)] if self._back_edges else []
+        effects: list[Effect] = [m.ReleaseWatermark(event.checkpoint_id, event.watermark)] if self._back_edges else []
         open = self._back_edges - self._ended
         if not event.ended or not open:
             return effects

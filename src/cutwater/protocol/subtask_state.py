@@ -93,6 +93,14 @@ class SubtaskState:
         return frozenset(self._ended)
 
     @property
+    def loop_open(self) -> bool:
+        """Rows may still come over a back-edge (false without one).
+
+        A head wants a wave while ``merger.held or (merger.drained and machine.loop_open)`` (C6, W3).
+        """
+        return not self._back_edges <= self._ended
+
+    @property
     def newest_id(self) -> int:
         """The highest checkpoint id that has begun here (or was restored)."""
         return self._newest_id

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cutwater.protocol.messages import InputId
 
-__all__ = ["InputTime", "WatermarkMerger"]
+__all__ = ["InputTime", "WatermarkMerger", "merged_time"]
 
 _MIN = -(2**63)
 _MAX = 2**63 - 1
@@ -31,16 +31,18 @@ class WatermarkMerger:
 
     Back-edges have no say, and at the head of a loop (where there are some) a risen watermark is *held*: it may pass
     only when a wave has seen no row in the loop (W3).  ``mark`` it at the freeze of every wave, ``release`` what was
-    marked when the verdict of that wave is in.
+    marked when the verdict of that wave is in.  Rows that came into the loop at other subtasks circulate, too: what
+    passes is limited by what all ``outside`` inputs of the loop had reached at that wave.
 
     Args:
         inputs: all inputs, back-edges included.
         back_edges: those that close a loop; a feedback channel carries no watermark.
+        loop_inputs: those from the same loop, back-edges included.
 
     >>> head = WatermarkMerger(["in", "back"], frozenset({"back"}))
     >>> head.update("in", 10, False), head.held
     (None, True)
-    >>> head.mark(1); head.update("in", 20, False); head.release(1), head.held
+    >>> head.mark(1); head.update("in", 20, False); head.release(1, 15), head.held
     (10, True)
 
     >>> merger = WatermarkMerger(["a", "b"])
@@ -48,9 +50,15 @@ class WatermarkMerger:
     (None, 5, 10)
     """
 
-    def __init__(self, inputs: Sequence[InputId], back_edges: frozenset[InputId] = frozenset()) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[InputId],
+        back_edges: frozenset[InputId] = frozenset(),
+        loop_inputs: frozenset[InputId] = frozenset(),
+    ) -> None:
         self._times: dict[InputId, InputTime] = {input: InputTime() for input in inputs}
         self._back_edges = back_edges
+        self._loop_inputs = loop_inputs | back_edges
         self._candidate = _MIN
         self._marks: dict[int, int] = {}
         self.combined = _MIN
@@ -71,6 +79,11 @@ class WatermarkMerger:
     def drained(self) -> bool:
         """The largest watermark has passed: nothing more can be due."""
         return self.combined == _MAX
+
+    @property
+    def outside(self) -> InputTime:
+        """Event time of the inputs from outside the loop taken together (the largest value if all have ended)."""
+        return merged_time(time for input, time in self._times.items() if input not in self._loop_inputs)
 
     def update(self, input: InputId, watermark: int, idle: bool) -> int | None:
         """Take what a frame says of its input; the new combined watermark if it rose (``None`` where it is held).
@@ -98,9 +111,12 @@ class WatermarkMerger:
         while len(self._marks) > _MARKS_KEPT:
             del self._marks[min(self._marks)]
 
-    def release(self, checkpoint_id: int) -> int | None:
-        """The loop was quiet at that wave: what was marked passes; the new combined watermark if it rose."""
-        marked = self._marks.get(checkpoint_id, _MIN)
+    def release(self, checkpoint_id: int, limit: int = _MAX) -> int | None:
+        """The loop was quiet at that wave: what was marked passes, up to ``limit``.
+
+        Returns the new combined watermark if it rose.
+        """
+        marked = min(self._marks.get(checkpoint_id, _MIN), limit)
         self._marks = {id: mark for id, mark in self._marks.items() if id > checkpoint_id}
         if marked <= self.combined:
             return None
@@ -136,14 +152,23 @@ class WatermarkMerger:
         return now
 
     def _merged(self) -> int:
-        active_min, idle_max, any_active, any_idle = _MAX, _MIN, False, False
-        for input, (watermark, idle) in self._times.items():
-            if watermark == _MAX or input in self._back_edges:
-                continue
-            if idle:
-                any_idle = True
-                idle_max = max(idle_max, watermark)
-            else:
-                any_active = True
-                active_min = min(active_min, watermark)
-        return active_min if any_active or not any_idle else idle_max
+        return merged_time(time for input, time in self._times.items() if input not in self._back_edges).watermark
+
+
+def merged_time(times: Iterable[InputTime]) -> InputTime:
+    """The smallest watermark of those that are not idle; the largest of the idle ones if all are; ended: no say.
+
+    >>> merged_time([InputTime(7), InputTime(5), InputTime(3, idle=True)])
+    InputTime(watermark=5, idle=False)
+    """
+    active_min, idle_max, any_active, any_idle = _MAX, _MIN, False, False
+    for watermark, idle in times:
+        if watermark == _MAX:
+            continue
+        if idle:
+            any_idle = True
+            idle_max = max(idle_max, watermark)
+        else:
+            any_active = True
+            active_min = min(active_min, watermark)
+    return InputTime(active_min) if any_active or not any_idle else InputTime(idle_max, True)

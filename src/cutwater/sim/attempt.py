@@ -23,11 +23,12 @@ class Attempt:
         restored: the checkpoint it goes on from.
     """
 
-    __slots__ = ("first_id", "links", "number", "parts", "restored")
+    __slots__ = ("_channels", "first_id", "links", "number", "parts", "restored")
 
     def __init__(self, world: World, number: int, first_id: int, restored: Done | None) -> None:
         self.number, self.first_id, self.restored = number, first_id, restored
         self.parts: dict[int, Part] = restored.manifest if restored else {}
+        self._channels = world.graph.channels
         self.links: list[Link] = []
         for spec in world.graph.channels:
             if self.parts:
@@ -37,15 +38,11 @@ class Attempt:
             else:
                 self.links.append(Link(world, spec, 0, 0, []))
 
-    def crash(self, task: int) -> None:
-        """A subtask is gone: nothing more comes through its channels."""
-        for link in self.links:
-            if link.receiver is not None and link.receiver.task == task:
-                link.dead = True
-
-    def end(self) -> None:
-        for link in self.links:
-            link.dead = True
+    def ended(self, task: int, back: frozenset[int]) -> frozenset[int]:
+        """Inputs that have ended.  An open protocol may take an end that lies after the sender's cut: it comes again."""
+        return frozenset(
+            c for c in self.parts[task].ended if c in back or self.parts[self._channels[c].source].has_ended
+        )
 
 
 def _log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Item]:

@@ -249,6 +249,11 @@ def _worlds() -> Iterator[Graph]:
         "irreducible", [Step("read"), Step("a"), Step("b", 2), Step("sink")],
         [("read", "a", "forward"), ("read", "b", "hash"), ("a", "b", "hash"), ("b", "a", "hash"), ("b", "sink", "hash")],
     )  # fmt: skip
+    yield Graph(
+        "two_heads", [Step("first"), Step("second"), Step("a", 2), Step("b"), Step("sink")],
+        [("first", "a", "hash"), ("second", "b", "forward"), ("a", "b", "hash"), ("b", "a", "hash"),
+         ("b", "sink", "forward")],
+    )  # fmt: skip
 
 
 WORLDS = {graph.name: graph for graph in _worlds()}

@@ -75,7 +75,7 @@ class SimSubtask:
         for link in self.outputs:
             link.sender = self
         back = graph.back.intersection(graph.inputs[task])
-        ended = part.ended if part else frozenset[int]()
+        ended = attempt.ended(task, back) if part else frozenset[int]()
         self.machine = world.machine_class(
             graph.names[task],
             graph.inputs[task],
@@ -107,7 +107,8 @@ class SimSubtask:
         """Channel -> checkpoint -> log under way."""
         self.ready_ms = 0.0
         self._exhausted = bool(part and part.exhausted)
-        self._ending = False
+        self._ending = self.machine.phase is Phase.ENDED
+        self._had_ended = bool(part and part.has_ended)
         self.finished = False
         if part:
             self.merger.restore(part.merger, part.combined)
@@ -148,8 +149,8 @@ class SimSubtask:
         return True
 
     def start(self) -> None:
-        """All subtasks of the attempt are ready.  What had ended before the snapshot says so again."""
-        if self.machine.phase is Phase.ENDED:
+        """All subtasks of the attempt are ready.  What had sent its end before the snapshot only says so again."""
+        if self._had_ended:
             self.finished = True
             self.worker.tell("finished", self.attempt.number, self.task)
         self._want_probe()

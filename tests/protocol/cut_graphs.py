@@ -30,6 +30,19 @@ class Graph:
         return self._ends[1][task]
 
     @cached_property
+    def loops(self) -> dict[int, frozenset[Task]]:
+        """Strongly connected components of the steps that have a back-edge, by number."""
+        after = {s: {b[0] for a, b in self.channels if a[0] == s} for s, _ in self.tasks}
+        for _ in after:
+            after = {s: found.union(*(after[t] for t in found)) for s, found in after.items()}
+        rings = {frozenset(t for t in found if s in after[t]) for s, found in after.items() if s in found}
+        return {n: frozenset(t for t in self.tasks if t[0] in ring) for n, ring in enumerate(sorted(rings, key=min))}
+
+    def loop_inputs(self, task: Task) -> frozenset[Channel]:
+        inside = next((loop for loop in self.loops.values() if task in loop), frozenset())
+        return frozenset(c for c in self.inputs(task) if c[0] in inside)
+
+    @cached_property
     def sources(self) -> frozenset[Task]:
         return frozenset(t for t in self.tasks if not self.inputs(t))
 

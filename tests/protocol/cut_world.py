@@ -1,47 +1,54 @@
-"""Subtask machines and a coordinator joined by fake FIFO links in one thread, in seeded random order.
+"""Subtask machines, coordinator and loop monitor joined by fake links in one thread, in seeded random order.
 
 The world performs effects literally and keeps its own books: what was sent and taken on each channel, where each
 subtask's cut lies, what was durable, blocked, completed and committed when.  From these, never from the machines, it
-decides whether a checkpoint is a consistent cut (sent before the sender's cut = taken before the receiver's cut + log,
-in order) and whether every row reached the sinks' committed output once.
+decides whether a checkpoint is a consistent cut (sent before the sender's cut = taken before the receiver's cut + what
+the snapshot holds of the channel, in order), whether rows came late, and whether every row reached the sinks' committed
+output once.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from cut_books import Books
 from cut_graphs import Channel, Graph, Task
+from cut_links import Barrier, Violation, urgent
 
 from cutwater.config import JobConfig
+from cutwater.protocol import loops
 from cutwater.protocol import messages as m
 from cutwater.protocol.coordinator import CheckpointCoordinator
 from cutwater.protocol.loop import Head, ReadSource, SubtaskLoop, TakeControl, TakeRows
 from cutwater.protocol.reasons import CheckpointKind
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
+from cutwater.protocol.watermarks import InputTime, WatermarkMerger
+
+__all__ = ["Violation", "World"]
 
 CAPACITY = 4
-"""Items in a channel at which it is full (loop mode only)."""
+"""Rows waiting at the sender at which a channel is full (loop mode only)."""
+NEVER, MAX = -(2**63), 2**63 - 1
 
 
-class Violation(AssertionError):
-    """A rule of the protocol is broken."""
-
-
-class World:
+class World(Books):
     """One run.
 
     Args:
         graph: subtasks and channels.
         seed: of every choice.
         protocol: name of the row.
-        machine, coordinator: the classes under test (or mutants of them).
+        machine, coordinator, monitor, merger: the classes under test (or mutants of them).
         rows: rows per source.
         chaos: probability that a write or a publication fails.
-        timeout_ms: of a checkpoint; every action takes 0.2 ms, so that a short one aborts many.
+        timeout_ms: of a checkpoint; an action takes about 0.2 ms, so that a short one aborts many.
+        switch: probability that an alignment timeout, once due, comes next (unaligned); 1: at once.
+        interval_ms: of checkpoints; 0: a short one.
         loop: let ``SubtaskLoop`` choose what a subtask does, over bounded channels.
     """
 
@@ -53,170 +60,247 @@ class World:
         protocol: str = "aligned",
         machine: type[SubtaskMachine] = SubtaskMachine,
         coordinator: type[CheckpointCoordinator] = CheckpointCoordinator,
+        monitor: type[loops.LoopMonitor] = loops.LoopMonitor,
+        merger: type[WatermarkMerger] = WatermarkMerger,
         rows: int = 30,
         chaos: float = 0.0,
         timeout_ms: float = 1e9,
+        switch: float = 0.3,
         loop: bool = False,
+        interval_ms: float = 0.0,
     ) -> None:
-        self.graph, self.rng, self.protocol, self.chaos, self.loop = graph, random.Random(seed), protocol, chaos, loop
-        self.exactly = protocol != "at_least_once"
+        super().__init__(graph, protocol != "at_least_once")
+        self.rng, self.protocol, self.chaos, self.switch, self.loop = random.Random(seed), protocol, chaos, switch, loop
         self.now = 0.0
-        self.bounded = not graph.back_edges
+        backs = {t: graph.back_edges & set(graph.inputs(t)) for t in graph.tasks}
         self.machines = {
             t: machine(
                 f"{t[0]} {t[1]}",
                 graph.inputs(t),
                 protocol=PROTOCOLS[protocol],
-                back_edges=graph.back_edges & set(graph.inputs(t)),
+                back_edges=backs[t],
+                loop_inputs=graph.loop_inputs(t),
             )
             for t in graph.tasks
         }
+        self.mergers = {t: merger(graph.inputs(t), backs[t], graph.loop_inputs(t)) for t in graph.tasks}
         self.loops = {t: SubtaskLoop(mach, graph.inputs(t), 5.0, 64) for t, mach in self.machines.items()}
+        one = protocol in ("unaligned", "synchronous")
         settings = JobConfig(
-            interval_ms=6.0, timeout_ms=timeout_ms, max_concurrent=2, tolerable_failed=10**9, protocol=protocol
+            interval_ms=interval_ms or (20.0 if protocol == "synchronous" else 6.0),
+            timeout_ms=timeout_ms,
+            max_concurrent=1 if one else 2,
+            tolerable_failed=10**9,
+            protocol=protocol,
         )
         self.coordinator = coordinator(settings, frozenset(graph.tasks), graph.sources, 0)
-        # links
-        self.queues: dict[Channel, deque[Any]] = {c: deque() for c in graph.channels}
+        self.monitor = monitor(graph.loops)
+        # what has been asked for and not been done
         self.control: dict[Task, deque[m.Event]] = {t: deque() for t in graph.tasks}
         self.reports: dict[Task, deque[Callable[[], Any]]] = {t: deque() for t in graph.tasks}
         self.writes: dict[Task, deque[m.Event]] = {t: deque() for t in graph.tasks}
+        self.answers: dict[Task, deque[m.Event]] = {t: deque() for t in graph.tasks}
+        self.watched: dict[Task, set[int]] = {t: set() for t in graph.tasks}
+        self.unsent: dict[tuple[Task, int], set[Channel]] = {}
         self.publishing: deque[m.Publish] = deque()
-        # books
+        self.time: dict[tuple[Task, int], tuple[bool, InputTime]] = {}
+        """At the freeze: whether the last watermark had passed, and how far the inputs from outside were."""
         self.to_emit = dict.fromkeys(graph.sources, rows)
-        self.emitted: list[int] = []
-        self.sent: dict[Channel, list[Any]] = defaultdict(list)
-        self.taken: dict[Channel, list[Any]] = defaultdict(list)
-        self.cuts: dict[int, dict[Task, dict[Channel, int]]] = defaultdict(dict)
-        self.logs: dict[tuple[int, Channel], list[int]] = defaultdict(list)
-        self.undurable: dict[tuple[Task, int], int] = {}
-        self.blocked: dict[Task, list[Channel]] = defaultdict(list)
-        self.acked: dict[int, set[Task]] = defaultdict(set)
-        self.told_aborted: set[tuple[Task, int]] = set()
-        self.published: set[int] = set()
-        self.uncommitted: dict[Task, list[int]] = defaultdict(list)
-        self.pre_commits: dict[Task, dict[int, list[int]]] = defaultdict(dict)
-        self.committed: list[int] = []
+        self.to_fire = dict.fromkeys(graph.tasks, 2)
+        """Timers per subtask: each makes a row when a watermark passes."""
         self.finished: set[Task] = set()
         self.ended = False
-        self.seen: Counter[str] = Counter()
 
     # ------------------------------------------------------------------------------------------------------ running
 
     def run(self, max_steps: int = 60_000) -> World:
-        """Until the final checkpoint is committed (acyclic), or the rows have left the loops (cyclic)."""
+        """Until the final checkpoint is committed."""
         self.coordinate(m.JobRunning(1, self.now))
-        for step in range(max_steps):
+        for _ in range(max_steps):
             actions = self.actions()
-            if (self.ended and not actions) or (not self.bounded and self.drained and step > 800):
+            if self.ended and not actions:
                 break
-            self.now += 0.2
+            self.now += 1.2 / len(self.graph.tasks)
             if actions:
                 self.rng.choice(actions)()
-            due = self.coordinator.next_due_ms
-            if due is not None and (due <= self.now or not actions):
-                self.now = max(self.now, due)
+            due = [d for d in (self.coordinator.next_due_ms, self.monitor.next_due_ms) if d is not None]
+            if due and (min(due) <= self.now or not actions):
+                self.now = max(self.now, min(due))
                 self.coordinate(m.Tick(self.now))
+                self.watch_loops(m.Tick(self.now))
         else:
             raise Violation("the run does not end")
-        kept = [
-            r for t in self.graph.tasks for rows in (self.uncommitted[t], *self.pre_commits[t].values()) for r in rows
-        ]
-        if (kept and self.bounded) or sorted(self.committed + kept) != sorted(self.emitted):
-            raise Violation(f"{len(self.committed)} rows committed and {len(kept)} kept of {len(self.emitted)}")
+        self.check_all_committed()
         return self
-
-    @property
-    def drained(self) -> bool:
-        """No row is left in a loop."""
-        return not any(self.to_emit.values()) and not any(i[0] == "row" for q in self.queues.values() for i in q)
 
     def actions(self) -> list[Callable[[], None]]:
         found: list[Callable[[], None]] = []
         for task in self.graph.tasks:
+            due = [id for id in self.watched[task] if self.switch == 1 or self.rng.random() < self.switch * 0.1]
+            if due:
+                found.append(partial(self.time_out, task, due[0]))
+            if self.switch == 1 and due:
+                continue
             if self.loop:
                 action = self.decide(task)
                 if action is not None:
                     found.append(action)
             elif self.to_emit.get(task) and self.machines[task].may_read:
-                found.append(lambda t=task: self.emit(t))
+                found.append(partial(self.emit, task))
             if self.control[task]:
-                found.append(lambda t=task: self.control_event(t))
+                found.append(partial(self.control_event, task))
             if self.reports[task]:
                 found.append(lambda t=task: self.reports[t].popleft()())
             if self.writes[task]:
-                found.append(lambda t=task: self.write(t))
-        if not self.loop:
-            for channel, queue in self.queues.items():
-                if queue and self.machines[channel[1]].can_take(channel):
-                    found.append(lambda c=channel: self.take(c))
+                found.append(partial(self.write, task))
+            if self.answers[task]:
+                found.append(partial(self.answer, task))
+        for channel, link in self.links.items():
+            if link.may_pass():
+                found.append(partial(self.let_pass, channel))
+            if not self.loop and link.queue and (urgent(link.head) or self.machines[channel[1]].can_take(channel)):
+                found.append(partial(self.take, channel))
         if self.publishing:
             found.append(self.publish)
         return found
 
     def decide(self, task: Task) -> Callable[[], None] | None:
         inputs = self.graph.inputs(task)
-        kinds = [self.queues[c][0][0] if self.queues[c] else "" for c in inputs]
-        heads = [{"": Head.EMPTY, "row": Head.ROWS}.get(kind, Head.CONTROL) for kind in kinds]
-        full = any(sum(i[0] == "row" for i in self.queues[c]) >= CAPACITY for c in self.graph.outputs(task))
+        heads = [self.head(self.links[c].head) for c in inputs]
+        full = any(sum(i[0] == "row" for i in self.links[c].waiting if not isinstance(i, Barrier)) >= CAPACITY
+                   for c in self.graph.outputs(task) if c not in self.graph.back_edges)  # fmt: skip
         ready = bool(self.to_emit.get(task))
         action = self.loops[task].decide(heads, outputs_full=full, operator_pending=False, source_ready=ready)
         match action:
             case TakeControl(index):
-                if heads[index] is not Head.CONTROL:
+                if heads[index] < Head.CONTROL:
                     raise Violation("control item announced where there is none")
-                return lambda: self.take(inputs[index])
+                return partial(self.take, inputs[index])
             case TakeRows(index, _):
-                if full or heads[index] is not Head.ROWS:
-                    raise Violation("rows taken with a full output, or where there are none")
-                return lambda: self.take(inputs[index])
+                if full or heads[index] is not Head.ROWS or Head.URGENT in heads:
+                    raise Violation("rows taken with a full output, before an urgent barrier, or where there are none")
+                return partial(self.take, inputs[index])
             case ReadSource():
-                return lambda: self.emit(task)
+                return partial(self.emit, task)
             case _:
                 return None
+
+    def head(self, item: Any) -> Head:
+        if item is None:
+            return Head.EMPTY
+        if isinstance(item, Barrier):
+            return Head.URGENT if item.urgent else Head.CONTROL
+        return Head.ROWS if item[0] == "row" else Head.CONTROL
 
     # ------------------------------------------------------------------------------------------------------ actions
 
     def emit(self, task: Task) -> None:
+        self.stands_still(task)
         self.to_emit[task] -= 1
         row = len(self.emitted)
         self.emitted.append(row)
-        self.route(task, row, hops=self.rng.randrange(6) if self.graph.back_edges else 99)
-        if not self.to_emit[task] and self.bounded:
+        self.route(task, row, self.rng.randrange(6) if self.graph.back_edges else 99, False)
+        if not self.to_emit[task]:
+            self.advance(task, MAX)
             self.feed(task, m.SourceExhausted())
+        elif self.rng.random() < 0.2:
+            self.advance(task, row)
 
-    def route(self, task: Task, row: int, hops: int) -> None:
+    def route(self, task: Task, row: int, hops: int, born: bool) -> None:
         """One row to one output; without outputs (or hops) it has arrived."""
         outputs = self.graph.outputs(task)
         if outputs and (hops > 0 or task in self.graph.sources):
-            self.send(self.rng.choice(outputs), ("row", row, hops))
+            self.links[self.rng.choice(outputs)].send(("row", row, hops, born))
         else:
             self.uncommitted[task].append(row)
 
-    def send(self, channel: Channel, item: Any) -> None:
-        self.queues[channel].append(item)
-        self.sent[channel].append(item)
+    def advance(self, task: Task, watermark: int | None) -> None:
+        """A risen watermark makes timers fire, then goes on; not over back-edges."""
+        if watermark is None:
+            return
+        while self.to_fire[task] and self.rng.random() < 0.3 and task not in self.graph.sources:
+            self.to_fire[task] -= 1
+            self.emitted.append(len(self.emitted))
+            self.route(task, self.emitted[-1], self.rng.randrange(5), True)
+        for channel in self.graph.outputs(task):
+            if channel not in self.graph.back_edges:
+                self.links[channel].send(("watermark", watermark))
+
+    def let_pass(self, channel: Channel) -> None:
+        link, (sender, task) = self.links[channel], channel
+        item = link.let_pass()
+        if not isinstance(item, Barrier):
+            return
+        unsent = self.unsent.get((sender, item.id))
+        if unsent is not None:
+            unsent.discard(channel)
+            if not unsent:
+                del self.unsent[sender, item.id]
+                self.answers[sender].append(m.BarriersSent(item.id))
+        if not item.urgent and link.head is not item:
+            self.feed(task, m.BarrierWaits(channel, item.id, item.final, item.probe))
 
     def take(self, channel: Channel) -> None:
         task = channel[1]
-        if channel in self.blocked[task]:
-            raise Violation(f"{channel} is blocked, but can be taken from (A3)")
-        item = self.queues[channel].popleft()
-        self.taken[channel].append(item)
+        item, overtaken = self.links[channel].take()
+        if not urgent(item):
+            self.stands_still(task)
+            if channel in self.blocked[task]:
+                raise Violation(f"{channel} is blocked, but can be taken from (A3)")
+        merger, recording = self.mergers[task], self.machines[task].recording(channel)
         match item:
-            case ("row", row, hops):
-                if self.machines[task].recording(channel):
-                    self.feed(task, m.RowsTaken(channel, 1), row)
-                self.route(task, row, hops - 1)
-            case ("barrier", id, final):
-                self.feed(task, m.BarrierTaken(channel, id, final))
+            case Barrier():
+                rows = [i[1] for i in overtaken if not isinstance(i, Barrier) and i[0] == "row"]
+                time = any(not isinstance(i, Barrier) and i[0] == "watermark" for i in overtaken)
+                event = m.BarrierTaken(
+                    channel, item.id, item.final, item.probe, len(rows) if item.urgent else None, time
+                )
+                self.seen["overtaken at the receiver"] += len(rows)
+                self.feed(task, event, rows)
+            case ("row", row, hops, born):
+                if not born and row <= merger.combined:
+                    raise Violation(f"row {row} reaches {task} behind watermark {merger.combined} (W3)")
+                if recording:
+                    self.feed(task, m.RowsTaken(channel, 1), [row])
+                self.route(task, row, hops - 1, born)
+            case ("watermark", watermark):
+                if recording:
+                    self.feed(task, m.WatermarkTaken(channel))
+                self.advance(task, merger.update(channel, watermark, False))
             case _:
+                self.advance(task, merger.end(channel))
                 self.feed(task, m.EndTaken(channel))
+        self.want_probe(task)
+
+    def want_probe(self, task: Task) -> None:
+        merger, machine = self.mergers[task], self.machines[task]
+        if merger.held or (merger.drained and machine.loop_open):
+            self.reports[task].append(lambda: self.watch_loops(loops.ProbeWanted(task, self.now)))
+
+    def stands_still(self, task: Task) -> None:
+        if self.machines[task].halted:
+            raise Violation(f"{task} does something, but everything stands still")
 
     def control_event(self, task: Task) -> None:
         event = self.control[task].popleft()
         if isinstance(event, m.AbortNotice):
             self.told_aborted.add((task, event.checkpoint_id))
+        self.feed(task, event)
+        if isinstance(event, m.CompleteNotice | m.AbortNotice):
+            self.want_probe(task)
+
+    def time_out(self, task: Task, id: int) -> None:
+        self.watched[task].discard(id)
+        self.feed(task, m.AlignmentTimeout(id))
+
+    def answer(self, task: Task) -> None:
+        """Of the performer: what was overtaken, or that barriers have left; and ``Durable`` of a probe."""
+        event = self.answers[task].popleft()
+        id = event.checkpoint_id  # type: ignore[union-attr]
+        if isinstance(event, m.Durable):
+            self.undurable[task, id].discard("state")
+        if self.unsettled.get((task, id)) is type(event):
+            del self.unsettled[task, id]
         self.feed(task, event)
 
     def write(self, task: Task) -> None:
@@ -225,7 +309,7 @@ class World:
         if self.rng.random() < self.chaos:
             self.feed(task, m.WriteFailed(id, "disk full"))
         else:
-            self.undurable[task, id] -= 1
+            self.undurable[task, id].discard("state" if isinstance(event, m.Durable) else "logs")
             self.feed(task, event)
 
     def publish(self) -> None:
@@ -239,18 +323,19 @@ class World:
 
     # ------------------------------------------------------------------------------------------ performing effects
 
-    def feed(self, task: Task, event: m.Event, row: int = -1) -> None:
+    def feed(self, task: Task, event: m.Event, rows: list[int] | None = None) -> None:
+        """``rows``: those just taken, or overtaken by the barrier just taken."""
         machine = self.machines[task]
         effects = machine.handle(event)
         machine.validate()
         self.check_order(effects)
         for effect in effects:
-            self.perform(task, effect, row)
+            self.perform(task, effect, event, rows or [])
         for channel in self.graph.inputs(task):
-            if machine.can_take(channel) != (channel not in self.blocked[task]):
+            if machine.can_take(channel) != (channel not in self.blocked[task] and not machine.halted):
                 raise Violation(f"{channel}: can_take and the effects disagree")
 
-    def perform(self, task: Task, effect: m.Effect, row: int) -> None:
+    def perform(self, task: Task, effect: m.Effect, event: m.Event, rows: list[int]) -> None:
         match effect:
             case m.Block(channel):
                 self.blocked[task].append(channel)
@@ -259,29 +344,45 @@ class World:
                 if self.blocked[task][0] != channel:
                     raise Violation(f"{task} unblocks {channel} before {self.blocked[task][0]} (A5)")
                 self.blocked[task].pop(0)
-            case m.Freeze(id, _):
-                self.freeze(task, id)
-            case m.BroadcastBarrier(id, final):
-                if task not in self.cuts[id]:
-                    raise Violation(f"{task} broadcasts barrier {id} before it froze (A4)")
-                for channel in self.graph.outputs(task):
-                    self.send(channel, ("barrier", id, final))
+            case m.Freeze(id, _, probe):
+                self.freeze(task, id, probe)
+                self.mergers[task].mark(id)
+                self.time[task, id] = self.mergers[task].drained, self.mergers[task].outside
+                (self.answers if probe else self.writes)[task].append(m.Durable(id))
+            case m.BroadcastBarrier():
+                self.broadcast(task, effect)
+            case m.Overtake(id):
+                self.seen["switched after the freeze"] += 1
+                self.settle(task, id, {c: self.links[c].overtake(id) or [] for c in self.graph.outputs(task)})
+            case m.WatchAlignment(id):
+                self.watched[task] |= {id} if self.switch else set()
+            case m.Expedite(channel, id):
+                self.seen["expedited"] += 1
+                self.links[channel].expedite(id)
+            case m.ReleaseWatermark(id, limit):
+                self.seen["released"] += 1
+                self.advance(task, self.mergers[task].release(id, limit))
             case m.Record(channel, ids):
                 for id in ids:
-                    self.logs[id, channel].append(row)
-                self.seen["recorded"] += 1
+                    self.logs[id, channel] += rows
+                self.seen["recorded"] += len(rows)
             case m.StartRecording(id, _):
-                self.undurable[task, id] = 2
-            case m.StopRecording(id, channel, rows):
-                if rows != len(self.logs[id, channel]):
-                    raise Violation(f"the log of {channel} holds {len(self.logs[id, channel])} rows, not {rows}")
+                self.undurable[task, id].add("logs")
+            case m.StopRecording(id, channel, count):
+                self.undurable[task, id].add("logs")
+                if isinstance(event, m.BarrierTaken) and event.overtook is not None:
+                    self.logs[id, channel] += rows
+                if count != len(self.logs[id, channel]):
+                    raise Violation(f"the log of {channel} holds {len(self.logs[id, channel])} rows, not {count}")
             case m.WriteLogs(id):
+                if (task, id) in self.unsettled:
+                    raise Violation(f"{task} writes its logs of {id} before all are known")
                 self.writes[task].append(m.LogsDurable(id))
             case m.Acknowledge(id):
-                if self.undurable[task, id]:
+                if self.undurable[task, id] or (task, id) in self.unsettled:
                     raise Violation(f"{task} acknowledges {id} before it is durable (A6)")
-                ack = m.AckReceived(id, 1, task, (task, id), 0.0)
-                self.reports[task].append(lambda: self.acknowledge(ack))
+                report = loops.LoopReport(effect.quiet, effect.outside_ended, *self.time[task, id])
+                self.reports[task].append(lambda: self.acknowledge(task, id, report))
             case m.Decline(id, reason, _):
                 self.seen[reason.code] += 1
                 self.reports[task].append(lambda: self.coordinate(m.DeclineReceived(id, 1, task, reason, self.now)))
@@ -289,33 +390,41 @@ class World:
                 self.commit(task, id)
             case m.EndOfInput():
                 for channel in self.graph.outputs(task):
-                    self.send(channel, ("end",))
+                    self.links[channel].send(("end",))
                 self.reports[task].append(lambda: self.finish(task))
             case m.Forget():
                 self.seen["forgotten"] += 1
 
-    def freeze(self, task: Task, id: int) -> None:
-        if (task, id) in self.told_aborted:
-            raise Violation(f"{task} freezes for {id} after the abort notice (A8)")
-        if task in self.cuts[id]:
-            raise Violation(f"{task} freezes twice for {id}")
-        books = {c: len(self.sent[c]) for c in self.graph.outputs(task)}
-        books |= {("in", c): len(self.taken[c]) for c in self.graph.inputs(task)}  # type: ignore[dict-item]
-        self.cuts[id][task] = books
-        self.undurable[task, id] = 1
-        self.writes[task].append(m.Durable(id))
-        self.pre_commits[task][id], self.uncommitted[task] = self.uncommitted[task], []
+    def broadcast(self, task: Task, effect: m.BroadcastBarrier) -> None:
+        id, outputs = effect.checkpoint_id, self.graph.outputs(task)
+        if task not in self.cuts[id]:
+            raise Violation(f"{task} broadcasts barrier {id} before it froze (A4)")
+        barriers = {c: Barrier(id, effect.final, effect.probe, effect.overtake) for c in outputs}
+        if effect.overtake:
+            self.settle(task, id, {c: self.links[c].send_first(b) for c, b in barriers.items()}, effect.probe)
+            return
+        for channel, barrier in barriers.items():
+            self.links[channel].send(barrier)
+        if self.protocol == "unaligned" and not (effect.final or effect.probe):
+            self.unsettled[task, id] = m.BarriersSent
+        if outputs:
+            self.unsent[task, id] = set(outputs)
+        else:
+            self.answers[task].append(m.BarriersSent(id))
 
-    def commit(self, task: Task, id: int) -> None:
-        if id not in self.published:
-            raise Violation(f"{task} commits {id}, which is not published")
-        for older in [n for n in self.pre_commits[task] if n <= id]:
-            self.committed += self.pre_commits[task].pop(older)
-            self.seen["commits of an older id"] += older < id
+    def settle(self, task: Task, id: int, overtaken: dict[Channel, list[int]], probe: bool = False) -> None:
+        """The barriers have gone first in the outputs; what they overtook belongs to the snapshot."""
+        self.unsettled[task, id] = m.RowsOvertaken
+        if not probe:
+            self.undurable[task, id].add("logs")
+            for channel, rows in overtaken.items():
+                self.overtaken[id, channel] = rows
+        self.answers[task].append(m.RowsOvertaken(id, sum(map(len, overtaken.values()))))
 
-    def acknowledge(self, ack: m.AckReceived) -> None:
-        self.acked[ack.checkpoint_id].add(ack.subtask)  # type: ignore[arg-type]
-        self.coordinate(m.AckReceived(ack.checkpoint_id, 1, ack.subtask, ack.payload, self.now))
+    def acknowledge(self, task: Task, id: int, report: loops.LoopReport) -> None:
+        self.acked[id].add(task)
+        self.watch_loops(loops.LoopReported(id, task, report))
+        self.coordinate(m.AckReceived(id, 1, task, (task, id), self.now))
 
     def finish(self, task: Task) -> None:
         self.finished.add(task)
@@ -328,55 +437,45 @@ class World:
         self.seen["concurrent"] += len(self.coordinator.pending) > 1
         for effect in effects:
             match effect:
-                case m.SendTrigger(id, _, final):
-                    for task in sorted(self.graph.sources):
-                        self.control[task].append(m.Trigger(id, final))
+                case m.SendTrigger(id, kind, final):
+                    everybody = self.protocol == "synchronous"
+                    for task in sorted(self.graph.tasks if everybody else self.graph.sources):
+                        self.control[task].append(m.Trigger(id, final, kind is CheckpointKind.PROBE))
                 case m.Publish(id):
                     if self.acked[id] != set(self.graph.tasks):
                         raise Violation(f"{id} is published without all acknowledgements")
                     self.publishing.append(effect)
                 case m.NotifyComplete(id, kind, commit):
-                    if id not in self.published:
+                    if kind is CheckpointKind.PROBE:
+                        self.seen["probes"] += 1
+                    elif id not in self.published:
                         raise Violation(f"{id} is called complete before it is published")
-                    self.seen["completed"] += 1
+                    self.seen["completed"] += kind is not CheckpointKind.PROBE
                     self.ended |= kind is CheckpointKind.FINAL
                     self.tell(m.CompleteNotice(id, commit))
+                    self.watch_loops(loops.WaveCompleted(id, self.now))
                 case m.NotifyAborted(id, reason, latest):
                     if id in self.published:
                         raise Violation(f"{id} is aborted after it was published")
                     self.seen["aborted"] += 1
                     self.seen[f"aborted: {reason.code}"] += 1
                     self.tell(m.AbortNotice(id, latest))
+                    self.watch_loops(loops.WaveFailed(id, self.now))
                 case _:
                     pass
+
+    def watch_loops(self, event: loops.LoopEvent) -> None:
+        for effect in self.monitor.handle(event):
+            match effect:
+                case loops.StartProbe():
+                    self.coordinate(m.RequestProbe(self.now))
+                case loops.SendVerdict(id, number, ended, watermark):
+                    self.seen["quiet"] += 1
+                    self.seen["loops ended"] += ended
+                    self.check_quiet(id, self.graph.loops[number])
+                    for task in self.graph.loops[number]:
+                        self.control[task].append(m.LoopVerdict(id, ended, watermark))
 
     def tell(self, event: m.Event) -> None:
         for task in self.graph.tasks:
             self.control[task].append(event)
-
-    # ------------------------------------------------------------------------------------------------------- oracle
-
-    def check_order(self, effects: list[m.Effect]) -> None:
-        """A4, C3: freeze, then broadcast, then unblock."""
-        rank = {m.Freeze: 0, m.BroadcastBarrier: 1, m.StartRecording: 2, m.Unblock: 3}
-        order = [rank[type(e)] for e in effects if type(e) in rank]
-        skipped = any(isinstance(e, m.Decline) for e in effects)  # an older id is given up first, and unblocks
-        order = order[order.index(0) :] if skipped and 0 in order else order
-        if 0 in order and order != sorted(order):
-            raise Violation(f"effects out of order: {effects}")
-
-    def check_cut(self, id: int) -> None:
-        cut = self.cuts[id]
-        if set(cut) != set(self.graph.tasks):
-            raise Violation(f"checkpoint {id} lacks {set(self.graph.tasks) - set(cut)}")
-        for channel in self.graph.channels:
-            before = self.sent[channel][: cut[channel[0]][channel]]
-            taken = self.taken[channel][: cut[channel[1]]["in", channel]]  # type: ignore[index]
-            if any(item[:2] == ("barrier", id) for item in before):
-                raise Violation(f"{channel}: barrier {id} lies before the sender's cut (A2)")
-            sent_rows = [item[1] for item in before if item[0] == "row"]
-            got_rows = [item[1] for item in taken if item[0] == "row"] + self.logs[id, channel]
-            doubled = len(got_rows) - len(sent_rows)
-            if got_rows[: len(sent_rows)] != sent_rows or (self.exactly and doubled):
-                raise Violation(f"{channel}: cut {id} has {got_rows} of {sent_rows}")
-            self.seen["doubled"] += doubled

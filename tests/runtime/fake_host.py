@@ -19,7 +19,7 @@ from typing import Any
 from preloaded import work
 from pyspark import cloudpickle
 
-__all__ = ["FakeHost", "FakeSpark", "context"]
+__all__ = ["FakeHost", "FakeSpark", "adopt", "context", "server_address"]
 
 
 def context() -> ForkServerContext:
@@ -38,6 +38,27 @@ def context() -> ForkServerContext:
         else:
             os.environ["PYTHONPATH"] = old
     return made
+
+
+def server_address() -> str:
+    """Where the fork server listens; for ``adopt``."""
+    context()
+    return str(_server()._forkserver_address)
+
+
+def adopt(address: str) -> None:
+    """In a process made by the fork server: go on with that server, instead of loading the data path into another."""
+    from multiprocessing import forkserver
+
+    server: Any = _server()
+    server._forkserver_address, server._forkserver_alive_fd = address, os.open(os.devnull, os.O_RDONLY)
+    server.ensure_running = forkserver.ensure_running = lambda: None
+
+
+def _server() -> Any:
+    from multiprocessing import forkserver
+
+    return forkserver._forkserver  # type: ignore[attr-defined]
 
 
 class FakeSpark:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_host import FakeHost, FakeSpark, context
+from fake_host import FakeHost, FakeSpark, adopt, context, server_address
 from runtime_world import assert_ids, assert_running_counts, counting, gated, open_gate, query, wait_until
 
 import cutwater as cw
@@ -21,8 +21,9 @@ from cutwater.runtime.publisher import Publisher
 ROWS = 12_000
 
 
-def drive(folder: str, die: str = "") -> None:
+def drive(folder: str, server: str, die: str = "") -> None:
     """A whole driver in a process of its own, as a user's script would be; ``die``: when it kills itself."""
+    adopt(server)
     job_module.SparkHost = FakeHost  # type: ignore[misc]
     path = Path(folder)
     publish = Publisher.publish
@@ -43,7 +44,7 @@ def drive(folder: str, die: str = "") -> None:
 
 
 def run_driver(folder: Path, die: str = "") -> Any:
-    process = context().Process(target=drive, args=(str(folder), die))
+    process = context().Process(target=drive, args=(str(folder), server_address(), die))
     process.start()
     return process
 

@@ -5,14 +5,14 @@ job demands.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
+from cutwater.config import ProtocolName
 from cutwater.dataflow.cycles import components, reachable
 from cutwater.dataflow.graph import LogicalGraph, Step
-from cutwater.errors import BuildError
+from cutwater.errors import BuildError, ConfigError
 
 if TYPE_CHECKING:
-    from cutwater.config import ProtocolName
     from cutwater.connectors.base import Sink, Source
 
 __all__ = ["check_complete", "check_guarantees", "guarantee_of"]
@@ -114,9 +114,17 @@ def _row_for_row(graph: LogicalGraph) -> dict[str, list[str]]:
 def guarantee_of(protocol: ProtocolName) -> str:
     """What a job under this protocol promises: "at-most-once", "at-least-once" or "exactly-once".
 
+    Every protocol keeps its promise on loops too.
+
+    Raises:
+        ConfigError: there is no such protocol.
+
     >>> guarantee_of("aligned")
     'exactly-once'
     """
+    if protocol not in get_args(ProtocolName):
+        names = get_args(ProtocolName)
+        raise ConfigError(f"protocol {protocol!r} is unknown", hint=f"Choose one of {', '.join(names)}.")
     return {"none": "at-most-once", "at_least_once": "at-least-once"}.get(protocol, "exactly-once")
 
 

@@ -10,7 +10,7 @@ import pytest
 import cutwater as cw
 from cutwater.connectors.memory import MemorySource
 from cutwater.dataflow.checks import check_guarantees
-from cutwater.errors import BuildError
+from cutwater.errors import BuildError, ConfigError
 
 EXPECTED = """\
 dataflow delays
@@ -94,6 +94,28 @@ class TestGuarantees:
         check_guarantees(flow.graph, "at_least_once")
         assert "protocol aligned is refused: step 'out'" in flow.explain()
         assert "out: at-least-once" in flow.explain(protocol="at_least_once")
+
+    @pytest.mark.parametrize(
+        ("protocol", "promise"),
+        [
+            ("none", "at-most-once"),
+            ("at_least_once", "at-least-once"),
+            ("synchronous", "exactly-once"),
+            ("chandy_lamport", "exactly-once"),
+            ("aligned", "exactly-once"),
+            ("unaligned", "exactly-once"),
+        ],
+    )
+    def test_every_protocol_has_a_promise_on_loops_too(self, flow, flights, protocol, promise):
+        loop = flow.loop("loop", flights)
+        loop.feed_back(loop.filter("f", pl.col("delay") > 1))
+        loop.write("out", cw.discard())
+        assert f"state   {promise} (protocol {protocol})" in flow.explain(protocol=protocol)
+
+    def test_an_unknown_protocol_promises_nothing(self, flow, flights):
+        flights.write("out", cw.discard())
+        with pytest.raises(ConfigError, match=r"protocol 'exactly_once' is unknown.*unaligned"):
+            flow.explain(protocol="exactly_once")
 
     def test_an_idempotent_function_is_exactly_once(self, flow, flights):
         flights.foreach_batch("out", write_once)

@@ -7,7 +7,17 @@ from collections import Counter
 
 import pytest
 
-from cutwater.protocol.loop import Head, Idle, IdleReason, ReadSource, Resume, SubtaskLoop, TakeControl, TakeRows
+from cutwater.protocol.loop import (
+    MIN_ROWS,
+    Head,
+    Idle,
+    IdleReason,
+    ReadSource,
+    Resume,
+    SubtaskLoop,
+    TakeControl,
+    TakeRows,
+)
 from cutwater.protocol.messages import AbortNotice, BarrierTaken, Trigger
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
@@ -104,7 +114,7 @@ def test_rows_per_call_adapt_to_the_budget_within_their_bounds():
     assert decide(loop, R) == TakeRows(0, loop.rows_per_call)
     for _ in range(40):
         loop.observe(loop.rows_per_call, loop.rows_per_call * 10.0)
-    assert loop.rows_per_call == 64
+    assert loop.rows_per_call == MIN_ROWS
     for _ in range(60):
         loop.observe(loop.rows_per_call, loop.rows_per_call * 1e-6)
     assert loop.rows_per_call == 10_000
@@ -115,7 +125,7 @@ def test_one_call_far_over_budget_is_answered_at_once():
     loop.observe(4096, 1.0)
     assert loop.rows_per_call == 8192
     loop.observe(8192, 8192.0)
-    assert loop.rows_per_call == 64
+    assert loop.rows_per_call == MIN_ROWS
 
 
 def test_short_calls_of_few_rows_say_little_about_the_cost_of_a_row():
@@ -126,7 +136,7 @@ def test_short_calls_of_few_rows_say_little_about_the_cost_of_a_row():
     assert loop.rows_per_call > 2000
 
 
-@pytest.mark.parametrize("max_rows", [1, 10, 64])
+@pytest.mark.parametrize("max_rows", [1, 10, MIN_ROWS])
 def test_a_small_max_rows_bounds_everything(max_rows):
     loop, _ = loop_of("a", max_rows=max_rows)
     loop.observe(max_rows, 1000.0)

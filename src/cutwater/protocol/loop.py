@@ -15,9 +15,10 @@ from cutwater.protocol.subtask import SubtaskMachine
 
 __all__ = ["Action", "Head", "Idle", "IdleReason", "ReadSource", "Resume", "SubtaskLoop", "TakeControl", "TakeRows"]
 
-MIN_ROWS = 64
+MIN_ROWS = 32
 """A call of an operator is never asked to take fewer rows than this, if there are more."""
-FIRST_ROWS = 4096
+FIRST_ROWS = 128
+"""Of the first call: one row may take a millisecond."""
 SMOOTHING = 0.3
 CONTROL_RUN = 8
 """Control items taken in a row per input before waiting rows get a turn."""

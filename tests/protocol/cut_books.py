@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from cut_graphs import Channel, Graph, Task
-from cut_links import Barrier, Link, Violation, rows_of
+from cut_links import Barrier, Link, Violation, plain, rows_of
 
 from cutwater.protocol import messages as m
 
@@ -86,12 +86,14 @@ class Books:
             self.seen["overtaken at the sender"] += len(self.overtaken[id, channel])
 
     def check_quiet(self, id: int, loop: frozenset[Task]) -> None:
-        """C6: no row was on its way inside the loop."""
+        """C6: no row and no watermark was on its way inside the loop."""
         for channel in self.graph.channels:
             if channel[0] in loop and channel[1] in loop and self.exactly:
-                _, sent_rows, taken_rows = self.sides(id, channel)
-                if sent_rows != taken_rows:
-                    raise Violation(f"wave {id} calls a loop quiet, but {channel} holds {sent_rows} - {taken_rows}")
+                cut, link = self.cuts[id], self.links[channel]
+                sent = plain(link.sent[: cut[channel[0]][channel]])
+                taken = plain(link.taken[: cut[channel[1]]["in", channel]])
+                if sent != taken:
+                    raise Violation(f"wave {id} calls a loop quiet, but {channel} holds {sent[len(taken) :]}")
 
     def sides(self, id: int, channel: Channel) -> tuple[list[Any], list[int], list[int]]:
         """What was sent before the sender's cut, the rows in it, the rows taken before the receiver's."""

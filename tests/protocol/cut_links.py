@@ -42,19 +42,19 @@ class Link:
         self.waiting.append(item)
         self.sent.append(item)
 
-    def send_first(self, barrier: Barrier) -> list[int]:
-        """The barrier overtakes what waits at the sender; the rows among that."""
+    def send_first(self, barrier: Barrier) -> list[Any]:
+        """The barrier overtakes what waits at the sender; returns that."""
         self.sent.append(barrier)
-        overtaken = rows_of(self.waiting)
+        overtaken = plain(self.waiting)
         self._put_first(self.waiting, barrier)
         return overtaken
 
-    def overtake(self, id: int) -> list[int] | None:
-        """The barrier, if it still waits at the sender, overtakes what lies before it; ``None`` if it has left."""
+    def overtake(self, id: int) -> list[Any]:
+        """The barrier, if it still waits at the sender, overtakes what lies before it; returns that."""
         place = index_of(self.waiting, id)
         if place is None:
-            return None
-        barrier, before = self.waiting[place], rows_of(list(self.waiting)[:place])
+            return []
+        barrier, before = self.waiting[place], plain(list(self.waiting)[:place])
         if barrier.urgent:
             raise Violation(f"barrier {id} is asked to overtake twice")
         del self.waiting[place]
@@ -96,8 +96,8 @@ class Link:
         """The first item; for an overtaking barrier also what it overtook at the receiver."""
         item = self.queue.popleft()
         self.taken.append(item)
-        plain = [i for i in self.queue if not urgent(i)]
-        return item, plain[: item.ahead] if urgent(item) else []
+        behind = [i for i in self.queue if not urgent(i)]
+        return item, behind[: item.ahead] if urgent(item) else []
 
     def _put_first(self, where: deque[Any], barrier: Barrier) -> None:
         """Behind overtaking barriers that are there already."""
@@ -106,6 +106,11 @@ class Link:
 
 def urgent(item: Any) -> bool:
     return isinstance(item, Barrier) and item.urgent
+
+
+def plain(items: Any) -> list[Any]:
+    """Rows and watermarks."""
+    return [i for i in items if not isinstance(i, Barrier) and i[0] != "end"]
 
 
 def rows_of(items: Any) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from cut_books import Books
 from cut_graphs import Channel, Graph, Task
-from cut_links import Barrier, Violation, urgent
+from cut_links import Barrier, Violation, rows_of, urgent
 
 from cutwater.config import JobConfig
 from cutwater.protocol import loops
@@ -250,7 +250,7 @@ class World(Books):
         merger, recording = self.mergers[task], self.machines[task].recording(channel)
         match item:
             case Barrier():
-                rows = [i[1] for i in overtaken if not isinstance(i, Barrier) and i[0] == "row"]
+                rows = rows_of(overtaken)
                 time = any(not isinstance(i, Barrier) and i[0] == "watermark" for i in overtaken)
                 event = m.BarrierTaken(
                     channel, item.id, item.final, item.probe, len(rows) if item.urgent else None, time
@@ -353,7 +353,7 @@ class World(Books):
                 self.broadcast(task, effect)
             case m.Overtake(id):
                 self.seen["switched after the freeze"] += 1
-                self.settle(task, id, {c: self.links[c].overtake(id) or [] for c in self.graph.outputs(task)})
+                self.settle(task, id, {c: self.links[c].overtake(id) for c in self.graph.outputs(task)})
             case m.WatchAlignment(id):
                 self.watched[task] |= {id} if self.switch else set()
             case m.Expedite(channel, id):
@@ -412,14 +412,16 @@ class World(Books):
         else:
             self.answers[task].append(m.BarriersSent(id))
 
-    def settle(self, task: Task, id: int, overtaken: dict[Channel, list[int]], probe: bool = False) -> None:
+    def settle(self, task: Task, id: int, overtaken: dict[Channel, list[Any]], probe: bool = False) -> None:
         """The barriers have gone first in the outputs; what they overtook belongs to the snapshot."""
         self.unsettled[task, id] = m.RowsOvertaken
         if not probe:
             self.undurable[task, id].add("logs")
-            for channel, rows in overtaken.items():
-                self.overtaken[id, channel] = rows
-        self.answers[task].append(m.RowsOvertaken(id, sum(map(len, overtaken.values()))))
+            for channel, items in overtaken.items():
+                self.overtaken[id, channel] = rows_of(items)
+        in_loop = any(items and c in self.graph.loop_inputs(c[1]) for c, items in overtaken.items())
+        rows = sum(len(rows_of(items)) for items in overtaken.values())
+        self.answers[task].append(m.RowsOvertaken(id, rows, in_loop))
 
     def acknowledge(self, task: Task, id: int, report: loops.LoopReport) -> None:
         self.acked[id].add(task)

@@ -53,7 +53,6 @@ class Judge:
         """A checkpoint became part of the log: it must be a consistent cut of whole, durable parts."""
         world, parts = self._world, done.manifest
         id = done.checkpoint_id
-        world.note("completed", 0, done.attempt, id)
         if id in world.published:
             self.broken("id used twice", f"checkpoint {id} completed twice (A1)")
         world.published.add(id)
@@ -71,12 +70,15 @@ class Judge:
         links = world.attempts[done.attempt].links
         for spec in world.graph.channels:
             self._check_channel(id, parts[spec.source], parts[spec.target], spec.index, links[spec.index].base)
+        world.note("completed", 0, done.attempt, id)
 
     def _check_channel(self, id: int, sender: Part, receiver: Part, channel: int, base: int) -> None:
         world = self._world
         sent, taken = sender.outs[channel], receiver.ins[channel]
         log = [*receiver.logs.get(channel, ()), *sender.overtaken.get(channel, ())]
         rows = [item for item in log if type(item) is int]
+        if rows:
+            self._note_recorded(id, sender, receiver, channel)
         history = world.attempts[sender.attempt].links[channel].history
         if rows == history[taken - base : sent - base] and (taken <= sent or not self.exactly):
             return
@@ -86,6 +88,16 @@ class Judge:
             f"checkpoint {id}, {name}: {sent} rows sent before the cut, {taken} taken before it, "
             f"{len(rows)} recorded: {rows}, sent were {history[taken - base : sent - base]} (CL6)",
         )
+
+    def _note_recorded(self, id: int, sender: Part, receiver: Part, channel: int) -> None:
+        for part, log, end in (
+            (receiver, receiver.logs.get(channel, ()), None),
+            (sender, sender.overtaken.get(channel, ()), sender.outs[channel]),
+        ):
+            count = sum(type(item) is int for item in log)
+            if count:
+                first = receiver.ins[channel] if end is None else end - count
+                self._world.note("recorded", part.task, part.attempt, id, channel, first, count)
 
     def committed(self, handle: tuple[int, int, int], checkpoint_id: int, rows: list[int]) -> None:
         """A sink's rows became visible: only a checkpoint in the log allows that."""
@@ -104,6 +116,10 @@ class Judge:
         """A damaged checkpoint: the user is told that what it committed is written once more."""
         self._passed_over.add(checkpoint_id)
         self._world.seen["passed over"] += 1
+
+    def is_passed_over(self, checkpoint_id: int) -> bool:
+        """A recovery found it damaged."""
+        return checkpoint_id in self._passed_over
 
     # ------------------------------------------------------------------------------------------------- at the end
 

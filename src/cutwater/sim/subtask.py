@@ -170,7 +170,8 @@ class SimSubtask:
         item = link.take_control()
         kind = item[0]
         if kind == BARRIER:
-            self.world.note("marker taken", self.task, self.attempt.number, item[1], link.index, link.taken)
+            if not item[3]:
+                self.world.note("marker taken", self.task, self.attempt.number, item[1], link.index, link.taken)
             self.handle(m.BarrierTaken(link.index, item[1], item[2], item[3]))
         elif kind == WATERMARK:
             if self.machine.recording(link.index):
@@ -187,8 +188,9 @@ class SimSubtask:
     def _take_urgent(self, link: Link) -> None:
         barrier, left = link.take_urgent()
         rows = sum(type(item) is int for item in left)
-        _, id, final, probe, *_ = barrier
-        self.world.note("marker taken", self.task, self.attempt.number, id, link.index, link.taken + rows)
+        _, id, final, probe, position, *_ = barrier
+        if not probe:
+            self.world.note("marker taken", self.task, self.attempt.number, id, link.index, position)
         self.world.seen["overtook at the receiver"] += bool(rows)
         self.handle(m.BarrierTaken(link.index, id, final, probe, rows, len(left) > rows), left)
 
@@ -336,15 +338,15 @@ class SimSubtask:
 
     def _broadcast(self, effect: m.BroadcastBarrier, _: object) -> None:
         id = effect.checkpoint_id
-        barrier = (BARRIER, id, effect.final, effect.probe)
+        kind = (BARRIER, id, effect.final, effect.probe)
         for link in self.outputs:
             if not effect.probe:
                 self.world.note("marker sent", self.task, self.attempt.number, id, link.index, link.sent)
         if effect.overtake:
-            self._overtaken(id, [(link, link.send_urgent(barrier)) for link in self.outputs])
+            self._overtaken(id, [(link, link.send_urgent((*kind, link.sent))) for link in self.outputs])
             return
         for link in self.outputs:
-            link.send_control(barrier)
+            link.send_control((*kind, link.sent))
         if not self.outputs and self.world.row.switches:
             self.worker.post(lambda: self._if_current(m.BarriersSent(id)))
 

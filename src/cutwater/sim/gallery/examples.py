@@ -157,9 +157,12 @@ def reordered(trace: Trace, reordering: Reordering) -> Trace:
     tail = [steps[n] for n in steps if n >= window.stop]
     before, after = ([steps[n] for n in part] for part in (reordering.before, reordering.after))
     events: list[Event] = [*head, *before, *cuts, *after, *tail]
-    again = tuple(msgspec.structs.replace(event, time_ms=float(i)) for i, event in enumerate(events))
+    again: list[Event] = []
+    for event in events:  # drawn by time: the whole cut is one moment
+        now = len(again) if isinstance(event, Step) else len(head) + len(before)
+        again.append(msgspec.structs.replace(event, time_ms=float(now)))
     header = msgspec.structs.replace(trace.header, title="The same events in another order: the state occurs")
-    return Trace(header, again)
+    return Trace(header, tuple(again))
 
 
 def reordering_of(trace: Trace) -> Reordering:

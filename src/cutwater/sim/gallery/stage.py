@@ -172,6 +172,29 @@ class Stage:
         self._add(t.Completed, "coordinator", snapshot)
         self.complete.add(snapshot)
 
+    def crash(self, process: str) -> None:
+        """The process loses what it has."""
+        self._add(t.Crashed, process)
+
+    def go_back(self, processes: Iterable[str]) -> None:
+        """These begin anew, in a new attempt; all others go on with what they have."""
+        back = set(processes)
+        self.attempt += 1
+        for process in self.header.processes:
+            if process in back:
+                self._add(t.Restored, process, None)
+                self.states[process] = ""
+            else:
+                self._add(t.Survived, process)
+        for link in self.links.values():
+            if link.source in back:
+                self.queues[link.name].clear()
+                self.sent[link.name] = 0
+
+    def commit(self, process: str, snapshot: int, values: Iterable[str]) -> None:
+        """A sink makes its output visible."""
+        self._add(t.Committed, process, snapshot, tuple(values))
+
     def waiting(self, channel: str) -> list[Row]:
         """The rows in a channel."""
         return [item for item in self.queues[channel] if isinstance(item, Row)]
@@ -182,6 +205,16 @@ class Stage:
             for channel in self.queues:
                 if self.can_take(channel):
                     self.take(channel)
+
+    def take_several(self, channel: str, count: int) -> list[Row]:
+        """By hand: take so many rows in one step."""
+        rows = [row for row in (self.queues[channel].popleft() for _ in range(count)) if isinstance(row, Row)]
+        self._step(self.links[channel].target, tuple((channel, row) for row in rows), (), None, "")
+        return rows
+
+    def send_several(self, process: str, channel: str, values: Iterable[str]) -> None:
+        """A step that sends several rows."""
+        self._step(process, (), tuple((channel, value, None) for value in values), None, "")
 
     # ---------------------------------------------------------------------------------------------------- performing
 

@@ -12,7 +12,6 @@ import secrets
 import threading
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 from cutwater.config import JobConfig
 from cutwater.errors import CutwaterError, FencedError
@@ -49,10 +48,23 @@ class Driver(abc.ABC):
         config: settings.
         host: makes the host.
         roster: is told of workers that come and go.
+        subtasks: once all of them have said that they are finished the job ends; what has no end has one that never
+            says it.
+        attempt: the last one known.
     """
 
-    def __init__(self, name: str, slots: int, config: JobConfig, host: MakeHost, roster: Roster) -> None:
-        self.name, self.config = name, config
+    def __init__(
+        self,
+        name: str,
+        slots: int,
+        config: JobConfig,
+        host: MakeHost,
+        roster: Roster,
+        *,
+        subtasks: frozenset[tuple[int, int]] = frozenset({(0, 0)}),
+        attempt: int = 0,
+    ) -> None:
+        self.config = config
         self.error: CutwaterError | None = None
         self.ended = threading.Event()
         self.secret = new_secret()
@@ -61,10 +73,11 @@ class Driver(abc.ABC):
         self._polled_ms = 0.0
         self._machine = JobMachine(
             slots,
-            frozenset({(0, 0)}),  # one that never ends: a network is ended by its user
+            subtasks,
             RestartDecider(config.restart, Random(secrets.randbits(64))),
             config.group_deadline_ms,
             now_ms=now_ms(),
+            attempt=attempt,
         )
         made = host(lambda slot, error: self._later(lambda: self._slot_ended(slot, error)))
         self._group = Group(slots, made, roster, self._worker_args, self._after)
@@ -112,16 +125,19 @@ class Driver(abc.ABC):
         try:
             self._server.start()
             self._group.launch_all()
+            self._launched()
             while not self.ended.is_set():
                 self._step()
         except BaseException as e:
             self.error = e if isinstance(e, CutwaterError) else internal_error(e)
             self._group.abandon()
+            self._crashed(self.error)
         finally:
+            self._closing()
             self._server.close()
             self._group.close()
             self.ended.set()
-            self._changed()
+            self._stepped()
 
     def _step(self) -> None:
         dues = [d for d in (self._machine.next_due_ms, self._due_ms()) if d is not None]
@@ -137,6 +153,7 @@ class Driver(abc.ABC):
         except FencedError as e:
             self._failures.error = e
             self._job(j.EndRequested(j.Outcome.FAILED, str(e), now_ms()))
+        self._stepped()
 
     def _on_time(self) -> None:
         now = now_ms()
@@ -204,18 +221,20 @@ class Driver(abc.ABC):
                 case j.StopAttempt(reason=reason):
                     self._stopped(reason)
                     self._group.broadcast(c.Reset(self._machine.attempt))
+                case j.TakeFinalCheckpoint():
+                    self._take_final()
                 case j.ShutDown(outcome=outcome, reason=reason):
-                    self._stopped(reason)
+                    self._shutting_down(reason)
                     timeout_s = self.config.cancel_timeout_ms / 1000
-                    gone: Callable[[], None] = lambda: self._later(lambda: self._job(j.WorkersGone()))  # noqa: E731
-                    self._group.shut_down(outcome.value, timeout_s, gone)
+                    self._group.shut_down(
+                        outcome.value, timeout_s, lambda: self._later(lambda: self._job(j.WorkersGone()))
+                    )
                 case j.Ended(outcome=outcome, reason=reason):
                     if outcome is j.Outcome.FAILED:
                         self.error = self._failures.final(reason)
+                        reason = str(self.error)
+                    self._end(outcome, reason)
                     self.ended.set()
-                case j.TakeFinalCheckpoint():
-                    pass
-        self._changed()
 
     # ------------------------------------------------------------------------------------ what a certain driver does
 
@@ -233,10 +252,14 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     def _stopped(self, reason: str) -> None:
-        """The attempt is over."""
+        """The attempt is over, another one will begin."""
 
     @abc.abstractmethod
-    def _message(self, link: WorkerLink, message: Any) -> None:
+    def _shutting_down(self, reason: str) -> None:
+        """The workers are about to be sent away."""
+
+    @abc.abstractmethod
+    def _message(self, link: WorkerLink, message: c.FromWorker) -> None:
         """A message of a worker of the current attempt."""
 
     @abc.abstractmethod
@@ -247,6 +270,20 @@ class Driver(abc.ABC):
     def _tick(self) -> None:
         """Do what time has made due."""
 
-    @abc.abstractmethod
-    def _changed(self) -> None:
+    def _launched(self) -> None:  # noqa: B027 - a hook
+        """The workers' Spark jobs are submitted."""
+
+    def _take_final(self) -> None:  # noqa: B027 - a hook
+        """Every subtask is finished."""
+
+    def _end(self, outcome: j.Outcome, reason: str) -> None:  # noqa: B027 - a hook
+        """All workers are gone; ``ended`` is set when this returns."""
+
+    def _crashed(self, error: CutwaterError) -> None:  # noqa: B027 - a hook
+        """The driver's own thread failed."""
+
+    def _closing(self) -> None:  # noqa: B027 - a hook
+        """The thread is about to end, however it came to that."""
+
+    def _stepped(self) -> None:  # noqa: B027 - a hook
         """Something that users look at may have changed."""

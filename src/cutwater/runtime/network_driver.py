@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -87,7 +87,8 @@ class NetworkDriver(Driver):
         self._taken: dict[int, int] = {}
         self._told: list[str] = []
         self._restored: int | None = None
-        super().__init__(job.network.name, config.parallelism, config, host, self)
+        self.name = job.network.name
+        super().__init__(self.name, config.parallelism, config, host, self)
 
     # ----------------------------------------------------------------------------------------- from other threads
 
@@ -185,6 +186,13 @@ class NetworkDriver(Driver):
         reason = first_line(reason)
         self._told.append(reason)
         self._next_ms = None
+        self._interrupt(reason)
+
+    def _shutting_down(self, reason: str) -> None:
+        self._next_ms = None
+        self._interrupt(first_line(reason))
+
+    def _interrupt(self, reason: str) -> None:
         waiting = {p.id for p in self._untriggered}
         self._job_handle.attempt_over(
             IncompleteSnapshotError(
@@ -194,14 +202,13 @@ class NetworkDriver(Driver):
             waiting,
         )
 
-    def _message(self, link: WorkerLink, message: Any) -> None:
+    def _message(self, link: WorkerLink, message: c.FromWorker) -> None:
         match message:
             case SnapshotParts(snapshot=snapshot, parts=parts):
                 for part in parts:
                     found = self._job_handle.part_arrived(snapshot, part)
                     if found is not None:
                         self._complete(found)
-                self._changed()
             case c.Metrics(rows_in=rows):
                 self._taken[link.slot] = rows.get("taken", 0)
             case _:
@@ -217,7 +224,7 @@ class NetworkDriver(Driver):
         if self._machine.phase is j.JobPhase.RUNNING and (self._periodic is None or self._periodic.done):
             self._periodic = self._job_handle.begin_here(self._network.initiators())
 
-    def _changed(self) -> None:
+    def _stepped(self) -> None:
         self._job_handle.changed()
 
     def failure(self) -> CutwaterError:

@@ -164,6 +164,7 @@ STEP_METHODS = {
     "collect": lambda f: f.collect("flights"),
     "key_by": lambda f: f.key_by("origin", dead_letters="flights"),
     "aggregate": lambda f: f.key_by("origin").aggregate("flights", n=cw.count()),
+    "process": lambda f: f.key_by("origin").process("flights", object(), "x long"),
     "window": lambda f: f.key_by("origin").window("flights", HOURLY),
     "join": lambda f: f.key_by("origin").join("flights", f.key_by("origin"), within=(0, 0)),
 }

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fake_host import FakeHost, FakeSpark, context
+from fake_host import FakeHost, FakeSpark, adopt, context, server_address
 from runtime_world import assert_running_counts, counting, gated, open_gate, query, wait_until
 
 import cutwater as cw
@@ -22,6 +22,7 @@ from cutwater.runtime.job import Job
 from cutwater.runtime.sinks import Sinks
 from cutwater.storage.local import LocalStore
 from cutwater.storage.log import JobLog
+from cutwater.storage.snapshot import load_manifest
 
 ROWS = 12_000
 EACH, ACROSS = 1, 40
@@ -104,6 +105,18 @@ def test_restoring_an_older_checkpoint_of_its_own_takes_the_later_output_back(st
     assert any(f"goes back to checkpoint {chosen}" in w for w in job.status.warnings), job.status.warnings
 
 
+def test_a_restart_in_between_keeps_what_older_checkpoints_need(start, tmp_path: Path) -> None:
+    job = stopped(start, tmp_path, ACROSS, num_retained=50)
+    store = LocalStore(str(tmp_path / "chk"))
+    older = JobLog(store, "back").read().completed[1:]
+    staging = [e for e in older if any(s for r in load_manifest(store, "back", e).subtasks for s in r.sinks.values())]
+    assert staging, "void: no older checkpoint has rows in staging"
+    stopped(start, tmp_path, ACROSS, more=1, num_retained=50)
+    chosen = staging[-1].checkpoint_id
+    job = finish(start, tmp_path, ACROSS, restore=f"{job.checkpoint_dir}@{chosen}")
+    assert job.status.checkpoints.restored_id == chosen
+
+
 def test_after_going_back_what_came_later_cannot_be_restored(start, tmp_path: Path) -> None:
     job = stopped(start, tmp_path, EACH)
     old, new = number(retained(tmp_path)[0]), number(retained(tmp_path)[-1])
@@ -133,8 +146,9 @@ def test_back_and_forth_any_number_of_times(start, tmp_path: Path, seed: int) ->
 # ---------------------------------------------------------------------------------------------------- drivers that die
 
 
-def drive(folder: str, restore: str, moment: str) -> None:
+def drive(folder: str, server: str, restore: str, moment: str) -> None:
     """A driver that dies, or is paused, while it restores."""
+    adopt(server)
     job_module.SparkHost = FakeHost  # type: ignore[misc]
     path = Path(folder)
 
@@ -173,7 +187,9 @@ def test_a_driver_that_dies_while_taking_back_has_gone_back(start, tmp_path: Pat
     chosen = number(retained(tmp_path)[0])
     later = sum(len(names) for n, names in committed_by(tmp_path).items() if n > chosen)
     assert later > 2, "void"
-    process = context().Process(target=drive, args=(str(tmp_path), f"{job.checkpoint_dir}@{chosen}", moment))
+    process = context().Process(
+        target=drive, args=(str(tmp_path), server_address(), f"{job.checkpoint_dir}@{chosen}", moment)
+    )
     process.start()
     process.join(90)
     assert process.exitcode == -signal.SIGKILL, "void: the driver never came to that moment"
@@ -190,7 +206,7 @@ def state_of(pid: int) -> str:
 def test_a_driver_that_was_paused_while_taking_back_spoils_nothing_of_its_successor(start, tmp_path: Path) -> None:
     job = stopped(start, tmp_path, EACH, num_retained=5)
     address = f"{job.checkpoint_dir}@{number(retained(tmp_path)[0])}"
-    process = context().Process(target=drive, args=(str(tmp_path), address, "paused before settle"))
+    process = context().Process(target=drive, args=(str(tmp_path), server_address(), address, "paused before settle"))
     process.start()
     try:
         wait_until(lambda: state_of(process.pid) == "T", "the pause")

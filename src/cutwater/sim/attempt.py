@@ -33,7 +33,7 @@ class Attempt:
         for spec in world.graph.channels:
             if self.parts:
                 sender, receiver = self.parts[spec.source], self.parts[spec.target]
-                log = _log(sender, receiver, spec.index, spec.back)
+                log = self.log(sender, receiver, spec.index, spec.back)
                 self.links.append(Link(world, spec, receiver.ins[spec.index], sender.outs[spec.index], log))
             else:
                 self.links.append(Link(world, spec, 0, 0, []))
@@ -44,12 +44,12 @@ class Attempt:
             c for c in self.parts[task].ended if c in back or self.parts[self._channels[c].source].has_ended
         )
 
-
-def _log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Item]:
-    """What is on its way in the snapshot: the receiver's part, the sender's part, and what both say of time and end."""
-    log = [*receiver.logs.get(channel, ()), *sender.overtaken.get(channel, ())]
-    if not back and sender.watermarks >= 0:
-        log.append((WATERMARK, sender.watermarks))  # the merger takes the larger one
-    if sender.has_ended and channel not in receiver.ended:
-        log.append((END,))
-    return log
+    @staticmethod
+    def log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Item]:
+        """What is on its way in the snapshot: the receiver's part, the sender's part, and what both say of time and end."""
+        log = [*receiver.logs.get(channel, ()), *sender.overtaken.get(channel, ())]
+        if not back and sender.watermarks >= 0:
+            log.append((WATERMARK, sender.watermarks))  # the merger takes the larger one
+        if sender.has_ended and channel not in receiver.ended:
+            log.append((END,))
+        return log

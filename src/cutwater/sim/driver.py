@@ -19,7 +19,6 @@ from cutwater.protocol.loops import (
 )
 from cutwater.protocol.reasons import CheckpointKind
 from cutwater.protocol.restart import RestartDecider
-from cutwater.sim.attempt import Attempt
 from cutwater.sim.disk import AttemptBegan, Done, Finished
 from cutwater.sim.worker import SimWorker
 
@@ -290,7 +289,8 @@ class Driver:
             else:
                 loop = self.world.graph.loop_tasks[effect.loop]
                 self.world.seen["loop ended" if effect.ended else "loop quiet"] += 1
-                self._broadcast("verdict", self.machine.attempt, effect.checkpoint_id, loop, effect.ended)
+                verdict = m.LoopVerdict(effect.checkpoint_id, effect.ended, effect.watermark)
+                self._broadcast("verdict", self.machine.attempt, loop, verdict)
 
     def _completed(self, id: int, final: bool) -> None:
         self.world.completed += 1
@@ -351,10 +351,12 @@ class Driver:
             self.world.output.commit(handle, restored.checkpoint_id if restored else 0)
         self.world.output.abort_all_but(handles)
         self.world.restores += 1
+        if restored is not None:
+            self.world.judge.restored(restored)
         if restored is not None and restored.final:
             self._job(j.FinalCommitted(attempt))
             return
-        deployed = Attempt(self.world, attempt, self.coordinator.last_id, restored)
+        deployed = self.world.attempt_class(self.world, attempt, self.coordinator.last_id, restored)
         self.world.attempts[attempt] = deployed
         self._broadcast("deploy", deployed)
 

@@ -117,6 +117,11 @@ class Judge:
         self._passed_over.add(checkpoint_id)
         self._world.seen["passed over"] += 1
 
+    def restored(self, done: Done) -> None:
+        """A job goes on from a checkpoint: from a damaged one never."""
+        if not self._world.disk.whole(done):
+            self.broken("damaged snapshot restored", f"checkpoint {done.checkpoint_id} is torn")
+
     def is_passed_over(self, checkpoint_id: int) -> bool:
         """A recovery found it damaged."""
         return checkpoint_id in self._passed_over

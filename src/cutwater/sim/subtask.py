@@ -8,7 +8,7 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.loop import ReadSource, SubtaskLoop, TakeControl, TakeRows
 from cutwater.protocol.loops import LoopReport
 from cutwater.protocol.stages import Phase
-from cutwater.protocol.watermarks import WatermarkMerger
+from cutwater.protocol.watermarks import InputTime, WatermarkMerger
 from cutwater.sim.channels import BARRIER, END, WATERMARK, Item, Link
 from cutwater.sim.graphs import key_of, row_time, source_row
 
@@ -87,11 +87,13 @@ class SimSubtask:
             exhausted=part.exhausted if part else False,
         )
         self.loop = SubtaskLoop(self.machine, graph.inputs[task], 5.0, ROWS_PER_SLICE)
-        self.merger = WatermarkMerger(graph.inputs[task], back)
+        self.merger = WatermarkMerger(graph.inputs[task], back, graph.loop_inputs[task])
         self._is_head, self._outside = bool(back), frozenset(graph.inputs[task]) - graph.loop_inputs[task]
         self._in_loop = graph.loop_outputs[task]
         self._asked = False
-        self._drained: dict[int, bool] = {}
+        self._times: dict[int, tuple[bool, InputTime]] = {}
+        """At the freeze of a wave: all has passed; time of what comes from outside the loop."""
+        self._blocked: list[Any] = []
         self._answers: list[m.Event] = []
         """What the machine hears once all effects of the event under way are performed."""
         self._moves = graph.moves[task]
@@ -211,7 +213,7 @@ class SimSubtask:
     def outcome(self, event: m.CompleteNotice | m.AbortNotice) -> None:
         """The coordinator says what became of a wave."""
         self.handle(event)
-        self._drained.pop(event.checkpoint_id, None)
+        self._times.pop(event.checkpoint_id, None)
         self._asked = False
         self._want_probe()
 
@@ -292,14 +294,17 @@ class SimSubtask:
 
     def _block(self, effect: m.Block, _: object) -> None:
         self.world.seen["blocked"] += 1
+        self._blocked.append(effect.input)
 
-    def _nothing(self, effect: m.Effect, _: object) -> None:
-        """The loop asks the machine itself."""
+    def _unblock(self, effect: m.Unblock, _: object) -> None:
+        """The loop asks the machine itself; here only the order is looked at (A5)."""
+        if not self._blocked or self._blocked.pop(0) != effect.input:
+            self.world.judge.broken("unblocked out of order", f"{self.name}: {effect.input} is not the first (A5)")
 
     def _freeze(self, effect: m.Freeze, _: object) -> None:
         id, number = effect.checkpoint_id, self.attempt.number
         self.merger.mark(id)
-        self._drained[id] = self.merger.drained
+        self._times[id] = self.merger.drained, self.merger.outside
         if effect.probe:
             self.worker.post(lambda: self._if_current(m.Durable(id)))
             return
@@ -383,7 +388,7 @@ class SimSubtask:
             self._answers.append(m.AlignmentTimeout(effect.checkpoint_id))
 
     def _release(self, effect: m.ReleaseWatermark, _: object) -> None:
-        self._advance(self.merger.release(effect.checkpoint_id))
+        self._advance(self.merger.release(effect.checkpoint_id, effect.watermark))
 
     def _start_recording(self, effect: m.StartRecording, _: object) -> None:
         log = self._parts[effect.checkpoint_id].logs[effect.input] = []  # type: ignore[index]
@@ -413,7 +418,7 @@ class SimSubtask:
     def _acknowledge(self, effect: m.Acknowledge, _: object) -> None:
         id = effect.checkpoint_id
         part = self._parts.pop(id, None)
-        report = LoopReport(effect.quiet, effect.outside_ended, self._drained.get(id, False))
+        report = LoopReport(effect.quiet, effect.outside_ended, *self._times.get(id, (False, InputTime())))
         self.worker.tell("ack", self.attempt.number, id, self.task, part, report)
 
     def _decline(self, effect: m.Decline, _: object) -> None:
@@ -438,7 +443,7 @@ class SimSubtask:
 
 _PERFORM: dict[type, Any] = {
     m.Block: SimSubtask._block,
-    m.Unblock: SimSubtask._nothing,
+    m.Unblock: SimSubtask._unblock,
     m.Freeze: SimSubtask._freeze,
     m.BroadcastBarrier: SimSubtask._broadcast,
     m.Overtake: SimSubtask._overtake,

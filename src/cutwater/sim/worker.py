@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
 from cutwater.sim.channels import Pipe
-from cutwater.sim.subtask import SimSubtask
 
 if TYPE_CHECKING:
     from cutwater.sim.attempt import Attempt
     from cutwater.sim.driver import Driver
+    from cutwater.sim.subtask import SimSubtask
     from cutwater.sim.world import World
 
 __all__ = ["SimWorker"]
@@ -148,23 +148,23 @@ class SimWorker:
             case ("abort", _, id, latest):
                 for subtask in self.subtasks:
                     subtask.outcome(m.AbortNotice(id, latest))
-            case ("verdict", _, id, loop, ended):
+            case ("verdict", _, loop, verdict):
                 for subtask in self.subtasks:
                     if subtask.task in loop:
-                        subtask.handle(m.LoopVerdict(id, ended))
+                        subtask.handle(verdict)
             case _:
                 raise AssertionError(f"a worker hears {message}")
 
     def _deploy(self, attempt: Attempt) -> None:
         self._reset()
         self.attempt = attempt
-        graph = self.world.graph
+        world, graph = self.world, self.world.graph
         self.subtasks = [
-            SimSubtask(self, attempt, task, attempt.parts.get(task))
+            world.subtask_class(self, attempt, task, attempt.parts.get(task))
             for task, (_, index) in enumerate(graph.tasks)
             if index == self.slot
         ]
-        self.world.note(
+        world.note(
             "restored", self.slot, attempt.number, attempt.restored.checkpoint_id if attempt.restored else None
         )
         self.tell("ready", attempt.number)

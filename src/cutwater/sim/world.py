@@ -20,6 +20,7 @@ from cutwater.sim.faults import inject
 from cutwater.sim.graphs import WORLDS
 from cutwater.sim.judge import Judge
 from cutwater.sim.schedule import Fault, Schedule
+from cutwater.sim.subtask import SimSubtask
 
 __all__ = ["World"]
 
@@ -51,6 +52,7 @@ class World:
     ) -> None:
         self.schedule, self.graph, self.row = schedule, WORLDS[schedule.world], PROTOCOLS[schedule.protocol]
         self.machine_class, self.coordinator_class, self._monitor_class = machine, coordinator, monitor
+        self.subtask_class, self.attempt_class = SimSubtask, Attempt
         self.validates = validates
         self.settings = JobConfig(
             protocol=schedule.protocol,  # type: ignore[arg-type]

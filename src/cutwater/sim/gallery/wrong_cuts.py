@@ -10,8 +10,8 @@ from cutwater.sim.gallery.walk import walk
 from cutwater.trace.events import Trace
 
 __all__ = [
-    "FIRST_IDEA", "agreed_time", "all_stand_still", "central_command", "command_overtaken", "line", "markers", "ring",
-    "token_lost", "token_twice",
+    "FIRST_IDEA", "agreed_time", "all_stand_still", "central_command", "clocks_differ", "command_overtaken", "line",
+    "markers", "ring", "ring_with_markers", "token_lost", "token_twice",
 ]  # fmt: skip
 
 MOMENT_MS = 40.0
@@ -54,6 +54,21 @@ def markers(seed: int) -> Stage:
     stage = Stage("Markers", processes, links)
     walk(stage, random.Random(seed), sources=processes, rows=30, hops=2, begin_after={"P1": 12})
     return stage
+
+
+def clocks_differ() -> Trace:
+    """It is noon by P1's clock, which is fast; what it sends next comes to P2 before noon there."""
+    links = [("C12", "P1", "P2"), ("C21", "P2", "P1")]
+    stage = Stage("All record themselves at noon, each by its own clock", ("P1", "P2"), links, machine=None)
+    stage.send("P2", "C21", "x", label="11:58")
+    stage.local("P1", label="11:59")
+    stage.cut("P1", 1)
+    stage.send("P1", "C12", "y", label="12:01")
+    stage.take("C12", label="11:59")
+    stage.cut("P2", 1)
+    stage.finish(1)
+    stage.take("C21", label="12:02")
+    return stage.trace()
 
 
 def command_overtaken() -> Trace:
@@ -107,13 +122,13 @@ def token_lost() -> Trace:
     return stage.trace()
 
 
-def ring(seed: int, row: ProtocolRow = FIRST_IDEA) -> Stage:
+def ring(seed: int, row: ProtocolRow = FIRST_IDEA, rows: int = 20) -> Stage:
     """P1 -> P2 -> P3 -> P1."""
     processes = ("P1", "P2", "P3")
     links = [("C12", "P1", "P2"), ("C23", "P2", "P3"), ("C31", "P3", "P1")]
     title = "The first idea on a ring" if row is FIRST_IDEA else f"A ring, {row.name}"
     stage = Stage(title, processes, links, row=row)
-    walk(stage, random.Random(seed), sources=processes, rows=20, hops=3, begin_after={"P1": 6})
+    walk(stage, random.Random(seed), sources=processes, rows=rows, hops=3, begin_after={"P1": rows // 3})
     return stage
 
 

@@ -1,0 +1,160 @@
+"""Many schedules, one after the other, and what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from cutwater.errors import CutwaterError, InvariantError
+from cutwater.protocol.rows import PROTOCOLS
+from cutwater.sim.coverage import Walked, counting_coordinator, counting_machine, every_fault, every_transition
+from cutwater.sim.graphs import WORLDS
+from cutwater.sim.judge import Violation
+from cutwater.sim.planted import PLANTED, Plant
+from cutwater.sim.record import check_run
+from cutwater.sim.schedule import Schedule, make_schedule
+from cutwater.sim.world import World
+
+__all__ = ["Failure", "Report", "Simulation", "play", "verdict"]
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A schedule that broke a promise."""
+
+    world: str
+    protocol: str
+    seed: int
+    kind: str
+    text: str
+
+
+class Report(msgspec.Struct):
+    """What came of a number of schedules; reports add up."""
+
+    schedules: int = 0
+    failures: list[Failure] = []
+    checkpoints: int = 0
+    recoveries: int = 0
+    void: int = 0
+    events: int = 0
+    cpu_s: float = 0.0
+    struck: dict[str, int] = {}
+    """Faults by kind, where they hit something."""
+    walked: dict[str, int] = {}
+    """Transitions of the core's tables, by name."""
+
+    @property
+    def inconsistent(self) -> int:
+        """Failures that are inconsistent cuts."""
+        return sum("cut" in f.kind for f in self.failures)
+
+    @property
+    def per_second(self) -> float:
+        """Schedules per second of one core."""
+        return self.schedules / self.cpu_s if self.cpu_s else 0.0
+
+    def missing(self) -> list[str]:
+        """Transitions and faults that were never reached."""
+        return [name for name, n in {**self.walked, **self.struck}.items() if not n]
+
+    def add(self, other: Report) -> None:
+        """Take another report's numbers in."""
+        self.schedules += other.schedules
+        self.failures += other.failures
+        self.checkpoints += other.checkpoints
+        self.recoveries += other.recoveries
+        self.void += other.void
+        self.events += other.events
+        self.cpu_s += other.cpu_s
+        for mine, theirs in ((self.struck, other.struck), (self.walked, other.walked)):
+            for name, count in theirs.items():
+                mine[name] = mine.get(name, 0) + count
+
+
+def play(schedule: Schedule, *, walked: Walked | None = None, validates: bool = False) -> tuple[World, Violation | None]:
+    """Run one schedule to its end; the world as it was left, and the broken promise if there is one."""
+    plant = PLANTED[schedule.planted] if schedule.planted else Plant("")
+    machine, coordinator = plant.machine, plant.coordinator
+    if walked is not None:
+        machine, coordinator = counting_machine(machine, walked), counting_coordinator(coordinator, walked)
+    world = World(schedule, machine=machine, coordinator=coordinator, monitor=plant.monitor, validates=validates)
+    plant.prepare(world)
+    try:
+        world.run()
+        result = check_run(world)
+        if not result.ok:
+            first = result.violations[0]
+            raise Violation(first.kind.value, str(first))
+    except Violation as violation:
+        return world, violation
+    except InvariantError as error:
+        return world, Violation("invariant", str(error))
+    except (CutwaterError, ArithmeticError, LookupError, AttributeError, TypeError, ValueError, AssertionError) as error:
+        return world, Violation("crash", f"{type(error).__name__}: {error}")
+    return world, None
+
+
+def verdict(schedule: Schedule) -> str:
+    """"ok", or the kind of the broken promise."""
+    _, violation = play(schedule)
+    return violation.kind if violation else "ok"
+
+
+class Simulation:
+    """A range of seeds over worlds and protocols.
+
+    Args:
+        worlds, protocols: names; each seed runs one pair, in turn.
+        planted: name of a planted bug.
+
+    >>> report = Simulation(["four"], ["aligned"]).run(range(3))
+    >>> report.schedules, report.failures, report.checkpoints > 0
+    (3, [], True)
+    """
+
+    def __init__(self, worlds: list[str] | None = None, protocols: list[str] | None = None, planted: str = "") -> None:
+        self.pairs = [(w, p) for w in worlds or WORLDS for p in protocols or PROTOCOLS]
+        self.planted = planted
+
+    def schedule(self, seed: int) -> Schedule:
+        """The schedule that a seed stands for."""
+        world, protocol = self.pairs[seed % len(self.pairs)]
+        return make_schedule(seed, world, protocol, planted=self.planted)
+
+    def run(self, seeds: range, *, told: Callable[[Report], None] = lambda _: None) -> Report:
+        """Run them all; ``told`` hears of the report now and then."""
+        walked: Walked = Counter()
+        report = Report(struck=dict.fromkeys(every_fault(), 0))
+        started = time.process_time()
+        for number, seed in enumerate(seeds):
+            self._one(report, seed, walked)
+            if number % 50 == 49:
+                report.cpu_s = time.process_time() - started
+                told(report)
+        report.cpu_s = time.process_time() - started
+        report.walked = {name: walked[step] for step, name in every_transition().items()}
+        return report
+
+    def violations(self, seeds: range) -> Iterator[tuple[int, Violation]]:
+        """The seeds that break a promise."""
+        for seed in seeds:
+            _, violation = play(self.schedule(seed))
+            if violation is not None:
+                yield seed, violation
+
+    def _one(self, report: Report, seed: int, walked: Walked) -> None:
+        schedule = self.schedule(seed)
+        world, violation = play(schedule, walked=walked, validates=seed % 16 == 0)
+        report.schedules += 1
+        report.checkpoints += world.completed
+        report.recoveries += max(world.restores - 1, 0)
+        report.events += len(world.history)
+        for kind, count in world.struck.items():
+            report.struck[kind] = report.struck.get(kind, 0) + count
+        if violation is not None:
+            report.failures.append(Failure(schedule.world, schedule.protocol, seed, violation.kind, str(violation)))
+        elif world.void:
+            report.void += 1

@@ -92,6 +92,10 @@ def ranges(rows: set[int]) -> str:
     return f"{'row' if len(rows) == 1 else 'rows'} {text}"
 
 
+def _them(rows: set[int]) -> str:
+    return "it" if len(rows) == 1 else "them"
+
+
 def compare(
     snapshot: SnapshotBook, channel: ChannelBook, *, tolerate_doubled: bool
 ) -> Iterator[ChannelCounts | Violation]:
@@ -116,19 +120,22 @@ def compare(
         yield wrong(
             Kind.CUT,
             f"{channel.target} took {ranges(future)} before its cut, and {channel.source} sent "
-            f"{'it' if len(future) == 1 else 'them'} after its own",
+            f"{_them(future)} after its own",
         )
     lost = set(range(m, n)) - ahead - recorded
     if lost:
         yield wrong(
-            Kind.LOST, f"{ranges(lost)} had been sent and not taken at the cut, and the channel's state lacks them"
+            Kind.LOST,
+            f"{ranges(lost)} had been sent and not taken at the cut, and the channel's state lacks {_them(lost)}",
         )
     doubled = {row for row in recorded if row < min(m, n) or row in ahead}
     if doubled:
-        yield wrong(Kind.DOUBLED, f"{ranges(doubled)} had been taken before the cut, and the channel's state has them")
+        text = f"{ranges(doubled)} had been taken before the cut, and the channel's state has {_them(doubled)}"
+        yield wrong(Kind.DOUBLED, text)
     later = {row for row in recorded if row >= n}
     if later:
-        yield wrong(Kind.FUTURE, f"{ranges(later)} were sent after the sender's cut, and the channel's state has them")
+        text = f"{channel.source} sent {ranges(later)} after its cut, and the channel's state has {_them(later)}"
+        yield wrong(Kind.FUTURE, text)
     if len(listed) != len(recorded):
         yield wrong(Kind.DOUBLED, "the channel's state has rows twice")
     elif not ahead and listed != sorted(listed):

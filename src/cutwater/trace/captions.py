@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Collection
 
 from cutwater.trace.messages import CutLine
 from cutwater.trace.svg import Canvas
 
-__all__ = ["captions", "legend"]
+__all__ = ["captions", "legend", "wrapped"]
 
 ITEMS_SHOWN = 8
 TICK = "l4 5l8 -11"
@@ -27,13 +28,16 @@ def captions(cut: CutLine) -> list[str]:
     parts = [", ".join(states)] if states and len(states) <= ITEMS_SHOWN else []
     more = [f"and {len(contents) - ITEMS_SHOWN} other channels"] if len(contents) > ITEMS_SHOWN else []
     text = "; ".join([*parts, *contents[:ITEMS_SHOWN], *more])
-    lines, line = [""], 0
-    for word in f"Snapshot {cut.snapshot}: {text}".split(" "):
-        if len(lines[line]) + len(word) > 100:
-            lines.append("   ")
-            line += 1
-        lines[line] += f"{' ' if lines[line].strip() else ''}{word}"
-    return lines
+    return wrapped(f"Snapshot {cut.snapshot}: {text}", 96)
+
+
+def wrapped(text: str, letters: int) -> list[str]:
+    """Lines of at most so many letters.
+
+    >>> wrapped("one two three", 8)
+    ['one two', '   three']
+    """
+    return textwrap.wrap(text, letters, subsequent_indent="   ", break_long_words=False)
 
 
 def _short(rows: tuple[str, ...]) -> str:
@@ -54,6 +58,8 @@ def legend(canvas: Canvas, used: Collection[str], x: float, y: float, width: flo
         ("marker" in used, "marker", lambda x, y: _arrow(canvas, x, y, "marker")),
         ("Cut" in used, "cut", lambda x, y: canvas.line(x + 9, y - 11, x + 9, y + 3, "cut s0")),
         (crossing, "crosses the cut", lambda x, y: _arrow(canvas, x, y, "message s0")),
+        ("message missed" in used, "crosses, not recorded", lambda x, y: _arrow(canvas, x, y, "message missed")),
+        ("message extra" in used, "recorded, does not cross", lambda x, y: _arrow(canvas, x, y, "message extra")),
         ("message backwards" in used, "against the cut", lambda x, y: _arrow(canvas, x, y, "message backwards")),
         ("waits" in used, "waits for markers", lambda x, y: canvas.rect(x, y - 10, 26, 12, "waits s0")),
         ("records" in used, "records its inputs", lambda x, y: canvas.rect(x, y - 10, 26, 12, "records s0")),

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from cutwater.trace.captions import captions, legend
+from cutwater.trace.captions import captions, legend, wrapped
 from cutwater.trace.events import Committed, Crashed, Cut, Event, MarkerTaken, Recorded, Restored, Step, Survived, Trace
 from cutwater.trace.layout import Window, columns, window_of
 from cutwater.trace.messages import CutLine, Message, cut_lines, messages
@@ -70,7 +70,8 @@ class _Picture:
         width = max(self.columns.values()) + 1
         self.gap = 58.0 if width <= 16 else 42.0 if width <= 30 else 24.0
         self.row = 84.0 if len(names) <= 4 else 62.0
-        self.left = 34.0 + FONT * 0.62 * max(map(len, names))
+        letters = max(max(len(name), 0.8 * len(self._first_state(name))) for name in names)
+        self.left = 34.0 + FONT * 0.62 * letters
         self.top = TOP + (24.0 if trace.header.title else 0.0)
         self.y = {name: self.top + 14.0 + i * self.row for i, name in enumerate(names)}
         self.right = self.left + 24.0 + width * self.gap
@@ -226,11 +227,18 @@ class _Picture:
             if message.sent is None:  # delivered again from a snapshot
                 return "message again"
             before, after = message.sent < at_source, message.taken is None or message.taken > at_target
-            if before and after and self.trace.events[at_target - 1].attempt == message.attempt:
-                return f"message {self.colours[cut.snapshot]}"
+            rows = range(message.first, message.first + message.count)
+            recorded = any(row in cut.rows.get(message.channel, ()) for row in rows)
             if not before and not after:
                 return "message backwards"
+            if before and after and not message.dropped and self._attempt_of(at_target) == message.attempt:
+                return f"message {self.colours[cut.snapshot]}" if recorded or not cut.complete else "message missed"
+            if not before and recorded and self._attempt_of(at_target) == message.attempt:
+                return "message extra"
         return "message"
+
+    def _attempt_of(self, number: int) -> int:
+        return self.trace.events[number - 1].attempt
 
     def _text(self, message: Message) -> str:
         values = [value for value in message.values if value]
@@ -274,7 +282,8 @@ class _Picture:
         y = legend(self.canvas, self.used, self.left - 12, y, max(width - self.left, 420.0))
         width = max(width, self.left + FONT * 0.66 * len(self.trace.header.title))
         texts = [(line, f"note {self.colours[c.snapshot]}") for c in self.cuts for line in captions(c)]
-        texts += [(note, "note") for note in notes]
+        letters = max(72, int((width - self.left) / (FONT * 0.56)))
+        texts += [(line, "note") for note in notes for line in wrapped(note, letters)]
         for text, cls in texts:
             self.canvas.text(self.left - 12, y, text, cls)
             width = max(width, self.left + FONT * 0.56 * len(text) + 10)

@@ -95,11 +95,12 @@ def _together(before: Event, event: Event) -> bool:
     """A cut with the marker that caused it, and with the markers it sends, is one moment."""
     if isinstance(event, MarkerSent):
         return isinstance(before, Cut | MarkerSent) and before.snapshot == event.snapshot
-    return isinstance(event, Cut) and isinstance(before, MarkerTaken) and before.snapshot == event.snapshot
+    return isinstance(event, Cut) and isinstance(before, MarkerTaken | MarkerSent) and before.snapshot == event.snapshot
 
 
 def _timed(trace: Trace, window: Window, width: float) -> dict[int, float]:
     numbers = range(window.first, window.last + 1)
     times = [trace.events[number - 1].time_ms for number in numbers]
     first, length = min(times), (max(times) - min(times)) or 1.0
+    width = max(width, len(set(times)) - 1.0)
     return {number: (time - first) / length * width for number, time in zip(numbers, times, strict=True)}

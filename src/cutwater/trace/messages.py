@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from cutwater.trace.events import Cut, MarkerSent, MarkerTaken, Recorded, Step, Trace
+from cutwater.trace.events import Completed, Cut, MarkerSent, MarkerTaken, Recorded, Restored, Step, Trace
 
 __all__ = ["CutLine", "Message", "cut_lines", "messages"]
 
@@ -26,6 +26,8 @@ class Message(msgspec.Struct, frozen=True):
     values: tuple[str, ...] = ()
     snapshot: int | None = None
     attempt: int = 1
+    dropped: bool = False
+    """Its taker had taken these rows before it was sent, in an earlier attempt that the taker survived."""
 
 
 class CutLine(msgspec.Struct, frozen=True):
@@ -37,6 +39,9 @@ class CutLine(msgspec.Struct, frozen=True):
     states: dict[str, str]
     recorded: dict[str, tuple[str, ...]]
     """Channel -> its recorded rows: printable where traced, else their numbers.  Empty ones are left out."""
+    rows: dict[str, set[int]] = {}
+    """Channel -> numbers of its recorded rows."""
+    complete: bool = False
 
 
 def messages(trace: Trace) -> list[Message]:
@@ -50,9 +55,13 @@ def messages(trace: Trace) -> list[Message]:
     found: list[Message] = []
     waiting: dict[tuple[str, int], tuple[int, int, str]] = {}  # (channel, row) -> sender's event, attempt, content
     markers: dict[tuple[str, int], tuple[int, int, int]] = {}
+    taken: dict[str, int] = {}
+    again: set[tuple[str, int]] = set()  # rows sent once more to a process that has taken them
+    targets = {link.name: link.target for link in trace.header.channels}
     for number, event in enumerate(trace.events, start=1):
         if isinstance(event, Step):
             for channel, row, value in _taken_rows(event):
+                taken[channel] = row + 1
                 sent, attempt, content = waiting.pop((channel, row), (None, event.attempt, value))
                 if attempt != event.attempt:  # from a snapshot; the first sending was never taken
                     found.append(Message(channel, row, 1, sent, None, (content,), attempt=attempt))
@@ -65,6 +74,10 @@ def messages(trace: Trace) -> list[Message]:
                     if old is not None:
                         found.append(Message(span.channel, row, 1, old[0], None, (old[2],), attempt=old[1]))
                     waiting[span.channel, row] = number, event.attempt, value
+                    if row < taken.get(span.channel, 0):
+                        again.add((span.channel, row))
+        elif isinstance(event, Restored):
+            taken |= {name: 0 for name, target in targets.items() if target == event.process}
         elif isinstance(event, MarkerSent):
             markers[event.channel, event.snapshot] = number, event.position, event.attempt
         elif isinstance(event, MarkerTaken):
@@ -72,7 +85,8 @@ def messages(trace: Trace) -> list[Message]:
             marker = Message(event.channel, position, 0, sent, number, (), event.snapshot, event.attempt)
             found.append(marker)
     for (channel, row), (sent, attempt, value) in waiting.items():
-        found.append(Message(channel, row, 1, sent, None, (value,), attempt=attempt))
+        dropped = trace.header.fifo and (channel, row) in again
+        found.append(Message(channel, row, 1, sent, None, (value,), attempt=attempt, dropped=dropped))
     for (channel, snapshot), (sent, position, attempt) in markers.items():
         found.append(Message(channel, position, 0, sent, None, (), snapshot, attempt))
     return _joined(found)
@@ -90,7 +104,7 @@ def _joined(found: list[Message]) -> list[Message]:
     joined: list[Message] = []
     last: dict[tuple[object, ...], int] = {}
     for message in found:
-        key = message.channel, message.sent, message.taken, message.attempt
+        key = message.channel, message.sent, message.taken, message.attempt, message.dropped
         at = last.get(key)
         if at is None or message.snapshot is not None or joined[at].first + joined[at].count != message.first:
             last[key] = len(joined)
@@ -113,8 +127,12 @@ def cut_lines(trace: Trace) -> dict[int, CutLine]:
         elif isinstance(event, Recorded):
             line = lines.setdefault(event.snapshot, CutLine(event.snapshot, {}, {}, {}))
             for span in event.spans:
+                line.rows.setdefault(event.channel, set()).update(range(span.first, span.end))
                 values = span.values or tuple(f"#{row}" for row in range(span.first, span.end))
                 line.recorded[event.channel] = line.recorded.get(event.channel, ()) + values
+    for event in trace.events:
+        if isinstance(event, Completed) and event.snapshot in lines:
+            lines[event.snapshot] = msgspec.structs.replace(lines[event.snapshot], complete=True)
     for line in lines.values():  # in the order of the picture, not in that of the history
         for process in trace.header.processes:
             if process in line.cuts:

@@ -40,9 +40,9 @@ class OutputBook:
         if self._at_least_once:
             extra = Counter({row: n for row, n in extra.items() if row not in wanted})
         found: list[Violation] = []
-        for rows, what in ((missing, "are missing"), (extra, "should not be there")):
+        for rows, what in ((missing, "missing"), (extra, "too many")):
             if rows:
                 named = ", ".join(map(repr, list(rows.elements())[:SHOWN]))
                 more = f" and {rows.total() - SHOWN} others" if rows.total() > SHOWN else ""
-                found.append(Violation(Kind.OUTPUT, f"{named}{more} {what}"))
+                found.append(Violation(Kind.OUTPUT, f"{what}: {named}{more}"))
         return found

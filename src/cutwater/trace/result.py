@@ -51,9 +51,9 @@ class Violation(msgspec.Struct, frozen=True):
         where = [] if self.snapshot is None else [f"snapshot {self.snapshot}"]
         where += [f"process {self.process}"] if self.process else []
         where += [f"channel {self.channel}"] if self.channel else []
-        numbers = ", ".join(map(str, self.events))
-        at = f" (event{'s' if len(self.events) > 1 else ''} {numbers})" if self.events else ""
-        return f"{self.kind.value}: {', '.join(where)}: {self.text}{at}"
+        numbers = list(dict.fromkeys(self.events))
+        at = f" (event{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))})" if numbers else ""
+        return ": ".join(part for part in (self.kind.value, ", ".join(where), f"{self.text}{at}") if part)
 
 
 class ChannelCounts(msgspec.Struct, frozen=True):

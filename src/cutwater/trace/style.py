@@ -32,8 +32,10 @@ path{{fill:none}}
 .lost{{opacity:.55}}
 .again{{stroke:#a85b00;stroke-dasharray:2 3}}
 .again.head{{fill:#a85b00}}
-.backwards{{stroke:#d1008f;stroke-width:3}}
-.backwards.head,text.backwards,.wrong{{fill:#d1008f}}
+.backwards,.missed,.extra{{stroke:#d1008f;stroke-width:3}}
+.missed{{stroke-dasharray:7 5}}
+.extra{{stroke-dasharray:2 3}}
+.backwards.head,.missed.head,.extra.head,text.backwards,text.missed,text.extra,.wrong{{fill:#d1008f}}
 .wrong{{font-size:20px;font-weight:700;paint-order:stroke;stroke:#fff;stroke-width:3px}}
 .cut{{stroke-width:4;stroke-linecap:round;opacity:.85}}
 .past{{opacity:.07}}
@@ -60,8 +62,8 @@ text,.event{fill:#eee}
 .marker.head{fill:#ff6b6b}
 .again{stroke:#ffb65c}
 .again.head,.restored{fill:#ffb65c}
-.backwards{stroke:#ff5cc4}
-.backwards.head,text.backwards,.wrong{fill:#ff5cc4}
+.backwards,.missed,.extra{stroke:#ff5cc4}
+.backwards.head,.missed.head,.extra.head,text.backwards,text.missed,text.extra,.wrong{fill:#ff5cc4}
 .survived{stroke:#ffb65c}
 .committed{stroke:#4fd1a8}
 """

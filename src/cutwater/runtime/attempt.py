@@ -126,10 +126,10 @@ class Attempt(ConnectedAttempt):
                 self._written.pop(checkpoint_id, None)
                 for subtask in self._subtasks:
                     subtask.performer.outcome(m.AbortNotice(checkpoint_id, latest))
-            case c.LoopVerdict(checkpoint_id=checkpoint_id, vertices=vertices, ended=ended):
+            case c.LoopVerdict(checkpoint_id=checkpoint_id, vertices=vertices, ended=ended, watermark=watermark):
                 for subtask in self._subtasks:
                     if subtask.key[0] in vertices:
-                        subtask.when_idle(m.LoopVerdict(checkpoint_id, ended))
+                        subtask.when_idle(m.LoopVerdict(checkpoint_id, ended, watermark))
             case Written():
                 self._on_written(message)
             case PeerLost(attempt=attempt, error=error):
@@ -173,6 +173,11 @@ class Attempt(ConnectedAttempt):
             return
         del self._acknowledged[checkpoint_id]
         parts = self._written.pop(checkpoint_id, [])
+        reports = [
+            c.LoopReport(*key, r.quiet, r.outside_ended, r.drained, (r.outside.watermark, r.outside.idle))
+            for key, r in done.items()
+            if r is not None
+        ]
         self._worker.link.send(
             c.Ack(
                 self.number,
@@ -181,7 +186,7 @@ class Attempt(ConnectedAttempt):
                 [entry for part in parts for entry in part.entries],
                 round(max((part.freeze_ms for part in parts), default=0.0), 3),
                 round(sum(part.write_ms for part in parts), 3),
-                [c.LoopReport(*key, r.quiet, r.outside_ended, r.drained) for key, r in done.items() if r is not None],
+                reports,
                 probe=not parts,
             )
         )

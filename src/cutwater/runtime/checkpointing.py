@@ -25,6 +25,7 @@ from cutwater.protocol.loops import (
     WaveFailed,
 )
 from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
+from cutwater.protocol.watermarks import InputTime
 from cutwater.runtime import control as c
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.status_board import StatusBoard
@@ -102,7 +103,7 @@ class Checkpointing:
     def acknowledged(self, slot: int, ack: c.Ack) -> None:
         """All subtasks of a worker did their part."""
         for r in ack.loops:
-            report = LoopReport(r.quiet, r.outside_ended, r.drained)
+            report = LoopReport(r.quiet, r.outside_ended, r.drained, InputTime(*r.outside))
             self._loop(LoopReported(ack.checkpoint_id, (r.vertex, r.subtask), report))
         if ack.probe:
             for vertex in self._plan.vertices:
@@ -133,9 +134,9 @@ class Checkpointing:
             match effect:
                 case StartProbe():
                     self.handle(m.RequestProbe(now_ms()))
-                case SendVerdict(checkpoint_id=checkpoint_id, loop=loop, ended=ended):
+                case SendVerdict(checkpoint_id=checkpoint_id, loop=loop, ended=ended, watermark=watermark):
                     vertices = sorted(self._plan.loops[loop])
-                    self._broadcast(c.LoopVerdict(self._attempt, checkpoint_id, vertices, ended))
+                    self._broadcast(c.LoopVerdict(self._attempt, checkpoint_id, vertices, ended, watermark))
 
     def declined(self, decline: c.Decline) -> None:
         reason = FailureReason.of(decline.reason)

@@ -118,6 +118,8 @@ class LoopVerdict(msgspec.Struct, frozen=True, tag="verdict"):
     vertices: list[int]
     """Of the loop."""
     ended: bool
+    watermark: int
+    """What may pass the loop's heads (W3)."""
 
 
 class AbortNotice(msgspec.Struct, frozen=True, tag="abort"):
@@ -175,6 +177,8 @@ class LoopReport(msgspec.Struct, frozen=True, array_like=True):
     quiet: bool
     outside_ended: bool
     drained: bool
+    outside: tuple[int, bool]
+    """Watermark and idleness of the inputs from outside the loop."""
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack"):

@@ -20,7 +20,7 @@ from cutwater.operators.base import MAX_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.loops import LoopReport
 from cutwater.protocol.subtask import SubtaskMachine
-from cutwater.protocol.watermarks import WatermarkMerger
+from cutwater.protocol.watermarks import InputTime, WatermarkMerger
 from cutwater.runtime.chain import Chain
 from cutwater.runtime.channel_state import ChannelLogs
 from cutwater.runtime.channels import Barrier, InputChannel, Rows, Watermark
@@ -101,7 +101,7 @@ class Performer:
         self._performing = False
         self._frozen: list[FrozenSubtask] = []
         self._announced: set[int] = set()  # snapshots whose logs will be handed to the writer
-        self._drained: dict[int, bool] = {}
+        self._times: dict[int, tuple[bool, InputTime]] = {}  # at the freezes of waves: drained, time from outside
         self._unsent: list[int] = []  # checkpoints whose in-order barriers may still wait in the outputs
         self._timeouts: list[tuple[float, int]] = []
         self._outside = self._inputs.keys() - parts.loop_inputs
@@ -142,7 +142,8 @@ class Performer:
     def outcome(self, event: m.CompleteNotice | m.AbortNotice) -> None:
         """What became of a wave."""
         self.handle(event)
-        self._drained.pop(event.checkpoint_id, None)
+        self._times.pop(event.checkpoint_id, None)
+        self._logs.forget(event.checkpoint_id)
         self._asked = False
 
     def tick(self, now_s: float) -> None:
@@ -222,8 +223,8 @@ class Performer:
                 self._overtook(checkpoint_id, overtaken, keep=True)
             case m.Expedite(input=key, checkpoint_id=checkpoint_id):
                 self._inputs[cast(Channel, key)].overtake(checkpoint_id)
-            case m.ReleaseWatermark(checkpoint_id=checkpoint_id):
-                risen = self._merger.release(checkpoint_id)
+            case m.ReleaseWatermark(checkpoint_id=checkpoint_id, watermark=watermark):
+                risen = self._merger.release(checkpoint_id, watermark)
                 if risen is not None:
                     self._parts.chain.start_watermark(risen, True)
             case m.Decline():
@@ -241,7 +242,7 @@ class Performer:
         checkpoint_id = effect.checkpoint_id
         if self._parts.loop_inputs:
             self._merger.mark(checkpoint_id)
-            self._drained[checkpoint_id] = self._merger.drained
+            self._times[checkpoint_id] = (self._merger.drained, self._merger.outside)
         if effect.probe:
             self._events.append(m.Durable(checkpoint_id))
             return
@@ -312,8 +313,8 @@ class Performer:
     def _acknowledge(self, effect: m.Acknowledge) -> None:
         report: LoopReport | None = None
         if self._parts.loop_inputs:
-            drained = self._drained.pop(effect.checkpoint_id, False)
-            report = LoopReport(effect.quiet, effect.outside_ended, drained)
+            drained, outside = self._times.pop(effect.checkpoint_id)
+            report = LoopReport(effect.quiet, effect.outside_ended, drained, outside)
         self._port.acknowledge(self._parts.key, effect.checkpoint_id, report)
 
     def _forget(self, checkpoint_id: int) -> None:
@@ -321,7 +322,7 @@ class Performer:
             channel.stop_recording(checkpoint_id)
         self._logs.forget(checkpoint_id)
         self._announced.discard(checkpoint_id)
-        self._drained.pop(checkpoint_id, None)
+        self._times.pop(checkpoint_id, None)
         self._timeouts = [t for t in self._timeouts if t[1] != checkpoint_id]
         if checkpoint_id in self._unsent:
             self._unsent.remove(checkpoint_id)

@@ -185,7 +185,7 @@ class Wiring:
             last_checkpoint_id=self._deploy.last_checkpoint_id,
         )
         decider = SubtaskLoop(machine, keys, self._config.slice_budget_ms, self._config.batch_rows * 4)
-        merger = WatermarkMerger(keys, frozenset[Hashable](parts.back_edges))
+        merger = WatermarkMerger(keys, frozenset[Hashable](parts.back_edges), frozenset[Hashable](parts.loop_inputs))
         self._restore_subtask(vertex, parts, merger)
         return Subtask(parts, machine, decider, merger, port, self._config.slice_budget_ms)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.machine import QUIET_CPUS
 from benchmarks.processes import ROOT
+from benchmarks.protocol_report import plots, protocol_tables
 from benchmarks.svg import bar_chart
 
 __all__ = ["OUT", "latency_table", "recovery_table", "throughput_svg", "throughput_table", "write_docs"]
@@ -131,6 +132,10 @@ def write_docs() -> None:
     if _section("throughput") is not None and (OUT / "compare.svg").exists():
         shutil.copyfile(OUT / "compare.svg", PLOT)
         written.append(str(PLOT.relative_to(ROOT)))
+    if _section("protocols") is not None:
+        for name, plot in plots(json.loads((OUT / "protocols.json").read_text())).items():
+            PLOT.with_name(name).write_text(plot)
+            written.append(str(PLOT.with_name(name).relative_to(ROOT)))
     print("wrote " + (", ".join(written) or "nothing: no marker needed it"))
 
 
@@ -156,6 +161,7 @@ _SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "summary": ("compare", summary_table),
     "latency": ("latency", latency_table),
     "recovery": ("recovery", recovery_table),
+    "protocols": ("protocols", lambda data: f"{protocol_tables(data)}\n\n{_circumstances(data)}"),
 }
 
 

@@ -29,6 +29,12 @@ PUBLIC = {
     "min",
     "sum",
     "tumbling",
+    # process functions
+    "ListState",
+    "MapState",
+    "ProcessContext",
+    "ProcessFunction",
+    "ValueState",
     # settings and errors
     "BuildError",
     "ConfigError",

@@ -22,7 +22,7 @@ from cutwater.protocol.messages import AbortNotice, BarrierTaken, Trigger
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
 
-E, R, C = Head.EMPTY, Head.ROWS, Head.CONTROL
+E, R, C, U = Head.EMPTY, Head.ROWS, Head.CONTROL, Head.URGENT
 
 
 def loop_of(*inputs, max_rows=8192, budget_ms=5.0):
@@ -143,3 +143,16 @@ def test_a_small_max_rows_bounds_everything(max_rows):
     assert loop.rows_per_call == max_rows
     loop.observe(0, 5.0)
     assert loop.rows_per_call == max_rows
+
+
+def test_an_urgent_barrier_goes_before_everything_also_from_a_blocked_input():
+    loop, machine = loop_of("a", "b")
+    machine.handle(BarrierTaken("a", 1))
+    assert decide(loop, U, C) == TakeControl(0)
+    assert decide(loop, U, R, full=True) == TakeControl(0)
+
+
+def test_pending_work_is_finished_over_full_outputs_while_an_urgent_barrier_waits():
+    """Bounded work; a barrier that waited for free outputs would wait for the slowest consumer."""
+    loop, _ = loop_of("a", "b")
+    assert decide(loop, R, U, full=True, pending=True) == Resume()

@@ -7,8 +7,8 @@ outcome is reported nobody else can end this checkpoint, because it may already 
 up to it, so nothing older may become the newest entry of the log.  Savepoints belong to the user: they neither subsume
 nor are subsumed.
 
-A *probe* (C6) is a wave that stores nothing.  It takes no place, counts as nothing, and begins only when nothing else is
-under way or due; any checkpoint that begins meanwhile ends it, because it tells the same about the loops.
+A *probe* (C6) is a wave that stores nothing.  It takes no place, counts as nothing, and begins only when nothing else
+is under way or due; any checkpoint that begins meanwhile ends it, because it tells the same about the loops.
 
 Several reasons end a checkpoint early; those that count (declines, expiry, I/O) add up, and more than
 ``tolerable_failed`` of them in a row fail the job.

@@ -3,11 +3,12 @@
 Theory of operation.  A *loop* is a strongly connected component of the physical graph.  Every wave of barriers, stored
 or a mere *probe*, is a consistent cut; each subtask of a loop reports what it saw of it.  If no row was in any channel
 of the loop, the loop was *quiet*: whatever comes later stems from rows that came in after the cut, so that watermarks
-held at its heads before the cut may pass, up to what all ways into the loop had reached (W3).  If moreover nothing more can come from outside and the last watermark
-has passed every subtask, the loop has *ended*: termination is a stable property.
+held at its heads before the cut may pass, up to what all ways into the loop had reached (W3).  If moreover nothing more
+can come from outside and the last watermark has passed every subtask, the loop has *ended*: termination is a stable
+property.
 
-Heads ask for a wave as long as they have a reason.  Between two probes lies a pause; it doubles while waves bring nothing
-new: rows in the loop, or no more event time than before.
+Heads ask for a wave as long as they have a reason.  Between two probes lies a pause; it doubles while waves bring
+nothing new: rows in the loop, or no more event time than before.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ __all__ = [
 FIRST_PAUSE_MS = 5.0
 LONGEST_PAUSE_MS = 250.0
 _MAX = 2**63 - 1
+_NOTHING_OUTSIDE = InputTime(_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class LoopReport:
     outside_ended: bool
     drained: bool
     """``WatermarkMerger.drained`` at its freeze."""
-    outside: InputTime = InputTime(_MAX)
+    outside: InputTime = _NOTHING_OUTSIDE
     """``WatermarkMerger.outside`` at its freeze."""
 
 
@@ -180,15 +182,18 @@ class LoopMonitor:
             if (ended, watermark) != self._reached.get(loop):
                 self._reached[loop] = ended, watermark
                 further.add(loop)
-        self._wave_over(event.now_ms, progress=self._wanted <= further)
+        self._wave_over(event.now_ms, progress=self._wanted <= further if self._wanted else None)
         self._wanted.clear()
         return effects
 
-    def _wave_over(self, now_ms: float, *, progress: bool) -> None:
-        """After a wave the next probe waits a while, and longer every time that there was no progress."""
+    def _wave_over(self, now_ms: float, *, progress: bool | None) -> None:
+        """After a wave the next probe waits a while, and longer every time that there was no progress.
+
+        ``None``: nobody wanted that wave, so that it says nothing about the pause.
+        """
         self._asked = False
         if progress:
             self._pause_ms = FIRST_PAUSE_MS
         self._not_before_ms = now_ms + self._pause_ms
-        if not progress:
+        if progress is False:
             self._pause_ms = min(2 * self._pause_ms, LONGEST_PAUSE_MS)

@@ -34,19 +34,22 @@ class Attempt:
             if self.parts:
                 sender, receiver = self.parts[spec.source], self.parts[spec.target]
                 log = self.log(sender, receiver, spec.index, spec.back)
-                self.links.append(Link(world, spec, receiver.ins[spec.index], sender.outs[spec.index], log))
+                taken, sent = receiver.ins[spec.index], sender.outs[spec.index]
+                before = world.attempts[sender.attempt].links[spec.index]
+                really = before.history[taken - before.base : sent - before.base]
+                self.links.append(Link(world, spec, taken, sent, log, really))
             else:
-                self.links.append(Link(world, spec, 0, 0, []))
+                self.links.append(Link(world, spec, 0, 0, [], []))
 
     def ended(self, task: int, back: frozenset[int]) -> frozenset[int]:
-        """Inputs that have ended.  An open protocol may take an end that lies after the sender's cut: it comes again."""
+        """Inputs that have ended.  With an open protocol an end may lie after the sender's cut."""
         return frozenset(
             c for c in self.parts[task].ended if c in back or self.parts[self._channels[c].source].has_ended
         )
 
     @staticmethod
     def log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Item]:
-        """What is on its way in the snapshot: the receiver's part, the sender's part, and what both say of time and end."""
+        """What is on its way: the receiver's part, the sender's part, and what both say of time and end."""
         log = [*receiver.logs.get(channel, ()), *sender.overtaken.get(channel, ())]
         if not back and sender.watermarks >= 0:
             log.append((WATERMARK, sender.watermarks))  # the merger takes the larger one

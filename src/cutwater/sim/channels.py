@@ -28,27 +28,27 @@ PER_DELIVERY = 4
 class Link:
     """One channel of one attempt.  Rows wait at the sender until there is credit; a barrier may overtake them there.
 
-    Rows are numbered from the job's first attempt on: ``history[k - base]`` is row ``k`` of the channel.
+    Rows are numbered from the job's first attempt on: ``history[k - base]`` is row ``k`` of the channel, as it was really
+    sent.  After a restore ``log`` is what the snapshot says to be on its way, ``on_its_way`` what really was.
     """
 
     __slots__ = (
-        "_came", "_pumping", "_took", "back", "base", "clogs", "dead", "history", "index", "queue", "receiver", "rows_in",
-        "rows_out", "sender", "sent", "taken", "urgent", "waiting", "world",
+        "_came", "_pumping", "_took", "back", "base", "clogs", "dead", "history", "index", "queue", "receiver",
+        "rows_in", "rows_out", "sender", "sent", "taken", "urgent", "waiting", "world",
     )  # fmt: skip
 
-    def __init__(self, world: World, spec: Channel, taken: int, sent: int, log: list[Item]) -> None:
-        rows = [item for item in log if type(item) is int]
+    def __init__(self, world: World, spec: Channel, taken: int, sent: int, log: list[Item], on_its_way: list[int]) -> None:
         self.world, self.index, self.back = world, spec.index, spec.back
         self.base = self.taken = min(taken, sent)
         self.sent = sent
-        self.history: list[int] = list(rows)
+        self.history = on_its_way
         self.waiting: deque[Item] = deque()
         """At the sender."""
         self.queue: deque[Item] = deque(log)
         """At the receiver."""
         self.urgent: deque[tuple[tuple[Any, ...], int]] = deque()
         """At the receiver: barriers that overtook, with the number of the next item that they were ahead of."""
-        self.rows_out, self.rows_in = 0, len(rows)
+        self.rows_out, self.rows_in = 0, sum(type(item) is int for item in log)
         self.clogs = 0
         self.dead = False
         self._pumping = False

@@ -32,7 +32,7 @@ RETAINED = 3
 
 
 class Driver:
-    """A driver with its group of workers.  It takes messages one at a time and waits for the log as its thread would."""
+    """A driver with its workers.  It takes messages one at a time and waits for the log as its thread would."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number = world, number
@@ -156,7 +156,7 @@ class Driver:
             return
         if attempt != self.machine.attempt or self.workers.get(worker.slot) is not worker:
             self.world.seen["fenced message"] += 1
-            if not self.world.ignores_fencing:
+            if self.world.fences:
                 return
         now = self.clock_ms
         if kind == "ready":
@@ -347,9 +347,9 @@ class Driver:
             self._job(j.TaskFailed(attempt, "no completed checkpoint is usable", False, self.clock_ms))
             return
         handles = {h for part in restored.manifest.values() for h in part.handles} if restored else set[Any]()
-        for handle in sorted(handles):
+        for handle in sorted(handles) if self.world.driver_settles else ():
             self.world.output.commit(handle, restored.checkpoint_id if restored else 0)
-        self.world.output.abort_all_but(handles)
+        self.world.output.abort_all_but(handles if self.world.driver_settles else set())
         self.world.restores += 1
         if restored is not None:
             self.world.judge.restored(restored)

@@ -77,15 +77,11 @@ class Graph:
     (4, 4, 10)
     """
 
-    def __init__(
-        self, name: str, steps: list[Step], edges: list[tuple[str, str, Literal["forward", "hash"]]]
-    ) -> None:
+    def __init__(self, name: str, steps: list[Step], edges: list[tuple[str, str, Literal["forward", "hash"]]]) -> None:
         self.name, self.steps = name, steps
         number = {step.name: i for i, step in enumerate(steps)}
         back = _back_edges(len(steps), [(number[a], number[b]) for a, b, _ in edges])
-        self.edges = [
-            Edge(number[a], number[b], how, (number[a], number[b]) in back) for a, b, how in edges
-        ]
+        self.edges = [Edge(number[a], number[b], how, (number[a], number[b]) in back) for a, b, how in edges]
         self.tasks = [(s, i) for s, step in enumerate(steps) for i in range(step.parallelism)]
         self.names = [f"{steps[s].name} {i}" for s, i in self.tasks]
         task = {t: i for i, t in enumerate(self.tasks)}
@@ -247,7 +243,9 @@ def _worlds() -> Iterator[Graph]:
     )  # fmt: skip
     yield Graph(
         "irreducible", [Step("read"), Step("a"), Step("b", 2), Step("sink")],
-        [("read", "a", "forward"), ("read", "b", "hash"), ("a", "b", "hash"), ("b", "a", "hash"), ("b", "sink", "hash")],
+        [
+            ("read", "a", "forward"), ("read", "b", "hash"), ("a", "b", "hash"), ("b", "a", "hash"), ("b", "sink", "hash"),
+        ],
     )  # fmt: skip
     yield Graph(
         "two_heads", [Step("first"), Step("second"), Step("a", 2), Step("b"), Step("sink")],

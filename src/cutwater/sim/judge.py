@@ -103,7 +103,9 @@ class Judge:
         """A sink's rows became visible: only a checkpoint in the log allows that."""
         self._world.note("committed", handle[0], handle[2], checkpoint_id, len(rows))
         if checkpoint_id not in self._world.published:
-            self.broken("early commit", f"{handle} was committed with checkpoint {checkpoint_id}, which is not published")
+            self.broken(
+                "early commit", f"{handle} was committed with checkpoint {checkpoint_id}, which is not published"
+            )
         if handle[1] > checkpoint_id:
             self.broken("early commit", f"{handle} was committed with the older checkpoint {checkpoint_id}")
 

@@ -73,7 +73,7 @@ class _Recorder:
 
     def _restored(self, at: float, attempt: int, id: int | None) -> Iterator[e.Event]:
         """Nothing of the new attempt happens before all its workers are ready: all at once."""
-        if attempt == self._attempt and attempt > 1 or attempt < self._attempt:
+        if (attempt == self._attempt and attempt > 1) or attempt < self._attempt:
             return
         self._attempt = attempt
         self._down.clear()
@@ -117,4 +117,3 @@ class _Recorder:
             yield e.Completed(at, "coordinator", attempt, 1000 * attempt + rest[0])
         elif kind == "aborted" and rest[0] not in self._completed:
             yield e.Aborted(at, "coordinator", attempt, 1000 * attempt + rest[0])
-

@@ -94,7 +94,9 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "", ro
             at = round(5.0 + chance() * _FAULT_PHASE_MS, 1)
             faults.append(Fault(at, kind, int(chance() * 256), round(1.0 + chance() ** 2 * 80.0, 1)))
     faults.sort()
-    requests = [Fault(round(10 + chance() * 80, 1), "request", int(chance() * 2), 0.0) for _ in range(int(chance() * 3))]
+    requests = [
+        Fault(round(10 + chance() * 80, 1), "request", int(chance() * 2), 0.0) for _ in range(int(chance() * 3))
+    ]
     alone = PROTOCOLS[protocol].switches or PROTOCOLS[protocol].halts
     return Schedule(
         world=world,

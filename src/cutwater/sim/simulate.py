@@ -74,7 +74,9 @@ class Report(msgspec.Struct):
                 mine[name] = mine.get(name, 0) + count
 
 
-def play(schedule: Schedule, *, walked: Walked | None = None, validates: bool = False) -> tuple[World, Violation | None]:
+def play(
+    schedule: Schedule, *, walked: Walked | None = None, validates: bool = False
+) -> tuple[World, Violation | None]:
     """Run one schedule to its end; the world as it was left, and the broken promise if there is one."""
     plant = PLANTED[schedule.planted] if schedule.planted else Plant("")
     machine, coordinator = plant.machine, plant.coordinator
@@ -92,13 +94,21 @@ def play(schedule: Schedule, *, walked: Walked | None = None, validates: bool = 
         return world, violation
     except InvariantError as error:
         return world, Violation("invariant", str(error))
-    except (CutwaterError, ArithmeticError, LookupError, AttributeError, TypeError, ValueError, AssertionError) as error:
+    except (
+        CutwaterError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        ValueError,
+        AssertionError,
+    ) as error:
         return world, Violation("crash", f"{type(error).__name__}: {error}")
     return world, None
 
 
 def verdict(schedule: Schedule) -> str:
-    """"ok", or the kind of the broken promise."""
+    """ "ok", or the kind of the broken promise."""
     _, violation = play(schedule)
     return violation.kind if violation else "ok"
 
@@ -141,7 +151,7 @@ class Simulation:
     def violations(self, seeds: range) -> Iterator[tuple[int, Violation]]:
         """The seeds that break a promise."""
         for seed in seeds:
-            _, violation = play(self.schedule(seed))
+            _, violation = play(self.schedule(seed), validates=True)
             if violation is not None:
                 yield seed, violation
 

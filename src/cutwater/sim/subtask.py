@@ -93,6 +93,7 @@ class SimSubtask:
         self._asked = False
         self._times: dict[int, tuple[bool, InputTime]] = {}
         """At the freeze of a wave: all has passed; time of what comes from outside the loop."""
+        self._aborted: set[int] = set()
         self._blocked: list[Any] = []
         self._answers: list[m.Event] = []
         """What the machine hears once all effects of the event under way are performed."""
@@ -213,7 +214,11 @@ class SimSubtask:
     def outcome(self, event: m.CompleteNotice | m.AbortNotice) -> None:
         """The coordinator says what became of a wave."""
         self.handle(event)
-        self._times.pop(event.checkpoint_id, None)
+        id = event.checkpoint_id
+        self._times.pop(id, None)
+        self._parts.pop(id, None)
+        if type(event) is m.AbortNotice:
+            self._aborted.add(id)
         self._asked = False
         self._want_probe()
 
@@ -239,6 +244,8 @@ class SimSubtask:
 
     def _process(self, link: Link | None, first: int, rows: list[int]) -> None:
         world = self.world
+        if world.row.halts and self._times:
+            world.judge.broken("not halted", f"{self.name} moves rows while {[*self._times]} are undecided")
         before, sign, moves, links, counts = self.sign, self.sign, self._moves, self._links, self.counts
         sent = [out.sent for out in self.outputs]
         late = world.judges_lateness and self.merger.combined
@@ -288,7 +295,7 @@ class SimSubtask:
         if self.world.validates:
             machine.validate()
         for effect in effects:
-            _PERFORM[type(effect)](self, effect, rows)
+            getattr(self, _PERFORM[type(effect)])(effect, rows)
         while self._answers:
             self.handle(self._answers.pop(0))
 
@@ -303,6 +310,8 @@ class SimSubtask:
 
     def _freeze(self, effect: m.Freeze, _: object) -> None:
         id, number = effect.checkpoint_id, self.attempt.number
+        if id in self._aborted:
+            self.world.judge.broken("froze after the abort", f"{self.name} freezes for {id}, which was given up (A8)")
         self.merger.mark(id)
         self._times[id] = self.merger.drained, self.merger.outside
         if effect.probe:
@@ -417,18 +426,17 @@ class SimSubtask:
 
     def _acknowledge(self, effect: m.Acknowledge, _: object) -> None:
         id = effect.checkpoint_id
-        part = self._parts.pop(id, None)
+        part = self._parts.get(id)
         report = LoopReport(effect.quiet, effect.outside_ended, *self._times.get(id, (False, InputTime())))
         self.worker.tell("ack", self.attempt.number, id, self.task, part, report)
 
     def _decline(self, effect: m.Decline, _: object) -> None:
-        self.worker.tell(
-            "decline", self.attempt.number, effect.checkpoint_id, self.task, effect.reason, effect.detail
-        )
+        self.worker.tell("decline", self.attempt.number, effect.checkpoint_id, self.task, effect.reason, effect.detail)
 
     def _forget(self, effect: m.Forget, _: object) -> None:
         id = effect.checkpoint_id
         self._parts.pop(id, None)
+        self._times.pop(id, None)
         for logs in self._logs.values():
             logs.pop(id, None)
 
@@ -441,22 +449,22 @@ class SimSubtask:
         self._ending = True
 
 
-_PERFORM: dict[type, Any] = {
-    m.Block: SimSubtask._block,
-    m.Unblock: SimSubtask._unblock,
-    m.Freeze: SimSubtask._freeze,
-    m.BroadcastBarrier: SimSubtask._broadcast,
-    m.Overtake: SimSubtask._overtake,
-    m.Expedite: SimSubtask._expedite,
-    m.WatchAlignment: SimSubtask._watch,
-    m.ReleaseWatermark: SimSubtask._release,
-    m.StartRecording: SimSubtask._start_recording,
-    m.Record: SimSubtask._record,
-    m.StopRecording: SimSubtask._stop_recording,
-    m.WriteLogs: SimSubtask._write_logs,
-    m.Acknowledge: SimSubtask._acknowledge,
-    m.Decline: SimSubtask._decline,
-    m.Forget: SimSubtask._forget,
-    m.Commit: SimSubtask._commit,
-    m.EndOfInput: SimSubtask._end_of_input,
+_PERFORM: dict[type, str] = {
+    m.Block: "_block",
+    m.Unblock: "_unblock",
+    m.Freeze: "_freeze",
+    m.BroadcastBarrier: "_broadcast",
+    m.Overtake: "_overtake",
+    m.Expedite: "_expedite",
+    m.WatchAlignment: "_watch",
+    m.ReleaseWatermark: "_release",
+    m.StartRecording: "_start_recording",
+    m.Record: "_record",
+    m.StopRecording: "_stop_recording",
+    m.WriteLogs: "_write_logs",
+    m.Acknowledge: "_acknowledge",
+    m.Decline: "_decline",
+    m.Forget: "_forget",
+    m.Commit: "_commit",
+    m.EndOfInput: "_end_of_input",
 }

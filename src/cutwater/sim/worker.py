@@ -164,9 +164,7 @@ class SimWorker:
             for task, (_, index) in enumerate(graph.tasks)
             if index == self.slot
         ]
-        world.note(
-            "restored", self.slot, attempt.number, attempt.restored.checkpoint_id if attempt.restored else None
-        )
+        world.note("restored", self.slot, attempt.number, attempt.restored.checkpoint_id if attempt.restored else None)
         self.tell("ready", attempt.number)
 
     def _reset(self) -> None:

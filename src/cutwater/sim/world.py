@@ -66,7 +66,7 @@ class World:
         self.judge = Judge(self)
         self.triggers_all = self.row.freeze_on is FreezeOn.TRIGGER
         self.judges_lateness = self.judge.exactly
-        self.ignores_fencing = False
+        self.driver_settles = self.fences = True
         self.reorders = False
         self.reorder_acks = self.jitter = 0
         self.draws = Draws(schedule.seed, schedule.draws)

@@ -15,9 +15,9 @@ PAGE = "what-does-not-work.md"
 _TABLE = re.compile(r"(<!-- measured -->\n).*?(<!-- /measured -->)", re.DOTALL)
 
 
-def filled(page: str) -> str:
-    """The page with the table measured anew."""
-    return _TABLE.sub(lambda found: f"{found[1]}{measured()}\n{found[2]}", page)
+def filled(page: str, table: str) -> str:
+    """The page with this table."""
+    return _TABLE.sub(lambda found: f"{found[1]}{table}\n{found[2]}", page)
 
 
 def main(directory: Path) -> None:
@@ -27,7 +27,7 @@ def main(directory: Path) -> None:
         (directory / f"{name}.svg").write_text(draw(), encoding="utf-8")
     page = directory.parent / PAGE
     if page.exists():
-        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(filled(page.read_text(encoding="utf-8"), measured()), encoding="utf-8")
 
 
 if __name__ == "__main__":

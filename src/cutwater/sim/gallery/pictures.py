@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -89,11 +89,15 @@ MODELS: dict[str, Model] = {
 }  # fmt: skip
 
 
-def measured(runs: int = RUNS) -> str:
-    """The table for the documentation: every model, how often the checker found it wrong, and what."""
+def measured(tallies: Mapping[str, Tally] | None = None) -> str:
+    """The table for the documentation: every model, how often the checker found it wrong, and what.
+
+    Args:
+        tallies: of all models, if they have been run already.
+    """
     lines = ["| | wrong | what the checker found | rows logged |", "|---|---:|---|---:|"]
-    for model in MODELS.values():
-        found = model.tally(runs)
+    for name, model in MODELS.items():
+        found = tallies[name] if tallies else model.tally()
         kinds = ", ".join(f"{kind.value}: {n}" for kind, n in sorted(found.kinds.items(), key=lambda i: i[0].value))
         idea = f"*{model.idea}*" if model.right else model.idea
         logged = f"{found.logged:.1f}" if found.logged else ""

@@ -58,7 +58,7 @@ class Stage:
     >>> stage = Stage("", "pq", [("c", "p", "q"), ("d", "q", "p")])
     >>> stage.send("p", "c", "token")
     >>> stage.begin("p", 1)
-    >>> stage.take("c"); stage.take("c"); stage.take("d")
+    >>> stage.drain()
     >>> [type(event).__name__ for event in stage.trace().events][:5]
     ['Step', 'Cut', 'MarkerSent', 'Step', 'MarkerTaken']
     >>> stage.complete

@@ -1,0 +1,161 @@
+"""Planted bugs of what performs the core's decisions: subtasks, restores, sinks, the log, the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cutwater.protocol import messages as m
+from cutwater.sim.attempt import Attempt
+from cutwater.sim.channels import Item, Link
+from cutwater.sim.subtask import Part, SimSubtask
+
+if TYPE_CHECKING:
+    from cutwater.sim.world import World
+
+__all__ = ["PLANTED_HOSTS"]
+
+
+def _subtask(mutant: type[SimSubtask]) -> Callable[[World], None]:
+    def prepare(world: World) -> None:
+        world.subtask_class = mutant
+
+    return prepare
+
+
+def _attempt(mutant: type[Attempt]) -> Callable[[World], None]:
+    def prepare(world: World) -> None:
+        world.attempt_class = mutant
+
+    return prepare
+
+
+class _MarkerAfterAMessage(SimSubtask):
+    """A barrier leaves a little later than the freeze: rows slip in before it."""
+
+    def _broadcast(self, effect: m.BroadcastBarrier, _: object) -> None:
+        self.world.after(1.0, lambda _: self.worker.dead or super(_MarkerAfterAMessage, self)._broadcast(effect, None))
+
+
+class _MarkerBeforeAMessage(SimSubtask):
+    """A barrier that should go in its turn slips before the row ahead of it."""
+
+    def _broadcast(self, effect: m.BroadcastBarrier, _: object) -> None:
+        super()._broadcast(effect, None)
+        for link in self.outputs:
+            if len(link.waiting) > 1 and type(link.waiting[-2]) is int:
+                barrier = link.waiting.pop()
+                link.waiting.insert(len(link.waiting) - 1, barrier)
+
+
+class _CommitsOnlyThisId(SimSubtask):
+    """Older pre-commits, of checkpoints that were given up, stay behind."""
+
+    def _commit(self, effect: m.Commit, _: object) -> None:
+        handle = self.handles.pop(effect.checkpoint_id, None)
+        for id in [i for i in self.handles if i < effect.checkpoint_id]:
+            del self.handles[id]
+        if handle is not None:
+            self.world.output.commit(handle, effect.checkpoint_id)
+
+
+class _AbortsDropRows(SimSubtask):
+    """What was staged for a checkpoint that is given up is thrown away with it."""
+
+    def _forget(self, effect: m.Forget, _: object) -> None:
+        super()._forget(effect, None)
+        self.handles.pop(effect.checkpoint_id, None)
+
+
+class _ForgetsOvertakenOutputs(SimSubtask):
+    """The rows that a barrier overtook at the sender are not kept."""
+
+    def _overtaken(self, id: int, found: list[tuple[Link, list[Item]]]) -> None:
+        super()._overtaken(id, [(link, []) for link, _ in found])
+
+
+class _ForgetsOvertakenInputs(SimSubtask):
+    """The rows that a barrier overtook at the receiver are not kept."""
+
+    def _take_urgent(self, link: Link) -> None:
+        before = link.take_urgent
+        barrier, _ = before()
+        self.handle(m.BarrierTaken(link.index, barrier[1], barrier[2], barrier[3], 0, False), [])
+
+
+class _FreezesWhileProcessing(SimSubtask):
+    """The position of a source is written a row too far."""
+
+    def _freeze(self, effect: m.Freeze, _: object) -> None:
+        ahead = self._is_source and 0 < self.position < self.world.schedule.rows
+        self.position += ahead
+        super()._freeze(effect, None)
+        self.position -= ahead
+
+
+class _DropsChannelState(Attempt):
+    @staticmethod
+    def log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Item]:
+        return [i for i in Attempt.log(sender, receiver, channel, back) if type(i) is not int]
+
+
+class _SendersPartFirst(Attempt):
+    @staticmethod
+    def log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Item]:
+        swapped = Attempt.log(sender, receiver, channel, back)
+        first = len(receiver.logs.get(channel, ()))
+        second = first + len(sender.overtaken.get(channel, ()))
+        return [*swapped[first:second], *swapped[:first], *swapped[second:]]
+
+
+def _log_without_fence(world: World) -> None:
+    """The log takes any number from anybody."""
+    take = world.disk._take_number  # pyright: ignore[reportPrivateUsage]
+    world.disk._take_number = lambda known, entry: take(len(world.disk.log), entry)  # pyright: ignore[reportPrivateUsage]
+
+
+def _no_verification(world: World) -> None:
+    """A restore takes the newest checkpoint unread."""
+    whole = world.disk.whole
+    world.judge.restored = lambda done: whole(done) or world.judge.broken("damaged snapshot restored", "planted")
+    world.disk.whole = lambda done: True
+
+
+def _settles_nothing(world: World) -> None:
+    """T2 broken: a restore aborts what the restored checkpoint had promised to commit."""
+    world.driver_settles = False
+
+
+def _commits_everything(world: World) -> None:
+    """T2 broken: a restore commits whatever it finds staged."""
+    output = world.output
+
+    def commit_all(kept: set[Any]) -> None:
+        for handle in list(output.staged):
+            output.commit(handle, max(world.published, default=0))
+
+    output.abort_all_but = commit_all
+
+
+def _network_without_order(world: World) -> None:
+    world.reorders = True
+
+
+PLANTED_HOSTS: tuple[tuple[str, str, str, Callable[[World], None]], ...] = (
+    ("a marker after a message", "four", "aligned", _subtask(_MarkerAfterAMessage)),
+    ("a marker before a message", "four", "aligned", _subtask(_MarkerBeforeAMessage)),
+    ("commits only the completed id", "four", "aligned", _subtask(_CommitsOnlyThisId)),
+    ("an abort throws staged rows away", "four", "aligned", _subtask(_AbortsDropRows)),
+    ("forgets rows overtaken in the outputs", "shuffle", "unaligned", _subtask(_ForgetsOvertakenOutputs)),
+    ("forgets rows overtaken in the inputs", "shuffle", "unaligned", _subtask(_ForgetsOvertakenInputs)),
+    ("a source's position is a row ahead", "four", "aligned", _subtask(_FreezesWhileProcessing)),
+    ("a restore drops the state of channels", "four", "chandy_lamport", _attempt(_DropsChannelState)),
+    ("a restore mixes up the parts of a log", "shuffle", "unaligned", _attempt(_SendersPartFirst)),
+    ("ignores fencing", "four", "aligned", _log_without_fence),
+    ("restores without verifying", "four", "aligned", _no_verification),
+    ("a restore does not commit what was promised (T2)", "four", "aligned", _settles_nothing),
+    ("a restore commits whatever is staged (T2)", "four", "aligned", _commits_everything),
+    ("a network without order, aligned (CL9)", "four", "aligned", _network_without_order),
+    ("a network without order, chandy_lamport (CL9)", "four", "chandy_lamport", _network_without_order),
+)
+"""Name, world, protocol, and how the world is prepared."""

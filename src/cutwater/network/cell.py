@@ -186,11 +186,12 @@ class Cell:
     # --------------------------------------------------------------------------------------------------- snapshots
 
     def _perform(self, effects: Iterable[m.Effect]) -> None:
+        reports: list[m.Durable | m.LogsDurable] = []
         for effect in effects:
             match effect:
                 case m.Freeze(checkpoint_id=id):
                     self._freeze(id)
-                    self._perform(self.algorithm.durable(m.Durable(id)))
+                    reports.append(m.Durable(id))
                 case m.BroadcastBarrier(checkpoint_id=id):
                     self._send_markers(id)
                 case m.StartRecording(checkpoint_id=id, input=input):
@@ -203,13 +204,15 @@ class Cell:
                     if len(self._parts[id].logs[str(input)]) != rows:
                         raise InvariantError(f"snapshot {id}: the log of {input!r} does not hold {rows} messages")
                 case m.WriteLogs(checkpoint_id=id):
-                    self._perform(self.algorithm.durable(m.LogsDurable(id)))
+                    reports.append(m.LogsDurable(id))
                 case m.Acknowledge(checkpoint_id=id):
                     self._done(id)
                 case m.Forget(checkpoint_id=id):
                     self._parts.pop(id, None)
                 case _:
                     raise InvariantError(f"process {self.name!r}: a network has no use for {effect}")
+        for report in reports:  # only now: the markers go out before anybody hears that the part is done
+            self._perform(self.algorithm.durable(report))
 
     def _freeze(self, snapshot: int) -> None:
         """The state as bytes: from here on nothing that the process does can change it."""
@@ -229,9 +232,12 @@ class Cell:
 
     def _done(self, snapshot: int) -> None:
         p = self._parts.pop(snapshot)
+        for channel, log in p.logs.items():
+            if not self.inputs[channel].fifo:  # a set: in the order of sending, for want of another
+                log.sort(key=lambda message: message.number)
         if self.port.tracer is not None:
-            for channel, log in p.logs.items():
-                self.port.tracer.recorded(self.name, snapshot, channel, log)
+            for channel in self.inputs:
+                self.port.tracer.recorded(self.name, snapshot, channel, p.logs.get(channel, []))
         logs = {channel: log for channel, log in p.logs.items() if log}
         self.port.part(
             snapshot,

@@ -60,7 +60,7 @@ class GlobalSnapshot:
         return ((process, self.state(process)) for process in self.parts)
 
     def messages(self, channel: str | None = None) -> list[Any]:
-        """The messages in a channel, first sent first (of channels that reorder: in some order); in all, without one.
+        """The messages in a channel, first sent first; in all channels, without one.
 
         Raises:
             ConfigError: there is no such channel.

@@ -26,6 +26,7 @@ ENTRY_POINTS = {
     "cutwater.ui.cli": "the command line (pyproject: project.scripts)",
     "cutwater.storage.memory": "the store of the contract suites and of simulations, with faults as data",
     "cutwater.protocol.diagrams": "writes the tables of the documentation; a test keeps them current",
+    "cutwater.sim.gallery.__main__": "draws the pictures of the documentation; a test keeps them current",
     "cutwater.runtime.daemon": "named in the setting spark.python.daemon.module",
 }
 

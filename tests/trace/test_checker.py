@@ -183,6 +183,7 @@ def test_each_kind_of_mistake_has_its_name_quick_and_full(events, kind):
     [
         ((send(0, before="a", after="b"), send(1, before="a", after="c")), Kind.STATE),
         ((send(0, after="b"), cut("p", state="a")), Kind.STATE),
+        ((cut("p", state="a"), send(0, before="b")), Kind.STATE),
         ((Step(0.0, "p", 1, sends=(Span("c", 0, 1, ("x",)),)), Step(0.0, "q", 1, takes=(Span("c", 0, 1, ("y",)),))),
          Kind.CONTENT),
         ((Step(0.0, "p", 1, sends=(Span("c", 0, 1, ("x",)),)), cut("p"), cut("q"), recorded(Span("c", 0, 1, ("y",))),

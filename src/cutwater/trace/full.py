@@ -53,11 +53,12 @@ class FullBooks:
 
     def cut(self, number: int, cut: Cut) -> list[Violation]:
         """A process recorded itself."""
-        self._history(cut.attempt).cut(cut.snapshot, cut.process)
+        self._history(cut.attempt).cut(cut.snapshot, cut.process, cut.state)
         clock = self._clocks[cut.attempt].now(cut.process)
         self._cut_clocks.setdefault(cut.snapshot, {})[cut.process] = clock
-        state = self.states.get(cut.process)
-        if cut.state and state and cut.state != state:
+        state = self.states.get(cut.process) or cut.state
+        self.states[cut.process] = state
+        if cut.state and cut.state != state:
             text = f"it recorded state {cut.state!r} while it was in {state!r}"
             return [Violation(Kind.STATE, text, cut.snapshot, process=cut.process, events=(number,))]
         return []

@@ -52,8 +52,10 @@ class History:
         self.numbers.append(number)
         self.steps.append(step)
 
-    def cut(self, snapshot: int, process: str) -> None:
+    def cut(self, snapshot: int, process: str, state: str) -> None:
         """The process recorded itself after the steps so far."""
+        if process not in self._seen and state:
+            self.states[process] = state
         self.cuts.setdefault(snapshot, {})[process] = len(self.steps)
 
 

@@ -22,13 +22,18 @@ def captions(cut: CutLine) -> list[str]:
     >>> captions(CutLine(1, {"p": 1, "q": 2}, {"p": "S0", "q": ""}, {"c": ("token",)}))
     ['Snapshot 1: p = S0; channel c holds token']
     """
-    states = [f"{process} = {state}" for process, state in cut.states.items() if state and len(state) <= 24]
+    states = [f"{process} = {state}" for process, state in cut.states.items() if _readable(state)]
     contents = [f"channel {name} holds {_short(rows)}" for name, rows in sorted(cut.recorded.items()) if rows]
     contents = contents or ["all channels are empty"]
     parts = [", ".join(states)] if states and len(states) <= ITEMS_SHOWN else []
     more = [f"and {len(contents) - ITEMS_SHOWN} other channels"] if len(contents) > ITEMS_SHOWN else []
     text = "; ".join([*parts, *contents[:ITEMS_SHOWN], *more])
     return wrapped(f"Snapshot {cut.snapshot}: {text}", 96)
+
+
+def _readable(state: str) -> bool:
+    """Not empty, not long, no digest."""
+    return 0 < len(state) <= 24 and not (len(state) > 9 and state.isdigit())
 
 
 def wrapped(text: str, letters: int) -> list[str]:

@@ -278,7 +278,8 @@ class _Picture:
         y = self.bottom + 16
         width = self.right + 30
         for event in self.trace.events[self.window.first - 1 : self.window.last]:
-            self.used.add(type(event).__name__)
+            if event.process in self.y:
+                self.used.add(type(event).__name__)
         y = legend(self.canvas, self.used, self.left - 12, y, max(width - self.left, 420.0))
         width = max(width, self.left + FONT * 0.66 * len(self.trace.header.title))
         texts = [(line, f"note {self.colours[c.snapshot]}") for c in self.cuts for line in captions(c)]
@@ -286,6 +287,6 @@ class _Picture:
         texts += [(line, "note") for note in notes for line in wrapped(note, letters)]
         for text, cls in texts:
             self.canvas.text(self.left - 12, y, text, cls)
-            width = max(width, self.left + FONT * 0.56 * len(text) + 10)
+            width = max(width, self.left + FONT * (0.64 if cls != "note" else 0.56) * len(text) + 10)
             y += LINE_HEIGHT
         return max(width, 480.0), y + 2

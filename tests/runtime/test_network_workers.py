@@ -150,7 +150,7 @@ def test_periodic_snapshots_are_saved_and_another_driver_goes_on_from_them(start
 
 
 def test_a_process_that_never_answers_is_named(start: Start):
-    run = start(bank(p3=Stuck()), place={"p3": 1, "p0": 0, "p1": 0, "p2": 0, "p4": 0})
+    run = start(bank(p3=Stuck()), cancel_timeout="200ms", place={"p3": 1, "p0": 0, "p1": 0, "p2": 0, "p4": 0})
     with pytest.raises(IncompleteSnapshotError, match=r"snapshot 1 .* not complete after 500ms: no answer from .*'p3'"):
         run.snapshot(deadline="500ms")
 

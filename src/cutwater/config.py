@@ -143,7 +143,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.protocol in ("unaligned", "synchronous") and self.max_concurrent > 1:
             raise ConfigError(
-                f"protocol {self.protocol!r} takes one checkpoint at a time, but max_concurrent is {self.max_concurrent}",
+                f"protocol {self.protocol!r} takes one checkpoint at a time, "
+                f"but max_concurrent is {self.max_concurrent}",
                 hint="Leave max_concurrent at 1, or choose protocol 'aligned' or 'chandy_lamport'.",
             )
         if self.aligned_timeout_ms is not None and self.aligned_timeout_ms < 0:

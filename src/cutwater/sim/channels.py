@@ -28,8 +28,8 @@ PER_DELIVERY = 4
 class Link:
     """One channel of one attempt.  Rows wait at the sender until there is credit; a barrier may overtake them there.
 
-    Rows are numbered from the job's first attempt on: ``history[k - base]`` is row ``k`` of the channel, as it was really
-    sent.  After a restore ``log`` is what the snapshot says to be on its way, ``on_its_way`` what really was.
+    Rows are numbered from the job's first attempt on: ``history[k - base]`` is row ``k`` of the channel, as it was
+    really sent.  After a restore ``log`` is what the snapshot says to be on its way, ``on_its_way`` what really was.
     """
 
     __slots__ = (
@@ -37,7 +37,9 @@ class Link:
         "rows_in", "rows_out", "sender", "sent", "taken", "urgent", "waiting", "world",
     )  # fmt: skip
 
-    def __init__(self, world: World, spec: Channel, taken: int, sent: int, log: list[Item], on_its_way: list[int]) -> None:
+    def __init__(
+        self, world: World, spec: Channel, taken: int, sent: int, log: list[Item], on_its_way: list[int]
+    ) -> None:
         self.world, self.index, self.back = world, spec.index, spec.back
         self.base = self.taken = min(taken, sent)
         self.sent = sent
@@ -159,7 +161,7 @@ class Link:
         barriers: list[tuple[Any, ...]] = []
         while waiting and left:
             item = waiting[0]
-            if type(item) is int:
+            if isinstance(item, int):
                 if self.rows_in >= CREDIT and not self.back:
                     break
                 self.rows_in += 1
@@ -205,7 +207,7 @@ def _is_urgent(item: Item) -> bool:
 
 def _logged(items: list[Item]) -> list[Item]:
     """What of the items belongs to a channel's log: an end follows from the ends' own records."""
-    return [item for item in items if type(item) is int or item[0] == WATERMARK]
+    return [item for item in items if isinstance(item, int) or item[0] == WATERMARK]
 
 
 class Pipe:

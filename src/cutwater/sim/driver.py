@@ -9,14 +9,7 @@ from cutwater.protocol import job_messages as j
 from cutwater.protocol import messages as m
 from cutwater.protocol.coordinator import CheckpointCoordinator
 from cutwater.protocol.job import JobMachine
-from cutwater.protocol.loops import (
-    LoopEvent,
-    LoopReported,
-    ProbeWanted,
-    StartProbe,
-    WaveCompleted,
-    WaveFailed,
-)
+from cutwater.protocol.loops import LoopEvent, LoopReported, ProbeWanted, StartProbe, WaveCompleted, WaveFailed
 from cutwater.protocol.reasons import CheckpointKind
 from cutwater.protocol.restart import RestartDecider
 from cutwater.sim.disk import AttemptBegan, Done, Finished

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
@@ -34,10 +35,11 @@ class Edge(NamedTuple):
     back: bool
 
 
-class Channel(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Channel:
     """A channel between two subtasks, by number."""
 
-    index: int
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]
     source: int
     target: int
     edge: int
@@ -149,6 +151,11 @@ class Graph:
         return Counter(row >> 4 for step, row in self._visits(rows) if not self.out_edges[step])
 
     @cache  # noqa: B019
+    def expected_anywhere(self, rows: int) -> Counter[int]:
+        """Identities that end somewhere, sink or not, with their number."""
+        return Counter(row >> 4 for step, row in self._visits(rows) if not self.next(step, row))
+
+    @cache  # noqa: B019
     def expected_counts(self, rows: int) -> Counter[tuple[int, int]]:
         """How often each step must have counted each key."""
         return Counter((step, key_of(row)) for step, row in self._visits(rows) if self._is_inner(step))
@@ -244,7 +251,8 @@ def _worlds() -> Iterator[Graph]:
     yield Graph(
         "irreducible", [Step("read"), Step("a"), Step("b", 2), Step("sink")],
         [
-            ("read", "a", "forward"), ("read", "b", "hash"), ("a", "b", "hash"), ("b", "a", "hash"), ("b", "sink", "hash"),
+            ("read", "a", "forward"), ("read", "b", "hash"), ("a", "b", "hash"), ("b", "a", "hash"),
+            ("b", "sink", "hash"),
         ],
     )  # fmt: skip
     yield Graph(

@@ -81,7 +81,7 @@ class _LeavesEarlyBackEdgesOpen(SubtaskMachine):
         effects = super()._arrive(snapshot, event)
         if event.input in self._back_edges and event.input in self._blocked:
             del self._blocked[event.input]
-            effects = [e for e in effects if not isinstance(e, m.Block)]
+            return [e for e in effects if not isinstance(e, m.Block)]
         return effects
 
     def validate(self) -> None:

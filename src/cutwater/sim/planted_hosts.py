@@ -34,7 +34,11 @@ class _MarkerAfterAMessage(SimSubtask):
     """A barrier leaves a little later than the freeze: rows slip in before it."""
 
     def _broadcast(self, effect: m.BroadcastBarrier, _: object) -> None:
-        self.world.after(1.0, lambda _: self.worker.dead or super(_MarkerAfterAMessage, self)._broadcast(effect, None))
+        def late(_: object) -> None:
+            if not self.worker.dead:
+                super(_MarkerAfterAMessage, self)._broadcast(effect, None)
+
+        self.world.after(1.0, late)
 
 
 class _MarkerBeforeAMessage(SimSubtask):
@@ -117,7 +121,12 @@ def _log_without_fence(world: World) -> None:
 def _no_verification(world: World) -> None:
     """A restore takes the newest checkpoint unread."""
     whole = world.disk.whole
-    world.judge.restored = lambda done: whole(done) or world.judge.broken("damaged snapshot restored", "planted")
+
+    def restored(done: Any) -> None:
+        if not whole(done):
+            world.judge.broken("damaged snapshot restored", "planted")
+
+    world.judge.restored = restored
     world.disk.whole = lambda done: True
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
-from cutwater.protocol.loop import ReadSource, SubtaskLoop, TakeControl, TakeRows
+from cutwater.protocol.loop import ReadSource, TakeControl, TakeRows
 from cutwater.protocol.loops import LoopReport
 from cutwater.protocol.stages import Phase
-from cutwater.protocol.watermarks import InputTime, WatermarkMerger
+from cutwater.protocol.watermarks import InputTime
 from cutwater.sim.channels import BARRIER, END, WATERMARK, Item, Link
 from cutwater.sim.graphs import key_of, row_time, source_row
+from cutwater.sim.subtask_state import ROWS_PER_SLICE, Part, SubtaskState
 
 if TYPE_CHECKING:
     from cutwater.sim.attempt import Attempt
@@ -20,101 +21,17 @@ __all__ = ["Part", "SimSubtask"]
 
 MAX_WATERMARK = 2**63 - 1
 WATERMARK_EVERY = 8
-ROWS_PER_SLICE = 4
 
 
-class Part:
-    """A subtask's part of a snapshot."""
-
-    __slots__ = (
-        "attempt", "combined", "counts", "ended", "exhausted", "files", "handles", "has_ended", "ins", "logs", "merger",
-        "outs", "overtaken", "position", "sign", "task", "watermarks",
-    )  # fmt: skip
-
-    task: int
-    attempt: int
-    position: int
-    """Of a source: rows read."""
-    counts: dict[int, int]
-    sign: int
-    """Digest of all rows processed, in their order."""
-    ins: dict[int, int]
-    """Channel -> rows taken."""
-    outs: dict[int, int]
-    """Channel -> rows sent."""
-    watermarks: int
-    """Last watermark sent."""
-    merger: Any
-    combined: int
-    ended: frozenset[int]
-    exhausted: bool
-    has_ended: bool
-    """It has sent its end on all outputs."""
-    handles: list[tuple[int, int, int]]
-    """Pre-commits that are not committed yet."""
-    logs: dict[int, list[Item]]
-    """Recorded at the inputs."""
-    overtaken: dict[int, list[Item]]
-    """Overtaken by the barrier in the outputs' queues."""
-    files: list[str]
-
-
-class SimSubtask:
+class SimSubtask(SubtaskState):
     """A running subtask of one attempt."""
 
     def __init__(self, worker: SimWorker, attempt: Attempt, task: int, part: Part | None) -> None:
-        world = worker.world
-        graph = world.graph
-        self.world, self.worker, self.attempt, self.task = world, worker, attempt, task
-        self.step = graph.tasks[task][0]
-        self.inputs: list[Link] = [attempt.links[c] for c in graph.inputs[task]]
-        self.outputs: list[Link] = [attempt.links[c] for c in graph.outputs[task]]
-        self._links = attempt.links
+        super().__init__(worker, attempt, task, part)
         for link in self.inputs:
             link.receiver = self
         for link in self.outputs:
             link.sender = self
-        back = graph.back.intersection(graph.inputs[task])
-        ended = attempt.ended(task, back) if part else frozenset[int]()
-        self.machine = world.machine_class(
-            graph.names[task],
-            graph.inputs[task],
-            protocol=world.row,
-            back_edges=back,
-            loop_inputs=graph.loop_inputs[task],
-            last_checkpoint_id=attempt.first_id,
-            ended=ended,
-            exhausted=part.exhausted if part else False,
-        )
-        self.loop = SubtaskLoop(self.machine, graph.inputs[task], 5.0, ROWS_PER_SLICE)
-        self.merger = WatermarkMerger(graph.inputs[task], back, graph.loop_inputs[task])
-        self._is_head, self._outside = bool(back), frozenset(graph.inputs[task]) - graph.loop_inputs[task]
-        self._in_loop = graph.loop_outputs[task]
-        self._asked = False
-        self._times: dict[int, tuple[bool, InputTime]] = {}
-        """At the freeze of a wave: all has passed; time of what comes from outside the loop."""
-        self._aborted: set[int] = set()
-        self._blocked: list[Any] = []
-        self._answers: list[m.Event] = []
-        """What the machine hears once all effects of the event under way are performed."""
-        self._moves = graph.moves[task]
-        self._is_source, self._is_sink = task in graph.sources, task in graph.sinks
-        self.position = part.position if part else 0
-        self.counts = dict(part.counts) if part else {}
-        self.sign = part.sign if part else 0
-        self.watermark = part.watermarks if part else -1
-        self.staged: list[int] = []
-        self.handles: dict[int, tuple[int, int, int]] = {}
-        self._parts: dict[int, Part] = {}
-        self._logs: dict[int, dict[int, list[Item]]] = {}
-        """Channel -> checkpoint -> log under way."""
-        self.ready_ms = 0.0
-        self._exhausted = bool(part and part.exhausted)
-        self._ending = self.machine.phase is Phase.ENDED
-        self._had_ended = bool(part and part.has_ended)
-        self.finished = False
-        if part:
-            self.merger.restore(part.merger, part.combined)
 
     # ------------------------------------------------------------------------------------------------------ the loop
 

@@ -98,7 +98,7 @@ class SimWorker:
         worked = 0
         for i in range(self._turn, self._turn + count):
             subtask = subtasks[i - count if i >= count else i]
-            for _ in range(ACTIONS_PER_ROUND):
+            for _again in range(ACTIONS_PER_ROUND):
                 if not subtask.act():
                     break
                 worked += 1

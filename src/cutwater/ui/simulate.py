@@ -1,0 +1,198 @@
+"""The command ``simulate``: the core under simulated faults."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cutwater.errors import ConfigError, CutwaterError
+
+if TYPE_CHECKING:
+    from cutwater.sim.schedule import Schedule
+    from cutwater.sim.simulate import Report
+    from cutwater.sim.world import World
+
+__all__ = ["simulate"]
+
+_DEFAULT_SCHEDULES = 1000
+
+
+class SimulationFailedError(CutwaterError):
+    """A schedule broke a promise; the script that shows it went to standard output."""
+
+    exit_code = 1
+
+
+@click.command()
+@click.option("--protocol", default="all", metavar="NAME|all", show_default=True, help="Which snapshot protocol.")
+@click.option("--world", default="all", metavar="NAME|all", show_default=True, help="Which small dataflow.")
+@click.option("--schedules", type=int, metavar="N", help=f"How many (default: {_DEFAULT_SCHEDULES}; with --seed 1).")
+@click.option("--seed", type=int, metavar="S", help="The first seed (default: 0).")
+@click.option("--jobs", type=int, default=1, metavar="J", show_default=True, help="Processes.")
+@click.option("--plant", default="", metavar="NAME", help="Plant a bug of this name, to see that it is found.")
+@click.option("--script", metavar="FILE", help="Play a script instead of seeds.")
+@click.option("--diagram", metavar="FILE.svg", help="Draw the failing schedule, or the last one.")
+@click.option("--trace", metavar="FILE", help="Write its trace.")
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON on standard output.")
+def simulate(
+    seed: int | None, schedules: int | None, script: str | None, as_json: bool, jobs: int, **given: Any
+) -> None:
+    """Run the protocol under simulated faults.
+
+    Every schedule is one job, in one thread, whose network, disks, clocks and crashes come from its seed.  A failing
+    one is made short and printed as a script.
+    """
+    given |= {"as_json": as_json}
+    if script is not None:
+        _play_script(script, given)
+        return
+    first, count = seed or 0, schedules or (_DEFAULT_SCHEDULES if seed is None else 1)
+    worlds, protocols = _chosen(given["world"], given["protocol"], given["plant"])
+    if jobs > 1:
+        report = _in_processes(first, count, jobs, given)
+    else:
+        report = _simulation(worlds, protocols, given["plant"]).run(range(first, first + count), told=_tell(count))
+    _show(report, as_json)
+    picked = report.failures[0].seed if report.failures else first + count - 1
+    schedule = _simulation(worlds, protocols, given["plant"]).schedule(picked)
+    if report.failures:
+        schedule = _shrunk(schedule, str(report.failures[0].text), as_json)
+    _keep(schedule, given)
+    if report.failures:
+        raise SimulationFailedError(
+            f"{len(report.failures)} of {report.schedules} schedules broke a promise, the first is seed {picked}",
+            hint="Keep the script above in tests/sim/scripts and play it with: cutwater simulate --script FILE.",
+        )
+
+
+def _simulation(worlds: list[str] | None, protocols: list[str] | None, plant: str) -> Any:
+    from cutwater.sim.simulate import Simulation
+
+    return Simulation(worlds, protocols, plant)
+
+
+def _chosen(world: str, protocol: str, plant: str) -> tuple[list[str] | None, list[str] | None]:
+    """Names to run; a planted bug runs where it can show, unless other names are given."""
+    from cutwater.protocol.rows import PROTOCOLS
+    from cutwater.sim.graphs import WORLDS
+    from cutwater.sim.planted import PLANTED
+
+    if plant and plant not in PLANTED:
+        raise ConfigError(f"no planted bug {plant!r}", hint=f"There are: {'; '.join(PLANTED)}.")
+    if plant:
+        world = PLANTED[plant].world if world == "all" else world
+        protocol = PLANTED[plant].protocol if protocol == "all" else protocol
+    for name, known, what in ((world, WORLDS, "world"), (protocol, PROTOCOLS, "protocol")):
+        if name != "all" and name not in known:
+            raise ConfigError(f"no {what} {name!r}", hint=f"There are: {', '.join(known)}.")
+    return (None if world == "all" else [world]), (None if protocol == "all" else [protocol])
+
+
+def _tell(count: int) -> Any:
+    """Progress on standard error, where it is a terminal."""
+
+    def told(report: Report) -> None:
+        if sys.stderr.isatty():
+            text = f"\r{report.schedules} of {count} schedules, {len(report.failures)} failures"
+            click.echo(f"{text}, {report.per_second:.0f} a second", err=True, nl=False)
+
+    return told
+
+
+def _in_processes(first: int, count: int, jobs: int, given: dict[str, Any]) -> Report:
+    import msgspec
+
+    from cutwater.sim.simulate import Report
+
+    command = [sys.executable, "-c", "from cutwater.ui.cli import main; main()", "simulate", "--json"]
+    command += ["--protocol", given["protocol"], "--world", given["world"], "--plant", given["plant"]]
+    shares = [count * (i + 1) // jobs - count * i // jobs for i in range(jobs)]
+    children: list[subprocess.Popen[bytes]] = []
+    for share in shares:
+        if share:
+            part = ["--seed", str(first), "--schedules", str(share)]
+            children.append(subprocess.Popen([*command, *part], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL))
+            first += share
+    report = Report()
+    for child in children:
+        out, _ = child.communicate()
+        if child.returncode not in (0, SimulationFailedError.exit_code) or not out:
+            raise CutwaterError(f"a simulating process ended with code {child.returncode}", hint="Try --jobs 1.")
+        report.add(msgspec.json.decode(out.splitlines()[0], type=Report))
+        _tell(count)(report)
+    return report
+
+
+def _show(report: Report, as_json: bool) -> None:
+    import msgspec
+
+    if sys.stderr.isatty():
+        click.echo("\r\033[K", err=True, nl=False)
+    if as_json:
+        click.echo(msgspec.json.encode(report).decode())
+        return
+    click.echo(
+        f"{report.schedules} schedules, {report.inconsistent} inconsistent cuts, {len(report.failures)} failures, "
+        f"{report.recoveries} recoveries, {report.checkpoints} checkpoints, {report.events} events, {report.void} void"
+    )
+    reached, struck = sum(map(bool, report.walked.values())), sum(report.struck.values())
+    click.echo(
+        f"{reached} of {len(report.walked)} transitions walked, {struck} faults of "
+        f"{sum(map(bool, report.struck.values()))} kinds struck, {report.per_second:.0f} schedules a second and core"
+    )
+    for failure in report.failures[:5]:
+        click.echo(f"seed {failure.seed}, {failure.world}, {failure.protocol}: {failure.text.splitlines()[0]}")
+
+
+def _shrunk(schedule: Schedule, text: str, as_json: bool) -> Schedule:
+    from cutwater.sim.scripts import script_of
+    from cutwater.sim.shrink import shrink
+
+    short, kind = shrink(schedule)
+    click.echo(script_of(short, kind, f"seed {schedule.seed}: {text}"), err=as_json, nl=False)
+    return short
+
+
+def _play_script(path: str, given: dict[str, Any]) -> None:
+    from cutwater.sim.scripts import parse_script
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    schedule, expect = parse_script(text, path)
+    _, violation = _keep(schedule, given)
+    kind = violation.kind if violation else "ok"
+    if given["as_json"]:
+        click.echo(json.dumps({"expect": expect, "found": kind, "text": str(violation or "")}))
+    else:
+        click.echo(f"{path}: {violation or 'ok'}")
+    if kind != expect:
+        raise SimulationFailedError(f"{path} expects {expect!r}, found {kind!r}")
+
+
+def _keep(schedule: Schedule, given: dict[str, Any]) -> tuple[World | None, Any]:
+    """Play it once more for the picture and the trace; its world and what was broken."""
+    if not given["diagram"] and not given["trace"] and schedule.seed is not None:
+        return None, None
+    from cutwater.sim.record import to_trace
+    from cutwater.sim.simulate import play
+    from cutwater.trace.diagram import diagram
+    from cutwater.trace.events import write_trace
+
+    world, violation = play(schedule)
+    trace = to_trace(world)
+    try:
+        if given["diagram"]:
+            notes = str(violation).splitlines() if violation else []
+            Path(given["diagram"]).write_text(diagram(trace, notes=notes), encoding="utf-8")
+        if given["trace"]:
+            write_trace(given["trace"], trace)
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be written: {error.strerror}") from error
+    return world, violation

@@ -82,7 +82,9 @@ def test_an_example_runs_and_its_result_is_right(
 def test_the_example_with_loops_heals_and_agrees_with_networkx(tmp_path: Path):
     """In a process of its own: it makes its own session and kills a worker in it."""
     example = str(pages.ROOT / "examples" / "airports.py")
-    done = subprocess.run([sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     says = r"killed a worker(?s:.*) 0 without .*: True\nflights .* 8 without .*: True\nmiles .*: True"
     assert re.search(says, done.stdout)

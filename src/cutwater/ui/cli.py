@@ -16,7 +16,7 @@ from cutwater.config import ProtocolName
 from cutwater.errors import ConfigError, CorruptSnapshotError, CutwaterError
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.ui.diagram import check_trace, diagram
-from cutwater.ui.simulate import simulate
+from cutwater.ui.simulate import explore, simulate
 
 if TYPE_CHECKING:
     from cutwater.ui.views import View
@@ -40,8 +40,9 @@ def cli() -> None:
 
 
 cli.add_command(diagram)
-cli.add_command(simulate)
 cli.add_command(check_trace)
+cli.add_command(explore)
+cli.add_command(simulate)
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""The command ``simulate``: the core under simulated faults."""
+"""The commands ``simulate`` and ``explore``: the core under faults and under all interleavings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cutwater.sim.simulate import Report
     from cutwater.sim.world import World
 
-__all__ = ["simulate"]
+__all__ = ["explore", "simulate"]
 
 _DEFAULT_SCHEDULES = 1000
 
@@ -196,3 +196,31 @@ def _keep(schedule: Schedule, given: dict[str, Any]) -> tuple[World | None, Any]
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be written: {error.strerror}") from error
     return world, violation
+
+
+@click.command()
+@click.option("--protocol", default="all", metavar="NAME|all", show_default=True, help="Which snapshot protocol.")
+@click.option("--world", default="all", metavar="NAME|all", show_default=True, help="Which small dataflow.")
+@click.option("--states", type=int, default=20_000, metavar="N", show_default=True, help="Stop after so many.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def explore(protocol: str, world: str, states: int, as_json: bool) -> None:
+    """Walk through all interleavings of small dataflows.
+
+    With two snapshots and one crash; in every state all invariants must hold, and every complete snapshot must be a
+    consistent cut.
+    """
+    from cutwater.protocol.rows import PROTOCOLS
+    from cutwater.sim.explore import SMALL_WORLDS, explore_world
+
+    for name, known, what in ((world, SMALL_WORLDS, "world"), (protocol, PROTOCOLS, "protocol")):
+        if name != "all" and name not in known:
+            raise ConfigError(f"no {what} {name!r}", hint=f"There are: {', '.join(known)}.")
+    worlds = list(SMALL_WORLDS) if world == "all" else [world]
+    protocols = list(PROTOCOLS) if protocol == "all" else [protocol]
+    for found in (explore_world(w, p, states_max=states) for p in protocols for w in worlds):
+        if as_json:
+            click.echo(json.dumps(found.as_dict()))
+        else:
+            click.echo(str(found))
+        if found.violation:
+            raise SimulationFailedError(f"{found.world}, {found.protocol}: {found.violation}")

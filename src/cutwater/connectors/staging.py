@@ -227,7 +227,8 @@ class _PieceWriter:
         self._path = area.path(name)
         self._digest = xxhash.xxh3_128()
         with storage_errors("cannot make", self._path):
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            # A file object, not a descriptor: that of a writer which nobody closed is given back with the object.
+            self._file = open(self._path, "xb", buffering=0)
         self._append(schema.serialize())
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -235,13 +236,13 @@ class _PieceWriter:
         self.rows += batch.num_rows
 
     def _append(self, body: pa.Buffer) -> None:
-        if self._fd < 0:
+        if self._file.closed:
             raise StorageError(f"{self._path!r} is closed, after a failed write or by its owner")
         left = memoryview(body)
         with storage_errors("cannot write", self._path):
             try:
                 while left:
-                    left = left[os.write(self._fd, left) :]
+                    left = left[os.write(self._file.fileno(), left) :]
             except OSError:
                 self.close()
                 raise
@@ -252,9 +253,7 @@ class _PieceWriter:
         return PieceCut(self.name, self.length, self.rows, self._digest.hexdigest())
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._file.close()
 
 
 class StagingLog:

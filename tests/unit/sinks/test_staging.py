@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 from sink_identity import SCHEMA, numbers
 
@@ -124,6 +126,18 @@ def test_a_full_disk_stops_the_writer_for_good(area: StagingArea, monkeypatch: p
     log.append(numbers(2))
     with pytest.raises(StorageError, match="closed"):
         log.flush()
+
+
+def test_a_writer_that_nobody_closed_gives_its_descriptor_back(area: StagingArea) -> None:
+    """A thousand of them once took a process over the 1,023 descriptors that select() can watch."""
+    before = psutil.Process().num_fds()
+    for incarnation in range(1, 20):
+        log = log_of(area, incarnation=incarnation)
+        log.append(numbers(1))
+        log.flush()
+    del log
+    gc.collect()
+    assert psutil.Process().num_fds() == before
 
 
 def test_rows_that_were_removed_under_the_job_are_an_error(area: StagingArea) -> None:

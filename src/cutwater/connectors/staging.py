@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 from collections.abc import Container, Generator, Iterable, Sequence, Sized
 
@@ -228,7 +229,7 @@ class _PieceWriter:
         self._digest = xxhash.xxh3_128()
         with storage_errors("cannot make", self._path):
             # A file object, not a descriptor: that of a writer which nobody closed is given back with the object.
-            self._file = open(self._path, "xb", buffering=0)
+            self._file = io.FileIO(self._path, "x")
         self._append(schema.serialize())
 
     def write(self, batch: pa.RecordBatch) -> None:

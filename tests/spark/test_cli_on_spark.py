@@ -131,4 +131,4 @@ def test_a_job_is_stopped_from_elsewhere_goes_on_and_is_interrupted(program, tmp
         assert second.wait(DEADLINE_S) == 130
     for key, found in counts_by_key(tmp_path / "out").items():
         assert sorted(found) == list(range(1, len(found) + 1)), f"rows of key {key} are lost or there twice"
-    assert "ended" in run("list", chk).stdout
+    assert " stopped " in run("list", chk).stdout

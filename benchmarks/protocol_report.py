@@ -111,11 +111,27 @@ def _snapshots(data: dict[str, Any], experiment: str, columns: tuple[str, ...]) 
     runs = _of(data, experiment)
     if not runs:
         return ""
-    lines = _head(columns, "snapshot, ms", "snapshot, MB", "completed")
+    lines = _head(columns, "snapshot, ms", "aligned takes", "snapshot, MB", "completed")
     for group, mine in _groups(runs, columns).items():
         completed = str(round(median(run["checkpoints"] for run in mine)))
-        lines.append(f"| {' | '.join([*_cells(columns, group), *_snapshot_cells(mine), completed])} |")
+        duration, size = _snapshot_cells(mine)
+        cells = [*_cells(columns, group), duration, _times_aligned(runs, mine), size, completed]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _times_aligned(runs: list[Run], mine: list[Run]) -> str:
+    """How many times as long an aligned snapshot of the same job takes, as a median over the rounds."""
+    ratios = [
+        other["duration_ms"] / run["duration_ms"]
+        for run in mine
+        for other in runs
+        if other["protocol"] == "aligned"
+        and all(other[c] == run[c] for c in ("round", "slow_us", "skew"))
+        and "duration_ms" in run
+        and "duration_ms" in other
+    ]
+    return f"{median(ratios):.1f}x" if ratios else "-"
 
 
 def _head(columns: tuple[str, ...], *others: str) -> list[str]:

@@ -107,15 +107,19 @@ def test_a_checkpoint_overtakes_the_backlog_and_a_restore_goes_on_from_it(
     assert_running_counts(tmp_path / "out", ROWS)
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])
-def test_rows_on_their_way_go_to_their_new_owners(start, tmp_path: Path, parallelism: int) -> None:
+@pytest.mark.parametrize(
+    ("parallelism", "protocol"),
+    [(1, "unaligned"), (3, "aligned"), (2, "chandy_lamport"), (2, "synchronous"), (3, "at_least_once")],
+)
+def test_rows_on_their_way_go_to_their_new_owners(start, tmp_path: Path, parallelism: int, protocol: str) -> None:
+    """Whatever protocol the snapshot is restored under."""
     job = start(backlogged(tmp_path, ROWS), protocol="unaligned", **SETTINGS)
     wait_for_backlog(job)
     job.checkpoint()
     assert rows_on_their_way(latest(job))["receiver"] > 10_000
     job.cancel()
     open_gate(tmp_path)
-    job = start(backlogged(tmp_path, ROWS), protocol="unaligned", **{**SETTINGS, "parallelism": parallelism})
+    job = start(backlogged(tmp_path, ROWS), protocol=protocol, **{**SETTINGS, "parallelism": parallelism})
     assert job.await_termination(40)
     assert_running_counts(tmp_path / "out", ROWS)
 

@@ -9,11 +9,12 @@ import msgspec
 
 from cutwater.errors import ConfigError
 
-__all__ = ["JobConfig", "ProtocolName", "RestartConfig", "parse_duration_ms"]
+__all__ = ["JobConfig", "ProtocolName", "RestartConfig", "format_us", "parse_duration_ms"]
 
 ProtocolName = Literal["none", "synchronous", "chandy_lamport", "aligned", "unaligned", "at_least_once"]
 
 _UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "m": 60_000.0, "min": 60_000.0, "h": 3_600_000.0, "d": 86_400_000.0}
+_UNITS_US = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1))
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s|min|m|h|d)\s*")
 
 
@@ -40,6 +41,21 @@ def parse_duration_ms(value: str | int | float, *, name: str = "duration") -> fl
     if pos == 0 or pos < len(value):
         raise ConfigError(f"{name} {value!r} is not a duration", hint="Write for example '500ms', '1s', '1h 30m'.")
     return total
+
+
+def format_us(us: int) -> str:
+    """A number of microseconds as a user writes it.
+
+    >>> format_us(5_400_000_000), format_us(-1500), format_us(0)
+    ('1h 30m', '-1ms 500us', '0s')
+    """
+    parts: list[str] = []
+    rest = abs(us)
+    for unit, size_us in _UNITS_US:
+        count, rest = divmod(rest, size_us)
+        if count:
+            parts.append(f"{count}{unit}")
+    return ("-" if us < 0 else "") + (" ".join(parts) or "0s")
 
 
 class RestartConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,6 @@ __all__ = [
     "check_parallelism",
     "distinct_columns",
     "duration_us",
-    "format_us",
     "located",
     "plain_schema",
     "require_column",
@@ -45,7 +44,6 @@ Duration: TypeAlias = "str | int | float | timedelta"
 
 _STEP_ID = re.compile(r"[A-Za-z0-9._-]+")
 _STEP_ID_MAX_CHARS = 128
-_UNITS_US = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1))
 
 
 @dataclass(frozen=True)
@@ -287,21 +285,6 @@ def duration_us(value: Duration, name: str, *, signed: bool = False) -> int:
     if us < 0 and not signed:
         raise BuildError(f"{name} {value!r} is negative")
     return us
-
-
-def format_us(us: int) -> str:
-    """A number of microseconds as ``duration_us`` reads it.
-
-    >>> format_us(5_400_000_000), format_us(-1500), format_us(0)
-    ('1h 30m', '-1ms 500us', '0s')
-    """
-    parts: list[str] = []
-    rest = abs(us)
-    for unit, size_us in _UNITS_US:
-        count, rest = divmod(rest, size_us)
-        if count:
-            parts.append(f"{count}{unit}")
-    return ("-" if us < 0 else "") + (" ".join(parts) or "0s")
 
 
 def _is_plain(name: str) -> bool:

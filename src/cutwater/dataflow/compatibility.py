@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from cutwater.dataflow.build import format_us
+from cutwater.config import format_us
 from cutwater.dataflow.graph import PhysicalPlan, Step
 from cutwater.errors import BuildError
 from cutwater.storage.channel_log import CHANNEL_KIND

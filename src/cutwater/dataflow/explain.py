@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
-from cutwater.config import ProtocolName
-from cutwater.dataflow.build import format_us
+from cutwater.config import ProtocolName, format_us
 from cutwater.dataflow.checks import check_guarantees, guarantee_of
 from cutwater.dataflow.graph import Edge, EdgeType, Input, LogicalGraph, PhysicalPlan, Step, Vertex
 from cutwater.dataflow.plan import fuse_links, make_plan

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
+from cutwater.config import format_us
 from cutwater.dataflow.build import (
     GraphBuilder,
     Upstream,
     distinct_columns,
-    format_us,
     located,
     plain_schema,
     require_column,

@@ -120,6 +120,13 @@ class Accumulator(ABC):
         """Set the state of some (reserved) slots to what ``state`` returned."""
 
     @abstractmethod
+    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
+        """Fold what ``state`` returned, here or elsewhere, into some (reserved) slots; several rows may go to one slot.
+
+        The result is that of all the values together; for ``first`` and ``last`` as if they came now, in this order.
+        """
+
+    @abstractmethod
     def keep(self, slots: Slots) -> None:
         """Forget all slots but these, which become 0, 1, 2 ..."""
 

@@ -12,7 +12,13 @@ import numpy as np
 
 from cutwater.state.kernels import kernel
 
-__all__ = ["count", "first", "last", "localise", "maximum", "mean", "minimum", "pick", "sum_floats", "sum_words"]
+__all__ = ["add", "count", "first", "last", "localise", "maximum", "mean", "minimum", "pick", "sum_floats", "sum_words"]
+
+
+@kernel
+def add(slots: Any, amounts: Any, values: Any) -> None:
+    for i in range(slots.shape[0]):
+        values[slots[i]] += amounts[i]
 
 
 @kernel

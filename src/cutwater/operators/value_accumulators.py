@@ -102,6 +102,9 @@ class PickValue(Accumulator):
         self._references[slots[rows]] = first + np.arange(len(rows))
         self._held = int((self._references[: self._used] >= 0).sum())
 
+    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
+        self.update(slots, pa.record_batch({self._column: columns[0]}))
+
     def keep(self, slots: Slots) -> None:
         self._references = self._references[slots]
         self._numbers = np.full(len(slots), -1, np.int32)

@@ -91,6 +91,9 @@ class Count(_Arrays):
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
         self._arrays[0][slots] = to_words(columns[0])
 
+    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
+        kernels.add(slots, to_words(columns[0]), self._arrays[0])
+
 
 class _Seen(_Arrays):
     """A word (or float) and whether a value has been seen."""
@@ -98,6 +101,9 @@ class _Seen(_Arrays):
     def __init__(self, column: str, dtype: Any) -> None:
         super().__init__(dtype, np.bool_)
         self._column = column
+
+    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
+        self.update(slots, pa.record_batch({self._column: columns[0]}))  # its state is a value, null before the first
 
     def _outputs(self, rows: int, valid: Mask | None) -> tuple[pa.Buffer, npt.NDArray[Any], Mask, Mask]:
         buffer, out = new_buffer(rows, self._arrays[0].dtype)
@@ -180,6 +186,10 @@ class Mean(_Arrays):
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
         self._arrays[0][slots] = _doubles(columns[0])
         self._arrays[1][slots] = to_words(columns[1])
+
+    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
+        kernels.add(slots, _doubles(columns[0]), self._arrays[0])
+        kernels.add(slots, to_words(columns[1]), self._arrays[1])
 
 
 class Pick(_Seen):

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 import cutwater as cw
-from cutwater.dataflow.build import duration_us, format_us
+from cutwater.config import format_us
+from cutwater.dataflow.build import duration_us
 from cutwater.errors import BuildError, CutwaterError
 
 MEMORY = cw.memory([], schema="t timestamp, s string, x long, d date")

@@ -17,6 +17,7 @@ Among floats NaN is the largest, as in Spark: ``max`` is NaN once one is seen, `
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ from cutwater.state.words import is_word_type
 
 if TYPE_CHECKING:
     from cutwater.state.index import Slots
+    from cutwater.state.memory import GrowingArray, Values
 
 __all__ = ["KINDS", "Accumulator", "Aggregate", "AggregateCall", "make_accumulator"]
 
@@ -93,7 +95,13 @@ class Aggregate:
 
 
 class Accumulator(ABC):
-    """One aggregate's state, in arrays by slot.  Called from one thread; a frozen one serves another thread."""
+    """One aggregate's state, in arrays by slot.  Called from one thread; a frozen one serves another thread.
+
+    ``columns`` are the arrays that change in place.  A table captures them for a snapshot before it lets rows change
+    (see ``cutwater.state.capture``); whatever else an accumulator holds must never be changed in place.
+    """
+
+    columns: Sequence[GrowingArray]
 
     @abstractmethod
     def reserve(self, slots: int) -> None:
@@ -131,12 +139,12 @@ class Accumulator(ABC):
         """Forget all slots but these, which become 0, 1, 2 ..."""
 
     @abstractmethod
-    def frozen(self) -> Accumulator:
-        """A copy of the slots in use as they are now; serves ``state`` and ``result``."""
+    def frozen(self, columns: Sequence[Values]) -> Accumulator:
+        """The accumulator as it is now, for ``state`` and ``result`` in another thread.
 
-    @abstractmethod
-    def release(self) -> None:
-        """Give back the memory of a frozen accumulator, which is not used again."""
+        Args:
+            columns: captured copies of ``columns``, filled by the time they are read.
+        """
 
 
 def make_accumulator(aggregate: Aggregate, schema: pa.Schema) -> Accumulator:

@@ -139,21 +139,21 @@ def last(slots: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, o
 def localise(slots: Any, numbers: Any, local: Any, touched: Any) -> Any:
     """Number the distinct slots of a batch 0, 1 ... as they come; returns how many.
 
-    ``numbers`` is scratch by slot, -1 everywhere before and after; ``local`` gets the number of each row's slot and
+    ``numbers`` is scratch by slot, zero everywhere before and after; ``local`` gets the number of each row's slot and
     ``touched`` the slot of each number.
     """
     count = 0
     for i in range(slots.shape[0]):
         slot = slots[i]
-        number = numbers[slot]
+        number = np.int64(numbers[slot]) - 1
         if number < 0:
             number = count
-            numbers[slot] = number
             touched[number] = slot
             count += 1
+            numbers[slot] = count
         local[i] = number
     for number in range(count):
-        numbers[touched[number]] = -1
+        numbers[touched[number]] = 0
     return count
 
 

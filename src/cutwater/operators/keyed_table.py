@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -10,8 +11,10 @@ import pyarrow as pa
 
 from cutwater.errors import StorageError
 from cutwater.operators.accumulators import Accumulator, Aggregate, make_accumulator
+from cutwater.state.capture import Capture, Captures
 from cutwater.state.index import KeyIndex, Slots, make_index
 from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.memory import GrowingArray
 from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
 
 __all__ = ["FrozenTable", "KeyedTable", "group_segments", "keyed_rows"]
@@ -34,16 +37,30 @@ class KeyedTable:
         self.index: KeyIndex = make_index(key_types, expected)
         self.accumulators: list[Accumulator] = [make_accumulator(a, schema) for a in aggregates]
         self._state_widths = [len(a.state_fields(schema)) for a in aggregates]
+        self._captures = Captures()
+        self._capture: Capture | None = None
 
     def __len__(self) -> int:
         return len(self.index)
 
     def upsert(self, keys: Sequence[pa.Array]) -> Slots:
-        """Slots of the rows; the accumulators are ready for them."""
+        """Slots of the rows; the accumulators are ready for them, and for changes of them."""
+        known = len(self.index)
         slots = self.index.upsert(keys)
-        for accumulator in self.accumulators:
-            accumulator.reserve(len(self.index))
+        if len(self.index) > known:
+            for accumulator in self.accumulators:
+                accumulator.reserve(len(self.index))
+            self._captures.prepare(self._columns, len(self.index))
+        self.touch(slots)
         return slots
+
+    @property
+    def _columns(self) -> list[GrowingArray]:
+        return [column for accumulator in self.accumulators for column in accumulator.columns]
+
+    def touch(self, slots: Slots) -> None:
+        """The state of these slots is about to change.  ``upsert`` says so of the slots that it returns."""
+        self._captures.preserve(slots)
 
     def restore(self, keys: Sequence[pa.Array], state: Sequence[pa.Array]) -> Slots:
         """Set rows to what ``state`` returned for them."""
@@ -67,30 +84,43 @@ class KeyedTable:
         self.index = kept
         for accumulator in self.accumulators:
             accumulator.keep(slots)
+        self._captures.abandon_columns()
 
     def frozen(self) -> KeyedTable:
-        """The table as it is now, for ``rows`` in another thread: copies what changes in place, shares the rest.
+        """The table as it is now, for ``rows`` in another thread, which must call ``complete`` first.
 
-        ``release`` the copy when it is no longer read: the next one then takes over its memory, whose pages are warm.
+        Copies nothing: see ``cutwater.state.capture``.  ``release`` it when it is no longer read.
         """
         copy = object.__new__(KeyedTable)
-        copy.index, copy._state_widths = self.index.frozen(), self._state_widths
-        copy.accumulators = [accumulator.frozen() for accumulator in self.accumulators]
+        copy.index, copy._state_widths, copy._captures = self.index.frozen(), self._state_widths, self._captures
+        copy._capture = self._captures.begin(self._columns, len(self.index))
+        copies = iter(copy._capture.copies)
+        copy.accumulators = [a.frozen(list(itertools.islice(copies, len(a.columns)))) for a in self.accumulators]
         return copy
+
+    def complete(self) -> None:
+        """Of a frozen table: copy what the stream has not set aside.  In the snapshot thread, before ``rows``."""
+        if self._capture is not None:
+            self._capture.complete()
 
     def release(self) -> None:
         """Give back the memory of a frozen table."""
-        for accumulator in self.accumulators:
-            accumulator.release()
+        if self._capture is not None:
+            self._captures.give_back(self._capture)
+        self._capture = None
         self.accumulators = []
 
 
 class FrozenTable(FrozenSegments):
-    """Segments of a frozen table, which is released with them."""
+    """Segments of a frozen table, which is complete when they are made, and released with them."""
 
     def __init__(self, table: KeyedTable, make: Callable[[], Iterable[Segment]]) -> None:
         super().__init__(make)
         self._table = table
+
+    def segments(self) -> Iterator[Segment]:
+        self._table.complete()
+        yield from super().segments()
 
     def release(self) -> None:
         super().release()

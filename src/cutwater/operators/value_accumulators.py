@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow.compute
 from cutwater.operators import aggregate_kernels as kernels
 from cutwater.operators.accumulators import Accumulator
 from cutwater.state.index import Slots
+from cutwater.state.memory import GrowingArray, Values
 from cutwater.state.values import ValueStore
 from cutwater.state.words import valid_rows
 
@@ -33,17 +35,19 @@ class PickValue(Accumulator):
         self._used = 0
         self._held = 0
         self._store = ValueStore(result)
-        self._references = np.full(0, -1, np.int64)
-        self._numbers = np.full(0, -1, np.int32)
+        self._places = GrowingArray(np.int64)  # one more than the reference, so that an empty slot is zero
+        self._copies: Sequence[Values] | None = None
+        self._numbers = GrowingArray(np.int32)
+        self.columns = [self._places]
 
     def reserve(self, slots: int) -> None:
         self._used = slots
-        if slots > len(self._references):
-            size = max(1024, 2 * slots)
-            grown = np.full(size, -1, np.int64)
-            grown[: len(self._references)] = self._references
-            self._references = grown
-            self._numbers = np.full(size, -1, np.int32)
+        self._places.reserve(slots)
+        self._numbers.reserve(slots)
+
+    def _references(self, slots: Slots) -> npt.NDArray[np.int64]:
+        places = self._places.values if self._copies is None else self._copies[0]
+        return places[slots] - 1
 
     def update(self, slots: Slots, batch: pa.RecordBatch) -> None:
         self._take(slots, batch.column(self._column), wanted=False)
@@ -56,8 +60,8 @@ class PickValue(Accumulator):
     def _take(self, slots: Slots, column: pa.Array, *, wanted: bool) -> pa.Array | None:
         rows = len(slots)
         local, touched = np.empty(rows, np.int32), np.empty(rows, np.int32)
-        touched = touched[: kernels.localise(slots, self._numbers, local, touched)]
-        before = self._references[touched]
+        touched = touched[: kernels.localise(slots, self._numbers.values, local, touched)]
+        before = self._references(touched)
         pool = column
         if wanted or self._how >= 2:
             pool = pa.concat_arrays([self._store.take(before), column])
@@ -76,20 +80,22 @@ class PickValue(Accumulator):
         chosen = current[fresh] - len(touched)
         first = self._store.append(column.take(pa.array(chosen)))
         slots = touched[fresh]
-        self._held += int((self._references[slots] < 0).sum())
-        self._references[slots] = first + np.arange(len(chosen))
+        self._held += int((self._places.values[slots] == 0).sum())
+        self._places.values[slots] = 1 + first + np.arange(len(chosen))
         self._sweep()
 
     def _sweep(self) -> None:
         garbage = len(self._store) - self._held
         if garbage <= max(_GARBAGE_ROWS, self._held):
             return
-        used = np.flatnonzero(self._references[: self._used] >= 0)
-        self._store = self._store.compacted(self._references[used])
-        self._references[used] = np.arange(len(used))
+        places = self._places.values[: self._used].copy()  # not in place: a snapshot may refer to the old store
+        used = np.flatnonzero(places)
+        self._store = self._store.compacted(places[used] - 1)
+        places[used] = 1 + np.arange(len(used))
+        self._places.replace(places)
 
     def result(self, slots: Slots) -> pa.Array:
-        return self._store.take(self._references[slots])
+        return self._store.take(self._references(slots))
 
     def state(self, slots: Slots) -> list[pa.Array]:
         return [self.result(slots)]
@@ -97,30 +103,27 @@ class PickValue(Accumulator):
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
         valid = valid_rows(columns[0])
         rows = np.arange(len(slots)) if valid is None else np.flatnonzero(valid)
-        self._references[slots] = -1
+        places = self._places.values
+        places[slots] = 0
         first = self._store.append(columns[0].take(pa.array(rows)))
-        self._references[slots[rows]] = first + np.arange(len(rows))
-        self._held = int((self._references[: self._used] >= 0).sum())
+        places[slots[rows]] = 1 + first + np.arange(len(rows))
+        self._held = int(np.count_nonzero(places[: self._used]))
 
     def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
         self.update(slots, pa.record_batch({self._column: columns[0]}))
 
     def keep(self, slots: Slots) -> None:
-        self._references = self._references[slots]
-        self._numbers = np.full(len(slots), -1, np.int32)
+        self._places.replace(self._places.values[slots])
         self._used = len(slots)
-        self._held = int((self._references >= 0).sum())
+        self._held = int(np.count_nonzero(self._places.values[: self._used]))
         self._sweep()
 
-    def frozen(self) -> Accumulator:
+    def frozen(self, columns: Sequence[Values]) -> Accumulator:
         copy = object.__new__(PickValue)
         vars(copy).update(vars(self))
         copy._store = self._store.frozen()
-        copy._references = self._references[: self._used].copy()
+        copy._copies = columns
         return copy
-
-    def release(self) -> None:
-        self._references = np.empty(0, np.int64)
 
 
 _ALL = np.zeros(0, np.bool_)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from cutwater.errors import DataError
 from cutwater.operators import aggregate_kernels as kernels
 from cutwater.operators.accumulators import Accumulator
 from cutwater.state.index import Slots
+from cutwater.state.memory import GrowingArray, Values
 from cutwater.state.words import Words, fixed_view, from_words, new_buffer, to_words, valid_rows
 
 __all__ = ["Count", "Mean", "Pick", "Sum"]
@@ -33,40 +34,29 @@ class _Arrays(Accumulator):
     """Arrays by slot that grow together, empty slots being zero."""
 
     def __init__(self, *dtypes: Any) -> None:
-        self._used = 0
-        self._arrays: list[npt.NDArray[Any]] = [np.zeros(0, dtype) for dtype in dtypes]
-        # Copies given back by the snapshot thread.  The first touch of a fresh page costs far more than the copying.
-        self._spare: deque[list[npt.NDArray[Any]]] = deque(maxlen=1)
+        self.columns = [GrowingArray(dtype) for dtype in dtypes]
+        self._copies: Sequence[Values] | None = None
+
+    @property
+    def _arrays(self) -> Sequence[Values]:
+        return [column.values for column in self.columns] if self._copies is None else self._copies
 
     def reserve(self, slots: int) -> None:
-        self._used = slots
-        if slots > len(self._arrays[0]):
-            size = max(1024, 2 * slots)
-            for position, old in enumerate(self._arrays):
-                grown = np.zeros(size, old.dtype)
-                grown[: len(old)] = old
-                self._arrays[position] = grown
+        for column in self.columns:
+            column.reserve(slots)
 
     def update(self, slots: Slots, batch: pa.RecordBatch) -> None:
         self.running(slots, batch)
 
     def keep(self, slots: Slots) -> None:
-        self._arrays = [values[slots] for values in self._arrays]
-        self._used = len(slots)
+        for column in self.columns:
+            column.replace(column.values[slots])
 
-    def frozen(self) -> Accumulator:
+    def frozen(self, columns: Sequence[Values]) -> Accumulator:
         copy = object.__new__(type(self))
         vars(copy).update(vars(self))
-        spare = self._spare.pop() if self._spare else []
-        if not spare or len(spare[0]) < self._used:
-            spare = [np.empty(len(values), values.dtype) for values in self._arrays]
-        for values, into in zip(self._arrays, spare, strict=True):
-            into[: self._used] = values[: self._used]
-        copy._arrays = spare
+        copy._copies = columns
         return copy
-
-    def release(self) -> None:
-        self._spare.append(self._arrays)
 
     def state(self, slots: Slots) -> list[pa.Array]:
         return [self.result(slots)]
@@ -240,7 +230,7 @@ def _with_nulls(buffer: pa.Buffer, seen: Mask | None, kind: pa.DataType, rows: i
     return pa.Array.from_buffers(kind, rows, [bitmap, buffer])
 
 
-def _restore_seen(arrays: list[npt.NDArray[Any]], slots: Slots, column: pa.Array, values: npt.NDArray[Any]) -> None:
+def _restore_seen(arrays: Sequence[Values], slots: Slots, column: pa.Array, values: npt.NDArray[Any]) -> None:
     valid = valid_rows(column)
     seen = np.ones(len(slots), np.bool_) if valid is None else valid
     # A slot that has seen nothing holds zero, whatever lies below the null.

@@ -24,10 +24,19 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 from llvmlite import ir
-from numba.core import config, types
+from numba.core import cgutils, config, types
 from numba.extending import intrinsic
 
-__all__ = ["cache_directory", "kernel", "load_u64", "prefetch"]
+__all__ = [
+    "cache_directory",
+    "compare_exchange",
+    "copy_bytes",
+    "kernel",
+    "load_acquire",
+    "load_u64",
+    "prefetch",
+    "store_release",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,5 +117,55 @@ def _prefetch(context: Any, data: Any, position: Any) -> Any:
     return types.void(data, types.intp), generate
 
 
+def _element(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """Pointer to ``array[position]``, the first two arguments."""
+    return builder.gep(target.make_array(signature.args[0])(target, builder, arguments[0]).data, [arguments[1]])
+
+
+def _compare_exchange(context: Any, array: Any, position: Any, expected: Any, wanted: Any) -> Any:
+    """Atomically set ``array[position]`` to ``wanted`` if it is ``expected``; whether it was."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _element(target, builder, signature, arguments)
+        return builder.extract_value(builder.cmpxchg(pointer, *arguments[2:], "acq_rel", "acquire"), 1)
+
+    return types.boolean(array, types.intp, array.dtype, array.dtype), generate
+
+
+def _load_acquire(context: Any, array: Any, position: Any) -> Any:
+    """``array[position]`` of one-byte elements; what its writer wrote before ``store_release`` is seen from then on."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(_element(target, builder, signature, arguments), "acquire", 1)
+
+    return array.dtype(array, types.intp), generate
+
+
+def _store_release(context: Any, array: Any, position: Any, value: Any) -> Any:
+    """Set ``array[position]``, after everything written before is there.  Of one-byte elements."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store_atomic(arguments[2], _element(target, builder, signature, arguments), "release", 1)
+        return target.get_dummy_value()
+
+    return types.void(array, types.intp, array.dtype), generate
+
+
+def _copy_bytes(context: Any, to: Any, source: Any, length: Any) -> Any:
+    """Copy memory between two addresses; the caller keeps both alive."""
+
+    def generate(target: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        to_place, from_place = (builder.inttoptr(address, byte) for address in arguments[:2])
+        cgutils.raw_memcpy(builder, to_place, from_place, arguments[2], 1)
+        return target.get_dummy_value()
+
+    return types.void(types.intp, types.intp, types.intp), generate
+
+
 load_u64: Any = intrinsic(_load_u64)
 prefetch: Any = intrinsic(_prefetch)
+compare_exchange: Any = intrinsic(_compare_exchange)
+load_acquire: Any = intrinsic(_load_acquire)
+store_release: Any = intrinsic(_store_release)
+copy_bytes: Any = intrinsic(_copy_bytes)

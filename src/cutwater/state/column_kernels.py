@@ -1,0 +1,87 @@
+"""Kernels under the columns of a keyed table: setting chunks aside before they change, and marking changed slots.
+
+A chunk of a captured column is *waiting*, being *copied* or *done*.  The thread that changes rows and the one that
+writes the snapshot both copy chunks; whoever moves one from waiting to copied has it, the other waits for a moment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cutwater.state.kernels import compare_exchange, copy_bytes, kernel, load_acquire, store_release
+
+__all__ = ["CHUNK_ROWS", "WAITING", "capture_chunks", "mark", "marked", "preserve", "touch_pages"]
+
+CHUNK_ROWS = 128
+"""Rows of a chunk.  Small, because random keys touch nearly all chunks, and the stream waits for every copy."""
+_SHIFT = 7
+_PAGE_BYTES = 4096
+
+DONE = 0
+WAITING = 1
+_COPYING = 2
+
+
+@kernel
+def capture_chunk(chunk: Any, pending: Any, sources: Any, targets: Any, widths: Any) -> None:
+    while load_acquire(pending, chunk) != DONE:
+        if compare_exchange(pending, chunk, WAITING, _COPYING):
+            for c in range(widths.shape[0]):
+                at = chunk * widths[c]
+                copy_bytes(targets[c] + at, sources[c] + at, widths[c])
+            store_release(pending, chunk, DONE)
+
+
+@kernel
+def preserve(slots: Any, pending: Any, sources: Any, targets: Any, widths: Any) -> None:
+    """Copy the chunks of these slots that nobody has copied yet: their rows are about to change.
+
+    Args:
+        slots: rows; those beyond the captured ones need no copy.
+        pending: state by chunk.
+        sources, targets: addresses of the columns and of their copies.
+        widths: bytes of a chunk, by column.
+    """
+    for i in range(slots.shape[0]):
+        chunk = np.int64(slots[i]) >> _SHIFT
+        if chunk < pending.shape[0]:
+            capture_chunk(chunk, pending, sources, targets, widths)
+
+
+@kernel
+def capture_chunks(pending: Any, first: Any, last: Any, sources: Any, targets: Any, widths: Any) -> None:
+    """Copy all chunks ``first`` .. ``last`` - 1 that nobody has copied yet."""
+    for chunk in range(first, last):
+        capture_chunk(chunk, pending, sources, targets, widths)
+
+
+@kernel
+def mark(slots: Any, bits: Any) -> None:
+    """Set the bit of every slot."""
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        bits[slot >> 3] |= np.uint8(1 << (slot & 7))
+
+
+@kernel
+def marked(bits: Any, out: Any) -> Any:
+    """The slots whose bit is set, ascending, into ``out``; returns how many."""
+    count = 0
+    for byte in range(bits.shape[0]):
+        rest = bits[byte]
+        if rest == 0:
+            continue
+        for bit in range(8):
+            if rest & np.uint8(1 << bit):
+                out[count] = 8 * byte + bit
+                count += 1
+    return count
+
+
+@kernel
+def touch_pages(content: Any, first: Any, last: Any) -> None:
+    """Write to every page between two positions without changing anything: zero becomes zero."""
+    for at in range(first, last, _PAGE_BYTES):
+        compare_exchange(content, at, 0, 0)

@@ -12,20 +12,23 @@ import pyarrow as pa
 import pytest
 from sink_model import SCHEMA, Calls, Identity, Job, batch_of
 
-from cutwater.connectors import foreach_batch, parquet_commit, parquet_sink, staging
+from cutwater.connectors import file_sink, foreach_batch, part_commit, staging
 from cutwater.connectors.base import Sink, SinkSnapshot
 from cutwater.connectors.collect import CollectSink
 from cutwater.connectors.discard import discard
+from cutwater.connectors.file_sink import FileSink
 from cutwater.connectors.foreach_batch import ForeachBatchSink
-from cutwater.connectors.parquet_sink import ParquetSink
+from cutwater.connectors.part_formats import CsvParts, JsonParts
 from cutwater.errors import CutwaterError
 
 Make = Callable[[str], Sink]
 
 TRANSACTIONAL: dict[str, Make] = {
-    "parquet, a file per checkpoint": lambda path: ParquetSink(path, roll_interval_ms=0),
-    "parquet, rolled by size": lambda path: ParquetSink(path, roll_rows=12, roll_interval_ms="1h"),
-    "parquet, rolled at the end": lambda path: ParquetSink(path, roll_interval_ms="1h"),
+    "parquet, a file per checkpoint": lambda path: FileSink(path, roll_interval_ms=0),
+    "parquet, rolled by size": lambda path: FileSink(path, roll_rows=12, roll_interval_ms="1h"),
+    "parquet, rolled at the end": lambda path: FileSink(path, roll_interval_ms="1h"),
+    "JSON lines": lambda path: FileSink(path, JsonParts(), roll_rows=12, roll_interval_ms="1h"),
+    "CSV, compressed": lambda path: FileSink(path, CsvParts("gzip"), roll_interval_ms=0),
     "foreach_batch": lambda path: ForeachBatchSink(Calls()).bind(path),
     "foreach_batch of three": lambda path: ForeachBatchSink(Calls(), parallelism=3).bind(path),
 }
@@ -62,17 +65,17 @@ def _no_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_sync_of_parts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(parquet_commit, "fsync_path", lambda path: None)
+    patch.setattr(part_commit, "fsync_path", lambda path: None)
 
 
 def _forgets_parts_of_aborted_checkpoints(patch: pytest.MonkeyPatch) -> None:
-    real = parquet_sink.PartWriter.pre_commit
+    real = file_sink.PartWriter.pre_commit
 
-    def pre_commit(self: parquet_sink.PartWriter, checkpoint_id: int, final: bool) -> object:
+    def pre_commit(self: file_sink.PartWriter, checkpoint_id: int, final: bool) -> object:
         self._pending = []
         return real(self, checkpoint_id, final)
 
-    patch.setattr(parquet_sink.PartWriter, "pre_commit", pre_commit)
+    patch.setattr(file_sink.PartWriter, "pre_commit", pre_commit)
 
 
 def _reads_behind_the_cut(patch: pytest.MonkeyPatch) -> None:
@@ -80,49 +83,47 @@ def _reads_behind_the_cut(patch: pytest.MonkeyPatch) -> None:
         length = os.path.getsize(area.path(cut.file))
         return staging.open_piece(area, staging.PieceCut(cut.file, length, cut.rows, cut.digest), verify=False)
 
-    patch.setattr(parquet_sink, "open_piece", whole_piece)
+    patch.setattr(file_sink, "open_piece", whole_piece)
 
 
 def _commits_with_the_snapshot(patch: pytest.MonkeyPatch) -> None:
-    real = parquet_sink.PartWriter._snapshot
+    real = file_sink.PartWriter._snapshot
 
-    def snapshot(self: parquet_sink.PartWriter, *args: object) -> object:
+    def snapshot(self: file_sink.PartWriter, *args: object) -> object:
         made = real(self, *args)  # type: ignore[arg-type]
         self._sink.committer(SCHEMA, self._ctx.job_uid, self._ctx.step).commit(0, made.handles)
         return made
 
-    patch.setattr(parquet_sink.PartWriter, "_snapshot", snapshot)
+    patch.setattr(file_sink.PartWriter, "_snapshot", snapshot)
 
 
 def _sweeps_what_the_snapshot_names(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(parquet_commit, "_pieces", lambda snapshots: ())
+    patch.setattr(part_commit, "_pieces", lambda snapshots: ())
 
 
 def _takes_nothing_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(parquet_commit.PartCommitter, "_take_back", lambda self, checkpoint_id, incarnation: None)
+    patch.setattr(part_commit.PartCommitter, "_take_back", lambda self, checkpoint_id, incarnation: None)
 
 
 def _takes_back_without_a_sync(patch: pytest.MonkeyPatch) -> None:
-    real = parquet_commit.PartCommitter._take_back
+    real = part_commit.PartCommitter._take_back
 
-    def take_back(self: parquet_commit.PartCommitter, checkpoint_id: int, incarnation: int) -> None:
+    def take_back(self: part_commit.PartCommitter, checkpoint_id: int, incarnation: int) -> None:
         with patch.context() as inner:
-            inner.setattr(parquet_commit, "fsync_path", lambda path: None)
+            inner.setattr(part_commit, "fsync_path", lambda path: None)
             real(self, checkpoint_id, incarnation)
 
-    patch.setattr(parquet_commit.PartCommitter, "_take_back", take_back)
+    patch.setattr(part_commit.PartCommitter, "_take_back", take_back)
 
 
 def _takes_back_the_restored_checkpoint_too(patch: pytest.MonkeyPatch) -> None:
-    real = parquet_commit.PartCommitter._take_back
-    patch.setattr(
-        parquet_commit.PartCommitter, "_take_back", lambda self, n, incarnation: real(self, n - 1, incarnation)
-    )
+    real = part_commit.PartCommitter._take_back
+    patch.setattr(part_commit.PartCommitter, "_take_back", lambda self, n, incarnation: real(self, n - 1, incarnation))
 
 
 def _takes_back_what_a_successor_committed(patch: pytest.MonkeyPatch) -> None:
-    real = parquet_commit.PartCommitter._take_back
-    patch.setattr(parquet_commit.PartCommitter, "_take_back", lambda self, n, below: real(self, n, 10**9))
+    real = part_commit.PartCommitter._take_back
+    patch.setattr(part_commit.PartCommitter, "_take_back", lambda self, n, below: real(self, n, 10**9))
 
 
 def _sweeps_what_a_successor_staged(patch: pytest.MonkeyPatch) -> None:
@@ -131,20 +132,18 @@ def _sweeps_what_a_successor_staged(patch: pytest.MonkeyPatch) -> None:
 
 
 def _commit_removes_what_older_checkpoints_need(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        parquet_sink.PartWriter, "_shared", property(lambda self: (), lambda self, value: None), raising=False
-    )
+    patch.setattr(file_sink.PartWriter, "_shared", property(lambda self: (), lambda self, value: None), raising=False)
 
 
 def _retires_what_newer_checkpoints_need(patch: pytest.MonkeyPatch) -> None:
-    real = parquet_commit.PartCommitter.retire
-    patch.setattr(parquet_commit.PartCommitter, "retire", lambda self, retired, retained: real(self, retired, []))
+    real = part_commit.PartCommitter.retire
+    patch.setattr(part_commit.PartCommitter, "retire", lambda self, retired, retained: real(self, retired, []))
 
 
 def _keeps_only_what_the_restored_checkpoint_needs(patch: pytest.MonkeyPatch) -> None:
-    real = parquet_commit.PartCommitter.settle
+    real = part_commit.PartCommitter.settle
     patch.setattr(
-        parquet_commit.PartCommitter,
+        part_commit.PartCommitter,
         "settle",
         lambda self, restored, retained, incarnation: real(self, restored, [restored] if restored else [], incarnation),
     )
@@ -155,8 +154,8 @@ def _no_sync_of_the_target(patch: pytest.MonkeyPatch) -> None:
         if "_cutwater" in path:
             staging.fsync_path(path)
 
-    patch.setattr(parquet_commit, "fsync_path", sync_staging_only)
-    patch.setattr(parquet_sink, "fsync_path", sync_staging_only)
+    patch.setattr(part_commit, "fsync_path", sync_staging_only)
+    patch.setattr(file_sink, "fsync_path", sync_staging_only)
 
 
 def _forgets_epochs_of_aborted_checkpoints(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from fake_host import FakeHost, FakeSpark, adopt, context, server_address
 from runtime_world import assert_running_counts, counting, gated, open_gate, query, wait_until
 
 import cutwater as cw
-from cutwater.connectors.parquet_commit import PartCommitter
+from cutwater.connectors.part_commit import PartCommitter
 from cutwater.runtime import job as job_module
 from cutwater.runtime.job import Job
 from cutwater.runtime.sinks import Sinks

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cutwater.connectors.base import Committer, Json, SinkContext
-from cutwater.connectors.parquet_commit import is_visible
-from cutwater.connectors.parquet_sink import ParquetSink, PartWriter
+from cutwater.connectors.file_sink import FileSink, PartWriter
 from cutwater.connectors.parquet_types import cast_batch, parquet_schema
+from cutwater.connectors.part_commit import is_visible
 from cutwater.errors import InvariantError, StorageError
 
 __all__ = ["CollectSink", "read_result"]
@@ -49,10 +49,10 @@ class CollectSink:
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> Committer:
         return self._parquet().committer(schema, job_uid, step)
 
-    def _parquet(self) -> ParquetSink:
+    def _parquet(self) -> FileSink:
         if self.directory is None:
             raise InvariantError("a collecting sink was started before it was bound to a directory")
-        return ParquetSink(self.directory)
+        return FileSink(self.directory)
 
 
 def read_result(directory: str, schema: pa.Schema) -> pa.Table:
@@ -62,7 +62,7 @@ def read_result(directory: str, schema: pa.Schema) -> pa.Table:
         StorageError: the directory or one of its files cannot be read.
     """
     try:
-        names = sorted(name for name in os.listdir(directory) if is_visible(name))
+        names = sorted(name for name in os.listdir(directory) if is_visible(name, ".parquet"))
         tables = [pq.ParquetFile(os.path.join(directory, name)).read() for name in names]
     except (OSError, pa.ArrowInvalid) as error:
         raise StorageError(

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cutwater.connectors.parquet_sink import ParquetSink
+from cutwater.connectors.file_sink import FileSink
+from cutwater.connectors.part_formats import PART_FORMATS
 from cutwater.errors import BuildError, ConfigError
 
 if TYPE_CHECKING:
@@ -37,24 +38,28 @@ class Files:
         self._check_options("source", [name for name in inspect.signature(FileSource).parameters if name != "path"])
         return FileSource(self.path, **self.options)
 
-    def as_sink(self) -> ParquetSink:
-        """This directory as an exactly-once Parquet sink.
+    def as_sink(self) -> FileSink:
+        """This directory as an exactly-once sink.
 
         Raises:
-            BuildError: several paths, a format other than Parquet, or a place that cannot be written to.
-            ConfigError: an option that the sink does not know.
+            BuildError: several paths, an unknown format, or a place that cannot be written to.
+            ConfigError: an option that the sink, or its format, does not know.
         """
         if not isinstance(self.path, str):
             raise BuildError(f"a sink writes to one directory, got {len(self.path)} paths")
         options = dict(self.options)
-        if options.pop("format", "parquet") != "parquet":
+        name = options.pop("format", "parquet")
+        make = PART_FORMATS.get(name)
+        if make is None:
             raise BuildError(
-                f"a file sink writes Parquet, not {self.options['format']!r}",
-                hint="Leave format away, or write other formats with foreach_batch.",
+                f"a file sink does not write {name!r}",
+                hint=f"Choose one of {', '.join(map(repr, PART_FORMATS))}, or write other formats with foreach_batch.",
             )
-        names = [field.name for field in dataclasses.fields(ParquetSink) if field.name != "path"]
-        self._check_options("sink", [*names, "format"])
-        return ParquetSink(self.path, **options)
+        of_format = list(inspect.signature(make).parameters)
+        of_sink = [field.name for field in dataclasses.fields(FileSink) if field.name not in ("path", "parts")]
+        self._check_options(f"{name} sink", [*of_sink, *of_format, "format"])
+        parts = make(**{name: options.pop(name) for name in of_format if name in options})
+        return FileSink(self.path, parts, **options)
 
     def _check_options(self, use: str, known: Sequence[str]) -> None:
         for name in self.options:
@@ -69,11 +74,13 @@ def files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **opt
 
     Args:
         path: for reading a file, directory, glob or a list of them; for writing one directory.
-        options: of ``FileSource`` when read (``format``, ``schema``, ``rate``, ``bad_rows``, ``watch`` ...), of
-            ``ParquetSink`` when written (``roll_rows``, ``roll_bytes``, ``roll_interval_ms``, ``compression``).
+        options: of ``FileSource`` when read (``format``, ``schema``, ``rate``, ``bad_rows``, ``watch`` ...).  When
+            written: ``format`` (``"parquet"``, ``"json"`` for JSON lines or ``"csv"``), ``roll_rows``, ``roll_bytes``
+            and ``roll_interval_ms`` (see ``FileSink``), and what the format takes: ``compression``, and for CSV
+            ``header`` and ``delimiter``.
 
-    >>> files("/data/out", compression="snappy").as_sink().compression
-    'snappy'
+    >>> files("/data/out", format="json", compression="gzip").as_sink().parts
+    JsonParts(compression='gzip')
     """
     if isinstance(path, str | os.PathLike):
         return Files(os.fspath(path), options)

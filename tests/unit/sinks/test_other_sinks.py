@@ -13,9 +13,9 @@ from sink_identity import SCHEMA, Identity, numbers
 from cutwater.connectors.base import Json, Sink
 from cutwater.connectors.collect import CollectSink, read_result
 from cutwater.connectors.discard import DiscardSink, LatencyHistogram, discard
+from cutwater.connectors.file_sink import FileSink
 from cutwater.connectors.files import files
 from cutwater.connectors.foreach_batch import ForeachBatchSink
-from cutwater.connectors.parquet_sink import ParquetSink
 from cutwater.errors import BuildError, ConfigError, CutwaterError, InvariantError, StorageError, UserCodeError
 
 
@@ -231,9 +231,9 @@ def test_a_latency_column_must_exist_and_tell_a_time() -> None:
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def test_files_become_a_parquet_sink() -> None:
+def test_files_become_a_file_sink() -> None:
     sink = files("/data/out", roll_interval_ms="1m", format="parquet").as_sink()
-    assert sink == ParquetSink("/data/out", roll_interval_ms=60_000)
+    assert sink == FileSink("/data/out", roll_interval_ms=60_000)
 
 
 def test_files_become_a_source_with_the_sources_own_options(tmp_path: Path) -> None:
@@ -249,6 +249,6 @@ def test_options_are_checked_against_what_the_files_are_used_for() -> None:
     with pytest.raises(ConfigError, match=r"no option 'roll_row'.*Did you mean 'roll_rows'"):
         files("/data/out", roll_row=1).as_sink()
     with pytest.raises(CutwaterError, match="format"):
-        files("/data/out", format="csv").as_sink()
+        files("/data/out", format="orc").as_sink()
     with pytest.raises(BuildError, match="one directory"):
         files(["/a", "/b"]).as_sink()

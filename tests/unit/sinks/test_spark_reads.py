@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from sink_identity import SCHEMA, Identity, numbers
 
-from cutwater.connectors.parquet_sink import ParquetSink
+from cutwater.connectors.file_sink import FileSink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ def spark() -> Iterator[SparkSession]:
 
 def test_spark_sees_committed_rows_only(spark: SparkSession, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
-    sink = ParquetSink(out, roll_interval_ms=0)
+    sink = FileSink(out, roll_interval_ms=0)
     writer = sink.writer(SCHEMA, Identity(), [])
     committer = sink.committer(SCHEMA, "uid", "out")
     writer.write(numbers(1, 2))
@@ -64,7 +64,7 @@ def test_spark_reads_every_type_back(spark: SparkSession, tmp_path: Path) -> Non
         "map": (pa.array([[("k", 1)]], pa.map_(pa.large_string(), pa.int8())), {"k": 1}),
     }
     batch = pa.RecordBatch.from_pydict({name: array for name, (array, _) in values.items()})
-    sink = ParquetSink(str(tmp_path / "out"))
+    sink = FileSink(str(tmp_path / "out"))
     sink.check(batch.schema)
     writer = sink.writer(batch.schema, Identity(), [])
     writer.write(batch)

@@ -1,4 +1,4 @@
-"""The Parquet sink: exactly-once output into a directory that Spark (or anything else) reads as one dataset."""
+"""The file sink: exactly-once output into a directory that Spark (or anything else) reads as one dataset."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from cutwater.config import parse_duration_ms
 from cutwater.connectors.base import Json, PreCommit, SinkContext
-from cutwater.connectors.parquet_commit import (
+from cutwater.connectors.parquet_types import cast_batch
+from cutwater.connectors.part_commit import (
     LogState,
     PartCommitter,
     PartHandle,
@@ -23,13 +23,13 @@ from cutwater.connectors.parquet_commit import (
     part_status,
     part_stem,
     part_suffix,
-    write_parquet,
+    write_part,
 )
-from cutwater.connectors.parquet_types import cast_batch, parquet_schema
+from cutwater.connectors.part_formats import ParquetParts, PartFormat
 from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, StagingLog, fsync_path, open_piece
-from cutwater.errors import BuildError, ConfigError, DataError
+from cutwater.errors import BuildError, ConfigError
 
-__all__ = ["ParquetSink", "PartWriter", "local_path"]
+__all__ = ["FileSink", "PartWriter", "local_path"]
 
 
 def local_path(path: str) -> str:
@@ -53,32 +53,32 @@ def local_path(path: str) -> str:
 
 
 @dataclass(frozen=True)
-class ParquetSink:
-    """Appends rows to a directory of Parquet files, each row exactly once.
+class FileSink:
+    """Appends rows to a directory of files, each row exactly once.
 
     Rows wait in ``<path>/_cutwater`` and become visible with the checkpoint at which their file is full or old enough
     (T4), so that short checkpoint intervals do not make small files.  Several jobs may write to one directory.
 
     Args:
         path: a directory, made if missing; local or mounted on every worker.
+        parts: format of the files.
         roll_rows: a file ends at the first barrier after about this many rows.
-        roll_bytes: the same by size, in bytes of Arrow data (Parquet is smaller).
+        roll_bytes: the same by size, in bytes of Arrow data (a compressed file is smaller).
         roll_interval_ms: the same by age; a duration such as ``"10s"`` or milliseconds.  0: at every checkpoint.
-        compression: ``"zstd"`` or ``"snappy"``.
 
     Raises:
         BuildError: the path is not a local one.
         ConfigError: a setting is out of range.
 
-    >>> ParquetSink("/data/out", roll_interval_ms="1m").roll_interval_ms
+    >>> FileSink("/data/out", roll_interval_ms="1m").roll_interval_ms
     60000.0
     """
 
     path: str
+    parts: PartFormat = field(default_factory=ParquetParts)
     roll_rows: int = 10_000_000
     roll_bytes: int = 128 << 20
     roll_interval_ms: float | str = 10_000.0
-    compression: Literal["zstd", "snappy"] = "zstd"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", local_path(self.path))
@@ -86,8 +86,6 @@ class ParquetSink:
         for name in ("roll_rows", "roll_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.compression not in ("zstd", "snappy"):
-            raise ConfigError(f"compression {self.compression!r} is unknown", hint="Use 'zstd' or 'snappy'.")
 
     @property
     def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
@@ -97,13 +95,13 @@ class ParquetSink:
     def parallelism(self) -> int | None:
         return None
 
-    def bind(self, directory: str) -> ParquetSink:
+    def bind(self, directory: str) -> FileSink:
         """This sink has a place of its own; ``directory`` is not used."""
         return self
 
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink.check``.  Files that others wrote into the target are fine unless their types contradict."""
-        schema = parquet_schema(schema)
+        schema = self.parts.schema(schema)
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
             raise BuildError(f"cannot write to {self.path!r}: it is not a directory", hint="Name a directory.")
         existing = self.path
@@ -111,20 +109,21 @@ class ParquetSink:
             existing = os.path.dirname(existing)
         if not os.access(existing, os.W_OK | os.X_OK):
             raise BuildError(f"cannot write to {self.path!r}: no right to write in {existing!r}")
-        _check_neighbours(self.path, schema)
+        _check_neighbours(self.path, self.parts, schema)
 
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> PartWriter:
         """See ``Sink.writer``; cuts of another job's uid in ``restored`` stay that job's (T3)."""
-        return PartWriter(self, parquet_schema(schema), ctx, restored)
+        return PartWriter(self, self.parts.schema(schema), ctx, restored)
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> PartCommitter:
-        return PartCommitter(StagingArea(self.path, job_uid, step), parquet_schema(schema), part_stem(job_uid, step))
+        area = StagingArea(self.path, job_uid, step)
+        return PartCommitter(area, self.parts, self.parts.schema(schema), part_stem(job_uid, step))
 
 
 class PartWriter:
-    """One subtask's writer of a ``ParquetSink``: a log of rows, and the parts cut from it that are not visible yet."""
+    """One subtask's writer of a ``FileSink``: a log of rows, and the parts cut from it that are not visible yet."""
 
-    def __init__(self, sink: ParquetSink, schema: pa.Schema, ctx: SinkContext, restored: Sequence[Json]) -> None:
+    def __init__(self, sink: FileSink, schema: pa.Schema, ctx: SinkContext, restored: Sequence[Json]) -> None:
         self._sink = sink
         self._schema = schema
         self._ctx = ctx
@@ -151,7 +150,7 @@ class PartWriter:
         """Take rows.
 
         Raises:
-            DataError: a value does not fit its Parquet type.
+            DataError: a value does not fit its type in the file.
             StorageError: the disk is full.
         """
         if self._oldest is None:
@@ -202,13 +201,13 @@ class PartWriter:
         self._log.drop(taken)
         stem = part_stem(self._ctx.job_uid, self._ctx.step)
         for number, group in enumerate(groups):
-            suffix = part_suffix(self._ctx.subtask, checkpoint_id, self._ctx.incarnation, number)
+            suffix = part_suffix(self._ctx.subtask, checkpoint_id, self._ctx.incarnation, number, sink.parts.suffix)
             self._pending.append(_Part(stem + suffix, group, self._shared))
 
     def _snapshot(self, parts: list[_Part], state: LogState | None, final: bool) -> PreCommit:
         handles: list[Json] = []
         for part in parts:
-            handle = part.stage(self._area, self._schema, self._sink.compression)
+            handle = part.stage(self._area, self._schema, self._sink.parts)
             if handle is not None:
                 handles.append(msgspec.to_builtins(handle))
         if state is not None:
@@ -219,7 +218,7 @@ class PartWriter:
 
 
 class _Part:
-    """A Parquet file to be: cut in the loop, made in a snapshot thread, done with once it was committed."""
+    """A file to be: cut in the loop, made in a snapshot thread, done with once it was committed."""
 
     def __init__(self, name: str, cuts: Sequence[PieceCut], shared: Container[str]) -> None:
         self.committed = False
@@ -230,11 +229,11 @@ class _Part:
         # Two checkpoints may be written at once, and both carry a part that the older one made.
         self._lock = threading.Lock()
 
-    def stage(self, area: StagingArea, schema: pa.Schema, compression: str) -> PartHandle | None:
+    def stage(self, area: StagingArea, schema: pa.Schema, parts: PartFormat) -> PartHandle | None:
         """Make the file durable unless it is already; ``None`` once it is committed."""
         with self._lock:
             if self._handle is None:
-                self._handle = self._make(area, schema, compression)
+                self._handle = self._make(area, schema, parts)
             elif part_status(area, self._handle) == "committed":
                 # The next manifest will not name it any more, so that the rename must not be undone by a crash.
                 fsync_path(area.root)
@@ -242,13 +241,10 @@ class _Part:
                 return None
             return self._handle
 
-    def _make(self, area: StagingArea, schema: pa.Schema, compression: str) -> PartHandle:
+    def _make(self, area: StagingArea, schema: pa.Schema, parts: PartFormat) -> PartHandle:
         batches = (batch for cut in self._cuts for batch in open_piece(area, cut, verify=False))
         path = area.path(self._name)
-        try:
-            size = write_parquet(f"{path}.tmp", schema, batches, compression)
-        except pa.ArrowInvalid as error:
-            raise DataError(f"rows for {area.root!r} cannot be written as Parquet: {error}") from error
+        size = write_part(f"{path}.tmp", parts, schema, batches)
         os.rename(f"{path}.tmp", path)
         fsync_path(area.directory)
         rows = sum(cut.rows for cut in self._cuts)
@@ -258,22 +254,22 @@ class _Part:
         return PartHandle(area.job_uid, self._name, self._name, rows, size, own, shared)
 
 
-def _check_neighbours(path: str, schema: pa.Schema) -> None:
-    """Refuse a target whose newest Parquet file has a column of ours with another type."""
+def _check_neighbours(path: str, parts: PartFormat, schema: pa.Schema) -> None:
+    """Refuse a target whose newest file has a column of ours with another type."""
     try:
-        entries = [entry for entry in os.scandir(path) if is_visible(entry.name) and entry.is_file()]
+        entries = [entry for entry in os.scandir(path) if is_visible(entry.name, parts.suffix) and entry.is_file()]
         newest = max(entries, key=lambda entry: entry.stat().st_mtime_ns, default=None)
-        theirs = parquet_schema(pq.read_schema(newest.path)) if newest else None
-    except (OSError, pa.ArrowInvalid, BuildError):
-        return  # not there yet, or nothing that we could compare with
+    except OSError:
+        return  # not there yet
+    theirs = parts.neighbour_schema(newest.path) if newest else None
     if newest is None or theirs is None:
-        return
-    for field in schema:
-        index = theirs.get_field_index(field.name)
-        if index >= 0 and not _same_type(theirs.field(index).type, field.type):
+        return  # nothing that we could compare with
+    for column in schema:
+        index = theirs.get_field_index(column.name)
+        if index >= 0 and not _same_type(theirs.field(index).type, column.type):
             raise BuildError(
-                f"{path!r} already holds {newest.name!r}, whose column {field.name!r} is {theirs.field(index).type}; "
-                f"this stream's is {field.type}",
+                f"{path!r} already holds {newest.name!r}, whose column {column.name!r} is {theirs.field(index).type}; "
+                f"this stream's is {column.type}",
                 hint="Write to another directory, or cast the column.",
             )
 

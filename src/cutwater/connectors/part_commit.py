@@ -1,4 +1,4 @@
-"""Parquet parts from staged to visible: handles, their commit, and the clean-up after a restore and at the end."""
+"""Parts, the files of a file sink, from staged to visible: handles, commit, clean-up after a restore and at the end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Literal
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from cutwater.connectors.base import Json, SinkSnapshot
+from cutwater.connectors.part_formats import PartFormat
 from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, fsync_path, storage_errors
 from cutwater.errors import StorageError
 
@@ -25,14 +25,12 @@ __all__ = [
     "part_status",
     "part_stem",
     "part_suffix",
-    "write_parquet",
+    "write_part",
 ]
-
-ROW_GROUP_ROWS = 1 << 20
 
 
 class PartHandle(msgspec.Struct, frozen=True, tag="part"):
-    """A finished Parquet file in the staging folder that is to appear in the target.
+    """A finished file in the staging folder that is to appear in the target.
 
     ``pieces`` and ``shared`` are the staging files whose rows it holds.  ``pieces`` go away once it is visible;
     ``shared`` are in the ``LogState`` of earlier checkpoints, and go away when none of these is retained any more.
@@ -55,16 +53,17 @@ class LogState(msgspec.Struct, frozen=True):
     age_ms: float = 0.0
 
 
-def part_suffix(subtask: int, checkpoint_id: int, incarnation: int, number: int) -> str:
+def part_suffix(subtask: int, checkpoint_id: int, incarnation: int, number: int, extension: str) -> str:
     """End of a part's name; sorts by subtask, then by time.
 
-    >>> part_suffix(1, 7, 12, 0)
+    >>> part_suffix(1, 7, 12, 0, ".parquet")
     '00001-0000000007-0000000012-0000.parquet'
     """
-    return f"{subtask:05}-{checkpoint_id:010}-{incarnation:010}-{number:04}.parquet"
+    return f"{subtask:05}-{checkpoint_id:010}-{incarnation:010}-{number:04}{extension}"
 
 
-_SUFFIX = re.compile(r"\d{5,}-(\d{10,})-(\d{10,})-\d{4,}\.parquet", re.ASCII)
+_SUFFIX = re.compile(r"\d{5,}-(\d{10,})-(\d{10,})-\d{4,}(?:\.parquet|\.jsonl(?:\.gz)?|\.csv(?:\.gz)?)", re.ASCII)
+"""Of any format: the program that goes on may write another than the one that is taken back."""
 
 
 def part_stem(job_uid: str, step: str) -> str:
@@ -72,13 +71,13 @@ def part_stem(job_uid: str, step: str) -> str:
     return f"part-{xxhash.xxh3_64_hexdigest(job_uid.encode())}-{step}-"
 
 
-def is_visible(name: str) -> bool:
+def is_visible(name: str, extension: str) -> bool:
     """Whether a reader such as ``spark.read.parquet`` takes the file for data.
 
-    >>> is_visible("part-0.parquet"), is_visible("_SUCCESS"), is_visible(".part-0.parquet.crc")
-    (True, False, False)
+    >>> [is_visible(name, ".parquet") for name in ("part-0.parquet", "_SUCCESS", ".part-0.parquet.crc")]
+    [True, False, False]
     """
-    return name.endswith(".parquet") and not name.startswith(("_", "."))
+    return name.endswith(extension) and not name.startswith(("_", "."))
 
 
 def part_status(area: StagingArea, part: PartHandle) -> Literal["staged", "committed"]:
@@ -98,24 +97,15 @@ def part_status(area: StagingArea, part: PartHandle) -> Literal["staged", "commi
     )
 
 
-def write_parquet(path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], compression: str) -> int:
+def write_part(path: str, parts: PartFormat, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
     """Write rows to ``path`` (replacing it), durably up to the directory entry; returns the number of bytes.
 
     Raises:
         StorageError: the disk is full, the folder is gone.
+        DataError: a value that the format cannot hold.
     """
     with storage_errors("cannot write", path):
-        with pq.ParquetWriter(path, schema, compression=compression) as writer:
-            group: list[pa.RecordBatch] = []
-            rows = 0
-            for batch in batches:
-                group.append(batch)
-                rows += batch.num_rows
-                if rows >= ROW_GROUP_ROWS:
-                    writer.write_table(pa.Table.from_batches(group, schema), row_group_size=ROW_GROUP_ROWS)
-                    group, rows = [], 0
-            if group:
-                writer.write_table(pa.Table.from_batches(group, schema), row_group_size=ROW_GROUP_ROWS)
+        parts.write(path, schema, batches)
         fsync_path(path)
         return os.stat(path).st_size
 
@@ -125,14 +115,16 @@ class PartCommitter:
 
     Args:
         area: the step's staging; its root is the target.
-        schema: of the Parquet files, for a dataset that got no rows.
+        parts: format of the files.
+        schema: of the rows, for a dataset that got none.
         stem: how the names of this job's and step's parts begin (``part_stem``).
     """
 
     takes_back = True
 
-    def __init__(self, area: StagingArea, schema: pa.Schema, stem: str) -> None:
+    def __init__(self, area: StagingArea, parts: PartFormat, schema: pa.Schema, stem: str) -> None:
         self._area = area
+        self._parts = parts
         self._schema = schema
         self._stem = stem
 
@@ -211,7 +203,7 @@ class PartCommitter:
             return
         staged, final = self._area.path(part.staged), os.path.join(self._area.root, part.final)
         with storage_errors("cannot commit", final):
-            if os.path.exists(final) and not _holds(final, part):
+            if os.path.exists(final) and not self._holds(final, part):
                 raise StorageError(
                     f"cannot commit {final!r}: another file bears this name, not the {part.rows} rows staged for it",
                     hint="Move that file away; the job then goes on from its last checkpoint.",
@@ -227,13 +219,16 @@ class PartCommitter:
     def _make_dataset(self) -> None:
         root = self._area.root
         with storage_errors("cannot complete", root):
-            if any(is_visible(name) for name in os.listdir(root)):
+            if any(is_visible(name, self._parts.suffix) for name in os.listdir(root)):
                 return
-            name = self._stem + part_suffix(0, 0, 0, 0)
+            name = self._stem + part_suffix(0, 0, 0, 0, self._parts.suffix)
             hidden = os.path.join(root, f".{name}.{os.getpid()}")
-            write_parquet(hidden, self._schema, iter(()), "snappy")
+            write_part(hidden, self._parts, self._schema, iter(()))
             os.rename(hidden, os.path.join(root, name))
         fsync_path(root)
+
+    def _holds(self, path: str, part: PartHandle) -> bool:
+        return os.stat(path).st_size == part.bytes and self._parts.holds(path, part.rows)
 
 
 def _pieces(snapshots: Iterable[SinkSnapshot]) -> Iterator[str]:
@@ -242,12 +237,3 @@ def _pieces(snapshots: Iterable[SinkSnapshot]) -> Iterator[str]:
         for state in snapshot.states:
             if state is not None:
                 yield from (cut.file for cut in msgspec.convert(state, LogState).pieces)
-
-
-def _holds(path: str, part: PartHandle) -> bool:
-    if os.stat(path).st_size != part.bytes:
-        return False
-    try:
-        return pq.read_metadata(path).num_rows == part.rows
-    except pa.ArrowInvalid:
-        return False

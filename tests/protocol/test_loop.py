@@ -9,6 +9,7 @@ import pytest
 
 from cutwater.protocol.loop import (
     MIN_ROWS,
+    FireTimers,
     Head,
     Idle,
     IdleReason,
@@ -30,8 +31,8 @@ def loop_of(*inputs, max_rows=8192, budget_ms=5.0):
     return SubtaskLoop(machine, inputs, budget_ms, max_rows), machine
 
 
-def decide(loop, *heads, full=False, pending=False, ready=False):
-    return loop.decide(heads, outputs_full=full, operator_pending=pending, source_ready=ready)
+def decide(loop, *heads, full=False, pending=False, ready=False, timers=False):
+    return loop.decide(heads, outputs_full=full, operator_pending=pending, source_ready=ready, timers_due=timers)
 
 
 def test_pending_work_of_the_operator_comes_first():
@@ -47,6 +48,30 @@ def test_with_a_full_output_no_rows_are_made_but_control_items_go():
     assert decide(loop, R, C, full=True, pending=True) == full  # a freeze must not see half-done work
     source, _ = loop_of()
     assert decide(source, full=True, ready=True) == full
+
+
+def test_timers_that_are_due_take_turns_with_everything_else():
+    loop, _ = loop_of("a", "b")
+    taken = [decide(loop, R, C, timers=True) for _ in range(6)]
+    assert taken[::2] == [FireTimers()] * 3
+    assert taken[1::2] == [TakeControl(1)] * 3
+    assert [decide(loop, E, E, timers=True) for _ in range(2)] == [FireTimers(), Idle(IdleReason.NOTHING_TO_DO)]
+    source, _ = loop_of()
+    assert {type(decide(source, ready=True, timers=True)) for _ in range(2)} == {FireTimers, ReadSource}
+
+
+def test_no_timer_fires_over_a_full_output_before_pending_work_or_after_a_final_barrier():
+    loop, _ = loop_of("a")
+    assert {decide(loop, E, full=True, timers=True) for _ in range(4)} == {Idle(IdleReason.NOTHING_TO_DO)}
+    assert {decide(loop, R, pending=True, timers=True) for _ in range(4)} == {Resume()}
+    assert {decide(loop, U, timers=True) for _ in range(4)} == {TakeControl(0)}
+    loop, machine = loop_of()
+    machine.handle(Trigger(1, final=True))
+    assert {decide(loop, ready=True, timers=True) for _ in range(4)} == {Idle(IdleReason.STOPPED)}
+    halting = SubtaskMachine("t", (), protocol=PROTOCOLS["synchronous"])
+    loop = SubtaskLoop(halting, (), 5.0, 100)
+    halting.handle(Trigger(1))
+    assert {decide(loop, ready=True, timers=True) for _ in range(4)} == {Idle(IdleReason.HALTED)}
 
 
 def test_a_source_reads_when_it_is_ready_and_not_after_a_final_barrier():

@@ -36,7 +36,9 @@ class Context(Protocol):
     """Key groups that this subtask owns (contiguous)."""
 
     def processing_time_ms(self) -> int:
-        """Processing time, milliseconds since the epoch; recorded by the runtime, so that a replay sees the same."""
+        """Processing time, milliseconds since the epoch.  It is in every snapshot, and never falls: not when the wall
+        clock is set back, and not over a restore (W2).
+        """
         ...
 
     def count(self, metric: str, amount: int = 1) -> None:
@@ -58,8 +60,8 @@ class Operator(Protocol):
     def on_watermark(self, watermark: int) -> Outputs:
         """The combined watermark of all inputs rose to ``watermark`` (microseconds since the epoch; never falls).
 
-        The loop sends the watermark on only after ``pending`` is false.  At the end of bounded input it is
-        ``MAX_WATERMARK``.
+        The loop sends the watermark on only after ``pending`` is false: event-time timers fire before.  At the end of
+        bounded input it is ``MAX_WATERMARK``.
         """
         ...
 
@@ -70,6 +72,26 @@ class Operator(Protocol):
 
     def resume(self) -> Outputs:
         """The next slice of pending work."""
+        ...
+
+    @property
+    def next_processing_time_ms(self) -> int | None:
+        """When the operator next wants ``on_processing_time``, milliseconds since the epoch; ``None``: it waits for
+        nothing.  Looked at before every action of the subtask, so it must be cheap.
+        """
+        ...
+
+    @property
+    def timers_pending(self) -> bool:
+        """Whether the clock alone may make the operator give out rows: a loop it lies in has not ended then (C6)."""
+        ...
+
+    def on_processing_time(self, now_ms: int) -> Outputs:
+        """The clock has reached ``next_processing_time_ms``: a bounded slice of what is due (timers, cleanup).
+
+        What is left stays due, so that the loop calls again, with rows and barriers in between: unlike the work of
+        ``resume`` it holds nothing up and may lie on both sides of a freeze.  Not called after the end of input.
+        """
         ...
 
     def freeze(self, checkpoint_id: int) -> Frozen:
@@ -104,6 +126,17 @@ class BaseOperator:
         return False
 
     def resume(self) -> Outputs:
+        return []
+
+    @property
+    def next_processing_time_ms(self) -> int | None:
+        return None
+
+    @property
+    def timers_pending(self) -> bool:
+        return False
+
+    def on_processing_time(self, now_ms: int) -> Outputs:
         return []
 
     def freeze(self, checkpoint_id: int) -> Frozen:

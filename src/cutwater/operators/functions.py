@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow as pa
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.base import BaseOperator, Outputs
 from cutwater.operators.row_output import RowBuilder, function_name, rows_of, to_dicts, user_error
-from cutwater.operators.rows import Row
+from cutwater.operators.rows import Row, row_contents
 from cutwater.operators.schema_text import as_schema
 from cutwater.operators.union import schema_differences
 
@@ -174,7 +175,7 @@ class RowOperator(BaseOperator):
         for index, row in enumerate(to_dicts(batch)):
             for out in self._call(row, index):
                 self._made.add(out, row, index)
-        return self._made.take(0, batch)
+        return self._made.take(0, partial(row_contents, batch))
 
     def _call(self, row: Row, index: int) -> list[Any]:
         """What the function makes of one row."""

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cutwater.errors import BuildError
+from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.operators.process_state import KeyedState
 from cutwater.operators.rows import Row
 from cutwater.operators.schema_text import as_schema
+from cutwater.operators.timers import TimerDomain, TimerService
 from cutwater.state.keys import check_key_types
 
 if TYPE_CHECKING:
@@ -31,15 +33,17 @@ class ProcessContext:
     Attributes:
         key: the current key; a tuple if there are several key columns.
         watermark: event time up to which all rows have come, microseconds since the epoch; the lowest number if none.
+        timers: sets and deletes timers of the current key.
         step, subtask: where the function runs.
     """
 
-    __slots__ = ("_count", "_emit", "_now_ms", "key", "step", "subtask", "watermark")
+    __slots__ = ("_count", "_emit", "_now_ms", "key", "step", "subtask", "timers", "watermark")
 
-    def __init__(self, step: str, subtask: int, emit: Any, count: Any, now_ms: Any) -> None:
+    def __init__(self, step: str, subtask: int, emit: Any, count: Any, now_ms: Any, timers: TimerService) -> None:
         self.key: Any = None
         self.step, self.subtask = step, subtask
-        self.watermark = -(2**63)
+        self.watermark = MIN_WATERMARK
+        self.timers = timers
         self._emit, self._count, self._now_ms = emit, count, now_ms
 
     def emit(self, side: str, row: Mapping[str, Any]) -> None:
@@ -54,8 +58,13 @@ class ProcessContext:
         """Add to a counter of the step that the driver shows."""
         self._count(metric, amount)
 
+    @property
+    def at_end(self) -> bool:
+        """The bounded input has ended: every event-time timer fires now."""
+        return self.watermark == MAX_WATERMARK
+
     def processing_time_ms(self) -> int:
-        """Processing time, milliseconds since the epoch."""
+        """Processing time, milliseconds since the epoch.  It never falls, not even over a restore."""
         return self._now_ms()
 
 
@@ -82,6 +91,16 @@ class ProcessFunction(ABC):
     @abstractmethod
     def process(self, row: Row, ctx: ProcessContext) -> Iterable[Mapping[str, Any]] | None:
         """Take one row; return or yield rows for the main output."""
+
+    def on_timer(self, time: int, domain: TimerDomain, ctx: ProcessContext) -> Iterable[Mapping[str, Any]] | None:
+        """A timer that ``ctx.timers`` was told to set is due; return or yield rows, as ``process`` does.
+
+        Args:
+            time: of the timer: microseconds since the epoch for "event", milliseconds for "processing".
+            domain: "event" or "processing".
+            ctx: its key is that of the timer.
+        """
+        raise TypeError(f"{type(self).__name__} has no on_timer")
 
     def close(self) -> None:
         """Called once in each subtask, also after a failure."""
@@ -129,6 +148,11 @@ class ProcessSpec:
         for name, schema in (("the output", self.output_schema), *self.side):
             if len(schema) == 0:
                 raise BuildError(f"the schema of {name} has no columns")
+
+    @property
+    def fires(self) -> bool:
+        """Whether the function takes timers."""
+        return type(self.function).on_timer is not ProcessFunction.on_timer
 
     @property
     def outputs(self) -> tuple[pa.Schema, ...]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from cutwater.errors import CutwaterError, UserCodeError
-from cutwater.operators.base import BaseOperator, Context, Outputs
-from cutwater.operators.keyed_table import group_segments, keyed_rows
+from cutwater.errors import CutwaterError, StorageError, UserCodeError
+from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, BaseOperator, Context, Outputs
+from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
+from cutwater.operators.object_segments import object_rows, object_segments
 from cutwater.operators.process import ProcessContext, ProcessFunction, ProcessSpec, declared_states, key_rows
-from cutwater.operators.process_state import KeyedState
+from cutwater.operators.process_state import Cursor, KeyedState
 from cutwater.operators.row_output import RowBuilder, rows_of, to_dicts, user_error
-from cutwater.operators.rows import Row
-from cutwater.state.index import Slots
-from cutwater.state.keys import require_valid_keys
+from cutwater.operators.rows import Row, row_contents
+from cutwater.operators.timers import EVENT, PROCESSING, TimerDomain, Timers, TimerService, timer_rows
+from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
 from cutwater.state.objects import FrozenObjects
 from cutwater.state.segments import Frozen, FrozenSegments, Segment
 
@@ -26,16 +28,30 @@ __all__ = ["ProcessOperator"]
 VALUE = "__value"
 """Column of a state's segments that holds the content of a key."""
 
+TIME = pa.field("__time", pa.int64())
+"""Column of the timers' segments."""
+
+TIMERS_PER_SLICE = 128
+
+_PREFIX = "__"
+"""Begins the names of the segments that are no state of the user's."""
+
 
 class ProcessOperator(BaseOperator):
-    """Binds the states to the key of each row and calls the user's ``process``."""
+    """Binds states and timers to the key of each row, and calls the user's ``process`` and ``on_timer``."""
 
     def __init__(self, spec: ProcessSpec, function: ProcessFunction) -> None:
         self._spec, self._function = spec, function
+        self._keys = [spec.input_schema.field(name) for name in spec.keys]
+        self._cursor = Cursor()
         self._states = {name: state.fresh() for name, state in declared_states(function).items()}
         for name, state in self._states.items():
+            state.attach(self._cursor)
             setattr(function, name, state)
-        self._bound = list(self._states.values())
+        self._timers = {EVENT: Timers(), PROCESSING: Timers()}
+        self._fires = spec.fires
+        self._firing = False  # event-time timers of the current watermark are left
+        self._patience = 0
         self._outputs = [RowBuilder(type(function), schema) for schema in spec.outputs]
         self._sides = {name: number for number, (name, _) in enumerate(spec.side, start=1)}
         self._row: tuple[Row, int] = ({}, 0)
@@ -47,84 +63,187 @@ class ProcessOperator(BaseOperator):
         def count(metric: str, amount: int) -> None:
             ctx.count(metric, amount)
 
-        self._context = ProcessContext(ctx.step, ctx.subtask, self._emit, count, ctx.processing_time_ms)
+        timers = TimerService(self._timers[EVENT], self._timers[PROCESSING], self._function, self._fires)
+        self._context = ProcessContext(ctx.step, ctx.subtask, self._emit, count, ctx.processing_time_ms, timers)
+        self._watermarks = GroupWatermarks(ctx.key_groups, ctx.max_parallelism)
+
+    # ------------------------------------------------------------------------------------------------------- rows
 
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
         if batch.num_rows == 0:
             return []
         require_valid_keys(batch, self._spec.keys)
-        if not self._opened:
-            self._open()
-        context, main = self._context, self._outputs[0]
-        single = len(self._spec.keys) == 1
+        self._open()
+        main, call, bind = self._outputs[0], self._function.process, self._bind
+        watermarks = self._watermarks_of(batch) if self._watermarks.differ else None
         for index, (key, row) in enumerate(zip(key_rows(batch, self._spec.keys), to_dicts(batch), strict=True)):
-            for state in self._bound:
-                state.bind(key)
-            context.key = key[0] if single else key
+            bind(key)
+            if watermarks is not None:
+                self._context.watermark = watermarks[index]
             self._row = row, index
-            for made in self._call(row, index):
+            for made in self._made_by(call, (row, self._context), row, index):
                 main.add(made, row, index)
-        return [output for number, builder in enumerate(self._outputs) for output in builder.take(number, batch)]
+        self._context.watermark = self._watermarks.current
+        return self._take(partial(row_contents, batch))
+
+    def _bind(self, key: tuple[Hashable, ...]) -> None:
+        self._cursor.key = key
+        self._context.timers.bind(key)
+        self._context.key = key[0] if len(key) == 1 else key
+
+    def _watermarks_of(self, batch: pa.RecordBatch) -> list[int]:
+        groups = key_groups(hash_keys([batch.column(k) for k in self._spec.keys]), self.ctx.max_parallelism)
+        return self._watermarks.of(groups).tolist()
+
+    def _take(self, origin: Callable[[int], Row]) -> Outputs:
+        return [output for number, builder in enumerate(self._outputs) for output in builder.take(number, origin)]
+
+    # ----------------------------------------------------------------------------------------------------- timers
 
     def on_watermark(self, watermark: int) -> Outputs:
+        if not self._watermarks.advance(watermark):
+            return []
         self._context.watermark = watermark
-        return []
+        self._patience = 100_000 + 1000 * len(self._timers[EVENT])
+        return self.resume()
+
+    @property
+    def pending(self) -> bool:
+        return self._firing
+
+    def resume(self) -> Outputs:
+        outputs = self._fire(EVENT, self._watermarks.current)
+        first = self._timers[EVENT].next_time
+        self._firing = first is not None and first <= self._watermarks.current
+        return outputs
+
+    @property
+    def next_processing_time_ms(self) -> int | None:
+        return self._timers[PROCESSING].next_time
+
+    @property
+    def timers_pending(self) -> bool:
+        return len(self._timers[PROCESSING]) > 0
+
+    def on_processing_time(self, now_ms: int) -> Outputs:
+        return self._fire(PROCESSING, now_ms)
+
+    def _fire(self, domain: TimerDomain, until: int) -> Outputs:
+        """A slice of the timers that are due."""
+        fired: list[Row] = []
+        main, call, context = self._outputs[0], self._function.on_timer, self._context
+        last = MIN_WATERMARK
+        for time, key in self._timers[domain].due(until, TIMERS_PER_SLICE):
+            if not fired:
+                self._open()
+                self._name_units("timer")
+            if domain == EVENT and (time <= last or until == MAX_WATERMARK):
+                self._check_progress(time)
+            last = time
+            self._bind(key)
+            if self._watermarks.differ:
+                context.watermark = self._watermarks_of(self._key_batch(key))[0]
+            row = {**dict(zip(self._spec.keys, key, strict=True)), "time": time, "domain": domain}
+            self._row = row, len(fired)
+            for made in self._made_by(call, (time, domain, context), row, len(fired)):
+                main.add(made, row, len(fired))
+            fired.append(row)
+        if not fired:
+            return []
+        context.watermark = self._watermarks.current
+        outputs = self._take(fired.__getitem__)
+        self._name_units("row")
+        return outputs
+
+    def _check_progress(self, time: int) -> None:
+        """A function that sets timers for ever would hold the watermark, and every barrier, for ever."""
+        self._patience -= 1
+        if self._patience < 0:
+            at_end = self._watermarks.current == MAX_WATERMARK
+            raise UserCodeError(
+                f"{type(self._function).__name__}.on_timer sets event-time timers without end (the last at {time}): "
+                + ("the input has ended, so each fires at once" if at_end else "they lie behind the watermark"),
+                hint="Set the next timer only while not ctx.at_end."
+                if at_end
+                else "Set timers for times after ctx.watermark.",
+            )
+
+    def _name_units(self, unit: str) -> None:
+        for builder in self._outputs:
+            builder.unit = unit
+
+    def _key_batch(self, key: tuple[Hashable, ...]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(
+            [pa.array([value], field.type) for value, field in zip(key, self._keys, strict=True)],
+            schema=pa.schema(self._keys),
+        )
+
+    # -------------------------------------------------------------------------------------------------- snapshots
 
     def freeze(self, checkpoint_id: int) -> Frozen:
-        return _FrozenStates(self, {name: (state, state.freeze()) for name, state in self._states.items()})
+        groups = self.ctx.max_parallelism
+        frozen: list[FrozenObjects[Any]] = []
+        parts: list[Callable[[], Iterable[Segment]]] = []
+        for name, state in self._states.items():
+            frozen.append(objects := state.freeze())
+            rows = partial(_stored_rows, state, objects)
+            parts.append(lambda n=name, s=state, r=rows: object_segments(n, self._keys, _value_field(s), r(), groups))
+        if self._fires:
+            for domain, timers in self._timers.items():
+                frozen.append(times := timers.freeze())
+                name = f"{_PREFIX}{domain}_timers"
+                parts.append(lambda n=name, t=times: object_segments(n, self._keys, TIME, timer_rows(t), groups))
+        if parts and self._watermarks.current > MIN_WATERMARK:
+            marks = replace(self._watermarks.segment(), name=_PREFIX + WATERMARK)
+            parts.append(lambda: [marks])
+        return _FrozenProcess(parts, frozen)
 
     def restore(self, segments: Iterable[Segment]) -> None:
-        found: dict[str, list[Segment]] = {name: [] for name in self._states}
+        found: dict[str, list[Segment]] = {}
         for segment in segments:
-            if segment.name in found:
-                found[segment.name].append(segment)
+            found.setdefault(segment.name, []).append(segment)
+        owned = self.ctx.key_groups
         for name, state in self._states.items():
-            for batch in keyed_rows(found[name], self._schema(state), self.ctx.key_groups):
-                state.restore(zip(*(c.to_pylist() for c in batch.columns[:-1]), strict=True), batch[VALUE].to_pylist())
+            for key, value in object_rows(found.get(name, ()), self._keys, _value_field(state), owned):
+                state.restore((key,), (value,))
+        for domain, timers in self._timers.items():
+            timers.restore(object_rows(found.get(f"{_PREFIX}{domain}_timers", ()), self._keys, TIME, owned))
+            if len(timers) and not self._fires:
+                raise StorageError(
+                    f"the snapshot holds {len(timers)} {domain}-time timers, and {type(self._function).__name__} "
+                    "has no on_timer any more",
+                    hint="Give it its on_timer back, or give the step a new id to begin empty.",
+                )
+        for segment in found.get(_PREFIX + WATERMARK, ()):
+            self._watermarks.restore(segment)
+        self._watermarks.restored()
+        self._context.watermark = self._watermarks.current
 
     def close(self) -> None:
         if self._opened:
             self._function.close()
 
-    def segments(self, state: KeyedState, frozen: FrozenObjects[Any]) -> Iterator[Segment]:
-        """The segments of one state (snapshot thread)."""
-        keys: list[tuple[Any, ...]] = []
-        values: list[Any] = []
-        for key, value in frozen.items():
-            keys.append(key)
-            values.append(state.stored(value))
-        schema = self._schema(state)
-
-        def key_arrays(slots: Slots) -> list[pa.Array]:
-            columns = zip(*(keys[i] for i in slots), strict=True)
-            return [pa.array(column, field.type) for column, field in zip(columns, schema, strict=False)]
-
-        def arrays(slots: Slots) -> list[pa.Array]:
-            return [*key_arrays(slots), pa.array([values[i] for i in slots], state.stored_type)]
-
-        order = np.arange(len(keys), dtype=np.int32)
-        return group_segments(state.name, schema, order, key_arrays, arrays, self.ctx.max_parallelism)
-
-    def _schema(self, state: KeyedState) -> pa.Schema:
-        keys = [self._spec.input_schema.field(name) for name in self._spec.keys]
-        return pa.schema([*keys, pa.field(VALUE, state.stored_type)])
+    # ------------------------------------------------------------------------------------------------ user's code
 
     def _open(self) -> None:
-        """With the first row: a user's ``open`` may be slow, and a subtask without rows needs none."""
+        """With the first row or timer: a user's ``open`` may be slow, and a subtask without rows needs none."""
+        if self._opened:
+            return
         self._opened = True
         try:
             self._function.open(self._context)
         except Exception as exc:
             raise user_error(type(self._function).open, exc) from exc
 
-    def _call(self, row: Row, index: int) -> list[Any]:
+    def _made_by(self, call: Callable[..., Any], arguments: tuple[Any, ...], row: Row, index: int) -> list[Any]:
+        """What the user's function makes of a row, or of a timer."""
         try:
-            result = self._function.process(row, self._context)
+            result = call(*arguments)
             made = [] if result is None else rows_of(result)
         except Exception as exc:
             if isinstance(exc, UserCodeError) and exc.row is not None:
                 raise  # a row for a side output, which names its row already
-            error = user_error(type(self._function).process, exc, row=row, index=index)
+            error = user_error(call, exc, row=row, index=index, unit=self._outputs[0].unit)
             error.hint = exc.hint if isinstance(exc, CutwaterError) else error.hint
             raise error from exc
         if made is None:
@@ -142,15 +261,22 @@ class ProcessOperator(BaseOperator):
         self._outputs[number].add(made, row, index)
 
 
-class _FrozenStates(FrozenSegments):
-    """All states of an operator at one instant."""
+def _value_field(state: KeyedState) -> pa.Field:
+    return pa.field(VALUE, state.stored_type)
 
-    def __init__(self, operator: ProcessOperator, frozen: dict[str, tuple[KeyedState, FrozenObjects[Any]]]) -> None:
-        parts = list(frozen.values())
-        super().__init__(lambda: chain.from_iterable(operator.segments(state, objects) for state, objects in parts))
-        self._parts = parts
+
+def _stored_rows(state: KeyedState, frozen: FrozenObjects[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    return ((key, state.stored(value)) for key, value in frozen.items())
+
+
+class _FrozenProcess(FrozenSegments):
+    """States and timers of an operator at one instant."""
+
+    def __init__(self, parts: list[Callable[[], Iterable[Segment]]], frozen: list[FrozenObjects[Any]]) -> None:
+        super().__init__(lambda: chain.from_iterable(part() for part in parts))
+        self._frozen = frozen
 
     def release(self) -> None:
         super().release()
-        for _, objects in self._parts:
+        for objects in self._frozen:
             objects.release()

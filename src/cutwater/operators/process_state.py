@@ -18,9 +18,18 @@ from cutwater.operators.rows import loses_value, shorten_value
 from cutwater.operators.schema_text import parse_schema
 from cutwater.state.objects import FrozenObjects, ObjectTable
 
-__all__ = ["KeyedState", "ListState", "MapState", "ValueState"]
+__all__ = ["Cursor", "KeyedState", "ListState", "MapState", "ValueState"]
 
 Check: TypeAlias = Callable[[Any], Any]
+
+
+class Cursor:
+    """The key that the states of one subtask are about at the moment."""
+
+    __slots__ = ("key",)
+
+    def __init__(self) -> None:
+        self.key: Hashable = None
 
 
 class KeyedState:
@@ -38,7 +47,7 @@ class KeyedState:
     def __init__(self, *types: str | pa.DataType) -> None:
         self.types = tuple(_as_type(t) for t in types)
         self.name = ""
-        self._key: Hashable = None
+        self._cursor = Cursor()
         self._checks = [_check(t) for t in self.types]
         self._table: ObjectTable[Any] = self._make_table()
 
@@ -56,13 +65,17 @@ class KeyedState:
         state.name = self.name
         return state
 
+    def attach(self, cursor: Cursor) -> None:
+        """Let the key be that of a cursor, which all states of a subtask share."""
+        self._cursor = cursor
+
     def bind(self, key: Hashable) -> None:
         """The key that the next calls are about."""
-        self._key = key
+        self._cursor.key = key
 
     def clear(self) -> None:
         """Forget what is kept of this key."""
-        self._table.remove(self._key)
+        self._table.remove(self._cursor.key)
 
     def freeze(self) -> FrozenObjects[Any]:
         """All keys, as they are now."""
@@ -115,18 +128,18 @@ class ValueState(KeyedState):
         Raises:
             UserCodeError: set to something that the declared type cannot hold.
         """
-        return self._table.get(self._key)
+        return self._table.get(self._cursor.key)
 
     @value.setter
     def value(self, value: Any) -> None:
         if value is None:
-            self._table.remove(self._key)
+            self._table.remove(self._cursor.key)
         else:
-            self._table.put(self._key, self._checked(value))
+            self._table.put(self._cursor.key, self._checked(value))
 
     def get(self, default: Any = None) -> Any:
         """The value, or ``default``."""
-        value = self._table.get(self._key)
+        value = self._table.get(self._cursor.key)
         return default if value is None else value
 
 
@@ -155,9 +168,9 @@ class ListState(KeyedState):
             UserCodeError: the declared type cannot hold it.
         """
         checked = self._checked(value)
-        values = self._table.own(self._key)
+        values = self._table.own(self._cursor.key)
         if values is None:
-            self._table.put(self._key, [checked])
+            self._table.put(self._cursor.key, [checked])
         else:
             values.append(checked)
 
@@ -170,18 +183,18 @@ class ListState(KeyedState):
         """Exactly these values; none clears the list."""
         checked = [self._checked(value) for value in values]
         if checked:
-            self._table.put(self._key, checked)
+            self._table.put(self._cursor.key, checked)
         else:
             self.clear()
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(tuple(self._table.get(self._key) or ()))
+        return iter(tuple(self._table.get(self._cursor.key) or ()))
 
     def __len__(self) -> int:
-        return len(self._table.get(self._key) or ())
+        return len(self._table.get(self._cursor.key) or ())
 
     def __getitem__(self, index: int) -> Any:
-        return (self._table.get(self._key) or ())[index]
+        return (self._table.get(self._cursor.key) or ())[index]
 
     def _make_table(self) -> ObjectTable[Any]:
         return ObjectTable(list)
@@ -210,9 +223,9 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key, value = self._checked(key, 0), None if value is None else self._checked(value, 1)
-        entries = self._table.own(self._key)
+        entries = self._table.own(self._cursor.key)
         if entries is None:
-            self._table.put(self._key, {key: value})
+            self._table.put(self._cursor.key, {key: value})
         else:
             entries[key] = value
 
@@ -223,7 +236,7 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
         if len(entries) == 1:
             self.clear()
         else:
-            owned: Any = self._table.own(self._key)
+            owned: Any = self._table.own(self._cursor.key)
             del owned[key]
 
     def __contains__(self, key: object) -> bool:
@@ -236,7 +249,7 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
         return len(self._entries())
 
     def clear(self) -> None:
-        self._table.remove(self._key)
+        self._table.remove(self._cursor.key)
 
     def stored(self, value: Any) -> Any:
         return list(value.items())
@@ -245,7 +258,7 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
         return dict(value)
 
     def _entries(self) -> Mapping[Any, Any]:
-        return self._table.get(self._key) or {}
+        return self._table.get(self._cursor.key) or {}
 
     def _make_table(self) -> ObjectTable[Any]:
         return ObjectTable(dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, cast
 
@@ -19,13 +19,15 @@ MAX_OUTPUT_ROWS = 65_536
 """Rows of one batch that a row function fills; what is above goes into further batches."""
 
 
-def user_error(function: object, exc: Exception, *, row: Row | None = None, index: int | None = None) -> UserCodeError:
-    """The error of a failed call: what, on which row, and the user's frames of the traceback."""
+def user_error(
+    function: object, exc: Exception, *, row: Row | None = None, index: int | None = None, unit: str = "row"
+) -> UserCodeError:
+    """The error of a failed call: what, on which row (or another unit), and the user's frames of the traceback."""
     frames: TracebackType | None = exc.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__package__") == __package__:
         frames = frames.tb_next
     story = "".join(traceback.TracebackException(type(exc), exc, frames).format()).rstrip()
-    where = "" if row is None else f" on row {index} of the batch, {describe_row(row)}"
+    where = "" if row is None else f" on {unit} {index} of the batch, {describe_row(row)}"
     error = UserCodeError(f"{function_name(function)} raised {type(exc).__name__}{where}\n{story}")
     error.row = index
     return error
@@ -57,6 +59,8 @@ class RowBuilder:
     def __init__(self, fn: object, schema: pa.Schema) -> None:
         self._fn, self._schema = fn, schema
         self._names = frozenset(schema.names)
+        self.unit = "row"
+        """What the rows are made from, for messages."""
         self._made: list[Mapping[str, Any]] = []
         self._origins: list[int] = []
 
@@ -74,8 +78,11 @@ class RowBuilder:
         self._made.append(out)
         self._origins.append(index)
 
-    def take(self, output: int, batch: pa.RecordBatch) -> Outputs:
-        """The rows so far, made from ``batch``, as batches for an output.
+    def take(self, output: int, origin: Callable[[int], Row]) -> Outputs:
+        """The rows so far as batches for an output.
+
+        Args:
+            origin: the input row of an index, for messages.
 
         Raises:
             UserCodeError: a value does not fit its column.
@@ -83,38 +90,42 @@ class RowBuilder:
         made, origins = self._made, self._origins
         self._made, self._origins = [], []
         return [
-            (output, self._to_batch(made[at : at + MAX_OUTPUT_ROWS], origins[at : at + MAX_OUTPUT_ROWS], batch))
+            (output, self._to_batch(made[at : at + MAX_OUTPUT_ROWS], origins[at : at + MAX_OUTPUT_ROWS], origin))
             for at in range(0, len(made), MAX_OUTPUT_ROWS)
         ]
 
-    def _to_batch(self, made: list[Mapping[str, Any]], origins: list[int], batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _to_batch(
+        self, made: list[Mapping[str, Any]], origins: list[int], origin: Callable[[int], Row]
+    ) -> pa.RecordBatch:
         columns = [
-            self._to_array(field, [out.get(field.name) for out in made], origins, batch) for field in self._schema
+            self._to_array(field, [out.get(field.name) for out in made], origins, origin) for field in self._schema
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _to_array(self, field: pa.Field, values: list[Any], origins: list[int], batch: pa.RecordBatch) -> pa.Array:
+    def _to_array(
+        self, field: pa.Field, values: list[Any], origins: list[int], origin: Callable[[int], Row]
+    ) -> pa.Array:
         try:
             array = pa.array(values, field.type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
             at = next((i for i, value in enumerate(values) if not _fits(value, field.type)), 0)
             what = f"made {shorten_value(values[at])} for column {field.name!r} of type {field.type}"
-            raise self.misfit(f"{what} ({exc})", row_contents(batch, origins[at]), origins[at]) from exc
+            raise self.misfit(f"{what} ({exc})", origin(origins[at]), origins[at]) from exc
         at = loses_value(values, field.type)
         if at is not None:
             what = (
                 f"made {shorten_value(values[at])} for column {field.name!r}, which {field.type} cannot hold in full,"
             )
-            raise self.misfit(what, row_contents(batch, origins[at]), origins[at])
+            raise self.misfit(what, origin(origins[at]), origins[at])
         if array.null_count and not field.nullable:
             at = values.index(None)
             what = f"made null for column {field.name!r}, which is declared not null,"
-            raise self.misfit(what, row_contents(batch, origins[at]), origins[at])
+            raise self.misfit(what, origin(origins[at]), origins[at])
         return array
 
     def misfit(self, what: str, row: Row, index: int) -> UserCodeError:
         error = UserCodeError(
-            f"{function_name(self._fn)} {what} from row {index} of the batch, {describe_row(row)}",
+            f"{function_name(self._fn)} {what} from {self.unit} {index} of the batch, {describe_row(row)}",
             hint=f"Declared is {', '.join(f'{f.name} {f.type}' for f in self._schema)}.",
         )
         error.row = index

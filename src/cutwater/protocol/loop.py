@@ -13,7 +13,18 @@ from typing import NamedTuple, TypeAlias
 from cutwater.protocol.messages import InputId
 from cutwater.protocol.subtask import SubtaskMachine
 
-__all__ = ["Action", "Head", "Idle", "IdleReason", "ReadSource", "Resume", "SubtaskLoop", "TakeControl", "TakeRows"]
+__all__ = [
+    "Action",
+    "FireTimers",
+    "Head",
+    "Idle",
+    "IdleReason",
+    "ReadSource",
+    "Resume",
+    "SubtaskLoop",
+    "TakeControl",
+    "TakeRows",
+]
 
 MIN_ROWS = 32
 """A call of an operator is never asked to take fewer rows than this, if there are more."""
@@ -66,16 +77,21 @@ class ReadSource(NamedTuple):
     max_rows: int
 
 
+class FireTimers(NamedTuple):
+    """Let the operators do a slice of what is due by processing time."""
+
+
 class Idle(NamedTuple):
     """Wait until something changes."""
 
     reason: IdleReason
 
 
-Action: TypeAlias = Resume | TakeControl | TakeRows | ReadSource | Idle
+Action: TypeAlias = Resume | TakeControl | TakeRows | ReadSource | FireTimers | Idle
 
 _URGENT = int(Head.URGENT)
 _RESUME = Resume()
+_FIRE = FireTimers()
 _IDLE = {reason: Idle(reason) for reason in IdleReason}
 
 
@@ -85,7 +101,8 @@ class SubtaskLoop:
     Control items go before rows, so that a barrier is not held up by other inputs' rows; after ``CONTROL_RUN`` of them
     per input rows get a turn.  Rows are taken round robin.  After an unblocking the turn is with the input that was
     blocked first (A5).  With a full output no rows are made: neither taken, nor read, nor resumed; control items go on
-    as long as no work is pending.
+    as long as no work is pending.  Timers that are due by processing time take turns with everything else, slice by
+    slice, as long as rows may be made; after a final barrier, or the end of input, none fires.
 
     An urgent barrier goes before everything, from whatever input.  Work left from the last call is finished first, over
     full outputs too: it is bounded, and a barrier that waits for it would wait for the slowest consumer.  While the
@@ -120,6 +137,7 @@ class SubtaskLoop:
         self._seen_version = machine.block_version
         self._next = 0
         self._controls = 0
+        self._fired = False
         self._take_control = [TakeControl(i) for i in range(len(self._inputs))]
         self._set_rows(min(FIRST_ROWS, self._max_rows))
         self._refresh()
@@ -129,7 +147,15 @@ class SubtaskLoop:
         """How many rows the next call of the operator will get at most."""
         return self._rows
 
-    def decide(self, heads: Sequence[int], *, outputs_full: bool, operator_pending: bool, source_ready: bool) -> Action:
+    def decide(
+        self,
+        heads: Sequence[int],
+        *,
+        outputs_full: bool,
+        operator_pending: bool,
+        source_ready: bool,
+        timers_due: bool = False,
+    ) -> Action:
         """The next step.
 
         Args:
@@ -137,6 +163,7 @@ class SubtaskLoop:
             outputs_full: at least one output takes no more rows.
             operator_pending: an operator of the chain has work left from its last call.
             source_ready: the source may have rows to read.
+            timers_due: an operator waits for a processing time that has come.
         """
         if _URGENT in heads:
             return _RESUME if operator_pending else self._take_control[heads.index(_URGENT)]
@@ -146,6 +173,9 @@ class SubtaskLoop:
             return _IDLE[IdleReason.HALTED]
         if operator_pending:
             return _IDLE[IdleReason.OUTPUTS_FULL] if outputs_full else _RESUME
+        self._fired = timers_due and not self._fired and not outputs_full and self._machine.may_read
+        if self._fired:
+            return _FIRE
         if not self._inputs:
             return self._decide_source(outputs_full, source_ready)
         control, rows, blocked = self._scan(heads)

@@ -112,7 +112,7 @@ class SubtaskState:
 
     @property
     def may_read(self) -> bool:
-        """A source may hand out rows."""
+        """Rows may be made unasked: a source may hand them out, timers may fire by the clock."""
         return self.phase is Phase.RUNNING and not self._halted
 
     def can_take(self, input: InputId) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from cutwater.errors import CutwaterError, UserCodeError
-from cutwater.operators.base import MIN_WATERMARK, Operator, Outputs
+from cutwater.operators.base import MIN_WATERMARK, BaseOperator, Operator, Outputs
 from cutwater.operators.partition import HashPartitioner
 from cutwater.runtime.channels import OutputChannel
 from cutwater.state.segments import Frozen, Segment
@@ -91,6 +91,8 @@ class Chain:
         self._passing: int | None = None  # node that the watermark in passage has reached
         self._entered = False
         self._force = False
+        # Most operators wait for no clock; those are not asked before every action.
+        self._clocked = [i for i, node in enumerate(self.nodes) if _looks_at_time(node.operator)]
 
     @property
     def pending(self) -> bool:
@@ -118,6 +120,31 @@ class Chain:
                     self._run(target.node, target.input, batch)
                 else:
                     target.send(batch)
+
+    @property
+    def next_processing_time_ms(self) -> int | None:
+        """When the first operator wants ``on_processing_time``; ``None`` if none waits."""
+        times = [t for n in self._clocked if (t := self.nodes[n].operator.next_processing_time_ms) is not None]
+        return min(times) if times else None
+
+    @property
+    def timers_pending(self) -> bool:
+        """Whether the clock alone may make rows."""
+        return any(self.nodes[n].operator.timers_pending for n in self._clocked)
+
+    def on_processing_time(self, now_ms: int) -> None:
+        """One slice of what is due, of the operator that waited longest."""
+        due: list[tuple[int, int]] = []
+        for index in self._clocked:
+            time_ms = self.nodes[index].operator.next_processing_time_ms
+            if time_ms is not None and time_ms <= now_ms:
+                due.append((time_ms, index))
+        if not due:
+            return
+        _, first = min(due)
+        with _located(self.nodes[first]):
+            outputs = self.nodes[first].operator.on_processing_time(now_ms)
+        self.emit(first, outputs)
 
     def start_watermark(self, watermark: int, force: bool = False) -> None:
         """Begin the passage of a watermark through all operators, then to all edges."""
@@ -183,6 +210,11 @@ class Chain:
         except Exception as e:
             raise _locate(e, node) from e
         self.emit(index, outputs)
+
+
+def _looks_at_time(operator: Operator) -> bool:
+    name = "next_processing_time_ms"
+    return getattr(type(operator), name, None) is not getattr(BaseOperator, name)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from cutwater.protocol.watermarks import InputTime, WatermarkMerger
 from cutwater.runtime.chain import Chain
 from cutwater.runtime.channel_state import ChannelLogs
 from cutwater.runtime.channels import Barrier, InputChannel, Rows, Watermark
+from cutwater.runtime.clock import ProcessingClock
 from cutwater.runtime.sink_operator import SinkOperator
 from cutwater.runtime.snapshots import FrozenSubtask, SubtaskLogs
 from cutwater.runtime.source_runner import SourceRunner
@@ -59,6 +60,7 @@ class SubtaskParts:
     input_numbers: Sequence[int]
     """Per channel: which input of the head operator it feeds."""
     chain: Chain
+    clock: ProcessingClock
     source: SourceRunner | None
     sinks: Sequence[SinkOperator]
     edges: dict[Channel, Edge]
@@ -101,7 +103,8 @@ class Performer:
         self._performing = False
         self._frozen: list[FrozenSubtask] = []
         self._announced: set[int] = set()  # snapshots whose logs will be handed to the writer
-        self._times: dict[int, tuple[bool, InputTime]] = {}  # at the freezes of waves: drained, time from outside
+        # At the freezes of waves: drained, time from outside, whether a timer may still make rows.
+        self._times: dict[int, tuple[bool, InputTime, bool]] = {}
         self._unsent: list[int] = []  # checkpoints whose in-order barriers may still wait in the outputs
         self._timeouts: list[tuple[float, int]] = []
         self._outside = self._inputs.keys() - parts.loop_inputs
@@ -242,7 +245,8 @@ class Performer:
         checkpoint_id = effect.checkpoint_id
         if self._parts.loop_inputs:
             self._merger.mark(checkpoint_id)
-            self._times[checkpoint_id] = (self._merger.drained, self._merger.outside)
+            timers = self._parts.chain.timers_pending
+            self._times[checkpoint_id] = (self._merger.drained, self._merger.outside, timers)
         if effect.probe:
             self._events.append(m.Durable(checkpoint_id))
             return
@@ -263,7 +267,7 @@ class Performer:
             inputs=[ChannelRecord(*c.key, c.next_row, c.watermark, c.idle, c.ended) for c in parts.inputs],
             output_rows=[ChannelRecord(*c.key, c.next_row, c.watermark, c.idle, c.ended) for c in self.outputs],
             splits={source.step: source.records()} if source else {},
-            processing_time_ms=int(time.time() * 1000),
+            processing_time_ms=parts.clock.now_ms(),
             watermark=parts.chain.watermark,
             finished=self.finished,
         )
@@ -313,8 +317,9 @@ class Performer:
     def _acknowledge(self, effect: m.Acknowledge) -> None:
         report: LoopReport | None = None
         if self._parts.loop_inputs:
-            drained, outside = self._times.pop(effect.checkpoint_id)
-            report = LoopReport(effect.quiet, effect.outside_ended, drained, outside)
+            drained, outside, timers = self._times.pop(effect.checkpoint_id)
+            # With a timer pending the loop may still make rows of its own accord: it has not ended (C6).
+            report = LoopReport(effect.quiet, effect.outside_ended and not timers, drained, outside)
         self._port.acknowledge(self._parts.key, effect.checkpoint_id, report)
 
     def _forget(self, checkpoint_id: int) -> None:

@@ -66,6 +66,11 @@ class Restore:
         """What the snapshot says of one subtask (only if the job has the same shape)."""
         return self._records.get((vertex, subtask))
 
+    @property
+    def processing_time_ms(self) -> int:
+        """The latest processing time that a subtask had seen at its cut."""
+        return max((r.processing_time_ms for r in self.manifest.subtasks), default=0) if self.manifest else 0
+
     def channel(self, key: Channel, sending: bool) -> ChannelRecord | None:
         """Row number and watermark of a channel's end at the cut (only if the job has the same shape)."""
         return self._ends.get((key.edge, key.source, key.target, sending))

@@ -13,7 +13,17 @@ from collections import deque
 from cutwater.errors import CutwaterError, InvariantError
 from cutwater.operators.base import MAX_WATERMARK
 from cutwater.protocol import messages as m
-from cutwater.protocol.loop import Idle, IdleReason, ReadSource, Resume, SubtaskLoop, TakeControl, TakeRows
+from cutwater.protocol.loop import (
+    Action,
+    FireTimers,
+    Idle,
+    IdleReason,
+    ReadSource,
+    Resume,
+    SubtaskLoop,
+    TakeControl,
+    TakeRows,
+)
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.protocol.watermarks import WatermarkMerger
 from cutwater.runtime.channels import Barrier, End, Rows, Watermark
@@ -48,6 +58,8 @@ class Subtask:
         self.inputs = list(parts.inputs)
         self.chain, self.source, self.sinks = parts.chain, parts.source, list(parts.sinks)
         self._input_numbers = list(parts.input_numbers)
+        self._clock = parts.clock
+        self._in_loop = bool(parts.loop_inputs)
         self._machine, self._loop, self._merger, self._port = machine, loop, merger, port
         self.performer = Performer(parts, machine, merger, port, self._no_more_rows)
         self._outputs = self.performer.outputs
@@ -79,10 +91,22 @@ class Subtask:
     def wait_s(self, now_s: float) -> float:
         """How long the loop may sleep for this subtask if nothing wakes it."""
         due = self.performer.due_s - now_s
+        timer_ms = self._next_timer_ms
+        if timer_ms is not None and not self.chain.full and self._machine.may_read:
+            due = min(due, (timer_ms - self._clock.now_ms()) / 1000)
         if self.source is None or self._ending or self.chain.full or self._machine.halted:
             return due
         wait = self.source.wait_s(now_s)
         return due if wait is None else min(wait, due)
+
+    @property
+    def _next_timer_ms(self) -> int | None:
+        """When an operator wants to be called by the clock.
+
+        After the last watermark nothing is made any more, except in a loop, which it may start again.
+        """
+        over = self._ending or (self.chain.watermark == MAX_WATERMARK and not self._in_loop)
+        return None if over else self.chain.next_processing_time_ms
 
     def _act(self, now_s: float) -> bool:
         chain, source = self.chain, self.source
@@ -100,15 +124,17 @@ class Subtask:
             if not pending and source.exhausted and not self._machine.halted:
                 self.performer.handle(m.SourceExhausted())
                 return True
+        timer_ms = self._next_timer_ms
         action = self._loop.decide(
             [channel.head() for channel in self.inputs],
             outputs_full=chain.full,
             operator_pending=pending,
             source_ready=ready,
+            timers_due=timer_ms is not None and timer_ms <= self._clock.now_ms(),
         )
         return self._do(action, now_s)
 
-    def _do(self, action: Resume | TakeControl | TakeRows | ReadSource | Idle, now_s: float) -> bool:
+    def _do(self, action: Action, now_s: float) -> bool:
         match action:
             case TakeRows(input=index, max_rows=max_rows):
                 self._take_rows(index, max_rows)
@@ -118,6 +144,8 @@ class Subtask:
                 self._take_control(index)
             case Resume():
                 self._resume()
+            case FireTimers():
+                self._fire_timers()
             case Idle(reason=reason):
                 if reason is IdleReason.OUTPUTS_FULL and self._full_since_s is None:
                     self._full_since_s = now_s
@@ -132,6 +160,11 @@ class Subtask:
         self.chain.resume()
         self.busy_s += time.perf_counter() - started
         return True
+
+    def _fire_timers(self) -> None:
+        started = time.perf_counter()
+        self.chain.on_processing_time(self._clock.now_ms())
+        self.busy_s += time.perf_counter() - started
 
     def _take_rows(self, index: int, max_rows: int) -> None:
         channel = self.inputs[index]

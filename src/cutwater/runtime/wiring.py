@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import cast
@@ -19,6 +18,7 @@ from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.protocol.watermarks import InputTime, WatermarkMerger
 from cutwater.runtime.chain import Chain, EdgeOut, Node, Target
 from cutwater.runtime.channels import InputChannel, OutputChannel, Rows
+from cutwater.runtime.clock import ProcessingClock
 from cutwater.runtime.connections import Connection
 from cutwater.runtime.control import Deploy
 from cutwater.runtime.net_spill import NO_LIMIT, make_input
@@ -40,10 +40,11 @@ class OperatorContext:
     max_parallelism: int
     key_groups: range
     counter: Callable[[str, str, int], None]
+    clock: ProcessingClock
 
     def processing_time_ms(self) -> int:
         """Milliseconds since the epoch."""
-        return time.time_ns() // 1_000_000
+        return self.clock.now_ms()
 
     def count(self, metric: str, amount: int = 1) -> None:
         """Add to one of the step's counters."""
@@ -74,6 +75,7 @@ class Wiring:
         self._plan, self._config, self._slot, self._attempt = plan, config, slot, attempt
         self._uid, self._connections, self._restore, self._deploy = job_uid, connections, restore, deploy
         self._notify, self._count = notify, count
+        self._clock = ProcessingClock(restore.processing_time_ms)
         self._inputs: dict[Channel, InputChannel] = {}
         self._outputs: dict[Channel, OutputChannel] = {}
 
@@ -166,6 +168,7 @@ class Wiring:
             inputs=inputs,
             input_numbers=[edge.target_input for edge in edges.values()],
             chain=chain,
+            clock=self._clock,
             source=self._source(vertex),
             sinks=sinks,
             edges=edges | outgoing,
@@ -239,9 +242,8 @@ class Wiring:
         else:
             operator = cast(OperatorSpec, part.spec).build()
         groups = key_group_range(self._slot, vertex.parallelism, self._plan.max_parallelism)
-        operator.open(
-            OperatorContext(step.id, self._slot, vertex.parallelism, self._plan.max_parallelism, groups, self._count)
-        )
+        parallelism, most = vertex.parallelism, self._plan.max_parallelism
+        operator.open(OperatorContext(step.id, self._slot, parallelism, most, groups, self._count, self._clock))
         if step.role == "operator":
             operator.restore(self._restore.segments(step.id, self._slot, vertex.parallelism, groups))
         return operator

@@ -131,6 +131,9 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     on the worker's disk (its temporary directory)."""
     spill_memory_bytes: int = 1 << 24
     """Of each channel that may overflow to disk, so much waits in memory: back-edges, and with ``spill`` all."""
+    trace_dir: str | None = None
+    """Directory into which every worker, and the driver, write what they do, for ``cutwater check-trace`` and
+    ``cutwater diagram``: numbers of rows, no contents. ``None``: nothing is written, and costs nothing."""
     # -- membership
     group_deadline_ms: float = 10_000.0
     """Workers must have joined this long after the last one that did."""

@@ -10,7 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["after_sending", "before_taking", "failing_writes", "happens", "reporting_at_the_end"]
+__all__ = [
+    "after_sending",
+    "barriers_before_rows",
+    "before_taking",
+    "failing_writes",
+    "forgetting_the_log",
+    "happens",
+    "reporting_at_the_end",
+    "sending_before_writing",
+]
 
 
 def happens(marker: Path, times: int = 1) -> bool:
@@ -107,3 +116,45 @@ def reporting_at_the_end(args: Any) -> None:
             left.set()
 
     worker.Worker.post = posted
+
+
+def barriers_before_rows(args: Any) -> None:
+    """A planted bug: a barrier is sent before the rows that wait in the builder, which lie before it."""
+    from cutwater.runtime.net_items import Barrier
+    from cutwater.runtime.net_output import OutputChannel
+
+    def early(self: OutputChannel, id: int, final: bool = False, overtake: bool = False, probe: bool = False) -> Any:
+        self._enqueue(Barrier(id, final, overtake, probe=probe))
+        return []
+
+    OutputChannel.offer_barrier = early
+
+
+def forgetting_the_log(args: Any) -> None:
+    """A planted bug: what was recorded of the channels is not written."""
+    from cutwater.runtime.channel_state import ChannelLogs
+
+    def nothing(self: ChannelLogs, checkpoint_id: int) -> Any:
+        return self._kept.pop(checkpoint_id, None) and []
+
+    ChannelLogs.take = nothing
+
+
+def sending_before_writing(marker: Path) -> Callable[[Any], None]:
+    """A worker dies when rows have left it and the line of the trace that tells of them is not written."""
+
+    def prepare(args: Any) -> None:
+        from cutwater.runtime.tracing import SubtaskTrace
+
+        written = SubtaskTrace.moved
+
+        def dying(self: SubtaskTrace) -> None:
+            sent = args.slot == 0 and [c.next_row for c in self._outputs] != self._sent
+            if sent and self._sent[0] > 300 and happens(marker):
+                time.sleep(0.05)  # what was sent has time to arrive
+                _die()
+            written(self)
+
+        SubtaskTrace.moved = dying
+
+    return prepare

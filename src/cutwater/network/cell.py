@@ -101,6 +101,11 @@ class Cell:
         for timer in part.timers:
             self._set_timer(now + timer.left_ms, timer.kind, timer.body)
 
+    def trace_restored(self, snapshot: int | None) -> None:
+        """Note in the trace what the process begins from, before it does anything."""
+        if self.port.tracer is not None:
+            self.port.tracer.restored(self.name, snapshot, dict(self.sent), dict(self.taken))
+
     # ------------------------------------------------------------------------------------------------------ events
 
     def start(self) -> None:

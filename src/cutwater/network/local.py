@@ -142,8 +142,6 @@ class LocalRun(Run):
         self._random.seed(f"{self._seed}/{self.attempt}")
         if tracer is not None:
             tracer.attempt = self.attempt
-            for name in self._cells:
-                tracer.restored(name, last.id if last is not None else None)
         self._build(last)
 
     def stop(self) -> None:
@@ -281,6 +279,9 @@ class LocalRun(Run):
             )
             for name in network.processes
         }
+        if restore is not None or self.attempt > 1:
+            for cell in self._cells.values():
+                cell.trace_restored(restore.id if restore is not None else None)
         if restore is not None:
             for channel in network.channels.values():
                 for m in restore.log(channel.name):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import BinaryIO
 
 import msgspec
 
@@ -15,27 +14,36 @@ __all__ = ["Tracer"]
 
 
 class Tracer:
-    """Writes one run.
+    """Writes one run, or one part of it.
 
     Args:
         stream: where to; it is flushed at every end of a snapshot and never closed here.
         network: gives the header.
         now_ms: the run's clock.
+        run: what its other parts are known by.
+        contents: write messages and states too, and not only their numbers.
     """
 
-    def __init__(self, stream: BinaryIO, network: Network, now_ms: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        stream: t.Stream,
+        network: Network,
+        now_ms: Callable[[], float],
+        *,
+        run: str = "",
+        contents: bool = True,
+    ) -> None:
         links = tuple(t.Link(c.name, c.source, c.target) for c in network.channels.values())
         fifo = all(c.fifo for c in network.channels.values())
         self._stream = stream
-        self._writer = t.TraceWriter(stream, t.Header(tuple(network.processes), links, fifo, network.name))
-        self._now_ms = now_ms
+        self._writer = t.TraceWriter(stream, t.Header(tuple(network.processes), links, fifo, network.name, run=run))
+        self._now_ms, self._contents = now_ms, contents
         self._decode = network.codec.decode
         self.attempt = 1
 
-    @staticmethod
-    def printable(value: object) -> str:
-        """JSON."""
-        return msgspec.json.encode(value).decode()
+    def printable(self, value: object) -> str:
+        """JSON; nothing if contents are not written."""
+        return msgspec.json.encode(value).decode() if self._contents else ""
 
     def step(
         self,
@@ -75,9 +83,12 @@ class Tracer:
     def crashed(self, process: str) -> None:
         self._writer.write(t.Crashed(self._now_ms(), process, self.attempt))
 
-    def restored(self, process: str, snapshot: int | None) -> None:
-        self._writer.write(t.Restored(self._now_ms(), process, self.attempt, snapshot))
+    def restored(self, process: str, snapshot: int | None, sent: dict[str, int], taken: dict[str, int]) -> None:
+        """The numbers are those of the next messages to be sent and taken, per channel."""
+        self._writer.write(t.Restored(self._now_ms(), process, self.attempt, snapshot, sent, taken))
 
     def _span(self, channel: str, message: Message) -> t.Span:
+        if not self._contents:
+            return t.Span(channel, message.number)
         value = self.printable(self._decode(message.kind, message.body))
         return t.Span(channel, message.number, 1, (value,))

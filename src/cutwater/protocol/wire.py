@@ -7,8 +7,8 @@ A frame is a header of 40 bytes, an optional order log and a body::
             u8    u8     u16   u16     u16     u64        u32   i64        u32        u64
 
 Rows are numbered per channel (``first_row``); a barrier carries its checkpoint id there, a credit the frames granted,
-an end the number of rows that went before.  The body of rows is an Arrow IPC record batch message without a schema:
-both ends know it from the plan.
+an end the number of rows that went before.  ``rows`` of a barrier are those it overtook at its sender.  The body of
+rows is an Arrow IPC record batch message without a schema: both ends know it from the plan.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ def decode_header(data: bytes | bytearray | memoryview, *, max_frame_bytes: int,
         if not rows or not body_length or first_row + rows > _MAX_ROW:
             raise WireError(f"rows missing or out of range in {header}")
         return header
-    if rows or body_length or order_log_length or first_row > _MAX_ROW:
+    behind = kind == Kind.BARRIER and flags & CUT
+    if (rows and not behind) or body_length or order_log_length or first_row > _MAX_ROW:
         raise WireError(f"only rows carry data: {header}")
     if watermark != _NO_WATERMARK and kind != Kind.WATERMARK:
         raise WireError(f"only rows and watermarks carry a watermark: {header}")

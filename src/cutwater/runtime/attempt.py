@@ -18,6 +18,7 @@ from cutwater.runtime.subtask import Subtask
 from cutwater.runtime.wiring import Wiring
 
 if TYPE_CHECKING:
+    from cutwater.runtime.tracing import WorkerTrace
     from cutwater.runtime.worker import Worker, WorkerArgs
 
 __all__ = ["Attempt"]
@@ -42,6 +43,7 @@ class Attempt(ConnectedAttempt):
         self._counters: dict[str, dict[str, int]] = {}
         self._started_s = time.monotonic()
         self._snapshots: SnapshotService | None = None
+        self._trace: WorkerTrace | None = None
 
     # ------------------------------------------------------------------------------------------------------ build
 
@@ -66,6 +68,7 @@ class Attempt(ConnectedAttempt):
             deploy=deploy,
             notify=self._worker.signal.set,
             count=self._count,
+            trace=self._open_trace(),
         )
         self._subtasks = wiring.build(self)
         self._by_key = {s.key: s for s in self._subtasks}
@@ -89,6 +92,23 @@ class Attempt(ConnectedAttempt):
         for subtask in self._subtasks:
             with contextlib.suppress(Exception):
                 subtask.close()
+        if self._trace is not None:
+            self._trace.close()
+
+    def _open_trace(self) -> WorkerTrace | None:
+        folder = self._config.trace_dir
+        if folder is None:
+            return None
+        from cutwater.runtime.tracing import WorkerTrace, part_of_worker
+
+        uid, deploy = self._worker.args.uid, self._deploy
+        incarnation = deploy.incarnations[self._slot]
+        file = part_of_worker(
+            folder, self._plan.name, uid, attempt=self.number, slot=self._slot, incarnation=incarnation
+        )
+        restored = deploy.restore.checkpoint_id if deploy.restore is not None else None
+        self._trace = WorkerTrace(file, self._plan, uid, attempt=self.number, restored=restored)
+        return self._trace
 
     # ------------------------------------------------------------------------------------------------------ running
 

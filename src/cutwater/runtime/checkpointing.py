@@ -6,7 +6,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from cutwater.config import JobConfig
 from cutwater.dataflow.graph import PhysicalPlan
@@ -31,6 +31,9 @@ from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.status_board import StatusBoard
 from cutwater.storage.manifest import SubtaskRecord
 
+if TYPE_CHECKING:
+    from cutwater.runtime.tracing import DriverTrace
+
 __all__ = ["Checkpointing", "now_ms"]
 
 Key: TypeAlias = tuple[int, int]
@@ -49,6 +52,7 @@ class Checkpointing:
         broadcast: sends a message to all workers.
         completed: called with (id, final) after a checkpoint is published and before the workers hear of it.
         failed: called when too many checkpoints in a row failed.
+        trace: is told what becomes of each checkpoint, before anybody else is.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Checkpointing:
         broadcast: Callable[[c.ToWorker], None],
         completed: Callable[[int, bool], None],
         failed: Callable[[str], None],
+        trace: DriverTrace | None,
     ) -> None:
         subtasks = {v.index: frozenset((v.index, i) for i in range(v.parallelism)) for v in plan.vertices}
         sources = frozenset[Key]().union(*(subtasks[v.index] for v in plan.vertices if not plan.inputs(v.index)))
@@ -76,6 +81,7 @@ class Checkpointing:
         self._broadcast, self._completed, self._failed = broadcast, completed, failed
         self._attempt = 0
         self._triggered: dict[int, int] = {}
+        self._trace = trace
 
     @property
     def next_due_ms(self) -> float | None:
@@ -171,6 +177,8 @@ class Checkpointing:
                 self._notify_complete(effect)
             case m.NotifyAborted(checkpoint_id=checkpoint_id, reason=reason, latest_completed=latest):
                 stored = self._triggered.pop(checkpoint_id, None) is not None
+                if stored and self._trace is not None:
+                    self._trace.aborted(checkpoint_id, self._attempt)
                 if stored and reason is not FailureReason.JOB_STOPPED:
                     self._board.warn(f"checkpoint {checkpoint_id} failed: {reason.message} {effect.detail}".rstrip())
                 self._broadcast(c.AbortNotice(self._attempt, checkpoint_id, latest))
@@ -211,4 +219,6 @@ class Checkpointing:
         except CutwaterError as e:
             return m.PublishFailed(effect.checkpoint_id, str(e), now_ms())
         self._board.completed(completed.checkpoint_id, size)
+        if self._trace is not None:
+            self._trace.completed(effect.checkpoint_id, self._attempt)
         return m.Published(effect.checkpoint_id, now_ms())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Split
@@ -22,6 +22,9 @@ from cutwater.runtime.status_board import StatusBoard
 from cutwater.runtime.worker import WorkerArgs
 from cutwater.storage.base import Store
 from cutwater.storage.recovery import Restorable
+
+if TYPE_CHECKING:
+    from cutwater.runtime.tracing import DriverTrace
 
 __all__ = ["Coordinator"]
 
@@ -57,6 +60,7 @@ class Coordinator(Driver):
         self._checkpoints: Checkpointing | None = None
         self._committing: set[int] = set()
         self._final_id = 0
+        self._trace = _open_trace(config, plan, publisher)
         super().__init__(
             publisher.job,
             plan.parallelism,
@@ -76,6 +80,7 @@ class Coordinator(Driver):
             self.board.warn(f"job {self.plan.name!r} had finished already: nothing was run")
             self.board.ended(j.Outcome.FINISHED.value, "it had finished in an earlier run")
             self._server.close()
+            self._closing()
             self.ended.set()
             return
         super().start()
@@ -189,6 +194,8 @@ class Coordinator(Driver):
 
     def _closing(self) -> None:
         self._splits.stop()
+        if self._trace is not None:
+            self._trace.close()
 
     def _deploy(self, attempt: int) -> None:
         try:
@@ -212,6 +219,8 @@ class Coordinator(Driver):
             self._fail("StorageError", f"{type(e).__name__}: {e}")
 
     def _deploy_from(self, attempt: int, restorable: Restorable | None) -> None:
+        if self._trace is not None and restorable is not None and self.publisher.foreign is None:
+            self._trace.restoring(restorable.completed.checkpoint_id, attempt)
         assignments = self._splits.assign(restorable.manifest if restorable else None)
         links = [self._group.links[slot] for slot in range(self.plan.parallelism)]
         for slot, link in enumerate(links):
@@ -246,6 +255,7 @@ class Coordinator(Driver):
             broadcast=self._group.broadcast,
             completed=self._checkpoint_completed,
             failed=lambda reason: self._fail("StorageError", reason),
+            trace=self._trace,
         )
 
     def _checkpoint_completed(self, checkpoint_id: int, final: bool) -> None:
@@ -265,3 +275,13 @@ class Coordinator(Driver):
             config=self.config,
             store=self._store,
         )
+
+
+def _open_trace(config: JobConfig, plan: PhysicalPlan, publisher: Publisher) -> DriverTrace | None:
+    if config.trace_dir is None:
+        return None
+    from cutwater.runtime.tracing import DriverTrace
+
+    return DriverTrace(
+        config.trace_dir, plan, publisher.uid, known=[e.checkpoint_id for e in publisher.log.state.completed]
+    )

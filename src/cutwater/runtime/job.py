@@ -240,6 +240,8 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
     for name, value in settings.items():
         if f"{name}_ms" in known:
             values[f"{name}_ms"] = None if value is None else parse_duration_ms(value, name=name)
+        elif name == "trace_dir" and value is not None:
+            values[name] = _absolute(value)  # workers may live in other directories
         elif name in known:
             values[name] = {"strategy": value} if name == "restart" and isinstance(value, str) else value
         else:

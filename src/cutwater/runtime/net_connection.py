@@ -230,7 +230,9 @@ class Connection:
             channel.put(Watermark(header.watermark, bool(header.flags & IDLE)))
         elif kind == Kind.BARRIER:
             flags = header.flags
-            barrier = Barrier(header.first_row, bool(flags & FINAL), bool(flags & CUT), probe=bool(flags & PROBE))
+            barrier = Barrier(
+                header.first_row, bool(flags & FINAL), bool(flags & CUT), probe=bool(flags & PROBE), behind=header.rows
+            )
             channel.put(barrier)
         else:
             if header.first_row > channel.next_arrival:
@@ -274,7 +276,7 @@ def _control_header(key: Channel, item: Item, channel: OutputChannel) -> Header:
         return Header(Kind.WATERMARK, IDLE if item.idle else 0, *key, watermark=item.watermark)
     if isinstance(item, Barrier):
         flags = (FINAL if item.final else 0) | (CUT if item.overtake else 0) | (PROBE if item.probe else 0)
-        return Header(Kind.BARRIER, flags, *key, first_row=item.checkpoint_id)
+        return Header(Kind.BARRIER, flags, *key, first_row=item.checkpoint_id, rows=item.behind)
     return Header(Kind.END, 0, *key, first_row=channel.next_row)
 
 

@@ -43,6 +43,8 @@ class Barrier(NamedTuple):
     overtake: bool = False
     overtaken: tuple[Rows | Watermark, ...] = ()
     probe: bool = False
+    behind: int = 0
+    """So many rows it overtook at the sender: they are still to arrive."""
 
 
 class End(NamedTuple):

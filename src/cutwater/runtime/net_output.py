@@ -67,6 +67,11 @@ class OutputChannel:
         self._due_s = math.inf
         self._watermark_unsent = self._sharp = False
 
+    def send_through(self, send: Callable[[Item], None]) -> Callable[[Item], None]:
+        """Have items handed to ``send`` from now on; returns where they went before, for ``send`` to pass them on."""
+        before, self._send = self._send, send
+        return before
+
     def offer(self, batch: pa.RecordBatch) -> None:
         """Send rows, at once or with their neighbours.  Accepted even when ``full`` (a call may overshoot).
 
@@ -129,7 +134,7 @@ class OutputChannel:
             overtaken = self._before(len(self._waiting) if place is None else place)
             if place is not None:
                 del self._waiting[place]
-            self._send(barrier)
+            self._send(barrier._replace(behind=_rows_in(overtaken)))
         return overtaken
 
     def overtake(self, checkpoint_id: int) -> list[Timed]:
@@ -142,7 +147,7 @@ class OutputChannel:
             barrier = self._waiting[place]
             del self._waiting[place]
             assert type(barrier) is Barrier
-            self._send(barrier._replace(overtake=True))
+            self._send(barrier._replace(overtake=True, behind=_rows_in(overtaken)))
         return overtaken
 
     def holds(self, checkpoint_id: int) -> bool:
@@ -267,6 +272,10 @@ class OutputChannel:
         return InvariantError(
             f"{self.key}: a batch has schema [{_types(batch.schema)}], the edge has [{_types(self.schema)}]"
         )
+
+
+def _rows_in(items: list[Timed]) -> int:
+    return sum(i.batch.num_rows for i in items if type(i) is Rows)
 
 
 def _types(schema: pa.Schema) -> str:

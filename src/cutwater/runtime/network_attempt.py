@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +21,7 @@ from cutwater.network.algorithms import AlgorithmName
 from cutwater.network.cell import Cell, CellPort
 from cutwater.network.graph import ChannelSpec, Network
 from cutwater.network.messages import Item, Marker, Message, ProcessPart
+from cutwater.network.tracing import Tracer
 from cutwater.runtime import control as c
 from cutwater.runtime.channels import InputChannel, OutputChannel
 from cutwater.runtime.net_items import Barrier, Rows
@@ -28,6 +30,7 @@ from cutwater.runtime.peers import ConnectedAttempt, PeerLost
 from cutwater.runtime.worker import SlotArgs
 
 if TYPE_CHECKING:
+    from cutwater.runtime.tracing import PartFile
     from cutwater.runtime.worker import Worker
 
 __all__ = ["NetworkArgs", "NetworkAttempt"]
@@ -80,6 +83,7 @@ class NetworkAttempt(ConnectedAttempt):
         self._began_s = time.monotonic()
         self._taken = 0
         self._sent = 0
+        self._trace: PartFile | None = None
 
     # ------------------------------------------------------------------------------------------------------- build
 
@@ -101,6 +105,7 @@ class NetworkAttempt(ConnectedAttempt):
         parts = {p.process: p for p in self._deploy.parts or []}
         port = CellPort()
         port.send, port.part, port.now_ms = self._send, self._part, lambda: time.time() * 1000
+        port.tracer = self._open_trace(port.now_ms)
         for name in network.processes:
             if placement[name] == slot:
                 part = parts.get(name)
@@ -115,12 +120,28 @@ class NetworkAttempt(ConnectedAttempt):
                     restore=part,
                     last=self._deploy.last_id,
                 )
+                if self.number > 1 or part is not None:
+                    self._cells[name].trace_restored(self._deploy.restored)
                 self._restore_channels(part)
         for number, spec in enumerate(network.channels.values()):
             key = Channel(number, placement[spec.source], placement[spec.target])
             if key.source == slot and key.target != slot:
                 self._outputs[spec.name] = self._output(spec, key)
         self._start_connections()
+
+    def _open_trace(self, now_ms: Callable[[], float]) -> Tracer | None:
+        folder, args = self._config.trace_dir, self._args
+        if folder is None:
+            return None
+        from cutwater.runtime.tracing import part_of_worker
+
+        incarnation = self._deploy.incarnations[self._slot]
+        self._trace = part_of_worker(
+            folder, args.network.name, args.uid, attempt=self.number, slot=self._slot, incarnation=incarnation
+        )
+        tracer = Tracer(self._trace, args.network, now_ms, run=args.uid, contents=False)
+        tracer.attempt = self.number
+        return tracer
 
     def _input(self, spec: ChannelSpec, key: Channel) -> InputChannel:
         def ready() -> None:
@@ -269,3 +290,5 @@ class NetworkAttempt(ConnectedAttempt):
     def close(self) -> None:
         """See ``ConnectedAttempt.close``."""
         self._close_connections()
+        if self._trace is not None:
+            self._trace.close()

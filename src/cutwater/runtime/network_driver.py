@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -12,6 +13,7 @@ from cutwater.errors import CutwaterError, IncompleteSnapshotError
 from cutwater.network.graph import Network
 from cutwater.network.saving import NetworkStore
 from cutwater.network.snapshot import GlobalSnapshot
+from cutwater.network.tracing import Tracer
 from cutwater.protocol import job_messages as j
 from cutwater.runtime import control as c
 from cutwater.runtime.checkpointing import now_ms
@@ -25,6 +27,7 @@ from cutwater.runtime.worker import SlotArgs
 if TYPE_CHECKING:
     from cutwater.network.run import PendingSnapshot
     from cutwater.runtime.network_job import NetworkJob
+    from cutwater.runtime.tracing import PartFile
 
 __all__ = ["NetworkDriver", "NetworkStatus", "NetworkWorker"]
 
@@ -88,6 +91,8 @@ class NetworkDriver(Driver):
         self._told: list[str] = []
         self._restored: int | None = None
         self.name = job.network.name
+        self._trace: PartFile | None = None
+        self._tracer = self._open_trace(config)
         super().__init__(self.name, config.parallelism, config, host, self)
 
     # ----------------------------------------------------------------------------------------- from other threads
@@ -120,9 +125,13 @@ class NetworkDriver(Driver):
     def abort(self, id: int) -> None:
         """Nobody waits for the snapshot any more."""
         self._untriggered = [p for p in self._untriggered if p.id != id]
+        if self._tracer is not None:
+            self._tracer.aborted(id)
         self._group.broadcast(SnapshotAbort(self._machine.attempt, id))
 
     def _complete(self, snapshot: GlobalSnapshot) -> None:
+        if self._tracer is not None:
+            self._tracer.completed(snapshot.id)
         self._failures.progressed()
         self._job(j.CheckpointCompleted(self._machine.attempt, now_ms()))
         if self._periodic is not None and self._periodic.id == snapshot.id and self._store is not None:
@@ -155,6 +164,8 @@ class NetworkDriver(Driver):
     def _deploy(self, attempt: int) -> None:
         last = self._job_handle.last_snapshot
         self._restored = last.id if last is not None else None
+        if self._tracer is not None:
+            self._tracer.attempt = attempt
         self._taken.clear()
         links = [self._group.links[slot] for slot in range(self.config.parallelism)]
         for slot, link in enumerate(links):
@@ -172,6 +183,7 @@ class NetworkDriver(Driver):
                 parts=[last.parts[n] for n in mine] if last is not None else None,
                 sent=sent,
                 last_id=self._triggered_id,
+                restored=self._restored,
             )
             link.send(deploy)
 
@@ -223,6 +235,19 @@ class NetworkDriver(Driver):
         self._next_ms = now_ms() + self._every_ms
         if self._machine.phase is j.JobPhase.RUNNING and (self._periodic is None or self._periodic.done):
             self._periodic = self._job_handle.begin_here(self._network.initiators())
+
+    def _closing(self) -> None:
+        if self._trace is not None:
+            self._trace.close()
+
+    def _open_trace(self, config: JobConfig) -> Tracer | None:
+        if config.trace_dir is None:
+            return None
+        from cutwater.runtime.tracing import part_of_driver
+
+        uid = self._job_handle.uid
+        self._trace = part_of_driver(config.trace_dir, self.name, uid)
+        return Tracer(self._trace, self._network, lambda: time.time() * 1000, run=uid, contents=False)
 
     def _stepped(self) -> None:
         self._job_handle.changed()

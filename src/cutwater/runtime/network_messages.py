@@ -23,6 +23,8 @@ class NetworkDeploy(msgspec.Struct, frozen=True, tag="network_deploy"):
     """Per channel that ends here: number of the first message after the snapshot."""
     last_id: int
     """No snapshot of this attempt has an id up to this one."""
+    restored: int | None
+    """Id of the snapshot that ``parts`` are of."""
 
 
 class SnapshotTrigger(msgspec.Struct, frozen=True, tag="snapshot_trigger"):

@@ -22,7 +22,7 @@ from cutwater.protocol.loops import LoopReport
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.protocol.watermarks import InputTime, WatermarkMerger
 from cutwater.runtime.chain import Chain
-from cutwater.runtime.channel_state import ChannelLogs
+from cutwater.runtime.channel_state import ChannelLogs, LoggedChannel
 from cutwater.runtime.channels import Barrier, InputChannel, Rows, Watermark
 from cutwater.runtime.clock import ProcessingClock
 from cutwater.runtime.sink_operator import SinkOperator
@@ -131,7 +131,7 @@ class Performer:
 
     def barrier(self, channel: InputChannel, barrier: Barrier) -> None:
         """A barrier was taken from an input."""
-        checkpoint_id, final, overtake, overtaken, probe = barrier
+        checkpoint_id, final, overtake, overtaken, probe, _ = barrier
         overtook: int | None = None
         time_too = False
         if overtake:
@@ -206,14 +206,11 @@ class Performer:
                 recorded = self._inputs[cast(Channel, key)].stop_recording(checkpoint_id)
                 self._logs.complete(checkpoint_id, cast(Channel, key), recorded)
             case m.WriteLogs(checkpoint_id=checkpoint_id):
-                self._hand_over()  # the state first
-                self._announced.discard(checkpoint_id)
-                self._port.submit_snapshot(SubtaskLogs(checkpoint_id, self._parts.key, self._logs.take(checkpoint_id)))
+                self._write_logs(checkpoint_id, self._logs.take(checkpoint_id))
             case m.Acknowledge():
                 self._acknowledge(effect)
             case m.Commit(checkpoint_id=checkpoint_id):
-                for sink in self._parts.sinks:
-                    sink.commit(checkpoint_id)
+                self._commit(checkpoint_id)
             case _:
                 self._perform_rarely(effect)
 
@@ -300,6 +297,20 @@ class Performer:
                 self._logs.sent(checkpoint_id, key, items)
         in_loop = in_loop if self._parts.loop_inputs else rows > 0
         self._events.append(m.RowsOvertaken(checkpoint_id, rows, in_loop))
+
+    def _write_logs(self, checkpoint_id: int, logs: list[LoggedChannel]) -> None:
+        self._hand_over()  # the state first
+        self._announced.discard(checkpoint_id)
+        self._port.submit_snapshot(SubtaskLogs(checkpoint_id, self._parts.key, logs))
+
+    def _commit(self, checkpoint_id: int) -> None:
+        for sink in self._parts.sinks:
+            sink.commit(checkpoint_id)
+
+    @property
+    def commits(self) -> bool:
+        """There are sinks in the chain."""
+        return bool(self._parts.sinks)
 
     def _watch(self, checkpoint_id: int) -> None:
         timeout_ms = self._parts.aligned_timeout_ms

@@ -45,6 +45,8 @@ class Subtask:
         slice_budget_ms: a round ends when the operators have worked for so long.
     """
 
+    performer_class: type[Performer] = Performer
+
     def __init__(
         self,
         parts: SubtaskParts,
@@ -61,7 +63,7 @@ class Subtask:
         self._clock = parts.clock
         self._in_loop = bool(parts.loop_inputs)
         self._machine, self._loop, self._merger, self._port = machine, loop, merger, port
-        self.performer = Performer(parts, machine, merger, port, self._no_more_rows)
+        self.performer = self.performer_class(parts, machine, merger, port, self._no_more_rows)
         self._outputs = self.performer.outputs
         self._waiting: deque[m.Trigger | m.LoopVerdict] = deque()
         self._ending = False

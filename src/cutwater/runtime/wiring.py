@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Sink
@@ -26,6 +26,9 @@ from cutwater.runtime.restore import Restore
 from cutwater.runtime.sink_operator import SinkIdentity, SinkOperator
 from cutwater.runtime.source_runner import SourceRunner
 from cutwater.runtime.subtask import Subtask, SubtaskParts, SubtaskPort
+
+if TYPE_CHECKING:
+    from cutwater.runtime.tracing import WorkerTrace
 
 __all__ = ["OperatorContext", "Wiring"]
 
@@ -71,10 +74,11 @@ class Wiring:
         deploy: Deploy,
         notify: Callable[[], None],
         count: Callable[[str, str, int], None],
+        trace: WorkerTrace | None = None,
     ) -> None:
         self._plan, self._config, self._slot, self._attempt = plan, config, slot, attempt
         self._uid, self._connections, self._restore, self._deploy = job_uid, connections, restore, deploy
-        self._notify, self._count = notify, count
+        self._notify, self._count, self._trace = notify, count, trace
         self._clock = ProcessingClock(restore.processing_time_ms)
         self._inputs: dict[Channel, InputChannel] = {}
         self._outputs: dict[Channel, OutputChannel] = {}
@@ -190,7 +194,8 @@ class Wiring:
         decider = SubtaskLoop(machine, keys, self._config.slice_budget_ms, self._config.batch_rows * 4)
         merger = WatermarkMerger(keys, frozenset[Hashable](parts.back_edges), frozenset[Hashable](parts.loop_inputs))
         self._restore_subtask(vertex, parts, merger)
-        return Subtask(parts, machine, decider, merger, port, self._config.slice_budget_ms)
+        make = Subtask if self._trace is None else self._trace.subtask
+        return make(parts, machine, decider, merger, port, self._config.slice_budget_ms)
 
     def _source(self, vertex: Vertex) -> SourceRunner | None:
         step = self._plan.steps[vertex.steps[0]]

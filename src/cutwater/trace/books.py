@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cutwater.trace.events import Link, Span
 from cutwater.trace.result import ChannelCounts, Kind, Violation
@@ -56,7 +56,9 @@ class ChannelBook:
 class SnapshotBook:
     """The parts of one snapshot."""
 
-    __slots__ = ("ahead", "attempts", "complete", "cuts", "id", "markers", "recorded", "sent", "states", "taken")
+    __slots__ = (
+        "_received", "ahead", "attempts", "complete", "cuts", "id", "markers", "recorded", "sent", "states", "taken",
+    )  # fmt: skip
 
     def __init__(self, id: int) -> None:
         self.id = id
@@ -72,6 +74,16 @@ class SnapshotBook:
         self.markers: dict[str, int] = {}
         self.states: dict[str, str] = {}
         self.complete = False
+        self._received: dict[str, int] = {}
+
+    def add_recorded(self, channel: str, spans: Sequence[Span], *, by_receiver: bool) -> None:
+        """A part of a channel's state; what the receiver has goes before what a marker overtook at the sender."""
+        parts = self.recorded.setdefault(channel, [])
+        where = len(parts)
+        if by_receiver:
+            where = self._received.get(channel, 0)
+            self._received[channel] = where + len(spans)
+        parts[where:where] = spans
 
 
 def ranges(rows: set[int]) -> str:

@@ -205,19 +205,21 @@ class Checker:
             self._wrong(Kind.MARKER, text, event.channel, snapshot=event.snapshot)
 
     def _on_recorded(self, event: e.Recorded) -> None:
-        if event.channel not in self._channels:
+        channel = self._channels.get(event.channel)
+        if channel is None:
             self._wrong(Kind.TRACE, "a channel was recorded that the header does not name", event.channel)
-        self._snapshot(event.snapshot).recorded.setdefault(event.channel, []).extend(event.spans)
+        by_receiver = channel is not None and event.process == channel.target
+        self._snapshot(event.snapshot).add_recorded(event.channel, event.spans, by_receiver=by_receiver)
 
     def _on_completed(self, event: e.Completed) -> None:
         """The whole snapshot is known now: compare."""
         snapshot = self._snapshot(event.snapshot)
+        if snapshot.complete:
+            return
         missing = [p for p in self.header.processes if p not in snapshot.cuts]
         if missing or len(snapshot.attempts) > 1:
             text = f"{', '.join(missing)} recorded nothing" if missing else "its parts come from several attempts"
             self._wrong(Kind.INCOMPLETE, text, snapshot=snapshot.id)
-            return
-        if snapshot.complete:
             return
         snapshot.complete = True
         before = len(self._violations)
@@ -247,19 +249,38 @@ class Checker:
         self._down.discard(process)
         self._attempts[process] = attempt
         self._restored.add(attempt)
-        snapshot = SnapshotBook(0) if event.snapshot is None else self._snapshots.get(event.snapshot)
-        if snapshot is None or (event.snapshot is not None and not snapshot.complete):
-            self._wrong(Kind.RESTORE, "it never became complete", snapshot=event.snapshot, process=process)
-            snapshot = snapshot or SnapshotBook(0)
+        snapshot, earlier = self._restored_from(event)
         for channel in self._outputs.get(process, ()):
-            channel.sender_restored(attempt, snapshot.sent.get(channel.name, 0))
+            position = snapshot.sent.get(channel.name, 0)
+            self._compare_position(event, channel.name, event.sent, position)
+            channel.sender_restored(attempt, position)
         for channel in self._inputs.get(process, ()):
             name = channel.name
-            ahead = snapshot.ahead.get(name, frozenset[int]())
-            taken, sent = snapshot.taken.get(name, 0), snapshot.sent.get(name, 0)
+            ahead, taken = snapshot.ahead.get(name, frozenset[int]()), snapshot.taken.get(name, 0)
+            sent = taken if earlier else snapshot.sent.get(name, 0)
+            if self._fifo:
+                self._compare_position(event, name, event.taken, min(taken, sent))
             channel.receiver_restored(attempt, min(taken, sent), ahead, sent)
         if self._full:
             self._full.restored(event, snapshot)
+
+    def _restored_from(self, event: e.Restored) -> tuple[SnapshotBook, bool]:
+        """What a process goes on from, and whether that is from before the trace began."""
+        if event.snapshot is None:
+            return SnapshotBook(0), False
+        known = self._snapshots.get(event.snapshot)
+        if (known is None or not known.cuts) and (event.sent or event.taken):
+            earlier = SnapshotBook(event.snapshot)
+            earlier.sent, earlier.taken = dict(event.sent), dict(event.taken)
+            return earlier, True
+        if known is None or not known.complete:
+            self._wrong(Kind.RESTORE, "it never became complete", snapshot=event.snapshot, process=event.process)
+        return known or SnapshotBook(0), False
+
+    def _compare_position(self, event: e.Restored, channel: str, told: dict[str, int], position: int) -> None:
+        if told.get(channel, position) != position:
+            text = f"{event.process} goes on with row {told[channel]}, and the snapshot has the channel at {position}"
+            self._wrong(Kind.RESTORE, text, channel, snapshot=event.snapshot)
 
     def _on_survived(self, event: e.Survived) -> None:
         process, attempt = event.process, event.attempt

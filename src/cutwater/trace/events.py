@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -43,6 +43,7 @@ __all__ = [
     "Restored",
     "Span",
     "Step",
+    "Stream",
     "Survived",
     "Trace",
     "TraceWriter",
@@ -67,7 +68,8 @@ class Link(msgspec.Struct, frozen=True, gc=False):
 class Header(msgspec.Struct, frozen=True, tag_field="event", tag=True):
     """First line of a trace.
 
-    ``fifo`` is false for channels that may reorder their rows; ``title`` is for pictures.
+    ``fifo`` is false for channels that may reorder their rows; ``title`` is for pictures; ``run`` tells the parts of
+    one run from those of another.
     """
 
     processes: tuple[str, ...]
@@ -75,6 +77,7 @@ class Header(msgspec.Struct, frozen=True, tag_field="event", tag=True):
     fifo: bool = True
     title: str = ""
     format: int = FORMAT
+    run: str = ""
 
     def __post_init__(self) -> None:
         """Refuse names that mean two things."""
@@ -175,9 +178,15 @@ class Crashed(_Event, frozen=True):
 
 
 class Restored(_Event, frozen=True):
-    """The process goes on from its part of a snapshot (``None``: from the beginning); ``attempt`` is the new one."""
+    """The process goes on from its part of a snapshot (``None``: from the beginning); ``attempt`` is the new one.
+
+    ``sent`` and ``taken``, where they are told: number of the next row to be sent and to be taken, per channel.  They
+    must be those of the snapshot; of one from before the trace began they are all that is known.
+    """
 
     snapshot: int | None
+    sent: dict[str, int] = {}
+    taken: dict[str, int] = {}
 
 
 class Survived(_Event, frozen=True):
@@ -214,13 +223,18 @@ def encode(record: Header | Event) -> bytes:
     return _ENCODER.encode(record) + b"\n"
 
 
-def decode(text: bytes, where: str = "trace") -> Trace:
+def decode(text: bytes, where: str = "trace", *, unfinished: bool = False) -> Trace:
     """A trace from its lines.
+
+    Args:
+        unfinished: whoever wrote it may have been killed meanwhile: a last line without its end is left out.
 
     Raises:
         DataError: a line is no record of a trace; the message names its number in ``where``.
         FormatVersionError: the header is of another format version.
     """
+    if unfinished:
+        text = text[: text.rfind(b"\n") + 1]
     records = list(_records(text.splitlines(), where))
     header = records[0] if records else None
     if not isinstance(header, Header):
@@ -253,8 +267,16 @@ def _check_format(line: bytes, where: str) -> None:
         raise FormatVersionError(f"{where} is a trace of format {version}; this version reads {FORMAT}")
 
 
+class Stream(Protocol):
+    """What a trace is written into: any binary stream."""
+
+    def write(self, data: bytes, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
 class TraceWriter:
-    """Writes a trace line by line into a binary stream, which it does not close.
+    """Writes a trace line by line into a stream, which it does not close.
 
     >>> import io
     >>> stream = io.BytesIO()
@@ -264,7 +286,7 @@ class TraceWriter:
     '{"event":"Crashed","time_ms":3.5,"process":"p","attempt":1}'
     """
 
-    def __init__(self, stream: BinaryIO, header: Header) -> None:
+    def __init__(self, stream: Stream, header: Header) -> None:
         self._stream = stream
         stream.write(encode(header))
 
@@ -281,8 +303,8 @@ def write_trace(path: str | Path, trace: Trace) -> None:
             writer.write(event)
 
 
-def read_trace(path: str | Path) -> Trace:
-    """Read a whole trace from a file.
+def read_trace(path: str | Path, *, unfinished: bool = False) -> Trace:
+    """Read a whole trace from a file.  ``unfinished`` as for ``decode``.
 
     Raises:
         DataError: there is no such file, or it is no trace.
@@ -292,4 +314,4 @@ def read_trace(path: str | Path) -> Trace:
         text = Path(path).read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    return decode(text, str(path))
+    return decode(text, str(path), unfinished=unfinished)

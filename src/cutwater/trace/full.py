@@ -82,6 +82,7 @@ class FullBooks:
         self.states[event.process] = snapshot.states.get(event.process, "")
         if event.attempt not in self._histories:
             self._begin(event.attempt, snapshot)
+        self._histories[event.attempt].begins_at(event.sent, event.taken)
 
     def survived(self, event: Survived) -> None:
         """What this process has taken was sent in the attempt before."""

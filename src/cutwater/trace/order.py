@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from cutwater.errors import DataError
 from cutwater.trace.events import (
+    Committed,
     Completed,
     Cut,
     Event,
@@ -44,6 +45,10 @@ def causal_order(header: Header, events: Iterable[Event]) -> list[Event]:
         queues[event.process].append(event)
         if isinstance(event, Cut | Recorded):
             known.parts[event.snapshot] += 1
+        elif isinstance(event, Completed):
+            known.completed_in[event.snapshot] = min(
+                event.attempt, known.completed_in.get(event.snapshot, event.attempt)
+            )
     ordered: list[Event] = []
     while True:
         waiting = [queue for queue in queues.values() if queue]
@@ -51,7 +56,8 @@ def causal_order(header: Header, events: Iterable[Event]) -> list[Event]:
             return ordered
         ready = [queue for queue in waiting if known.may_come(queue[0])]
         if not ready:
-            raise DataError(f"the trace has no causal order: nobody did what {waiting[0][0]} waits for")
+            first = min(waiting, key=lambda queue: (not isinstance(queue[0], Step | MarkerTaken), queue[0].time_ms))[0]
+            raise DataError(f"the trace has no causal order: nobody did what {first} waits for")
         event = min(ready, key=lambda queue: queue[0].time_ms).popleft()
         known.add(event)
         ordered.append(event)
@@ -64,6 +70,8 @@ class _Known:
         self._header = header
         self.parts: Counter[int] = Counter()
         """Snapshot -> how many of its parts are still to come."""
+        self.completed_in: dict[int, int] = {}
+        """Snapshot -> the attempt in which it became, or will become, complete."""
         self._sent: dict[tuple[str, int], int] = {}
         self._cuts: dict[int, dict[str, int]] = {}
         self._markers: set[tuple[str, int]] = set()
@@ -77,10 +85,16 @@ class _Known:
                 return (channel, snapshot) in self._markers
             case Completed(snapshot=snapshot):
                 return not self.parts[snapshot]
-            case Restored(snapshot=snapshot):
-                return snapshot is None or snapshot in self._complete
+            case Restored(snapshot=snapshot, attempt=attempt):
+                return snapshot is None or not self._will_complete(snapshot, attempt)
+            case Committed(snapshot=snapshot, attempt=attempt):
+                return not self._will_complete(snapshot, attempt)
             case _:
                 return True
+
+    def _will_complete(self, snapshot: int, attempt: int) -> bool:
+        """It is still to become complete, in this attempt or before; what never does is for the checker to judge."""
+        return snapshot not in self._complete and self.completed_in.get(snapshot, attempt + 1) <= attempt
 
     def add(self, event: Event) -> None:
         match event:
@@ -97,8 +111,9 @@ class _Known:
                 self.parts[snapshot] -= 1
             case Completed(snapshot=snapshot):
                 self._complete.add(snapshot)
-            case Restored(snapshot=snapshot, attempt=attempt) if snapshot is not None:
-                for name, position in self._cuts.get(snapshot, {}).items():
+            case Restored(snapshot=snapshot, attempt=attempt, sent=sent):
+                cuts = self._cuts.get(snapshot, {}) if snapshot in self._complete else {}
+                for name, position in (cuts | sent).items():
                     self._sent.setdefault((name, attempt), position)
             case Survived(process=process, attempt=attempt):
                 for link in self._header.channels:

@@ -44,6 +44,11 @@ class History:
         """Snapshot -> process -> how many steps of all processes the trace had before its cut."""
         self._seen: set[str] = set()
 
+    def begins_at(self, sent: Mapping[str, int], taken: Mapping[str, int]) -> None:
+        """What a process tells of its channels at the beginning."""
+        self.sent |= sent
+        self.taken |= taken
+
     def step(self, number: int, step: Step) -> None:
         """Event ``number`` of the trace."""
         if step.process not in self._seen:

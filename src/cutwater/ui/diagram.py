@@ -12,7 +12,6 @@ import click
 from cutwater.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cutwater.trace.events import Trace
     from cutwater.trace.result import CheckResult
 
 __all__ = ["check_trace", "diagram"]
@@ -35,12 +34,13 @@ _AT_LEAST_ONCE = click.option(
 def diagram(traces: tuple[str, ...], output: str | None, judge: bool, at_least_once: bool, **window: Any) -> None:
     """Draw a trace as a space-time diagram (SVG).
 
-    Several files are parts of one run, written by several processes.
+    Several files, or a directory of them, are parts of one run: those of its workers and attempts.
     """
     from cutwater.trace.checker import check
     from cutwater.trace.diagram import diagram as draw
+    from cutwater.trace.parts import read_run
 
-    trace = _read(traces)
+    trace = read_run(traces)
     notes = str(check(trace, at_least_once=at_least_once)).splitlines() if judge else []
     picture = draw(trace, notes=notes, **window)
     if output is None:
@@ -63,28 +63,15 @@ def check_trace(traces: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
     Says what is wrong, where, and exits with 1 if anything is.
 
-    Several files are parts of one run, written by several processes.
+    Several files, or a directory of them, are parts of one run: those of its workers and attempts.
     """
     from cutwater.trace.checker import check
+    from cutwater.trace.parts import read_run
 
-    result = check(_read(traces), **options)
+    result = check(read_run(traces), **options)
     click.echo(json.dumps(_as_json(result)) if as_json else _text(result))
     if not result.ok:
         sys.exit(1)
-
-
-def _read(paths: tuple[str, ...]) -> Trace:
-    from cutwater.trace.events import Trace, read_trace
-    from cutwater.trace.order import causal_order
-
-    parts = [read_trace(path) for path in paths]
-    if len(parts) == 1:
-        return parts[0]
-    header = parts[0].header
-    for path, part in zip(paths, parts, strict=True):
-        if part.header != header:
-            raise ConfigError(f"{path} and {paths[0]} are of different runs", hint="Their headers must be the same.")
-    return Trace(header, tuple(causal_order(header, (event for part in parts for event in part.events))))
 
 
 def _text(result: CheckResult) -> str:

@@ -35,6 +35,7 @@ __all__ = [
     "MapState",
     "ProcessContext",
     "ProcessFunction",
+    "ReducingState",
     "RestartConfig",
     "ValueState",
     "__version__",
@@ -65,7 +66,7 @@ _HOMES = {
     "cutwater.errors": ("BuildError", "ConfigError", "CutwaterError"),
     "cutwater.operators.enrich_table": ("EnrichmentTable",),
     "cutwater.operators.process": ("ProcessContext", "ProcessFunction"),
-    "cutwater.operators.process_state": ("ListState", "MapState", "ValueState"),
+    "cutwater.operators.process_state": ("ListState", "MapState", "ReducingState", "ValueState"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -81,7 +82,7 @@ if TYPE_CHECKING:
     from cutwater.errors import BuildError, ConfigError, CutwaterError
     from cutwater.operators.enrich_table import EnrichmentTable
     from cutwater.operators.process import ProcessContext, ProcessFunction
-    from cutwater.operators.process_state import ListState, MapState, ValueState
+    from cutwater.operators.process_state import ListState, MapState, ReducingState, ValueState
 
 
 def __getattr__(name: str) -> object:

@@ -32,6 +32,7 @@ TIME = pa.field("__time", pa.int64())
 """Column of the timers' segments."""
 
 TIMERS_PER_SLICE = 128
+KEYS_PER_CLEANUP = 512
 
 _PREFIX = "__"
 """Begins the names of the segments that are no state of the user's."""
@@ -48,6 +49,7 @@ class ProcessOperator(BaseOperator):
         for name, state in self._states.items():
             state.attach(self._cursor)
             setattr(function, name, state)
+        self._expiring = [state for state in self._states.values() if state.expires]
         self._timers = {EVENT: Timers(), PROCESSING: Timers()}
         self._fires = spec.fires
         self._firing = False  # event-time timers of the current watermark are left
@@ -64,6 +66,7 @@ class ProcessOperator(BaseOperator):
             ctx.count(metric, amount)
 
         timers = TimerService(self._timers[EVENT], self._timers[PROCESSING], self._function, self._fires)
+        self._cursor.now_ms = ctx.processing_time_ms
         self._context = ProcessContext(ctx.step, ctx.subtask, self._emit, count, ctx.processing_time_ms, timers)
         self._watermarks = GroupWatermarks(ctx.key_groups, ctx.max_parallelism)
 
@@ -119,13 +122,20 @@ class ProcessOperator(BaseOperator):
 
     @property
     def next_processing_time_ms(self) -> int | None:
-        return self._timers[PROCESSING].next_time
+        first = self._timers[PROCESSING].next_time
+        for state in self._expiring:
+            cleanup = state.next_cleanup_ms
+            if cleanup is not None and (first is None or cleanup < first):
+                first = cleanup
+        return first
 
     @property
     def timers_pending(self) -> bool:
         return len(self._timers[PROCESSING]) > 0
 
     def on_processing_time(self, now_ms: int) -> Outputs:
+        for state in self._expiring:
+            state.clean_up(now_ms, KEYS_PER_CLEANUP)
         return self._fire(PROCESSING, now_ms)
 
     def _fire(self, domain: TimerDomain, until: int) -> Outputs:
@@ -205,7 +215,7 @@ class ProcessOperator(BaseOperator):
         owned = self.ctx.key_groups
         for name, state in self._states.items():
             for key, value in object_rows(found.get(name, ()), self._keys, _value_field(state), owned):
-                state.restore((key,), (value,))
+                state.restore(key, value)
         for domain, timers in self._timers.items():
             timers.restore(object_rows(found.get(f"{_PREFIX}{domain}_timers", ()), self._keys, TIME, owned))
             if len(timers) and not self._fires:

@@ -17,6 +17,7 @@ __all__ = [
     "failing_writes",
     "forgetting_the_log",
     "happens",
+    "markers_first",
     "reporting_at_the_end",
     "sending_before_writing",
 ]
@@ -158,3 +159,19 @@ def sending_before_writing(marker: Path) -> Callable[[Any], None]:
         SubtaskTrace.moved = dying
 
     return prepare
+
+
+def markers_first(args: Any) -> None:
+    """A planted bug: a marker between workers goes ahead of the messages of the same round (CL1)."""
+    from cutwater.network.messages import Marker
+    from cutwater.runtime.network_attempt import NetworkAttempt
+
+    send = NetworkAttempt._send
+
+    def early(self: NetworkAttempt, spec: Any, item: Any) -> None:
+        if isinstance(item, Marker) and spec.name in self._outputs:
+            self._outputs[spec.name].offer_barrier(item.snapshot)
+        else:
+            send(self, spec, item)
+
+    NetworkAttempt._send = early

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import faults
 import pytest
 from fake_host import FakeHost, FakeSpark
 from runtime_world import wait_until
 
-from cutwater.errors import ConfigError, IncompleteSnapshotError, UserCodeError
+from cutwater.errors import ConfigError, CutwaterError, IncompleteSnapshotError, UserCodeError
 from cutwater.network import GlobalSnapshot, Network, Process, conserved, holds
 from cutwater.runtime import network_job
 from cutwater.runtime.network_job import NetworkJob
+from cutwater.trace.checker import check
+from cutwater.trace.parts import read_run
+from cutwater.trace.result import Kind
 
 START = 1_000
 
@@ -175,3 +180,90 @@ def test_a_wrong_placement_is_refused(start: Start):
         start(bank(), place={"nobody": 0})
     with pytest.raises(ConfigError, match=r"place= names 'p1', which is not to be put on one of workers 0 to 1"):
         start(bank(), place={"p1": 2})
+
+
+# ------------------------------------------------------------------------------------------------------------- traces
+
+
+class Ticking(Bank):
+    """Pays every millisecond or so; its name for money is in every state."""
+
+    def on_start(self, ctx):
+        ctx.timer(1.0, 0)
+
+    def on_timer(self, ctx, message):
+        self.pay(ctx)
+        ctx.timer(ctx.random.uniform(0.5, 1.5), 0)
+
+    def on_message(self, ctx, sender, message):
+        self.balance += message
+        self.got += 1
+
+
+def ticking() -> Network:
+    return bank(**{f"p{i}": Ticking() for i in range(5)})
+
+
+def after_messages(run: NetworkJob, count: int) -> None:
+    before = sum(w.taken for w in run.status.workers)
+    wait_until(lambda: sum(w.taken for w in run.status.workers) >= before + count, "some messages")
+
+
+def test_cl6_and_cl7_hold_on_the_trace_of_workers_one_of_which_was_killed(
+    start: Start, fake_spark: FakeSpark, tmp_path: Path
+):
+    run = start(ticking(), trace_dir=tmp_path)
+    pending = [run.begin_snapshot([name]) for name in ("p0", "p3")]
+    after_messages(run, 200)
+    run.snapshot()
+    taken = [p.result() for p in pending]
+    os.kill(fake_spark.pids[0], signal.SIGKILL)
+    wait_until(lambda: run.status.attempt == 2 and run.status.phase == "running", "the network")
+    after_messages(run, 200)
+    last = run.snapshot()
+    run.stop()
+    trace = read_run([tmp_path])
+    result = check(trace)
+    assert result.ok, str(result)
+    assert (result.snapshots, result.restores) == (4, 1)
+    assert len(result.counts) == 4 * len(trace.header.channels)
+    assert all(count.holds for count in result.counts)
+    assert [r.snapshot for r in result.reorderings] == [1, 2, 3, 4]
+    for snapshot in (*taken, last):  # what the checker counted is what the snapshot holds
+        counted = {c.channel: (c.sent, c.taken) for c in result.counts if c.snapshot == snapshot.id}
+        held = {n: (snapshot.parts[c.source].sent[n], snapshot.parts[c.target].taken[n])
+                for n, c in snapshot.channels.items()}  # fmt: skip
+        assert counted == held
+    assert b"balance" not in b"".join(path.read_bytes() for path in tmp_path.glob("*.jsonl"))
+
+
+def test_the_trace_of_a_network_that_goes_on_from_an_older_snapshot(start: Start, tmp_path: Path):
+    network = ticking()
+    local = network.run_local(seed=3, trace=tmp_path / "local.jsonl")
+    local.advance("50ms")
+    taken = local.snapshot()
+    run = start(network, restore=taken, trace_dir=tmp_path / "workers")
+    wait_until(lambda: run.status.phase == "running", "the network")
+    after_messages(run, 100)
+    again = run.snapshot()
+    run.stop()
+    result = check(read_run([tmp_path / "workers"]))
+    assert result.ok, str(result)
+    assert [r.snapshot for r in result.reorderings] == [again.id]
+    local = network.run_local(seed=4, restore=again, trace=tmp_path / "again.jsonl")
+    local.advance("20ms")
+    local.snapshot()
+    local.stop()
+    assert str(check(read_run([tmp_path / "again.jsonl"]))).endswith("1 complete snapshot: no violation")
+
+
+def test_a_marker_behind_a_message_is_found_in_the_trace_of_workers(
+    start: Start, fake_spark: FakeSpark, tmp_path: Path
+):
+    fake_spark.prepare = faults.markers_first
+    run = start(bank(), trace_dir=tmp_path)
+    with contextlib.suppress(CutwaterError):  # the driver may see the wrong cut too, and end the run
+        run.snapshot()
+    run.stop()
+    wait_until(lambda: not fake_spark.pids, "the end of the workers")
+    assert Kind.MARKER in check(read_run([tmp_path]), quick=True).kinds()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cutwater.sim.subtask import SimSubtask
     from cutwater.sim.world import World
 
-__all__ = ["BARRIER", "END", "WATERMARK", "Item", "Link", "Pipe"]
+__all__ = ["BARRIER", "END", "SENDER_FULL", "WATERMARK", "Item", "Link", "Pipe"]
 
 BARRIER, WATERMARK, END = "barrier", "watermark", "end"
 
@@ -57,10 +57,6 @@ class Link:
         self._came, self._took = len(log), 0
         self.sender: SimSubtask | None = None
         self.receiver: SimSubtask | None = None
-
-    @property
-    def full(self) -> bool:
-        return self.rows_out >= SENDER_FULL and not self.back
 
     def head(self) -> int:
         """0: nothing, 1: rows, 2: control item, 3: a barrier that overtook (``protocol.loop.Head``)."""
@@ -157,7 +153,7 @@ class Link:
         if self.dead or self.clogs:
             return
         waiting, queue = self.waiting, self.queue
-        left = PER_DELIVERY
+        left, was_full = PER_DELIVERY, self.rows_out >= SENDER_FULL
         barriers: list[tuple[Any, ...]] = []
         while waiting and left:
             item = waiting[0]
@@ -186,9 +182,9 @@ class Link:
         if receiver is not None:
             if barriers and self.world.row.switches:
                 self._tell_of(barriers)
-            receiver.worker.wake()
-        if self.sender is not None and not self.rows_out:
-            self.sender.worker.wake()
+            receiver.wake()
+        if was_full and self.sender is not None and self.rows_out < SENDER_FULL:
+            self.sender.wake()
         if waiting and (self.back or self.rows_in < CREDIT or type(waiting[0]) is tuple):
             self.flush()
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from cutwater.sim.world import World
 
-__all__ = ["AttemptBegan", "Disk", "Done", "Finished", "Output"]
+__all__ = ["RETAINED", "AttemptBegan", "Disk", "Done", "Entry", "Finished", "RolledBack"]
+
+RETAINED = 3
+"""Completed checkpoints that the log names as restorable."""
 
 
 class AttemptBegan(NamedTuple):
@@ -27,10 +30,20 @@ class Done(NamedTuple):
     manifest: Any
 
 
+class RolledBack(NamedTuple):
+    """Log entry: the attempt restores an older checkpoint than the newest; those after it count no more."""
+
+    attempt: int
+    checkpoint_id: int
+
+
 class Finished(NamedTuple):
     """Log entry: the job is over."""
 
     attempt: int
+
+
+Entry: TypeAlias = AttemptBegan | Done | RolledBack | Finished
 
 
 class _Write:
@@ -48,12 +61,18 @@ class Disk:
         self._world = world
         self.files: dict[str, bool] = {}
         """Name -> whole (false: torn or rotten; every restore verifies digests and sees it)."""
-        self.log: list[AttemptBegan | Done | Finished] = []
+        self.log: list[Entry] = []
+        self.retained: list[Done] = []
+        """Completed checkpoints that may be restored, oldest first; each follows from the one before it."""
+        self.owner = 0
+        """The attempt that owns the job."""
         self.full = 0
         self.failing = 0
         """Above 0: about this many of 256 writes fail."""
         self.doubtful = 0
         self.slow = 0
+        self.lies: list[Callable[[object], None]] = []
+        """What happens when the next checkpoint is complete."""
         self._pending: list[_Write] = []
 
     def write(self, owner: object, name: str, done: Callable[[str], None]) -> None:
@@ -81,13 +100,15 @@ class Disk:
             elif fate == 2:
                 self._take_number(*write.data)  # type: ignore[misc]
 
-    def rot(self, done: Done) -> None:
-        """Damage a file of a completed checkpoint."""
+    def rot(self, done: Done, for_ms: float | None) -> None:
+        """Damage a file of a completed checkpoint, for a while or for ever (``None``)."""
         names = [name for part in done.manifest.values() for name in part.files]
         name = names[self._world.draws.below(len(names))]
         if self.files[name]:
             self.files[name] = False
             self._world.strike("rot")
+            if for_ms is not None:
+                self._world.after(for_ms, lambda _: self.files.update({name: True}))
 
     def whole(self, done: Done) -> bool:
         """Every byte of the checkpoint verifies."""
@@ -134,40 +155,17 @@ class Disk:
         else:
             write.done("ok" if made else "taken")
 
-    def _take_number(self, known: int, entry: AttemptBegan | Done | Finished) -> bool:
+    def _take_number(self, known: int, entry: Entry) -> bool:
         if len(self.log) != known:
             return False
         self.log.append(entry)
         if type(entry) is Done:
             self._world.judge.published(entry)
+            self.retained = [*self.retained, entry][-RETAINED:]
+            if self.lies:
+                self._world.after(0.1, self.lies.pop())
+        elif type(entry) is RolledBack:
+            self.retained = [done for done in self.retained if done.checkpoint_id <= entry.checkpoint_id]
+        elif type(entry) is AttemptBegan:
+            self.owner = entry.attempt
         return True
-
-
-class Output:
-    """What sinks have staged and committed, by handle.  A reader sees what is committed, and nothing else."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.staged: dict[tuple[int, int, int], list[int]] = {}
-        self.committed: dict[tuple[int, int, int], list[int]] = {}
-        self.committed_by: dict[tuple[int, int, int], int] = {}
-
-    def stage(self, handle: tuple[int, int, int], identities: list[int]) -> None:
-        self.staged[handle] = identities
-
-    def commit(self, handle: tuple[int, int, int], checkpoint_id: int) -> None:
-        """Make a handle visible; once more does nothing."""
-        rows = self.staged.pop(handle, None)
-        if rows is not None:
-            self.committed[handle] = rows
-            self.committed_by[handle] = checkpoint_id
-            self._world.judge.committed(handle, checkpoint_id, rows)
-        elif handle in self.committed:
-            self.committed_by[handle] = min(checkpoint_id, self.committed_by[handle])
-        else:
-            self._world.judge.committed_nothing(handle, checkpoint_id)
-
-    def abort_all_but(self, kept: set[tuple[int, int, int]]) -> None:
-        """T2: after a restore nothing else of this job will ever be committed."""
-        for handle in [h for h in self.staged if h not in kept]:
-            del self.staged[handle]

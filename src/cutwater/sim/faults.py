@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cutwater.protocol.job_messages import JobPhase
-from cutwater.protocol.reasons import CheckpointKind
 from cutwater.sim.channels import Link, Pipe
-from cutwater.sim.disk import Done
 from cutwater.sim.driver import HEARTBEAT_TIMEOUT_MS
+from cutwater.sim.schedule import REQUESTS
 
 if TYPE_CHECKING:
     from cutwater.sim.schedule import Fault
@@ -36,7 +35,7 @@ def _kill_worker(world: World, fault: Fault) -> None:
             world.strike("kill_worker")
         worker.kill()
         driver = worker.driver
-        world.after(0.5 + world.draws.below(8), lambda _: driver.lose(worker, "killed"))
+        world.after(0.5 + world.draws.below(8), lambda _: driver.lose(worker))
 
 
 def _kill_driver(world: World, fault: Fault) -> None:
@@ -73,7 +72,7 @@ def _watch_silence(world: World, worker: SimWorker, fault: Fault) -> None:
     """A worker that is not heard for too long is replaced; it may live on as a zombie."""
     if fault.for_ms > HEARTBEAT_TIMEOUT_MS:
         driver = worker.driver
-        world.after(HEARTBEAT_TIMEOUT_MS, lambda _: driver.lose(worker, "silent"))
+        world.after(HEARTBEAT_TIMEOUT_MS, lambda _: driver.lose(worker))
 
 
 def _partition(world: World, fault: Fault) -> None:
@@ -143,10 +142,27 @@ def _clock_jump(world: World, fault: Fault) -> None:
 
 
 def _rot(world: World, fault: Fault) -> None:
-    """A disk loses what it said was durable."""
-    done = [e for e in world.disk.log if type(e) is Done]
-    if len(done) > 1 and not done[-1].final:
-        world.disk.rot(done[-1])
+    """A disk loses what it said was durable: mostly of the newest checkpoint, for a while or for ever, never all.
+
+    At once, or from the next checkpoint on; then with a machine that goes down, as it happens to disks that lied.
+    """
+    disk = world.disk
+
+    def strike(_: object) -> None:
+        whole = [done for done in disk.retained if disk.whole(done)]
+        if len(whole) > 1:
+            done = whole[-2] if fault.place & 6 == 6 else whole[-1]
+            disk.rot(done, fault.for_ms if fault.place & 1 else None)
+
+    if fault.place & 8:
+        strike(None)
+        return
+
+    def lied(_: object) -> None:
+        strike(None)
+        _kill_worker(world, fault)
+
+    disk.lies.append(lied)
 
 
 def _for_a_time(target: str, name: str, amount: int, strikes: str = "") -> Callable[[World, Fault], None]:
@@ -160,10 +176,12 @@ def _for_a_time(target: str, name: str, amount: int, strikes: str = "") -> Calla
     return start
 
 
-def _request(world: World, fault: Fault) -> None:
-    """Not a fault: a user wants a checkpoint or a savepoint."""
-    kind = CheckpointKind.SAVEPOINT if fault.place & 1 else CheckpointKind.ON_DEMAND
-    world.driver.ask(kind)
+def _request(world: World, request: Fault) -> None:
+    """Not a fault: a user wants something."""
+    driver = world.driver
+    if not driver.over:
+        world.strike(request.kind)
+        driver.hear(("request", request.kind, request.place))
 
 
 _FAULTS: dict[str, Callable[[World, Fault], None]] = {
@@ -183,5 +201,5 @@ _FAULTS: dict[str, Callable[[World, Fault], None]] = {
     "doubt": _for_a_time("disk", "doubtful", 64),
     "rot": _rot,
     "clock_jump": _clock_jump,
-    "request": _request,
+    **dict.fromkeys(REQUESTS, _request),
 }

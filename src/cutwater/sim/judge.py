@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from cutwater.sim.disk import Done
+    from cutwater.sim.output import Handle
     from cutwater.sim.subtask import Part
     from cutwater.sim.world import World
 
@@ -35,7 +36,6 @@ class Judge:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._passed_over: set[int] = set()
         self._final: Done | None = None
         self.exactly = world.row.name != "at_least_once"
 
@@ -49,13 +49,16 @@ class Judge:
 
     # ------------------------------------------------------------------------------------------------ as it happens
 
-    def published(self, done: Done) -> None:
-        """A checkpoint became part of the log: it must be a consistent cut of whole, durable parts."""
+    def published(self, done: Done, *, logged: bool = True) -> None:
+        """A checkpoint became part of the log, or a savepoint: a consistent cut of whole, durable parts."""
         world, parts = self._world, done.manifest
         id = done.checkpoint_id
         if id in world.published:
             self.broken("id used twice", f"checkpoint {id} completed twice (A1)")
         world.published.add(id)
+        if logged and world.disk.retained and world.disk.retained[-1].checkpoint_id > id:
+            newer = world.disk.retained[-1].checkpoint_id
+            self.broken("history runs backwards", f"checkpoint {id} completed after checkpoint {newer}")
         if done.final:
             self._final = done
         missing = [world.graph.names[t] for t in range(len(world.graph.tasks)) if t not in parts]
@@ -99,34 +102,44 @@ class Judge:
                 first = receiver.ins[channel] if end is None else end - count
                 self._world.note("recorded", part.task, part.attempt, id, channel, first, count)
 
-    def committed(self, handle: tuple[int, int, int], checkpoint_id: int, rows: list[int]) -> None:
+    def committed(self, handle: Handle, checkpoint_id: int, rows: list[int]) -> None:
         """A sink's rows became visible: only a checkpoint in the log allows that."""
-        self._world.note("committed", handle[0], handle[2], checkpoint_id, len(rows))
+        self._world.note("committed", handle.task, handle.attempt, checkpoint_id, len(rows))
         if checkpoint_id not in self._world.published:
             self.broken(
                 "early commit", f"{handle} was committed with checkpoint {checkpoint_id}, which is not published"
             )
-        if handle[1] > checkpoint_id:
+        if handle.checkpoint_id > checkpoint_id:
             self.broken("early commit", f"{handle} was committed with the older checkpoint {checkpoint_id}")
 
-    def committed_nothing(self, handle: tuple[int, int, int], checkpoint_id: int) -> None:
-        """A sink committed what a recovery had thrown away: right only for a checkpoint that was passed over."""
-        if checkpoint_id not in self._passed_over:
-            self.broken("lost commit", f"{handle} of checkpoint {checkpoint_id} was aborted and then committed (T2)")
+    def committed_nothing(self, handle: Handle, checkpoint_id: int, attempt: int) -> None:
+        """A sink committed what a recovery had removed: right only for an attempt that is over."""
+        if self._world.output.gone.get(handle, 0) <= attempt:
+            self.broken("lost commit", f"{handle} of checkpoint {checkpoint_id} was removed and then committed (T2)")
 
-    def passed_over(self, checkpoint_id: int) -> None:
-        """A damaged checkpoint: the user is told that what it committed is written once more."""
-        self._passed_over.add(checkpoint_id)
-        self._world.seen["passed over"] += 1
+    def settled(self, restored: Done | None, attempt: int) -> None:
+        """A restore has brought the sinks in line: readers see what the checkpoint and those before it committed."""
+        world, output = self._world, self._world.output
+        if world.disk.owner != attempt:
+            return  # it was stopped on the way, and the job is another driver's
+        seen: Counter[int] = Counter()
+        for handle, rows in output.visible.items():
+            seen[handle.task] += len(rows)
+        for task in sorted(world.graph.sinks):
+            part = restored.manifest[task] if restored is not None else None
+            waiting = sum(len(output.pieces.get(piece, ())) for piece in part.pieces) if part is not None else 0
+            processed = sum(part.counts.values()) if part is not None else 0
+            if seen[task] + waiting != processed:
+                self.broken(
+                    "output not in line",
+                    f"restored {restored and restored.checkpoint_id}, {world.graph.names[task]}: readers see "
+                    f"{seen[task]} rows, {waiting} are staged, {processed} belong to the checkpoint (T2)",
+                )
 
     def restored(self, done: Done) -> None:
         """A job goes on from a checkpoint: from a damaged one never."""
         if not self._world.disk.whole(done):
             self.broken("damaged snapshot restored", f"checkpoint {done.checkpoint_id} is torn")
-
-    def is_passed_over(self, checkpoint_id: int) -> bool:
-        """A recovery found it damaged."""
-        return checkpoint_id in self._passed_over
 
     # ------------------------------------------------------------------------------------------------- at the end
 
@@ -137,9 +150,8 @@ class Judge:
         expected = world.graph.expected(rows)
         output = world.output
         got: Counter[int] = Counter()
-        for handle, identities in output.committed.items():
-            if output.committed_by[handle] not in self._passed_over:
-                got.update(identities)
+        for identities in output.visible.values():
+            got.update(identities)
         lost = expected - got if finished else Counter[int]()
         more = got - expected
         if lost:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
 from cutwater.sim.attempt import Attempt
 from cutwater.sim.channels import Item, Link
+from cutwater.sim.output import Handle, Output, Settle, retire, settle
 from cutwater.sim.subtask import Part, SimSubtask
 
 if TYPE_CHECKING:
+    from cutwater.sim.disk import Done
     from cutwater.sim.world import World
 
 __all__ = ["PLANTED_HOSTS"]
@@ -56,11 +58,10 @@ class _CommitsOnlyThisId(SimSubtask):
     """Older pre-commits, of checkpoints that were given up, stay behind."""
 
     def _commit(self, effect: m.Commit, _: object) -> None:
-        handle = self.handles.pop(effect.checkpoint_id, None)
-        for id in [i for i in self.handles if i < effect.checkpoint_id]:
-            del self.handles[id]
-        if handle is not None:
-            self.world.output.commit(handle, effect.checkpoint_id)
+        if self.sink is not None:
+            for id in [i for i in self.sink.handles if i < effect.checkpoint_id]:
+                del self.sink.handles[id]
+        super()._commit(effect, None)
 
 
 class _AbortsDropRows(SimSubtask):
@@ -68,7 +69,8 @@ class _AbortsDropRows(SimSubtask):
 
     def _forget(self, effect: m.Forget, _: object) -> None:
         super()._forget(effect, None)
-        self.handles.pop(effect.checkpoint_id, None)
+        if self.sink is not None:
+            self.sink.handles.pop(effect.checkpoint_id, None)
 
 
 class _ForgetsOvertakenOutputs(SimSubtask):
@@ -130,20 +132,82 @@ def _no_verification(world: World) -> None:
     world.disk.whole = lambda done: True
 
 
-def _settles_nothing(world: World) -> None:
+def _settling(steps: Settle) -> Callable[[World], None]:
+    """A restore that brings the sinks in line by other steps."""
+
+    def prepare(world: World) -> None:
+        world.settle = steps
+
+    return prepare
+
+
+def _without_commits(output: Output, restored: Done | None, retained: Iterable[Done], attempt: int) -> Iterator[None]:
     """T2 broken: a restore aborts what the restored checkpoint had promised to commit."""
-    world.driver_settles = False
+    kept = {p for done in retained for part in done.manifest.values() for p in part.pieces}
+    output.sweep(attempt, kept)
+    yield
+    for handle in output.later_than(restored.checkpoint_id if restored else 0, attempt):
+        output.take_back(handle, attempt)
 
 
-def _commits_everything(world: World) -> None:
+def _with_all_commits(output: Output, restored: Done | None, retained: Iterable[Done], attempt: int) -> Iterator[None]:
     """T2 broken: a restore commits whatever it finds staged."""
-    output = world.output
+    for handle in list(output.staged):
+        output.commit(handle, restored.checkpoint_id if restored else 0, attempt)
+    yield from settle(output, restored, retained, attempt)
 
-    def commit_all(kept: set[Any]) -> None:
-        for handle in list(output.staged):
-            output.commit(handle, max(world.published, default=0))
 
-    output.abort_all_but = commit_all
+def _without_taking_back(
+    output: Output, restored: Done | None, retained: Iterable[Done], attempt: int
+) -> Iterator[None]:
+    """What later checkpoints committed stays visible, and is written once more."""
+    later_than, output.later_than = output.later_than, lambda checkpoint_id, attempt: []
+    yield from settle(output, restored, retained, attempt)
+    output.later_than = later_than
+
+
+def _listing_too_early(output: Output, restored: Done | None, retained: Iterable[Done], attempt: int) -> Iterator[None]:
+    """The target is listed while an old worker can still rename a staged part into it."""
+    later = output.later_than(restored.checkpoint_id if restored else 0, attempt)
+    for _ in range(4):
+        yield
+    later_than = output.later_than
+    output.later_than = lambda checkpoint_id, attempt: later
+    yield from settle(output, restored, retained, attempt)
+    output.later_than = later_than
+
+
+def _taking_back_anybodys(
+    output: Output, restored: Done | None, retained: Iterable[Done], attempt: int
+) -> Iterator[None]:
+    """A driver that was stopped in its restore takes back what its successor has committed."""
+    yield from settle(output, restored, retained, 2**31)
+
+
+def _no_word_of_going_back(world: World) -> None:
+    """A restore of an older checkpoint leaves the newer ones in the log."""
+    world.rolls_back = False
+
+
+def _retires_early(world: World) -> None:
+    """Only the newest checkpoint keeps its staged rows."""
+
+    def retire_all(output: Output, retired: Iterable[Done], retained: Iterable[Done]) -> None:
+        retire(output, [*retired, *retained], [max(retained, key=lambda done: done.checkpoint_id)])
+
+    world.retire = retire_all
+
+
+def _removes_shared_pieces(world: World) -> None:
+    """A commit removes all pieces of its part, also those that older checkpoints name."""
+    output, commit = world.output, world.output.commit
+
+    def commit_and_remove(handle: Handle, checkpoint_id: int, attempt: int) -> None:
+        commit(handle, checkpoint_id, attempt)
+        for piece in handle.shared:
+            output.pieces.pop(piece, None)
+
+    output.commit = commit_and_remove
 
 
 def _network_without_order(world: World) -> None:
@@ -162,8 +226,14 @@ PLANTED_HOSTS: tuple[tuple[str, str, str, Callable[[World], None]], ...] = (
     ("a restore mixes up the parts of a log", "shuffle", "unaligned", _attempt(_SendersPartFirst)),
     ("ignores fencing", "four", "aligned", _log_without_fence),
     ("restores without verifying", "four", "aligned", _no_verification),
-    ("a restore does not commit what was promised (T2)", "four", "aligned", _settles_nothing),
-    ("a restore commits whatever is staged (T2)", "four", "aligned", _commits_everything),
+    ("a restore does not commit what was promised (T2)", "four", "aligned", _settling(_without_commits)),
+    ("a restore commits whatever is staged (T2)", "four", "aligned", _settling(_with_all_commits)),
+    ("does not take back what was committed later", "four", "aligned", _settling(_without_taking_back)),
+    ("lists the output before the staging is empty", "shuffle", "aligned", _settling(_listing_too_early)),
+    ("takes back what a successor committed", "four", "aligned", _settling(_taking_back_anybodys)),
+    ("the log does not say that it went back", "four", "aligned", _no_word_of_going_back),
+    ("staged rows of older checkpoints are removed", "four", "aligned", _retires_early),
+    ("a commit removes what older checkpoints name", "four", "aligned", _removes_shared_pieces),
     ("a network without order, aligned (CL9)", "four", "aligned", _network_without_order),
     ("a network without order, chandy_lamport (CL9)", "four", "chandy_lamport", _network_without_order),
 )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from cutwater.sim.graphs import WORLDS
 from cutwater.trace import events as e
-from cutwater.trace.checker import CheckResult, check
+from cutwater.trace.checker import Checker, CheckResult
 
 if TYPE_CHECKING:
     from cutwater.sim.world import World
 
-__all__ = ["check_run", "to_trace"]
+__all__ = ["check_run", "digest", "to_trace"]
 
 _OF_THE_COORDINATOR = ("completed", "aborted", "recorded")
 """It tells what it has, even of a subtask that died meanwhile."""
@@ -23,38 +26,50 @@ def to_trace(world: World) -> e.Trace:
 
     A checkpoint is numbered ``1000 * attempt + id``: a paused driver may use an id that its successor uses, too.
     """
-    return e.Trace(_header(world), tuple(_Recorder(world).events()))
+    return e.Trace(_header_of(world), tuple(_Recorder(world, states=True).events()))
+
+
+def digest(world: World) -> str:
+    """Of the trace of a run: the same for the same schedule, in every process, on every machine."""
+    trace = to_trace(world)
+    return hashlib.sha256(b"".join(map(e.encode, (trace.header, *trace.events)))).hexdigest()[:16]
 
 
 def check_run(world: World, *, quick: bool = True) -> CheckResult:
     """The verdict of the independent checker over a finished run, with the expected output as its oracle."""
     expected = world.graph.expected(world.schedule.rows) if world.driver.outcome == "finished" else None
     oracle = [str(row) for row in expected.elements()] if expected is not None else None
-    return check(to_trace(world), quick=quick, at_least_once=not world.judge.exactly, oracle=oracle)
+    checker = Checker(_header_of(world), quick=quick, at_least_once=not world.judge.exactly)
+    for event in _Recorder(world, states=not quick).events():
+        checker.add(event)
+    return checker.finish(oracle=oracle)
 
 
-def _header(world: World) -> e.Header:
-    graph = world.graph
+def _header_of(world: World) -> e.Header:
+    return _header(world.schedule.world, world.schedule.protocol, not world.reorders)
+
+
+@cache
+def _header(world: str, protocol: str, fifo: bool) -> e.Header:
+    graph = WORLDS[world]
     links = [
         e.Link(name, graph.names[c.source], graph.names[c.target])
         for name, c in zip(graph.channel_names, graph.channels, strict=True)
     ]
-    title = f"{world.schedule.world}, {world.schedule.protocol}"
-    return e.Header(tuple(graph.names), tuple(links), fifo=not world.reorders, title=title)
+    return e.Header(tuple(graph.names), tuple(links), fifo=fifo, title=f"{world}, {protocol}")
 
 
 class _Recorder:
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, *, states: bool) -> None:
+        self._world, self._states = world, states
         self._names, self._channels = world.graph.names, world.graph.channel_names
         self._attempt = 1
         self._completed: dict[int, int] = {}
         self._down: set[int] = set()
         self._rows: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
         output = world.output
-        for handle, rows in output.committed.items():
-            if not world.judge.is_passed_over(output.committed_by[handle]):
-                self._rows[handle[0], output.committed_by[handle]] += map(str, rows)
+        for handle, rows in output.visible.items():  # what was taken back is as if it had never been committed
+            self._rows[handle.task, output.committed_by[handle]] += map(str, rows)
 
     def events(self) -> Iterator[e.Event]:
         for at, kind, who, attempt, *rest in self._world.history:
@@ -66,7 +81,11 @@ class _Recorder:
             elif kind == "committed":
                 yield from self._committed(at, who, rest[0])
             elif attempt == self._attempt and (kind in _OF_THE_COORDINATOR or who not in self._down):
-                yield from self._other(at, kind, who, attempt, rest)
+                event = (
+                    self._step(at, who, attempt, rest) if kind == "step" else self._other(at, kind, who, attempt, rest)
+                )
+                if event is not None:
+                    yield event
         at = self._world.now
         for task, id in sorted(self._rows):
             yield from self._committed(at, task, id)
@@ -95,25 +114,31 @@ class _Recorder:
     def _number(self, id: int) -> int:
         return 1000 * self._completed.get(id, 0) + id
 
-    def _other(self, at: float, kind: str, who: int, attempt: int, rest: list[Any]) -> Iterator[e.Event]:
+    def _step(self, at: float, who: int, attempt: int, rest: list[Any]) -> e.Event:
+        channels = self._channels
+        took, sends, before, after = rest
+        takes = (e.Span(channels[took[0]], took[1], took[2]),) if took else ()
+        sent = (*[e.Span(channels[c], first, count) for c, first, count in sends],)
+        if self._states:
+            return e.Step(at, self._names[who], attempt, takes, sent, str(before), str(after))
+        return e.Step(at, self._names[who], attempt, takes, sent)
+
+    def _other(self, at: float, kind: str, who: int, attempt: int, rest: list[Any]) -> e.Event | None:
         names, channels = self._names, self._channels
-        if kind == "step":
-            took, sends, before, after = rest
-            takes = (e.Span(channels[took[0]], took[1], took[2]),) if took else ()
-            sent = tuple(e.Span(channels[c], first, count) for c, first, count in sends)
-            yield e.Step(at, names[who], attempt, takes, sent, str(before), str(after))
-        elif kind == "cut":
-            yield e.Cut(at, names[who], attempt, 1000 * attempt + rest[0], str(rest[1]))
-        elif kind == "marker sent":
-            yield e.MarkerSent(at, names[who], attempt, 1000 * attempt + rest[0], channels[rest[1]], rest[2])
-        elif kind == "marker taken":
-            yield e.MarkerTaken(at, names[who], attempt, 1000 * attempt + rest[0], channels[rest[1]], rest[2])
-        elif kind == "recorded":
+        if kind == "marker sent":
+            return e.MarkerSent(at, names[who], attempt, 1000 * attempt + rest[0], channels[rest[1]], rest[2])
+        if kind == "marker taken":
+            return e.MarkerTaken(at, names[who], attempt, 1000 * attempt + rest[0], channels[rest[1]], rest[2])
+        if kind == "cut":
+            state = str(rest[1]) if self._states else ""
+            return e.Cut(at, names[who], attempt, 1000 * attempt + rest[0], state)
+        if kind == "recorded":
             id, channel, first, count = rest
             span = e.Span(channels[channel], first, count)
-            yield e.Recorded(at, "coordinator", attempt, 1000 * attempt + id, channels[channel], (span,))
-        elif kind == "completed":
+            return e.Recorded(at, "coordinator", attempt, 1000 * attempt + id, channels[channel], (span,))
+        if kind == "completed":
             self._completed[rest[0]] = attempt
-            yield e.Completed(at, "coordinator", attempt, 1000 * attempt + rest[0])
-        elif kind == "aborted" and rest[0] not in self._completed:
-            yield e.Aborted(at, "coordinator", attempt, 1000 * attempt + rest[0])
+            return e.Completed(at, "coordinator", attempt, 1000 * attempt + rest[0])
+        if kind == "aborted" and rest[0] not in self._completed:
+            return e.Aborted(at, "coordinator", attempt, 1000 * attempt + rest[0])
+        return None

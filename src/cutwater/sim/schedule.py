@@ -12,7 +12,7 @@ from cutwater.errors import DataError
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.sim.graphs import WORLDS
 
-__all__ = ["FAULTS", "Fault", "Schedule", "make_schedule"]
+__all__ = ["FAULTS", "REQUESTS", "Fault", "Schedule", "make_schedule"]
 
 FAULTS = (
     "kill_worker", "kill_driver", "zombie_driver", "pause", "partition", "clog", "swizzle", "slow", "slow_disk",
@@ -20,12 +20,16 @@ FAULTS = (
 )  # fmt: skip
 """Every kind of fault.  Torn and lost writes come with the kills."""
 
+REQUESTS = ("checkpoint", "savepoint", "stop", "stop_with_savepoint", "cancel", "go_back")
+"""What a user may want.  A job that was stopped or cancelled is started again, after ``go_back`` from an older
+checkpoint."""
+
 _FAULT_PHASE_MS = 120.0
-_MOST_OF_A_KIND = {"kill_driver": 2, "zombie_driver": 1, "rot": 1, "kill_worker": 3}
+_MOST_OF_A_KIND = {"kill_driver": 2, "zombie_driver": 1, "kill_worker": 3}
 
 
 class Fault(NamedTuple):
-    """A fault: when, what, at which place (a number taken modulo what there is), and for how long."""
+    """A fault or a request: when, what, at which place (a number taken modulo what there is), and for how long."""
 
     at_ms: float
     kind: str
@@ -56,10 +60,14 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     min_pause_ms: float = 0.0
     tolerable_failed: int = 1000
     aligned_timeout_ms: float = 0.0
+    roll_rows: int = 0
+    """Rows that make a part of the output; fewer wait for a later checkpoint."""
+    publishes_aside: bool = False
+    """The driver hears messages while it publishes."""
     restart: RestartConfig = RestartConfig(strategy="fixed_delay", attempts=1_000_000, delay_ms=2.0)
     faults: tuple[Fault, ...] = ()
     requests: tuple[Fault, ...] = ()
-    """A user asks for a checkpoint (place 0) or a savepoint (place 1)."""
+    """What a user wants meanwhile."""
     planted: str = ""
     """Name of a planted bug."""
 
@@ -87,16 +95,17 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "", ro
     """The schedule of a seed.  Which faults are on, and how often, is drawn first (a swarm), then the rest."""
     rng = random.Random(f"{seed} {world} {protocol}")
     chance = rng.random
-    on = [kind for kind in FAULTS if chance() < 0.3]
+    on = [kind for kind in FAULTS if chance() < (0.5 if kind == "rot" else 0.3)]
     faults: list[Fault] = []
     for kind in on:
         for _ in range(1 + int(chance() * _MOST_OF_A_KIND.get(kind, 4))):
             at = round(5.0 + chance() * _FAULT_PHASE_MS, 1)
             faults.append(Fault(at, kind, int(chance() * 256), round(1.0 + chance() ** 2 * 80.0, 1)))
     faults.sort()
-    requests = [
-        Fault(round(10 + chance() * 80, 1), "request", int(chance() * 2), 0.0) for _ in range(int(chance() * 3))
-    ]
+    requests = sorted(
+        Fault(round(5 + chance() * 120, 1), REQUESTS[int(chance() * len(REQUESTS))], int(chance() * 2), 0.0)
+        for _ in range(int(chance() * 3))
+    )
     alone = PROTOCOLS[protocol].switches or PROTOCOLS[protocol].halts
     return Schedule(
         world=world,
@@ -110,6 +119,8 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "", ro
         min_pause_ms=(0.0, 4.0)[int(chance() * 2)],
         tolerable_failed=(0, 3, 1000)[int(chance() * 3)],
         aligned_timeout_ms=(0.0, 2.0, 8.0)[int(chance() * 3)],
+        roll_rows=(0, 6, 12)[int(chance() * 3)],
+        publishes_aside=chance() < 0.3,
         restart=_RESTARTS[int(chance() * 3)],
         faults=tuple(faults),
         requests=tuple(requests),

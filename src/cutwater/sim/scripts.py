@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from cutwater.errors import CutwaterError, DataError
-from cutwater.sim.schedule import FAULTS, Fault, Schedule
+from cutwater.sim.schedule import FAULTS, REQUESTS, Fault, Schedule
 
 __all__ = ["parse_script", "script_of"]
 
 _NUMBERS = (
     "rows", "pace_ms", "interval_ms", "timeout_ms", "max_concurrent", "min_pause_ms", "tolerable_failed",
-    "aligned_timeout_ms",
+    "aligned_timeout_ms", "roll_rows",
 )  # fmt: skip
 
 
@@ -42,9 +42,12 @@ def script_of(schedule: Schedule, expect: str, comment: str = "") -> str:
         value = getattr(schedule, name)
         if value != getattr(plain, name):
             lines.append(f"{name} {value:g}")
+    if schedule.publishes_aside:
+        lines.append("publishes_aside")
     if schedule.restart != plain.restart:
         lines.append(f"restart {msgspec.json.encode(schedule.restart).decode()}")
-    lines += [f"fault {f.at_ms:g} {f.kind} {f.place} {f.for_ms:g}" for f in (*schedule.faults, *schedule.requests)]
+    lines += [f"fault {f.at_ms:g} {f.kind} {f.place} {f.for_ms:g}" for f in schedule.faults]
+    lines += [f"request {r.at_ms:g} {r.kind} {r.place}" for r in schedule.requests]
     draws = [f"{place}={value}" for place, value in sorted(schedule.draws.items())]
     lines += ["draws " + " ".join(draws[i : i + 16]) for i in range(0, len(draws), 16)]
     return "\n".join([*lines, f"expect {expect}", ""])
@@ -58,6 +61,7 @@ def parse_script(text: str, where: str = "script") -> tuple[Schedule, str]:
     """
     found: dict[str, object] = {}
     faults: list[Fault] = []
+    requests: list[Fault] = []
     draws: dict[int, int] = {}
     expect = "ok"
     for number, line in enumerate(text.splitlines(), start=1):
@@ -66,33 +70,41 @@ def parse_script(text: str, where: str = "script") -> tuple[Schedule, str]:
             if not line.strip() or word.startswith("#"):
                 continue
             if word == "fault":
-                faults.append(_fault(rest.split()))
+                faults.append(_fault(*rest.split()))
+            elif word == "request":
+                requests.append(_request(*rest.split()))
             elif word == "draws":
                 draws |= {int(p): int(v) for p, v in (pair.split("=") for pair in rest.split())}
             elif word == "expect":
                 expect = rest
             else:
                 found[word] = _value(word, rest)
-        except (ValueError, msgspec.DecodeError) as error:
+        except (ValueError, TypeError, msgspec.DecodeError) as error:
             raise DataError(f"{where}, line {number}: {line!r}: {error}") from error
-    kinds = {True: [f for f in faults if f.kind == "request"], False: [f for f in faults if f.kind != "request"]}
-    whole = found | {"faults": kinds[False], "requests": kinds[True], "draws": draws}
+    whole = found | {"faults": faults, "requests": requests, "draws": draws}
     try:
         return msgspec.convert(whole, Schedule), expect
     except (msgspec.ValidationError, CutwaterError) as error:
         raise DataError(f"{where}: {error}") from error
 
 
-def _fault(words: list[str]) -> Fault:
-    at, kind, place, duration = words
-    if kind not in (*FAULTS, "request"):
+def _fault(at: str, kind: str, place: str, duration: str) -> Fault:
+    if kind not in FAULTS:
         raise ValueError(f"no fault {kind!r}")
     return Fault(float(at), kind, int(place), float(duration))
+
+
+def _request(at: str, kind: str, place: str) -> Fault:
+    if kind not in REQUESTS:
+        raise ValueError(f"no request {kind!r}")
+    return Fault(float(at), kind, int(place), 0.0)
 
 
 def _value(word: str, rest: str) -> object:
     if word in ("world", "protocol", "planted"):
         return rest
+    if word == "publishes_aside":
+        return True
     if word == "restart":
         return msgspec.json.decode(rest)
     if word not in (*_NUMBERS, "seed"):

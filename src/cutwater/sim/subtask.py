@@ -9,7 +9,7 @@ from cutwater.protocol.loop import ReadSource, TakeControl, TakeRows
 from cutwater.protocol.loops import LoopReport
 from cutwater.protocol.stages import Phase
 from cutwater.protocol.watermarks import InputTime
-from cutwater.sim.channels import BARRIER, END, WATERMARK, Item, Link
+from cutwater.sim.channels import BARRIER, END, SENDER_FULL, WATERMARK, Item, Link
 from cutwater.sim.graphs import key_of, row_time, source_row
 from cutwater.sim.subtask_state import ROWS_PER_SLICE, Part, SubtaskState
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Part", "SimSubtask"]
 
 MAX_WATERMARK = 2**63 - 1
+_NO_HEADS: list[int] = []
 WATERMARK_EVERY = 8
 
 
@@ -35,24 +36,33 @@ class SimSubtask(SubtaskState):
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
+    def wake(self, _: object = None) -> None:
+        """There may be something to do."""
+        self.awake = True
+        self.worker.wake()
+
     def act(self) -> bool:
         """One action; false if there is nothing to do."""
         if self._ending and not self.finished:
             return self._end()
-        ready = False
-        if self._is_source and not self._exhausted:
+        ready, heads = False, _NO_HEADS
+        if self._is_source:
+            if self._exhausted:
+                return False
             if self.position >= self.world.schedule.rows:
                 self._exhausted = True
                 self.handle(m.SourceExhausted())
                 return True
             ready = self.ready_ms <= self.world.now
+        else:
+            heads = [link.head() if link.queue or link.urgent else 0 for link in self.inputs]
+            if not any(heads):
+                return False
         full = False
         for link in self.outputs:
-            if link.full:
+            if link.rows_out >= SENDER_FULL and not link.back:
                 full = True
-        action = self.loop.decide(
-            [link.head() for link in self.inputs], outputs_full=full, operator_pending=False, source_ready=ready
-        )
+        action = self.loop.decide(heads, outputs_full=full, operator_pending=False, source_ready=ready)
         kind = type(action)
         if kind is TakeRows:
             self._take_rows(self.inputs[action.input], action.max_rows)  # type: ignore[union-attr]
@@ -157,13 +167,14 @@ class SimSubtask(SubtaskState):
         if self.position % WATERMARK_EVERY == 0:
             self._advance(self.position)
         self.ready_ms = world.now + world.schedule.pace_ms * (1 + world.draws.below(4))
-        self.worker.wake_at(self.ready_ms)
+        world.at(self.ready_ms, self.wake)
 
     def _process(self, link: Link | None, first: int, rows: list[int]) -> None:
         world = self.world
         if world.row.halts and self._times:
             world.judge.broken("not halted", f"{self.name} moves rows while {[*self._times]} are undecided")
         before, sign, moves, links, counts = self.sign, self.sign, self._moves, self._links, self.counts
+        sink = self.sink
         sent = [out.sent for out in self.outputs]
         late = world.judges_lateness and self.merger.combined
         for row in rows:
@@ -173,8 +184,8 @@ class SimSubtask(SubtaskState):
                 counts[key] = counts.get(key, 0) + 1
                 if late is not False and row_time(row) < late:
                     world.judge.broken("late row", f"{self.name} took a row of time {row_time(row)} after {late}")
-            if self._is_sink:
-                self.staged.append(row >> 4)
+            if sink is not None:
+                sink.rows.append(row >> 4)
             else:
                 for channel, after in moves[row]:
                     links[channel].send(after)
@@ -208,6 +219,7 @@ class SimSubtask(SubtaskState):
 
     def handle(self, event: m.Event, rows: list[Any] | None = None) -> None:
         """Feed the machine and perform what it asks for."""
+        self.awake = True
         machine, effects = self.machine, self.machine.handle(event)
         if self.world.validates:
             machine.validate()
@@ -245,12 +257,10 @@ class SimSubtask(SubtaskState):
         part.exhausted = self._is_source and self._exhausted
         part.has_ended = self.finished
         part.logs, part.overtaken = {}, {}
-        if self._is_sink:
-            handle = (self.task, id, number)
-            self.world.output.stage(handle, self.staged)
-            self.staged = []
-            self.handles[id] = handle
-        part.handles = list(self.handles.values())
+        part.pieces, part.handles = (), []
+        if self.sink is not None:
+            part.pieces = self.sink.freeze(id, effect.final)
+            part.handles = list(self.sink.handles.values())
         part.files = [f"{id}/{self.task}-{number}"]
         self._parts[id] = part
         self._write(id, part.files[0], m.Durable(id))
@@ -300,7 +310,7 @@ class SimSubtask(SubtaskState):
     def _expedite(self, effect: m.Expedite, _: object) -> None:
         self._links[effect.input].expedite(effect.checkpoint_id)  # type: ignore[index]
         self.world.seen["expedited"] += 1
-        self.worker.wake()
+        self.wake()
 
     def _watch(self, effect: m.WatchAlignment, _: object) -> None:
         timeout_ms = self.world.settings.aligned_timeout_ms or 0.0
@@ -358,9 +368,8 @@ class SimSubtask(SubtaskState):
             logs.pop(id, None)
 
     def _commit(self, effect: m.Commit, _: object) -> None:
-        for id in sorted(self.handles):
-            if id <= effect.checkpoint_id:
-                self.world.output.commit(self.handles.pop(id), effect.checkpoint_id)
+        if self.sink is not None:
+            self.sink.commit(effect.checkpoint_id)
 
     def _end_of_input(self, effect: m.EndOfInput, _: object) -> None:
         self._ending = True

@@ -9,6 +9,7 @@ from cutwater.protocol.loop import SubtaskLoop
 from cutwater.protocol.stages import Phase
 from cutwater.protocol.watermarks import InputTime, WatermarkMerger
 from cutwater.sim.channels import Item, Link
+from cutwater.sim.output import Handle, Piece, SinkWriter
 
 if TYPE_CHECKING:
     from cutwater.sim.attempt import Attempt
@@ -24,7 +25,7 @@ class Part:
 
     __slots__ = (
         "attempt", "combined", "counts", "ended", "exhausted", "files", "handles", "has_ended", "ins", "logs", "merger",
-        "outs", "overtaken", "position", "sign", "task", "watermarks",
+        "outs", "overtaken", "pieces", "position", "sign", "task", "watermarks",
     )  # fmt: skip
 
     task: int
@@ -46,8 +47,10 @@ class Part:
     exhausted: bool
     has_ended: bool
     """It has sent its end on all outputs."""
-    handles: list[tuple[int, int, int]]
+    handles: list[Handle]
     """Pre-commits that are not committed yet."""
+    pieces: tuple[Piece, ...]
+    """Staged rows that are in no part yet."""
     logs: dict[int, list[Item]]
     """Recorded at the inputs."""
     overtaken: dict[int, list[Item]]
@@ -95,11 +98,12 @@ class SubtaskState:
         self.counts = dict(part.counts) if part else {}
         self.sign = part.sign if part else 0
         self.watermark = part.watermarks if part else -1
-        self.staged: list[int] = []
-        self.handles: dict[int, tuple[int, int, int]] = {}
+        self.sink = SinkWriter(world, task, attempt.number, part.pieces if part else ()) if self._is_sink else None
         self._parts: dict[int, Part] = {}
         self._logs: dict[int, dict[int, list[Item]]] = {}
         """Channel -> checkpoint -> log under way."""
+        self.awake = True
+        """Something has changed since it last found nothing to do."""
         self.ready_ms = 0.0
         self._exhausted = bool(part and part.exhausted)
         self._ending = self.machine.phase is Phase.ENDED

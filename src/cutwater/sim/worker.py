@@ -10,7 +10,7 @@ from cutwater.sim.channels import Pipe
 
 if TYPE_CHECKING:
     from cutwater.sim.attempt import Attempt
-    from cutwater.sim.driver import Driver
+    from cutwater.sim.driver_process import DriverProcess
     from cutwater.sim.subtask import SimSubtask
     from cutwater.sim.world import World
 
@@ -22,7 +22,7 @@ ACTIONS_PER_ROUND = 2
 class SimWorker:
     """A process that fills a slot of a driver's group."""
 
-    def __init__(self, world: World, driver: Driver, slot: int, incarnation: int) -> None:
+    def __init__(self, world: World, driver: DriverProcess, slot: int, incarnation: int) -> None:
         self.world, self.driver, self.slot, self.incarnation = world, driver, slot, incarnation
         self.dead = False
         self.attempt: Attempt | None = None
@@ -85,9 +85,6 @@ class SimWorker:
             self._scheduled = True
             self.world.after(0.05, self._round)
 
-    def wake_at(self, at_ms: float) -> None:
-        self.world.at(at_ms, lambda _: self.wake())
-
     def _round(self, _: None) -> None:
         self._scheduled = False
         if self.dead or self._pauses or not self._running:
@@ -98,8 +95,11 @@ class SimWorker:
         worked = 0
         for i in range(self._turn, self._turn + count):
             subtask = subtasks[i - count if i >= count else i]
+            if not subtask.awake:
+                continue
             for _again in range(ACTIONS_PER_ROUND):
                 if not subtask.act():
+                    subtask.awake = False
                     break
                 worked += 1
                 if not self._running:

@@ -13,14 +13,16 @@ from cutwater.protocol.loops import LoopMonitor
 from cutwater.protocol.rows import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.sim.attempt import Attempt
-from cutwater.sim.disk import Disk, Output
+from cutwater.sim.disk import Disk
 from cutwater.sim.draws import Draws
 from cutwater.sim.driver import Driver
 from cutwater.sim.faults import inject
 from cutwater.sim.graphs import WORLDS
 from cutwater.sim.judge import Judge
+from cutwater.sim.output import Output, Settle, retire, settle
 from cutwater.sim.schedule import Fault, Schedule
 from cutwater.sim.subtask import SimSubtask
+from cutwater.sim.worker import SimWorker
 
 __all__ = ["World"]
 
@@ -66,7 +68,11 @@ class World:
         self.judge = Judge(self)
         self.triggers_all = self.row.freeze_on is FreezeOn.TRIGGER
         self.judges_lateness = self.judge.exactly
-        self.driver_settles = self.fences = True
+        self.settle: Settle = settle
+        self.retire = retire
+        self.fences = self.rolls_back = True
+        self.goes_back = 0
+        """The next driver begins so many checkpoints before the newest: a user wants that."""
         self.reorders = False
         self.reorder_acks = self.jitter = 0
         self.draws = Draws(schedule.seed, schedule.draws)
@@ -83,6 +89,8 @@ class World:
         self.attempts: dict[int, Attempt] = {}
         self.disk = Disk(self)
         self.output = Output(self)
+        self.workers: list[SimWorker] = []
+        """All that ever lived."""
         self.driver: Driver = Driver(self, 1)
         self.drivers = [self.driver]
 
@@ -114,9 +122,10 @@ class World:
 
     @property
     def void(self) -> bool:
-        """Nothing was proved: no rows or no checkpoint, or faults were planned and none struck."""
-        idle = not self.completed or not any(self.output.committed.values())
-        return idle or bool(self.schedule.faults and not self.struck)
+        """Nothing was proved: no rows came out, no checkpoint was taken, or faults were planned and none struck."""
+        idle = not self.completed or not any(self.output.visible.values())
+        planned = {fault.kind for fault in self.schedule.faults}
+        return idle or (bool(planned) and not planned & self.struck.keys())
 
     def at(self, at_ms: float, call: Callable[[Any], None], argument: Any = None) -> None:
         """Call something at a moment."""
@@ -160,6 +169,17 @@ class World:
 
     def new_monitor(self) -> LoopMonitor:
         return self._monitor_class(self.graph.loop_tasks)
+
+    def dissolve(self) -> None:
+        """Cut the references that run in circles, so that everything goes at once.  Nothing works afterwards."""
+        for attempt in self.attempts.values():
+            for link in attempt.links:
+                for subtask in (link.sender, link.receiver):
+                    if subtask is not None:
+                        subtask.__dict__.clear()
+        living: list[object] = [*self.drivers, *self.workers, self]
+        for thing in living:
+            thing.__dict__.clear()
 
     # ------------------------------------------------------------------------------------------------------ the books
 

@@ -137,14 +137,18 @@ def _show(report: Report, as_json: bool) -> None:
         click.echo(msgspec.json.encode(report).decode())
         return
     click.echo(
-        f"{report.schedules} schedules, {report.inconsistent} inconsistent cuts, {len(report.failures)} failures, "
-        f"{report.recoveries} recoveries, {report.checkpoints} checkpoints, {report.events} events, {report.void} void"
+        f"{report.schedules} schedules: {report.inconsistent} inconsistent cuts, {len(report.failures)} failures, "
+        f"{report.void} void (no load, or no fault struck), {report.passed} passed"
     )
     reached, struck = sum(map(bool, report.walked.values())), sum(report.struck.values())
     click.echo(
-        f"{reached} of {len(report.walked)} transitions walked, {struck} faults of "
-        f"{sum(map(bool, report.struck.values()))} kinds struck, {report.per_second:.0f} schedules a second and core"
+        f"{report.recoveries} recoveries, {report.checkpoints} checkpoints, {report.events} events; "
+        f"{reached} of {len(report.walked)} transitions walked, {struck} faults and requests of "
+        f"{sum(map(bool, report.struck.values()))} kinds struck"
     )
+    click.echo(f"{report.per_second:.0f} schedules a second and core")
+    if report.digest:
+        click.echo(f"trace digest {report.digest}")
     for failure in report.failures[:5]:
         click.echo(f"seed {failure.seed}, {failure.world}, {failure.protocol}: {failure.text.splitlines()[0]}")
 

@@ -1,0 +1,195 @@
+"""A simulated driver's side of storage: it takes the job, restores, and publishes (as ``runtime.publisher`` does)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from cutwater.protocol import job_messages as j
+from cutwater.protocol import messages as m
+from cutwater.protocol.reasons import CheckpointKind
+from cutwater.sim.disk import AttemptBegan, Done, Entry, Finished, RolledBack
+
+if TYPE_CHECKING:
+    from cutwater.sim.driver import Driver
+
+__all__ = ["DriverStorage"]
+
+
+class DriverStorage:
+    """The log and the sinks, in the hands of one driver.
+
+    Args:
+        back: a user wants to begin so many checkpoints before the newest.
+    """
+
+    def __init__(self, driver: Driver, back: int) -> None:
+        self._driver, self._world = driver, driver.world
+        self._back = back
+        self._origin = 0
+        """The checkpoint that the user wanted, until this driver has completed one."""
+        self._known = 0
+        self._taken = 0
+        self._publishing = False
+        self._begins = 0
+        """The attempt that begins once it is known what was published."""
+        self._done: dict[int, Done] = {}
+        """What the sinks know as restorable."""
+
+    # ------------------------------------------------------------------------------------------------------- restore
+
+    def begin(self, attempt: int) -> None:
+        """Take the job: every older attempt is fenced from here on."""
+        if self._publishing:
+            self._begins = attempt
+            return
+        disk = self._world.disk
+        if disk.owner != attempt - 1 or (self._taken and disk.owner != self._taken):
+            self._driver.fenced()
+            return
+        self._known = len(disk.log)
+
+        def began() -> None:
+            self._taken = attempt
+            self._restore(attempt)
+
+        self._append(AttemptBegan(attempt, self._driver.number), attempt, began)
+
+    def _append(self, entry: Entry, attempt: int, then: Callable[[], None]) -> None:
+        """Write to the log while the driver waits; ``then`` it goes on, unless another driver or an error forbids."""
+        driver = self._driver
+        driver.wait()
+
+        def done(answer: str) -> None:
+            if answer == "ok":
+                self._known += 1
+                then()
+                return
+            driver.stop_waiting()
+            if answer == "taken":
+                driver.fenced()
+            else:
+                driver.job(j.TaskFailed(attempt, f"log: {answer}", True, driver.clock_ms))
+            driver.go_on()
+
+        self._world.disk.append(driver, self._known, entry, driver.when_awake(done))
+
+    def _restore(self, attempt: int) -> None:
+        retained = self._world.disk.retained
+        chosen = self._choose(retained)
+        if chosen is None and retained:
+            self._fail(attempt, "no completed checkpoint is usable")
+        elif chosen is not None and retained[-1] is not chosen and self._world.rolls_back:
+            rolled_back = RolledBack(attempt, chosen.checkpoint_id)
+            self._append(rolled_back, attempt, lambda: self._settle(attempt, chosen))
+        else:
+            self._settle(attempt, chosen)
+
+    def _choose(self, retained: list[Done]) -> Done | None:
+        """The newest whole one, or what the user wants."""
+        if self._back and retained:
+            self._origin = retained[max(len(retained) - 1 - self._back, 0)].checkpoint_id
+            self._back = 0
+        newest_first = retained[::-1]
+        for done in sorted(newest_first, key=lambda d: d.checkpoint_id != self._origin):
+            if self._world.disk.whole(done):
+                return done
+            self._world.seen["passed over"] += 1
+        return None
+
+    def _settle(self, attempt: int, restored: Done | None) -> None:
+        """T2, one storage operation after the other; then the workers hear of the attempt."""
+        world, driver = self._world, self._driver
+        self._done = {done.checkpoint_id: done for done in world.disk.retained}
+        steps = world.settle(world.output, restored, list(self._done.values()), attempt)
+
+        def step(_: object) -> None:
+            for _ in steps:
+                world.after(0.1 + 0.1 * world.draws.below(4), next_step)
+                return
+            self._settled(attempt, restored)
+
+        next_step = driver.when_awake(step)
+        step(None)
+
+    def _settled(self, attempt: int, restored: Done | None) -> None:
+        world, driver = self._world, self._driver
+        world.judge.settled(restored, attempt)
+        world.restores += 1
+        if restored is not None and not world.disk.whole(restored):
+            self._fail(attempt, f"checkpoint {restored.checkpoint_id} is damaged")
+            return
+        driver.stop_waiting()
+        if restored is not None:
+            world.judge.restored(restored)
+        if restored is not None and restored.final:
+            driver.job(j.FinalCommitted(attempt))
+        else:
+            driver.deploy(attempt, restored)
+        driver.go_on()
+
+    def _fail(self, attempt: int, what: str) -> None:
+        self._driver.stop_waiting()
+        self._driver.job(j.TaskFailed(attempt, what, True, self._driver.clock_ms))
+        self._driver.go_on()
+
+    # ------------------------------------------------------------------------------------------------------- publish
+
+    def publish(self, effect: m.Publish) -> None:
+        """Manifest, then the next number of the log; only that makes the checkpoint exist."""
+        world, driver, id, attempt = self._world, self._driver, effect.checkpoint_id, self._taken
+        done = Done(id, attempt, effect.kind is CheckpointKind.FINAL, dict(effect.payloads))
+        self._publishing = True
+        if not world.schedule.publishes_aside:
+            driver.wait()
+
+        def written(error: str) -> None:
+            if error:
+                self._published(done, "failed")
+            elif effect.kind.commits:
+                world.disk.append(driver, self._known, done, driver.when_awake(lambda a: self._published(done, a)))
+            else:  # a savepoint is the user's: no recovery depends on it, the log does not name it
+                world.judge.published(done, logged=False)
+                self._published(done, "saved")
+
+        world.disk.write(driver, f"{id}/manifest-{attempt}", driver.when_awake(written))
+
+    def _published(self, done: Done, answer: str) -> None:
+        driver, id = self._driver, done.checkpoint_id
+        self._publishing = False
+        driver.stop_waiting()
+        if answer == "taken":
+            driver.fenced()
+        elif answer in ("ok", "saved"):
+            if answer == "ok":
+                self._known += 1
+                self._done[id] = done
+                self._origin = 0
+            driver.coordinate(m.Published(id, driver.clock_ms))
+            self._collect()
+        else:
+            driver.coordinate(m.PublishFailed(id, answer, driver.clock_ms))
+            if answer == "doubt":  # it may count for the next attempt, which looks
+                what = "it is not known what was published"
+                driver.job(j.TaskFailed(done.attempt, what, True, driver.clock_ms))
+        if self._begins and not driver.over:
+            attempt, self._begins = self._begins, 0
+            self.begin(attempt)
+        driver.go_on()
+
+    def _collect(self) -> None:
+        """Retention: what no checkpoint that may be restored needs goes."""
+        kept = {done.checkpoint_id for done in self._world.disk.retained}
+        retired = [self._done.pop(id) for id in list(self._done) if id not in kept]
+        if retired:
+            self._world.retire(self._world.output, retired, self._done.values())
+
+    def finish(self) -> None:
+        """Say that the job is over; then nothing staged is needed any more."""
+        output, attempt = self._world.output, self._taken
+
+        def done(answer: str) -> None:
+            if answer == "ok":
+                output.sweep(attempt + 1, set())
+
+        self._world.disk.append(self._driver, self._known, Finished(attempt), done)

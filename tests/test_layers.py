@@ -36,6 +36,7 @@ ALLOWED_UP = {
 
 PYSPARK_HOMES = {
     "cutwater.runtime.spark_host": "the one host on Spark",
+    "cutwater.runtime.shipping": "tells Spark's pickler which modules to send whole",
     "cutwater.runtime.daemon": "is Spark's worker daemon, with the data path loaded before it forks",
     "cutwater.connectors.spark_source": "stages DataFrames; imports pyspark inside functions only",
 }

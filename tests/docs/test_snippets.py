@@ -62,6 +62,7 @@ def test_the_python_blocks_of_a_page_run_from_top_to_bottom(
     [
         ("word_count", r"finished \{.*'row': 3\}"),
         ("late_rows", r"[\d,]+ on time \+ [1-9][\d,]* late = 20,000 of 20,000"),
+        ("nexmark", r"q7, highest bid: 300,000 events, \d rows, finished"),
         ("spark_stream", r"\| +4\| +600\| +900900\||\| +4\| +900900\| +600\|"),
     ],
 )
@@ -74,6 +75,8 @@ def test_an_example_runs_and_its_result_is_right(
     capsys: pytest.CaptureFixture[str],
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [example])
+    monkeypatch.syspath_prepend(pages.ROOT / "examples")
     runpy.run_path(str(pages.ROOT / "examples" / f"{example}.py"), run_name="__main__")
     assert re.search(says, capsys.readouterr().out)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from cutwater.errors import BuildError
+from cutwater.runtime.shipping import main_folder, ship_by_value
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,6 +42,8 @@ def _slot_function(args: SlotArgs) -> Callable[[Iterable[pa.RecordBatch]], Itera
     """
     from pyspark import cloudpickle
 
+    if (folder := main_folder()) is not None:
+        ship_by_value(folder)
     try:
         program = cloudpickle.dumps(args)
     except Exception as e:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from cutwater.dataflow.flow import Dataflow
 from cutwater.errors import BuildError, ConfigError, CutwaterError, UserCodeError
 
-__all__ = ["Program", "load_program", "own_modules"]
+__all__ = ["Program", "load_program"]
 
 _T = TypeVar("_T")
 
@@ -72,22 +72,6 @@ def load_program(target: str) -> Program:
         sys.path.insert(0, str(path.parent))
     module = _import(path)
     return Program(path, module, *_find(path, module, name))
-
-
-def own_modules(program: Program) -> list[ModuleType]:
-    """The program's module and those it imported from its own folder: executors do not have them."""
-    folder = program.path.parent
-    return [m for m in list(sys.modules.values()) if _is_below(folder, getattr(m, "__file__", None))]
-
-
-def _is_below(folder: Path, file: str | None) -> bool:
-    if file is None:
-        return False
-    path = Path(file)
-    if not path.is_relative_to(folder):
-        return False
-    # A virtual environment in the same folder is installed software, which has its own way to the executors.
-    return not any(part in ("site-packages", "dist-packages") for part in path.relative_to(folder).parts)
 
 
 def _split(target: str) -> tuple[Path, str]:

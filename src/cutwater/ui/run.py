@@ -13,11 +13,11 @@ from typing import Any
 from cutwater.dataflow.plan import make_plan
 from cutwater.errors import JobCancelledError
 from cutwater.runtime.job import Job, make_config
+from cutwater.runtime.shipping import ship_by_value
 from cutwater.runtime.status import JobStatus
 from cutwater.spark.session import session
-from cutwater.spark.shipping import ship_by_value
 from cutwater.storage.addresses import resolve_snapshot
-from cutwater.ui.program import Program, load_program, own_modules
+from cutwater.ui.program import Program, load_program
 from cutwater.ui.spark_output import SparkOutput
 from cutwater.ui.views import View
 
@@ -82,8 +82,7 @@ class _SparkStarter:
             self.view.preparing("starting Spark" + (f" on {master}" if master else ""))
             with nullcontext() if self.options.debug else SparkOutput(self.view.note).taken():
                 self._spark = session(self.parallelism, master=master, name=f"cutwater {self.program.path.name}")
-            for module in own_modules(self.program):
-                ship_by_value(module)
+            ship_by_value(self.program.path.parent)
         return self._spark
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from cutwater.dataflow.flow import Dataflow
 from cutwater.errors import BuildError, ConfigError, UserCodeError
-from cutwater.ui.program import load_program, own_modules
+from cutwater.runtime.shipping import own_modules
+from cutwater.ui.program import load_program
 
 ONE = "import cutwater as cw\nflow = cw.Dataflow('one')\n"
 
@@ -74,7 +75,7 @@ def test_the_file_runs_as_a_module_with_its_folder_on_the_path(write):
     text = ONE + "import neighbour_of_prog\nmodule = __name__\nassert __name__ != '__main__'\n"
     program = load_program(str(write(text + "second = cw.Dataflow(neighbour_of_prog.NAME)\n")) + ":second")
     assert program.dataflow(no_spark).name == "beside"
-    assert {m.__name__ for m in own_modules(program)} == {"prog", "neighbour_of_prog"}
+    assert {m.__name__ for m in own_modules(program.path.parent)} == {"prog", "neighbour_of_prog"}
 
 
 @pytest.mark.parametrize("name", ["json.py", "my-flow.py", "__main__.py", f"{click.__name__}.py"])

@@ -19,6 +19,7 @@ PUBLIC = {
     "generate",
     "memory",
     "rate",
+    "table",
     "EnrichmentTable",
     # windows and aggregates
     "count",

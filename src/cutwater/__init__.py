@@ -51,6 +51,7 @@ __all__ = [
     "min",
     "rate",
     "sum",
+    "table",
     "tumbling",
 ]
 
@@ -60,6 +61,7 @@ _HOMES = {
     "cutwater.connectors.files": ("files",),
     "cutwater.connectors.generate": ("generate", "rate"),
     "cutwater.connectors.memory": ("memory",),
+    "cutwater.connectors.table_sink": ("table",),
     "cutwater.dataflow.aggregates": ("count", "first", "last", "max", "mean", "min", "sum"),
     "cutwater.dataflow.flow": ("Dataflow",),
     "cutwater.dataflow.keyed": ("tumbling",),
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from cutwater.connectors.files import files
     from cutwater.connectors.generate import generate, rate
     from cutwater.connectors.memory import memory
+    from cutwater.connectors.table_sink import table
     from cutwater.dataflow.aggregates import count, first, last, max, mean, min, sum
     from cutwater.dataflow.flow import Dataflow
     from cutwater.dataflow.keyed import tumbling

@@ -16,9 +16,11 @@ import gzip
 import json
 import os
 import random
+import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +29,7 @@ from sink_disk import ForgetfulDisk, Killed
 
 from cutwater.connectors.base import Committer, Json, PreCommit, Sink, SinkSnapshot, SinkWriter
 from cutwater.connectors.foreach_batch import ForeachBatchSink
+from cutwater.connectors.table_sink import TableSink
 
 SPLITS, BIG = 4, 1_000_000
 SCHEMA = pa.schema({"row": pa.int64(), "text": pa.string()})
@@ -113,13 +116,72 @@ class Calls:
         self.batches = {key: rows for key, rows in self.batches.items() if key[0] <= checkpoint_id}
 
 
+class Table:
+    """What a reader of the table sees.  The database lies beside the directory: it answers for its own durability."""
+
+    def __init__(self, sink: TableSink, patch: pytest.MonkeyPatch) -> None:
+        self.system_call: Callable[[], None] = lambda: None
+        self._sink, self._path = sink, getattr(sink.database, "path", "")
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        real, table = sqlite3.connect, self
+
+        class Cursor(sqlite3.Cursor):
+            def executemany(self, *arguments: Any) -> Any:
+                table.system_call()
+                return super().executemany(*arguments)
+
+        class Watched(sqlite3.Connection):
+            def __init__(self, *arguments: Any, **options: Any) -> None:
+                super().__init__(*arguments, **options)
+                super().execute("PRAGMA synchronous=OFF")  # the disk of the model is not the database's
+
+            def execute(self, *arguments: Any) -> Any:
+                table.system_call()
+                return super().execute(*arguments)
+
+            def cursor(self, *arguments: Any) -> Any:
+                return super().cursor(Cursor)
+
+        self._reader: sqlite3.Connection | None = None
+        self._connect = real
+        patch.setattr(sqlite3, "connect", lambda *args, **kwargs: real(*args, factory=Watched, **kwargs))
+
+    def rows(self) -> list[int]:
+        if not os.path.exists(self._path):
+            return []
+        return [row for (row,) in self._execute(f'SELECT row FROM "{self._sink.name}"')]
+
+    def drop_after(self, expected: list[int]) -> None:
+        """An upsert cannot be undone: rows to come would overwrite these."""
+        if self._sink.mode == "upsert":
+            for row in set(self.rows()) - set(expected):
+                self._execute(f'DELETE FROM "{self._sink.name}" WHERE row = {row}')
+
+    def _execute(self, sql: str) -> list[Any]:
+        if self._reader is None:
+            self._reader = self._connect(self._path, isolation_level=None)
+            self._reader.execute("PRAGMA synchronous=OFF")
+        try:
+            return self._reader.execute(sql).fetchall()
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):
+                return []
+            raise
+
+
+def output_of(sink: Sink, directory: str, patch: pytest.MonkeyPatch) -> Output | Calls | Table:
+    if isinstance(sink, ForeachBatchSink):
+        return sink.fn
+    return Table(sink, patch) if isinstance(sink, TableSink) else Output(directory)
+
+
 class Job:
     def __init__(self, sink: Sink, directory: str, seed: int, patch: pytest.MonkeyPatch) -> None:
         self.random = random.Random(seed)
         self.sink = sink
-        self.output: Output | Calls = sink.fn if isinstance(sink, ForeachBatchSink) else Output(directory)
+        self.output: Output | Calls | Table = output_of(sink, directory, patch)
         self.disk = ForgetfulDisk(directory, patch, self.read)
-        if isinstance(self.output, Calls):
+        if isinstance(self.output, Calls | Table):
             self.output.system_call = self.disk.system_call
         self.story: list[str] = []
         self.num_retained = self.random.choice([1, 2, 3])
@@ -144,6 +206,8 @@ class Job:
         self.committer().settle(chosen, retained, incarnation)
         if isinstance(self.output, Calls):
             self.output.drop_after(chosen.checkpoint_id if chosen else 0)
+        elif isinstance(self.output, Table):
+            self.output.drop_after(self.expected(self.published))
         self.bound = self.published
         states = chosen.states if chosen else []
         self.pending: Checkpoint | None = None

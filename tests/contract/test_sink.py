@@ -12,13 +12,14 @@ import pyarrow as pa
 import pytest
 from sink_model import SCHEMA, Calls, Identity, Job, batch_of
 
-from cutwater.connectors import file_sink, foreach_batch, part_commit, staging
+from cutwater.connectors import file_sink, foreach_batch, part_commit, staging, table_epochs, table_sink
 from cutwater.connectors.base import Sink, SinkSnapshot
 from cutwater.connectors.collect import CollectSink
 from cutwater.connectors.discard import discard
 from cutwater.connectors.file_sink import FileSink
 from cutwater.connectors.foreach_batch import ForeachBatchSink
 from cutwater.connectors.part_formats import CsvParts, JsonParts
+from cutwater.connectors.table_sink import table
 from cutwater.errors import CutwaterError
 
 Make = Callable[[str], Sink]
@@ -31,12 +32,21 @@ TRANSACTIONAL: dict[str, Make] = {
     "CSV, compressed": lambda path: FileSink(path, CsvParts("gzip"), roll_interval_ms=0),
     "foreach_batch": lambda path: ForeachBatchSink(Calls()).bind(path),
     "foreach_batch of three": lambda path: ForeachBatchSink(Calls(), parallelism=3).bind(path),
+    "table, appended": lambda path: table(f"sqlite:///{path}.db", "t").bind(path),
+    "table, appended by three": lambda path: table(f"sqlite:///{path}.db", "t", parallelism=3).bind(path),
+    "table, upserted": lambda path: table(f"sqlite:///{path}.db", "t", mode="upsert", key="row").bind(path),
 }
 ALL: dict[str, Make] = TRANSACTIONAL | {
     "collect": lambda path: CollectSink().bind(path),
     "discard": lambda path: discard(),
 }
 SEEDS = 25
+
+
+@pytest.fixture(autouse=True)
+def small_books(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of epochs are put together all the time."""
+    monkeypatch.setattr(table_sink, "_COMPACT_EVERY", 1)
 
 
 def run(make: Make, directory: Path, seed: int, patch: pytest.MonkeyPatch, steps: int = 60) -> Job:
@@ -177,7 +187,39 @@ def _removes_an_epoch_before_the_call(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(foreach_batch, "open_piece", open_and_remove)
 
 
-PARQUET, EPOCHS = "parquet, rolled by size", "foreach_batch"
+def _commits_rows_without_their_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(table_epochs.EpochBook, "enter", lambda self, connection, epoch: epoch.checkpoint_id)
+
+
+def _splits_the_transaction_in_two(patch: pytest.MonkeyPatch) -> None:
+    def take(self: table_sink.TableCommitter, rows: pa.Table, epoch: foreach_batch.EpochHandle) -> None:
+        with self._book.transaction() as connection:
+            number = self._book.enter(connection, epoch)
+        if number is not None:
+            with self._book.transaction() as connection:
+                connection.cursor().executemany(self._statement, self._values(rows, number))
+
+    patch.setattr(table_sink.TableCommitter, "_take", take)
+
+
+def _takes_no_rows_back(patch: pytest.MonkeyPatch) -> None:
+    real = table_epochs.EpochBook.fence
+    patch.setattr(
+        table_epochs.EpochBook, "fence", lambda self, n, incarnation, target: real(self, n, incarnation, None)
+    )
+
+
+def _takes_back_rows_of_a_successor(patch: pytest.MonkeyPatch) -> None:
+    real = table_epochs.EpochBook.fence
+    patch.setattr(table_epochs.EpochBook, "fence", lambda self, n, incarnation, target: real(self, n, 10**9, target))
+
+
+def _compacts_too_much(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(table_sink, "_COMPACT_EVERY", 1)
+    patch.setattr(table_sink, "_epochs", lambda snapshot: [])
+
+
+PARQUET, EPOCHS, TABLE = "parquet, rolled by size", "foreach_batch", "table, appended"
 MUTANTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
     (PARQUET, _no_sync),
     (PARQUET, _no_sync_of_parts),
@@ -197,6 +239,11 @@ MUTANTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
     (EPOCHS, _no_sync),
     (EPOCHS, _forgets_epochs_of_aborted_checkpoints),
     (EPOCHS, _removes_an_epoch_before_the_call),
+    (TABLE, _commits_rows_without_their_epoch),
+    (TABLE, _splits_the_transaction_in_two),
+    (TABLE, _takes_no_rows_back),
+    (TABLE, _takes_back_rows_of_a_successor),
+    (TABLE, _compacts_too_much),
 ]
 
 

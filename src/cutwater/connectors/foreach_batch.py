@@ -17,7 +17,7 @@ from cutwater.connectors.parquet_types import cast_batch, plain_schema
 from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, StagingLog, open_piece
 from cutwater.errors import BuildError, ConfigError, InvariantError, UserCodeError
 
-__all__ = ["EpochCommitter", "EpochWriter", "ForeachBatchSink"]
+__all__ = ["EpochCommitter", "EpochHandle", "EpochWriter", "ForeachBatchSink"]
 
 
 class EpochHandle(msgspec.Struct, frozen=True, tag="epoch"):
@@ -28,9 +28,6 @@ class EpochHandle(msgspec.Struct, frozen=True, tag="epoch"):
     subtask: int
     rows: int
     piece: PieceCut
-
-
-_Handle = EpochHandle | EndHandle
 
 
 @dataclass(frozen=True)
@@ -94,8 +91,18 @@ class ForeachBatchSink:
         return EpochWriter(self._area(ctx.job_uid, ctx.step), plain_schema(schema), ctx)
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> EpochCommitter:
-        call = self.fn if self.parallelism > 1 else lambda table, checkpoint_id, _subtask: self.fn(table, checkpoint_id)
-        return EpochCommitter(self._area(job_uid, step), call)
+        return EpochCommitter(self._area(job_uid, step), lambda table, epoch: self._call(table, epoch, step))
+
+    def _call(self, table: pa.Table, epoch: EpochHandle, step: str) -> None:
+        key = (epoch.checkpoint_id, epoch.subtask)[: 1 if self.parallelism == 1 else 2]
+        try:
+            self.fn(table, *key)
+        except Exception as error:
+            raise UserCodeError(
+                f"foreach_batch failed on the {epoch.rows} rows of checkpoint {epoch.checkpoint_id}:\n"
+                + "".join(traceback.format_exception(error)),
+                step=step,
+            ) from error
 
     def _area(self, job_uid: str, step: str) -> StagingArea:
         if self.directory is None:
@@ -139,22 +146,27 @@ class EpochWriter:
 
 
 class EpochCommitter:
-    """Calls the user's function for epochs, oldest first, and removes what it has taken."""
+    """Hands epochs over, oldest first, and removes what was taken.
+
+    Args:
+        area: the step's staging.
+        take: takes the rows of an epoch; after a failure perhaps once more.
+    """
 
     takes_back = False
 
-    def __init__(self, area: StagingArea, call: Callable[[pa.Table, int, int], Any]) -> None:
+    def __init__(self, area: StagingArea, take: Callable[[pa.Table, EpochHandle], None]) -> None:
         self._area = area
-        self._call = call
+        self._take = take
 
     def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
         """Hand over every epoch that was not yet.
 
         Raises:
-            UserCodeError: the function raised; the rows stay for the next try.
             CorruptSnapshotError: staged rows are torn or flipped.
+            CutwaterError: they were not taken, and stay for the next try.
         """
-        own = [handle for handle in _decode(handles) if handle.uid == self._area.job_uid]
+        own = [handle for handle in self.decode(handles) if handle.uid == self._area.job_uid]
         epochs = [handle for handle in own if isinstance(handle, EpochHandle)]
         if len(epochs) == len(own):  # else the job has ended, and a first commit may have taken the folder away
             self._area.require("rows that are not handed over yet", epochs)
@@ -162,21 +174,14 @@ class EpochCommitter:
             if not os.path.exists(self._area.path(epoch.piece.file)):
                 continue
             table = open_piece(self._area, epoch.piece, verify=True).read_all()
-            try:
-                self._call(table, epoch.checkpoint_id, epoch.subtask)
-            except Exception as error:
-                raise UserCodeError(
-                    f"foreach_batch failed on the {epoch.rows} rows of checkpoint {epoch.checkpoint_id}:\n"
-                    + "".join(traceback.format_exception(error)),
-                    step=self._area.step,
-                ) from error
+            self._take(table, epoch)
             self._area.remove([epoch.piece.file])
 
     def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
         """Hand over what ``restored`` names, and remove the epochs that no checkpoint will.
 
         Raises:
-            UserCodeError, CorruptSnapshotError: as ``commit``.
+            CutwaterError: as ``commit``.
         """
         if restored is not None:
             self.commit(restored.checkpoint_id, restored.handles)
@@ -189,6 +194,7 @@ class EpochCommitter:
         """See ``Committer.finish``."""
         self._area.finish(incarnation)
 
-
-def _decode(handles: list[Json]) -> list[_Handle]:
-    return [msgspec.convert(handle, _Handle) for handle in handles]
+    @staticmethod
+    def decode(handles: list[Json]) -> list[EpochHandle | EndHandle]:
+        """Handles as they lie in a manifest."""
+        return [msgspec.convert(handle, EpochHandle | EndHandle) for handle in handles]

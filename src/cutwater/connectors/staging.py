@@ -27,6 +27,7 @@ __all__ = [
     "StagingArea",
     "StagingLog",
     "fsync_path",
+    "incarnation_of",
     "open_piece",
     "storage_errors",
 ]
@@ -147,7 +148,7 @@ class StagingArea:
 
     def sweep(self, incarnation: int, keep: Container[str] = ()) -> None:
         """Remove what writers below ``incarnation`` left, except ``keep``."""
-        self.remove(name for name in self.files() if _incarnation_of(name) < incarnation and name not in keep)
+        self.remove(name for name in self.files() if incarnation_of(name) < incarnation and name not in keep)
 
     def finish(self, incarnation: int) -> None:
         """Remove what writers up to ``incarnation`` left, and the folder unless a later one is at work there."""
@@ -169,7 +170,7 @@ class StagingArea:
             folder = os.path.dirname(folder)
 
 
-def _incarnation_of(name: str) -> int:
+def incarnation_of(name: str) -> int:
     """Incarnation in the name of a staged file: ``wal-<subtask>-<incarnation>-...``, or a part ``...-<one more>``."""
     try:
         return int(name.split("-")[2] if name.startswith("wal-") else name.rsplit("-", 2)[1])

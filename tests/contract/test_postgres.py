@@ -1,0 +1,122 @@
+"""The table sink on a Postgres server that the test starts; skipped where there is no server or no psycopg."""
+
+from __future__ import annotations
+
+import glob
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sink_model import SCHEMA, Identity, batch_of
+
+from cutwater.connectors.base import SinkSnapshot
+from cutwater.connectors.table_sink import TableCommitter, TableSink, table
+from cutwater.errors import BuildError, DataError, StorageError
+
+psycopg: Any = pytest.importorskip("psycopg")
+PROGRAMS = max(glob.glob("/usr/lib/postgresql/*/bin"), default=os.path.dirname(shutil.which("postgres") or ""))
+pytestmark = pytest.mark.skipif(not PROGRAMS, reason="no Postgres server is installed")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Address of a server on a socket of its own (it listens on no network)."""
+    folder = tempfile.mkdtemp(prefix="pg")  # short: a socket's path has 107 characters at most
+    user = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
+    if user:
+        os.chown(folder, pwd.getpwnam("postgres").pw_uid, -1)
+    control = [*user, f"{PROGRAMS}/pg_ctl", "-D", f"{folder}/data", "-w", "-l", f"{folder}/log"]
+    init = [*user, f"{PROGRAMS}/initdb", "-D", f"{folder}/data", "-A", "trust", "-U", "me", "--no-sync"]
+    subprocess.run(init, check=True, capture_output=True)
+    options = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
+    subprocess.run([*control, "-o", options, "start"], check=True, stdout=subprocess.DEVNULL)
+    try:
+        yield f"postgresql://me:secret@/postgres?host={folder}"
+    finally:
+        subprocess.run([*control, "-m", "immediate", "stop"], check=True, stdout=subprocess.DEVNULL)
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def query(server: str) -> Iterator[Any]:
+    with psycopg.connect(server, autocommit=True) as connection:
+
+        def query(sql: str) -> list[Any]:
+            cursor = connection.execute(sql)
+            return cursor.fetchall() if cursor.description else []
+
+        yield query
+        connection.execute("DROP TABLE IF EXISTS t, cutwater_epochs, cutwater_fences")
+
+
+def committer(sink: TableSink, schema: pa.Schema = SCHEMA) -> TableCommitter:
+    return sink.committer(schema, "uid", "out")
+
+
+def test_epochs_are_committed_once_fenced_and_taken_back(server: str, query: Any, tmp_path: Path) -> None:
+    sink = table(server, "t").bind(str(tmp_path))
+    sink.check(SCHEMA)
+    committer(sink).settle(None, [], 1)
+    sink.check(SCHEMA)
+    writer = sink.writer(SCHEMA, Identity(0, 1, 1), [])
+    made: list[SinkSnapshot] = []
+    for checkpoint_id in (1, 2):
+        writer.write(batch_of([checkpoint_id]))
+        made.append(SinkSnapshot(checkpoint_id, writer.pre_commit(checkpoint_id, False)().handles))
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*.arrows")}
+    for _ in range(2):
+        for snapshot in made:
+            committer(sink).commit(snapshot.checkpoint_id, snapshot.handles)
+        for path, content in files.items():
+            path.write_bytes(content)
+    assert query("SELECT row FROM t ORDER BY row") == [(1,), (2,)]
+    committer(sink).settle(made[0], made[:1], 2)
+    assert query("SELECT row FROM t") == [(1,)]
+    for path, content in files.items():
+        path.write_bytes(content)
+    committer(sink).commit(2, made[1].handles)
+    assert query("SELECT row FROM t") == [(1,)]
+    committer(sink)._book.compact(5)
+    assert query("SELECT checkpoint_id, subtask FROM cutwater_epochs") == [(5, -1)]
+
+
+def test_an_upsert_and_types(server: str, query: Any, tmp_path: Path) -> None:
+    schema = pa.schema(
+        {"k": pa.string(), "b": pa.bool_(), "d": pa.decimal128(9, 2), "at": pa.timestamp("ns"), "raw": pa.binary()}
+    )
+    sink = table(server, "t", mode="upsert", key="k").bind(str(tmp_path))
+    committer(sink, schema).settle(None, [], 1)
+    sink.check(schema)
+    writer = sink.writer(schema, Identity(0, 1, 1), [])
+    rows = [{"k": "a", "b": True}, {"k": "a", "b": False, "d": "1.50", "at": 1_000_001, "raw": b"x"}]
+    for row in rows:
+        arrays = [pa.array([row.get(f.name)]).cast(f.type) for f in schema]
+        writer.write(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    committer(sink, schema).commit(1, writer.pre_commit(1, False)().handles)
+    assert query("SELECT k, b, d::text, at::text, raw FROM t") == [
+        ("a", False, "1.50", "1970-01-01 00:00:00.001", b"x")
+    ]
+    writer.write(pa.RecordBatch.from_pylist([{"k": None}], schema))
+    with pytest.raises(DataError, match="refuses a row"):
+        committer(sink, schema).commit(2, writer.pre_commit(2, False)().handles)
+    query("ALTER TABLE t DROP CONSTRAINT t_pkey")
+    with pytest.raises(BuildError, match="no unique index"):
+        sink.check(schema)
+
+
+def test_a_server_that_cannot_be_reached_is_told_without_the_password(tmp_path: Path) -> None:
+    sink = table(f"postgresql://me:s3cret@/postgres?host={tmp_path}", "t").bind(str(tmp_path))
+    for act, kind in (
+        (lambda: sink.check(SCHEMA), BuildError),
+        (lambda: committer(sink).settle(None, [], 1), StorageError),
+    ):
+        with pytest.raises(kind) as caught:
+            act()
+        assert "s3cret" not in str(caught.value)

@@ -35,6 +35,7 @@ PUBLIC = {
     "MapState",
     "ProcessContext",
     "ProcessFunction",
+    "ReducingState",
     "ValueState",
     # settings and errors
     "BuildError",

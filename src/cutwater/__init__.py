@@ -39,7 +39,11 @@ __all__ = [
     "RestartConfig",
     "ValueState",
     "__version__",
+    "all",
+    "any",
+    "approx_count_distinct",
     "count",
+    "count_distinct",
     "discard",
     "files",
     "first",
@@ -50,9 +54,11 @@ __all__ = [
     "memory",
     "min",
     "rate",
+    "stddev",
     "sum",
     "table",
     "tumbling",
+    "variance",
 ]
 
 _HOMES = {
@@ -62,7 +68,21 @@ _HOMES = {
     "cutwater.connectors.generate": ("generate", "rate"),
     "cutwater.connectors.memory": ("memory",),
     "cutwater.connectors.table_sink": ("table",),
-    "cutwater.dataflow.aggregates": ("count", "first", "last", "max", "mean", "min", "sum"),
+    "cutwater.dataflow.aggregates": (
+        "all",
+        "any",
+        "approx_count_distinct",
+        "count",
+        "count_distinct",
+        "first",
+        "last",
+        "max",
+        "mean",
+        "min",
+        "stddev",
+        "sum",
+        "variance",
+    ),
     "cutwater.dataflow.flow": ("Dataflow",),
     "cutwater.dataflow.keyed": ("tumbling",),
     "cutwater.errors": ("BuildError", "ConfigError", "CutwaterError"),
@@ -79,7 +99,21 @@ if TYPE_CHECKING:
     from cutwater.connectors.generate import generate, rate
     from cutwater.connectors.memory import memory
     from cutwater.connectors.table_sink import table
-    from cutwater.dataflow.aggregates import count, first, last, max, mean, min, sum
+    from cutwater.dataflow.aggregates import (
+        all,
+        any,
+        approx_count_distinct,
+        count,
+        count_distinct,
+        first,
+        last,
+        max,
+        mean,
+        min,
+        stddev,
+        sum,
+        variance,
+    )
     from cutwater.dataflow.flow import Dataflow
     from cutwater.dataflow.keyed import tumbling
     from cutwater.errors import BuildError, ConfigError, CutwaterError

@@ -136,7 +136,7 @@ def describe_state(step: Step) -> dict[str, str]:
     spec: Any = step.spec
     found: dict[str, str] = {}
     if hasattr(spec, "aggregates"):
-        found["aggregates"] = ", ".join(f"{a.name}={a.kind}({a.column or ''})" for a in spec.aggregates)
+        found["aggregates"] = ", ".join(f"{a.name}={a}" for a in spec.aggregates)
     if hasattr(spec, "window"):
         found["windows"] = f"tumbling {format_us(spec.window.size_us)}, offset {format_us(spec.window.offset_us)}"
         found["event time"] = spec.event_time

@@ -123,7 +123,7 @@ def _operator_details(step: Step) -> Iterator[str]:
         late = f", lateness {format_us(lateness)}" if lateness else ""
         yield f"window {step.options.get('window')}: tumbling {format_us(spec.window.size_us)}{late}"
     if hasattr(spec, "aggregates"):
-        yield ", ".join(f"{a.name} = {a.kind}({a.column or ''})" for a in spec.aggregates)
+        yield ", ".join(f"{a.name} = {a}" for a in spec.aggregates)
     if hasattr(spec, "lower_us"):
         yield f"within {format_us(spec.lower_us)} to {format_us(spec.upper_us)}"
     state = cast("OperatorSpec", spec).state_schema

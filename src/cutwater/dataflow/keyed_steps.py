@@ -157,7 +157,7 @@ def _aggregates(schema: pa.Schema, calls: Mapping[str, AggregateCall]) -> tuple[
             )
         if call.column is not None:
             require_column(schema, call.column)
-        made.append(Aggregate(name, call.kind, call.column))
+        made.append(Aggregate(name, call.kind, call.column, call.precision))
     return tuple(made)
 
 

@@ -9,6 +9,12 @@ Nulls are skipped, as in SQL; a result is null while no value has been seen (a c
 | mean        | integers, bool, floats                          | float64                         | name.{sum,count} |
 | min, max    | numbers, bool, times, text, binary, decimals    | as the column                   | name             |
 | first, last | any                                             | as the column                   | name             |
+| any, all    | bool                                            | bool                            | name             |
+
+- ``variance``, ``variance_pop``, ``stddev``, ``stddev_pop`` take what ``mean`` takes and give float64; their state is
+  name.{count,mean,squares}.  Those of a sample are null for one value, those of a population are 0 then.
+- ``count_distinct`` and ``approx_count_distinct`` take what can be a key and give int64; their state is a list of the
+  values, or a sketch (binary, see ``distinct_accumulators``).
 
 Among floats NaN is the largest, as in Spark: ``max`` is NaN once one is seen, ``min`` only while nothing else is; and
 -0.0 counts, and comes out, as 0.0 in ``min`` and ``max``.
@@ -17,22 +23,44 @@ Among floats NaN is the largest, as in Spark: ``max`` is NaN once one is seen, `
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from cutwater.errors import BuildError
+from cutwater.state.keys import is_key_type
 from cutwater.state.words import is_word_type
 
 if TYPE_CHECKING:
     from cutwater.state.index import Slots
     from cutwater.state.memory import GrowingArray, Values
 
-__all__ = ["KINDS", "Accumulator", "Aggregate", "AggregateCall", "make_accumulator"]
+__all__ = ["DEFAULT_PRECISION", "KINDS", "Accumulator", "Aggregate", "AggregateCall", "make_accumulator"]
 
-KINDS = ("count", "sum", "mean", "min", "max", "first", "last")
+KINDS = (
+    "count",
+    "sum",
+    "mean",
+    "min",
+    "max",
+    "first",
+    "last",
+    "any",
+    "all",
+    "variance",
+    "variance_pop",
+    "stddev",
+    "stddev_pop",
+    "count_distinct",
+    "approx_count_distinct",
+)
+_COUNTS = ("count", "count_distinct", "approx_count_distinct")
+_SPREADS = ("variance", "variance_pop", "stddev", "stddev_pop")
+
+DEFAULT_PRECISION = 12
+"""Of ``approx_count_distinct``: log2 of the number of registers."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +69,14 @@ class AggregateCall:
 
     kind: str
     column: str | None = None
+    precision: int | None = None
 
 
 @dataclass(frozen=True)
 class Aggregate:
     """One aggregate column: its name in the output, its kind (one of ``KINDS``) and the column it reads.
+
+    ``precision`` is for ``approx_count_distinct``: log2 of its registers, 4 to 16.
 
     >>> schema = pa.schema([("k", pa.string()), ("v", pa.int32())])
     >>> Aggregate("total", "sum", "v").result_type(schema)
@@ -55,6 +86,11 @@ class Aggregate:
     name: str
     kind: str
     column: str | None = None
+    precision: int | None = None
+
+    def __str__(self) -> str:
+        registers = "" if self.precision is None else f", 2**{self.precision} registers"
+        return f"{self.kind}({self.column or ''}{registers})"
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
         """Arrow type of the result.
@@ -74,14 +110,16 @@ class Aggregate:
                 hint=f"The columns are: {', '.join(schema.names)}.",
             )
         kind = schema.field(self.column).type
-        fits = {"sum": _is_number, "mean": _is_number, "min": _is_ordered, "max": _is_ordered}
-        if self.kind in fits and not fits[self.kind](kind):
+        fits, wanted = _FITS.get(self.kind, (_is_anything, ""))
+        if not fits(kind):
             raise BuildError(
                 f"{self.kind} {self.name!r}: column {self.column!r} of type {kind} does not fit",
-                hint="sum and mean take integers, bool and floats; min and max any type with an order: cast it first.",
+                hint=f"{self.kind} takes {wanted}: cast it first.",
             )
-        if self.kind in ("count", "mean"):
-            return pa.int64() if self.kind == "count" else pa.float64()
+        if self.kind in _COUNTS:
+            return pa.int64()
+        if self.kind == "mean" or self.kind in _SPREADS:
+            return pa.float64()
         if self.kind == "sum":
             return pa.float64() if pa.types.is_floating(kind) else pa.int64()
         return kind
@@ -91,6 +129,13 @@ class Aggregate:
         result = self.result_type(schema)
         if self.kind == "mean":
             return [pa.field(f"{self.name}.sum", pa.float64()), pa.field(f"{self.name}.count", pa.int64())]
+        if self.kind in _SPREADS:
+            parts = {"count": pa.int64(), "mean": pa.float64(), "squares": pa.float64()}
+            return [pa.field(f"{self.name}.{part}", kind) for part, kind in parts.items()]
+        if self.kind == "count_distinct":
+            return [pa.field(self.name, pa.list_(schema.field(self.column).type))]
+        if self.kind == "approx_count_distinct":
+            return [pa.field(self.name, pa.binary())]
         return [pa.field(self.name, result)]
 
 
@@ -153,7 +198,8 @@ def make_accumulator(aggregate: Aggregate, schema: pa.Schema) -> Accumulator:
     Raises:
         BuildError: as ``Aggregate.result_type``.
     """
-    from cutwater.operators import value_accumulators, word_accumulators  # Numba: only where rows flow
+    # Numba: only where rows flow.
+    from cutwater.operators import distinct_accumulators, value_accumulators, word_accumulators
 
     result = aggregate.result_type(schema)
     if aggregate.kind == "count":
@@ -163,6 +209,14 @@ def make_accumulator(aggregate: Aggregate, schema: pa.Schema) -> Accumulator:
         return word_accumulators.Mean(aggregate.column)
     if aggregate.kind == "sum":
         return word_accumulators.Sum(aggregate.column, result)
+    if aggregate.kind in ("any", "all"):
+        return word_accumulators.Pick("max" if aggregate.kind == "any" else "min", aggregate.column, result)
+    if aggregate.kind in _SPREADS:
+        return word_accumulators.Spread(aggregate.kind, aggregate.column)
+    if aggregate.kind == "count_distinct":
+        return distinct_accumulators.CountDistinct(aggregate.column, schema.field(aggregate.column).type)
+    if aggregate.kind == "approx_count_distinct":
+        return distinct_accumulators.ApproxCountDistinct(aggregate.column, aggregate.precision or DEFAULT_PRECISION)
     if is_word_type(result):
         return word_accumulators.Pick(aggregate.kind, aggregate.column, result)
     return value_accumulators.PickValue(aggregate.kind, aggregate.column, result)
@@ -177,3 +231,23 @@ def _is_ordered(kind: pa.DataType) -> bool:
     t = pa.types
     text = t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind)
     return is_word_type(kind) or text or t.is_decimal128(kind) or t.is_decimal256(kind)
+
+
+def _is_anything(kind: pa.DataType) -> bool:
+    return True
+
+
+_NUMBERS = (_is_number, "integers, bool and floats")
+_ORDERED = (_is_ordered, "any type with an order")
+_KEYS = (is_key_type, "integers, bool, floats, texts, binary, dates, timestamps and decimal128")
+_FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
+    "sum": _NUMBERS,
+    "mean": _NUMBERS,
+    **dict.fromkeys(_SPREADS, _NUMBERS),
+    "min": _ORDERED,
+    "max": _ORDERED,
+    **dict.fromkeys(("any", "all"), (pa.types.is_boolean, "bool")),
+    "count_distinct": _KEYS,
+    "approx_count_distinct": _KEYS,
+}
+"""What the column of a kind must be, as a test and in words."""

@@ -12,7 +12,21 @@ import numpy as np
 
 from cutwater.state.kernels import kernel
 
-__all__ = ["add", "count", "first", "last", "localise", "maximum", "mean", "minimum", "pick", "sum_floats", "sum_words"]
+__all__ = [
+    "add",
+    "count",
+    "first",
+    "last",
+    "localise",
+    "maximum",
+    "mean",
+    "merge_spread",
+    "minimum",
+    "pick",
+    "spread",
+    "sum_floats",
+    "sum_words",
+]
 
 
 @kernel
@@ -79,6 +93,50 @@ def mean(slots: Any, values: Any, valid: Any, sums: Any, counts: Any, out: Any, 
         out[i] = sums[slot] / np.float64(counts[slot])
         if masked:
             out_seen[i] = counts[slot] > 0
+
+
+@kernel
+def spread(
+    slots: Any,
+    values: Any,
+    valid: Any,
+    counts: Any,
+    means: Any,
+    squares: Any,
+    less: Any,
+    root: Any,
+    out: Any,
+    out_seen: Any,
+) -> None:
+    """Variance, or its ``root``, of n - ``less`` values: Welford's recurrence (1962), stable where means are large."""
+    masked = valid.shape[0] > 0
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        if not masked or valid[i]:
+            counts[slot] += 1
+            away = values[i] - means[slot]
+            means[slot] += away / np.float64(counts[slot])
+            squares[slot] += away * (values[i] - means[slot])
+        seen = counts[slot] > less
+        value = squares[slot] / np.float64(counts[slot] - less) if seen else 0.0
+        out[i] = np.sqrt(value) if root else value
+        out_seen[i] = seen
+
+
+@kernel
+def merge_spread(
+    slots: Any, more_counts: Any, more_means: Any, more_squares: Any, counts: Any, means: Any, squares: Any
+) -> None:
+    """Chan, Golub and LeVeque (1979): two sets of values as one."""
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        if more_counts[i] > 0:
+            total = counts[slot] + more_counts[i]
+            away = more_means[i] - means[slot]
+            share = np.float64(more_counts[i]) / np.float64(total)
+            squares[slot] += more_squares[i] + away * away * np.float64(counts[slot]) * share
+            means[slot] += away * share
+            counts[slot] = total
 
 
 @kernel

@@ -43,6 +43,7 @@ def warm_up() -> None:
             "text": [f"text-{i}" for i in range(8)],
             "value": pa.array(np.arange(8), mask=np.arange(8) == 3),
             "ratio": np.linspace(0, 1, 8),
+            "flag": np.arange(8) > 3,
             "time": pa.array(np.arange(8), pa.timestamp("us")),
         }
     )
@@ -50,7 +51,9 @@ def warm_up() -> None:
         batch = rows.append_column("number2", rows.column("number")) if "number2" in keys else rows
         HashPartitioner(batch.schema, keys, 2, _GROUPS).split(batch)
         aggregates = tuple(
-            Aggregate(f"{kind}_{column}", kind, column) for kind in KINDS for column in ("value", "ratio")
+            Aggregate(f"{kind}_{column}", kind, column)
+            for kind in KINDS
+            for column in (("flag",) if kind in ("any", "all") else ("value", "ratio"))
         )
         running = RunningAggregateSpec(batch.schema, keys, aggregates).build()
         windows = WindowAggregateSpec(batch.schema, keys, "time", TumblingWindow(4), aggregates).build()

@@ -1,4 +1,4 @@
-"""Accumulators whose state is one 64-bit word per key: count, sum, mean, and the others over fixed-width columns."""
+"""Accumulators whose state is a few words per key: counts, sums, moments, and the others over fixed-width columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cutwater.state.index import Slots
 from cutwater.state.memory import GrowingArray, Values
 from cutwater.state.words import Words, fixed_view, from_words, new_buffer, to_words, valid_rows
 
-__all__ = ["Count", "Mean", "Pick", "Sum"]
+__all__ = ["Count", "Mean", "Pick", "Spread", "Sum"]
 
 Mask = npt.NDArray[np.bool_]
 
@@ -180,6 +180,49 @@ class Mean(_Arrays):
     def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
         kernels.add(slots, _doubles(columns[0]), self._arrays[0])
         kernels.add(slots, to_words(columns[1]), self._arrays[1])
+
+
+class Spread(_Arrays):
+    """Variance or standard deviation, of a sample or of a population: count, mean, sum of squared distances from it."""
+
+    def __init__(self, kind: str, column: str) -> None:
+        super().__init__(np.int64, np.float64, np.float64)
+        self._column = column
+        self._root = kind.startswith("stddev")
+        self._less = 0 if kind.endswith("_pop") else 1
+
+    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
+        column = batch.column(self._column)
+        valid = valid_rows(column)
+        buffer, out = new_buffer(len(slots), np.float64)
+        seen = np.empty(len(slots), np.bool_)
+        mask = _NO_MASK if valid is None else valid
+        counts, means, squares = self._arrays
+        kernels.spread(slots, _doubles(column), mask, counts, means, squares, self._less, self._root, out, seen)
+        return _with_nulls(buffer, seen, pa.float64(), len(slots))
+
+    def result(self, slots: Slots) -> pa.Array:
+        counts, _, squares = (values[slots] for values in self._arrays)
+        seen = counts > self._less
+        values = squares / np.maximum(counts - self._less, 1)
+        values = np.sqrt(values) if self._root else values
+        return from_words(values.view(np.int64), pa.float64(), None if seen.all() else seen)
+
+    def state(self, slots: Slots) -> list[pa.Array]:
+        counts, means, squares = (values[slots] for values in self._arrays)
+        doubles = (from_words(values.view(np.int64), pa.float64()) for values in (means, squares))
+        return [from_words(counts, pa.int64()), *doubles]
+
+    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
+        counts, means, squares = columns
+        self._arrays[0][slots] = to_words(counts)
+        self._arrays[1][slots] = _doubles(means)
+        self._arrays[2][slots] = _doubles(squares)
+
+    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
+        more, means, squares = columns
+        counts, *sums = self._arrays
+        kernels.merge_spread(slots, to_words(more), _doubles(means), _doubles(squares), counts, sums[0], sums[1])
 
 
 class Pick(_Seen):

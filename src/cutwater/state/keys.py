@@ -32,6 +32,7 @@ __all__ = [
     "Hashes",
     "check_key_types",
     "hash_keys",
+    "is_key_type",
     "is_word_key",
     "key_group_owner",
     "key_group_range",
@@ -75,6 +76,11 @@ def is_word_key(kind: pa.DataType) -> bool:
     return number or t.is_date(kind) or t.is_timestamp(kind)
 
 
+def is_key_type(kind: pa.DataType) -> bool:
+    """Whether values of the type have a stable hash, so that rows can be keyed by them."""
+    return is_word_key(kind) or _is_bytes_key(kind) or pa.types.is_decimal128(kind)
+
+
 def _is_bytes_key(kind: pa.DataType) -> bool:
     t = pa.types
     return t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind)
@@ -94,7 +100,7 @@ def check_key_types(schema: pa.Schema, keys: Sequence[str]) -> None:
         if schema.get_field_index(name) < 0:
             raise BuildError(f"no such key column {name!r}", hint=f"The columns are: {', '.join(schema.names)}.")
         kind = schema.field(name).type
-        if not (is_word_key(kind) or _is_bytes_key(kind) or pa.types.is_decimal128(kind)):
+        if not is_key_type(kind):
             raise BuildError(
                 f"column {name!r} of type {kind} cannot be a key",
                 hint="Keys are integers, bool, float32, float64, string, binary, dates, timestamps or decimal128: "

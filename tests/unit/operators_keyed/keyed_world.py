@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import pyarrow as pa
 from hypothesis import strategies as st
@@ -93,17 +94,32 @@ def rows_of(outputs: Outputs, output: int = 0) -> list[dict[str, object]]:
     return [row for number, batch in outputs if number == output for row in batch.to_pylist()]
 
 
+@dataclass(frozen=True)
+class Near:
+    """A number that a result may miss by a little."""
+
+    value: float
+    by: float
+
+
 def aggregate(kind: str, values: list[object]) -> object:
     """An aggregate over values in order, nulls among them, in plain Python."""
     seen = [v for v in values if v is not None]
     if kind == "count":
         return len(seen)
+    if kind.endswith("count_distinct"):
+        distinct = len({"NaN" if isinstance(v, float) and math.isnan(v) else v for v in seen})
+        return distinct if kind == "count_distinct" else Near(distinct, 3)
+    if kind.startswith(("variance", "stddev")):
+        return spread(kind, seen)
     if not seen:
         return None
     if kind == "sum":
         return sum(seen)  # type: ignore[arg-type]
     if kind == "mean":
         return sum(map(float, seen)) / len(seen)  # type: ignore[arg-type]
+    if kind in ("any", "all"):
+        return any(seen) if kind == "any" else all(seen)
     if kind in ("first", "last"):
         return seen[0] if kind == "first" else seen[-1]
 
@@ -114,8 +130,26 @@ def aggregate(kind: str, values: list[object]) -> object:
     return (min if kind == "min" else max)(seen, key=spark_order)
 
 
+def spread(kind: str, seen: list[object]) -> object:
+    """Variance or standard deviation in exact arithmetic; doubles miss it in proportion to the largest square."""
+    less = 0 if kind.endswith("_pop") else 1
+    if len(seen) <= less:
+        return None
+    if any(isinstance(v, float) and math.isnan(v) for v in seen):
+        return math.nan
+    exact = [Fraction(v) for v in seen]  # type: ignore[arg-type]
+    mean = sum(exact) / len(exact)
+    variance = float(sum((v - mean) ** 2 for v in exact) / (len(exact) - less))
+    miss = 1e-13 * float(max(abs(v) for v in exact)) ** 2
+    if kind.startswith("variance"):
+        return Near(variance, miss)
+    return Near(math.sqrt(variance), math.sqrt(variance + miss) - math.sqrt(variance))
+
+
 def same(a: object, b: object) -> bool:
     """Equal, one NaN like another, floats up to the last digits (sums of floats depend on order only there)."""
+    if isinstance(b, Near):
+        return isinstance(a, int | float) and abs(a - b.value) <= b.by + 1e-9 * abs(b.value)
     if isinstance(a, float) and isinstance(b, float):
         return (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9)
     return type(a) is type(b) and a == b
@@ -144,8 +178,12 @@ UNORDERED = ("list", "struct")
 
 def fitting(kind: str) -> tuple[str, ...]:
     """Names of ``VALUES`` that an aggregate takes."""
-    if kind in ("sum", "mean"):
+    if kind in ("sum", "mean") or kind.startswith(("variance", "stddev")):
         return NUMERIC
+    if kind in ("any", "all"):
+        return ("bool",)
+    if kind.endswith("count_distinct"):
+        return tuple(name for name in VALUES if name not in (*UNORDERED, "duration"))
     if kind in ("min", "max"):
         return tuple(name for name in VALUES if name not in UNORDERED)
     return tuple(VALUES)

@@ -61,6 +61,7 @@ def test_the_python_blocks_of_a_page_run_from_top_to_bottom(
     ("example", "says"),
     [
         ("word_count", r"finished \{.*'row': 3\}"),
+        ("traced_run", r"finished - [\d,]+ events, \d+ complete snapshots: no violation"),
         ("late_rows", r"[\d,]+ on time \+ [1-9][\d,]* late = 20,000 of 20,000"),
         ("nexmark", r"q7, highest bid: 300,000 events, \d rows, finished"),
         ("spark_stream", r"\| +4\| +600\| +900900\||\| +4\| +900900\| +600\|"),

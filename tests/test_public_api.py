@@ -37,11 +37,16 @@ PUBLIC = {
     "tumbling",
     "variance",
     # process functions
+    "BroadcastProcessFunction",
+    "BroadcastState",
+    "CoProcessFunction",
     "ListState",
     "MapState",
+    "OperatorListState",
     "ProcessContext",
     "ProcessFunction",
     "ReducingState",
+    "UnionListState",
     "ValueState",
     # settings and errors
     "BuildError",

@@ -25,7 +25,10 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
+    "BroadcastProcessFunction",
+    "BroadcastState",
     "BuildError",
+    "CoProcessFunction",
     "ConfigError",
     "CutwaterError",
     "Dataflow",
@@ -33,10 +36,12 @@ __all__ = [
     "JobConfig",
     "ListState",
     "MapState",
+    "OperatorListState",
     "ProcessContext",
     "ProcessFunction",
     "ReducingState",
     "RestartConfig",
+    "UnionListState",
     "ValueState",
     "__version__",
     "all",
@@ -87,7 +92,13 @@ _HOMES = {
     "cutwater.dataflow.keyed": ("tumbling",),
     "cutwater.errors": ("BuildError", "ConfigError", "CutwaterError"),
     "cutwater.operators.enrich_table": ("EnrichmentTable",),
-    "cutwater.operators.process": ("ProcessContext", "ProcessFunction"),
+    "cutwater.operators.operator_state": ("BroadcastState", "OperatorListState", "UnionListState"),
+    "cutwater.operators.process": (
+        "BroadcastProcessFunction",
+        "CoProcessFunction",
+        "ProcessContext",
+        "ProcessFunction",
+    ),
     "cutwater.operators.process_state": ("ListState", "MapState", "ReducingState", "ValueState"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -118,7 +129,13 @@ if TYPE_CHECKING:
     from cutwater.dataflow.keyed import tumbling
     from cutwater.errors import BuildError, ConfigError, CutwaterError
     from cutwater.operators.enrich_table import EnrichmentTable
-    from cutwater.operators.process import ProcessContext, ProcessFunction
+    from cutwater.operators.operator_state import BroadcastState, OperatorListState, UnionListState
+    from cutwater.operators.process import (
+        BroadcastProcessFunction,
+        CoProcessFunction,
+        ProcessContext,
+        ProcessFunction,
+    )
     from cutwater.operators.process_state import ListState, MapState, ReducingState, ValueState
 
 

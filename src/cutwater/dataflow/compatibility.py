@@ -140,6 +140,9 @@ def describe_state(step: Step) -> dict[str, str]:
     if hasattr(spec, "window"):
         found["windows"] = f"tumbling {format_us(spec.window.size_us)}, offset {format_us(spec.window.offset_us)}"
         found["event time"] = spec.event_time
+    right = getattr(spec, "right", None)
+    if right is not None:
+        found["right keys"] = ", ".join(right.keys) or ("broadcast" if right.broadcast else "none")
     if hasattr(spec, "lower_us"):
         found["within"] = f"{format_us(spec.lower_us)} to {format_us(spec.upper_us)}"
         found["event time"] = f"{spec.left_time}, {spec.right_time}"

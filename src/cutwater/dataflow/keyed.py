@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from cutwater.dataflow.build import Duration, GraphBuilder, Upstream, duration_us, located
-from cutwater.dataflow.keyed_steps import interval_join, process, running_aggregate, window_aggregate
+from cutwater.dataflow.keyed_steps import interval_join, running_aggregate, window_aggregate
 from cutwater.dataflow.steps import with_event_time
 from cutwater.dataflow.stream import Stream
 from cutwater.errors import BuildError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from cutwater.operators.accumulators import AggregateCall
-    from cutwater.operators.process import ProcessFunction
     from cutwater.operators.window import TumblingWindow
 
-__all__ = ["JoinedStream", "KeyedStream", "ProcessedStream", "WindowedResult", "WindowedStream", "tumbling"]
+__all__ = ["JoinedStream", "KeyedStream", "WindowedResult", "WindowedStream", "tumbling"]
 
 
 def tumbling(size: Duration, *, offset: Duration = 0) -> TumblingWindow:
@@ -112,29 +108,6 @@ class KeyedStream(Stream):
             made = interval_join(self._builder, id, self._upstream, other._upstream, bounds_us, suffix, parallelism)
         return JoinedStream(self._builder, made)
 
-    def process(
-        self,
-        id: str,
-        function: ProcessFunction,
-        schema: str | pa.Schema,
-        *,
-        side: Mapping[str, str | pa.Schema] | None = None,
-        parallelism: int | None = None,
-    ) -> ProcessedStream:
-        """Your own logic with keyed state, called once for every row.
-
-        Args:
-            function: an object of a subclass of ``cw.ProcessFunction``.
-            schema: of the rows that it yields, as text (``"k long, v double"``) or as an Arrow schema.
-            side: schemas of side outputs by name; ``ctx.emit(name, row)`` writes to them.
-
-        Raises:
-            BuildError: not a process function, or a schema that is none.
-        """
-        names = tuple(side or ())
-        made = process(self._builder, id, self._upstream, function, schema, side or {}, parallelism)
-        return ProcessedStream(self._builder, made, names)
-
 
 def _bounds_us(within: object) -> tuple[int, int]:
     if not isinstance(within, tuple | list) or len(cast("tuple[object, ...]", within)) != 2:
@@ -205,27 +178,3 @@ class JoinedStream(Stream):
     def late_right(self) -> Stream:
         """Rows of the right side that lay behind the watermark."""
         return Stream(self._builder, self._late[1])
-
-
-class ProcessedStream(Stream):
-    """What a process function yields, with its side outputs."""
-
-    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...], names: tuple[str, ...]) -> None:
-        super().__init__(builder, outputs[0])
-        self._outputs = dict(zip(names, outputs[1:], strict=True))
-        self._id = outputs[0].step
-
-    def side(self, name: str) -> Stream:
-        """Rows that the function emitted for a side output.
-
-        Raises:
-            BuildError: the step declares no such side output.
-        """
-        if name not in self._outputs:
-            known = ", ".join(map(repr, self._outputs)) or "none"
-            raise BuildError(
-                f"no side output {name!r}",
-                step=self._id,
-                hint=f"Declared are: {known}. Declare it with side={{{name!r}: schema}}.",
-            )
-        return Stream(self._builder, self._outputs[name])

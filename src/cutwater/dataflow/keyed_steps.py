@@ -10,10 +10,8 @@ import pyarrow as pa
 from cutwater.dataflow.build import (
     GraphBuilder,
     Upstream,
-    carry_by_name,
     distinct_columns,
     located,
-    plain_schema,
     require_column,
 )
 from cutwater.dataflow.graph import StreamType
@@ -21,10 +19,9 @@ from cutwater.errors import BuildError
 
 if TYPE_CHECKING:
     from cutwater.operators.accumulators import Aggregate, AggregateCall
-    from cutwater.operators.process import ProcessFunction
     from cutwater.operators.window import TumblingWindow
 
-__all__ = ["interval_join", "process", "running_aggregate", "window_aggregate"]
+__all__ = ["interval_join", "running_aggregate", "window_aggregate"]
 
 
 def running_aggregate(
@@ -115,27 +112,6 @@ def interval_join(
         out = StreamType(schema, event_time, left.keys)
         late = [StreamType(s, None, u.keys) for s, u in zip(spec.outputs[1:], (left, right), strict=True)]
         return builder.add(id, "join", spec, [left, right], [out, *late], parallelism=parallelism, lost=lost)
-
-
-def process(
-    builder: GraphBuilder,
-    id: str,
-    upstream: Upstream,
-    function: ProcessFunction,
-    schema: str | pa.Schema,
-    side: Mapping[str, str | pa.Schema],
-    parallelism: int | None,
-) -> tuple[Upstream, ...]:
-    from cutwater.operators.process import ProcessSpec
-    from cutwater.operators.schema_text import as_schema
-
-    with located(builder.check_id(id)):
-        sides = tuple((name, plain_schema(as_schema(fields))) for name, fields in side.items())
-        output = plain_schema(as_schema(schema))
-        spec = ProcessSpec(upstream.type.schema, upstream.keys, function, output, sides)
-        out, lost = carry_by_name(upstream, spec.outputs[0])
-        others = [carry_by_name(upstream, s)[0] for s in spec.outputs[1:]]
-        return builder.add(id, "process", spec, [upstream], [out, *others], parallelism=parallelism, lost=lost)
 
 
 def _right_name(joined: pa.Schema, left: pa.Schema, name: str, suffix: str) -> str:

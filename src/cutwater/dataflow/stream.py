@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from cutwater.dataflow.keyed import KeyedStream
+    from cutwater.dataflow.processed import ConnectedStreams, ProcessedStream
+    from cutwater.operators.process import ProcessFunction
 
 __all__ = ["Stream"]
 
@@ -133,7 +135,44 @@ class Stream:
         """Any number of rows for each row, from a function of a dict."""
         return self._step(steps.flat_map, id, fn, schema, parallelism)
 
+    def process(
+        self,
+        id: str,
+        function: ProcessFunction,
+        schema: str | pa.Schema,
+        *,
+        side: Mapping[str, str | pa.Schema] | None = None,
+        parallelism: int | None = None,
+    ) -> ProcessedStream:
+        """Your own logic with state, called once for every row.
+
+        After ``key_by`` it may have keyed states and timers, without it only operator states.
+
+        Args:
+            function: an object of a subclass of ``cw.ProcessFunction``.
+            schema: of the rows that it yields, as text (``"k long, v double"``) or as an Arrow schema.
+            side: schemas of side outputs by name; ``ctx.emit(name, row)`` writes to them.
+
+        Raises:
+            BuildError: not a process function, states that need a key where there is none, or a schema that is none.
+        """
+        from cutwater.dataflow.processed import process
+
+        return process(self._builder, id, (self._upstream,), function, schema, side, parallelism)
+
     # ----------------------------------------------------------------------------------------------- joining streams
+
+    def connect(self, right: Stream) -> ConnectedStreams:
+        """This stream and another one, for a process function that sees the rows of both.
+
+        Either both have a key, or neither, or the right one is ``broadcast()``.  Not a step of its own.
+
+        Raises:
+            BuildError: only one of them has a key, or they are of different dataflows.
+        """
+        from cutwater.dataflow.processed import ConnectedStreams
+
+        return ConnectedStreams(self._builder, self._upstream, self._same_flow(right)._upstream)
 
     def union(self, id: str, *others: Stream, parallelism: int | None = None) -> Stream:
         """The rows of all these streams, which must have one schema, in the order in which they arrive."""

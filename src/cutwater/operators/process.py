@@ -1,37 +1,40 @@
-"""Process functions: a user's logic, row by row, with keyed state.
+"""Process functions: a user's logic, row by row, with state and timers.
 
 One Python call for each row, so some 10 to 100 times slower than the built-in steps; use it for what those cannot say.
 """
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeAlias
 
-import pyarrow as pa
-
-from cutwater.errors import BuildError
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.operators.operator_state import OperatorState
 from cutwater.operators.process_state import KeyedState
 from cutwater.operators.rows import Row
-from cutwater.operators.schema_text import as_schema
 from cutwater.operators.timers import TimerDomain, TimerService
-from cutwater.state.keys import check_key_types
 
-if TYPE_CHECKING:
-    from cutwater.operators.base import Operator
+__all__ = [
+    "BroadcastProcessFunction",
+    "CoProcessFunction",
+    "Made",
+    "ProcessContext",
+    "ProcessFunction",
+    "StatefulFunction",
+    "declared_operator_states",
+    "declared_states",
+]
 
-__all__ = ["ProcessContext", "ProcessFunction", "ProcessSpec", "declared_states"]
+Made: TypeAlias = Iterable[Mapping[str, Any]] | None
+"""Rows as dicts; a column that is missing is null."""
 
 
 class ProcessContext:
     """What a process function may ask of the world.
 
     Attributes:
-        key: the current key; a tuple if there are several key columns.
+        key: the current key; a tuple if there are several key columns, ``None`` for rows without key.
         watermark: event time up to which all rows have come, microseconds since the epoch; the lowest number if none.
         timers: sets and deletes timers of the current key.
         step, subtask: where the function runs.
@@ -68,32 +71,21 @@ class ProcessContext:
         return self._now_ms()
 
 
-class ProcessFunction(ABC):
-    """Logic with keyed state: subclass it, declare states as class attributes, write ``process``.
+class StatefulFunction(ABC):
+    """What all process functions have: states as class attributes, timers, ``open`` and ``close``.
 
-    The states are about the key of the row.  They are in every snapshot; whatever else the object holds is not, so it
-    must not change while rows flow.
-
-    >>> import cutwater as cw
-    >>> class Gaps(cw.ProcessFunction):
-    ...     last = cw.ValueState("long")
-    ...
-    ...     def process(self, row, ctx):
-    ...         if self.last.value is not None and row["n"] > self.last.value + 1:
-    ...             yield {"sensor": ctx.key, "missing": row["n"] - self.last.value - 1}
-    ...         self.last.value = row["n"]
+    The states are in every snapshot; whatever else the object holds is not, so it must not change while rows flow.
     """
 
+    takes: ClassVar[tuple[str, ...]]
+    """The methods that take the rows of each input."""
+
     def open(self, ctx: ProcessContext) -> None:
-        """Called once in each subtask, before the first row."""
+        """Called once in each subtask, before the first row or timer."""
         return
 
-    @abstractmethod
-    def process(self, row: Row, ctx: ProcessContext) -> Iterable[Mapping[str, Any]] | None:
-        """Take one row; return or yield rows for the main output."""
-
-    def on_timer(self, time: int, domain: TimerDomain, ctx: ProcessContext) -> Iterable[Mapping[str, Any]] | None:
-        """A timer that ``ctx.timers`` was told to set is due; return or yield rows, as ``process`` does.
+    def on_timer(self, time: int, domain: TimerDomain, ctx: ProcessContext) -> Made:
+        """A timer that ``ctx.timers`` was told to set is due; return or yield rows, as for a row.
 
         Args:
             time: of the timer: microseconds since the epoch for "event", milliseconds for "processing".
@@ -107,71 +99,96 @@ class ProcessFunction(ABC):
         return
 
 
-def declared_states(function: ProcessFunction) -> dict[str, KeyedState]:
-    """The states that the class of a function declares, by name."""
-    found: dict[str, KeyedState] = {}
-    for cls in reversed(type(function).__mro__):
-        found.update({name: value for name, value in vars(cls).items() if isinstance(value, KeyedState)})
-    return found
+class ProcessFunction(StatefulFunction):
+    """Logic with state: subclass it, declare states as class attributes, write ``process``.
 
+    Keyed states are about the key of the row.
 
-@dataclass(frozen=True)
-class ProcessSpec:
-    """A process function over keyed rows.
-
-    Args:
-        input_schema: schema of the rows.
-        keys: key columns.
-        function: the user's object; each subtask works with a copy.
-        output_schema: of what ``process`` yields, or a text such as ``"node long, label long"``.
-        side: schemas of the side outputs by name.
-
-    Raises:
-        BuildError: not a process function, no schema, a key column that cannot be a key.
+    >>> import cutwater as cw
+    >>> class Gaps(cw.ProcessFunction):
+    ...     last = cw.ValueState("long")
+    ...
+    ...     def process(self, row, ctx):
+    ...         if self.last.value is not None and row["n"] > self.last.value + 1:
+    ...             yield {"sensor": ctx.key, "missing": row["n"] - self.last.value - 1}
+    ...         self.last.value = row["n"]
     """
 
-    input_schema: pa.Schema
-    keys: tuple[str, ...]
-    function: ProcessFunction
-    output_schema: pa.Schema
-    side: tuple[tuple[str, pa.Schema], ...] = ()
+    takes = ("process",)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "output_schema", as_schema(self.output_schema))
-        object.__setattr__(self, "side", tuple((name, as_schema(schema)) for name, schema in self.side))
-        check_key_types(self.input_schema, self.keys)
-        if not isinstance(self.function, ProcessFunction):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise BuildError(
-                f"a process function is needed, not {type(self.function).__name__}",
-                hint="Subclass cw.ProcessFunction and pass an object of it: .process('id', MyLogic(), schema).",
-            )
-        for name, schema in (("the output", self.output_schema), *self.side):
-            if len(schema) == 0:
-                raise BuildError(f"the schema of {name} has no columns")
-
-    @property
-    def fires(self) -> bool:
-        """Whether the function takes timers."""
-        return type(self.function).on_timer is not ProcessFunction.on_timer
-
-    @property
-    def outputs(self) -> tuple[pa.Schema, ...]:
-        return (self.output_schema, *(schema for _, schema in self.side))
-
-    @property
-    def state_schema(self) -> pa.Schema | None:
-        states = declared_states(self.function)
-        if not states:
-            return None
-        keys = [self.input_schema.field(name) for name in self.keys]
-        return pa.schema([*keys, *(pa.field(name, state.stored_type) for name, state in states.items())])
-
-    def build(self) -> Operator:
-        from cutwater.operators.process_operator import ProcessOperator
-
-        return ProcessOperator(self, copy.copy(self.function))
+    @abstractmethod
+    def process(self, row: Row, ctx: ProcessContext) -> Made:
+        """Take one row; return or yield rows for the main output."""
 
 
-def key_rows(batch: pa.RecordBatch, keys: tuple[str, ...]) -> Iterator[tuple[Hashable, ...]]:
-    """The key of each row as Python values."""
-    return zip(*(batch.column(name).to_pylist() for name in keys), strict=True)
+class CoProcessFunction(StatefulFunction):
+    """Logic over the rows of two streams, which share the states: ``left.connect(right).process(...)``.
+
+    Rows of the two sides come in no particular order.
+
+    >>> import cutwater as cw
+    >>> class Priced(cw.CoProcessFunction):
+    ...     price = cw.ValueState("long")
+    ...
+    ...     def process_left(self, order, ctx):
+    ...         yield {"item": ctx.key, "cents": order["count"] * self.price.get(0)}
+    ...
+    ...     def process_right(self, price, ctx):
+    ...         self.price.value = price["cents"]
+    """
+
+    takes = ("process_left", "process_right")
+
+    @abstractmethod
+    def process_left(self, row: Row, ctx: ProcessContext) -> Made:
+        """Take one row of the left stream."""
+
+    @abstractmethod
+    def process_right(self, row: Row, ctx: ProcessContext) -> Made:
+        """Take one row of the right stream."""
+
+
+class BroadcastProcessFunction(StatefulFunction):
+    """Logic over a stream and rows that every subtask gets: ``stream.connect(rules.broadcast()).process(...)``.
+
+    Broadcast rows have no key.  They alone may change a ``BroadcastState``, and should do so in a way that does not
+    depend on their order, because that may differ from subtask to subtask.
+
+    >>> import cutwater as cw
+    >>> class Limited(cw.BroadcastProcessFunction):
+    ...     limits = cw.BroadcastState("string", "long")
+    ...
+    ...     def process(self, row, ctx):
+    ...         if row["n"] > self.limits.get(row["kind"], 0):
+    ...             yield row
+    ...
+    ...     def process_broadcast(self, rule, ctx):
+    ...         self.limits[rule["kind"]] = rule["limit"]
+    """
+
+    takes = ("process", "process_broadcast")
+
+    @abstractmethod
+    def process(self, row: Row, ctx: ProcessContext) -> Made:
+        """Take one row of the stream."""
+
+    @abstractmethod
+    def process_broadcast(self, row: Row, ctx: ProcessContext) -> Made:
+        """Take one broadcast row."""
+
+
+def declared_states(function: StatefulFunction) -> dict[str, KeyedState]:
+    """The keyed states that the class of a function declares, by name."""
+    return {name: state for name, state in _declared(function).items() if isinstance(state, KeyedState)}
+
+
+def declared_operator_states(function: StatefulFunction) -> dict[str, OperatorState]:
+    """The states without key that the class of a function declares, by name."""
+    return {name: state for name, state in _declared(function).items() if isinstance(state, OperatorState)}
+
+
+def _declared(function: StatefulFunction) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for cls in reversed(type(function).__mro__):
+        found.update(vars(cls))
+    return found

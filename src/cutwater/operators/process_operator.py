@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +14,9 @@ from cutwater.errors import CutwaterError, StorageError, UserCodeError
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, BaseOperator, Context, Outputs
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.object_segments import object_rows, object_segments
-from cutwater.operators.process import ProcessContext, ProcessFunction, ProcessSpec, declared_states, key_rows
+from cutwater.operators.operator_state import BroadcastState
+from cutwater.operators.process import ProcessContext, StatefulFunction, declared_operator_states, declared_states
+from cutwater.operators.process_spec import ProcessSpec
 from cutwater.operators.process_state import Cursor, KeyedState
 from cutwater.operators.row_output import RowBuilder, rows_of, to_dicts, user_error
 from cutwater.operators.rows import Row, row_contents
@@ -38,17 +40,33 @@ _PREFIX = "__"
 """Begins the names of the segments that are no state of the user's."""
 
 
-class ProcessOperator(BaseOperator):
-    """Binds states and timers to the key of each row, and calls the user's ``process`` and ``on_timer``."""
+class _NoKey(tuple[Hashable, ...]):
+    """Stands for the key of a row that has none: whatever is looked up by it is an error."""
 
-    def __init__(self, spec: ProcessSpec, function: ProcessFunction) -> None:
+    def __hash__(self) -> int:
+        raise UserCodeError(
+            "a row without key has no keyed state and no timers",
+            hint="Keep what belongs to no key in a cw.BroadcastState or cw.OperatorListState.",
+        )
+
+
+_NO_KEY = _NoKey()
+
+
+class ProcessOperator(BaseOperator):
+    """Binds states and timers to the key of each row, and calls the user's function with rows and timers."""
+
+    def __init__(self, spec: ProcessSpec, function: StatefulFunction) -> None:
         self._spec, self._function = spec, function
-        self._keys = [spec.input_schema.field(name) for name in spec.keys]
+        self._keys = spec.key_fields
         self._cursor = Cursor()
         self._states = {name: state.fresh() for name, state in declared_states(function).items()}
-        for name, state in self._states.items():
+        self._others = {name: state.fresh() for name, state in declared_operator_states(function).items()}
+        for state in self._states.values():
             state.attach(self._cursor)
+        for name, state in (*self._states.items(), *self._others.items()):
             setattr(function, name, state)
+        self._broadcast = [state for state in self._others.values() if isinstance(state, BroadcastState)]
         self._expiring = [state for state in self._states.values() if state.expires]
         self._timers = {EVENT: Timers(), PROCESSING: Timers()}
         self._fires = spec.fires
@@ -75,11 +93,18 @@ class ProcessOperator(BaseOperator):
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
         if batch.num_rows == 0:
             return []
-        require_valid_keys(batch, self._spec.keys)
+        side = self._spec.inputs[input]
+        require_valid_keys(batch, side.keys)
         self._open()
-        main, call, bind = self._outputs[0], self._function.process, self._bind
-        watermarks = self._watermarks_of(batch) if self._watermarks.differ else None
-        for index, (key, row) in enumerate(zip(key_rows(batch, self._spec.keys), to_dicts(batch), strict=True)):
+        for state in self._broadcast:
+            state.is_writable = side.broadcast
+        main, bind = self._outputs[0], self._bind
+        call = getattr(self._function, self._function.takes[input])
+        keys: Iterable[tuple[Hashable, ...]] = repeat(_NO_KEY, batch.num_rows)
+        if side.keys:
+            keys = zip(*(batch.column(name).to_pylist() for name in side.keys), strict=True)
+        watermarks = self._watermarks_of(batch, side.keys) if side.keys and self._watermarks.differ else None
+        for index, (key, row) in enumerate(zip(keys, to_dicts(batch), strict=True)):
             bind(key)
             if watermarks is not None:
                 self._context.watermark = watermarks[index]
@@ -92,10 +117,10 @@ class ProcessOperator(BaseOperator):
     def _bind(self, key: tuple[Hashable, ...]) -> None:
         self._cursor.key = key
         self._context.timers.bind(key)
-        self._context.key = key[0] if len(key) == 1 else key
+        self._context.key = key[0] if len(key) == 1 else key or None
 
-    def _watermarks_of(self, batch: pa.RecordBatch) -> list[int]:
-        groups = key_groups(hash_keys([batch.column(k) for k in self._spec.keys]), self.ctx.max_parallelism)
+    def _watermarks_of(self, batch: pa.RecordBatch, keys: Sequence[str]) -> list[int]:
+        groups = key_groups(hash_keys([batch.column(k) for k in keys]), self.ctx.max_parallelism)
         return self._watermarks.of(groups).tolist()
 
     def _take(self, origin: Callable[[int], Row]) -> Outputs:
@@ -147,12 +172,14 @@ class ProcessOperator(BaseOperator):
             if not fired:
                 self._open()
                 self._name_units("timer")
+                for state in self._broadcast:
+                    state.is_writable = False
             if domain == EVENT and (time <= last or until == MAX_WATERMARK):
                 self._check_progress(time)
             last = time
             self._bind(key)
             if self._watermarks.differ:
-                context.watermark = self._watermarks_of(self._key_batch(key))[0]
+                context.watermark = self._watermarks_of(self._key_batch(key), self._spec.keys)[0]
             row = {**dict(zip(self._spec.keys, key, strict=True)), "time": time, "domain": domain}
             self._row = row, len(fired)
             for made in self._made_by(call, (time, domain, context), row, len(fired)):
@@ -198,6 +225,9 @@ class ProcessOperator(BaseOperator):
             frozen.append(objects := state.freeze())
             rows = partial(_stored_rows, state, objects)
             parts.append(lambda n=name, s=state, r=rows: object_segments(n, self._keys, _value_field(s), r(), groups))
+        for state in self._others.values():
+            segments = state.freeze(self.ctx)
+            parts.append(lambda s=segments: s)
         if self._fires:
             for domain, timers in self._timers.items():
                 frozen.append(times := timers.freeze())
@@ -216,6 +246,8 @@ class ProcessOperator(BaseOperator):
         for name, state in self._states.items():
             for key, value in object_rows(found.get(name, ()), self._keys, _value_field(state), owned):
                 state.restore(key, value)
+        for name, state in self._others.items():
+            state.restore(found.get(name, ()), self.ctx)
         for domain, timers in self._timers.items():
             timers.restore(object_rows(found.get(f"{_PREFIX}{domain}_timers", ()), self._keys, TIME, owned))
             if len(timers) and not self._fires:

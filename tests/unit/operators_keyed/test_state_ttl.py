@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from process_world import Clock, Group
 
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.process import ProcessContext, ProcessFunction, ProcessSpec
+from cutwater.operators.process import ProcessContext, ProcessFunction
+from cutwater.operators.process_spec import ProcessSpec
 from cutwater.operators.process_state import KeyedState, ListState, MapState, ReducingState, ValueState
 
 SCHEMA = pa.schema([("k", pa.string()), ("do", pa.string()), ("n", pa.int64())])

@@ -14,7 +14,8 @@ from process_world import Clock, Group
 
 from cutwater.errors import StorageError, UserCodeError
 from cutwater.operators.base import MAX_WATERMARK
-from cutwater.operators.process import ProcessContext, ProcessFunction, ProcessSpec
+from cutwater.operators.process import ProcessContext, ProcessFunction
+from cutwater.operators.process_spec import ProcessSpec
 from cutwater.operators.process_state import ValueState
 from cutwater.operators.timers import Timers
 

@@ -9,22 +9,31 @@ from types import ModuleType
 __all__ = ["main_folder", "own_modules", "ship_by_value"]
 
 
-def ship_by_value(folder: Path) -> None:
-    """From now on Spark sends functions and classes of the modules below ``folder`` whole, instead of by name.
+def ship_by_value(folder: Path, *more: ModuleType) -> None:
+    """From now on Spark sends functions and classes of a program's own modules whole, instead of by name.
 
-    A name would have to be found again on every worker, where the user's files are not installed.  Installed packages
-    go by name.
+    A name would have to be found again on every worker, where the user's files are not installed.
     """
     from pyspark import cloudpickle
 
-    for module in own_modules(folder):
+    for module in (*own_modules(folder), *more):
         cloudpickle.register_pickle_by_value(module)
 
 
 def own_modules(folder: Path) -> list[ModuleType]:
-    """The loaded modules whose files lie below ``folder`` and are no installed packages."""
-    found = [m for m in list(sys.modules.values()) if _is_below(folder, getattr(m, "__file__", None))]
-    return [m for m in found if m.__name__ != "__main__" and m.__name__.partition(".")[0] != "cutwater"]
+    """The loaded modules that Python found because ``folder`` is the program's: workers do not look there."""
+    if _installed(folder):
+        return []
+    return [m for name, m in list(sys.modules.items()) if name != "__main__" and _lies_in(folder, m)]
+
+
+def _lies_in(folder: Path, module: ModuleType) -> bool:
+    """Whether the way from the folder to the module's file is the module's name."""
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).is_relative_to(folder):
+        return False
+    first = Path(file).relative_to(folder).parts[0]
+    return first.partition(".")[0] == module.__name__.partition(".")[0]
 
 
 def main_folder() -> Path | None:
@@ -35,11 +44,6 @@ def main_folder() -> Path | None:
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     folder = Path(file).absolute().parent if file else Path.cwd()
     return None if _installed(folder) or folder.is_relative_to(sys.base_prefix) else folder
-
-
-def _is_below(folder: Path, file: str | None) -> bool:
-    # A virtual environment in the same folder is installed software, which has its own way to the workers.
-    return file is not None and Path(file).is_relative_to(folder) and not _installed(Path(file).relative_to(folder))
 
 
 def _installed(path: Path) -> bool:

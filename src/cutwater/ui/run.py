@@ -82,7 +82,7 @@ class _SparkStarter:
             self.view.preparing("starting Spark" + (f" on {master}" if master else ""))
             with nullcontext() if self.options.debug else SparkOutput(self.view.note).taken():
                 self._spark = session(self.parallelism, master=master, name=f"cutwater {self.program.path.name}")
-            ship_by_value(self.program.path.parent)
+            ship_by_value(self.program.path.parent, self.program.module)
         return self._spark
 
 

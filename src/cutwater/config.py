@@ -108,6 +108,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Completed checkpoints that are kept."""
     aligned_timeout_ms: float | None = None
     """Protocol ``unaligned``: how long a checkpoint aligns before its barriers overtake; 0 or ``None``: not at all."""
+    incremental: bool = True
+    """A checkpoint writes what changed since the last completed one, and names that one's files for the rest."""
     inline_threshold_bytes: int = 20_480
     """State below this size travels inside the acknowledgement and lies in the manifest."""
     # -- parallelism

@@ -34,6 +34,8 @@ class Context(Protocol):
     max_parallelism: int
     key_groups: range
     """Key groups that this subtask owns (contiguous)."""
+    incremental: bool
+    """Whether a snapshot may ask for what changed since an older one: then changes are to be kept track of."""
 
     def processing_time_ms(self) -> int:
         """Processing time, milliseconds since the epoch.  It is in every snapshot, and never falls: not when the wall

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +13,13 @@ import pyarrow as pa
 from cutwater.errors import StorageError
 from cutwater.operators.accumulators import Accumulator, Aggregate, make_accumulator
 from cutwater.state.capture import Capture, Captures
+from cutwater.state.changes import ChangeLog, Changes, Deleted
 from cutwater.state.index import KeyIndex, Slots, make_index
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.memory import GrowingArray
 from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
 
-__all__ = ["FrozenTable", "KeyedTable", "group_segments", "keyed_rows"]
+__all__ = ["FrozenTable", "KeyedTable", "deleted_segments", "group_segments", "keyed_parts", "keyed_rows"]
 
 _SEGMENT_ROWS = 1 << 18
 
@@ -39,6 +41,8 @@ class KeyedTable:
         self._state_widths = [len(a.state_fields(schema)) for a in aggregates]
         self._captures = Captures()
         self._capture: Capture | None = None
+        self._log: ChangeLog | None = None
+        self._changes: Changes | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -61,6 +65,17 @@ class KeyedTable:
     def touch(self, slots: Slots) -> None:
         """The state of these slots is about to change.  ``upsert`` says so of the slots that it returns."""
         self._captures.preserve(slots)
+        if self._log is not None:
+            self._log.mark(slots, len(self.index))
+
+    def track(self) -> None:
+        """Keep track of changes from the next freeze on, so that a frozen table tells them."""
+        self._log = ChangeLog()
+
+    def delete(self, slots: Slots) -> None:
+        """The keys of these slots are gone: nobody asks for them again before ``keep`` leaves them out."""
+        if self._log is not None:
+            self._log.delete(self.index.frozen(), slots)
 
     def restore(self, keys: Sequence[pa.Array], state: Sequence[pa.Array]) -> Slots:
         """Set rows to what ``state`` returned for them."""
@@ -70,6 +85,22 @@ class KeyedTable:
             accumulator.restore(slots, list(state[position : position + width]))
             position += width
         return slots
+
+    def load(self, parts: Iterable[tuple[SegmentKind, Sequence[pa.Array], Sequence[pa.Array]]]) -> None:
+        """Fill the empty table from a snapshot: kind, index columns and state columns of each part, in order."""
+        dead: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        for kind, keys, state in parts:
+            if kind != "delete":
+                slots = self.restore(keys, state)
+                if len(dead):
+                    dead = _longer(dead, len(self))
+                    dead[slots] = False
+                continue
+            slots = self.index.find(keys)
+            dead = _longer(dead, len(self))
+            dead[slots[slots >= 0]] = True
+        if dead.any():
+            self.keep(np.flatnonzero(~_longer(dead, len(self))).astype(np.int32))
 
     def rows(self, slots: Slots) -> list[pa.Array]:
         """Index columns and state columns of some slots."""
@@ -85,18 +116,37 @@ class KeyedTable:
         for accumulator in self.accumulators:
             accumulator.keep(slots)
         self._captures.abandon_columns()
+        if self._log is not None:
+            self._log.keep(slots)
 
-    def frozen(self) -> KeyedTable:
+    def frozen(self, checkpoint_id: int | None = None) -> KeyedTable:
         """The table as it is now, for ``rows`` in another thread, which must call ``complete`` first.
 
         Copies nothing: see ``cutwater.state.capture``.  ``release`` it when it is no longer read.
+
+        Args:
+            checkpoint_id: what the freeze is for, where changes are kept track of.
         """
         copy = object.__new__(KeyedTable)
         copy.index, copy._state_widths, copy._captures = self.index.frozen(), self._state_widths, self._captures
         copy._capture = self._captures.begin(self._columns, len(self.index))
+        copy._log = self._log
+        copy._changes = None if self._log is None or checkpoint_id is None else self._log.cut(checkpoint_id)
         copies = iter(copy._capture.copies)
         copy.accumulators = [a.frozen(list(itertools.islice(copies, len(a.columns)))) for a in self.accumulators]
         return copy
+
+    @property
+    def tracked(self) -> bool:
+        """Of a frozen table: whether it may know what changed."""
+        return self._changes is not None
+
+    def changed(self, since: int) -> tuple[Slots, tuple[Deleted, ...]] | None:
+        """Of a frozen table: ``Changes.since`` a completed checkpoint; changes before it are forgotten."""
+        if self._changes is None or self._log is None:
+            return None
+        self._log.completed(since)
+        return self._changes.since(since)
 
     def complete(self) -> None:
         """Of a frozen table: copy what the stream has not set aside.  In the snapshot thread, before ``rows``."""
@@ -111,20 +161,50 @@ class KeyedTable:
         self.accumulators = []
 
 
-class FrozenTable(FrozenSegments):
-    """Segments of a frozen table, which is complete when they are made, and released with them."""
+def _longer(flags: npt.NDArray[np.bool_], size: int) -> npt.NDArray[np.bool_]:
+    grown: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
+    grown[: len(flags)] = flags
+    return grown
 
-    def __init__(self, table: KeyedTable, make: Callable[[], Iterable[Segment]]) -> None:
+
+class FrozenTable(FrozenSegments):
+    """Segments of a frozen table, which is complete when they are made, and released with them.
+
+    Args:
+        table: the frozen table.
+        make: all segments.
+        make_changes: those of changed slots and of keys that went, where the table keeps track.
+    """
+
+    def __init__(
+        self,
+        table: KeyedTable,
+        make: Callable[[], Iterable[Segment]],
+        make_changes: Callable[[Slots, tuple[Deleted, ...]], Iterable[Segment]] | None = None,
+    ) -> None:
         super().__init__(make)
         self._table = table
+        self._make_changes = make_changes
 
     def segments(self) -> Iterator[Segment]:
         self._table.complete()
         yield from super().segments()
 
+    @property
+    def incremental(self) -> bool:
+        return self._make_changes is not None and self._table.tracked
+
+    def changes(self, since: int) -> Iterator[Segment] | None:
+        found = self._table.changed(since)
+        if found is None or self._make_changes is None or 2 * len(found[0]) > len(self._table):
+            return None
+        self._table.complete()
+        return iter(self._make_changes(*found))
+
     def release(self) -> None:
         super().release()
         self._table.release()
+        self._make_changes = None
 
 
 def group_segments(
@@ -134,16 +214,18 @@ def group_segments(
     keys: Callable[[Slots], list[pa.Array]],
     rows: Callable[[Slots], list[pa.Array]],
     max_parallelism: int,
+    kind: SegmentKind = "base",
 ) -> Iterator[Segment]:
-    """Base segments of the given slots, sorted by key group and cut between groups.
+    """Segments of the given slots, sorted by key group and cut between groups.
 
-    Where a string column would exceed the 2 GB that Arrow allows, the rest follows as deltas.
+    Where a string column of a base would exceed the 2 GB that Arrow allows, the rest follows as deltas.
 
     Args:
         name: name of the state.
         schema: fields of ``rows``; the segments have ``GROUP_COLUMN`` before them.
         keys: key columns of some slots, whose hash decides the group.
         rows: all columns of some slots.
+        kind: of the segments.
     """
     if len(slots) == 0:
         return
@@ -156,13 +238,13 @@ def group_segments(
         end = min(begin + _SEGMENT_ROWS, len(slots))
         end = int(np.searchsorted(groups, groups[end - 1], side="right"))
         covered = (int(groups[begin]), int(groups[end - 1]) + 1)
-        kind: SegmentKind = "base"
+        piece = kind
         for first, arrays in _in_pieces(slots, begin, end, rows):
             batch = pa.RecordBatch.from_arrays(
                 [pa.array(groups[first : first + len(arrays[0])]), *arrays], schema=fields
             )
-            yield Segment(name, kind, batch, covered)
-            kind = "delta"  # the first replaces what was there, the others add to it
+            yield Segment(name, piece, batch, covered)
+            piece = "delta" if kind == "base" else kind  # the first replaces what was there, the others add to it
         begin = end
 
 
@@ -183,15 +265,48 @@ def _in_pieces(
     yield from _in_pieces(slots, middle, end, rows)
 
 
+def deleted_segments(
+    name: str,
+    schema: pa.Schema,
+    deleted: Iterable[Deleted],
+    keys: Callable[[list[pa.Array]], list[pa.Array]],
+    max_parallelism: int,
+) -> Iterator[Segment]:
+    """Segments of keys that went.
+
+    Args:
+        name: of the state.
+        schema: fields that identify a row: those of the index, in its order.
+        deleted: slots of indexes that still hold the keys.
+        keys: key columns among those of the index, whose hash decides the group.
+        max_parallelism: number of key groups.
+    """
+    for gone in deleted:
+        columns = gone.index.columns
+
+        def keys_of(slots: Slots, columns: Callable[[Slots], list[pa.Array]] = columns) -> list[pa.Array]:
+            return keys(columns(slots))
+
+        yield from group_segments(name, schema, gone.slots, keys_of, columns, max_parallelism, "delete")
+
+
 def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> list[pa.RecordBatch]:
+    """What a restore of a state without deletions has to apply, in order; see ``keyed_parts``."""
+    return [batch for _, batch in keyed_parts(segments, schema, schema, owned)]
+
+
+def keyed_parts(
+    segments: Iterable[Segment], schema: pa.Schema, deleted: pa.Schema, owned: range
+) -> list[tuple[SegmentKind, pa.RecordBatch]]:
     """What a restore has to apply, in order: the columns of ``schema``, rows of the owned key groups only.
 
-    A later base segment replaces what came before it in its key groups; deltas are to be applied by key.
+    A later base segment replaces what came before it in its key groups; deltas are to be applied by key, and deletions
+    hold the columns of ``deleted``.
 
     Raises:
         StorageError: a segment lacks a column, or holds it in a type that does not convert.
     """
-    parts: list[tuple[npt.NDArray[np.uint16], pa.RecordBatch]] = []
+    parts: list[_Part] = []
     for segment in segments:
         if segment.kind == "base" and segment.key_groups is not None:
             parts = [part for old in parts for part in _outside(old, segment.key_groups)]
@@ -199,18 +314,23 @@ def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> 
         inside = slice(*(int(i) for i in np.searchsorted(groups, [owned.start, owned.stop])))
         if inside.stop > inside.start:
             batch = segment.batch.slice(inside.start, inside.stop - inside.start)
-            parts.append((groups[inside], _conform(batch, schema, segment.name)))
-    return [batch for _, batch in parts]
+            fields = deleted if segment.kind == "delete" else schema
+            parts.append(_Part(segment.kind, groups[inside], _conform(batch, fields, segment.name)))
+    return [(part.kind, part.batch) for part in parts]
 
 
-def _outside(
-    part: tuple[npt.NDArray[np.uint16], pa.RecordBatch], covered: tuple[int, int]
-) -> Iterator[tuple[npt.NDArray[np.uint16], pa.RecordBatch]]:
-    groups, batch = part
-    lo, hi = (int(i) for i in np.searchsorted(groups, covered))
-    for start, stop in ((0, lo), (hi, len(groups))):
+@dataclass(frozen=True, slots=True)
+class _Part:
+    kind: SegmentKind
+    groups: npt.NDArray[np.uint16]
+    batch: pa.RecordBatch
+
+
+def _outside(part: _Part, covered: tuple[int, int]) -> Iterator[_Part]:
+    lo, hi = (int(i) for i in np.searchsorted(part.groups, covered))
+    for start, stop in ((0, lo), (hi, len(part.groups))):
         if stop > start:
-            yield groups[start:stop], batch.slice(start, stop - start)
+            yield _Part(part.kind, part.groups[start:stop], part.batch.slice(start, stop - start))
 
 
 def _conform(batch: pa.RecordBatch, schema: pa.Schema, name: str) -> pa.RecordBatch:

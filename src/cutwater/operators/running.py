@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from cutwater.operators.base import BaseOperator, Outputs
-from cutwater.operators.keyed_table import FrozenTable, KeyedTable, group_segments, keyed_rows
+from cutwater.operators.base import BaseOperator, Context, Outputs
+from cutwater.operators.keyed_table import FrozenTable, KeyedTable, group_segments, keyed_parts
+from cutwater.state.index import Slots
 from cutwater.state.keys import require_valid_keys
-from cutwater.state.segments import Frozen, Segment
+from cutwater.state.segments import Frozen, Segment, SegmentKind
 
 if TYPE_CHECKING:
     from cutwater.operators.aggregate import RunningAggregateSpec
@@ -44,17 +45,27 @@ class RunningAggregate(BaseOperator):
         return [(0, pa.RecordBatch.from_arrays([*passed, *results], schema=self._output))]
 
     def freeze(self, checkpoint_id: int) -> Frozen:
-        table, groups = self._table.frozen(), self.ctx.max_parallelism
+        table, groups = self._table.frozen(checkpoint_id), self.ctx.max_parallelism
 
-        def segments() -> Iterator[Segment]:
-            slots = np.arange(len(table), dtype=np.int32)
-            return group_segments(STATE, self._state, slots, table.index.columns, table.rows, groups)
+        def segments(slots: Slots, kind: SegmentKind) -> Iterator[Segment]:
+            return group_segments(STATE, self._state, slots, table.index.columns, table.rows, groups, kind)
 
-        return FrozenTable(table, segments)
+        def everything() -> Iterator[Segment]:
+            return segments(np.arange(len(table), dtype=np.int32), "base")
+
+        return FrozenTable(table, everything, lambda slots, _: segments(slots, "delta"))
 
     def restore(self, segments: Iterable[Segment]) -> None:
-        batches = keyed_rows(segments, self._state, self.ctx.key_groups)
-        self._table = self._empty(sum(batch.num_rows for batch in batches))
+        parts = keyed_parts(segments, self._state, self._state, self.ctx.key_groups)
+        self._table = self._empty(sum(batch.num_rows for _, batch in parts))
         keys = len(self._spec.keys)
-        for batch in batches:
-            self._table.restore(batch.columns[:keys], batch.columns[keys:])
+        self._table.load((kind, batch.columns[:keys], batch.columns[keys:]) for kind, batch in parts)
+        self._track()
+
+    def open(self, ctx: Context) -> None:
+        super().open(ctx)
+        self._track()
+
+    def _track(self) -> None:
+        if self.ctx.incremental:
+            self._table.track()

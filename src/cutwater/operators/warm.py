@@ -23,6 +23,7 @@ class _Context:
     parallelism = 1
     max_parallelism = _GROUPS
     key_groups = range(_GROUPS)
+    incremental = True
 
     def processing_time_ms(self) -> int:
         return 0

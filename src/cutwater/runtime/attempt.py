@@ -80,6 +80,7 @@ class Attempt(ConnectedAttempt):
             slots=self._plan.parallelism,
             subtasks=len(self._subtasks),
             inline_threshold_bytes=config.inline_threshold_bytes,
+            incremental=config.incremental,
             done=self._worker.post,
         )
         self._start_connections()
@@ -137,6 +138,8 @@ class Attempt(ConnectedAttempt):
                     if subtask.source is not None and subtask.source.step == step:
                         subtask.source.assign(splits, no_more)
             case c.CompleteNotice(checkpoint_id=checkpoint_id, commit=commit):
+                assert self._snapshots is not None
+                self._snapshots.completed(checkpoint_id)
                 for subtask in self._subtasks:
                     subtask.performer.outcome(m.CompleteNotice(checkpoint_id, commit))
                 if commit:

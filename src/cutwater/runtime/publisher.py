@@ -182,7 +182,11 @@ class Publisher:
             final=final,
             engine=__version__,
         )
+        assert self._retention is not None  # an attempt was begun
+        shared = self._retention.shared
+        shared.check(manifest)
         completed = publish(self._store, self.log, manifest, kind="final" if final else "checkpoint")
+        shared.published(completed, manifest)
         self._sinks.published(manifest)
         self._origin = None
         return completed, sum(e.length for e in entries)

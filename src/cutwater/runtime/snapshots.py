@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from cutwater.runtime.channel_state import LoggedChannel
 from cutwater.runtime.sink_operator import SinkOperator
 from cutwater.state.segments import Frozen
 from cutwater.storage.base import Store
+from cutwater.storage.chains import Chains, extended, worth_extending
 from cutwater.storage.channel_log import add_log
 from cutwater.storage.manifest import Entry, SubtaskRecord
 from cutwater.storage.snapshot import SnapshotWriter
@@ -63,6 +64,11 @@ class _Forget:
 
 
 @dataclass(slots=True)
+class _Completed:
+    checkpoint_id: int
+
+
+@dataclass(slots=True)
 class Written:
     """The outcome of one worker's part of a checkpoint, or of logs that came after it."""
 
@@ -96,6 +102,7 @@ class SnapshotService:
         store, job: where to.
         slot, slots: number of this worker, and of workers: they name its files.
         subtasks: how many subtasks of this worker take part in each checkpoint.
+        incremental: write what changed since the last completed checkpoint, where that is less.
         done: called from the thread with each finished part.
     """
 
@@ -109,18 +116,20 @@ class SnapshotService:
         slots: int,
         subtasks: int,
         inline_threshold_bytes: int,
+        incremental: bool,
         done: Callable[[Written], None],
     ) -> None:
         self._store, self._job = store, job
         self._attempt, self._slot, self._slots = attempt, slot, slots
         self._subtasks = subtasks
         self._inline = inline_threshold_bytes
+        self._chains = Chains() if incremental else None
         self._done = done
         self._parts: dict[int, _Part] = {}
         self._files: dict[int, int] = {}
         self._dropped: deque[int] = deque(maxlen=_DROPPED_REMEMBERED)
         self._closed = False
-        self._queue: queue.SimpleQueue[FrozenSubtask | SubtaskLogs | _Forget | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[FrozenSubtask | SubtaskLogs | _Forget | _Completed | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cutwater-snapshots", daemon=True)
         self._thread.start()
 
@@ -132,6 +141,10 @@ class SnapshotService:
         """The checkpoint will not complete: skip its state.  Sinks still make their rows durable (see ``Forget``)."""
         self._dropped.append(checkpoint_id)  # seen at once; the file is dropped in its turn
         self._queue.put(_Forget(checkpoint_id))
+
+    def completed(self, checkpoint_id: int) -> None:
+        """The checkpoint is published: later ones may name its files."""
+        self._queue.put(_Completed(checkpoint_id))
 
     def close(self) -> None:
         """Drop what waits and end the thread."""
@@ -150,6 +163,9 @@ class SnapshotService:
                 self._take_state(handed)
             elif isinstance(handed, SubtaskLogs):
                 self._take_logs(handed)
+            elif isinstance(handed, _Completed):
+                if self._chains is not None:
+                    self._chains.completed(handed.checkpoint_id)
             else:
                 self._drop(handed.checkpoint_id)
 
@@ -165,7 +181,7 @@ class SnapshotService:
         try:
             if not written.error:
                 for step, state in frozen.states:
-                    written.entries += part.writer.add(step, record.subtask, state.segments())
+                    written.entries += self._write(part.writer, checkpoint_id, (step, record.subtask), state)
         except Exception as e:
             written.error = f"{type(e).__name__}: {e}"
         finally:
@@ -177,6 +193,23 @@ class SnapshotService:
         written.freeze_ms = max(written.freeze_ms, frozen.freeze_ms)
         written.write_ms += (time.perf_counter() - started) * 1000
         self._finish_if_complete(checkpoint_id, part)
+
+    def _write(
+        self, writer: SnapshotWriter, checkpoint_id: int, step: tuple[str, int], state: Frozen
+    ) -> Sequence[Entry]:
+        """The entries of a step's state: new ones, and those of a completed checkpoint that they build upon."""
+        if self._chains is None or not state.incremental:
+            return writer.add(*step, state.segments())
+        known = self._chains.of(step)
+        if known is not None and worth_extending(known[1]):
+            changes = state.changes(since=known[0])
+            if changes is not None:
+                chain = extended(known[1], writer.add(*step, changes, shared=True))
+                self._chains.written(checkpoint_id, step, chain)
+                return chain
+        chain = writer.add(*step, state.segments(), shared=True)
+        self._chains.written(checkpoint_id, step, chain)
+        return chain
 
     def _take_dropped(self, frozen: FrozenSubtask) -> None:
         """Nobody waits for it any more, except that its sinks' rows exist nowhere else."""
@@ -255,6 +288,8 @@ class SnapshotService:
         self._done(written)
 
     def _drop(self, checkpoint_id: int) -> None:
+        if self._chains is not None:
+            self._chains.dropped(checkpoint_id)
         part = self._parts.pop(checkpoint_id, None)
         if part is None:
             return

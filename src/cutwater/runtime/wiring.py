@@ -44,6 +44,7 @@ class OperatorContext:
     key_groups: range
     counter: Callable[[str, str, int], None]
     clock: ProcessingClock
+    incremental: bool
 
     def processing_time_ms(self) -> int:
         """Milliseconds since the epoch."""
@@ -247,8 +248,8 @@ class Wiring:
         else:
             operator = cast(OperatorSpec, part.spec).build()
         groups = key_group_range(self._slot, vertex.parallelism, self._plan.max_parallelism)
-        parallelism, most = vertex.parallelism, self._plan.max_parallelism
-        operator.open(OperatorContext(step.id, self._slot, parallelism, most, groups, self._count, self._clock))
+        shape = (self._slot, vertex.parallelism, self._plan.max_parallelism, groups)
+        operator.open(OperatorContext(step.id, *shape, self._count, self._clock, self._config.incremental))
         if step.role == "operator":
             operator.restore(self._restore.segments(step.id, self._slot, vertex.parallelism, groups))
         return operator

@@ -19,7 +19,7 @@ __all__ = ["EMPTY", "GROUP_COLUMN", "Frozen", "FrozenSegments", "Segment", "Segm
 GROUP_COLUMN = "__key_group"
 """Column (uint16) of a keyed segment that holds the key group of each row."""
 
-SegmentKind = Literal["base", "delta"]
+SegmentKind = Literal["base", "delta", "delete"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class Segment:
 
     Attributes:
         name: which state of the operator ("agg", "window", "left" ...).
-        kind: "base" replaces what came before it, "delta" updates it by key.  Segments are applied in order.
+        kind: "base" replaces what came before it, "delta" updates it by key, "delete" holds only keys, which are gone.
+            Segments are applied in order.
         batch: the rows.  A keyed segment carries ``GROUP_COLUMN`` and is sorted by it.
         key_groups: half-open range of the key groups that the rows lie in; ``None`` for state without keys.
     """
@@ -42,8 +43,21 @@ class Segment:
 class Frozen(Protocol):
     """State as it was at one instant.  Used by the snapshot thread, while the operator goes on."""
 
+    @property
+    def incremental(self) -> bool:
+        """Whether ``changes`` may give anything, now or later."""
+        ...
+
     def segments(self) -> Iterator[Segment]:
         """The segments, in the order a restore applies them.  May take long; releases the GIL where it can."""
+        ...
+
+    def changes(self, since: int) -> Iterator[Segment] | None:
+        """What changed since the freeze of an older, completed checkpoint; ``None``: not known, or not worth it.
+
+        Deltas and deletions go behind the segments that the older checkpoint holds.  A name that has a base among them
+        begins anew, one without any segment is as it was.
+        """
         ...
 
     def release(self) -> None:
@@ -63,6 +77,13 @@ class FrozenSegments:
 
     def segments(self) -> Iterator[Segment]:
         yield from self._make() if callable(self._make) else self._make
+
+    @property
+    def incremental(self) -> bool:
+        return False
+
+    def changes(self, since: int) -> Iterator[Segment] | None:
+        return None
 
     def release(self) -> None:
         self._make = ()

@@ -6,9 +6,20 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["FORMAT_VERSION", "ChannelRecord", "Entry", "Manifest", "SplitRecord", "StepRecord", "SubtaskRecord"]
+__all__ = [
+    "FORMAT_VERSION",
+    "KNOWN_VERSIONS",
+    "ChannelRecord",
+    "Entry",
+    "Manifest",
+    "SplitRecord",
+    "StepRecord",
+    "SubtaskRecord",
+]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: entries may name files of older checkpoints, and hold deletions.  1: each checkpoint is whole."""
+KNOWN_VERSIONS = (1, 2)
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -115,4 +126,5 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     final: bool = False
     """Nothing is left to do: a restore of it reruns nothing (A7)."""
     engine: str = ""
-    format_version: int = FORMAT_VERSION
+    format_version: int = 1
+    """Raised by ``dumps_manifest`` where the content needs it: older releases go on reading what they can."""

@@ -8,6 +8,7 @@ from cutwater.errors import ConfigError
 
 __all__ = [
     "LOG_FOLDER",
+    "SHARED_FOLDER",
     "attempt_of",
     "check_job_name",
     "checkpoint_folder",
@@ -16,14 +17,19 @@ __all__ = [
     "log_path",
     "log_seq_of",
     "manifest_path",
+    "shared_path",
+    "writer_of_shared",
 ]
 
 LOG_FOLDER = "log"
+SHARED_FOLDER = "shared"
+"""Data that later checkpoints may name, too."""
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]*")
 _CHECKPOINT = re.compile(r"chk-([1-9][0-9]*)")
 _LOG_ENTRY = re.compile(r"([0-9]{12})\.json")
 _DATA = re.compile(r"([0-9]+)-[0-9]+\.data")
+_SHARED = re.compile(r"([0-9]+)-([0-9]+)-[0-9]+\.data")
 _MANIFEST = re.compile(r"manifest-([0-9]+)\.json")
 
 
@@ -66,6 +72,26 @@ def checkpoint_id_of(folder: str) -> int | None:
 def data_path(checkpoint_id: int, attempt: int, incarnation: int) -> str:
     """Data file of one worker in one checkpoint, relative to the job's folder."""
     return f"{checkpoint_folder(checkpoint_id)}/{attempt}-{incarnation}.data"
+
+
+def shared_path(checkpoint_id: int, attempt: int, incarnation: int) -> str:
+    """Data file of one worker that was written for one checkpoint and may outlive it, relative to the job's folder.
+
+    >>> shared_path(7, 1, 0)
+    'shared/7-1-0.data'
+    """
+    return f"{SHARED_FOLDER}/{checkpoint_id}-{attempt}-{incarnation}.data"
+
+
+def writer_of_shared(file: str) -> tuple[int, int] | None:
+    """Checkpoint and attempt that a shared file (with its folder) was written for; ``None`` for other names.
+
+    >>> writer_of_shared("shared/7-1-0.data"), writer_of_shared("chk-7/1-0.data")
+    ((7, 1), None)
+    """
+    folder, _, name = file.partition("/")
+    found = _SHARED.fullmatch(name) if folder == SHARED_FOLDER else None
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def manifest_path(checkpoint_id: int, attempt: int) -> str:

@@ -10,6 +10,7 @@ from cutwater.storage.base import Store
 from cutwater.storage.log import CheckpointCompleted, LogState
 from cutwater.storage.manifest import Manifest
 from cutwater.storage.paths import checkpoint_id_of
+from cutwater.storage.shared import list_shared
 from cutwater.storage.snapshot import load_manifest, read_segment
 
 __all__ = ["Problem", "Restorable", "VerifyReport", "choose", "next_checkpoint_id", "verify_checkpoint"]
@@ -136,4 +137,5 @@ def _verify_manifest(store: Store, job: str, completed: CheckpointCompleted) -> 
 def next_checkpoint_id(store: Store, job: str, state: LogState) -> int:
     """First checkpoint id of an attempt: above all completed ones and all leftovers on disk (A1)."""
     on_disk = [i for i in map(checkpoint_id_of, store.names(job)) if i is not None]
-    return max([state.newest_id, *on_disk]) + 1
+    shared = [writer[0] for _, writer in list_shared(store, job)]
+    return max([state.newest_id, *on_disk, *shared]) + 1

@@ -6,6 +6,7 @@ from cutwater.errors import StorageError
 from cutwater.storage.base import Store
 from cutwater.storage.log import JobLog
 from cutwater.storage.paths import LOG_FOLDER, attempt_of, checkpoint_folder, checkpoint_id_of, log_seq_of
+from cutwater.storage.shared import SharedFiles
 
 __all__ = ["Retention", "list_jobs"]
 
@@ -17,13 +18,16 @@ class Retention:
     newest completed one, all others: retired, aborted, subsumed, left by dead attempts.  Ids above it may still be
     pending and are never touched; nor is a folder that a newer attempt wrote into.
 
+    Files in the shared folder go once no retained checkpoint names them (see ``SharedFiles``).
+
     The first call looks through the job's folder, later ones only at ids since then: a call after each checkpoint costs
-    two folder listings and the deletes.  One per attempt.
+    two folder listings (one more where files are shared) and the deletes.  One per attempt.
     """
 
     def __init__(self, store: Store, log: JobLog) -> None:
         self._store = store
         self._log = log
+        self.shared = SharedFiles(store, log)
         self._done_below = 0
         self._failed: set[int] = set()
 
@@ -48,7 +52,7 @@ class Retention:
             except StorageError as error:
                 self._failed.add(checkpoint_id)
                 warnings.append(f"checkpoint {checkpoint_id} stays for now: {error}")
-        return warnings
+        return warnings + self.shared.collect()
 
     def _doomed(self) -> list[int]:
         state = self._log.state

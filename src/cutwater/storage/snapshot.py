@@ -19,8 +19,8 @@ from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError,
 from cutwater.state.segments import Segment, SegmentKind
 from cutwater.storage.base import Store
 from cutwater.storage.log_entries import CheckpointCompleted
-from cutwater.storage.manifest import FORMAT_VERSION, Entry, Manifest
-from cutwater.storage.paths import data_path
+from cutwater.storage.manifest import FORMAT_VERSION, KNOWN_VERSIONS, Entry, Manifest
+from cutwater.storage.paths import data_path, shared_path, writer_of_shared
 
 __all__ = [
     "SEGMENT_FORMAT",
@@ -35,8 +35,47 @@ __all__ = [
 SEGMENT_FORMAT = "arrow-ipc/1"
 
 
+class _DataFile:
+    """A file that comes into being with its first byte."""
+
+    def __init__(self, store: Store, job: str, path: str) -> None:
+        self.path = path
+        self._store, self._full = store, f"{job}/{path}"
+        self._file: BinaryIO | None = None
+        self._offset = 0
+
+    def append(self, batch: pa.RecordBatch, described: dict[str, Any]) -> Entry:
+        if self._file is None:
+            self._file = self._store.write(self._full)
+        length, digest = _encode(batch, self._file)
+        entry = Entry(**described, length=length, digest=digest, file=self.path, offset=self._offset)
+        self._offset += length
+        return entry
+
+    def close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            self._store.close_durably(file)
+
+    def abort(self) -> None:
+        """Drop everything written.  A store that fails here leaves the file to retention."""
+        try:
+            if self._file is not None:
+                file, self._file = self._file, None
+                file.close()
+        except StorageError:
+            pass  # the bytes do not matter any more
+        try:
+            if self._offset:
+                self._store.delete(self._full)
+        except StorageError:
+            pass
+
+
 class SnapshotWriter:
     """Writes one worker's part of one checkpoint: one file, or none if all of it is small.
+
+    What later checkpoints may name, too, goes into a second file, so that it does not keep the rest.
 
     Used from one thread.  A worker that fails half-way calls ``abort``; what even that leaves behind is named by
     attempt and incarnation, so nobody mistakes it for data, and retention removes it.
@@ -55,22 +94,25 @@ class SnapshotWriter:
     ) -> None:
         self.path = data_path(checkpoint_id, attempt, incarnation)
         """Relative to the job's folder; the file exists only once something was too large to be inline."""
-        self._store = store
-        self._job = job
+        self._own = _DataFile(store, job, self.path)
+        self._shared = _DataFile(store, job, shared_path(checkpoint_id, attempt, incarnation))
         self._inline_below = inline_threshold_bytes
-        self._file: BinaryIO | None = None
-        self._offset = 0
         self._closed = False
 
-    def add(self, step: str, subtask: int, segments: Iterable[Segment]) -> list[Entry]:
+    def add(self, step: str, subtask: int, segments: Iterable[Segment], *, shared: bool = False) -> list[Entry]:
         """Write segments, in order; their entries may be acknowledged only after ``close`` (A6).
+
+        Args:
+            step, subtask: whose they are.
+            segments: what to write.
+            shared: later checkpoints may refer to them.
 
         Raises:
             StorageError: the store fails; the writer can only be aborted.
         """
         self._check_open(step)
         return [
-            self.add_batch(s.batch, step=step, subtask=subtask, name=s.name, kind=s.kind, key_groups=s.key_groups)
+            self._add(s.batch, shared, step=step, subtask=subtask, name=s.name, kind=s.kind, key_groups=s.key_groups)
             for s in segments
         ]
 
@@ -81,18 +123,16 @@ class SnapshotWriter:
             StorageError: the store fails; the writer can only be aborted.
         """
         self._check_open(described.get("step"))
+        return self._add(batch, False, **described)
+
+    def _add(self, batch: pa.RecordBatch, shared: bool, **described: Any) -> Entry:
         described |= {"rows": batch.num_rows, "format": SEGMENT_FORMAT}
         if pa.ipc.get_record_batch_size(batch) < self._inline_below:
             small = io.BytesIO()
             length, digest = _encode(batch, small)
             if length < self._inline_below:
                 return Entry(**described, length=length, digest=digest, inline=small.getvalue())
-        if self._file is None:
-            self._file = self._store.write(f"{self._job}/{self.path}")
-        length, digest = _encode(batch, self._file)
-        entry = Entry(**described, length=length, digest=digest, file=self.path, offset=self._offset)
-        self._offset += length
-        return entry
+        return (self._shared if shared else self._own).append(batch, described)
 
     def _check_open(self, step: object) -> None:
         if self._closed:
@@ -101,24 +141,14 @@ class SnapshotWriter:
     def close(self) -> None:
         """Make everything durable.  Nothing to do, and no file, if all segments were inline."""
         self._closed = True
-        if self._file is not None:
-            file, self._file = self._file, None
-            self._store.close_durably(file)
+        self._own.close()
+        self._shared.close()
 
     def abort(self) -> None:
-        """Drop everything written.  A store that fails here leaves the file to retention."""
+        """Drop everything written.  A store that fails here leaves the files to retention."""
         self._closed = True
-        try:
-            if self._file is not None:
-                file, self._file = self._file, None
-                file.close()
-        except StorageError:
-            pass  # the bytes do not matter any more
-        try:
-            if self._offset:
-                self._store.delete(f"{self._job}/{self.path}")
-        except StorageError:
-            pass
+        self._own.abort()
+        self._shared.abort()
 
 
 class _HashingFile:
@@ -213,11 +243,12 @@ def read_batch(store: Store, job: str, entry: Entry) -> pa.RecordBatch:
 
 
 def dumps_manifest(manifest: Manifest) -> tuple[bytes, str]:
-    """Deterministic JSON of a manifest, and its digest (xxh3_128, hex).
+    """Deterministic JSON of a manifest, in the oldest format that can tell it, and its digest (xxh3_128, hex).
 
     Raises:
         DataError: a position, handle or split description is no JSON value.
     """
+    manifest = msgspec.structs.replace(manifest, format_version=_version_of(manifest))
     try:
         data = msgspec.json.encode(manifest, order="deterministic") + b"\n"
     except (TypeError, ValueError) as error:
@@ -228,8 +259,13 @@ def dumps_manifest(manifest: Manifest) -> tuple[bytes, str]:
     return data, xxhash.xxh3_128_hexdigest(data)
 
 
+def _version_of(manifest: Manifest) -> int:
+    newer = any(e.kind == "delete" or writer_of_shared(e.file) is not None for e in manifest.entries)
+    return FORMAT_VERSION if newer else 1
+
+
 class _Versioned(msgspec.Struct):
-    format_version: int = FORMAT_VERSION
+    format_version: int = 1
 
 
 def load_manifest(store: Store, job: str, completed: CheckpointCompleted) -> Manifest:
@@ -248,9 +284,9 @@ def load_manifest(store: Store, job: str, completed: CheckpointCompleted) -> Man
         )
     try:
         version = msgspec.json.decode(data, type=_Versioned).format_version
-        if version != FORMAT_VERSION:
+        if version not in KNOWN_VERSIONS:
             raise FormatVersionError(
-                f"{path} has format version {version}, this release knows {FORMAT_VERSION}",
+                f"{path} has format version {version}, this release knows {', '.join(map(str, KNOWN_VERSIONS))}",
                 hint="Use the release that wrote it, or a newer one.",
             )
         manifest = msgspec.json.decode(data, type=Manifest)

@@ -12,6 +12,7 @@ from cutwater.errors import ConfigError
 from cutwater.storage.base import Store
 from cutwater.storage.log import CheckpointCompleted, JobLog, LogState
 from cutwater.storage.manifest import Entry, Manifest, SplitRecord, SubtaskRecord
+from cutwater.storage.paths import writer_of_shared
 from cutwater.storage.recovery import verify_checkpoint
 from cutwater.storage.retention import list_jobs
 from cutwater.storage.snapshot import load_manifest
@@ -29,9 +30,10 @@ def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -
 
     Returns:
         ``job``, ``uid``, ``outcome`` of the job (empty while an attempt owns it), ``reason``, ``checkpoint_id``,
-        ``attempt``, ``protocol``, ``final``, ``completed`` (ISO time), ``bytes``,
-        ``retained`` (ids, newest first), ``steps`` (id, kind, parallelism, rows, bytes, states), ``subtasks`` (vertex,
-        subtask, watermark, positions per read step, handles per write step, channels).
+        ``attempt``, ``protocol``, ``final``, ``completed`` (ISO time), ``bytes``, ``files`` (``older_bytes``,
+        ``older_files``: those written for older checkpoints, which it shares), ``retained`` (ids, newest first),
+        ``steps`` (id, kind, parallelism, rows, bytes, states), ``subtasks`` (vertex, subtask, watermark, positions per
+        read step, handles per write step, channels).
 
     Raises:
         ConfigError: no such job or checkpoint; the hint lists what there is.
@@ -39,6 +41,9 @@ def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -
     """
     state, completed = _find(store, job, checkpoint_id)
     manifest = load_manifest(store, job, completed)
+    older = [
+        e for e in manifest.entries if (writer := writer_of_shared(e.file)) and writer[0] != completed.checkpoint_id
+    ]
     return {
         "job": manifest.job,
         "uid": manifest.uid,
@@ -55,6 +60,8 @@ def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -
         "format_version": manifest.format_version,
         "bytes": sum(e.length for e in manifest.entries),
         "files": len({e.file for e in manifest.entries if e.file}),
+        "older_bytes": sum(e.length for e in older),
+        "older_files": len({e.file for e in older}),
         "retained": [c.checkpoint_id for c in state.completed],
         "steps": _steps(manifest),
         "subtasks": [_subtask(s) for s in manifest.subtasks],
@@ -102,6 +109,9 @@ def render_inspect(info: dict[str, Any]) -> str:
         f"  {size(info['bytes'])} in {plural(info['files'], 'file')} besides the manifest",
         f"  retained: {', '.join(map(str, info['retained']))}",
     ]
+    if info["older_files"]:
+        older = f"{size(info['older_bytes'])} of it in {plural(info['older_files'], 'file')} of older checkpoints"
+        lines.insert(4, f"  {older}")
     if info["outcome"]:
         lines.append(f"  the job {_ENDED[info['outcome']]}{': ' if info['reason'] else ''}{info['reason']}")
     lines.append("")

@@ -26,6 +26,7 @@ class Subtask:
     parallelism: int = 1
     max_parallelism: int = 16
     step: str = "step"
+    incremental: bool = True
     counters: Counter[str] = field(default_factory=Counter)
 
     @property

@@ -203,7 +203,7 @@ def test_format_version_1_is_read_for_ever():
     state = JobLog(store, JOB).read()
     assert state.uid == "0" * 31 + "1"
     found = choose(store, JOB, state)
-    assert found.manifest.format_version == FORMAT_VERSION == 1
+    assert found.manifest.format_version == 1 < FORMAT_VERSION
     assert found.manifest.subtasks[1].splits["read"][0].position == 20
     assert restored_values(store, found) == expected_values(2)
     assert all(verify_checkpoint(store, JOB, c).ok for c in state.completed)

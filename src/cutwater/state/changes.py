@@ -1,0 +1,143 @@
+"""Which slots changed, and which keys went, between the freezes of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cutwater.state import column_kernels as kernels
+from cutwater.state.index import KeyIndex, Slots
+
+__all__ = ["ChangeLog", "Changes", "Deleted"]
+
+Bits = npt.NDArray[np.uint8]
+
+_MAX_INTERVALS = 8
+"""Freezes whose changes are told apart; with more of them open, the oldest are told together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """Keys that went, as slots of an index that still holds them."""
+
+    index: KeyIndex
+    slots: Slots
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    """From the freeze before it to the freeze for a checkpoint."""
+
+    checkpoint_id: int
+    bits: Bits
+    deleted: tuple[Deleted, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What happened up to a freeze, told since each of the freezes before it.
+
+    Attributes:
+        start: checkpoint of the freeze that all this comes after.
+        intervals: in order.
+    """
+
+    start: int | None
+    intervals: tuple[_Interval, ...]
+
+    def since(self, checkpoint_id: int) -> tuple[Slots, tuple[Deleted, ...]] | None:
+        """Slots that changed since a freeze, ascending, and keys that went; ``None`` if that is not known.
+
+        A slot may be of a key that has gone since; keys that went may have come back, in another slot.  So deletions
+        are applied first.
+        """
+        ids = [self.start, *(i.checkpoint_id for i in self.intervals)]
+        if checkpoint_id not in ids:
+            return None
+        later = self.intervals[ids.index(checkpoint_id) :]
+        bits: Bits = np.zeros(max((len(i.bits) for i in later), default=0), np.uint8)
+        for interval in later:
+            bits[: len(interval.bits)] |= interval.bits
+        slots: Slots = np.empty(8 * len(bits), np.int32)
+        return slots[: kernels.marked(bits, slots)], tuple(d for i in later for d in i.deleted)
+
+
+class ChangeLog:
+    """Keeps track of changes; belongs to the thread that makes them.
+
+    >>> log = ChangeLog()
+    >>> log.mark(np.array([3, 1, 3], np.int32)); _ = log.cut(1)
+    >>> log.mark(np.array([2], np.int32)); _ = log.cut(2)
+    >>> changes = log.cut(3)
+    >>> changes.since(1)[0].tolist(), changes.since(2)[0].tolist(), changes.since(9)
+    ([2], [], None)
+    """
+
+    def __init__(self) -> None:
+        self._bits: Bits = np.zeros(0, np.uint8)
+        self._deleted: list[Deleted] = []
+        self._start: int | None = None
+        self._intervals: list[_Interval] = []
+        self._needed = 0
+
+    def mark(self, slots: Slots, used: int = 0) -> None:
+        """These slots change.
+
+        Args:
+            slots: the slots.
+            used: slots in use, if the caller knows.
+        """
+        needed = ((used or int(slots.max(initial=0)) + 1) + 7) // 8
+        if needed > len(self._bits):
+            grown = np.zeros(2 * needed, np.uint8)
+            grown[: len(self._bits)] = self._bits
+            self._bits = grown
+        kernels.mark(slots, self._bits)
+
+    def delete(self, index: KeyIndex, slots: Slots) -> None:
+        """The keys of these slots of a (frozen) index go."""
+        if len(slots):
+            self._deleted.append(Deleted(index, slots))
+
+    def keep(self, slots: Slots) -> None:
+        """The slots are renumbered: these become 0, 1, 2 ..., the others are gone."""
+        self._bits = _renumbered(self._bits, slots)
+        self._intervals = [_Interval(i.checkpoint_id, _renumbered(i.bits, slots), i.deleted) for i in self._intervals]
+
+    def cut(self, checkpoint_id: int) -> Changes:
+        """The freeze for a checkpoint: what happened so far."""
+        self._forget()
+        if self._start is None:
+            self._start = checkpoint_id  # nothing is known of the time before
+        else:
+            self._intervals.append(_Interval(checkpoint_id, self._bits, tuple(self._deleted)))
+        self._bits, self._deleted = np.zeros(len(self._bits), np.uint8), []
+        if len(self._intervals) > _MAX_INTERVALS:
+            self._intervals[:2] = [_joined(*self._intervals[:2])]
+        return Changes(self._start, tuple(self._intervals))
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Nobody will ask for changes since older freezes than this.  May be called from another thread."""
+        self._needed = checkpoint_id
+
+    def _forget(self) -> None:
+        ids = [i.checkpoint_id for i in self._intervals]
+        if self._needed in ids:
+            self._start = self._needed
+            del self._intervals[: ids.index(self._needed) + 1]
+
+
+def _joined(first: _Interval, second: _Interval) -> _Interval:
+    size = max(len(first.bits), len(second.bits))
+    bits: Bits = np.zeros(size, np.uint8)
+    for interval in (first, second):
+        bits[: len(interval.bits)] |= interval.bits
+    return _Interval(second.checkpoint_id, bits, (*first.deleted, *second.deleted))
+
+
+def _renumbered(bits: Bits, slots: Slots) -> Bits:
+    flags = np.zeros(max(8 * len(bits), int(slots.max(initial=-1)) + 1), np.uint8)
+    flags[: 8 * len(bits)] = np.unpackbits(bits, bitorder="little")
+    return np.packbits(flags[slots], bitorder="little")

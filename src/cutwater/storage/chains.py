@@ -1,0 +1,67 @@
+"""Incremental checkpoints on the worker's side: which files of older ones make up the state with what is new.
+
+The entries of a step's state form a chain: bases, then deltas and deletions in the order they apply.  A checkpoint's
+chain is that of a *completed* checkpoint with the changes since then behind it.  One that is still under way, was
+declined or aborted is never built upon: what changed before it is in the next delta as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from cutwater.storage.manifest import Entry
+
+__all__ = ["Chains", "extended", "worth_extending"]
+
+StepKey: TypeAlias = tuple[str, int]
+"""Step and subtask."""
+
+MAX_DELTAS = 16
+"""Checkpoints with deltas after which a chain is folded into a new base: a restore applies all of them."""
+
+
+class Chains:
+    """The chains of one worker in one attempt.  Belongs to the thread that writes snapshots."""
+
+    def __init__(self) -> None:
+        self._written: dict[int, dict[StepKey, list[Entry]]] = {}
+        self._completed = 0
+
+    def of(self, step: StepKey) -> tuple[int, list[Entry]] | None:
+        """The newest completed checkpoint and the step's chain in it; ``None`` if nothing can be built upon."""
+        chain = self._written.get(self._completed, {}).get(step)
+        return None if chain is None else (self._completed, chain)
+
+    def written(self, checkpoint_id: int, step: StepKey, chain: Sequence[Entry]) -> None:
+        """The step's state in a checkpoint that is under way."""
+        self._written.setdefault(checkpoint_id, {})[step] = list(chain)
+
+    def completed(self, checkpoint_id: int) -> None:
+        """The checkpoint counts: all later ones build on it."""
+        if checkpoint_id in self._written:
+            self._completed = checkpoint_id
+            self._written = {n: chains for n, chains in self._written.items() if n >= checkpoint_id}
+
+    def dropped(self, checkpoint_id: int) -> None:
+        """The checkpoint will not complete."""
+        if checkpoint_id != self._completed:
+            self._written.pop(checkpoint_id, None)
+
+
+def worth_extending(chain: Iterable[Entry]) -> bool:
+    """Whether one more delta is better than a new base: fewer than ``MAX_DELTAS``, and smaller together than half of
+    what they change."""
+    sizes = {"base": 0, "delta": 0, "delete": 0}
+    deltas: dict[str, int] = {}
+    for entry in chain:
+        sizes[entry.kind] += entry.length
+        if entry.kind != "base":
+            deltas[entry.name] = deltas.get(entry.name, 0) + 1
+    return max(deltas.values(), default=0) < MAX_DELTAS and 2 * (sizes["delta"] + sizes["delete"]) <= sizes["base"]
+
+
+def extended(chain: Iterable[Entry], changes: Sequence[Entry]) -> list[Entry]:
+    """A chain with what changed behind it; a state whose changes hold a base starts anew with them."""
+    renewed = {entry.name for entry in changes if entry.kind == "base"}
+    return [*(entry for entry in chain if entry.name not in renewed), *changes]

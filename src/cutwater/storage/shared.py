@@ -1,0 +1,121 @@
+"""Files that several checkpoints name: who names them, and removing those that nobody names any more.
+
+An incremental checkpoint names files of older ones.  The manifests are the only books: a file in the shared folder is
+needed while a retained manifest names it, so a crash at any moment leaves files too many, never too few, and the next
+``collect`` finds them.
+
+One checkpoint may be under way that builds on one which has just been retired: a worker froze before it heard of the
+newer one.  So a file stays for one collection longer than it is named, and ``check`` refuses a manifest that names a
+file which is gone all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cutwater.errors import StorageError
+from cutwater.storage.base import Store
+from cutwater.storage.log import CheckpointCompleted, JobLog
+from cutwater.storage.manifest import Entry, Manifest
+from cutwater.storage.paths import SHARED_FOLDER, writer_of_shared
+from cutwater.storage.snapshot import load_manifest
+
+__all__ = ["SharedFiles", "list_shared", "shared_files"]
+
+
+def shared_files(entries: Iterable[Entry]) -> frozenset[str]:
+    """The shared files among those that entries lie in, relative to the job's folder."""
+    return frozenset(e.file for e in entries if writer_of_shared(e.file) is not None)
+
+
+def list_shared(store: Store, job: str) -> list[tuple[str, tuple[int, int]]]:
+    """Shared files of a job on disk, with checkpoint and attempt that each was written for."""
+    files = [f"{SHARED_FOLDER}/{name}" for name in store.names(f"{job}/{SHARED_FOLDER}")]
+    return [(file, writer) for file in files if (writer := writer_of_shared(file)) is not None]
+
+
+class SharedFiles:
+    """The shared files of one job, for the driver of one attempt.
+
+    Args:
+        store: where the job lies.
+        log: its log, which tells the retained checkpoints.
+    """
+
+    def __init__(self, store: Store, log: JobLog) -> None:
+        self._store = store
+        self._log = log
+        self._named: dict[CheckpointCompleted, frozenset[str]] = {}
+        """By retained checkpoint."""
+        self._retired: frozenset[str] = frozenset()
+        """Named by those that were retained at the last collection."""
+        self._unseen = True
+        """Nobody has looked yet what lies there."""
+
+    def check(self, manifest: Manifest) -> None:
+        """Before a manifest is published: the files of older checkpoints that it names are there, and stay.
+
+        Raises:
+            StorageError: one may be gone; the checkpoint must not count.
+        """
+        older = {f for f in shared_files(manifest.entries) if writer_of_shared(f) != _writer(manifest)}
+        if not older:
+            return
+        self._read_manifests()
+        lost = older - self._retired.union(*self._named.values())
+        if lost:
+            raise StorageError(
+                f"checkpoint {manifest.checkpoint_id} builds on {min(lost)}, which no retained checkpoint names",
+                hint="The next checkpoint does not; raise num_retained if this happens often.",
+            )
+
+    def collect(self) -> list[str]:
+        """Remove files that no retained checkpoint names; returns warnings.
+
+        Files written for ids above the newest completed one, or by a newer attempt, are left alone.
+        """
+        newest = self._log.state.newest_id
+        try:
+            before = frozenset[str]().union(*self._named.values())
+            self._read_manifests()
+            named = before.union(*self._named.values())
+            self._retired = before
+            if not (named or self._unseen):
+                return []  # no checkpoint of this job shares anything
+            self._unseen = False
+            doomed = [
+                file
+                for file, (checkpoint_id, attempt) in list_shared(self._store, self._log.job)
+                if checkpoint_id < newest and attempt <= self._log.attempt and file not in named
+            ]
+        except StorageError as error:  # also a manifest that cannot be read: nobody knows what it names
+            return [f"shared files stay for now: {error}"] if self._has_files() else []
+        warnings: list[str] = []
+        for file in doomed:
+            try:
+                self._store.delete(f"{self._log.job}/{file}")
+            except StorageError as error:
+                warnings.append(f"{file} stays for now: {error}")
+        return warnings
+
+    def _read_manifests(self) -> None:
+        completed = self._log.state.completed
+        for gone in self._named.keys() - set(completed):
+            del self._named[gone]
+        for each in completed:
+            if each not in self._named:
+                self._named[each] = shared_files(load_manifest(self._store, self._log.job, each).entries)
+
+    def published(self, completed: CheckpointCompleted, manifest: Manifest) -> None:
+        """A checkpoint was published: what it names need not be read again."""
+        self._named[completed] = shared_files(manifest.entries)
+
+    def _has_files(self) -> bool:
+        try:
+            return bool(list_shared(self._store, self._log.job))
+        except StorageError:
+            return True
+
+
+def _writer(manifest: Manifest) -> tuple[int, int]:
+    return manifest.checkpoint_id, manifest.attempt

@@ -1,0 +1,159 @@
+"""Files that several checkpoints name: in formats, in what people are shown, and in a race with retention."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from storage_world import JOB, manifest_of, segment
+
+from cutwater.errors import CorruptSnapshotError, StorageError
+from cutwater.storage.chains import MAX_DELTAS, Chains, extended, worth_extending
+from cutwater.storage.local import LocalStore
+from cutwater.storage.log import JobLog
+from cutwater.storage.manifest import Entry
+from cutwater.storage.memory import MemoryStore
+from cutwater.storage.publish import publish
+from cutwater.storage.recovery import verify_checkpoint
+from cutwater.storage.retention import Retention
+from cutwater.storage.shared import list_shared, shared_files
+from cutwater.storage.snapshot import SnapshotWriter, dumps_manifest, load_manifest
+from cutwater.ui.inspect import inspect_snapshot, render_inspect, verify_snapshot
+
+
+def write_shared(store, checkpoint_id: int, attempt: int, older: list[Entry]) -> list[Entry]:
+    writer = SnapshotWriter(store, JOB, checkpoint_id, attempt, 0, 100)
+    changes = [msgspec.structs.replace(e, kind="delta") for e in written(writer, checkpoint_id)] if older else []
+    entries = extended(older, changes) if older else written(writer, checkpoint_id)
+    writer.close()
+    return entries
+
+
+def written(writer: SnapshotWriter, checkpoint_id: int) -> list[Entry]:
+    return writer.add("count", 0, [segment(checkpoint_id, 0, 40)], shared=True)
+
+
+def publish_shared(store, log: JobLog, retention: Retention, checkpoint_id: int, entries: list[Entry]):
+    manifest = manifest_of(log, checkpoint_id, entries)
+    retention.shared.check(manifest)
+    completed = publish(store, log, manifest)
+    retention.shared.published(completed, manifest)
+    return completed
+
+
+def begun(store, num_retained: int):
+    log = JobLog(store, JOB, num_retained=num_retained)
+    log.begin_attempt("driver")
+    return log, Retention(store, log)
+
+
+def test_older_releases_refuse_only_what_they_cannot_read():
+    store = MemoryStore()
+    log, _ = begun(store, 1)
+    plain = SnapshotWriter(store, JOB, 1, 1, 0, 100).add("count", 0, [segment(1, 0, 40)])
+    for entries, version in ((plain, 1), (write_shared(store, 2, 1, []), 2)):
+        data, _ = dumps_manifest(manifest_of(log, 1, entries))
+        assert msgspec.json.decode(data).get("format_version", 1) == version
+
+
+def test_what_people_see_tells_shared_files_apart(tmp_path):
+    store = LocalStore.open(tmp_path)
+    log, retention = begun(store, 3)
+    base = write_shared(store, 1, 1, [])
+    publish_shared(store, log, retention, 1, base)
+    publish_shared(store, log, retention, 2, write_shared(store, 2, 1, base))
+    info = inspect_snapshot(store, JOB, 2)
+    assert (info["files"], info["older_files"]) == (2, 1)
+    assert info["bytes"] == 2 * info["older_bytes"] > 0
+    assert "of older checkpoints" in render_inspect(info)
+    assert inspect_snapshot(store, JOB, 1)["older_files"] == 0
+    assert [c["files"] for c in verify_snapshot(store, JOB)["checkpoints"]] == [3, 2]
+
+
+def test_damage_of_a_shared_file_damages_every_checkpoint_that_names_it(tmp_path):
+    store = LocalStore.open(tmp_path)
+    log, retention = begun(store, 3)
+    base = write_shared(store, 1, 1, [])
+    first = publish_shared(store, log, retention, 1, base)
+    second = publish_shared(store, log, retention, 2, write_shared(store, 2, 1, base))
+    third = publish_shared(store, log, retention, 3, write_shared(store, 3, 1, []))
+    file = tmp_path / JOB / base[0].file
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    found = {c: verify_checkpoint(store, JOB, c) for c in (first, second, third)}
+    assert [report.ok for report in found.values()] == [False, False, True]
+    assert found[second].problems[0].file == f"{JOB}/{base[0].file}"
+
+
+def test_a_checkpoint_under_way_may_build_on_one_that_is_retired_meanwhile():
+    """A worker froze checkpoint 3 before it heard that 2 completed: it builds on 1, which is no longer retained."""
+    store = MemoryStore()
+    log, retention = begun(store, 1)
+    base = write_shared(store, 1, 1, [])
+    publish_shared(store, log, retention, 1, base)
+    retention.collect()
+    third = write_shared(store, 3, 1, base)
+    publish_shared(store, log, retention, 2, write_shared(store, 2, 1, []))
+    retention.collect()
+    completed = publish_shared(store, log, retention, 3, third)
+    retention.collect()
+    assert verify_checkpoint(store, JOB, completed).ok
+
+
+def test_a_checkpoint_that_names_a_file_which_is_gone_never_counts():
+    store = MemoryStore()
+    log, retention = begun(store, 1)
+    base = write_shared(store, 1, 1, [])
+    publish_shared(store, log, retention, 1, base)
+    for n in (2, 3):
+        retention.collect()
+        publish_shared(store, log, retention, n, write_shared(store, n, 1, []))
+    retention.collect()
+    assert [file for file, _ in list_shared(store, JOB)] == ["shared/2-1-0.data", "shared/3-1-0.data"]
+    with pytest.raises(StorageError, match="no retained checkpoint names"):
+        publish_shared(store, log, retention, 5, write_shared(store, 5, 1, base))
+    assert log.state.newest_id == 3
+
+
+def test_while_a_retained_manifest_cannot_be_read_no_shared_file_goes(tmp_path):
+    store = LocalStore.open(tmp_path)
+    log, retention = begun(store, 2)
+    base = write_shared(store, 1, 1, [])
+    completed = publish_shared(store, log, retention, 1, base)
+    publish_shared(store, log, retention, 2, write_shared(store, 2, 1, []))
+    path = tmp_path / JOB / completed.path
+    content = path.read_bytes()
+    path.write_bytes(b"{}")
+    log.begin_attempt("driver")
+    retention = Retention(store, log)
+    assert "stay for now" in retention.collect()[0]
+    path.write_bytes(content)
+    assert retention.collect() == []
+    assert {file for file, _ in list_shared(store, JOB)} >= shared_files(load_manifest(store, JOB, completed).entries)
+    with pytest.raises(CorruptSnapshotError):
+        path.write_bytes(b"{}")
+        load_manifest(store, JOB, completed)
+
+
+def test_a_chain_is_folded_when_it_gets_long_or_large():
+    base = Entry("s", 0, "agg", "base", 10, 1000, "")
+    delta = Entry("s", 0, "agg", "delta", 1, 20, "")
+    assert worth_extending([base, *[delta] * (MAX_DELTAS - 1)])
+    assert not worth_extending([base, *[delta] * MAX_DELTAS])
+    assert not worth_extending([base, *[msgspec.structs.replace(delta, length=300)] * 2])
+    watermark = msgspec.structs.replace(base, name="watermark", length=8)
+    again = [msgspec.structs.replace(watermark, digest="new"), delta]
+    assert extended([watermark, base, delta], again) == [base, delta, *again]
+
+
+def test_nothing_builds_on_a_checkpoint_that_is_not_complete():
+    chains, entry = Chains(), Entry("s", 0, "agg", "base", 10, 1000, "")
+    assert chains.of(("s", 0)) is None
+    for n in (1, 2, 3):
+        chains.written(n, ("s", 0), [entry])
+    assert chains.of(("s", 0)) is None
+    chains.completed(1)
+    assert chains.of(("s", 0)) == (1, [entry])
+    chains.dropped(2)
+    chains.completed(2)  # a late notice of a forgotten one
+    assert chains.of(("s", 0)) == (1, [entry])
+    chains.completed(3)
+    assert chains.of(("s", 0)) == (3, [entry])

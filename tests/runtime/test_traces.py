@@ -162,3 +162,20 @@ def test_a_job_that_is_traced_from_a_later_start_on(start, fake_spark: FakeSpark
     result = check(trace, drained=True)
     assert result.ok, str(result)
     assert len(result.reorderings) == result.snapshots >= 2
+
+
+def test_two_drivers_of_a_job_write_one_run(start, fake_spark: FakeSpark, tmp_path: Path) -> None:
+    for open_it in (False, True):
+        flow = counting("twice", gated(tmp_path, ROWS, rate=20_000), tmp_path / "out")
+        job = start(flow, trace_dir=tmp_path / "trace", protocol="unaligned", aligned_timeout="0ms")
+        wait_until(lambda job=job: job.status.checkpoints.completed >= 2, "some checkpoints")
+        if open_it:
+            open_gate(tmp_path)
+            assert job.await_termination(40)
+        else:
+            job.cancel()
+    trace = read_run([tmp_path / "trace"])
+    result = check(trace, drained=True)
+    assert result.ok, str(result)
+    assert result.restores == 1
+    assert {event.snapshot for event in trace.events if isinstance(event, e.Restored)} != {None}

@@ -57,14 +57,18 @@ class SnapshotBook:
     """The parts of one snapshot."""
 
     __slots__ = (
-        "_received", "ahead", "attempts", "complete", "cuts", "id", "markers", "recorded", "sent", "states", "taken",
+        "_received", "ahead", "attempt", "attempts", "complete", "cuts", "id", "markers", "recorded", "sent", "states",
+        "taken",
     )  # fmt: skip
 
     def __init__(self, id: int) -> None:
         self.id = id
         self.cuts: dict[str, int] = {}
         """Process -> number of its cut's event."""
+        self.attempt = 0
+        """The one whose snapshot it is."""
         self.attempts: set[int] = set()
+        """Those that its cuts are of: one, if nothing went wrong."""
         self.sent: dict[str, int] = {}
         """Channel -> n: rows sent before the sender's cut."""
         self.taken: dict[str, int] = {}

@@ -167,7 +167,7 @@ class Checker:
             self._wrong(Kind.FIFO, text, channel.name)
 
     def _on_cut(self, cut: e.Cut) -> None:
-        snapshot, process = self._snapshot(cut.snapshot), cut.process
+        snapshot, process = self._part_of(cut), cut.process
         if process not in self._inputs:
             self._wrong(Kind.TRACE, "a process that the header does not name recorded itself", process=process)
             return
@@ -187,7 +187,7 @@ class Checker:
             snapshot.states[process] = cut.state or self._full.states.get(process, "")
 
     def _on_marker_sent(self, event: e.MarkerSent) -> None:
-        snapshot, channel = self._snapshot(event.snapshot), self._channels.get(event.channel)
+        snapshot, channel = self._part_of(event), self._channels.get(event.channel)
         if channel is None or event.position != channel.sent:
             sent = channel.sent if channel else "no rows"
             text = f"a marker was sent at position {event.position}, and the channel had {sent}"
@@ -195,7 +195,7 @@ class Checker:
         snapshot.markers[event.channel] = event.position
 
     def _on_marker_taken(self, event: e.MarkerTaken) -> None:
-        snapshot, channel = self._snapshot(event.snapshot), self._channels.get(event.channel)
+        snapshot, channel = self._part_of(event), self._channels.get(event.channel)
         sent = snapshot.markers.get(event.channel)
         if sent != event.position:
             text = f"a marker was taken at position {event.position}, and was sent at {sent}"
@@ -209,7 +209,7 @@ class Checker:
         if channel is None:
             self._wrong(Kind.TRACE, "a channel was recorded that the header does not name", event.channel)
         by_receiver = channel is not None and event.process == channel.target
-        self._snapshot(event.snapshot).add_recorded(event.channel, event.spans, by_receiver=by_receiver)
+        self._part_of(event).add_recorded(event.channel, event.spans, by_receiver=by_receiver)
 
     def _on_completed(self, event: e.Completed) -> None:
         """The whole snapshot is known now: compare."""
@@ -318,6 +318,14 @@ class Checker:
         elif attempt != known:
             text = f"it is in attempt {known}, and there is a {type(event).__name__} of attempt {attempt}"
             self._wrong(Kind.STATE, text, process=process)
+
+    def _part_of(self, event: e.Cut | e.MarkerSent | e.MarkerTaken | e.Recorded) -> SnapshotBook:
+        """The snapshot that an event belongs to; one of this id that an older attempt left unfinished is another."""
+        book = self._snapshot(event.snapshot)
+        if book.attempt < event.attempt and not book.complete:
+            book = self._snapshots[event.snapshot] = SnapshotBook(event.snapshot)
+            book.attempt = event.attempt
+        return book
 
     def _snapshot(self, id: int) -> SnapshotBook:
         book = self._snapshots.get(id)

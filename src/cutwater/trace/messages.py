@@ -119,7 +119,11 @@ def _joined(found: list[Message]) -> list[Message]:
 def cut_lines(trace: Trace) -> dict[int, CutLine]:
     """Every snapshot of a trace in which at least one process recorded itself."""
     lines: dict[int, CutLine] = {}
+    attempts: dict[int, int] = {}
     for number, event in enumerate(trace.events, start=1):
+        if isinstance(event, Cut | Recorded) and attempts.setdefault(event.snapshot, event.attempt) < event.attempt:
+            attempts[event.snapshot] = event.attempt  # an older attempt left one of this number unfinished
+            lines.pop(event.snapshot, None)
         if isinstance(event, Cut):
             line = lines.setdefault(event.snapshot, CutLine(event.snapshot, {}, {}, {}))
             line.cuts.setdefault(event.process, number)

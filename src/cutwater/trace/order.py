@@ -74,15 +74,15 @@ class _Known:
         """Snapshot -> the attempt in which it became, or will become, complete."""
         self._sent: dict[tuple[str, int], int] = {}
         self._cuts: dict[int, dict[str, int]] = {}
-        self._markers: set[tuple[str, int]] = set()
+        self._markers: set[tuple[str, int, int]] = set()
         self._complete: set[int] = set()
 
     def may_come(self, event: Event) -> bool:
         match event:
             case Step(takes=takes, attempt=attempt):
                 return all(self._sent.get((span.channel, attempt), 0) >= span.end for span in takes)
-            case MarkerTaken(channel=channel, snapshot=snapshot):
-                return (channel, snapshot) in self._markers
+            case MarkerTaken(channel=channel, snapshot=snapshot, attempt=attempt):
+                return (channel, snapshot, attempt) in self._markers
             case Completed(snapshot=snapshot):
                 return not self.parts[snapshot]
             case Restored(snapshot=snapshot, attempt=attempt):
@@ -100,8 +100,8 @@ class _Known:
         match event:
             case Step(sends=sends, attempt=attempt):
                 self._sent |= {(span.channel, attempt): span.end for span in sends}
-            case MarkerSent(channel=channel, snapshot=snapshot):
-                self._markers.add((channel, snapshot))
+            case MarkerSent(channel=channel, snapshot=snapshot, attempt=attempt):
+                self._markers.add((channel, snapshot, attempt))
             case Cut(snapshot=snapshot, process=process, attempt=attempt):
                 self.parts[snapshot] -= 1
                 outputs = [link.name for link in self._header.channels if link.source == process]

@@ -91,7 +91,9 @@ def test_the_version_is_that_of_the_distribution():
         assert cw.__version__ == tomllib.load(f)["project"]["version"]
 
 
-@pytest.mark.parametrize("kind", ["Stream", "KeyedStream", "WindowedStream", "WindowedResult", "JoinedStream"])
+@pytest.mark.parametrize(
+    "kind", ["Stream", "KeyedStream", "DeduplicatedStream", "WindowedStream", "WindowedResult", "JoinedStream"]
+)
 def test_every_method_a_user_calls_is_documented(kind):
     home = importlib.import_module("cutwater.dataflow.stream" if kind == "Stream" else "cutwater.dataflow.keyed")
     for name, member in inspect.getmembers(getattr(home, kind)):

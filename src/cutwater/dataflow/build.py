@@ -19,6 +19,7 @@ import pyarrow as pa
 from cutwater.config import parse_duration_ms
 from cutwater.dataflow.graph import EdgeType, Input, LogicalGraph, Step, StreamType
 from cutwater.errors import BuildError, ConfigError, CutwaterError
+from cutwater.operators.changes import OP
 
 if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
@@ -35,6 +36,7 @@ __all__ = [
     "duration_us",
     "located",
     "plain_schema",
+    "refuse_changes",
     "require_column",
     "suggestion",
 ]
@@ -183,27 +185,37 @@ def carry(upstream: Upstream, schema: pa.Schema, kept: dict[str, str]) -> tuple[
         kept: columns whose values pass unchanged, old name to new name.
     """
     event_time = upstream.type.event_time
+    changes = _carry_changes(upstream.type.changes, kept)
     keys = upstream.partitioning
     keys = tuple(kept[k] for k in keys) if all(k in kept for k in keys) else ()
     if event_time is None:
-        return StreamType(schema, None, keys), None
+        return StreamType(schema, None, keys, changes=changes), None
     if event_time in kept:
-        return StreamType(schema, kept[event_time], keys, upstream.type.span), None
+        return StreamType(schema, kept[event_time], keys, upstream.type.span, changes), None
     how = "is overwritten there" if event_time in schema.names else "is not among its columns"
-    return StreamType(schema, None, keys), f"column {event_time!r} {how}"
+    return StreamType(schema, None, keys, changes=changes), f"column {event_time!r} {how}"
+
+
+def _carry_changes(changes: tuple[str, ...] | None, kept: dict[str, str]) -> tuple[str, ...] | None:
+    """An updating stream is one as long as the mark of its rows stays under its name."""
+    if changes is None or kept.get(OP) != OP:
+        return None
+    return tuple(kept[name] for name in changes) if all(name in kept for name in changes) else ()
 
 
 def carry_by_name(upstream: Upstream, schema: pa.Schema) -> tuple[StreamType, str | None]:
     """The type after a user's function: event time goes on if its column comes out under the same name, as a time."""
     event_time = upstream.type.event_time
+    changes = () if upstream.type.changes is not None and OP in schema.names else None
+    plain = StreamType(schema, changes=changes)
     if event_time is None:
-        return StreamType(schema), None
+        return plain, None
     if event_time not in schema.names:
-        return StreamType(schema), f"column {event_time!r} is not in the function's schema"
+        return plain, f"column {event_time!r} is not in the function's schema"
     kind = schema.field(event_time).type
     if not (pa.types.is_timestamp(kind) and kind.unit == "us"):
-        return StreamType(schema), f"column {event_time!r} comes out of the function as {kind}, not as timestamp[us]"
-    return StreamType(schema, event_time, (), upstream.type.span), None
+        return plain, f"column {event_time!r} comes out of the function as {kind}, not as timestamp[us]"
+    return replace(plain, event_time=event_time, span=upstream.type.span), None
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
@@ -250,6 +262,15 @@ def require_column(schema: pa.Schema, name: object, what: str = "column") -> str
     if found > 1:
         raise BuildError(f"{what} {name!r} is there {found} times", hint="Give every column its own name.")
     return name
+
+
+def refuse_changes(upstream: Upstream, what: str) -> None:
+    """Refuse an updating stream where every row counts once and for all."""
+    if upstream.type.changes is not None:
+        raise BuildError(
+            f"{what} would take the rows of updating stream {upstream.step!r} as new ones, also what they were before",
+            hint=f"If that is meant, drop column {OP!r} before; else put this step before {upstream.step!r}.",
+        )
 
 
 def distinct_columns(schema: pa.Schema) -> pa.Schema:

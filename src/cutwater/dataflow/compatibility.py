@@ -147,4 +147,5 @@ def describe_state(step: Step) -> dict[str, str]:
         found["within"] = f"{format_us(spec.lower_us)} to {format_us(spec.upper_us)}"
         found["event time"] = f"{spec.left_time}, {spec.right_time}"
         found["right keys"] = ", ".join(spec.right_keys)
+    found.update(getattr(spec, "meaning", {}))
     return found

@@ -126,6 +126,8 @@ def _operator_details(step: Step) -> Iterator[str]:
         yield ", ".join(f"{a.name} = {a}" for a in spec.aggregates)
     if hasattr(spec, "lower_us"):
         yield f"within {format_us(spec.lower_us)} to {format_us(spec.upper_us)}"
+    if hasattr(spec, "meaning"):
+        yield ", ".join(f"{name} {value}" for name, value in spec.meaning.items())
     state = cast("OperatorSpec", spec).state_schema
     if state is not None:
         yield f"state ({', '.join(state.names)})"

@@ -63,6 +63,8 @@ class StreamType:
     """Columns that the rows are partitioned by already: a row is in the subtask that owns their key group."""
     span: tuple[int, int] | None = None
     """A window's results: (size_us, offset_us) of the event time that a row stands for, from ``event_time`` on."""
+    changes: tuple[str, ...] | None = None
+    """An updating stream (``operators.changes``): the columns that tell rows apart, none if unknown."""
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from cutwater.dataflow.build import Duration, GraphBuilder, Upstream, duration_us, located
 from cutwater.dataflow.keyed_steps import interval_join, running_aggregate, window_aggregate
 from cutwater.dataflow.steps import with_event_time
 from cutwater.dataflow.stream import Stream
+from cutwater.dataflow.table_steps import deduplicate, join_tables, with_changes
 from cutwater.errors import BuildError
 
 if TYPE_CHECKING:
     from cutwater.operators.accumulators import AggregateCall
+    from cutwater.operators.table_join import JoinType
     from cutwater.operators.window import TumblingWindow
 
-__all__ = ["JoinedStream", "KeyedStream", "WindowedResult", "WindowedStream", "tumbling"]
+__all__ = ["DeduplicatedStream", "JoinedStream", "KeyedStream", "WindowedResult", "WindowedStream", "tumbling"]
 
 
 def tumbling(size: Duration, *, offset: Duration = 0) -> TumblingWindow:
@@ -108,6 +110,57 @@ class KeyedStream(Stream):
             made = interval_join(self._builder, id, self._upstream, other._upstream, bounds_us, suffix, parallelism)
         return JoinedStream(self._builder, made)
 
+    def with_changes(self, *columns: str) -> KeyedStream:
+        """As ``Stream.with_changes``; the key stays."""
+        return KeyedStream(self._builder, with_changes(self._upstream, columns), self._dead_letters)
+
+    def deduplicate(
+        self,
+        id: str,
+        *,
+        keep: Literal["first", "last"] = "first",
+        within: Duration | None = None,
+        parallelism: int | None = None,
+    ) -> DeduplicatedStream:
+        """One row of each key, in the order in which they come.
+
+        Args:
+            keep: "first" lets the first row through and drops the others; "last" is an updating stream of the latest.
+            within: how long a row makes others of its key duplicates, in event time: the first one at or after its
+                time plus ``within`` is a first row again.  Without it a key is remembered for ever.
+
+        Raises:
+            BuildError: ``within`` without event time, an updating stream, or (``keep="last"``) a column named ``op``.
+        """
+        return DeduplicatedStream(
+            self._builder, deduplicate(self._builder, id, self._upstream, keep, within, parallelism)
+        )
+
+    def join_tables(
+        self,
+        id: str,
+        right: KeyedStream,
+        *,
+        how: JoinType = "inner",
+        suffix: str = "_right",
+        parallelism: int | None = None,
+    ) -> Stream:
+        """An updating stream of the join of two tables, each holding the latest row of every key.
+
+        Args:
+            how: rows without a partner come out of no side ("inner"), of one ("left", "right") or of both ("full").
+            suffix: added to a column of the right side whose name the left side has too.
+
+        Raises:
+            BuildError: a side without key, keys of different types, a column named ``op``, or an updating stream whose
+                rows the key does not tell apart.
+        """
+        with located(self._builder.check_id(id)):
+            other = self._same_flow(right)
+            if not isinstance(other, KeyedStream):
+                raise BuildError("the right side of the join has no key", hint="Call key_by(...) on it first.")
+        return self._stream(join_tables(self._builder, id, self._upstream, other._upstream, how, suffix, parallelism))
+
 
 def _bounds_us(within: object) -> tuple[int, int]:
     if not isinstance(within, tuple | list) or len(cast("tuple[object, ...]", within)) != 2:
@@ -160,6 +213,25 @@ class WindowedResult(Stream):
     def late(self) -> Stream:
         """Rows whose window was over (its end plus the allowed lateness is behind the watermark)."""
         return Stream(self._builder, self._late)
+
+
+class DeduplicatedStream(Stream):
+    """Rows without duplicates, with those that came too late to tell."""
+
+    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
+        super().__init__(builder, outputs[0])
+        self._outputs = outputs
+
+    @property
+    def late(self) -> Stream:
+        """Rows that lay behind the watermark.
+
+        Raises:
+            BuildError: keys are remembered for ever, so that no row is late.
+        """
+        if len(self._outputs) == 1:
+            raise BuildError("without within= no row is late", step=self._outputs[0].step)
+        return Stream(self._builder, self._outputs[1])
 
 
 class JoinedStream(Stream):

@@ -12,6 +12,7 @@ from cutwater.dataflow.build import (
     Upstream,
     distinct_columns,
     located,
+    refuse_changes,
     require_column,
 )
 from cutwater.dataflow.graph import StreamType
@@ -34,6 +35,7 @@ def running_aggregate(
     from cutwater.operators.aggregate import RunningAggregateSpec
 
     with located(builder.check_id(id)):
+        refuse_changes(upstream, "an aggregate")
         aggregates = _aggregates(upstream.type.schema, calls)
         event_time = upstream.type.event_time
         spec = RunningAggregateSpec(upstream.type.schema, upstream.keys, aggregates, event_time)
@@ -55,6 +57,7 @@ def window_aggregate(
 
     label, windows, lateness_us = window
     with located(builder.check_id(id)):
+        refuse_changes(upstream, "a window")
         aggregates = _aggregates(upstream.type.schema, calls)
         event_time = upstream.type.event_time
         if event_time is None:
@@ -85,6 +88,8 @@ def interval_join(
     from cutwater.operators.interval_join import IntervalJoinSpec
 
     with located(builder.check_id(id)):
+        for side in (left, right):
+            refuse_changes(side, "an interval join")
         lower_us, upper_us = bounds_us
         if lower_us > upper_us:
             raise BuildError("within: the lower bound is above the upper", hint="Write within=('-1h', '30m').")

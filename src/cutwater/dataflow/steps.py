@@ -113,9 +113,10 @@ def union(builder: GraphBuilder, id: str, upstreams: Sequence[Upstream], paralle
         event_times = {u.type.event_time for u in upstreams}
         spans = {u.type.span for u in upstreams}
         lost = None
-        out = StreamType(schema)
+        changes = None if all(u.type.changes is None for u in upstreams) else ()
+        out = StreamType(schema, changes=changes)
         if len(event_times) == 1 and len(spans) == 1:
-            out = StreamType(schema, upstreams[0].type.event_time, (), upstreams[0].type.span)
+            out = replace(out, event_time=upstreams[0].type.event_time, span=upstreams[0].type.span)
         elif upstreams[0].type.event_time is not None:
             lost = "its streams have different event-time columns"
         spec = UnionSpec(schema, len(upstreams))

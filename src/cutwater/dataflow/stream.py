@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from cutwater.dataflow import expression_steps, steps
+from cutwater.dataflow import expression_steps, steps, table_steps
 from cutwater.dataflow.build import GraphBuilder, Upstream, located
 from cutwater.dataflow.graph import EdgeType, StreamType
 from cutwater.errors import BuildError
@@ -233,6 +233,18 @@ class Stream:
             BuildError: the stream has no watermark, the column is unknown or not ``timestamp[us]``.
         """
         return Stream(self._builder, steps.with_event_time(self._builder, self._upstream, column), self._dead_letters)
+
+    def with_changes(self, *columns: str) -> Stream:
+        """The same stream as an updating one: its column ``op`` marks rows that come ("+I"), are updated ("-U" as they
+        were, "+U" as they are now) or leave ("-D"), as steps like ``join_tables`` write it.
+
+        Args:
+            columns: that tell rows of the table apart, if any are known.
+
+        Raises:
+            BuildError: no column ``op`` of type string, or an unknown column.
+        """
+        return Stream(self._builder, table_steps.with_changes(self._upstream, columns), self._dead_letters)
 
     # -------------------------------------------------------------------------------------------------------- sinks
 

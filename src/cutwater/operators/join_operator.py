@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from cutwater.errors import DataError, StorageError
+from cutwater.errors import StorageError
 from cutwater.operators.base import BaseOperator, Context, Outputs
+from cutwater.operators.event_times import event_times
 from cutwater.operators.join_columns import pairs_per_batch, widest_row_bytes
 from cutwater.operators.join_kernels import FROM_HEAD
 from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.keyed_table import keyed_rows
-from cutwater.operators.rows import describe_row, row_contents
 from cutwater.state.index import KeyIndex, Slots, make_index
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
 from cutwater.state.segments import Frozen, FrozenSegments, Segment
-from cutwater.state.words import fixed_view, valid_rows
 
 if TYPE_CHECKING:
     from cutwater.operators.interval_join import IntervalJoinSpec
@@ -29,7 +28,6 @@ __all__ = ["IntervalJoin"]
 
 LEFT, RIGHT = 0, 1
 SIDES = ("left", "right")
-_TIME_LIMIT = 2**62
 _INT64 = (-(2**63), 2**63 - 1)
 _MAX_STEPS = 1 << 21
 """Stored rows that one call looks at: some milliseconds."""
@@ -95,24 +93,7 @@ class IntervalJoin(BaseOperator):
         return outputs + self.resume()
 
     def _event_times(self, side: int, batch: pa.RecordBatch) -> References:
-        name = self._time[side]
-        column = batch.column(name)
-        valid = valid_rows(column)
-        times = fixed_view(column, np.int64)
-        bad, what = None, ""
-        if valid is not None:
-            bad, what = int(np.flatnonzero(~valid)[0]), "null"
-        elif int(times.max()) > _TIME_LIMIT or int(times.min()) < -_TIME_LIMIT:
-            bad, what = int(np.flatnonzero((times > _TIME_LIMIT) | (times < -_TIME_LIMIT))[0]), "over 146,000 years"
-        if bad is not None:
-            error = DataError(
-                f"event time {name!r} of the {SIDES[side]} side is {what} in row {bad} of the batch: "
-                f"{describe_row(row_contents(batch, bad))}",
-                hint="Filter such rows out, or correct the column, before the join.",
-            )
-            error.row = bad
-            raise error
-        return times
+        return event_times(batch, self._time[side], f" of the {SIDES[side]} side")
 
     def _divert_late(
         self, side: int, batch: pa.RecordBatch, times: References

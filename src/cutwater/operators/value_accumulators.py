@@ -104,10 +104,10 @@ class PickValue(Accumulator):
         valid = valid_rows(columns[0])
         rows = np.arange(len(slots)) if valid is None else np.flatnonzero(valid)
         places = self._places.values
+        self._held += len(rows) - int(np.count_nonzero(places[slots]))
         places[slots] = 0
         first = self._store.append(columns[0].take(pa.array(rows)))
         places[slots[rows]] = 1 + first + np.arange(len(rows))
-        self._held = int(np.count_nonzero(places[: self._used]))
 
     def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
         self.update(slots, pa.record_batch({self._column: columns[0]}))

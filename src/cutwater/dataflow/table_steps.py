@@ -1,0 +1,103 @@
+"""The steps that keep tables: deduplicate, joins of tables; their specifications, types and checks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from cutwater.dataflow.build import (
+    Duration,
+    GraphBuilder,
+    Upstream,
+    distinct_columns,
+    duration_us,
+    located,
+    refuse_changes,
+    require_column,
+)
+from cutwater.dataflow.graph import StreamType
+from cutwater.errors import BuildError
+from cutwater.operators.changes import OP
+
+if TYPE_CHECKING:
+    from cutwater.operators.table_join import JoinType
+
+__all__ = ["deduplicate", "join_tables", "with_changes"]
+
+_NO_ORDER = "rows of an updating stream come out when their table changes, in no order of event time"
+
+
+def with_changes(upstream: Upstream, columns: tuple[str, ...]) -> Upstream:
+    """The upstream as an updating stream."""
+    with located(upstream.step):
+        kind = upstream.type.schema.field(require_column(upstream.type.schema, OP)).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise BuildError(f"column {OP!r} is {kind}, not string", hint="It holds '+I', '-U', '+U' or '-D'.")
+        changes = tuple(require_column(upstream.type.schema, name) for name in columns)
+    return replace(upstream, type=replace(upstream.type, changes=changes))
+
+
+def deduplicate(
+    builder: GraphBuilder,
+    id: str,
+    upstream: Upstream,
+    keep: Literal["first", "last"],
+    within: Duration | None,
+    parallelism: int | None,
+) -> tuple[Upstream, ...]:
+    from cutwater.operators.deduplicate import DeduplicateSpec
+
+    with located(builder.check_id(id)):
+        refuse_changes(upstream, "deduplicate")
+        event_time = within_us = None
+        if within is not None:
+            within_us = duration_us(within, "within")
+            event_time = upstream.type.event_time
+            if event_time is None:
+                story, hint = builder.event_time_story(upstream)
+                raise BuildError(f"within= needs event time, but {story}", hint=hint)
+        spec = DeduplicateSpec(upstream.type.schema, upstream.keys, keep, event_time, within_us)
+        if keep == "first":
+            out, lost = replace(upstream.type, keys=upstream.keys), None
+        else:
+            out, lost = StreamType(spec.outputs[0], None, upstream.keys, changes=upstream.keys), _NO_ORDER
+        late = [StreamType(schema, None, upstream.keys) for schema in spec.outputs[1:]]
+        return builder.add(id, "deduplicate", spec, [upstream], [out, *late], parallelism=parallelism, lost=lost)
+
+
+def join_tables(
+    builder: GraphBuilder,
+    id: str,
+    left: Upstream,
+    right: Upstream,
+    how: JoinType,
+    suffix: str,
+    parallelism: int | None,
+) -> Upstream:
+    from cutwater.operators.table_join import TableJoinSpec
+
+    with located(builder.check_id(id)):
+        for side, upstream in (("left", left), ("right", right)):
+            _check_one_row_per_key(side, upstream)
+        updating = (left.type.changes is not None, right.type.changes is not None)
+        spec = TableJoinSpec(left.type.schema, right.type.schema, left.keys, right.keys, how, suffix, updating)
+        schema = distinct_columns(spec.outputs[0])
+        # The left key columns hold the key of every row unless a row may have no left side.
+        keyed = how in ("inner", "left") or left.keys == right.keys
+        keys = left.keys if keyed else ()
+        out = StreamType(schema, None, keys, changes=keys)
+        return builder.add(id, "join_tables", spec, [left, right], [out], parallelism=parallelism, lost=_NO_ORDER)[0]
+
+
+def _check_one_row_per_key(side: str, upstream: Upstream) -> None:
+    changes = upstream.type.changes
+    if changes is None or (changes and set(changes) <= set(upstream.keys)):
+        return
+    known = f"are told apart by {', '.join(changes)}" if changes else "have no known key"
+    raise BuildError(
+        f"the {side} side is an updating stream whose rows {known}, but the join keeps one row for each "
+        f"{', '.join(upstream.keys)}: they would replace each other",
+        hint="Key it by the columns that tell its rows apart, or name those: .with_changes('column').",
+    )

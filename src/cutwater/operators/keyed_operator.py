@@ -1,0 +1,157 @@
+"""What operators share whose state is one keyed table, and the watermark if they go by event time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.operators import aggregate_kernels
+from cutwater.operators.accumulators import Aggregate
+from cutwater.operators.base import BaseOperator, Context, Outputs
+from cutwater.operators.event_times import event_times
+from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
+from cutwater.operators.keyed_table import FrozenTable, KeyedTable, group_segments, keyed_rows
+from cutwater.state.index import Slots
+from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.memory import GrowingArray
+from cutwater.state.segments import Frozen, Segment
+
+__all__ = ["KeyedOperator", "Touched", "as_rows"]
+
+STATE = "table"
+_SLACK_KEYS = 1 << 12
+"""Keys below this number are not worth a sweep."""
+
+
+def as_rows(batch: pa.RecordBatch) -> pa.Array:
+    """The rows of a batch as values of the type ``changes.row_type``."""
+    fields = [column.with_nullable(True) for column in batch.schema]
+    return pa.StructArray.from_arrays(batch.columns, fields=fields)
+
+
+class Touched:
+    """The distinct keys of a batch: ``slots`` of them, and for each row the number of its key among those.
+
+    Attributes:
+        local: by row, the number of its key.
+        slots: by number, the slot.
+        known: by number, whether the key was there before the batch.
+    """
+
+    def __init__(self, rows: Slots, before: int, scratch: GrowingArray) -> None:
+        self.local, slots = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
+        self.slots: Slots = slots[: aggregate_kernels.localise(rows, scratch.values, self.local, slots)]
+        self.known: npt.NDArray[np.bool_] = self.slots < before
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+class KeyedOperator(BaseOperator):
+    """Freezing, restoring, late rows, and forgetting keys.
+
+    Args:
+        key_types: types in which keys are compared.
+        held: what the table keeps by key, over rows of ``held_schema``.
+        state_schema: the key columns, then the state of ``held``.
+        timed: whether a watermark belongs to the state.
+    """
+
+    def __init__(
+        self,
+        key_types: Sequence[pa.DataType],
+        held: Sequence[Aggregate],
+        held_schema: pa.Schema,
+        state_schema: pa.Schema,
+        *,
+        timed: bool,
+    ) -> None:
+        self._key_types, self._held, self._held_schema = list(key_types), list(held), held_schema
+        self._state = state_schema
+        self._timed = timed
+
+    def open(self, ctx: Context) -> None:
+        super().open(ctx)
+        self._clear()
+
+    def _clear(self, expected: int = 0) -> None:
+        self._table = KeyedTable(self._key_types, self._held, self._held_schema, expected)
+        self._scratch = GrowingArray(np.int32)
+        self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
+        self._sweep_at = _SLACK_KEYS
+
+    # -- rows
+
+    def _touch(self, keys: Sequence[pa.Array]) -> Touched:
+        """Find or make the slots of a batch's rows."""
+        before = len(self._table)
+        rows = self._table.upsert(keys)
+        self._scratch.reserve(len(self._table))
+        return Touched(rows, before, self._scratch)
+
+    def _divert_late(
+        self, batch: pa.RecordBatch, keys: Sequence[pa.Array], time: str, output: int, of: str = ""
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], Outputs]:
+        """The rows that are not behind the watermark, their times, and the others as side output ``output``."""
+        times = event_times(batch, time, of)
+        if self._watermarks.differ:
+            late = times <= self._watermarks.of(key_groups(hash_keys(keys), self.ctx.max_parallelism))
+        else:
+            late = times <= self._watermarks.current
+        count = int(np.count_nonzero(late))
+        if count == 0:
+            return batch, times, []
+        self.ctx.count("rows_late", count)
+        times = times[~late]
+        times.flags.writeable = False  # one specialisation of the kernels
+        return batch.filter(pa.array(~late)), times, [(output, batch.filter(pa.array(late)))]
+
+    # -- forgetting
+
+    def _worth_a_sweep(self) -> bool:
+        return len(self._table) >= self._sweep_at
+
+    def _keep(self, live: npt.NDArray[np.bool_]) -> None:
+        """Forget the keys that are not ``live`` if they are at least half; else look again when there are more."""
+        kept = np.flatnonzero(live).astype(np.int32)
+        if 2 * len(kept) <= len(live):
+            self._table.keep(kept)
+            self._scratch = GrowingArray(np.int32)
+            self._sweep_at = 2 * len(kept) + _SLACK_KEYS
+        else:
+            self._sweep_at = len(live) + len(live) // 2
+
+    @property
+    def _all_slots(self) -> Slots:
+        return np.arange(len(self._table), dtype=np.int32)
+
+    # -- snapshots
+
+    def freeze(self, checkpoint_id: int) -> Frozen:
+        table, groups = self._table.frozen(), self.ctx.max_parallelism
+        watermark = self._watermarks.segment() if self._timed else None
+
+        def segments() -> Iterator[Segment]:
+            if watermark is not None:
+                yield watermark
+            slots = np.arange(len(table), dtype=np.int32)
+            yield from group_segments(STATE, self._state, slots, table.index.columns, table.rows, groups)
+
+        return FrozenTable(table, segments)
+
+    def restore(self, segments: Iterable[Segment]) -> None:
+        states: list[Segment] = []
+        self._clear()
+        for segment in segments:
+            if segment.name == WATERMARK:
+                self._watermarks.restore(segment)
+            else:
+                states.append(segment)
+        self._watermarks.restored()
+        batches = keyed_rows(states, self._state, self.ctx.key_groups)
+        keys = len(self._key_types)
+        for batch in batches:
+            self._table.restore(batch.columns[:keys], batch.columns[keys:])

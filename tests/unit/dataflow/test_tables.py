@@ -1,0 +1,104 @@
+"""Steps that keep tables, as the user writes them: types, updating streams, and what is refused."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+import cutwater as cw
+from cutwater.errors import BuildError
+
+
+@pytest.fixture
+def latest(flights):
+    return flights.key_by("origin").deduplicate("latest", keep="last")
+
+
+class TestDeduplicate:
+    def test_the_first_rows_are_the_stream_with_fewer_rows(self, flights):
+        first = flights.key_by("origin", "carrier").deduplicate("d")
+        assert first.schema == flights.schema
+        assert first.type.event_time == "scheduled"
+        assert first.type.keys == ("origin", "carrier")
+        assert first.type.changes is None
+        with pytest.raises(BuildError, match="without within= no row is late"):
+            _ = first.late
+
+    def test_the_latest_rows_are_an_updating_stream(self, flights, latest):
+        assert latest.schema.names == ["op", *flights.schema.names]
+        assert latest.type.changes == ("origin",)
+        with pytest.raises(BuildError, match="event time was lost at step 'latest': rows of an updating stream"):
+            latest.key_by("origin").window("w", cw.tumbling("1h"))
+
+    def test_within_needs_event_time_and_gives_late_rows(self, flow, flights):
+        made = flights.key_by("origin").deduplicate("d", within="1h")
+        assert made.late.schema == flights.schema
+        assert flow.graph.steps["d"].spec.within_us == 3_600_000_000
+        other = flow.read("other", cw.memory([], schema="k long"))
+        with pytest.raises(BuildError, match=r"within= needs event time, but .* reads without one"):
+            other.key_by("k").deduplicate("e", within="1h")
+
+    def test_explain_says_what_is_kept(self, flow, latest):
+        latest.write("out", cw.discard())
+        assert "keep last" in flow.explain()
+
+
+class TestUpdatingStreams:
+    @pytest.mark.parametrize(
+        "step",
+        [
+            lambda s: s.key_by("origin").aggregate("x", n=cw.count()),
+            lambda s: s.key_by("origin").deduplicate("x"),
+            lambda s: s.filter("f", pl.col("delay") > 0).key_by("origin").aggregate("x", n=cw.count()),
+            lambda s: s.rename("r", origin="from").key_by("from").aggregate("x", n=cw.count()),
+            lambda s: s.map("m", lambda row: row, s.schema).key_by("origin").aggregate("x", n=cw.count()),
+            lambda s: s.union("u", s).key_by("origin").aggregate("x", n=cw.count()),
+        ],
+    )
+    def test_steps_that_count_every_row_refuse_them(self, latest, step):
+        with pytest.raises(BuildError, match=r"step 'x': .* would take the rows of updating stream"):
+            step(latest)
+
+    def test_a_stream_without_the_mark_is_an_ordinary_one(self, latest):
+        rows = latest.drop("d", "op").key_by("origin").aggregate("a", n=cw.count())
+        assert rows.type.changes is None
+
+    def test_what_tells_rows_apart_follows_its_columns(self, latest):
+        assert latest.rename("r", origin="from").type.changes == ("from",)
+        assert latest.drop("d", "origin").type.changes == ()
+
+    def test_one_from_outside_is_declared(self, flow):
+        rows = flow.read("cdc", cw.memory([], schema="op string, id long, n long"))
+        assert rows.with_changes("id").type.changes == ("id",)
+        assert rows.key_by("id").with_changes("id").keys == ("id",)
+        with pytest.raises(BuildError, match="step 'cdc': no such column 'key'"):
+            rows.with_changes("key")
+        with pytest.raises(BuildError, match="no such column 'op'"):
+            flow.read("other", cw.memory([], schema="id long")).with_changes("id")
+        with pytest.raises(BuildError, match="column 'op' is int64, not string"):
+            flow.read("third", cw.memory([], schema="op long")).with_changes()
+
+
+class TestJoinTables:
+    def test_the_result_is_an_updating_stream_by_key(self, flow, flights, latest):
+        joined = latest.key_by("origin").join_tables("j", flights.key_by("origin"), how="full")
+        assert joined.schema.names[:5] == latest.schema.names[:5]
+        assert joined.schema.names[-1] == "distance_right"
+        assert joined.type.keys == joined.type.changes == ("origin",)
+        assert flow.graph.steps["j"].spec.updating == (True, False)
+
+    def test_a_row_without_a_left_side_has_no_left_key(self, flow, flights):
+        airports = flow.read("airports", cw.memory([], schema="code string, name string"))
+        sides = flights.key_by("origin"), airports.key_by("code")
+        assert sides[0].join_tables("full", sides[1], how="full").type.keys == ()
+        assert sides[0].join_tables("left", sides[1], how="left").type.keys == ("origin",)
+
+    def test_the_key_must_tell_the_rows_of_a_table_apart(self, flow, flights, latest):
+        with pytest.raises(BuildError, match="told apart by origin, but the join keeps one row for each carrier"):
+            latest.key_by("carrier").join_tables("j", flights.key_by("carrier"))
+        with pytest.raises(BuildError, match="the right side is an updating stream whose rows have no known key"):
+            flights.key_by("origin").join_tables("i", latest.drop("d", "origin").key_by("carrier"))
+
+    def test_both_sides_have_a_key(self, flights, latest):
+        with pytest.raises(BuildError, match="the right side of the join has no key"):
+            latest.key_by("origin").join_tables("j", flights)

@@ -37,6 +37,7 @@ PUBLIC = {
     "tumbling",
     "variance",
     # process functions
+    "BatchProcessFunction",
     "BroadcastProcessFunction",
     "BroadcastState",
     "CoProcessFunction",

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchProcessFunction",
     "BroadcastProcessFunction",
     "BroadcastState",
     "BuildError",
@@ -94,6 +95,7 @@ _HOMES = {
     "cutwater.operators.enrich_table": ("EnrichmentTable",),
     "cutwater.operators.operator_state": ("BroadcastState", "OperatorListState", "UnionListState"),
     "cutwater.operators.process": (
+        "BatchProcessFunction",
         "BroadcastProcessFunction",
         "CoProcessFunction",
         "ProcessContext",
@@ -131,6 +133,7 @@ if TYPE_CHECKING:
     from cutwater.operators.enrich_table import EnrichmentTable
     from cutwater.operators.operator_state import BroadcastState, OperatorListState, UnionListState
     from cutwater.operators.process import (
+        BatchProcessFunction,
         BroadcastProcessFunction,
         CoProcessFunction,
         ProcessContext,

@@ -13,12 +13,11 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from cutwater.errors import BuildError, UserCodeError
+from cutwater.errors import BuildError
 from cutwater.operators.base import BaseOperator, Outputs
-from cutwater.operators.row_output import RowBuilder, function_name, rows_of, to_dicts, user_error
+from cutwater.operators.row_output import RowBuilder, conform_batch, function_name, rows_of, to_dicts, user_error
 from cutwater.operators.rows import Row, row_contents
 from cutwater.operators.schema_text import as_schema
-from cutwater.operators.union import schema_differences
 
 __all__ = [
     "BatchFunction",
@@ -126,41 +125,8 @@ class MapBatchesOperator(BaseOperator):
             made.extend(self._fn(iter((batch,))))
         except Exception as exc:
             raise user_error(self._fn, exc) from exc
-        conformed = (self._conform(result) for result in made)
+        conformed = (conform_batch(self._fn, result, self._schema) for result in made)
         return [(0, result) for result in conformed if result.num_rows]
-
-    def _conform(self, result: Any) -> pa.RecordBatch:
-        """``result`` with exactly the output schema."""
-        if not isinstance(result, pa.RecordBatch):
-            raise UserCodeError(
-                f"{function_name(self._fn)} yielded {type(result).__name__}, not a pyarrow.RecordBatch",
-                hint="It takes an iterator of batches and must return or yield batches, as with mapInArrow.",
-            )
-        if result.schema.equals(self._schema, check_metadata=False):
-            return pa.RecordBatch.from_arrays(result.columns, schema=self._schema)
-        if sorted(result.schema.names) != sorted(self._schema.names):
-            raise UserCodeError(
-                f"{function_name(self._fn)} yielded a batch that is not of its declared schema: "
-                f"{'; '.join(schema_differences(self._schema, result.schema))}",
-                hint="Return the declared columns, or declare those that are returned.",
-            )
-        return pa.RecordBatch.from_arrays([self._cast(result, f) for f in self._schema], schema=self._schema)
-
-    def _cast(self, result: pa.RecordBatch, field: pa.Field) -> pa.Array:
-        column = result.column(field.name)
-        if column.null_count and not field.nullable:
-            raise UserCodeError(
-                f"{function_name(self._fn)} put null into column {field.name!r}, which is declared not null",
-                hint="Fill the nulls, or declare the column without 'not null'.",
-            )
-        try:
-            return column.cast(field.type)
-        except pa.ArrowException as exc:
-            raise UserCodeError(
-                f"{function_name(self._fn)} made column {field.name!r} as {column.type}, which does not fit the "
-                f"declared {field.type}: {exc}",
-                hint="Cast the column in the function, or declare its type.",
-            ) from exc
 
 
 class RowOperator(BaseOperator):

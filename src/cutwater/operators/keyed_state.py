@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.types as pt
 
 from cutwater.errors import UserCodeError
 from cutwater.operators.rows import shorten_value
@@ -25,6 +28,15 @@ class Cursor:
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.key: Hashable = None
         self.now_ms = now_ms
+
+    @contextlib.contextmanager
+    def kept(self) -> Generator[None]:
+        """Afterwards the key is again what it was."""
+        key = self.key
+        try:
+            yield
+        finally:
+            self.key = key
 
 
 class KeyedState:
@@ -154,6 +166,25 @@ class KeyedState:
         kind = self.types[position]
         return kind if self._ttl is None else stamped_type(kind)
 
+    def _checked_many(self, values: Any) -> list[Any]:
+        """Many values as the type holds them: numbers in arrays at once, all else one by one."""
+        kind = self.types[0]
+        if isinstance(values, np.ndarray):
+            values = pa.array(values)
+        if isinstance(values, pa.Array | pa.ChunkedArray):
+            if values.type == kind:
+                return values.to_pylist()
+            if _is_number(kind) and _is_number(values.type):
+                try:
+                    return values.cast(kind).to_pylist()
+                except pa.ArrowException as error:
+                    raise UserCodeError(
+                        f"state {self.name!r} of type {kind} cannot hold the values: {error}",
+                        hint="Convert the values, or declare the state with their type.",
+                    ) from None
+            values = values.to_pylist()
+        return [None if value is None else self._checked(value) for value in values]
+
     def _checked(self, value: Any, check: int = 0) -> Any:
         try:
             return self._checks[check](value)
@@ -163,3 +194,7 @@ class KeyedState:
                 f"({type(value).__name__})",
                 hint="Convert the value, or declare the state with its type.",
             ) from None
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind)

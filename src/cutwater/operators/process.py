@@ -1,21 +1,27 @@
-"""Process functions: a user's logic, row by row, with state and timers.
+"""Process functions: a user's logic with state and timers, row by row or batch by batch.
 
-One Python call for each row, so some 10 to 100 times slower than the built-in steps; use it for what those cannot say.
+One Python call for each row makes the former some 10 to 100 times slower than the built-in steps; use it for what those
+cannot say.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
+import pyarrow as pa
+
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.operators.grouped_rows import GroupedRows, group_rows
 from cutwater.operators.operator_state import OperatorState
 from cutwater.operators.process_state import KeyedState
 from cutwater.operators.rows import Row
 from cutwater.operators.timers import TimerDomain, TimerService
 
 __all__ = [
+    "BatchContext",
+    "BatchProcessFunction",
     "BroadcastProcessFunction",
     "CoProcessFunction",
     "Made",
@@ -49,8 +55,8 @@ class ProcessContext:
         self.timers = timers
         self._emit, self._count, self._now_ms = emit, count, now_ms
 
-    def emit(self, side: str, row: Mapping[str, Any]) -> None:
-        """A row for a side output.
+    def emit(self, side: str, row: Mapping[str, Any] | pa.RecordBatch) -> None:
+        """A row for a side output, or a batch of them.
 
         Raises:
             UserCodeError: the step has no such side output, or the row is not of its schema.
@@ -69,6 +75,25 @@ class ProcessContext:
     def processing_time_ms(self) -> int:
         """Processing time, milliseconds since the epoch.  It never falls, not even over a restore."""
         return self._now_ms()
+
+
+class BatchContext(ProcessContext):
+    """What a process function of batches may ask of the world; ``key`` is that of ``use``."""
+
+    __slots__ = ("_bind", "_keys")
+
+    def connect(self, keys: Sequence[str], bind: Callable[[tuple[Hashable, ...]], None]) -> BatchContext:
+        """Tell it the key columns, and how a key becomes the current one."""
+        self._keys, self._bind = keys, bind
+        return self
+
+    def group(self, batch: pa.RecordBatch) -> GroupedRows:
+        """The distinct keys of the batch, and which of them each row has."""
+        return group_rows(batch, self._keys)
+
+    def use(self, key: tuple[Hashable, ...]) -> None:
+        """Let ``timers``, and states that are used without naming keys, be about this key (one of ``group``)."""
+        self._bind(key)
 
 
 class StatefulFunction(ABC):
@@ -119,6 +144,31 @@ class ProcessFunction(StatefulFunction):
     @abstractmethod
     def process(self, row: Row, ctx: ProcessContext) -> Made:
         """Take one row; return or yield rows for the main output."""
+
+
+class BatchProcessFunction(StatefulFunction):
+    """Logic with state over whole batches: one call for a few thousand rows, so that columns can be worked on at once.
+
+    The states are read and written for many keys together: ``get_many``, ``put_many``.  Where a batch ends is no matter
+    of the data (it adapts to the load): what comes out must not depend on it.
+
+    >>> import cutwater as cw
+    >>> import numpy as np, pyarrow as pa
+    >>> class Counts(cw.BatchProcessFunction):
+    ...     n = cw.ValueState("long")
+    ...
+    ...     def process_batch(self, batch, ctx):
+    ...         groups = ctx.group(batch)
+    ...         n = np.array(self.n.get_many(groups.keys, 0)) + np.bincount(groups.codes)
+    ...         self.n.put_many(groups.keys, n)
+    ...         yield pa.record_batch({"key": [key for (key,) in groups.keys], "n": n})
+    """
+
+    takes = ("process_batch",)
+
+    @abstractmethod
+    def process_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> Iterable[pa.RecordBatch] | None:
+        """Take a batch; return or yield batches for the main output."""
 
 
 class CoProcessFunction(StatefulFunction):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -15,10 +15,17 @@ from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, BaseOperator, 
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.object_segments import object_rows, object_segments
 from cutwater.operators.operator_state import BroadcastState
-from cutwater.operators.process import ProcessContext, StatefulFunction, declared_operator_states, declared_states
+from cutwater.operators.process import (
+    BatchContext,
+    BatchProcessFunction,
+    ProcessContext,
+    StatefulFunction,
+    declared_operator_states,
+    declared_states,
+)
 from cutwater.operators.process_spec import ProcessSpec
 from cutwater.operators.process_state import Cursor, KeyedState
-from cutwater.operators.row_output import RowBuilder, rows_of, to_dicts, user_error
+from cutwater.operators.row_output import RowBuilder, conform_batch, rows_of, to_dicts, user_error
 from cutwater.operators.rows import Row, row_contents
 from cutwater.operators.timers import EVENT, PROCESSING, TimerDomain, Timers, TimerService, timer_rows
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
@@ -75,6 +82,7 @@ class ProcessOperator(BaseOperator):
         self._outputs = [RowBuilder(type(function), schema) for schema in spec.outputs]
         self._sides = {name: number for number, (name, _) in enumerate(spec.side, start=1)}
         self._row: tuple[Row, int] = ({}, 0)
+        self._side_batches: Outputs = []
         self._opened = False
 
     def open(self, ctx: Context) -> None:
@@ -85,7 +93,11 @@ class ProcessOperator(BaseOperator):
 
         timers = TimerService(self._timers[EVENT], self._timers[PROCESSING], self._function, self._fires)
         self._cursor.now_ms = ctx.processing_time_ms
-        self._context = ProcessContext(ctx.step, ctx.subtask, self._emit, count, ctx.processing_time_ms, timers)
+        made = (ctx.step, ctx.subtask, self._emit, count, ctx.processing_time_ms, timers)
+        if isinstance(self._function, BatchProcessFunction):
+            self._context = BatchContext(*made).connect(self._spec.keys, self._bind)
+        else:
+            self._context = ProcessContext(*made)
         self._watermarks = GroupWatermarks(ctx.key_groups, ctx.max_parallelism)
 
     # ------------------------------------------------------------------------------------------------------- rows
@@ -96,6 +108,8 @@ class ProcessOperator(BaseOperator):
         side = self._spec.inputs[input]
         require_valid_keys(batch, side.keys)
         self._open()
+        if isinstance(self._function, BatchProcessFunction):
+            return self._process_batch(self._function, batch)
         for state in self._broadcast:
             state.is_writable = side.broadcast
         main, bind = self._outputs[0], self._bind
@@ -114,6 +128,19 @@ class ProcessOperator(BaseOperator):
         self._context.watermark = self._watermarks.current
         return self._take(partial(row_contents, batch))
 
+    def _process_batch(self, function: BatchProcessFunction, batch: pa.RecordBatch) -> Outputs:
+        self._bind(_NO_KEY)
+        for state in self._broadcast:
+            state.is_writable = self._spec.broadcast
+        try:
+            made = list(function.process_batch(batch, cast(BatchContext, self._context)) or ())
+        except UserCodeError:
+            raise
+        except Exception as exc:
+            raise user_error(function.process_batch, exc) from exc
+        batches = [(0, conform_batch(function.process_batch, result, self._spec.output_schema)) for result in made]
+        return [b for b in batches if b[1].num_rows] + self._take(partial(row_contents, batch))
+
     def _bind(self, key: tuple[Hashable, ...]) -> None:
         self._cursor.key = key
         self._context.timers.bind(key)
@@ -124,7 +151,8 @@ class ProcessOperator(BaseOperator):
         return self._watermarks.of(groups).tolist()
 
     def _take(self, origin: Callable[[int], Row]) -> Outputs:
-        return [output for number, builder in enumerate(self._outputs) for output in builder.take(number, origin)]
+        batches, self._side_batches = self._side_batches, []
+        return [o for number, builder in enumerate(self._outputs) for o in builder.take(number, origin)] + batches
 
     # ----------------------------------------------------------------------------------------------------- timers
 
@@ -294,13 +322,16 @@ class ProcessOperator(BaseOperator):
             )
         return made
 
-    def _emit(self, side: str, made: Mapping[str, Any]) -> None:
+    def _emit(self, side: str, made: Mapping[str, Any] | pa.RecordBatch) -> None:
         row, index = self._row
         number = self._sides.get(side)
         if number is None:
             known = ", ".join(map(repr, self._sides)) or "none"
             raise self._outputs[0].misfit(f"wrote to side output {side!r} (declared: {known})", row, index)
-        self._outputs[number].add(made, row, index)
+        if isinstance(made, pa.RecordBatch):
+            self._side_batches.append((number, conform_batch(type(self._function), made, self._spec.outputs[number])))
+        else:
+            self._outputs[number].add(made, row, index)
 
 
 def _value_field(state: KeyedState) -> pa.Field:

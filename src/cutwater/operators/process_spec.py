@@ -13,6 +13,7 @@ from cutwater.errors import BuildError
 from cutwater.operators.join_columns import common_key_type
 from cutwater.operators.operator_state import BroadcastState
 from cutwater.operators.process import (
+    BatchProcessFunction,
     BroadcastProcessFunction,
     CoProcessFunction,
     ProcessFunction,
@@ -119,12 +120,15 @@ class ProcessSpec:
         return ProcessOperator(self, copy.copy(self.function))
 
     def _check_function(self) -> None:
-        wanted, what, call = ProcessFunction, "", ".process"
+        wanted: type[StatefulFunction] = ProcessFunction
+        what, call = "", ".process"
         if self.right is not None and self.right.broadcast:
             wanted, what, call = BroadcastProcessFunction, " with broadcast rows", ".connect(rules.broadcast()).process"
         elif self.right is not None:
             wanted, what, call = CoProcessFunction, " of two streams", ".connect(other).process"
-        if isinstance(self.function, wanted):
+        if isinstance(self.function, wanted) or (
+            self.right is None and isinstance(self.function, BatchProcessFunction)
+        ):
             return
         found = self.function.__name__ if isinstance(self.function, type) else type(self.function).__name__
         raise BuildError(

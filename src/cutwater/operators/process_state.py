@@ -6,12 +6,12 @@ or map: each element) together with the processing time at which it expires.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from cutwater.errors import BuildError
+from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.keyed_state import Cursor, KeyedState
 from cutwater.operators.rows import shorten_value
 from cutwater.operators.state_ttl import TtlUpdate, stamped, unstamped
@@ -61,6 +61,38 @@ class ValueState(KeyedState):
         """The value, or ``default``."""
         value = self.value
         return default if value is None else value
+
+    def get_many(self, keys: Sequence[Hashable], default: Any = None) -> list[Any]:
+        """The values of many keys (those of ``ctx.group(batch)``), ``default`` for a key without."""
+        if self._ttl is None:
+            return [default if value is None else value for value in map(self._table.get, keys)]
+        with self._cursor.kept():
+            return [self._for_key(key, default) for key in keys]
+
+    def put_many(self, keys: Sequence[Hashable], values: Any) -> None:
+        """Set many keys at once; a null clears its key.
+
+        Args:
+            keys: as many as values, each once.
+            values: a list, a NumPy array or an Arrow array.
+
+        Raises:
+            UserCodeError: there are not as many, or the declared type cannot hold one of them.
+        """
+        checked = self._checked_many(values)
+        if len(checked) != len(keys):
+            raise UserCodeError(f"state {self.name!r}: {len(checked)} values for {len(keys)} keys")
+        put, stamp, cursor = self._table.put, self._stamp, self._cursor
+        with cursor.kept():
+            for cursor.key, value in zip(keys, checked, strict=True):
+                if value is None:
+                    self.clear()
+                else:
+                    put(cursor.key, stamp(value))
+
+    def _for_key(self, key: Hashable, default: Any) -> Any:
+        self._cursor.key = key
+        return self.get(default)
 
     def stored(self, value: Any) -> Any:
         return value if self._ttl is None else unstamped(value)

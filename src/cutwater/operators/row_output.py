@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
+from types import GeneratorType, TracebackType
 from typing import Any, cast
 
 import pyarrow as pa
@@ -12,8 +12,9 @@ import pyarrow as pa
 from cutwater.errors import DataError, UserCodeError
 from cutwater.operators.base import Outputs
 from cutwater.operators.rows import Row, describe_row, loses_value, row_contents, shorten_value
+from cutwater.operators.union import schema_differences
 
-__all__ = ["MAX_OUTPUT_ROWS", "RowBuilder", "function_name", "rows_of", "to_dicts", "user_error"]
+__all__ = ["MAX_OUTPUT_ROWS", "RowBuilder", "conform_batch", "function_name", "rows_of", "to_dicts", "user_error"]
 
 MAX_OUTPUT_ROWS = 65_536
 """Rows of one batch that a row function fills; what is above goes into further batches."""
@@ -43,9 +44,51 @@ def rows_of(result: object) -> list[Any] | None:
     >>> rows_of(iter([{"n": 1}])), rows_of({"n": 1})
     ([{'n': 1}], None)
     """
+    kind = type(result)
+    if kind is list or kind is GeneratorType:  # the usual ones, without the cost of asking an abstract class
+        return list(cast("Iterable[Any]", result))
     if isinstance(result, Iterable) and not isinstance(result, Mapping | str | bytes):
         return list(cast("Iterable[Any]", result))
     return None
+
+
+def conform_batch(fn: object, result: Any, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch that a function made, with exactly its declared schema.
+
+    Raises:
+        UserCodeError: it is no batch, has other columns, or values that the declared types cannot hold.
+    """
+    if not isinstance(result, pa.RecordBatch):
+        raise UserCodeError(
+            f"{function_name(fn)} yielded {type(result).__name__}, not a pyarrow.RecordBatch",
+            hint="It takes an iterator of batches and must return or yield batches, as with mapInArrow.",
+        )
+    if result.schema.equals(schema, check_metadata=False):
+        return pa.RecordBatch.from_arrays(result.columns, schema=schema)
+    if sorted(result.schema.names) != sorted(schema.names):
+        raise UserCodeError(
+            f"{function_name(fn)} yielded a batch that is not of its declared schema: "
+            f"{'; '.join(schema_differences(schema, result.schema))}",
+            hint="Return the declared columns, or declare those that are returned.",
+        )
+    return pa.RecordBatch.from_arrays([_cast(fn, result, field) for field in schema], schema=schema)
+
+
+def _cast(fn: object, result: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    column = result.column(field.name)
+    if column.null_count and not field.nullable:
+        raise UserCodeError(
+            f"{function_name(fn)} put null into column {field.name!r}, which is declared not null",
+            hint="Fill the nulls, or declare the column without 'not null'.",
+        )
+    try:
+        return column.cast(field.type)
+    except pa.ArrowException as exc:
+        raise UserCodeError(
+            f"{function_name(fn)} made column {field.name!r} as {column.type}, which does not fit the "
+            f"declared {field.type}: {exc}",
+            hint="Cast the column in the function, or declare its type.",
+        ) from exc
 
 
 class RowBuilder:
@@ -70,7 +113,7 @@ class RowBuilder:
         Raises:
             UserCodeError: it is no dict, or has a column that is not declared.
         """
-        if not isinstance(out, Mapping):
+        if type(out) is not dict and not isinstance(out, Mapping):
             raise self.misfit(f"made {type(out).__name__} instead of a dict", row, index)
         if not out.keys() <= self._names:
             unknown = ", ".join(sorted(repr(key) for key in out.keys() - self._names))

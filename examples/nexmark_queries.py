@@ -3,14 +3,17 @@
     query.build(Tables(flow, events))  ->  the result stream
     query.sql                          ->  the same over tables ``person``, ``auction`` and ``bid``
 
-``key`` names the columns by which a result is updated: the last row of each is the result.  Without it, every row is.
+``key`` names the columns by which a result is updated: the row of each with the highest ``order`` is the result.
+Without it, every row is.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import nexmark_data as nx
 import polars as pl
@@ -61,6 +64,7 @@ class Query:
     build: Callable[[Tables], cw.Stream]
     sql: str
     key: tuple[str, ...] | None = None
+    order: str = "bids"
 
 
 # --------------------------------------------------------------------------------------------------- one row at a time
@@ -142,6 +146,91 @@ def q20(t: Tables) -> cw.Stream:
     return joined.select("told", "auction", "bidder", "price", "channel", "time", "item", "seller")
 
 
+# ---------------------------------------------------------------------------------------------------- your own logic
+
+
+class Winner(cw.CoProcessFunction):
+    """The highest bid of each auction, told when the auction closes; of equal bids the first one."""
+
+    auction = cw.MapState("string", "long")
+    item = cw.ValueState("string")
+    best = cw.ListState("long")
+    """Price, bidder and time in microseconds."""
+    early = cw.MapState("long", "array<long>")
+    """By time: bids that came before their auction did."""
+
+    def process_left(self, row, ctx):
+        begin, end = _us(row["time"]), _us(row["expires"])
+        self.auction.update({"begin": begin, "end": end, "seller": row["seller"], "category": row["category"]})
+        self.item.value = row["item"]
+        for time, bids in sorted(self.early.items()):
+            for price, bidder in zip(bids[::2], bids[1::2], strict=True):
+                self.take(price, bidder, time)
+        self.early.clear()
+        ctx.timers.register_event(end)
+
+    def process_right(self, row, ctx):
+        time = _us(row["time"])
+        if self.auction:
+            self.take(row["price"], row["bidder"], time)
+        elif time > ctx.watermark:
+            self.early[time] = [*self.early.get(time, []), row["price"], row["bidder"]]
+            ctx.timers.register_event(time)
+
+    def take(self, price, bidder, time):
+        if not self.auction["begin"] <= time <= self.auction["end"]:
+            return
+        best = list(self.best)
+        if not best or (-price, time) < (-best[0], best[2]):
+            self.best.set([price, bidder, time])
+
+    def on_timer(self, time, domain, ctx):
+        if not self.auction:
+            self.early.pop(time, None)  # its auction would have begun by now
+        elif time >= self.auction["end"]:
+            if best := list(self.best):
+                yield {"auction": ctx.key, "item": self.item.value, "seller": self.auction["seller"],
+                       "category": self.auction["category"], "price": best[0], "bidder": best[1],
+                       "expires": self.auction["end"]}  # fmt: skip
+            for state in (self.auction, self.item, self.best):
+                state.clear()
+
+
+def _us(time: dt.datetime) -> int:
+    return (time - _EPOCH) // dt.timedelta(microseconds=1)
+
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_WON = "auction long, item string, seller long, category long, price long, bidder long, expires long"
+
+
+def q9(t: Tables) -> cw.Stream:
+    auctions = t.auction.select("slim", "id", "item", "seller", "category", "time", "expires").key_by("id")
+    bids = t.bid.select("plain", "auction", "bidder", "price", "time").key_by("auction")
+    return auctions.connect(bids).process("winners", Winner(), _WON)
+
+
+def q4(t: Tables) -> cw.Stream:
+    return q9(t).key_by("category").aggregate("mean", sold=cw.count(), price=cw.mean("price"))
+
+
+class LastTen(cw.ProcessFunction):
+    """The mean of the newest ten prices of each key, whatever the order in which they come."""
+
+    newest = cw.ListState("array<long>")
+    sold = cw.ValueState("long")
+
+    def process(self, row, ctx):
+        ten = sorted([*self.newest, [row["expires"], row["auction"], row["price"]]])[-10:]
+        self.newest.set(ten)
+        self.sold.value = self.sold.get(0) + 1
+        yield {"seller": ctx.key, "sold": self.sold.value, "price": sum(price for _, _, price in ten) / len(ten)}
+
+
+def q6(t: Tables) -> cw.Stream:
+    return q9(t).key_by("seller").process("last-ten", LastTen(), "seller long, sold long, price double")
+
+
 # ----------------------------------------------------------------------------------------------- windows, aggregates
 
 
@@ -172,6 +261,39 @@ def q17(t: Tables) -> cw.Stream:
     )  # fmt: skip
 
 
+def _distinct() -> dict[str, Any]:
+    """Counts of bids, bidders and auctions, over all and by rank of the price."""
+    ranks = ("low", "middle", "high")
+    calls = {"bids": cw.count()} | {f"bids_{r}": cw.count(r) for r in ranks}
+    for column in ("bidder", "auction"):
+        calls |= {f"{column}s": cw.count_distinct(column)}
+        calls |= {f"{column}s_{r}": cw.count_distinct(f"{column}_{r}") for r in ranks}
+    return calls
+
+
+def _by_rank(t: Tables) -> cw.Stream:
+    ranked = t.bid.with_columns("ranked", day=pl.col("time").dt.strftime("%Y-%m-%d"), **_ranks())
+    of = {f"{c}_{r}": pl.when(pl.col(r) == 1).then(pl.col(c)) for c in ("bidder", "auction") for r in _ranks()}
+    return ranked.with_columns("of-rank", **of)
+
+
+def q15(t: Tables) -> cw.Stream:
+    return _by_rank(t).key_by("day").aggregate("stats", **_distinct())
+
+
+def q16(t: Tables) -> cw.Stream:
+    return _by_rank(t).key_by("channel", "day").aggregate("stats", **_distinct())
+
+
+_RANKS = {"low": "price < 10000", "middle": "price >= 10000 AND price < 1000000", "high": "price >= 1000000"}
+_DISTINCT = ", ".join(
+    f"count({of}) FILTER ({inside}) AS {name}{suffix}"
+    for of, name in (("*", "bids"), ("DISTINCT bidder", "bidders"), ("DISTINCT auction", "auctions"))
+    for suffix, inside in {"": "true", **{f"_{r}": inside for r, inside in _RANKS.items()}}.items()
+)
+_WINNERS = """(SELECT a.id AS auction, a.item, a.seller, a.category, b.price, b.bidder, epoch_us(a.expires) AS expires
+    FROM auction a JOIN bid b ON a.id = b.auction AND b.time BETWEEN a.time AND a.expires
+    QUALIFY row_number() OVER (PARTITION BY a.id ORDER BY b.price DESC, b.time) = 1)"""
 _WINDOW = "time_bucket(INTERVAL '10 seconds', time)"
 QUERIES: dict[str, Query] = {
     q.name: q
@@ -188,6 +310,19 @@ QUERIES: dict[str, Query] = {
             "WHERE a.category = 10 AND p.state IN ('OR', 'ID', 'CA')",
         ),
         Query(
+            "q4", "mean price of a category", q4,
+            f"SELECT category, count(*) AS sold, avg(price) AS price FROM {_WINNERS} GROUP BY category",
+            ("category",), "sold",
+        ),
+        Query(
+            "q6", "mean price of a seller", q6,
+            f"""SELECT seller, max(sold) AS sold, avg(price) AS price FROM
+                (SELECT *, row_number() OVER (PARTITION BY seller ORDER BY expires DESC, auction DESC) AS place,
+                   count(*) OVER (PARTITION BY seller) AS sold FROM {_WINNERS})
+                WHERE place <= 10 GROUP BY seller""",
+            ("seller",), "sold",
+        ),
+        Query(
             "q7", "highest bid", q7,
             f"""SELECT auction, price, bidder, time, {_WINDOW} AS window_start FROM bid
                 QUALIFY price = max(price) OVER (PARTITION BY {_WINDOW})""",
@@ -199,6 +334,7 @@ QUERIES: dict[str, Query] = {
                JOIN (SELECT *, time_bucket(INTERVAL '10 seconds', time) AS start FROM auction) a
                ON p.id = a.seller AND p.start = a.start""",
         ),
+        Query("q9", "winning bids", q9, f"SELECT * FROM {_WINNERS}"),
         Query(
             "q10", "log to files", q10,
             "SELECT auction, bidder, price, time, extra, strftime(time, '%Y-%m-%d') AS day, "
@@ -215,6 +351,14 @@ QUERIES: dict[str, Query] = {
                       WHEN hour(time) <= 6 OR hour(time) >= 20 THEN 'night' ELSE 'other' END AS part,
                  len(extra) - len(replace(extra, 'c', '')) AS cs
                FROM bid WHERE price * 0.908::DOUBLE > 1000000 AND price * 0.908::DOUBLE < 50000000""",
+        ),
+        Query(
+            "q15", "bidding statistics", q15,
+            f"SELECT strftime(time, '%Y-%m-%d') AS day, {_DISTINCT} FROM bid GROUP BY ALL", ("day",),
+        ),
+        Query(
+            "q16", "statistics by channel", q16,
+            f"SELECT channel, strftime(time, '%Y-%m-%d') AS day, {_DISTINCT} FROM bid GROUP BY ALL", ("channel", "day"),
         ),
         Query(
             "q17", "auction statistics", q17,

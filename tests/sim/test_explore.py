@@ -2,17 +2,142 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
+
 import pytest
+from click.testing import CliRunner
 
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.sim.explore import SMALL_WORLDS, explore_world
+from cutwater.errors import ConfigError
+from cutwater.sim.explore import Explored, explore_world
+from cutwater.sim.explore_world import Budget
+from cutwater.sim.explore_worlds import combinations, first_state
+from cutwater.sim.planted import PLANTED
+from cutwater.ui.cli import cli
 
-STATES_MAX = 3_000
+STATES_MIN, STATES_MIN_FULL = 10_000, 200_000
+
+WORLDS: defaultdict[str, list[str]] = defaultdict(list)
+"""Protocol -> the worlds that it runs in."""
+for _world, _protocol in combinations():
+    WORLDS[_protocol].append(_world)
 
 
-@pytest.mark.parametrize("world", SMALL_WORLDS)
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_no_interleaving_breaks_a_promise(world: str, protocol: str) -> None:
-    found = explore_world(world, protocol, states_max=STATES_MAX)
-    assert not found.violation
-    assert found.states > 50
+def all_of(world: str, protocol: str, *, large: bool) -> Explored:
+    found = explore_world(world, protocol, large=large)
+    assert not found.violation, str(found)
+    assert found.complete
+    assert found.ends > 0
+    assert found.checked > 0
+    return found
+
+
+@pytest.mark.parametrize("protocol", WORLDS)
+def test_no_interleaving_breaks_a_promise(protocol: str) -> None:
+    found = [all_of(world, protocol, large=False) for world in WORLDS[protocol]]
+    assert sum(f.states for f in found) >= STATES_MIN
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("protocol", WORLDS)
+def test_no_interleaving_of_larger_worlds_breaks_a_promise(protocol: str) -> None:
+    found = [all_of(world, protocol, large=True) for world in WORLDS[protocol]]
+    assert sum(f.states for f in found) >= STATES_MIN_FULL
+
+
+# --------------------------------------------------------------------------------------------------------- the alarm
+
+QUICK = Budget(eager=True, prompt=True)
+ROUND = QUICK._replace(rows=(3,), requests=1)
+BUGS = {
+    "skips alignment": ("join", QUICK, "inconsistent cut"),
+    "freezes on the first barrier": ("join", QUICK, "inconsistent cut"),
+    "commits before the complete notice": ("join", QUICK, "early commit"),
+    "leaves early back-edges open (C2)": ("loop", ROUND, "inconsistent cut"),
+    "records no back-edge": ("loop", ROUND, "inconsistent cut"),
+    "records too late": ("loop", ROUND, "inconsistent cut"),
+    "forgets one channel": ("join", QUICK, "inconsistent cut"),
+    "drops the snapshot id": ("join", QUICK, "brought barrier 2 twice"),
+    "ignores aborts": ("join", QUICK._replace(expiries=1), "stuck"),
+    "publishes without the last acknowledgement": ("line", QUICK, "part missing"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found_and_the_shortest_way_to_it_told(bug: str) -> None:
+    world, budget, what = BUGS[bug]
+    plant = PLANTED[bug]
+    found = explore_world(world, plant.protocol, budget=budget, plant=plant)
+    assert what in found.violation
+    assert not found.complete
+    assert found.script
+    assert not explore_world(world, plant.protocol, budget=budget, states_max=found.states).violation
+
+
+def test_the_way_is_a_shortest_one_and_readable() -> None:
+    """The sink freezes with the barrier of the second source, before the row that the first one sent before its own."""
+    plant = PLANTED["freezes on the first barrier"]
+    found = explore_world("join", "aligned", budget=QUICK._replace(requests=1), plant=plant)
+    assert str(found).splitlines()[1:] == [
+        "  1. read 0 reads a row",
+        "  2. request",
+        "  3. read 0 hears Trigger(checkpoint_id=1, final=False, probe=False)",
+        "  4. read 1 hears Trigger(checkpoint_id=1, final=False, probe=False)",
+        "  5. take read 1 > sink 0 0: barrier 1",
+        "  6. publish: checkpoint 1",
+    ]
+
+
+def test_markers_in_channels_that_reorder_are_wrong_and_the_independent_checker_says_so_too() -> None:
+    """CL9: a marker that overtakes a message loses it."""
+    found = explore_world("pair", "chandy_lamport", budget=Budget(crashes=0))
+    assert found.violation.startswith("inconsistent cut: snapshot 1, p > q: sent 1, taken [], recorded ()")
+    assert len(found.script) == 5
+
+
+# ------------------------------------------------------------------------------------------------------- the worlds
+
+
+def test_in_the_loop_a_row_goes_through_both_subtasks() -> None:
+    """Else the world with a loop would show nothing."""
+    state = first_state("loop", "aligned", ROUND._replace(requests=0, crashes=0))
+    seen = set[str]()
+    while actions := state.actions()[0]:
+        seen.add(state.describe(actions[0]))
+        state.act(actions[0])
+    assert {"take read 0 > loop 1 0: row 0", "take loop 1 > loop 0 1: row 0"} <= seen
+    state.check_end()
+
+
+@pytest.mark.parametrize(("world", "protocol"), [("line", "aligned"), ("loop", "synchronous"), ("pair", "lai_yang")])
+def test_a_search_that_is_bounded_says_so(world: str, protocol: str) -> None:
+    found = explore_world(world, protocol, states_max=100)
+    assert not found.complete
+    assert "the search ended early" in str(found)
+
+
+def test_worlds_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no small world 'line' under 'lai_yang'"):
+        explore_world("line", "lai_yang")
+    with pytest.raises(ConfigError, match="none of the core's"):
+        explore_world("line", "aligned", plant=PLANTED["ignores fencing"])
+
+
+# ------------------------------------------------------------------------------------------------------ the command
+
+
+def test_the_command_tells_what_it_found() -> None:
+    done = CliRunner().invoke(cli, ["explore", "--protocol", "none", "--world", "line"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert done.output.startswith("line, none: ")
+    for word in ("states (all of them)", "transitions", "ends", "depth", " s: no violation"):
+        assert word in done.output
+
+
+def test_the_command_fails_with_the_way_to_a_planted_bug() -> None:
+    bug = "freezes on the first barrier"
+    done = CliRunner().invoke(cli, ["explore", "--world", "join", "--plant", bug, "--json"])
+    told = json.loads(done.output.splitlines()[0])
+    assert done.exit_code != 0
+    assert told["violation"].startswith("inconsistent cut")
+    assert told["script"][-1] == "publish: checkpoint 1"

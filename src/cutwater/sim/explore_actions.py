@@ -1,150 +1,261 @@
-"""Every action that may happen next in a state of the explorer."""
+"""Every step that may come next in a state of a small job."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Hashable
+from typing import Any
 
 from cutwater.protocol import messages as m
+from cutwater.protocol.loops import ProbeWanted
 from cutwater.protocol.reasons import CheckpointKind
-from cutwater.protocol.rows import FreezeOn
-from cutwater.sim.channels import BARRIER
-from cutwater.sim.explore_state import SmallState
+from cutwater.sim.explore_job import JobState, rows_of
+from cutwater.sim.explore_world import Action, Barrier, Cut, Done
 from cutwater.sim.graphs import source_row
 from cutwater.sim.judge import Violation
-from cutwater.sim.small import Cut
+from cutwater.trace import events as e
 
-__all__ = ["ActingState", "Action"]
+__all__ = ["ActingState"]
 
-Action: TypeAlias = "tuple[str, Callable[[ActingState], None]]"
+EXPIRY_MS = 2000.0
+PROBE_MS = 1e6
+"""Later than any pause before a probe."""
 
 
-class ActingState(SmallState):
-    """A state with its actions; each changes the state that it is called on."""
+class ActingState(JobState):
+    """A state with its steps; each changes the state that it is called on."""
 
     __slots__ = ()
+
+    @property
+    def exactly(self) -> bool:
+        """Nothing may be committed twice."""
+        return self.world.exactly
+
+    def header(self) -> e.Header:
+        """The first line of a trace of this job."""
+        graph = self.world.graph
+        ends = [(graph.names[c.source], graph.names[c.target]) for c in graph.channels]
+        links = tuple(e.Link(name, *pair) for name, pair in zip(graph.channel_names, ends, strict=True))
+        return e.Header(tuple(graph.names), links, title=f"{graph.name}, {self.world.row.name}")
+
+    # ------------------------------------------------------------------------------------------------- what may come
 
     def actions(self) -> tuple[list[Action], list[Action]]:
         """What is under way and may come next; and what may come from outside: requests, a crash, an expiry."""
         found: list[Action] = []
-        graph, machines = self.graph, self.machines
-        for t in sorted(graph.sources):
-            if machines[t].may_read and not self.ended[t]:
-                found.append((f"read {t}", partial(ActingState.read, task=t)))
-        for spec in graph.channels:
+        world, machines = self.world, self.machines
+        known = [world.known(n) for n in machines]
+        for t in world.sources:
+            if known[t][0] and not known[t][2]:
+                found.append(("read", t))
+        for spec in world.graph.channels:
             c = spec.index
             if self.out[c]:
-                found.append((f"deliver {c}", partial(ActingState.deliver, channel=c)))
+                found.append(("deliver", c))
             if self.urgent[c]:
-                found.append((f"urgent {c}", partial(ActingState.take_urgent, channel=c)))
-            elif self.inq[c] and machines[spec.target].can_take(c):
-                found.append((f"take {c}", partial(ActingState.take, channel=c)))
-        for t in range(len(machines)):
+                found.append(("take urgent", c))
+            elif self.inq[c] and c in known[spec.target][1]:
+                found.append(("take", c))
+        for t in world.tasks:
             if self.control[t]:
-                found.append((f"control {t}", partial(ActingState.hear, task=t)))
+                found.append(("hear", t))
             if self.writes[t]:
-                found.append((f"durable {t}", partial(ActingState.written, task=t)))
-        found += [(f"acknowledge {a.subtask}", partial(ActingState.acknowledge, ack=a)) for a in self.acks]
-        found += [(f"timeout {t} {id}", partial(ActingState.timeout, task=t, id=id)) for t, id in self.timers]
+                found.append(("durable", t))
+        found += [("acknowledge", n) for n in range(len(self.acks))]
+        found += [("timeout", *timer) for timer in self.timers]
         if self.publishing:
-            found.append(("publish", ActingState.publish))
-        if all(self.ended) and not self.final:
-            found.append(("final", ActingState.request_final))
-        outside: list[Action] = []
-        if self.requests and self.row.freeze_on is not FreezeOn.NEVER:
-            outside.append(("request", ActingState.request))
+            found.append(("publish",))
+        if not self.final and all(k[2] for k in known):
+            found.append(("final",))
+        wanted = bool(world.heads) and any(self._wants_probe(t) for t in world.heads)
+        if not found and wanted:
+            found.append(("probe", 0))  # nothing else moves: sooner or later its pause is over
+        return found, self._from_outside(wanted and bool(found))
+
+    def _from_outside(self, probes: bool) -> list[Action]:
+        found: list[Action] = []
+        if self.requests:
+            found.append(("request",))
         if self.crashes:
-            outside.append(("crash", ActingState.crash))
-        if self.expiries and self.coordinator.pending and not self.publishing:
-            outside.append(("expire", ActingState.expire))
-        return found, outside
+            found.append(("crash",))
+        if self.expiries and not self.publishing and self.world.memo.cores[self.coordinator].pending:
+            found.append(("expire",))
+        if self.probes and probes:
+            found.append(("probe", 1))
+        return found
+
+    def _wants_probe(self, task: int) -> bool:
+        """A head asks for a wave when its outside has ended and its loop has not."""
+        world = self.world
+        ended = world.known(self.machines[task])[2]
+        return not ended and world.outside[task] <= world.memo.cores[self.machines[task]].ended
+
+    def act(self, action: Action) -> None:
+        """Take a step.
+
+        Raises:
+            Violation, InvariantError: a promise is broken.
+        """
+        _STEPS[action[0]](self, *action[1:])
+        at_once, events = self.world.at_once, self.world.memo.events
+        if at_once:
+            while any(self.control):
+                heard = [t for t in self.world.tasks if self.control[t] and type(events[self.control[t][0]]) in at_once]
+                if not heard:
+                    break
+                for t in heard:
+                    self.hear(t)
+
+    def describe(self, action: Action) -> str:
+        """A step, for people."""
+        graph, name, *rest = self.world.graph, *action
+        if name == "read":
+            at_end = self.emitted[rest[0]] == len(self.world.budget.rows)
+            return f"{graph.names[rest[0]]} {'is exhausted' if at_end else 'reads a row'}"
+        if name == "hear":
+            return f"{graph.names[rest[0]]} hears {self.world.memo.events[self.control[rest[0]][0]]}"
+        if name == "durable":
+            return f"{graph.names[rest[0]]} has written {self.world.memo.events[self.writes[rest[0]][0]]}"
+        if name in ("deliver", "take", "take urgent"):
+            queue: Any = {"deliver": self.out, "take": self.inq, "take urgent": self.urgent}[name][rest[0]]
+            item = queue[0]
+            if type(item) is Barrier:
+                item = f"{'probe' if item.probe else 'final barrier' if item.final else 'barrier'} {item.id}"
+            elif type(item) is int:
+                item = f"row {item}"
+            return f"{name} {graph.channel_names[rest[0]]}: {item}"
+        if name == "acknowledge":
+            event = self.acks[rest[0]][0]
+            return f"{type(event).__name__} of {graph.names[event.subtask]}: checkpoint {event.checkpoint_id}"
+        if name == "timeout":
+            return f"timeout {graph.names[rest[0]]}: checkpoint {rest[1]}"
+        return f"publish: checkpoint {self.publishing[0]}" if name == "publish" else str(name)
+
+    # ------------------------------------------------------------------------------------------------------ the steps
 
     def read(self, task: int) -> None:
         """A source hands out a row; after its last one it says so."""
-        position = self.emitted[task]
-        if position == self.rows:
-            self.feed(task, m.SourceExhausted())
+        number, rows = self.emitted[task], self.world.budget.rows
+        if number == len(rows):
+            self.feed(task, self.world.exhausted)
             return
-        self.emitted[task] = position + 1
-        self.process(task, source_row(task, position, self.graph.cyclic))
+        self.emitted[task] = number + 1
+        self.process(task, source_row(task, rows[number], self.world.graph.cyclic), ())
 
-    def process(self, task: int, row: int) -> None:
-        moves = self.graph.moves[task][row]
+    def process(self, task: int, row: int, takes: tuple[e.Span, ...]) -> None:
+        """One event of the dataflow: a row goes where it has to, or ends here."""
+        graph = self.world.graph
+        moves = graph.moves[task][row]
+        sends: list[e.Span] = []
         for channel, after in moves:
+            number = len(self.history[channel])
             self.history[channel] += (after,)
-            self.send(channel, after)
+            sends.append(e.Span(graph.channel_names[channel], number))
+            self.send(channel, number)
         if not moves:
-            self.absorbed[task] = tuple(sorted((*self.absorbed[task], row >> 4)))
+            self.open[task] = tuple(sorted((*self.open[task], row >> 4)))
+        if self.story is not None:
+            self.story.append(e.Step(0.0, graph.names[task], self.attempt, takes, tuple(sends)))
 
     def deliver(self, channel: int) -> None:
         """The next item goes from the sender's queue to the receiver's."""
         item, *rest = self.out[channel]
         self.out[channel] = tuple(rest)
         self.arrive(channel, item)
-        if self.row.switches and type(item) is tuple and item[0] == BARRIER and item[-1] != "urgent":
-            spec = self.graph.channels[channel]
-            others = [i for c in self.graph.outputs[spec.source] for i in self.out[c] if type(i) is tuple]
-            if not any(i[0] == BARRIER and i[1] == item[1] for i in others):
-                self.control[spec.source] += (m.BarriersSent(item[1]),)
+        if self.world.row.switches and type(item) is Barrier:
+            source = self.world.graph.channels[channel].source
+            others = [i for c in self.world.graph.outputs[source] for i in self.out[c] if type(i) is Barrier]
+            if not any(i.id == item.id for i in others):
+                self.post(source, m.BarriersSent(item.id))
 
     def take(self, channel: int) -> None:
         """The receiver takes the next item."""
-        task = self.graph.channels[channel].target
+        world = self.world
+        task = world.graph.channels[channel].target
         item, *rest = self.inq[channel]
         self.inq[channel] = tuple(rest)
         if type(item) is int:
+            if item != self.taken[channel]:
+                what = f"row {item} was taken when row {self.taken[channel]} was next"
+                raise Violation("order of a channel", f"{world.graph.channel_names[channel]}: {what}")
+            if world.row.halts and any(t == task for t, _ in self.cuts):
+                raise Violation("not halted", f"{world.graph.names[task]} moves rows while a checkpoint is undecided")
             self.taken[channel] += 1
-            self.feed(task, m.RowsTaken(channel, 1), (item,))
-            self.process(task, item)
-        elif item[0] == BARRIER:
-            self.feed(task, m.BarrierTaken(channel, item[1], item[2], item[3]))
+            self.feed(task, world.row_taken[channel], (item,))
+            self.process(task, self.history[channel][item], (e.Span(world.graph.channel_names[channel], item),))
+        elif type(item) is Barrier:
+            self._tell_taken(task, channel, item)
+            self.feed(task, world.memo.event(m.BarrierTaken(channel, item.id, item.final, item.probe)))
         else:
-            self.feed(task, m.EndTaken(channel))
+            self.feed(task, world.end_taken[channel])
 
     def take_urgent(self, channel: int) -> None:
         """The receiver takes a barrier that overtook."""
-        (item, position), *rest = self.urgent[channel]
+        item, *rest = self.urgent[channel]
         self.urgent[channel] = tuple(rest)
-        left = [i for i in self.inq[channel] if type(i) is int][: max(position - self.taken[channel], 0)]
-        event = m.BarrierTaken(channel, item[1], item[2], item[3], len(left), False)
-        self.feed(self.graph.channels[channel].target, event, tuple(left))
+        left = tuple(row for row in rows_of(self.inq[channel]) if row < item.reach)
+        task = self.world.graph.channels[channel].target
+        self._tell_taken(task, channel, item)
+        event = m.BarrierTaken(channel, item.id, item.final, item.probe, len(left), False)
+        self.feed(task, self.world.memo.event(event), left)
+
+    def _tell_taken(self, task: int, channel: int, item: Barrier) -> None:
+        if self.story is not None and not item.probe:
+            names = self.world.graph.names[task], self.world.graph.channel_names[channel]
+            self.story.append(e.MarkerTaken(0.0, names[0], self.attempt, item.id, names[1], item.position))
 
     def hear(self, task: int) -> None:
         """A control message comes."""
-        event, *rest = self.control[task]
+        number, *rest = self.control[task]
         self.control[task] = tuple(rest)
-        self.feed(task, event)
+        event = self.world.memo.events[number]
+        if self.timers and isinstance(event, m.CompleteNotice | m.AbortNotice):
+            self.timers = tuple(x for x in self.timers if x != (task, event.checkpoint_id))
+        self.feed(task, number)
 
     def timeout(self, task: int, id: int) -> None:
         """An alignment took too long."""
         self.timers = tuple(x for x in self.timers if x != (task, id))
-        self.feed(task, m.AlignmentTimeout(id))
+        self.feed(task, self.world.memo.event(m.AlignmentTimeout(id)))
 
     def publish(self) -> None:
         """The log takes the checkpoint: it must be a consistent cut."""
-        effect = self.publishing[0]
-        self.publishing = ()
-        id = effect.checkpoint_id
-        cuts = {t: self.cuts[t, id] for t in range(len(self.machines)) if (t, id) in self.cuts}
-        logs = {c: items for (i, c), items in self.logs.items() if i == id}
-        self._check_cut(id, cuts, logs)
-        if self.done is None or id > self.done[0]:
-            self.done = id, cuts, logs
+        (id, final), self.publishing = self.publishing, ()
+        cuts = {t: self.cuts[t, id] for t in self.world.tasks if (t, id) in self.cuts}
+        logs = {c: rows for (i, c), rows in self.logs.items() if i == id}
+        before = self.done.id if self.done else 0
+        self.completed: Hashable = frozenset(cuts.items()), frozenset(logs.items()), before, self.attempt
+        if self.story is not None:
+            self._tell_completed(id, logs)
+        else:
+            self._check_cut(id, cuts, logs)
+        if self.done is None or id > self.done.id:
+            self.done = Done(id, tuple(sorted(cuts.items())), tuple(sorted(logs.items())), bool(final))
         self.coordinate(m.Published(id, self.now))
 
-    def _check_cut(self, id: int, cuts: dict[int, Cut], logs: dict[int, tuple[Any, ...]]) -> None:
+    def _check_cut(self, id: int, cuts: dict[int, Cut], logs: dict[int, tuple[int, ...]]) -> None:
+        """CL6: rows taken before the receiver's cut, then the recorded ones, are those sent before the sender's."""
         if len(cuts) < len(self.machines):
             raise Violation("part missing", f"checkpoint {id} has parts of {sorted(cuts)} only")
-        for spec in self.graph.channels:
+        for spec in self.world.graph.channels:
             c = spec.index
             sent, taken = dict(cuts[spec.source].outs)[c], dict(cuts[spec.target].ins)[c]
             log = (*logs.get(c, ()), *logs.get(-1 - c, ()))
-            exact = self.protocol != "at_least_once"
-            if log != self.history[c][taken:sent] or (exact and taken > sent):
-                text = f"checkpoint {id}, {self.graph.channel_names[c]}: sent {sent}, taken {taken}, recorded {log}"
+            if log != tuple(range(taken, sent)) or (self.world.exactly and taken > sent):
+                text = (
+                    f"checkpoint {id}, {self.world.graph.channel_names[c]}: sent {sent}, taken {taken}, recorded {log}"
+                )
                 raise Violation("inconsistent cut", text)
+
+    def _tell_completed(self, id: int, logs: dict[int, tuple[int, ...]]) -> None:
+        story, names = self.story or [], self.world.graph.channel_names
+        for c in range(len(names)):
+            rows = (*logs.get(c, ()), *logs.get(-1 - c, ()))
+            spans = tuple(e.Span(names[c], row) for row in rows)
+            if spans:
+                story.append(e.Recorded(0.0, "coordinator", self.attempt, id, names[c], spans))
+        story.append(e.Completed(0.0, "coordinator", self.attempt, id))
 
     def request(self) -> None:
         """A checkpoint is asked for."""
@@ -156,10 +267,17 @@ class ActingState(SmallState):
         self.final = True
         self.coordinate(m.RequestFinal(self.now))
 
+    def probe(self, cost: int) -> None:
+        """Heads ask for a wave, and the pause before it is over (C6)."""
+        self.probes -= cost
+        for t in self.world.heads:
+            if self._wants_probe(t):
+                self.watch_loops(ProbeWanted(t, PROBE_MS))
+
     def expire(self) -> None:
         """Everything pending is given up."""
         self.expiries -= 1
-        self.now += 2000.0
+        self.now += EXPIRY_MS
         self.coordinate(m.Tick(self.now))
 
     def crash(self) -> None:
@@ -167,21 +285,52 @@ class ActingState(SmallState):
         self.crashes -= 1
         self.coordinate(m.JobStopped("crash", self.now))
         if self.publishing:  # what was being written when it happened is lost
-            self.coordinate(m.PublishFailed(self.publishing[0].checkpoint_id, "crash", self.now))
-        self.publishing = ()
-        self.cuts, self.logs = {}, {}
-        if self.done is None:
-            self.history = [() for _ in self.graph.channels]
+            self.coordinate(m.PublishFailed(self.publishing[0], "crash", self.now))
+        if self.story is not None:
+            self.story += [e.Crashed(0.0, name, self.attempt) for name in self.world.graph.names]
         self.attempt += 1
-        self.begin(self.done)
-        self.coordinate(m.JobRunning(self.attempt, self.now))
+        if self.story is not None:
+            id = self.done.id if self.done else None
+            self.story += [e.Restored(0.0, name, self.attempt, id) for name in self.world.graph.names]
+        self.begin()
+
+    # ----------------------------------------------------------------------------------------------------- the verdict
 
     def check_end(self) -> None:
-        """Nothing more comes by itself: everything must have arrived, and once."""
-        unread = [t for t in self.graph.sources if self.emitted[t] < self.rows]
-        if any(self.inq) or any(self.out) or unread:
-            raise Violation("stuck", f"rows are left: {self.inq}, {self.out}, read {self.emitted}")
-        got = Counter(i for found in self.absorbed for i in found)
-        expected = self.graph.expected_anywhere(self.rows)
-        if expected - got or (self.protocol != "at_least_once" and got - expected):
+        """Nothing more comes by itself: the job must have ended, and all of its output be there, once.
+
+        Raises:
+            Violation: it is stuck, or the output is wrong.
+        """
+        if self.done is None or not self.done.final or not self.final:
+            raise Violation("stuck", f"nothing moves: rows {self.inq}, {self.out}, read {self.emitted}")
+        got = Counter(row for *_, rows in self.committed for row in rows)
+        expected = self.world.expected
+        if expected - got or got.keys() - expected.keys() or (self.world.exactly and got != expected):
             raise Violation("lost or doubled rows", f"{sorted(got.elements())} of {sorted(expected.elements())}")
+
+    def outcome(self) -> Hashable:
+        """What there is to check at an end."""
+        return self.committed, *self.history, self.attempt, self.done and self.done.id
+
+    def oracle(self) -> list[str]:
+        """The rows that must be committed at an end."""
+        return [str(row) for row in self.world.expected.elements()]
+
+
+_STEPS: dict[str, Any] = {
+    "read": ActingState.read,
+    "deliver": ActingState.deliver,
+    "take": ActingState.take,
+    "take urgent": ActingState.take_urgent,
+    "hear": ActingState.hear,
+    "durable": ActingState.written,
+    "acknowledge": ActingState.acknowledge,
+    "timeout": ActingState.timeout,
+    "publish": ActingState.publish,
+    "final": ActingState.request_final,
+    "probe": ActingState.probe,
+    "request": ActingState.request,
+    "crash": ActingState.crash,
+    "expire": ActingState.expire,
+}

@@ -123,7 +123,8 @@ class Checker:
             for span in step.takes:
                 channel = channels[span.channel]
                 end = span.first + span.count
-                if span.first == channel.taken and channel.attempt == attempt and end <= channel.sent:
+                in_turn = span.first == channel.taken and not channel.ahead
+                if in_turn and channel.attempt == attempt and end <= channel.sent:
                     channel.taken = end
                 else:
                     self._take_slowly(step, channel, span)

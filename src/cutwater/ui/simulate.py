@@ -204,27 +204,36 @@ def _keep(schedule: Schedule, given: dict[str, Any]) -> tuple[World | None, Any]
 
 @click.command()
 @click.option("--protocol", default="all", metavar="NAME|all", show_default=True, help="Which snapshot protocol.")
-@click.option("--world", default="all", metavar="NAME|all", show_default=True, help="Which small dataflow.")
-@click.option("--states", type=int, default=20_000, metavar="N", show_default=True, help="Stop after so many.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def explore(protocol: str, world: str, states: int, as_json: bool) -> None:
-    """Walk through all interleavings of small dataflows.
+@click.option("--world", default="all", metavar="NAME|all", show_default=True, help="Which small dataflow or network.")
+@click.option("--large", is_flag=True, help="Larger worlds: minutes instead of seconds.")
+@click.option("--states", type=int, default=1_000_000, metavar="N", show_default=True, help="Stop after so many.")
+@click.option("--plant", default="", metavar="NAME", help="Plant a bug of this name, to see that it is found.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, a line a world.")
+def explore(protocol: str, world: str, large: bool, states: int, plant: str, as_json: bool) -> None:
+    """Walk through all interleavings of small worlds.
 
-    With two snapshots and one crash; in every state all invariants must hold, and every complete snapshot must be a
-    consistent cut.
+    In every state all invariants must hold, every complete snapshot must be a consistent cut, and a way must lead to
+    an end with all output there, once.  What breaks a promise is printed with the shortest way to it.
     """
-    from cutwater.protocol.rows import PROTOCOLS
-    from cutwater.sim.explore import SMALL_WORLDS, explore_world
+    from cutwater.sim.explore import explore_world
+    from cutwater.sim.explore_worlds import JOBS, combinations, no_such_world
+    from cutwater.sim.planted import PLANTED
 
-    for name, known, what in ((world, SMALL_WORLDS, "world"), (protocol, PROTOCOLS, "protocol")):
-        if name != "all" and name not in known:
-            raise ConfigError(f"no {what} {name!r}", hint=f"There are: {', '.join(known)}.")
-    worlds = list(SMALL_WORLDS) if world == "all" else [world]
-    protocols = list(PROTOCOLS) if protocol == "all" else [protocol]
-    for found in (explore_world(w, p, states_max=states) for p in protocols for w in worlds):
-        if as_json:
-            click.echo(json.dumps(found.as_dict()))
-        else:
-            click.echo(str(found))
+    if plant and plant not in PLANTED:
+        raise ConfigError(f"no planted bug {plant!r}", hint=f"There are: {'; '.join(PLANTED)}.")
+    bug = PLANTED[plant] if plant else None
+    if bug is not None and protocol == "all":
+        protocol = bug.protocol
+    chosen = [(w, p) for w, p in combinations() if world in ("all", w) and protocol in ("all", p)]
+    if bug is not None:
+        chosen = [(w, p) for w, p in chosen if w in JOBS]
+    if not chosen:
+        raise no_such_world(world, protocol)
+    for one, under in chosen:
+        found = explore_world(one, under, large=large, states_max=states, plant=bug)
+        click.echo(json.dumps(found.as_dict()) if as_json else str(found))
         if found.violation:
-            raise SimulationFailedError(f"{found.world}, {found.protocol}: {found.violation}")
+            raise SimulationFailedError(
+                f"{one}, {under}: {found.violation}",
+                hint=f"The shortest way there, {len(found.script)} steps, went to standard output.",
+            )

@@ -271,6 +271,13 @@ def test_channels_that_reorder_are_judged_by_sets():
     assert kinds(cut("p"), send(0), send(1), take(1), cut("q"), DONE, header=loose) >= {Kind.CUT}
 
 
+def test_a_row_that_comes_after_later_ones_closes_the_gap():
+    loose = msgspec.structs.replace(PAIR, fifo=False)
+    result = check(Trace(loose, (send(0), send(1), take(1), take(0))), drained=True)
+    assert result.ok, str(result)
+    assert result.in_flight == 0
+
+
 def test_rows_left_in_a_channel_are_a_loss_only_if_the_run_has_ended():
     assert kinds(send(0)) == set()
     assert check(Trace(PAIR, (send(0),))).in_flight == 1

@@ -98,7 +98,7 @@ class JobState:
             back_edges=graph.back.intersection(graph.inputs[task]),
             loop_inputs=graph.loop_inputs[task],
             last_checkpoint_id=self.world.memo.cores[self.coordinator].last_id,
-            ended=[c for c in cut.ended if cuts[graph.channels[c].source].has_ended] if cut else (),
+            ended=[c for c in cut.ended if c in graph.back or cuts[graph.channels[c].source].has_ended] if cut else (),
             exhausted=bool(cut and cut.has_ended and task in graph.sources),
         )
 

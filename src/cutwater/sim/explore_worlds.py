@@ -111,11 +111,24 @@ _SMALL = {
     ("line", "synchronous"): _QUICK._replace(requests=1),
     ("join", "synchronous"): Budget(ONCE, requests=1, crashes=0, eager=True),
     ("loop", "synchronous"): _QUICK._replace(rows=ROUND, requests=0, crashes=0, direct=True),
-    ("ring", "chandy_lamport"): Budget(ONCE, requests=1, crashes=0),
+    ("ring", "chandy_lamport"): Budget(ONCE, requests=1),
     ("ring", "lai_yang"): Budget(ONCE, requests=1, crashes=0),
     ("pair", "lai_yang"): Budget(ONCE, crashes=0),
 }
-_LARGE: dict[tuple[str, str], Budget] = {}
+_LARGE = _SMALL | {
+    ("join", "none"): Budget(tuple(range(21))),
+    ("loop", "none"): Budget(ROUND),
+    ("join", "aligned"): Budget(ONCE, requests=1, crashes=0),
+    ("loop", "aligned"): _QUICK._replace(rows=ROUND),
+    ("join", "at_least_once"): Budget(ONCE, crashes=0, eager=True),
+    ("loop", "at_least_once"): _QUICK._replace(rows=ROUND),
+    ("loop", "chandy_lamport"): _QUICK._replace(rows=ROUND, requests=1),
+    ("ring", "chandy_lamport"): Budget(ONCE, crashes=0),
+    ("join", "unaligned"): _QUICK._replace(requests=1, direct=True),
+    ("loop", "unaligned"): _QUICK._replace(rows=ROUND, requests=1, crashes=0, direct=True),
+    ("loop", "synchronous"): _QUICK._replace(rows=ROUND, requests=1, crashes=0, direct=True),
+    ("ring", "lai_yang"): Budget(ONCE),
+}
 
 _RIGHT = (SubtaskMachine, CheckpointCoordinator, LoopMonitor)
 """The machines without a planted bug."""
@@ -128,8 +141,15 @@ def combinations() -> list[tuple[str, str]]:
 
 
 def budgets(world: str, protocol: str, *, large: bool) -> Budget:
-    """How much happens in a world under a protocol."""
-    return (_LARGE if large else _SMALL)[world, protocol]
+    """How much happens in a world under a protocol.
+
+    Raises:
+        ConfigError: there is no such world, or not under this protocol.
+    """
+    found = (_LARGE if large else _SMALL).get((world, protocol))
+    if found is None:
+        raise no_such_world(world, protocol)
+    return found
 
 
 def first_state(world: str, protocol: str, budget: Budget, plant: Plant | None = None) -> SmallState:

@@ -52,17 +52,16 @@ def new_coordinator(
 class Memo:
     """The states of machines by number, and what each does on each event.
 
-        Every state is validated once, when it gets its number.
+    Every state is validated once, when it gets its number.
 
-        >>> from cutwater.protocol import messages as m
-        >>> from cutwater.protocol.lai_yang import LaiYangMachine
-    from cutwater.protocol.rows import PROTOCOLS
-        >>> memo = Memo()
-        >>> first = memo.number("sum 0", SubtaskMachine("sum 0", ["a", "b"], protocol=PROTOCOLS["aligned"]))
-        >>> barrier = memo.event(m.BarrierTaken("a", 1))
-        >>> after, effects = memo.handle(first, barrier)
-        >>> effects, memo.handle(first, barrier) == (after, effects), first == after
-        ((Block(input='a'),), True, False)
+    >>> from cutwater.protocol import messages as m
+    >>> from cutwater.protocol.rows import PROTOCOLS
+    >>> memo = Memo()
+    >>> first = memo.number("sum 0", SubtaskMachine("sum 0", ["a", "b"], protocol=PROTOCOLS["aligned"]))
+    >>> barrier = memo.event(m.BarrierTaken("a", 1))
+    >>> after, effects = memo.handle(first, barrier)
+    >>> effects, memo.handle(first, barrier) == (after, effects), first == after
+    ((Block(input='a'),), True, False)
     """
 
     def __init__(self) -> None:
@@ -115,13 +114,12 @@ class Memo:
 def clone(core: Any) -> Any:
     """A copy that can go another way.
 
-        >>> from cutwater.protocol import messages as m
-        >>> from cutwater.protocol.lai_yang import LaiYangMachine
-    from cutwater.protocol.rows import PROTOCOLS
-        >>> first = SubtaskMachine("sum 0", ["a", "b"], protocol=PROTOCOLS["aligned"])
-        >>> second = clone(first)
-        >>> second.handle(m.BarrierTaken("a", 1)), canonical(first) == canonical(second), first.blocked
-        ([Block(input='a')], False, ())
+    >>> from cutwater.protocol import messages as m
+    >>> from cutwater.protocol.rows import PROTOCOLS
+    >>> first = SubtaskMachine("sum 0", ["a", "b"], protocol=PROTOCOLS["aligned"])
+    >>> second = clone(first)
+    >>> second.handle(m.BarrierTaken("a", 1)), canonical(first) == canonical(second), first.blocked
+    ([Block(input='a')], False, ())
     """
     memo: dict[int, Any] = {}
     new = object.__new__(type(core))

@@ -8,7 +8,7 @@ cost.  Rows must have been checked: no null, no NaN in a key.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow as pa
 from cutwater.errors import DataError
 from cutwater.state import index_kernels as kernels
 from cutwater.state.keys import decimal_bytes, is_word_key
+from cutwater.state.memory import GrowingArray, in_background
 from cutwater.state.words import Words, bytes_view, from_words, to_words
 
 __all__ = ["BytesIndex", "Int64Index", "KeyIndex", "Slots", "WordsIndex", "make_index"]
@@ -26,8 +27,53 @@ Slots: TypeAlias = npt.NDArray[np.int32]
 
 _FIRST_SLOTS = 1024
 _FIRST_BYTES = 1 << 16
+_BYTES_RESERVED = 1 << 34
 _SPARSE_SLOTS = 1 << 20
 _MAX_SLOTS = 2**31 - 2
+_AT_ONCE_SLOTS = 1 << 16
+"""So many are entered into a new table at once: about a millisecond."""
+
+
+class _NextTable:
+    """A larger table that a thread in the background fills, while the present one goes on serving.
+
+    What an index stores of its keys only grows, so the thread reads what nobody changes.  Slots that came meanwhile are
+    entered in further rounds, and the last few by the caller.
+
+    Args:
+        table: empty.
+        enter: enters the slots from one number to another into a table.
+        count: slots that there are.
+    """
+
+    def __init__(
+        self, table: npt.NDArray[Any], enter: Callable[[int, int, npt.NDArray[Any]], None], count: int
+    ) -> None:
+        self.table = table
+        self._enter = enter
+        self._entered = 0
+        self._next_round(count)
+
+    def _next_round(self, count: int) -> None:
+        first, self._entered = self._entered, count
+        self._thread = in_background(lambda: self._enter(first, count, self.table))
+
+    def ready(self, count: int, *, wait: bool) -> bool:
+        """Whether all slots are in the table: then it can take over.
+
+        Args:
+            count: slots that there are.
+            wait: until it is so.
+        """
+        while True:
+            if wait:
+                self._thread.join()
+            elif self._thread.is_alive():
+                return False
+            if wait or count - self._entered <= _AT_ONCE_SLOTS:
+                self._enter(self._entered, count, self.table)
+                return True
+            self._next_round(count)
 
 
 class KeyIndex(ABC):
@@ -38,10 +84,16 @@ class KeyIndex(ABC):
         expected: number of keys to make room for at once.
     """
 
+    _entry: type[np.signedinteger[Any]]
+    """Of the table."""
+
     def __init__(self, types: Sequence[pa.DataType], expected: int = 0) -> None:
         self.types = tuple(types)
         self._count = 0
-        self._limit = max(_FIRST_SLOTS, 1 << max(0, expected - 1).bit_length())
+        self._due = max(_FIRST_SLOTS, 1 << max(0, expected - 1).bit_length())
+        """Slots from which on a larger table is wanted."""
+        self._table: npt.NDArray[Any] = np.zeros(self._table_size(), self._entry)
+        self._next: _NextTable | None = None
 
     def __len__(self) -> int:
         """Slots in use."""
@@ -58,6 +110,9 @@ class KeyIndex(ABC):
         """
         slots: Slots = np.empty(len(columns[0]), np.int32)
         self._upsert(columns, slots)
+        self._reserve(self._limit)
+        if self._count >= self._due or self._next is not None:
+            self._grow_table(wait=False)
         return slots
 
     def find(self, columns: Sequence[pa.Array]) -> Slots:
@@ -84,16 +139,45 @@ class KeyIndex(ABC):
     @abstractmethod
     def _find(self, columns: Sequence[pa.Array], slots: Slots) -> None: ...
 
+    @abstractmethod
+    def _enter(self, first: int, count: int, table: npt.NDArray[Any]) -> None:
+        """Enter slots ``first`` .. ``count`` - 1 into a table; also called by another thread."""
+
+    @abstractmethod
+    def _reserve(self, slots: int) -> None:
+        """Have room for this many slots."""
+
+    @property
+    def _limit(self) -> int:
+        """Slots that the present table takes; a small one grows at once when it is due."""
+        return min(self._due if self._due <= _AT_ONCE_SLOTS else self._due + self._due // 2, _MAX_SLOTS + 1)
+
     def _table_size(self) -> int:
         # Probing ends sooner in a sparse table, and up to a million keys that costs 16 bytes per key at most.
-        return self._limit * (4 if self._limit <= _SPARSE_SLOTS else 2)
+        return self._due * (4 if self._due <= _SPARSE_SLOTS else 2)
+
+    def _grow_table(self, *, wait: bool) -> None:
+        """Go over to a larger table, once it is there."""
+        if self._next is None:
+            due = self._due
+            self._double()
+            table = np.zeros(self._table_size(), self._entry)
+            if due > _AT_ONCE_SLOTS:
+                self._next, self._due = _NextTable(table, self._enter, self._count), due
+            else:
+                self._enter(0, self._count, table)
+                self._table = table
+        if self._next is not None and self._next.ready(self._count, wait=wait):
+            self._table, self._next = self._next.table, None
+            self._double()
+        self._reserve(self._limit)
 
     def _double(self) -> None:
-        if self._limit >= _MAX_SLOTS:
+        if self._due >= _MAX_SLOTS:
             raise DataError(
                 f"one subtask holds more than {_MAX_SLOTS} keys", hint="Raise the parallelism, so that each holds less."
             )
-        self._limit = min(self._limit * 2, _MAX_SLOTS + 1)
+        self._due = min(self._due * 2, _MAX_SLOTS + 1)
 
 
 class Int64Index(KeyIndex):
@@ -104,31 +188,34 @@ class Int64Index(KeyIndex):
     [0, 1, 0]
     """
 
+    _entry = np.int32
+
     def __init__(self, types: Sequence[pa.DataType], expected: int = 0) -> None:
         super().__init__(types, expected)
-        self._table = np.zeros(self._table_size(), np.int32)
-        self._keys: Words = np.empty(self._limit, np.int64)
+        self._keys = GrowingArray(np.int64)
+        self._reserve(self._limit)
 
     def _upsert(self, columns: Sequence[pa.Array], slots: Slots) -> None:
         words = to_words(columns[0])
         done = 0
         while True:
-            done, self._count = kernels.upsert_word(words, done, self._table, self._keys, self._count, slots)
+            keys = self._keys.values[: self._limit]
+            done, self._count = kernels.upsert_word(words, done, self._table, keys, self._count, slots)
             if done == len(words):
                 return
-            self._grow()
+            self._grow_table(wait=True)
 
     def _find(self, columns: Sequence[pa.Array], slots: Slots) -> None:
-        kernels.find_word(to_words(columns[0]), self._table, self._keys, slots)
+        kernels.find_word(to_words(columns[0]), self._table, self._keys.values, slots)
 
-    def _grow(self) -> None:
-        self._double()
-        self._keys = _extended(self._keys, self._count, self._limit)
-        self._table = np.zeros(self._table_size(), np.int32)
-        kernels.rehash_word(self._keys, self._count, self._table)
+    def _enter(self, first: int, count: int, table: npt.NDArray[Any]) -> None:
+        kernels.rehash_word(self._keys.values, first, count, table)
+
+    def _reserve(self, slots: int) -> None:
+        self._keys.reserve(slots, self._count)
 
     def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
-        return [from_words(self._keys[slots], self.types[0])]
+        return [from_words(self._keys.values[slots], self.types[0])]
 
     def frozen(self) -> Int64Index:
         view = object.__new__(Int64Index)
@@ -144,32 +231,35 @@ class WordsIndex(KeyIndex):
     [0, 1, 0]
     """
 
+    _entry = np.int32
+
     def __init__(self, types: Sequence[pa.DataType], expected: int = 0) -> None:
         super().__init__(types, expected)
-        self._table = np.zeros(self._table_size(), np.int32)
-        self._keys: Words = np.empty((self._limit, len(types)), np.int64)
+        self._keys = GrowingArray(np.int64, (len(types),))
+        self._reserve(self._limit)
 
     def _upsert(self, columns: Sequence[pa.Array], slots: Slots) -> None:
         words = _matrix([to_words(column) for column in columns], len(slots))
         done = 0
         while True:
-            done, self._count = kernels.upsert_words(words, done, self._table, self._keys, self._count, slots)
+            keys = self._keys.values[: self._limit]
+            done, self._count = kernels.upsert_words(words, done, self._table, keys, self._count, slots)
             if done == len(words):
                 return
-            self._grow()
+            self._grow_table(wait=True)
 
     def _find(self, columns: Sequence[pa.Array], slots: Slots) -> None:
         words = _matrix([to_words(column) for column in columns], len(slots))
-        kernels.find_words(words, self._table, self._keys, slots)
+        kernels.find_words(words, self._table, self._keys.values, slots)
 
-    def _grow(self) -> None:
-        self._double()
-        self._keys = _extended(self._keys, self._count, self._limit)
-        self._table = np.zeros(self._table_size(), np.int32)
-        kernels.rehash_words(self._keys, self._count, self._table)
+    def _enter(self, first: int, count: int, table: npt.NDArray[Any]) -> None:
+        kernels.rehash_words(self._keys.values, first, count, table)
+
+    def _reserve(self, slots: int) -> None:
+        self._keys.reserve(slots, self._count)
 
     def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
-        return [from_words(self._keys[slots, c], kind) for c, kind in enumerate(self.types)]
+        return [from_words(self._keys.values[slots, c], kind) for c, kind in enumerate(self.types)]
 
     def frozen(self) -> WordsIndex:
         view = object.__new__(WordsIndex)
@@ -187,15 +277,18 @@ class BytesIndex(KeyIndex):
     [0, 1, 0]
     """
 
+    _entry = np.int64
+
     def __init__(self, types: Sequence[pa.DataType], expected: int = 0) -> None:
         super().__init__(types, expected)
         self._word_columns = [c for c, kind in enumerate(types) if is_word_key(kind)]
         self._byte_columns = [c for c, kind in enumerate(types) if not is_word_key(kind)]
         lengths = len(self._byte_columns) if len(self._byte_columns) > 1 else 0
-        self._table = np.zeros(self._table_size(), np.int64)
-        self._keys: Words = np.empty((self._limit, len(self._word_columns) + lengths), np.int64)
-        self._arena = np.empty(_FIRST_BYTES, np.uint8)
-        self._spans: Words = np.zeros(self._limit + 1, np.int64)
+        self._keys = GrowingArray(np.int64, (len(self._word_columns) + lengths,))
+        self._arena = GrowingArray(np.uint8, reserved=_BYTES_RESERVED)
+        self._arena.reserve(_FIRST_BYTES)
+        self._spans = GrowingArray(np.int64)
+        self._reserve(self._limit)
 
     def _upsert(self, columns: Sequence[pa.Array], slots: Slots) -> None:
         words, data, offsets = self._encode(columns, len(slots))
@@ -207,19 +300,35 @@ class BytesIndex(KeyIndex):
                 offsets,
                 done,
                 self._table,
-                self._keys,
-                self._arena,
-                self._spans,
+                self._keys.values[: self._limit],
+                self._arena.values,
+                self._spans.values,
                 self._count,
                 slots,
             )
             if done == len(slots):
                 return
-            self._grow(int(offsets[done + 1]) - int(offsets[done]))
+            if self._count >= self._limit:
+                self._grow_table(wait=True)
+            self._arena.reserve(self._end + int(offsets[done + 1]) - int(offsets[done]))
 
     def _find(self, columns: Sequence[pa.Array], slots: Slots) -> None:
         words, data, offsets = self._encode(columns, len(slots))
-        kernels.find_bytes(words, data, offsets, self._table, self._keys, self._arena, self._spans, slots)
+        stored = (self._keys.values, self._arena.values, self._spans.values)
+        kernels.find_bytes(words, data, offsets, self._table, *stored, slots)
+
+    @property
+    def _end(self) -> int:
+        """Bytes of the arena in use."""
+        return int(self._spans.values[self._count])
+
+    def _enter(self, first: int, count: int, table: npt.NDArray[Any]) -> None:
+        kernels.rehash_bytes(self._keys.values, self._arena.values, self._spans.values, first, count, table)
+
+    def _reserve(self, slots: int) -> None:
+        self._keys.reserve(slots, self._count)
+        self._spans.reserve(slots + 1, self._count)
+        self._arena.reserve(self._end)
 
     def _encode(self, columns: Sequence[pa.Array], rows: int) -> tuple[Words, npt.NDArray[np.uint8], npt.NDArray[Any]]:
         parts = [to_words(columns[c]) for c in self._word_columns]
@@ -236,28 +345,16 @@ class BytesIndex(KeyIndex):
         data.flags.writeable = joined.flags.writeable = False
         return _matrix(parts + lengths, rows), data, joined
 
-    def _grow(self, needed: int) -> None:
-        end = int(self._spans[self._count])
-        if end + needed > len(self._arena):
-            self._arena = _extended(self._arena, end, max(2 * len(self._arena), end + needed))
-        if self._count < self._limit:
-            return
-        self._double()
-        self._keys = _extended(self._keys, self._count, self._limit)
-        self._spans = _extended(self._spans, self._count + 1, self._limit + 1)
-        self._table = np.zeros(self._table_size(), np.int64)
-        kernels.rehash_bytes(self._keys, self._arena, self._spans, self._count, self._table)
-
     def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
         found: dict[int, pa.Array] = {}
         for position, c in enumerate(self._word_columns):
-            found[c] = from_words(self._keys[slots, position], self.types[c])
-        starts = self._spans[slots]
+            found[c] = from_words(self._keys.values[slots, position], self.types[c])
+        starts = self._spans.values[slots]
         for position, c in enumerate(self._byte_columns):
             if len(self._byte_columns) > 1:
-                lengths = self._keys[slots, len(self._word_columns) + position]
+                lengths = self._keys.values[slots, len(self._word_columns) + position]
             else:
-                lengths = self._spans[slots.astype(np.int64) + 1] - starts
+                lengths = self._spans.values[slots.astype(np.int64) + 1] - starts
             found[c] = self._gather(starts, lengths, self.types[c])
             starts = starts + lengths
         return [found[c] for c in range(len(self.types))]
@@ -266,7 +363,7 @@ class BytesIndex(KeyIndex):
         offsets = np.zeros(len(starts) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         data = np.empty(int(offsets[-1]), np.uint8)
-        kernels.gather_spans(self._arena, starts, offsets, data)
+        kernels.gather_spans(self._arena.values, starts, offsets, data)
         if pa.types.is_decimal(kind):
             return pa.Array.from_buffers(kind, len(starts), [None, pa.py_buffer(data)])
         text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
@@ -301,10 +398,3 @@ def _matrix(parts: Sequence[Words], rows: int) -> Words:
 
 def _as_bytes(column: pa.Array) -> pa.Array:
     return decimal_bytes(column) if pa.types.is_decimal(column.type) else column
-
-
-def _extended(values: npt.NDArray[Any], used: int, size: int) -> npt.NDArray[Any]:
-    """A larger copy; the old array stays as it is, because a frozen view may look at it."""
-    grown = np.empty((size, *values.shape[1:]), values.dtype)
-    grown[:used] = values[:used]
-    return grown

@@ -3,7 +3,8 @@
 Lookups jump about in memory that no cache holds, so each block of rows is prefetched level by level before it is looked
 up (twice as fast with a million keys).
 
-An ``upsert`` stops where the table (or the arena) is full and says how far it came; the caller grows and goes on.
+An ``upsert`` stops where the table (or the arena) is full and says how far it came; the caller grows and goes on.  A
+``rehash`` enters the slots ``first`` .. ``count`` - 1 into another table.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ def find_word(words: Any, table: Any, keys: Any, slots: Any) -> None:
 
 
 @kernel
-def rehash_word(keys: Any, count: Any, table: Any) -> None:
+def rehash_word(keys: Any, first: Any, count: Any, table: Any) -> None:
     mask = np.uint64(table.shape[0] - 1)
-    for slot in range(count):
+    for slot in range(first, count):
         at = hash_word(keys[slot]) & mask
         while table[at] != 0:
             at = (at + _ONE) & mask
@@ -158,9 +159,9 @@ def find_words(words: Any, table: Any, keys: Any, slots: Any) -> None:
 
 
 @kernel
-def rehash_words(keys: Any, count: Any, table: Any) -> None:
+def rehash_words(keys: Any, first: Any, count: Any, table: Any) -> None:
     mask = np.uint64(table.shape[0] - 1)
-    for slot in range(count):
+    for slot in range(first, count):
         at = hash_row(keys, slot) & mask
         while table[at] != 0:
             at = (at + _ONE) & mask
@@ -285,9 +286,9 @@ def find_bytes(words: Any, data: Any, offsets: Any, table: Any, keys: Any, arena
 
 
 @kernel
-def rehash_bytes(keys: Any, arena: Any, spans: Any, count: Any, table: Any) -> None:
+def rehash_bytes(keys: Any, arena: Any, spans: Any, first: Any, count: Any, table: Any) -> None:
     mask = np.int64(table.shape[0] - 1)
-    for slot in range(count):
+    for slot in range(first, count):
         h = hash_mixed(arena, spans[slot], spans[slot + 1], keys, slot)
         at = h & mask
         while table[at] != 0:

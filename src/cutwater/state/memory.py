@@ -39,6 +39,7 @@ class GrowingArray:
     Args:
         dtype: of a row.
         shape: of a row.
+        reserved: rows to have address space for once the array is large.
 
     >>> column = GrowingArray(np.int64)
     >>> column.reserve(3)
@@ -46,19 +47,26 @@ class GrowingArray:
     [0, 0, 0]
     """
 
-    def __init__(self, dtype: npt.DTypeLike, shape: tuple[int, ...] = ()) -> None:
+    def __init__(self, dtype: npt.DTypeLike, shape: tuple[int, ...] = (), reserved: int = ROWS_RESERVED) -> None:
         self.values: Values = np.zeros((0, *shape), dtype)
         """At least as many rows as were reserved; it is another array after a ``reserve`` that had to copy."""
-        self._reserved = False
+        self._most = reserved
+        self._in_place = False
         self._populated = 0
 
-    def reserve(self, rows: int) -> None:
-        """Have room for this many rows; new ones are zero."""
+    def reserve(self, rows: int, used: int | None = None) -> None:
+        """Have room for this many rows; new ones are zero.
+
+        Args:
+            rows: to have room for.
+            used: rows in use, if they are fewer: the memory is made ready from there on.
+        """
         if rows > len(self.values):
             self._move(rows)
-        if self._reserved and rows + rows // 8 > self._populated:
+        used = rows if used is None else used
+        if self._in_place and used + used // 8 > self._populated:
             values, first = self.values, self._populated
-            self._populated = last = min(rows + rows // 2, len(values))
+            self._populated = last = min(max(used + used // 2, LARGE_ROWS), len(values))
             in_background(lambda: populate(values, first, last))
 
     def replace(self, values: Values) -> None:
@@ -71,8 +79,8 @@ class GrowingArray:
         old = self.values
         # In whole chunks: they are captured as such.
         size = -(-max(_FIRST_ROWS, 2 * rows) // kernels.CHUNK_ROWS) * kernels.CHUNK_ROWS
-        room = _address_space(max(size, ROWS_RESERVED), old) if size > LARGE_ROWS else None
-        self._reserved, self._populated = room is not None, len(old)
+        room = _address_space(max(size, self._most), old) if size > LARGE_ROWS else None
+        self._in_place, self._populated = room is not None, len(old)
         self.values = np.zeros((size, *old.shape[1:]), old.dtype) if room is None else room
         self.values[: len(old)] = old
 

@@ -39,6 +39,7 @@ def test_no_interleaving_breaks_a_promise(protocol: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("protocol", WORLDS)
 def test_no_interleaving_of_larger_worlds_breaks_a_promise(protocol: str) -> None:
     found = [all_of(world, protocol, large=True) for world in WORLDS[protocol]]

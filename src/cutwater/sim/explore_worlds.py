@@ -120,7 +120,6 @@ _LARGE = _SMALL | {
     ("loop", "none"): Budget(ROUND),
     ("join", "aligned"): Budget(ONCE, requests=1, crashes=0),
     ("loop", "aligned"): _QUICK._replace(rows=ROUND),
-    ("join", "at_least_once"): Budget(ONCE, crashes=0, eager=True),
     ("loop", "at_least_once"): _QUICK._replace(rows=ROUND),
     ("loop", "chandy_lamport"): _QUICK._replace(rows=ROUND, requests=1),
     ("ring", "chandy_lamport"): Budget(ONCE, crashes=0),

@@ -1,0 +1,195 @@
+"""What the operators of user logic have in common: keyed object states and timers, their snapshots, and event time."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from cutwater.errors import StorageError
+from cutwater.operators.base import MIN_WATERMARK, BaseOperator, Context, Outputs
+from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
+from cutwater.operators.keyed_state import Cursor, KeyedState
+from cutwater.operators.object_segments import object_rows, object_segments
+from cutwater.operators.timers import EVENT, PROCESSING, TimerDomain, Timers, timer_rows
+from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.objects import FrozenObjects
+from cutwater.state.segments import Frozen, FrozenSegments, Segment
+
+__all__ = ["PREFIX", "TIMERS_PER_SLICE", "ObjectOperator"]
+
+VALUE = "__value"
+"""Column of a state's segments that holds the content of a key."""
+
+TIME = pa.field("__time", pa.int64())
+"""Column of the timers' segments."""
+
+TIMERS_PER_SLICE = 128
+KEYS_PER_CLEANUP = 512
+
+PREFIX = "__"
+"""Begins the names of the segments that are no state of the user's."""
+
+
+class ObjectOperator(BaseOperator):
+    """Keyed states and timers of a subtask, about the key of a common cursor.
+
+    Args:
+        keys: the key columns, in the type in which keys are compared.
+        states: as declared; the subtask works with fresh ones.
+        fires: whether the user's logic takes timers.
+        name: of the user's class, for messages.
+        handler: its method that takes timers, for messages.
+    """
+
+    def __init__(
+        self, keys: list[pa.Field], states: Mapping[str, KeyedState], *, fires: bool, name: str, handler: str
+    ) -> None:
+        self._keys = keys
+        self._names = [field.name for field in keys]
+        self._cursor = Cursor()
+        self._states = {name: state.fresh() for name, state in states.items()}
+        for state in self._states.values():
+            state.attach(self._cursor)
+        self._expiring = [state for state in self._states.values() if state.expires]
+        self._timers = {EVENT: Timers(), PROCESSING: Timers()}
+        self._fires, self._user, self._handler = fires, name, handler
+        self._firing = False  # event-time timers of the current watermark are left
+        self._patience = 0
+
+    def open(self, ctx: Context) -> None:
+        super().open(ctx)
+        self._cursor.now_ms = ctx.processing_time_ms
+        self._watermarks = GroupWatermarks(ctx.key_groups, ctx.max_parallelism)
+
+    @abstractmethod
+    def _fire(self, domain: TimerDomain, until: int) -> Outputs:
+        """Call the user's logic with a slice of the timers that are due."""
+
+    @abstractmethod
+    def _watermark_rose(self) -> None:
+        """The user's logic is to see another watermark."""
+
+    def _watermarks_of(self, batch: pa.RecordBatch, keys: Sequence[str]) -> list[int]:
+        groups = key_groups(hash_keys([batch.column(k) for k in keys]), self.ctx.max_parallelism)
+        return self._watermarks.of(groups).tolist()
+
+    def _watermark_of_key(self, key: tuple[Hashable, ...]) -> int:
+        if not self._watermarks.differ:
+            return self._watermarks.current
+        columns = [pa.array([value], field.type) for value, field in zip(key, self._keys, strict=True)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=pa.schema(self._keys))
+        return self._watermarks_of(batch, self._names)[0]
+
+    # ----------------------------------------------------------------------------------------------------- timers
+
+    def on_watermark(self, watermark: int) -> Outputs:
+        if not self._watermarks.advance(watermark):
+            return []
+        self._watermark_rose()
+        self._patience = 100_000 + 1000 * len(self._timers[EVENT])
+        return self.resume()
+
+    @property
+    def pending(self) -> bool:
+        return self._firing
+
+    def resume(self) -> Outputs:
+        outputs = self._fire(EVENT, self._watermarks.current)
+        first = self._timers[EVENT].next_time
+        self._firing = first is not None and first <= self._watermarks.current
+        return outputs
+
+    @property
+    def next_processing_time_ms(self) -> int | None:
+        first = self._timers[PROCESSING].next_time
+        for state in self._expiring:
+            cleanup = state.next_cleanup_ms
+            if cleanup is not None and (first is None or cleanup < first):
+                first = cleanup
+        return first
+
+    @property
+    def timers_pending(self) -> bool:
+        return len(self._timers[PROCESSING]) > 0
+
+    def on_processing_time(self, now_ms: int) -> Outputs:
+        for state in self._expiring:
+            state.clean_up(now_ms, KEYS_PER_CLEANUP)
+        return self._fire(PROCESSING, now_ms)
+
+    # -------------------------------------------------------------------------------------------------- snapshots
+
+    def freeze(self, checkpoint_id: int) -> Frozen:
+        groups = self.ctx.max_parallelism
+        frozen: list[FrozenObjects[Any]] = []
+        parts: list[Callable[[], Iterable[Segment]]] = []
+        for name, state in self._states.items():
+            frozen.append(objects := state.freeze())
+            rows = partial(_stored_rows, state, objects)
+            parts.append(lambda n=name, s=state, r=rows: object_segments(n, self._keys, _value_field(s), r(), groups))
+        if self._fires:
+            for domain, timers in self._timers.items():
+                frozen.append(times := timers.freeze())
+                name = f"{PREFIX}{domain}_timers"
+                parts.append(lambda n=name, t=times: object_segments(n, self._keys, TIME, timer_rows(t), groups))
+        parts += self._more_parts()
+        if parts and self._watermarks.current > MIN_WATERMARK:
+            marks = replace(self._watermarks.segment(), name=PREFIX + WATERMARK)
+            parts.append(lambda: [marks])
+        return _FrozenObjectStates(parts, frozen)
+
+    def _more_parts(self) -> list[Callable[[], Iterable[Segment]]]:
+        """What else goes into a snapshot."""
+        return []
+
+    def restore(self, segments: Iterable[Segment]) -> None:
+        found: dict[str, list[Segment]] = {}
+        for segment in segments:
+            found.setdefault(segment.name, []).append(segment)
+        owned = self.ctx.key_groups
+        for name, state in self._states.items():
+            for key, value in object_rows(found.get(name, ()), self._keys, _value_field(state), owned):
+                state.restore(key, value)
+        for domain, timers in self._timers.items():
+            timers.restore(object_rows(found.get(f"{PREFIX}{domain}_timers", ()), self._keys, TIME, owned))
+            if len(timers) and not self._fires:
+                raise StorageError(
+                    f"the snapshot holds {len(timers)} {domain}-time timers, and {self._user} "
+                    f"has no {self._handler} any more",
+                    hint=f"Give it its {self._handler} back, or give the step a new id to begin empty.",
+                )
+        for segment in found.get(PREFIX + WATERMARK, ()):
+            self._watermarks.restore(segment)
+        self._watermarks.restored()
+        self._watermark_rose()
+        self._restore_more(found)
+
+    def _restore_more(self, segments: Mapping[str, list[Segment]]) -> None:
+        """Take back what ``_more_parts`` gave; segments by name."""
+
+
+def _value_field(state: KeyedState) -> pa.Field:
+    return pa.field(VALUE, state.stored_type)
+
+
+def _stored_rows(state: KeyedState, frozen: FrozenObjects[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    return ((key, state.stored(value)) for key, value in frozen.items())
+
+
+class _FrozenObjectStates(FrozenSegments):
+    """States and timers of an operator at one instant."""
+
+    def __init__(self, parts: list[Callable[[], Iterable[Segment]]], frozen: list[FrozenObjects[Any]]) -> None:
+        super().__init__(lambda: chain.from_iterable(part() for part in parts))
+        self._frozen = frozen
+
+    def release(self) -> None:
+        super().release()
+        for objects in self._frozen:
+            objects.release()

@@ -69,7 +69,7 @@ class Driver(DriverProcess):
 
     # -------------------------------------------------------------------------------------------------- its messages
 
-    def take(self, message: tuple[Any, ...]) -> None:
+    def take(self, message: tuple[Any, ...]) -> bool:
         kind = message[0]
         if kind == "lost":
             self._lost(message[1])
@@ -78,7 +78,8 @@ class Driver(DriverProcess):
         elif kind == "request":
             self._asked(message[1], message[2])
         else:
-            self._heard(*message)
+            return self._heard(*message)
+        return True
 
     def _asked(self, what: str, place: int) -> None:
         """A user wants something."""
@@ -89,25 +90,26 @@ class Driver(DriverProcess):
         elif self._coordinator is not None:
             self.coordinate(m.RequestCheckpoint(self.clock_ms, _KINDS[what], what))
 
-    def _heard(self, worker: SimWorker, kind: str, attempt: int | None, *rest: Any) -> None:
+    def _heard(self, worker: SimWorker, kind: str, attempt: int | None, *rest: Any) -> bool:
         if kind == "joined":
             known = self.workers.get(worker.slot)
             if known is None or known.incarnation < worker.incarnation:
                 self.workers[worker.slot] = worker
                 self.job(j.WorkerJoined(worker.slot, worker.incarnation, self.clock_ms))
-            return
+            return True
         if attempt != self.machine.attempt or self.workers.get(worker.slot) is not worker:
             self.world.seen["fenced message"] += 1
             if self.world.fences:
-                return
+                return False
         now = self.clock_ms
         if kind == "ready":
             self.job(j.WorkerReady(worker.slot, attempt or 0, now))
         elif kind == "finished":
             self.job(j.SubtaskFinished(attempt or 0, self.world.graph.tasks[rest[0]]))
         elif kind == "ack":
-            self._watch_loops(LoopReported(rest[0], rest[1], rest[3]))
-            self.coordinate(m.AckReceived(rest[0], attempt or 0, rest[1], rest[2], now))
+            if self.world.graph.cyclic:
+                self._watch_loops(LoopReported(rest[0], rest[1], rest[3]))
+            return self.coordinate(m.AckReceived(rest[0], attempt or 0, rest[1], rest[2], now)) > 1
         elif kind == "probe":
             self._watch_loops(ProbeWanted(rest[0], now))
         elif kind == "decline":
@@ -117,6 +119,7 @@ class Driver(DriverProcess):
             self._committing.discard(worker.slot)
             if not self._committing:
                 self._all_committed(self._last[1])
+        return True
 
     def _all_committed(self, kind: CheckpointKind) -> None:
         if kind is CheckpointKind.FINAL:
@@ -148,7 +151,9 @@ class Driver(DriverProcess):
         return due
 
     def _tick(self) -> None:
-        self.job(j.Tick(self.clock_ms))
+        due = self.machine.next_due_ms
+        if due is not None and due <= self.clock_ms:
+            self.job(j.Tick(self.clock_ms))
         if not self._waits and not self.over and self.machine.phase in (j.JobPhase.RUNNING, j.JobPhase.DRAINING):
             due = self.coordinator.next_due_ms
             if due is not None and due <= self.clock_ms:
@@ -183,7 +188,8 @@ class Driver(DriverProcess):
                 case j.Ended(outcome=outcome, reason=reason):
                     self._end(outcome, reason)
 
-    def coordinate(self, event: m.CoordinatorEvent) -> None:
+    def coordinate(self, event: m.CoordinatorEvent) -> int:
+        """Feed the coordinator and perform what it asks for; the number of its effects."""
         effects = self.coordinator.handle(event)
         if self.world.validates:
             self.coordinator.validate()
@@ -197,7 +203,7 @@ class Driver(DriverProcess):
                     if kind.stored:
                         self._completed(id, kind)
                     self._watch_loops(WaveCompleted(id, self.clock_ms))
-                    self._broadcast("complete", self.machine.attempt, id, commit)
+                    self._broadcast("complete", self.machine.attempt, id, commit, kind.final)
                 case m.NotifyAborted(checkpoint_id=id, latest_completed=latest, reason=reason):
                     self.world.seen[f"aborted: {reason.code}"] += 1
                     self.world.note("aborted", 0, self.machine.attempt, id)
@@ -211,6 +217,7 @@ class Driver(DriverProcess):
                     self.world.seen[f"ack {answer.value}"] += 1
                 case _:
                     pass
+        return len(effects)
 
     def _watch_loops(self, event: LoopEvent) -> None:
         for effect in self.monitor.handle(event):

@@ -83,12 +83,12 @@ class DriverProcess(ABC):
         if self._waits or self._pauses:
             self._inbox.append(message)
             return
-        self.take(message)
-        self._set_timer()
+        if self.take(message):
+            self._set_timer()
 
     @abstractmethod
-    def take(self, message: tuple[Any, ...]) -> None:
-        """Act on a message."""
+    def take(self, message: tuple[Any, ...]) -> bool:
+        """Act on a message; false if ``next_due_ms`` cannot be sooner than before."""
 
     def wait(self) -> None:
         """Hear nothing until ``go_on``: the thread waits for storage."""

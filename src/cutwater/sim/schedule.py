@@ -24,7 +24,7 @@ REQUESTS = ("checkpoint", "savepoint", "stop", "stop_with_savepoint", "cancel", 
 """What a user may want.  A job that was stopped or cancelled is started again, after ``go_back`` from an older
 checkpoint."""
 
-_FAULT_PHASE_MS = 120.0
+_FAULT_PHASE_MS = 80.0
 _MOST_OF_A_KIND = {"kill_driver": 2, "zombie_driver": 1, "kill_worker": 3}
 
 
@@ -91,7 +91,7 @@ _RESTARTS = (
 )
 
 
-def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "", rows: int | None = None) -> Schedule:
+def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") -> Schedule:
     """The schedule of a seed.  Which faults are on, and how often, is drawn first (a swarm), then the rest."""
     rng = random.Random(f"{seed} {world} {protocol}")
     chance = rng.random
@@ -100,10 +100,10 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "", ro
     for kind in on:
         for _ in range(1 + int(chance() * _MOST_OF_A_KIND.get(kind, 4))):
             at = round(5.0 + chance() * _FAULT_PHASE_MS, 1)
-            faults.append(Fault(at, kind, int(chance() * 256), round(1.0 + chance() ** 2 * 80.0, 1)))
+            faults.append(Fault(at, kind, int(chance() * 256), round(1.0 + chance() ** 2 * 60.0, 1)))
     faults.sort()
     requests = sorted(
-        Fault(round(5 + chance() * 120, 1), REQUESTS[int(chance() * len(REQUESTS))], int(chance() * 2), 0.0)
+        Fault(round(5 + chance() * _FAULT_PHASE_MS, 1), REQUESTS[int(chance() * len(REQUESTS))], int(chance() * 2), 0.0)
         for _ in range(int(chance() * 3))
     )
     alone = PROTOCOLS[protocol].switches or PROTOCOLS[protocol].halts
@@ -111,9 +111,9 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "", ro
         world=world,
         protocol=protocol,
         seed=seed,
-        rows=rows or 16 + int(chance() * 16),
+        rows=12 + int(chance() * 16),
         pace_ms=(0.5, 1.0, 2.0)[int(chance() * 3)],
-        interval_ms=(6.0, 10.0, 16.0)[int(chance() * 3)],
+        interval_ms=(6.0, 10.0, 16.0)[int(chance() * 3)] * (3 if PROTOCOLS[protocol].halts else 1),
         timeout_ms=(60.0, 150.0, 400.0)[int(chance() * 3)],
         max_concurrent=1 if alone else 1 + int(chance() * 2),
         min_pause_ms=(0.0, 4.0)[int(chance() * 2)],

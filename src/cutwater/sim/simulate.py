@@ -12,6 +12,7 @@ import msgspec
 from cutwater.errors import CutwaterError, InvariantError
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.sim.coverage import UNREACHABLE, Coverage, every_fault
+from cutwater.sim.disk import RolledBack
 from cutwater.sim.graphs import WORLDS
 from cutwater.sim.judge import Violation
 from cutwater.sim.planted import PLANTED, Plant
@@ -39,6 +40,8 @@ class Report(msgspec.Struct):
     failures: list[Failure] = []
     checkpoints: int = 0
     recoveries: int = 0
+    fallbacks: int = 0
+    """Recoveries that went back behind a completed checkpoint."""
     void: int = 0
     events: int = 0
     cpu_s: float = 0.0
@@ -74,6 +77,7 @@ class Report(msgspec.Struct):
         self.failures += other.failures
         self.checkpoints += other.checkpoints
         self.recoveries += other.recoveries
+        self.fallbacks += other.fallbacks
         self.void += other.void
         self.events += other.events
         self.cpu_s += other.cpu_s
@@ -174,6 +178,7 @@ class Simulation:
         report.schedules += 1
         report.checkpoints += world.completed
         report.recoveries += max(world.restores - 1, 0)
+        report.fallbacks += sum(type(entry) is RolledBack for entry in world.disk.log)
         report.events += len(world.history)
         for kind, count in world.struck.items():
             report.struck[kind] = report.struck.get(kind, 0) + count

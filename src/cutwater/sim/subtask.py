@@ -49,11 +49,11 @@ class SimSubtask(SubtaskState):
         if self._is_source:
             if self._exhausted:
                 return False
-            if self.position >= self.world.schedule.rows:
+            ready = self.ready_ms <= self.world.now
+            if ready and self.position >= self.world.schedule.rows:
                 self._exhausted = True
                 self.handle(m.SourceExhausted())
                 return True
-            ready = self.ready_ms <= self.world.now
         else:
             heads = [link.head() if link.queue or link.urgent else 0 for link in self.inputs]
             if not any(heads):
@@ -219,8 +219,10 @@ class SimSubtask(SubtaskState):
 
     def handle(self, event: m.Event, rows: list[Any] | None = None) -> None:
         """Feed the machine and perform what it asks for."""
-        self.awake = True
         machine, effects = self.machine, self.machine.handle(event)
+        if machine.block_version != self._seen_version or machine.phase is not self._seen_phase:
+            self._seen_version, self._seen_phase = machine.block_version, machine.phase
+            self.awake = True
         if self.world.validates:
             machine.validate()
         for effect in effects:

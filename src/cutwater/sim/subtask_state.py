@@ -104,6 +104,7 @@ class SubtaskState:
         """Channel -> checkpoint -> log under way."""
         self.awake = True
         """Something has changed since it last found nothing to do."""
+        self._seen_version, self._seen_phase = 0, self.machine.phase
         self.ready_ms = 0.0
         self._exhausted = bool(part and part.exhausted)
         self._ending = self.machine.phase is Phase.ENDED

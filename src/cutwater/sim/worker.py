@@ -33,6 +33,8 @@ class SimWorker:
         self._pauses = 0
         self._running = False
         self._scheduled = False
+        self._free_ms = 0.0
+        """Until then it is busy."""
         self._turn = 0
         self._inbox: list[Any] = []
 
@@ -83,7 +85,9 @@ class SimWorker:
         """There may be something to do."""
         if self._running and not self._scheduled and not self.dead and not self._pauses:
             self._scheduled = True
-            self.world.after(0.05, self._round)
+            world = self.world
+            free_ms, soon_ms = self._free_ms, world.now + 0.05
+            world.at(free_ms if free_ms > soon_ms else soon_ms, self._round)
 
     def _round(self, _: None) -> None:
         self._scheduled = False
@@ -105,9 +109,12 @@ class SimWorker:
                 if not self._running:
                     return
         if worked:
-            self._scheduled = True
             cost = 0.1 * worked + 0.05 * self.world.draws.below(8)
-            self.world.after(cost * (20 if self.slow else 1), self._round)
+            self._free_ms = self.world.now + cost * (20 if self.slow else 1)
+            for subtask in subtasks:
+                if subtask.awake:
+                    self.wake()
+                    break
 
     # -------------------------------------------------------------------------------------------------- its messages
 
@@ -129,7 +136,8 @@ class SimWorker:
             self.kill()
         elif self.attempt is not None and message[1] == self.attempt.number:
             self._take(message)
-        self.wake()
+        if not self._scheduled and any(subtask.awake for subtask in self.subtasks):
+            self.wake()
 
     def _take(self, message: tuple[Any, ...]) -> None:
         match message:
@@ -141,10 +149,11 @@ class SimWorker:
                 for subtask in self.subtasks:
                     if subtask.machine.is_source or self.world.triggers_all:
                         subtask.handle(m.Trigger(id, final, probe))
-            case ("complete", number, id, commit):
+            case ("complete", number, id, commit, final):
                 for subtask in self.subtasks:
                     subtask.outcome(m.CompleteNotice(id, commit))
-                self.tell("committed", number, id)
+                if final:  # the driver waits for nothing else
+                    self.tell("committed", number, id)
             case ("abort", _, id, latest):
                 for subtask in self.subtasks:
                     subtask.outcome(m.AbortNotice(id, latest))

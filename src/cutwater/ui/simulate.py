@@ -136,13 +136,17 @@ def _show(report: Report, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(report).decode())
         return
+    word = "schedule" if report.schedules == 1 else "schedules"
     click.echo(
-        f"{report.schedules} schedules: {report.inconsistent} inconsistent cuts, {len(report.failures)} failures, "
+        f"{report.schedules} {word}: {report.inconsistent} inconsistent cuts, {len(report.failures)} failures, "
         f"{report.void} void (no load, or no fault struck), {report.passed} passed"
     )
     reached, struck = sum(map(bool, report.walked.values())), sum(report.struck.values())
     click.echo(
-        f"{report.recoveries} recoveries, {report.checkpoints} checkpoints, {report.events} events; "
+        f"{report.recoveries} recoveries, {report.fallbacks} of them behind a completed checkpoint, "
+        f"{report.checkpoints} checkpoints, {report.events} events"
+    )
+    click.echo(
         f"{reached} of {len(report.walked)} transitions walked, {struck} faults and requests of "
         f"{sum(map(bool, report.struck.values()))} kinds struck"
     )

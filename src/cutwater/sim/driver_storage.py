@@ -148,6 +148,8 @@ class DriverStorage:
                 self._published(done, "failed")
             elif effect.kind.commits:
                 world.disk.append(driver, self._known, done, driver.when_awake(lambda a: self._published(done, a)))
+            elif world.disk.owner != attempt:  # it looks before it answers: a successor may have used the id, too
+                self._published(done, "taken")
             else:  # a savepoint is the user's: no recovery depends on it, the log does not name it
                 world.judge.published(done, logged=False)
                 self._published(done, "saved")

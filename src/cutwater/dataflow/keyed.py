@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
 from cutwater.dataflow.build import Duration, GraphBuilder, Upstream, duration_us, located
 from cutwater.dataflow.keyed_steps import interval_join, running_aggregate, window_aggregate
 from cutwater.dataflow.steps import with_event_time
 from cutwater.dataflow.stream import Stream
-from cutwater.dataflow.table_steps import deduplicate, join_tables, with_changes
+from cutwater.dataflow.table_steps import deduplicate, join_tables, top, with_changes
 from cutwater.errors import BuildError
 
 if TYPE_CHECKING:
@@ -135,6 +136,34 @@ class KeyedStream(Stream):
         return DeduplicatedStream(
             self._builder, deduplicate(self._builder, id, self._upstream, keep, within, parallelism)
         )
+
+    def top(
+        self,
+        id: str,
+        n: int,
+        *,
+        by: str | Sequence[str],
+        descending: bool | Sequence[bool] = True,
+        rank: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """An updating stream of the first ``n`` rows of each key.
+
+        Rows that compare equal rank in the order in which they come; nulls rank last.  Of an updating stream all rows
+        are kept, so that the next one moves up when one is removed.
+
+        Args:
+            n: how many rows, up to 10,000.
+            by: column to order by, or several: numbers, booleans, dates or times.
+            descending: whether the largest comes first; one answer, or one for each column.
+            rank: name of a column with the rank, from 1 on.  Each row that moves is then updated: up to ``n`` changes
+                for one row that comes; without it there are two at most.
+
+        Raises:
+            BuildError: an unknown column, one without such an order, or a name that is taken.
+        """
+        order = (n, by, descending)
+        return self._stream(top(self._builder, id, self._upstream, order, rank, parallelism))
 
     def join_tables(
         self,

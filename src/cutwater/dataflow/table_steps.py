@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -23,8 +24,9 @@ from cutwater.operators.changes import OP
 
 if TYPE_CHECKING:
     from cutwater.operators.table_join import JoinType
+    from cutwater.operators.top import TopRows
 
-__all__ = ["deduplicate", "join_tables", "with_changes"]
+__all__ = ["deduplicate", "join_tables", "top", "with_changes"]
 
 _NO_ORDER = "rows of an updating stream come out when their table changes, in no order of event time"
 
@@ -89,6 +91,38 @@ def join_tables(
         keys = left.keys if keyed else ()
         out = StreamType(schema, None, keys, changes=keys)
         return builder.add(id, "join_tables", spec, [left, right], [out], parallelism=parallelism, lost=_NO_ORDER)[0]
+
+
+def top(
+    builder: GraphBuilder,
+    id: str,
+    upstream: Upstream,
+    order: tuple[int, str | Sequence[str], bool | Sequence[bool]],
+    rank: str | None,
+    parallelism: int | None,
+) -> Upstream:
+    """``order``: how many rows, by which columns, and whether descending."""
+    from cutwater.operators.top import TopSpec
+
+    with located(builder.check_id(id)):
+        changes = upstream.type.changes
+        rows = top_rows(*order, removing=changes is not None, ranked=rank is not None)
+        spec = TopSpec(upstream.type.schema, upstream.keys, rows, rank, changes is not None)
+        schema = distinct_columns(spec.outputs[0])
+        apart = (*upstream.keys, rank) if rank is not None else changes or ()
+        out = StreamType(schema, None, upstream.keys, changes=apart)
+        return builder.add(id, "top", spec, [upstream], [out], parallelism=parallelism, lost=_NO_ORDER)[0]
+
+
+def top_rows(
+    n: int, by: str | Sequence[str], descending: bool | Sequence[bool], *, removing: bool, ranked: bool
+) -> TopRows:
+    """The order, from what the user wrote."""
+    from cutwater.operators.top import ROWS, TopRows
+
+    columns = (by,) if isinstance(by, str) else tuple(by)
+    directions = (descending,) * len(columns) if isinstance(descending, bool) else tuple(descending)
+    return TopRows(ROWS, "top", by=columns, descending=directions, n=n, removing=removing, ranked=ranked)
 
 
 def _check_one_row_per_key(side: str, upstream: Upstream) -> None:

@@ -199,8 +199,11 @@ def make_accumulator(aggregate: Aggregate, schema: pa.Schema) -> Accumulator:
         BuildError: as ``Aggregate.result_type``.
     """
     # Numba: only where rows flow.
-    from cutwater.operators import distinct_accumulators, value_accumulators, word_accumulators
+    from cutwater.operators import distinct_accumulators, ranked_rows, value_accumulators, word_accumulators
+    from cutwater.operators.top import TopRows
 
+    if isinstance(aggregate, TopRows):
+        return ranked_rows.RankedRows(aggregate, schema)
     result = aggregate.result_type(schema)
     if aggregate.kind == "count":
         return word_accumulators.Count(aggregate.column)

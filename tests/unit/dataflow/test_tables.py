@@ -102,3 +102,32 @@ class TestJoinTables:
     def test_both_sides_have_a_key(self, flights, latest):
         with pytest.raises(BuildError, match="the right side of the join has no key"):
             latest.key_by("origin").join_tables("j", flights)
+
+
+class TestTop:
+    def test_ranks_tell_rows_apart(self, flow, flights):
+        made = flights.key_by("origin").top("t", 3, by="delay", rank="place")
+        assert made.schema.names == ["op", *flights.schema.names, "place"]
+        assert made.type.changes == ("origin", "place")
+        assert flow.graph.steps["t"].spec.rows.descending == (True,)
+        made.write("out", cw.discard())
+        assert "rows top 3 by delay descending" in flow.explain()
+
+    def test_of_an_updating_stream_all_rows_are_kept(self, flow, latest):
+        made = latest.key_by("carrier").top("t", 3, by=["delay", "distance"], descending=[False, True])
+        assert made.type.changes == ("origin",)
+        assert flow.graph.steps["t"].spec.rows.removing
+
+    @pytest.mark.parametrize(
+        ("given", "told"),
+        [
+            ({"by": "dely"}, "dely"),
+            ({"by": "carrier"}, "cannot be ordered by 'carrier' of type string"),
+            ({"by": []}, "by names at least one column"),
+            ({"by": "delay", "descending": [True, False]}, "one answer for all or one for each"),
+            ({"by": "delay", "rank": "op"}, "two columns would be named 'op'"),
+        ],
+    )
+    def test_mistakes(self, flights, given, told):
+        with pytest.raises(BuildError, match=rf"step 't': .*{told}"):
+            flights.key_by("origin").top("t", 3, **given)

@@ -22,6 +22,7 @@ from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, Segme
 __all__ = ["FrozenTable", "KeyedTable", "deleted_segments", "group_segments", "keyed_parts", "keyed_rows"]
 
 _SEGMENT_ROWS = 1 << 18
+_HASHED_ROWS = 1 << 16
 
 
 class KeyedTable:
@@ -229,7 +230,10 @@ def group_segments(
     """
     if len(slots) == 0:
         return
-    groups = key_groups(hash_keys(keys(slots)), max_parallelism)
+    groups: npt.NDArray[np.uint16] = np.empty(len(slots), np.uint16)
+    for begin in range(0, len(slots), _HASHED_ROWS):  # in pieces: the stream wants the interpreter in between
+        part = slice(begin, begin + _HASHED_ROWS)
+        groups[part] = key_groups(hash_keys(keys(slots[part])), max_parallelism)
     order = np.argsort(groups, kind="stable")
     slots, groups = slots[order], groups[order]
     fields = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *schema])
@@ -327,6 +331,9 @@ class _Part:
 
 
 def _outside(part: _Part, covered: tuple[int, int]) -> Iterator[_Part]:
+    if part.groups[-1] < covered[0] or covered[1] <= part.groups[0]:
+        yield part
+        return
     lo, hi = (int(i) for i in np.searchsorted(part.groups, covered))
     for start, stop in ((0, lo), (hi, len(part.groups))):
         if stop > start:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +26,8 @@ from cutwater.storage.manifest import ChannelRecord, Entry, Manifest, SubtaskRec
 from cutwater.storage.snapshot import load_manifest, read_segment
 
 __all__ = ["Restore"]
+
+_READERS = 2
 
 
 @dataclass(frozen=True)
@@ -169,14 +173,31 @@ class Restore:
 
     def segments(self, step: str, subtask: int, parallelism: int, key_groups: range) -> Iterator[Segment]:
         """Segments of a step that concern a subtask, in the order they apply."""
+        entries: list[Entry] = []
         for entry in self.manifest.entries if self.manifest else ():
             if entry.step != step or entry.kind == CHANNEL_KIND:
                 continue
             if entry.key_groups is None:
-                if entry.subtask % parallelism == subtask:
-                    yield read_segment(self.store, self.job, entry)
-            elif entry.key_groups[0] < key_groups.stop and key_groups.start < entry.key_groups[1]:
-                yield read_segment(self.store, self.job, entry)
+                concerned = entry.subtask % parallelism == subtask
+            else:
+                concerned = entry.key_groups[0] < key_groups.stop and key_groups.start < entry.key_groups[1]
+            if concerned:
+                entries.append(entry)
+        return self._read(entries)
+
+    def _read(self, entries: list[Entry]) -> Iterator[Segment]:
+        """In order; files are read and verified ahead by other threads, while the operator takes what came."""
+        if sum(1 for e in entries if e.file) < 2:
+            yield from (read_segment(self.store, self.job, entry) for entry in entries)
+            return
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="cutwater-restore") as readers:
+            ahead: deque[Future[Segment]] = deque()
+            for entry in entries:
+                ahead.append(readers.submit(read_segment, self.store, self.job, entry))
+                if len(ahead) > 2 * _READERS:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
 
     def sink_states(self, step: str, subtask: int, parallelism: int) -> list[Any]:
         """States of the writers that a subtask takes over."""

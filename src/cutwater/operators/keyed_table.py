@@ -19,7 +19,7 @@ from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.memory import GrowingArray
 from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
 
-__all__ = ["FrozenTable", "KeyedTable", "deleted_segments", "group_segments", "keyed_parts", "keyed_rows"]
+__all__ = ["FrozenTable", "KeyedTable", "deleted_segments", "group_segments", "keyed_rows"]
 
 _SEGMENT_ROWS = 1 << 18
 _HASHED_ROWS = 1 << 16
@@ -87,22 +87,6 @@ class KeyedTable:
             position += width
         return slots
 
-    def load(self, parts: Iterable[tuple[SegmentKind, Sequence[pa.Array], Sequence[pa.Array]]]) -> None:
-        """Fill the empty table from a snapshot: kind, index columns and state columns of each part, in order."""
-        dead: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
-        for kind, keys, state in parts:
-            if kind != "delete":
-                slots = self.restore(keys, state)
-                if len(dead):
-                    dead = _longer(dead, len(self))
-                    dead[slots] = False
-                continue
-            slots = self.index.find(keys)
-            dead = _longer(dead, len(self))
-            dead[slots[slots >= 0]] = True
-        if dead.any():
-            self.keep(np.flatnonzero(~_longer(dead, len(self))).astype(np.int32))
-
     def rows(self, slots: Slots) -> list[pa.Array]:
         """Index columns and state columns of some slots."""
         state = [array for accumulator in self.accumulators for array in accumulator.state(slots)]
@@ -160,12 +144,6 @@ class KeyedTable:
             self._captures.give_back(self._capture)
         self._capture = None
         self.accumulators = []
-
-
-def _longer(flags: npt.NDArray[np.bool_], size: int) -> npt.NDArray[np.bool_]:
-    grown: npt.NDArray[np.bool_] = np.zeros(size, np.bool_)
-    grown[: len(flags)] = flags
-    return grown
 
 
 class FrozenTable(FrozenSegments):
@@ -295,17 +273,10 @@ def deleted_segments(
 
 
 def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> list[pa.RecordBatch]:
-    """What a restore of a state without deletions has to apply, in order; see ``keyed_parts``."""
-    return [batch for _, batch in keyed_parts(segments, schema, schema, owned)]
-
-
-def keyed_parts(
-    segments: Iterable[Segment], schema: pa.Schema, deleted: pa.Schema, owned: range
-) -> list[tuple[SegmentKind, pa.RecordBatch]]:
     """What a restore has to apply, in order: the columns of ``schema``, rows of the owned key groups only.
 
-    A later base segment replaces what came before it in its key groups; deltas are to be applied by key, and deletions
-    hold the columns of ``deleted``.
+    A later base segment replaces what came before it in its key groups, and a deletion takes away the rows of its keys
+    that came before it; deltas are to be applied by key.
 
     Raises:
         StorageError: a segment lacks a column, or holds it in a type that does not convert.
@@ -318,9 +289,29 @@ def keyed_parts(
         inside = slice(*(int(i) for i in np.searchsorted(groups, [owned.start, owned.stop])))
         if inside.stop > inside.start:
             batch = segment.batch.slice(inside.start, inside.stop - inside.start)
-            fields = deleted if segment.kind == "delete" else schema
+            names = [name for name in batch.schema.names if name != GROUP_COLUMN]
+            fields = schema if segment.kind != "delete" else pa.schema([schema.field(name) for name in names])
             parts.append(_Part(segment.kind, groups[inside], _conform(batch, fields, segment.name)))
-    return [(part.kind, part.batch) for part in parts]
+    return _without_deleted(parts)
+
+
+def _without_deleted(parts: list[_Part]) -> list[pa.RecordBatch]:
+    """The rows whose keys are not deleted later."""
+    kept: list[pa.RecordBatch] = []
+    deleted: KeyIndex | None = None
+    keys: list[str] = []
+    for part in reversed(parts):
+        if part.kind == "delete":
+            keys = part.batch.schema.names
+            deleted = deleted or make_index(part.batch.schema.types)
+            deleted.upsert(part.batch.columns)
+            continue
+        batch = part.batch
+        if deleted is not None:
+            gone = deleted.find([batch.column(name) for name in keys]) >= 0
+            batch = batch.filter(pa.array(~gone)) if gone.any() else batch
+        kept.append(batch)
+    return kept[::-1]
 
 
 @dataclass(frozen=True, slots=True)

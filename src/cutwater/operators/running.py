@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from cutwater.operators.base import BaseOperator, Context, Outputs
-from cutwater.operators.keyed_table import FrozenTable, KeyedTable, group_segments, keyed_parts
+from cutwater.operators.keyed_table import FrozenTable, KeyedTable, group_segments, keyed_rows
 from cutwater.state.index import Slots
 from cutwater.state.keys import require_valid_keys
 from cutwater.state.segments import Frozen, Segment, SegmentKind
@@ -56,10 +56,11 @@ class RunningAggregate(BaseOperator):
         return FrozenTable(table, everything, lambda slots, _: segments(slots, "delta"))
 
     def restore(self, segments: Iterable[Segment]) -> None:
-        parts = keyed_parts(segments, self._state, self._state, self.ctx.key_groups)
-        self._table = self._empty(sum(batch.num_rows for _, batch in parts))
+        batches = keyed_rows(segments, self._state, self.ctx.key_groups)
+        self._table = self._empty(sum(batch.num_rows for batch in batches))
         keys = len(self._spec.keys)
-        self._table.load((kind, batch.columns[:keys], batch.columns[keys:]) for kind, batch in parts)
+        for batch in batches:
+            self._table.restore(batch.columns[:keys], batch.columns[keys:])
         self._track()
 
     def open(self, ctx: Context) -> None:

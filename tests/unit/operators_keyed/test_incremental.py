@@ -19,7 +19,7 @@ from cutwater.operators.keyed_table import (
     KeyedTable,
     deleted_segments,
     group_segments,
-    keyed_parts,
+    keyed_rows,
 )
 from cutwater.state.changes import ChangeLog, Changes
 from cutwater.state.segments import Frozen, Segment
@@ -82,8 +82,8 @@ class Keyed:
         return FrozenTable(table, lambda: of(np.arange(len(table), dtype=np.int32), "base"), changes)
 
     def restore(self, segments: Iterable[Segment]) -> None:
-        parts = keyed_parts(segments, STATE, KEYS, self.ctx.key_groups)
-        self.table.load((kind, batch.columns[:2], batch.columns[2:]) for kind, batch in parts)
+        for batch in keyed_rows(segments, STATE, self.ctx.key_groups):
+            self.table.restore(batch.columns[:2], batch.columns[2:])
 
     def content(self) -> Content:
         rows = zip(*(c.to_pylist() for c in self.table.rows(np.arange(len(self.table), dtype=np.int32))), strict=True)

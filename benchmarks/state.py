@@ -1,0 +1,287 @@
+"""Ten million keys: gaps in the output around checkpoints, what a checkpoint writes, and how long a restore takes.
+
+    python -m benchmarks.state [--keys 10000000] [--rounds 5] [--quick]
+
+A keyed count and sum (two int64 columns) in one job.  First every key comes once, as fast as it goes; then keys come at
+random, so many that one in a hundred changes in a second.  In turns with a checkpoint every second and with none, the
+sink notes the time of every batch once the load is over: the longest gap between two batches of a subtask is reported
+for both, because a machine has gaps of its own.  What a checkpoint wrote is in its manifest: bytes in files of older
+checkpoints against all.  Then the job is stopped and started again: the time to its first output, less that of a start
+without state, is the restore.  Keys that came after it must have the counts and sums of the closed form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numba as nb
+import numpy as np
+import pyarrow as pa
+
+import cutwater as cw
+from benchmarks.machine import busy_cpus, facts
+from benchmarks.processes import RunError, run_json
+from benchmarks.workload import PARALLELISM, WrongResultError, mix
+from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
+from cutwater.runtime.job import Job
+from cutwater.storage.local import LocalStore
+from cutwater.storage.log import JobLog
+from cutwater.storage.paths import writer_of_shared
+from cutwater.storage.snapshot import load_manifest
+
+__all__ = ["main"]
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+SHARE = 0.01
+"""Of the keys, touched in a second."""
+STEADY_S = 12
+_CHILD = "--run"
+
+
+@dataclass
+class Load:
+    """Every key once."""
+
+    def __call__(self, start: int, count: int) -> pa.RecordBatch:
+        keys = np.arange(start, start + count)
+        return pa.record_batch([keys, keys], schema=SCHEMA)
+
+
+@dataclass
+class Touches:
+    """Keys at random."""
+
+    keys: int
+
+    def __call__(self, start: int, count: int) -> pa.RecordBatch:
+        rows = np.arange(start, start + count)
+        return pa.record_batch([touched(rows, self.keys), rows], schema=SCHEMA)
+
+
+def touched(rows: np.ndarray[Any, Any], keys: int) -> np.ndarray[Any, Any]:
+    """The key of each row."""
+    found = np.empty(len(rows), np.int64)
+    _fill(rows, keys, found)
+    return found
+
+
+@nb.njit(cache=True, nogil=True)
+def _fill(rows: Any, keys: int, found: Any) -> None:
+    for i in range(rows.shape[0]):
+        found[i] = np.int64(mix(rows[i]) % np.uint64(keys))
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Notes when batches come, and the newest count and sum of each key."""
+
+    folder: str
+    keys: int
+
+    @property
+    def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
+        return "exactly-once"
+
+    @property
+    def parallelism(self) -> int | None:
+        return None
+
+    def check(self, schema: pa.Schema) -> None:
+        """The counts and sums of this file."""
+
+    def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> _GapsWriter:
+        return _GapsWriter(self, f"{ctx.subtask}-{ctx.incarnation}")
+
+    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> _NothingToCommit:
+        return _NothingToCommit()
+
+
+class _GapsWriter:
+    def __init__(self, sink: Gaps, name: str) -> None:
+        self._folder, self._name = Path(sink.folder), name
+        self._times_ns: list[int] = []
+        self._rows: list[int] = []
+        self._newest = np.zeros((2, sink.keys), np.int64)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        now_ns = time.monotonic_ns()
+        if not self._times_ns:
+            (self._folder / f"output-{self._name}-{now_ns}").touch()
+        self._times_ns.append(now_ns)
+        self._rows.append(batch.num_rows)
+        keys = batch.column("k").to_numpy()
+        for values, name in zip(self._newest, ("n", "s"), strict=True):
+            values[keys] = batch.column(name).to_numpy()
+
+    def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
+        return lambda: PreCommit(state=None)
+
+    def close(self) -> None:
+        times = np.stack([np.array(self._times_ns, np.int64), np.array(self._rows, np.int64)])
+        np.save(self._folder / f"times-{self._name}.npy", times)
+        np.save(self._folder / f"newest-{self._name}.npy", self._newest)
+
+
+class _NothingToCommit:
+    takes_back = True
+
+    def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
+        """Nothing was kept."""
+
+    def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
+        """Nothing was left behind."""
+
+    def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
+        """Nothing was kept."""
+
+    def finish(self, incarnation: int) -> None:
+        """Nothing was kept."""
+
+
+def start(folder: Path, spark: Any, keys: int, interval: str, touches: int) -> Job:
+    """The job; its sink leaves its notes in ``folder / "notes"``."""
+    notes = folder / "notes"
+    notes.mkdir(parents=True, exist_ok=True)
+    flow = cw.Dataflow("state")
+    load = flow.read("load", cw.generate(Load(), schema=SCHEMA, rows=keys, partitions=PARALLELISM))
+    random_keys = cw.generate(
+        Touches(keys), schema=SCHEMA, rows=touches, partitions=PARALLELISM, rate=keys * SHARE, stripe_rows=256
+    )
+    both = load.union("both", flow.read("touches", random_keys))
+    both.key_by("k").aggregate("agg", n=cw.count(), s=cw.sum("v")).write("out", Gaps(str(notes), keys))
+    checkpoints = folder / "checkpoints"
+    return flow.start(spark, checkpoint=checkpoints, parallelism=PARALLELISM, interval=interval, num_retained=8)
+
+
+def first_output_s(job: Job, notes: Path, begun_ns: int, known: set[str]) -> float:
+    """From the start of a job until every subtask has given something out."""
+    while True:
+        new = [path.name for path in notes.glob("output-*") if path.name not in known]
+        if len(new) >= PARALLELISM:
+            return (max(int(name.rsplit("-", 1)[1]) for name in new) - begun_ns) / 1e9
+        if not job.is_active:
+            job.await_termination()
+            raise RuntimeError("the job ended without output")
+        time.sleep(0.01)
+
+
+def longest_gap_ms(notes: Path, keys: int) -> float:
+    """Between two batches of one subtask, once the load is over."""
+    longest = 0.0
+    for path in notes.glob("times-*.npy"):
+        times, rows = np.load(path)
+        load = (keys + 2 * SHARE * keys) / PARALLELISM  # and two seconds more
+        steady = times[np.searchsorted(np.cumsum(rows), load) :]
+        longest = max(longest, float(np.diff(steady).max(initial=0)) / 1e6)
+    return longest
+
+
+def written_shares(folder: Path) -> list[float]:
+    """Of the retained incremental checkpoints: bytes written for them, as a share of all their bytes."""
+    store = LocalStore(folder / "checkpoints")
+    shares: list[float] = []
+    for completed in JobLog(store, "state").read().completed:
+        entries = load_manifest(store, "state", completed).entries
+        own = (completed.checkpoint_id, completed.attempt)
+        older = sum(e.length for e in entries if writer_of_shared(e.file) not in (None, own))
+        if older:
+            size = sum(e.length for e in entries)
+            shares.append((size - older) / size)
+    return shares
+
+
+def run(folder: Path, keys: int) -> None:
+    """One round; prints the result."""
+    from cutwater.spark.session import session
+
+    spark = session(PARALLELISM)
+    rate = int(keys * SHARE)
+    result: dict[str, Any] = {}
+    for name, interval in (("checkpoints", "1s"), ("none", "1h")):
+        place = folder / name
+        load_s = 30 * keys // 10_000_000 + 5
+        begun_ns = time.monotonic_ns()
+        job = start(place, spark, keys, interval, rate * (load_s + 3 * STEADY_S))
+        result[f"first_{name}_s"] = first_output_s(job, place / "notes", begun_ns, set())
+        until_s = time.monotonic() + load_s + STEADY_S
+        while job.status.checkpoints.in_progress or time.monotonic() < until_s:
+            time.sleep(0.05)
+        if name == "checkpoints":
+            result["shares"] = written_shares(place)
+        job.stop()
+        result[f"gap_{name}_ms"] = longest_gap_ms(place / "notes", keys)
+    place = folder / "checkpoints"
+    known = {path.name for path in (place / "notes").iterdir()}
+    begun_ns = time.monotonic_ns()
+    job = start(place, spark, keys, "1s", rate * (load_s + 3 * STEADY_S))
+    restored_s = first_output_s(job, place / "notes", begun_ns, known)
+    result["restore_s"] = max(0.0, restored_s - result["first_none_s"])
+    job.await_termination()
+    verify(place / "notes", known, keys, rate * (load_s + 3 * STEADY_S))
+    print("RESULT", json.dumps(result), flush=True)
+
+
+def verify(notes: Path, known: set[str], keys: int, touches: int) -> None:
+    """Counts and sums of the keys that came after the restore.
+
+    Raises:
+        WrongResultError: one differs from the closed form.
+    """
+    rows = np.arange(touches)
+    found = touched(rows, keys)
+    counts = 1 + np.bincount(found, minlength=keys)
+    sums = np.arange(keys) + np.bincount(found, rows.astype(np.float64), keys).astype(np.int64)
+    seen = 0
+    for path in notes.glob("newest-*.npy"):
+        if path.name in known:
+            continue
+        newest = np.load(path)
+        came = newest[0] > 0
+        seen += int(came.sum())
+        if not ((newest[0] == counts)[came].all() and (newest[1] == sums)[came].all()):
+            raise WrongResultError("after the restore, counts or sums are wrong")
+    if not seen:
+        raise WrongResultError("no key came after the restore")
+
+
+def main() -> None:
+    if sys.argv[1:2] == [_CHILD]:
+        run(Path(sys.argv[2]), int(sys.argv[3]))
+        return
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--keys", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round of 200,000 keys")
+    arguments = parser.parse_args()
+    keys, rounds = (200_000, 1) if arguments.quick else (arguments.keys, arguments.rounds)
+    runs: list[dict[str, Any]] = []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory(prefix="cutwater-bench-") as scratch:
+            others = busy_cpus()
+            command = [sys.executable, "-m", "benchmarks.state", _CHILD, scratch, str(keys)]
+            try:
+                runs.append({"others_cpus": others, **run_json(command, 600)})
+            except RunError as e:
+                sys.exit(str(e))
+    print(json.dumps({"machine": facts(), "runs": runs}, indent=1))
+    print(f"\n{keys:,} keys, two int64 columns, {SHARE:.0%} touched a second, medians of {rounds}:\n")
+    for text, value in (
+        ("longest gap between output batches, a checkpoint every second (ms)", [r["gap_checkpoints_ms"] for r in runs]),
+        ("longest gap between output batches, no checkpoint (ms)", [r["gap_none_ms"] for r in runs]),
+        ("bytes a checkpoint writes, share of its size", [statistics.median(r["shares"] or [1.0]) for r in runs]),
+        ("restore (s)", [r["restore_s"] for r in runs]),
+    ):
+        print(f"| {text} | {statistics.median(value):.3g} | {min(value):.3g}-{max(value):.3g} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -41,9 +42,9 @@ def process(
         spec = ProcessSpec(left.schema, left.keys, function, output, sides, right, left.broadcast)
         types = [carry_by_name(upstreams[0], schema) for schema in spec.outputs]
         out, lost = types[0]
-        for upstream, name in zip(upstreams[1:], ("right",), strict=False):
-            if out.event_time is not None and not builder.has_watermark(upstream):
-                out, lost = type(out)(out.schema), f"its {name} stream has no event time, so that no watermark passes"
+        if out.event_time is not None and not all(builder.has_watermark(u) for u in upstreams):
+            out = replace(out, event_time=None, span=None)
+            lost = "its right stream has no event time, so that no watermark passes"
         outputs = [out, *(found for found, _ in types[1:])]
         made = builder.add(id, "process", spec, upstreams, outputs, parallelism=parallelism, lost=lost)
         return ProcessedStream(builder, made, tuple(name for name, _ in sides))

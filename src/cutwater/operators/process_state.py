@@ -59,7 +59,7 @@ class ValueState(KeyedState):
 
     def get(self, default: Any = None) -> Any:
         """The value, or ``default``."""
-        value = self.value
+        value = self._table.get(self._cursor.key) if self._ttl is None else self.value
         return default if value is None else value
 
     def get_many(self, keys: Sequence[Hashable], default: Any = None) -> list[Any]:

@@ -62,6 +62,8 @@ def _integer_check(type: pa.DataType) -> Check:
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if pt.is_signed_integer(type) else (0, (1 << bits) - 1)
 
     def check(value: Any) -> int:
+        if value.__class__ is int and low <= value <= high:  # nearly always
+            return value
         number = int(_only(value, int, np.integer))
         if not low <= number <= high:
             raise OverflowError

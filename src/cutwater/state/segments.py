@@ -31,7 +31,8 @@ class Segment:
         kind: "base" replaces what came before it, "delta" updates it by key, "delete" holds only keys, which are gone.
             Segments are applied in order.
         batch: the rows.  A keyed segment carries ``GROUP_COLUMN`` and is sorted by it.
-        key_groups: half-open range of the key groups that the rows lie in; ``None`` for state without keys.
+        key_groups: half-open range of the key groups whose owners are offered the rows, as a rule that which the rows
+            lie in; ``None`` for state that belongs to subtask numbers.
     """
 
     name: str

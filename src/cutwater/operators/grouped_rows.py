@@ -53,6 +53,8 @@ def group_rows(batch: pa.RecordBatch, keys: Sequence[str]) -> GroupedRows:
     first[codes[::-1]] = np.arange(batch.num_rows - 1, -1, -1)
     values = [column.dictionary.take(column.indices.take(pa.array(first))).to_pylist() for column in encoded]
     found = list(zip(*values, strict=True))
+    if not any(pa.types.is_floating(batch.column(name).type) for name in keys):
+        return GroupedRows(found, codes)
     places: dict[tuple[Hashable, ...], int] = {}
     renumbered = np.array([places.setdefault(key, len(places)) for key in found], np.int64)
     if len(places) == count:

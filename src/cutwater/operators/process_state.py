@@ -65,7 +65,7 @@ class ValueState(KeyedState):
     def get_many(self, keys: Sequence[Hashable], default: Any = None) -> list[Any]:
         """The values of many keys (those of ``ctx.group(batch)``), ``default`` for a key without."""
         if self._ttl is None:
-            return [default if value is None else value for value in map(self._table.get, keys)]
+            return [default if value is None else value for value in self._table.get_many(keys)]
         with self._cursor.kept():
             return [self._for_key(key, default) for key in keys]
 
@@ -82,6 +82,9 @@ class ValueState(KeyedState):
         checked = self._checked_many(values)
         if len(checked) != len(keys):
             raise UserCodeError(f"state {self.name!r}: {len(checked)} values for {len(keys)} keys")
+        if self._ttl is None and None not in checked:
+            self._table.put_many(keys, checked)
+            return
         put, stamp, cursor = self._table.put, self._stamp, self._cursor
         with cursor.kept():
             for cursor.key, value in zip(keys, checked, strict=True):

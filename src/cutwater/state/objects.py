@@ -8,7 +8,7 @@ one copy.  Layers that no unreleased freeze reads any more are merged at the nex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, Generic, TypeVar, cast
 
 __all__ = ["FrozenObjects", "ObjectTable"]
@@ -63,8 +63,23 @@ class ObjectTable(Generic[V]):
             found = self._top[key] = self._copy(below) if self._copy is not None else below
         return None if found is _GONE else cast("V | None", found)
 
+    def get_many(self, keys: Sequence[Hashable]) -> list[V | None]:
+        """``get`` of many keys."""
+        found: list[V | _Gone | None] = list(map(self._top.get, keys))
+        for layer in reversed(self._below):
+            missing = [place for place, value in enumerate(found) if value is None]
+            for place, value in zip(missing, map(layer.get, [keys[place] for place in missing]), strict=True):
+                found[place] = value
+        if self._below:  # only above other layers does anything stand for what was removed
+            return [None if value is _GONE else cast("V | None", value) for value in found]
+        return cast("list[V | None]", found)
+
     def put(self, key: Hashable, value: V) -> None:
         self._top[key] = value
+
+    def put_many(self, keys: Iterable[Hashable], values: Iterable[V]) -> None:
+        """``put`` of many keys."""
+        self._top.update(zip(keys, values, strict=True))
 
     def remove(self, key: Hashable) -> None:
         if any(key in layer for layer in self._below):

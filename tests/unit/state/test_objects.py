@@ -24,6 +24,11 @@ class Tables(RuleBasedStateMachine):
         self.table.put(key, [value])
         self.model[key] = [value]
 
+    @rule(values=st.dictionaries(KEYS, st.integers()))
+    def put_many(self, values: dict[tuple[int, ...], int]) -> None:
+        self.table.put_many(values, [[value] for value in values.values()])
+        self.model |= {key: [value] for key, value in values.items()}
+
     @rule(key=KEYS, value=st.integers())
     def change_in_place(self, key: tuple[int, ...], value: int) -> None:
         owned = self.table.own(key)
@@ -50,6 +55,8 @@ class Tables(RuleBasedStateMachine):
     def the_table_is_the_dict(self) -> None:
         assert {key: self.table.get(key) for key in self.model} == self.model
         assert all(self.table.get((n,)) is None for n in range(6) if (n,) not in self.model)
+        everything = [(n,) for n in range(6)]
+        assert self.table.get_many(everything) == [self.model.get(key) for key in everything]
         assert len(self.table) == len(self.model)
 
     @invariant()

@@ -122,7 +122,7 @@ class _Planner:
             t is EdgeType.FORWARD and i.step in self._in_place for i, t in zip(step.inputs, types, strict=True)
         ):
             self._in_place.add(step.id)
-        if types == [EdgeType.FORWARD]:
+        if types == [EdgeType.FORWARD] and not self._ends_chain(step.inputs[0]):
             source = step.inputs[0]
             vertex = self._vertex[source.step]
             chain = self._chains[vertex]
@@ -170,6 +170,10 @@ class _Planner:
             edges=tuple(self._edges),
             loops=_loops(len(vertices), self._edges),
         )
+
+    def _ends_chain(self, source: Input) -> bool:
+        """Whether the rows of a step leave its chain in any case: it keeps some back, and watermarks behind them."""
+        return bool(getattr(self._graph.steps[source.step].spec, "ends_chain", False))
 
     def _closes_loop(self, step: Step, source: Input) -> bool:
         return (source.step, step.id) in self._graph.cycles.back_edges

@@ -14,12 +14,14 @@ from typing import Any, cast
 import pyarrow as pa
 
 from cutwater.dataflow.build import (
+    Duration,
     GraphBuilder,
     Upstream,
     carry,
     carry_by_name,
     check_parallelism,
     distinct_columns,
+    duration_us,
     located,
     plain_schema,
     require_column,
@@ -33,6 +35,7 @@ __all__ = [
     "flat_map",
     "foreach_batch",
     "key_by",
+    "map_async",
     "map_batches",
     "map_rows",
     "union",
@@ -98,6 +101,37 @@ def _function_step(
         spec = spec_type(upstream.type.schema, fn, plain_schema(as_schema(schema)))
         out, lost = carry_by_name(upstream, spec.outputs[0])
         return builder.add(id, kind, spec, [upstream], [out], parallelism=parallelism, lost=lost)[0]
+
+
+def map_async(
+    builder: GraphBuilder,
+    id: str,
+    upstream: Upstream,
+    fn: Callable[..., Any],
+    schema: str | pa.Schema,
+    timeout: Duration,
+    settings: dict[str, Any],
+    parallelism: int | None,
+) -> tuple[Upstream, ...]:
+    """The main output, and the rows that got no result in time if they are diverted."""
+    from cutwater.operators.async_map import AsyncMapSpec
+    from cutwater.operators.schema_text import as_schema
+
+    with located(builder.check_id(id)):
+        if upstream.edge is EdgeType.BROADCAST:
+            raise BuildError("every subtask would ask for every row", hint="Leave broadcast() away before map_async.")
+        source = plain_schema(upstream.type.schema)
+        timeout_ms = duration_us(timeout, "timeout") / 1000
+        retry_ms = duration_us(settings.pop("retry_delay"), "retry_delay") / 1000
+        spec = AsyncMapSpec(
+            source, fn, plain_schema(as_schema(schema)), timeout_ms=timeout_ms, retry_delay_ms=retry_ms, **settings
+        )
+        out, lost = carry_by_name(upstream, spec.outputs[0])
+        outputs = [out, *(StreamType(side) for side in spec.outputs[1:])]
+        options: dict[str, object] = {"on_timeout": spec.on_timeout}
+        return builder.add(
+            id, "map_async", spec, [upstream], outputs, parallelism=parallelism, lost=lost, options=options
+        )
 
 
 # --------------------------------------------------------------------------------------------------- joining streams

@@ -19,8 +19,10 @@ from cutwater.errors import BuildError
 if TYPE_CHECKING:
     import polars as pl
 
+    from cutwater.dataflow.build import Duration
     from cutwater.dataflow.keyed import KeyedStream
     from cutwater.dataflow.processed import ConnectedStreams, ProcessedStream
+    from cutwater.operators.async_map import AsyncFunction
     from cutwater.operators.process import ProcessFunction
 
 __all__ = ["Stream"]
@@ -55,7 +57,8 @@ class Stream:
             raise BuildError(
                 "this stream has no dead letters",
                 step=self._upstream.step,
-                hint="Ask for them: read(..., bad_rows='dead_letter') or key_by(..., dead_letters='bad-keys').",
+                hint="Ask for them: read(..., bad_rows='dead_letter'), key_by(..., dead_letters='bad-keys') or "
+                "map_async(..., on_timeout='dead_letter').",
             )
         return Stream(self._builder, self._dead_letters)
 
@@ -159,6 +162,47 @@ class Stream:
         from cutwater.dataflow.processed import process
 
         return process(self._builder, id, (self._upstream,), function, schema, side, parallelism)
+
+    def map_async(
+        self,
+        id: str,
+        fn: AsyncFunction,
+        schema: str | pa.Schema,
+        *,
+        ordered: bool = True,
+        capacity: int = 100,
+        timeout: Duration = "5s",
+        retries: int = 0,
+        retry_delay: Duration = "100ms",
+        on_timeout: Literal["error", "dead_letter"] = "error",
+        batch_rows: int | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """One row for each row, from a function that waits for something else; ``None`` drops the row.
+
+        Up to ``capacity`` rows are under way at a time, and nothing else waits for them.  They are in each snapshot;
+        after a restore the function is called for them again, so a call may happen twice, its result comes out once.
+
+        Args:
+            fn: ``async def fn(row: dict) -> dict | None``; a plain function runs in threads, ``capacity`` at most.
+            schema: of the result, as text or as an Arrow schema.
+            ordered: results leave in the order of their rows.  False: as they come, but never across a watermark.
+            capacity: rows under way in each subtask; a step that has so many takes no more.
+            timeout: time for a result, retries included.
+            retries: how often a call that raised is tried again, after ``retry_delay``, then twice that, and so on.
+            on_timeout: "error" fails the job, "dead_letter" puts the row into ``.dead_letters``.
+            batch_rows: call ``fn`` with a list of up to so many rows, for a list of as many results.
+        """
+        settings = {
+            "ordered": ordered,
+            "capacity": capacity,
+            "retries": retries,
+            "retry_delay": retry_delay,
+            "on_timeout": on_timeout,
+            "batch_rows": batch_rows,
+        }
+        made = steps.map_async(self._builder, id, self._upstream, fn, schema, timeout, settings, parallelism)
+        return Stream(self._builder, made[0], made[1] if len(made) > 1 else None)
 
     # ----------------------------------------------------------------------------------------------- joining streams
 

@@ -47,6 +47,10 @@ class Context(Protocol):
         """Add to a counter that the driver shows (for example ``rows_late``)."""
         ...
 
+    def wake(self) -> None:
+        """Give the subtask a turn soon: something that its operator waited for is there.  From any thread."""
+        ...
+
 
 class Operator(Protocol):
     """One subtask's instance of a step."""
@@ -96,6 +100,24 @@ class Operator(Protocol):
         """
         ...
 
+    @property
+    def room(self) -> int | None:
+        """How many more rows it takes now; ``None``: any number.  At 0 the loop brings it none until it ``wake``s.
+
+        A wish, not a promise: steps before it in the chain may make more rows than they were given.
+        """
+        ...
+
+    @property
+    def held_watermark(self) -> int | None:
+        """The operator keeps rows back (requests under way): this watermark may go on, those above it may not.
+
+        ``None``: it keeps none.  Only a step that ends its chain may keep rows (``ends_chain`` of its spec).
+
+        What is kept belongs to the state, counts as rows in a loop, and must leave before the end of data does.
+        """
+        ...
+
     def freeze(self, checkpoint_id: int) -> Frozen:
         """State as it is now.  Cheap; called only while ``pending`` is false."""
         ...
@@ -140,6 +162,14 @@ class BaseOperator:
 
     def on_processing_time(self, now_ms: int) -> Outputs:
         return []
+
+    @property
+    def room(self) -> int | None:
+        return None
+
+    @property
+    def held_watermark(self) -> int | None:
+        return None
 
     def freeze(self, checkpoint_id: int) -> Frozen:
         return EMPTY

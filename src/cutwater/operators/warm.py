@@ -31,6 +31,9 @@ class _Context:
     def count(self, metric: str, amount: int = 1) -> None:
         return None
 
+    def wake(self) -> None:
+        return None
+
 
 def warm_up() -> None:
     """Run partitioner, running aggregates and windows over a few rows, for number, text and composite keys.

@@ -92,11 +92,27 @@ class Chain:
         self._entered = False
         self._force = False
         # Most operators wait for no clock; those are not asked before every action.
-        self._clocked = [i for i, node in enumerate(self.nodes) if _looks_at_time(node.operator)]
+        self._clocked = [i for i, n in enumerate(self.nodes) if _overrides(n.operator, "next_processing_time_ms")]
+        # Those that keep rows back: the watermark that went out may be behind the one that came in.
+        self._keepers = [n.operator for n in self.nodes if _overrides(n.operator, "held_watermark")]
+        self._sent = MIN_WATERMARK
 
     @property
     def pending(self) -> bool:
-        return self._passing is not None or any(n.operator.pending for n in self.nodes)
+        if self._passing is not None or any(n.operator.pending for n in self.nodes):
+            return True
+        return bool(self._keepers) and self._sendable > self._sent
+
+    @property
+    def room(self) -> int | None:
+        """How many rows the operators take now; ``None``: any number."""
+        rooms = [room for operator in self._keepers if (room := operator.room) is not None]
+        return min(rooms) if rooms else None
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether rows are kept back, that something outside will set free."""
+        return any(operator.held_watermark is not None for operator in self._keepers)
 
     @property
     def full(self) -> bool:
@@ -159,8 +175,11 @@ class Chain:
                 with _located(node):
                     outputs = node.operator.resume()
                 self.emit(index, outputs)
+                if self._keepers and self._passing is None:
+                    self._send_watermark()  # it is due before the rows of the next slice
                 return
         if self._passing is None:
+            self._send_watermark()
             return
         while self._passing < len(self.nodes):
             node = self.nodes[self._passing]
@@ -174,9 +193,22 @@ class Chain:
             self._passing += 1
             self._entered = False
         self._passing = None
+        self._send_watermark()
+
+    @property
+    def _sendable(self) -> int:
+        """The watermark that no kept row holds back."""
+        held = [w for operator in self._keepers if (w := operator.held_watermark) is not None]
+        return min(self.watermark, *held) if held else self.watermark
+
+    def _send_watermark(self) -> None:
+        watermark = self._sendable if self._keepers else self.watermark
+        if self._keepers and watermark <= self._sent:
+            return
+        self._sent = watermark
         for out in self.outs:
             for channel in out.timed:
-                channel.offer_watermark(self.watermark, force=self._force)
+                channel.offer_watermark(watermark, force=self._force)
 
     def freeze(self, checkpoint_id: int) -> list[tuple[str, Frozen]]:
         """The state of every operator, under the id of its step."""
@@ -212,8 +244,7 @@ class Chain:
         self.emit(index, outputs)
 
 
-def _looks_at_time(operator: Operator) -> bool:
-    name = "next_processing_time_ms"
+def _overrides(operator: Operator, name: str) -> bool:
     return getattr(type(operator), name, None) is not getattr(BaseOperator, name)
 
 

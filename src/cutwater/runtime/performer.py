@@ -103,8 +103,8 @@ class Performer:
         self._performing = False
         self._frozen: list[FrozenSubtask] = []
         self._announced: set[int] = set()  # snapshots whose logs will be handed to the writer
-        # At the freezes of waves: drained, time from outside, whether a timer may still make rows.
-        self._times: dict[int, tuple[bool, InputTime, bool]] = {}
+        # At the freezes of waves: drained, time from outside, whether a timer may make rows, whether rows are kept.
+        self._times: dict[int, tuple[bool, InputTime, bool, bool]] = {}
         self._unsent: list[int] = []  # checkpoints whose in-order barriers may still wait in the outputs
         self._timeouts: list[tuple[float, int]] = []
         self._outside = self._inputs.keys() - parts.loop_inputs
@@ -242,8 +242,9 @@ class Performer:
         checkpoint_id = effect.checkpoint_id
         if self._parts.loop_inputs:
             self._merger.mark(checkpoint_id)
-            timers = self._parts.chain.timers_pending
-            self._times[checkpoint_id] = (self._merger.drained, self._merger.outside, timers)
+            chain = self._parts.chain
+            times = (self._merger.drained, self._merger.outside, chain.timers_pending, chain.keeps_rows)
+            self._times[checkpoint_id] = times
         if effect.probe:
             self._events.append(m.Durable(checkpoint_id))
             return
@@ -328,9 +329,10 @@ class Performer:
     def _acknowledge(self, effect: m.Acknowledge) -> None:
         report: LoopReport | None = None
         if self._parts.loop_inputs:
-            drained, outside, timers = self._times.pop(effect.checkpoint_id)
-            # With a timer pending the loop may still make rows of its own accord: it has not ended (C6).
-            report = LoopReport(effect.quiet, effect.outside_ended and not timers, drained, outside)
+            drained, outside, timers, kept = self._times.pop(effect.checkpoint_id)
+            # With a timer pending the loop may still make rows of its own accord: it has not ended (C6).  Rows that an
+            # operator keeps are rows in the loop (W3).
+            report = LoopReport(effect.quiet and not kept, effect.outside_ended and not timers, drained, outside)
         self._port.acknowledge(self._parts.key, effect.checkpoint_id, report)
 
     def _forget(self, checkpoint_id: int) -> None:

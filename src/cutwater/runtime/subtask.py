@@ -96,7 +96,7 @@ class Subtask:
         timer_ms = self._next_timer_ms
         if timer_ms is not None and not self.chain.full and self._machine.may_read:
             due = min(due, (timer_ms - self._clock.now_ms()) / 1000)
-        if self.source is None or self._ending or self.chain.full or self._machine.halted:
+        if self.source is None or self._ending or self.chain.full or self.chain.room == 0 or self._machine.halted:
             return due
         wait = self.source.wait_s(now_s)
         return due if wait is None else min(wait, due)
@@ -117,7 +117,8 @@ class Subtask:
             if pending:  # over full outputs too: it is bounded, and the barrier must not wait for the slowest consumer
                 return self._resume()
             return self._take_waiting(now_s)
-        if self._ending and not pending and not self.performer.finished and not self._machine.halted:
+        over = self._ending and not pending and not chain.keeps_rows
+        if over and not self.performer.finished and not self._machine.halted:
             return self._end()
         ready = False
         if source is not None and not self._ending:
@@ -129,7 +130,7 @@ class Subtask:
         timer_ms = self._next_timer_ms
         action = self._loop.decide(
             [channel.head() for channel in self.inputs],
-            outputs_full=chain.full,
+            outputs_full=chain.full or (not pending and chain.room == 0),
             operator_pending=pending,
             source_ready=ready,
             timers_due=timer_ms is not None and timer_ms <= self._clock.now_ms(),
@@ -170,7 +171,7 @@ class Subtask:
 
     def _take_rows(self, index: int, max_rows: int) -> None:
         channel = self.inputs[index]
-        item = channel.take(max_rows)
+        item = channel.take(self._fitting(max_rows))
         assert isinstance(item, Rows)
         started = time.perf_counter()
         try:
@@ -184,6 +185,11 @@ class Subtask:
         if self._machine.recording(channel.key):
             self.performer.handle(m.RowsTaken(channel.key, rows))
         self._advance(index, item.watermark, False, item.sharp)
+
+    def _fitting(self, max_rows: int) -> int:
+        """No more rows than the operators have room for."""
+        room = self.chain.room
+        return max_rows if room is None else max(1, min(max_rows, room))
 
     def _take_control(self, index: int) -> None:
         channel = self.inputs[index]
@@ -210,7 +216,7 @@ class Subtask:
         source = self.source
         assert source is not None
         started = time.perf_counter()
-        got = source.read(max_rows, now_s)
+        got = source.read(self._fitting(max_rows), now_s)
         if got is None:
             return False
         rows = sum(b.num_rows for o, b in got.outputs if o == 0)

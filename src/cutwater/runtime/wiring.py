@@ -45,6 +45,7 @@ class OperatorContext:
     counter: Callable[[str, str, int], None]
     clock: ProcessingClock
     incremental: bool
+    notify: Callable[[], None]
 
     def processing_time_ms(self) -> int:
         """Milliseconds since the epoch."""
@@ -53,6 +54,10 @@ class OperatorContext:
     def count(self, metric: str, amount: int = 1) -> None:
         """Add to one of the step's counters."""
         self.counter(self.step, metric, amount)
+
+    def wake(self) -> None:
+        """Wake the worker's loop, from any thread."""
+        self.notify()
 
 
 class _SourceNode(BaseOperator):
@@ -249,7 +254,8 @@ class Wiring:
             operator = cast(OperatorSpec, part.spec).build()
         groups = key_group_range(self._slot, vertex.parallelism, self._plan.max_parallelism)
         shape = (self._slot, vertex.parallelism, self._plan.max_parallelism, groups)
-        operator.open(OperatorContext(step.id, *shape, self._count, self._clock, self._config.incremental))
+        incremental = self._config.incremental
+        operator.open(OperatorContext(step.id, *shape, self._count, self._clock, incremental, self._notify))
         if step.role == "operator":
             operator.restore(self._restore.segments(step.id, self._slot, vertex.parallelism, groups))
         return operator

@@ -172,6 +172,8 @@ STEP_METHODS = {
     "process": lambda f: f.key_by("origin").process("flights", object(), "x long"),
     "window": lambda f: f.key_by("origin").window("flights", HOURLY),
     "join": lambda f: f.key_by("origin").join("flights", f.key_by("origin"), within=(0, 0)),
+    "join_tables": lambda f: f.key_by("origin").join_tables("flights", f.key_by("origin")),
+    "deduplicate": lambda f: f.key_by("origin").deduplicate("flights"),
 }
 
 

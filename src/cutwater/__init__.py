@@ -48,6 +48,7 @@ __all__ = [
     "all",
     "any",
     "approx_count_distinct",
+    "console",
     "count",
     "count_distinct",
     "discard",
@@ -69,6 +70,7 @@ __all__ = [
 
 _HOMES = {
     "cutwater.config": ("JobConfig", "RestartConfig"),
+    "cutwater.connectors.console": ("console",),
     "cutwater.connectors.discard": ("discard",),
     "cutwater.connectors.files": ("files",),
     "cutwater.connectors.generate": ("generate", "rate"),
@@ -107,6 +109,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 if TYPE_CHECKING:
     from cutwater.config import JobConfig, RestartConfig
+    from cutwater.connectors.console import console
     from cutwater.connectors.discard import discard
     from cutwater.connectors.files import files
     from cutwater.connectors.generate import generate, rate

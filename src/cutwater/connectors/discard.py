@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
 from cutwater.errors import BuildError
 
-__all__ = ["DiscardSink", "DiscardState", "LatencyHistogram", "discard"]
+__all__ = ["DiscardSink", "DiscardState", "LatencyHistogram", "NothingToCommit", "discard"]
 
 
 class DiscardState(msgspec.Struct, frozen=True):
@@ -112,8 +112,8 @@ class DiscardSink:
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> _DiscardWriter:
         return _DiscardWriter(self, [msgspec.convert(state, DiscardState) for state in restored if state is not None])
 
-    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> _NothingToCommit:
-        return _NothingToCommit()
+    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> NothingToCommit:
+        return NothingToCommit()
 
 
 def discard(count: bool = True, latency_column: str | None = None) -> DiscardSink:
@@ -152,7 +152,9 @@ class _DiscardWriter:
         return None
 
 
-class _NothingToCommit:
+class NothingToCommit:
+    """The committer of a sink that leaves nothing behind."""
+
     takes_back = True
 
     def commit(self, checkpoint_id: int, handles: list[Json]) -> None:

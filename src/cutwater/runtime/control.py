@@ -15,6 +15,7 @@ from cutwater.storage.log_entries import CheckpointCompleted
 from cutwater.storage.manifest import Entry, SubtaskRecord
 
 __all__ = [
+    "CONSOLE",
     "AbortNotice",
     "Ack",
     "AssignSplits",
@@ -255,6 +256,10 @@ class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
     busy_ms: float
     backpressured_ms: float
     idle_ms: float
+
+
+CONSOLE = "console"
+"""Level of what is meant for the user's eyes as it is."""
 
 
 class Log(msgspec.Struct, frozen=True, tag="log"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 from typing import TYPE_CHECKING, cast
 
 from cutwater.config import JobConfig
@@ -121,6 +122,9 @@ class Coordinator(Driver):
                 self._job(j.SubtaskFinished(attempt, (vertex, subtask)))
             case c.Committed(checkpoint_id=checkpoint_id):
                 self._committed(link.slot, checkpoint_id)
+            case c.Log(level=c.CONSOLE, message=text):
+                sys.stdout.write(f"{text}\n")
+                sys.stdout.flush()
             case c.Log(level=level, message=text):
                 self.board.log(f"worker {link.slot} {level}: {text}")
             case _:  # hello, sign of life; parts of global snapshots belong to networks

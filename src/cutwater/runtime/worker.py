@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cutwater.config import JobConfig
+from cutwater.connectors.console import CONSOLE_LOGGER
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.errors import CutwaterError, FencedError, WireError
 from cutwater.protocol.handshake import Peer, Refusal
@@ -255,7 +256,8 @@ class _ToDriver(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one line."""
-        self._link.send(c.Log(record.levelname.lower(), self.format(record)))
+        level = c.CONSOLE if record.name == CONSOLE_LOGGER else record.levelname.lower()
+        self._link.send(c.Log(level, self.format(record)))
 
 
 def _story(error: BaseException) -> str:

@@ -57,7 +57,7 @@ def query(server: str) -> Iterator[Any]:
 
 
 def committer(sink: TableSink, schema: pa.Schema = SCHEMA) -> TableCommitter:
-    return sink.committer(schema, "uid", "out")
+    return sink.committer(schema, "c0ffee", "out")
 
 
 def test_epochs_are_committed_once_fenced_and_taken_back(server: str, query: Any, tmp_path: Path) -> None:
@@ -106,6 +106,8 @@ def test_an_upsert_and_types(server: str, query: Any, tmp_path: Path) -> None:
     writer.write(pa.RecordBatch.from_pylist([{"k": None}], schema))
     with pytest.raises(DataError, match="refuses a row"):
         committer(sink, schema).commit(2, writer.pre_commit(2, False)().handles)
+    with pytest.raises(BuildError, match="percent sign"):
+        sink.check(pa.schema({"k": pa.string(), "50%": pa.int8()}))
     query("ALTER TABLE t DROP CONSTRAINT t_pkey")
     with pytest.raises(BuildError, match="no unique index"):
         sink.check(schema)

@@ -232,6 +232,8 @@ class Postgres(Database):
 
     def column_type(self, field: pa.Field) -> str:
         kind = field.type
+        if "%" in field.name:
+            raise BuildError(f"psycopg takes no column name with a percent sign: {field.name!r}", hint="Rename it.")
         if kind in _POSTGRES_TYPES:
             return _POSTGRES_TYPES[kind]
         if pt.is_decimal(kind):

@@ -100,8 +100,8 @@ class EpochBook:
                 values,
             )
             if target is not None:
-                sql = f"DELETE FROM {target} WHERE {EPOCH_COLUMN} IN (SELECT epoch FROM cutwater_epochs WHERE {void})"
-                self._do(connection, sql, values)
+                epochs = f"SELECT epoch FROM cutwater_epochs WHERE {self._marked(void)}"
+                connection.execute(f"DELETE FROM {target} WHERE {EPOCH_COLUMN} IN ({epochs})", values)
             self._do(connection, f"DELETE FROM cutwater_epochs WHERE {void}", values)
 
     def compact(self, checkpoint_id: int) -> None:
@@ -123,4 +123,7 @@ class EpochBook:
         return None if row is None else row[0]
 
     def _do(self, connection: Connection, sql: str, values: tuple[object, ...]) -> Connection:
-        return connection.execute(sql.replace("?", self._database.mark), values)
+        return connection.execute(self._marked(sql), values)
+
+    def _marked(self, sql: str) -> str:
+        return sql.replace("?", self._database.mark)

@@ -37,7 +37,12 @@ def assert_squares(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ordered", "protocol", "batch_rows"), [(True, "aligned", None), (False, "unaligned", None), (False, "aligned", 8)]
+    ("ordered", "protocol", "batch_rows"),
+    [
+        pytest.param(True, "aligned", None, marks=pytest.mark.full),
+        (False, "unaligned", None),
+        pytest.param(True, "chandy_lamport", 8, marks=pytest.mark.full),
+    ],
 )
 def test_results_come_out_once_after_kills(
     start, fake_spark, tmp_path: Path, ordered: bool, protocol: str, batch_rows: int | None

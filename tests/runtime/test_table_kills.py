@@ -32,7 +32,7 @@ def counting(folder: Path, **sink: Any) -> cw.Dataflow:
     return flow
 
 
-@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("parallelism", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_appended_rows_are_there_once_after_kills(start, fake_spark, tmp_path: Path, parallelism: int) -> None:
     job = start(counting(tmp_path, parallelism=parallelism))
     kill_some(job, fake_spark, 4, seed=parallelism)
@@ -53,6 +53,7 @@ def test_appended_rows_are_there_once_after_kills(start, fake_spark, tmp_path: P
     assert all(a == b for a, b in query(out, f"{rows_of_epochs} WHERE e.subtask >= 0 GROUP BY e.epoch"))
 
 
+@pytest.mark.full
 def test_upserted_rows_are_the_last_of_their_keys_after_kills(start, fake_spark, tmp_path: Path) -> None:
     job = start(counting(tmp_path, mode="upsert", key=["key"]))
     kill_some(job, fake_spark, 3, seed=7)

@@ -120,6 +120,11 @@ def map_async(
     with located(builder.check_id(id)):
         if upstream.edge is EdgeType.BROADCAST:
             raise BuildError("every subtask would ask for every row", hint="Leave broadcast() away before map_async.")
+        if upstream.type.changes is not None and (not settings["ordered"] or settings["on_timeout"] != "error"):
+            raise BuildError(
+                f"the changes of updating stream {upstream.step!r} must stay in order and complete",
+                hint=f"Leave ordered=True and on_timeout='error', or ask before step {upstream.step!r}.",
+            )
         source = plain_schema(upstream.type.schema)
         timeout_ms = duration_us(timeout, "timeout") / 1000
         retry_ms = duration_us(settings.pop("retry_delay"), "retry_delay") / 1000

@@ -30,6 +30,11 @@ MISTAKES = {
     "expression across rows": (lambda f: f.filter("f", pl.col("delay") > pl.col("delay").mean()), "f", ["rows"]),
     "map_async without function": (lambda f: f.map_async("a", 5, "x long"), "a", ["function is needed"]),
     "map_async without time": (lambda f: f.map_async("a", print, "x long", timeout="0s"), "a", ["timeout", "above 0"]),
+    "map_async of changes without order": (
+        lambda f: f.key_by("origin").deduplicate("d", keep="last").map_async("a", print, "op string", ordered=False),
+        "a",
+        ["in order", "ordered=True"],
+    ),
     "map_async on a broadcast": (lambda f: f.broadcast().map_async("a", print, "x long"), "a", ["every subtask"]),
     "unknown column in select": (lambda f: f.select("s", "orign"), "s", ["orign", "Did you mean 'origin'"]),
     "select across rows": (lambda f: f.select("s", pl.col("delay").sum()), "s", ["rows"]),

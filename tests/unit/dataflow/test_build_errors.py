@@ -179,6 +179,7 @@ STEP_METHODS = {
     "join": lambda f: f.key_by("origin").join("flights", f.key_by("origin"), within=(0, 0)),
     "join_tables": lambda f: f.key_by("origin").join_tables("flights", f.key_by("origin")),
     "deduplicate": lambda f: f.key_by("origin").deduplicate("flights"),
+    "top": lambda f: f.key_by("origin").top("flights", 1, by="delay"),
 }
 
 

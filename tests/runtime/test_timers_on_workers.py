@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 from fake_host import FakeSpark
-from runtime_world import assert_ids, gated, kill_some, open_gate, query
+from runtime_world import assert_ids, gated, kill_some, open_gate, query, wait_until
 
 import cutwater as cw
 
@@ -62,15 +63,10 @@ def collecting(folder: Path) -> cw.Dataflow:
     return flow
 
 
-def test_timers_pending_at_a_kill_fire_once(start, fake_spark: FakeSpark, tmp_path: Path) -> None:
-    job = start(collecting(tmp_path), parallelism=3)
-    kill_some(job, fake_spark, 3, seed=5)
-    open_gate(tmp_path)
-    assert job.await_termination(60)
-    assert job.status.restarts == 3
-    folders = {name: tmp_path / name for name in ("raw", "out", "waited")}
+def assert_collected(folder: Path) -> None:
+    """Each id waited once, and each bucket of each key came out once, as DuckDB has it."""
+    folders = {name: folder / name for name in ("raw", "out", "waited")}
     assert_ids(folders["waited"], ROWS)
-    assert query("SELECT count(*) FROM {waited} WHERE why = 'clock'", waited=folders["waited"])[0][0] > ROWS // 2
     differ = query(
         f"""WITH expected AS (
           SELECT value % {KEYS} AS key, epoch_us(timestamp) // {BUCKET_US} * {BUCKET_US} AS bucket,
@@ -82,6 +78,30 @@ def test_timers_pending_at_a_kill_fire_once(start, fake_spark: FakeSpark, tmp_pa
         **folders,
     )
     assert not differ, f"buckets that differ from DuckDB's: {differ[:3]} of {len(differ)}"
+
+
+def test_timers_pending_at_a_kill_fire_once(start, fake_spark: FakeSpark, tmp_path: Path) -> None:
+    job = start(collecting(tmp_path), parallelism=3)
+    kill_some(job, fake_spark, 3, seed=5)
+    open_gate(tmp_path)
+    assert job.await_termination(60)
+    assert job.status.restarts == 3
+    assert_collected(tmp_path)
+    fired = query("SELECT count(*) FROM {waited} WHERE why = 'clock'", waited=tmp_path / "waited")
+    assert fired[0][0] > ROWS // 2
+
+
+@pytest.mark.full
+def test_timers_pending_at_a_stop_go_on_at_another_parallelism(start, tmp_path: Path) -> None:
+    for parallelism in (3, 1, 2):
+        job = start(collecting(tmp_path), parallelism=parallelism)
+        seen = job.status.checkpoints.completed
+        wait_until(lambda job=job, seen=seen: job.status.checkpoints.completed > seen + 2, "some checkpoints")
+        job.stop()
+        assert job.await_termination(30)
+    open_gate(tmp_path)
+    assert start(collecting(tmp_path), parallelism=3).await_termination(60)
+    assert_collected(tmp_path)
 
 
 class Delays(cw.ProcessFunction):

@@ -52,7 +52,7 @@ def filled(function: ProcessFunction, shares: list[list[int]]) -> Group:
 SHARES = st.lists(st.lists(st.integers(0, 99), max_size=12), min_size=1, max_size=4)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(shares=SHARES, parallelism=st.integers(1, 5))
 def test_a_list_is_shared_out_and_a_union_is_everywhere(shares: list[list[int]], parallelism: int) -> None:
     for function in (Keeps(), KeepsUnion()):

@@ -133,7 +133,7 @@ def batch_of(rows: list[tuple[str, str, int]]) -> pa.RecordBatch:
 
 @pytest.mark.parametrize("function", [Fleeting, Lasting])
 def test_what_is_visible_is_what_plain_dicts_say(function: type[ProcessFunction]) -> None:
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(actions=ACTIONS, parallelism=st.integers(1, 2))
     def check(actions: list[Any], parallelism: int) -> None:
         group = Group(ProcessSpec(SCHEMA, ("k",), function(), OUT), Clock(1_000), ["k"], parallelism)

@@ -84,7 +84,7 @@ def batch_of(rows: list[tuple[str, str, int]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([r[i] for r in rows], SCHEMA[i].type) for i in range(3)], schema=SCHEMA)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(actions=ACTIONS, parallelism=st.integers(1, 3))
 def test_timers_fire_as_a_plain_set_says_whatever_is_restored_on_the_way(actions: list[Any], parallelism: int) -> None:
     group, model = Group(alarm(), Clock(), ["k"], parallelism), Model()

@@ -37,6 +37,10 @@ PUBLIC = {
     "sum",
     "tumbling",
     "variance",
+    "sliding",
+    "session",
+    "global_window",
+    "every",
     # process functions
     "BatchProcessFunction",
     "BroadcastProcessFunction",

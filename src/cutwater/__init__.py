@@ -52,15 +52,19 @@ __all__ = [
     "count",
     "count_distinct",
     "discard",
+    "every",
     "files",
     "first",
     "generate",
+    "global_window",
     "last",
     "max",
     "mean",
     "memory",
     "min",
     "rate",
+    "session",
+    "sliding",
     "stddev",
     "sum",
     "table",
@@ -92,7 +96,7 @@ _HOMES = {
         "variance",
     ),
     "cutwater.dataflow.flow": ("Dataflow",),
-    "cutwater.dataflow.keyed": ("tumbling",),
+    "cutwater.dataflow.windows": ("every", "global_window", "session", "sliding", "tumbling"),
     "cutwater.errors": ("BuildError", "ConfigError", "CutwaterError"),
     "cutwater.operators.enrich_table": ("EnrichmentTable",),
     "cutwater.operators.operator_state": ("BroadcastState", "OperatorListState", "UnionListState"),
@@ -131,7 +135,7 @@ if TYPE_CHECKING:
         variance,
     )
     from cutwater.dataflow.flow import Dataflow
-    from cutwater.dataflow.keyed import tumbling
+    from cutwater.dataflow.windows import every, global_window, session, sliding, tumbling
     from cutwater.errors import BuildError, ConfigError, CutwaterError
     from cutwater.operators.enrich_table import EnrichmentTable
     from cutwater.operators.operator_state import BroadcastState, OperatorListState, UnionListState

@@ -138,8 +138,12 @@ def describe_state(step: Step) -> dict[str, str]:
     if hasattr(spec, "aggregates"):
         found["aggregates"] = ", ".join(f"{a.name}={a}" for a in spec.aggregates)
     if hasattr(spec, "window"):
-        found["windows"] = f"tumbling {format_us(spec.window.size_us)}, offset {format_us(spec.window.offset_us)}"
-        found["event time"] = spec.event_time
+        found["windows"] = str(spec.window)
+        found["event time"] = spec.event_time or "none"
+        if spec.early is not None:
+            found["early results"] = str(spec.early)
+        if spec.discarding:
+            found["results"] = "discarding"
     right = getattr(spec, "right", None)
     if right is not None:
         found["right keys"] = ", ".join(right.keys) or ("broadcast" if right.broadcast else "none")

@@ -121,7 +121,9 @@ def _operator_details(step: Step) -> Iterator[str]:
     if hasattr(spec, "window"):
         lateness = getattr(spec, "allowed_lateness_us", 0)
         late = f", lateness {format_us(lateness)}" if lateness else ""
-        yield f"window {step.options.get('window')}: tumbling {format_us(spec.window.size_us)}{late}"
+        early = f", early {spec.early}" if spec.early is not None else ""
+        discarding = ", discarding" if spec.discarding else ""
+        yield f"window {step.options.get('window')}: {spec.window}{late}{early}{discarding}"
     if hasattr(spec, "aggregates"):
         yield ", ".join(f"{a.name} = {a}" for a in spec.aggregates)
     if hasattr(spec, "lower_us"):

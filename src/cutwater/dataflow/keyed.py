@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
 from cutwater.dataflow.build import Duration, GraphBuilder, Upstream, duration_us, located
-from cutwater.dataflow.keyed_steps import interval_join, running_aggregate, window_aggregate
+from cutwater.dataflow.keyed_steps import Windowing, interval_join, running_aggregate, window_aggregate
 from cutwater.dataflow.steps import with_event_time
 from cutwater.dataflow.stream import Stream
 from cutwater.dataflow.table_steps import deduplicate, join_tables, top, with_changes
@@ -15,30 +15,9 @@ from cutwater.errors import BuildError
 if TYPE_CHECKING:
     from cutwater.operators.accumulators import AggregateCall
     from cutwater.operators.table_join import JoinType
-    from cutwater.operators.window import TumblingWindow
+    from cutwater.operators.window_kinds import Early, Window
 
-__all__ = ["DeduplicatedStream", "JoinedStream", "KeyedStream", "WindowedResult", "WindowedStream", "tumbling"]
-
-
-def tumbling(size: Duration, *, offset: Duration = 0) -> TumblingWindow:
-    """Windows of one size, side by side: ``cw.tumbling("1h")`` holds [00:00, 01:00), [01:00, 02:00) ... in UTC.
-
-    Args:
-        size: length of a window.
-        offset: shift of the borders; may be negative.
-
-    Raises:
-        BuildError: not a duration, or a size of 0.
-
-    >>> tumbling("1h").size_us
-    3600000000
-    """
-    from cutwater.operators.window import TumblingWindow
-
-    size_us = duration_us(size, "window size")
-    if size_us == 0:
-        raise BuildError("window size is 0", hint="Write for example cw.tumbling('1h').")
-    return TumblingWindow(size_us, duration_us(offset, "window offset", signed=True))
+__all__ = ["DeduplicatedStream", "JoinedStream", "KeyedStream", "WindowedResult", "WindowedStream"]
 
 
 class KeyedStream(Stream):
@@ -66,24 +45,40 @@ class KeyedStream(Stream):
         """
         return self._stream(running_aggregate(self._builder, id, self._upstream, aggregates, parallelism))
 
-    def window(self, id: str, window: TumblingWindow, *, allowed_lateness: Duration = 0) -> WindowedStream:
-        """Cut the stream into windows of event time.  Not a step of its own: ``id`` is a label in ``explain()``.
+    def window(
+        self,
+        id: str,
+        window: Window,
+        *,
+        allowed_lateness: Duration = 0,
+        early: Early | None = None,
+        discarding: bool = False,
+    ) -> WindowedStream:
+        """Cut the stream into windows.  Not a step of its own: ``id`` is a label in ``explain()``.
 
         Args:
-            window: ``cw.tumbling(size)``.
-            allowed_lateness: how long after its end a window still takes rows and comes out again, updated.
+            window: ``cw.tumbling(size)``, ``cw.sliding(size, every)``, ``cw.session(gap)`` or ``cw.global_window()``.
+            allowed_lateness: how long after its end a window still takes rows, and comes out again with each.
+            early: when a window comes out before its end too: ``cw.every(rows=100)``, ``cw.every(event_time="1m")``.
+            discarding: a result holds only what has not come out before; else it holds everything so far.
 
         Raises:
-            BuildError: the stream has no event time (the message says where it was lost).
+            BuildError: the stream has no event time (the message says where it was lost), or a wrong argument.
         """
+        from cutwater.operators.window_kinds import Early, GlobalWindow, is_window
+
         with located(self._builder.check_id(id)):
-            if self._upstream.type.event_time is None:
+            if not is_window(window):
+                raise BuildError(f"{window!r} is not a window", hint="Write for example cw.tumbling('1h').")
+            if early is not None and not isinstance(early, Early):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise BuildError(f"early={early!r} says not when", hint="Write for example early=cw.every(rows=100).")
+            if self._upstream.type.event_time is None and not isinstance(window, GlobalWindow):
                 story, hint = self._builder.event_time_story(self._upstream)
                 raise BuildError(f"a window needs event time, but {story}", hint=hint)
-            if not hasattr(window, "size_us"):
-                raise BuildError(f"{window!r} is not a window", hint="Write for example cw.tumbling('1h').")
             lateness_us = duration_us(allowed_lateness, "allowed_lateness")
-        return WindowedStream(self._builder, self._upstream, id, window, lateness_us)
+        return WindowedStream(
+            self._builder, self._upstream, Windowing(id, window, lateness_us, early, bool(discarding))
+        )
 
     def join(
         self,
@@ -201,33 +196,22 @@ def _bounds_us(within: object) -> tuple[int, int]:
 class WindowedStream:
     """A keyed stream cut into windows: call ``aggregate``."""
 
-    def __init__(
-        self, builder: GraphBuilder, upstream: Upstream, label: str, window: TumblingWindow, allowed_lateness_us: int
-    ) -> None:
+    def __init__(self, builder: GraphBuilder, upstream: Upstream, windowing: Windowing) -> None:
         self._builder = builder
         self._upstream = upstream
-        self._label = label
-        self._window = window
-        self._allowed_lateness_us = allowed_lateness_us
+        self._windowing = windowing
 
     def aggregate(self, id: str, *, parallelism: int | None = None, **aggregates: AggregateCall) -> WindowedResult:
-        """One row for each key and window, when the watermark passes the window's end.
+        """One row for each key and window, when the watermark passes the window's end (and when ``window`` says so).
 
-        Columns: the keys, ``window_start``, ``window_end``, then one per aggregate.  ``window_start`` is the result's
-        event time, so that larger windows can be built on it.
+        Columns: the keys, ``window_start``, ``window_end`` (not with the global window), then one per aggregate.
+        ``window_start`` of tumbling windows is the result's event time, so that larger windows can be built on it.
 
         Args:
             id: names the state.
             aggregates: as in ``KeyedStream.aggregate``.
         """
-        made = window_aggregate(
-            self._builder,
-            id,
-            self._upstream,
-            aggregates,
-            (self._label, self._window, self._allowed_lateness_us),
-            parallelism,
-        )
+        made = window_aggregate(self._builder, id, self._upstream, aggregates, self._windowing, parallelism)
         return WindowedResult(self._builder, made)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from cutwater.config import format_us
 from cutwater.dataflow.build import (
     GraphBuilder,
     Upstream,
@@ -20,9 +22,21 @@ from cutwater.errors import BuildError
 
 if TYPE_CHECKING:
     from cutwater.operators.accumulators import Aggregate, AggregateCall
-    from cutwater.operators.window import TumblingWindow
+    from cutwater.operators.window import WindowAggregateSpec
+    from cutwater.operators.window_kinds import Early, Window
 
-__all__ = ["interval_join", "running_aggregate", "window_aggregate"]
+__all__ = ["Windowing", "interval_join", "running_aggregate", "window_aggregate"]
+
+
+@dataclass(frozen=True)
+class Windowing:
+    """What ``KeyedStream.window`` was told."""
+
+    label: str
+    window: Window
+    allowed_lateness_us: int
+    early: Early | None
+    discarding: bool
 
 
 def running_aggregate(
@@ -49,31 +63,57 @@ def window_aggregate(
     id: str,
     upstream: Upstream,
     calls: Mapping[str, AggregateCall],
-    window: tuple[str, TumblingWindow, int],
+    windowing: Windowing,
     parallelism: int | None,
 ) -> tuple[Upstream, ...]:
-    """``window``: its label, the windows, and the allowed lateness in microseconds."""
     from cutwater.operators.window import WindowAggregateSpec
+    from cutwater.operators.window_kinds import GlobalWindow, TumblingWindow
 
-    label, windows, lateness_us = window
+    window, lateness_us = windowing.window, windowing.allowed_lateness_us
     with located(builder.check_id(id)):
         refuse_changes(upstream, "a window")
         aggregates = _aggregates(upstream.type.schema, calls)
         event_time = upstream.type.event_time
-        if event_time is None:
+        if event_time is None and not isinstance(window, GlobalWindow):
             story, hint = builder.event_time_story(upstream)
             raise BuildError(f"a window needs event time, but {story}", hint=hint)
-        _check_nesting(upstream.type, windows)
-        spec = WindowAggregateSpec(upstream.type.schema, upstream.keys, event_time, windows, aggregates, lateness_us)
-        schema = distinct_columns(spec.outputs[0])
-        updated = lateness_us > 0
-        span = None if updated else (windows.size_us, windows.offset_us)
-        out = StreamType(schema, None if updated else "window_start", upstream.keys, span)
-        late = StreamType(spec.outputs[1], None, upstream.keys)
-        lost = "with allowed_lateness a window may come out again, updated, and would count twice" if updated else None
-        return builder.add(
-            id, "window", spec, [upstream], [out, late], parallelism=parallelism, lost=lost, options={"window": label}
+        _check_nesting(upstream.type, window)
+        spec = WindowAggregateSpec(
+            upstream.type.schema,
+            upstream.keys,
+            event_time,
+            window,
+            aggregates,
+            lateness_us,
+            windowing.early,
+            windowing.discarding,
         )
+        schema = distinct_columns(spec.outputs[0])
+        lost = _why_no_event_time(spec)
+        if lost is None and isinstance(window, TumblingWindow):
+            out = StreamType(schema, "window_start", upstream.keys, (window.size_us, window.offset_us))
+        else:
+            out = StreamType(schema, None, upstream.keys)
+        late = StreamType(spec.outputs[1], None, upstream.keys)
+        options: dict[str, object] = {"window": windowing.label}
+        return builder.add(
+            id, "window", spec, [upstream], [out, late], parallelism=parallelism, lost=lost, options=options
+        )
+
+
+def _why_no_event_time(spec: WindowAggregateSpec) -> str | None:
+    """Why the results of windows have no event time of their own accord; ``None`` if they have."""
+    from cutwater.operators.window_kinds import GlobalWindow, TumblingWindow
+
+    if isinstance(spec.window, GlobalWindow):
+        return "the global window has no borders"
+    if spec.allowed_lateness_us:
+        return "with allowed_lateness a window may come out again, updated, and would count twice"
+    if spec.early is not None:
+        return "with early results a window comes out several times, and would count as often"
+    if not isinstance(spec.window, TumblingWindow):
+        return "its windows overlap or have no common size; with_event_time('window_end') goes by their ends"
+    return None
 
 
 def interval_join(
@@ -142,14 +182,24 @@ def _aggregates(schema: pa.Schema, calls: Mapping[str, AggregateCall]) -> tuple[
     return tuple(made)
 
 
-def _check_nesting(upstream: StreamType, windows: TumblingWindow) -> None:
+def _check_nesting(upstream: StreamType, window: Window) -> None:
     """Windows over the results of windows: each result must lie in exactly one of the larger."""
-    if upstream.span is None:
+    from cutwater.operators.window_kinds import GlobalWindow, SessionWindow, SlidingWindow
+
+    if upstream.span is None or isinstance(window, GlobalWindow):
         return
     size_us, offset_us = upstream.span
-    if windows.size_us % size_us or (windows.offset_us - offset_us) % size_us:
+    if isinstance(window, SessionWindow):
         raise BuildError(
-            f"windows of {windows.size_us / 1e6:g} s cut the results of windows of {size_us / 1e6:g} s in two",
+            "sessions of the results of windows: a result stands for a stretch of time, a session is made of instants",
+            hint="Take the end of the window as event time: .with_event_time('window_end').",
+        )
+    borders = [window.size_us, window.offset_us - offset_us]
+    if isinstance(window, SlidingWindow):
+        borders.append(window.every_us)
+    if any(border % size_us for border in borders):
+        raise BuildError(
+            f"windows of {format_us(window.size_us)} cut the results of windows of {format_us(size_us)} in two",
             hint="Choose a multiple of the inner size, with borders on its borders.",
         )
 

@@ -87,6 +87,8 @@ class Aggregate:
     kind: str
     column: str | None = None
     precision: int | None = None
+    ordered: bool = False
+    """Keep the order of arrival of a ``first`` or ``last`` in the state, so that states merge in any order."""
 
     def __str__(self) -> str:
         registers = "" if self.precision is None else f", 2**{self.precision} registers"
@@ -136,6 +138,8 @@ class Aggregate:
             return [pa.field(self.name, pa.list_(schema.field(self.column).type))]
         if self.kind == "approx_count_distinct":
             return [pa.field(self.name, pa.binary())]
+        if self.ordered:
+            return [pa.field(self.name, result), pa.field(f"{self.name}.order", pa.int64())]
         return [pa.field(self.name, result)]
 
 
@@ -220,9 +224,13 @@ def make_accumulator(aggregate: Aggregate, schema: pa.Schema) -> Accumulator:
         return distinct_accumulators.CountDistinct(aggregate.column, schema.field(aggregate.column).type)
     if aggregate.kind == "approx_count_distinct":
         return distinct_accumulators.ApproxCountDistinct(aggregate.column, aggregate.precision or DEFAULT_PRECISION)
-    if is_word_type(result):
-        return word_accumulators.Pick(aggregate.kind, aggregate.column, result)
-    return value_accumulators.PickValue(aggregate.kind, aggregate.column, result)
+    pick = word_accumulators.Pick if is_word_type(result) else value_accumulators.PickValue
+    accumulator = pick(aggregate.kind, aggregate.column, result)
+    if not aggregate.ordered:
+        return accumulator
+    from cutwater.operators.ordered_accumulator import Ordered
+
+    return Ordered(accumulator, aggregate.column, first=aggregate.kind == "first")
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -190,6 +190,7 @@ class CountDistinct(Accumulator):
         if len(self._index) > len(self._owners):
             self._owners = _longer(self._owners, known, 2 * len(self._index))
         self._owners[entries] = slots
+        self._by_owner = None
         return known, entries
 
     def result(self, slots: Slots) -> pa.Array:
@@ -224,7 +225,6 @@ class CountDistinct(Accumulator):
         kernels.first_seen(
             owners, np.arange(len(owners)), entries, known, self._counts, np.empty(len(owners), np.int64)
         )
-        self._by_owner = None
 
     def keep(self, slots: Slots) -> None:
         numbers = np.full(self._used, -1, np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,10 @@ class GroupWatermarks:
         if self._floors is not None and watermark >= int(self._floors.max()):
             self._floors = None
         return True
+
+    def copy(self) -> GroupWatermarks:
+        """The watermarks as they are now."""
+        return copy.copy(self)  # the floors are replaced, never changed, once they are restored
 
     @property
     def differ(self) -> bool:

@@ -36,10 +36,14 @@ class OpenWindows:
         self._live = 0
         self._dead = 0
 
-    def add(self, first_slot: int, starts: npt.NDArray[np.int64]) -> None:
-        """New slots ``first_slot``, ``first_slot + 1`` ... belong to the windows with these starts."""
+    def add(self, first_slot: int, starts: npt.NDArray[np.int64]) -> list[int]:
+        """New slots ``first_slot``, ``first_slot + 1`` ... belong to the windows with these starts.
+
+        Returns the starts of the windows that are new.
+        """
+        opened: list[int] = []
         if len(starts) == 0:
-            return
+            return opened
         slots = np.arange(first_slot, first_slot + len(starts), dtype=np.int32)
         self._live += len(slots)
         order = np.argsort(starts, kind="stable")
@@ -52,7 +56,13 @@ class OpenWindows:
             if start not in self._slots:
                 self._slots[start] = []
                 heapq.heappush(self._to_fire, start)
+                opened.append(start)
             self._slots[start].append(slots[begin:end])
+        return opened
+
+    def of(self, start: int) -> list[Slots]:
+        """The slots of a window, in pieces."""
+        return self._slots.get(start, [])
 
     def due(self, watermark: int) -> Slots:
         """Slots of the windows that the watermark completes, in time order; each window once."""

@@ -8,7 +8,8 @@ import pyarrow as pa
 from cutwater.operators.accumulators import KINDS, Aggregate
 from cutwater.operators.aggregate import RunningAggregateSpec
 from cutwater.operators.partition import HashPartitioner
-from cutwater.operators.window import TumblingWindow, WindowAggregateSpec
+from cutwater.operators.window import WindowAggregateSpec
+from cutwater.operators.window_kinds import SessionWindow, SlidingWindow, TumblingWindow
 
 __all__ = ["warm_up"]
 
@@ -60,12 +61,14 @@ def warm_up() -> None:
             for column in (("flag",) if kind in ("any", "all") else ("value", "ratio"))
         )
         running = RunningAggregateSpec(batch.schema, keys, aggregates).build()
-        windows = WindowAggregateSpec(batch.schema, keys, "time", TumblingWindow(4), aggregates).build()
-        for operator in (running, windows):
+        kinds = (TumblingWindow(4), SlidingWindow(4, 2), SessionWindow(1))
+        windows = [WindowAggregateSpec(batch.schema, keys, "time", kind, aggregates, 9).build() for kind in kinds]
+        for operator in (running, *windows):
             operator.open(_Context())
             operator.process(0, batch)
             operator.on_watermark(4)
             frozen = operator.freeze(0)
             operator.restore(list(frozen.segments()))
             frozen.release()
+            operator.process(0, batch)  # late by now, so that windows come out again
             operator.close()

@@ -1,20 +1,24 @@
-"""Event-time windows: rows of one key and one stretch of time are aggregated together.
+"""Windows: rows of one key and one stretch of time are aggregated together.
 
 When things happen, in one place (as in Flink):
 
 - A watermark w says: no more rows with an event time <= w are expected.
-- A row belongs to the window [start, end) with start <= event time < end; its last instant is end - 1 microsecond.
-- A window *fires*, one row per key, once w >= end - 1.
-- A row is *late* once w >= end - 1 + allowed lateness: it goes to output 1 as it is, and counts in ``rows_late``.
-- A row that comes between the two updates its window, and the results of the touched keys are sent again after each
-  batch.  Then the window is forgotten.
+- A row belongs to every window [start, end) with start <= event time < end; a window's last instant is end - 1
+  microsecond.  A session is [first row, last row + gap) of rows that follow each other within the gap.
+- A window *fires*, one row per key, once w >= end - 1.  The global window ends with the input.
+- With early results a window comes out before that too, with what it holds so far.
+- A window takes rows until w >= end - 1 + allowed lateness.  A row that comes after the window has fired makes it come
+  out again at once, with that row.  Then the window is forgotten.
+- A row is *late* when all its windows are forgotten: it goes to output 1 as it is, and counts in ``rows_late``.  A row
+  between two windows that do not touch belongs to none and counts in ``rows_outside_windows``.
+- *Discarding*: what has come out is not in what comes out later; a result is what was new.  Else results accumulate.
 
-Event times before 1970 are ordinary.
+What comes out does not depend on where batches end.  Event times before 1970 are ordinary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -22,50 +26,35 @@ from cutwater.errors import BuildError
 from cutwater.operators.accumulators import Aggregate
 from cutwater.operators.aggregate import check_names
 from cutwater.operators.base import Operator
+from cutwater.operators.window_kinds import MAX_SPAN_US, Early, GlobalWindow, SessionWindow, SlidingWindow, Window
 from cutwater.state.keys import check_key_types
 
-__all__ = ["MAX_SPAN_US", "WINDOW_END", "WINDOW_FIRED", "WINDOW_START", "TumblingWindow", "WindowAggregateSpec"]
+__all__ = ["WINDOW_END", "WINDOW_FIRED", "WINDOW_PENDING", "WINDOW_START", "WindowAggregateSpec"]
 
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 WINDOW_FIRED = "window_fired"
 """State column: whether the key's result has been sent."""
-
-MAX_SPAN_US = 2**60
-"""Longest window and lateness: 36,000 years; sums of them with event times cannot overflow."""
-
-
-@dataclass(frozen=True)
-class TumblingWindow:
-    """Windows of one size, side by side: [offset + k * size, offset + (k + 1) * size).
-
-    >>> TumblingWindow(3_600_000_000).size_us
-    3600000000
-    """
-
-    size_us: int
-    offset_us: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.size_us <= MAX_SPAN_US:
-            raise BuildError(f"window size {self.size_us} us is not between 1 and {MAX_SPAN_US}")
-        if abs(self.offset_us) >= self.size_us:
-            raise BuildError(f"window offset {self.offset_us} us is not below the size, {self.size_us} us")
+WINDOW_PENDING = "window_pending"
+"""State column: how many rows have come since the window last came out."""
 
 
 @dataclass(frozen=True)
 class WindowAggregateSpec:
     """Aggregates by key and window.
 
-    Outputs: 0 = key columns, ``window_start``, ``window_end`` (type of the event time), aggregates; 1 = late rows.
+    Outputs: 0 = key columns, ``window_start``, ``window_end`` (type of the event time; not with the global window),
+    aggregates; 1 = late rows.
 
     Args:
         input_schema: schema of the rows.
         keys: key columns.
-        event_time: column of type ``timestamp[us]``, with or without time zone.
+        event_time: column of type ``timestamp[us]``, with or without time zone; the global window needs none.
         window: how time is cut.
         aggregates: what to compute.
         allowed_lateness_us: how long after its end a window still takes rows.
+        early: when a window comes out before its end.
+        discarding: whether a result holds only what has not come out before.
 
     Raises:
         BuildError: a column is missing, a type does not fit, or two columns would have the same name.
@@ -73,13 +62,30 @@ class WindowAggregateSpec:
 
     input_schema: pa.Schema
     keys: tuple[str, ...]
-    event_time: str
-    window: TumblingWindow
+    event_time: str | None
+    window: Window
     aggregates: tuple[Aggregate, ...]
     allowed_lateness_us: int = 0
+    early: Early | None = None
+    discarding: bool = False
 
     def __post_init__(self) -> None:
         check_key_types(self.input_schema, self.keys)
+        self._check_time()
+        if not 0 <= self.allowed_lateness_us <= MAX_SPAN_US:
+            raise BuildError(f"allowed lateness {self.allowed_lateness_us} us is not between 0 and {MAX_SPAN_US}")
+        if isinstance(self.window, GlobalWindow) and self.allowed_lateness_us:
+            raise BuildError("the global window has no late rows: it ends with the input", hint="Leave lateness out.")
+        if not self.aggregates:
+            raise BuildError("no aggregate given", hint="Name at least one, for example n=cw.count().")
+        check_names(self.outputs[0].names)
+        check_names(self.state_schema.names)
+
+    def _check_time(self) -> None:
+        if self.event_time is None:
+            if isinstance(self.window, GlobalWindow):
+                return
+            raise BuildError("a window needs event time")
         if self.input_schema.get_field_index(self.event_time) < 0:
             raise BuildError(f"no such event-time column {self.event_time!r}")
         kind = self.input_schema.field(self.event_time).type
@@ -87,33 +93,65 @@ class WindowAggregateSpec:
             raise BuildError(
                 f"event-time column {self.event_time!r} is {kind}, not timestamp[us]", hint="Cast it before the window."
             )
-        if not 0 <= self.allowed_lateness_us <= MAX_SPAN_US:
-            raise BuildError(f"allowed lateness {self.allowed_lateness_us} us is not between 0 and {MAX_SPAN_US}")
-        if not self.aggregates:
-            raise BuildError("no aggregate given", hint="Name at least one, for example n=cw.count().")
-        check_names(self.outputs[0].names)
-        check_names(self.state_schema.names)
 
     @property
     def time_type(self) -> pa.DataType:
         """Type of the event time and of both window columns."""
-        return self.input_schema.field(self.event_time).type
+        return pa.timestamp("us") if self.event_time is None else self.input_schema.field(self.event_time).type
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a window may come out more than once."""
+        return self.early is not None or self.allowed_lateness_us > 0
+
+    @property
+    def sliced(self) -> bool:
+        """Whether rows go into slices that windows share.
+
+        Not with early results: what has come out is a matter of each window, so each keeps its own values.
+        """
+        window = self.window
+        return isinstance(window, SlidingWindow) and window.size_us > window.every_us and self.early is None
+
+    @property
+    def kept(self) -> tuple[Aggregate, ...]:
+        """The aggregates as the state keeps them: parts that are put together must know their order."""
+        if not (self.sliced or isinstance(self.window, SessionWindow)):
+            return self.aggregates
+        return tuple(replace(a, ordered=True) if a.kind in ("first", "last") else a for a in self.aggregates)
 
     @property
     def outputs(self) -> tuple[pa.Schema, ...]:
         keys = [self.input_schema.field(name) for name in self.keys]
-        window = [pa.field(name, self.time_type) for name in (WINDOW_START, WINDOW_END)]
+        borders = () if isinstance(self.window, GlobalWindow) else (WINDOW_START, WINDOW_END)
+        window = [pa.field(name, self.time_type) for name in borders]
         results = [pa.field(a.name, a.result_type(self.input_schema)) for a in self.aggregates]
         return pa.schema([*keys, *window, *results]), self.input_schema
 
     @property
+    def window_fields(self) -> list[pa.Field]:
+        """What the state says of a window besides keys and values."""
+        fields = [] if isinstance(self.window, GlobalWindow) else [pa.field(WINDOW_START, self.time_type)]
+        if isinstance(self.window, SessionWindow):
+            fields.append(pa.field(WINDOW_END, self.time_type))
+        fields.append(pa.field(WINDOW_FIRED, pa.bool_()))
+        return [*fields, pa.field(WINDOW_PENDING, pa.int64())] if self.early is not None else fields
+
+    @property
     def state_schema(self) -> pa.Schema:
         keys = [self.input_schema.field(name) for name in self.keys]
-        window = [pa.field(WINDOW_START, self.time_type), pa.field(WINDOW_FIRED, pa.bool_())]
-        state = [field for a in self.aggregates for field in a.state_fields(self.input_schema)]
-        return pa.schema([*keys, *window, *state])
+        state = [field for a in self.kept for field in a.state_fields(self.input_schema)]
+        return pa.schema([*keys, *self.window_fields, *state])
 
     def build(self) -> Operator:
-        from cutwater.operators.windowing import WindowAggregate  # Numba: only where rows flow
+        if isinstance(self.window, SessionWindow):  # Numba: only where rows flow
+            from cutwater.operators.window_sessions import SessionAggregate
+
+            return SessionAggregate(self)
+        if self.sliced:
+            from cutwater.operators.window_slices import SlicedWindowAggregate
+
+            return SlicedWindowAggregate(self)
+        from cutwater.operators.windowing import WindowAggregate
 
         return WindowAggregate(self)

@@ -26,7 +26,7 @@ event time scheduled
   few      select
            <- late by forward
            -> (scheduled timestamp[us], origin string, delay int64); event time scheduled
-  worst    window: window hourly: tumbling 1h; n = count(), worst = max(delay); state ({state})
+  worst    window: window hourly: tumbling 1h, offset 0s; n = count(), worst = max(delay); state ({state})
            <- few by hash(origin)
            -> (origin string, window_start timestamp[us], window_end timestamp[us], n int64, worst int64); \
 event time window_start

@@ -1,0 +1,174 @@
+"""How time is cut into windows, and when a window comes out before its end.
+
+All are frozen values in microseconds; rows of one key and one window are aggregated together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cutwater.config import format_us
+from cutwater.errors import BuildError
+
+__all__ = [
+    "MAX_SPAN_US",
+    "Early",
+    "GlobalWindow",
+    "SessionWindow",
+    "SlidingWindow",
+    "TumblingWindow",
+    "Window",
+    "is_window",
+]
+
+MAX_SPAN_US = 2**60
+"""Longest window and lateness: 36,000 years; sums of them with event times cannot overflow."""
+
+
+@dataclass(frozen=True)
+class TumblingWindow:
+    """Windows of one size, side by side: [offset + k * size, offset + (k + 1) * size).
+
+    >>> TumblingWindow(3_600_000_000).size_us
+    3600000000
+    >>> str(TumblingWindow(3_600_000_000, 60_000_000))
+    'tumbling 1h, offset 1m'
+    """
+
+    size_us: int
+    offset_us: int = 0
+
+    def __post_init__(self) -> None:
+        _check_span("window size", self.size_us)
+        _check_offset(self.offset_us, self.size_us, "size")
+
+    @property
+    def every_us(self) -> int:
+        """From the start of a window to the start of the next."""
+        return self.size_us
+
+    def __str__(self) -> str:
+        return f"tumbling {format_us(self.size_us)}, offset {format_us(self.offset_us)}"
+
+
+@dataclass(frozen=True)
+class SlidingWindow:
+    """Windows [offset + k * every, offset + k * every + size): they overlap if ``every`` is below ``size``.
+
+    With ``every`` above ``size`` the windows are samples: rows between two of them belong to none (and are counted).
+
+    >>> str(SlidingWindow(3_600_000_000, 300_000_000))
+    'sliding 1h, every 5m, offset 0s'
+    """
+
+    size_us: int
+    every_us: int
+    offset_us: int = 0
+
+    def __post_init__(self) -> None:
+        _check_span("window size", self.size_us)
+        _check_span("distance of windows", self.every_us)
+        _check_offset(self.offset_us, self.every_us, "distance of windows")
+
+    @property
+    def cut_us(self) -> int:
+        """Where, from the start of a window on, others end: each stretch of ``every`` is cut there, 0 for nowhere.
+
+        So a window is a number of whole *slices*, at most two for each ``every``, whatever the size.
+
+        >>> SlidingWindow(10, 4).cut_us, SlidingWindow(12, 4).cut_us, SlidingWindow(3, 10).cut_us
+        (2, 0, 3)
+        """
+        return self.size_us % self.every_us
+
+    def __str__(self) -> str:
+        return (
+            f"sliding {format_us(self.size_us)}, every {format_us(self.every_us)}, offset {format_us(self.offset_us)}"
+        )
+
+
+@dataclass(frozen=True)
+class SessionWindow:
+    """Rows of a key that follow each other within ``gap``: [first, last + gap).
+
+    Two rows that are exactly ``gap`` apart are in one session, as in Flink and Spark.
+
+    >>> str(SessionWindow(1_800_000_000))
+    'session, gap 30m'
+    """
+
+    gap_us: int
+
+    def __post_init__(self) -> None:
+        _check_span("session gap", self.gap_us)
+
+    def __str__(self) -> str:
+        return f"session, gap {format_us(self.gap_us)}"
+
+
+@dataclass(frozen=True)
+class GlobalWindow:
+    """One window for all of time: it ends with the input.
+
+    >>> str(GlobalWindow())
+    'global'
+    """
+
+    def __str__(self) -> str:
+        return "global"
+
+
+Window: TypeAlias = TumblingWindow | SlidingWindow | SessionWindow | GlobalWindow
+
+
+def is_window(value: object) -> bool:
+    """Whether a value says how time is cut."""
+    return isinstance(value, TumblingWindow | SlidingWindow | SessionWindow | GlobalWindow)
+
+
+@dataclass(frozen=True)
+class Early:
+    """When a window comes out before its end: exactly one of these.
+
+    Args:
+        rows: whenever this many rows of the key have come since it last came out.
+        event_time_us: whenever the watermark passes a multiple of this, if rows have come since it last came out.
+        processing_time_us: the same of the clock.
+
+    >>> str(Early(rows=100)), str(Early(event_time_us=60_000_000))
+    ('every 100 rows', 'every 1m of event time')
+    """
+
+    rows: int | None = None
+    event_time_us: int | None = None
+    processing_time_us: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [v for v in (self.rows, self.event_time_us, self.processing_time_us) if v is not None]
+        if len(given) != 1:
+            raise BuildError(
+                f"early results need one of rows, event_time and processing_time, not {len(given)} of them",
+                hint="Write for example cw.every(rows=100) or cw.every(event_time='1m').",
+            )
+        if self.rows is not None and not 0 < self.rows < 2**62:
+            raise BuildError(f"every {self.rows} rows is not possible: at least 1")
+        if self.rows is None:
+            _check_span("distance of early results", given[0])
+
+    def __str__(self) -> str:
+        if self.rows is not None:
+            return f"every {self.rows} rows"
+        if self.event_time_us is not None:
+            return f"every {format_us(self.event_time_us)} of event time"
+        return f"every {format_us(self.processing_time_us or 0)} of processing time"
+
+
+def _check_span(what: str, span_us: int) -> None:
+    if not 0 < span_us <= MAX_SPAN_US:
+        raise BuildError(f"{what} {span_us} us is not between 1 and {MAX_SPAN_US}")
+
+
+def _check_offset(offset_us: int, period_us: int, what: str) -> None:
+    if abs(offset_us) >= period_us:
+        raise BuildError(f"window offset {offset_us} us is not below the {what}, {period_us} us")

@@ -1,0 +1,276 @@
+"""What the operators of all windows have in common: time, firing in slices, late rows."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.operators.base import BaseOperator, Context, Outputs
+from cutwater.operators.event_times import event_times
+from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
+from cutwater.operators.keyed_table import KeyedTable, keyed_rows
+from cutwater.operators.ordered_accumulator import ARRIVAL
+from cutwater.state.index import Slots
+from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
+from cutwater.state.segments import Frozen, FrozenSegments, Segment
+from cutwater.state.words import to_words
+
+if TYPE_CHECKING:
+    from cutwater.operators.window import WindowAggregateSpec
+
+__all__ = ["NO_SLOTS", "SLICE_ROWS", "STATE", "FrozenTables", "Times", "WindowOperator", "Windows"]
+
+STATE = "window"
+SLICE_ROWS = 1 << 16
+"""Rows that one call fires or puts together at most."""
+_ALL_SLOTS = 2**31
+NO_SLOTS: Slots = np.empty(0, np.int32)
+
+Times = npt.NDArray[np.int64]
+
+
+class Windows(Protocol):
+    """Where the values of windows lie: slots, one for each window of a key."""
+
+    table: KeyedTable
+
+    def due(self, watermark: int) -> Slots:
+        """What fires now, in the order of time; each window fires once."""
+        ...
+
+    def changed(self, passed: Callable[[Slots], Any], most: int) -> Slots:
+        """What comes out early, in the order of time: windows that have not fired, with rows that have not come out.
+
+        Args:
+            passed: for some slots, whether it is time for them (one answer for all, or a mask).
+            most: how many slots at most.
+        """
+        ...
+
+    def keys(self, slots: Slots) -> list[pa.Array]:
+        """The key columns of some slots."""
+        ...
+
+    def results(self, slots: Slots) -> Outputs:
+        """The results of some slots; what is discarded is gone then."""
+        ...
+
+    def forget(self, watermark: int) -> None:
+        """Everything that is due has come out: drop windows that take no more rows."""
+        ...
+
+    def frozen(self) -> tuple[KeyedTable, Callable[[str, int], Iterator[Segment]]]:
+        """A copy of the table, and a function that makes its segments from a name and the number of key groups."""
+        ...
+
+    def restore(self, batch: pa.RecordBatch) -> None:
+        """Set rows of the specification's ``state_schema``."""
+        ...
+
+
+W = TypeVar("W", bound=Windows)
+
+
+class WindowOperator(BaseOperator, Generic[W]):
+    """Rows go into windows, windows come out in slices.
+
+    After a restore from several subtasks their watermarks may differ.  Then each key group keeps its own as a *floor*
+    until the watermark has passed them all: so no window of a group fires twice, and late rows stay late.
+    """
+
+    _windows: W
+
+    def __init__(self, spec: WindowAggregateSpec) -> None:
+        self._spec = spec
+        self._numbered = any(a.ordered for a in spec.kept)
+
+    def open(self, ctx: Context) -> None:
+        super().open(ctx)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
+        self._before = self._watermarks.copy()
+        self._due: Slots = NO_SLOTS
+        self._arrived = 0
+        self._next_ms: int | None = None
+
+    @abstractmethod
+    def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
+        """Rows with valid keys; ``reached``: the watermark of each row, or one for all."""
+
+    # -- rows
+
+    def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
+        outputs = self._drain()
+        if batch.num_rows == 0:
+            return outputs
+        require_valid_keys(batch, self._spec.keys)
+        self._set_clock()
+        return outputs + self._take(batch, self._reached(batch))
+
+    def _drain(self) -> Outputs:
+        outputs: Outputs = []
+        while self.pending:
+            outputs += self.resume()
+        return outputs
+
+    def _reached(self, batch: pa.RecordBatch) -> Times:
+        if not self._watermarks.differ:
+            return np.full(1, self._watermarks.current, np.int64)
+        return self._watermarks.of(self._groups([batch.column(name) for name in self._spec.keys]))
+
+    def _groups(self, keys: list[pa.Array]) -> npt.NDArray[np.uint16]:
+        return key_groups(hash_keys(keys), self.ctx.max_parallelism)
+
+    def _times(self, batch: pa.RecordBatch) -> Times:
+        assert self._spec.event_time is not None
+        return event_times(batch, self._spec.event_time)
+
+    def _number(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows with their arrival numbers, if the state keeps them."""
+        if not self._numbered:
+            return batch
+        first, self._arrived = self._arrived, self._arrived + batch.num_rows
+        return batch.append_column(ARRIVAL, pa.array(np.arange(first, self._arrived)))
+
+    def _late(self, batch: pa.RecordBatch, late: npt.NDArray[np.bool_]) -> Outputs:
+        """The late rows of a batch, for the side output."""
+        self.ctx.count("rows_late", int(late.sum()))
+        return [(1, batch.filter(pa.array(late)))]
+
+    # -- firing
+
+    def on_watermark(self, watermark: int) -> Outputs:
+        outputs = self._drain()
+        before = self._watermarks.copy()
+        if not self._watermarks.advance(watermark):
+            return outputs
+        self._before = before
+        self._due = self._advance()
+        return outputs + self.resume()
+
+    def _advance(self) -> Slots:
+        """The watermark has risen: what comes out now."""
+        due = self._windows.due(self._watermarks.current)
+        early = self._spec.early
+        if early is None or early.event_time_us is None:
+            return due
+        return np.concatenate([due, self._windows.changed(self._passed, _ALL_SLOTS)])
+
+    def _passed(self, slots: Slots) -> bool | npt.NDArray[np.bool_]:
+        """Whether this rise of the watermark passed a multiple of the interval of early results."""
+        assert self._spec.early is not None
+        interval_us = self._spec.early.event_time_us or 1
+        if not self._before.differ:
+            return self._before.current // interval_us < self._watermarks.current // interval_us
+        groups = self._groups(self._windows.keys(slots))
+        return self._before.of(groups) // interval_us < self._watermarks.of(groups) // interval_us
+
+    @property
+    def pending(self) -> bool:
+        return len(self._due) > 0
+
+    def resume(self) -> Outputs:
+        if len(self._due) == 0:
+            self._due = self._more()
+        slots, self._due = self._due[:SLICE_ROWS], self._due[SLICE_ROWS:]
+        outputs = self._windows.results(slots) if len(slots) else []
+        if not self.pending:
+            self._forget()
+        return outputs
+
+    # -- early results by the clock
+
+    @property
+    def next_processing_time_ms(self) -> int | None:
+        return self._next_ms
+
+    @property
+    def timers_pending(self) -> bool:
+        return self._next_ms is not None
+
+    def on_processing_time(self, now_ms: int) -> Outputs:
+        outputs = self._drain()
+        slots = self._windows.changed(lambda _: True, SLICE_ROWS)
+        if len(slots) < SLICE_ROWS:
+            self._next_ms = None  # until rows come
+        return outputs + self._windows.results(slots) if len(slots) else outputs
+
+    def _set_clock(self) -> None:
+        """There are rows: with early results by the clock, they come out at the next multiple of the interval."""
+        early = self._spec.early
+        if self._next_ms is None and early is not None and early.processing_time_us is not None:
+            interval_us = early.processing_time_us
+            now_us = 1000 * self.ctx.processing_time_ms()
+            self._next_ms = -(-(now_us // interval_us + 1) * interval_us // 1000)
+
+    def _more(self) -> Slots:
+        """What comes out after all that was due; a bounded piece of work."""
+        return NO_SLOTS
+
+    def _forget(self) -> None:
+        self._windows.forget(self._watermarks.current)
+
+    # -- snapshots
+
+    def freeze(self, checkpoint_id: int) -> Frozen:
+        watermarks, groups = self._watermarks.segment(), self.ctx.max_parallelism
+        table, make = self._windows.frozen()
+
+        def segments() -> Iterator[Segment]:
+            yield watermarks
+            yield from make(STATE, groups)
+
+        return FrozenTables([table], segments)
+
+    def restore(self, segments: Iterable[Segment]) -> None:
+        states = self._restore_watermarks(segments)
+        for batch in self._rows(states.get(STATE, [])):
+            self._windows.restore(batch)
+
+    def _restore_watermarks(self, segments: Iterable[Segment]) -> dict[str, list[Segment]]:
+        """Begin anew, with the watermarks; returns the other segments by name."""
+        self._clear()
+        states: dict[str, list[Segment]] = {}
+        for segment in segments:
+            if segment.name == WATERMARK:
+                self._watermarks.restore(segment)
+            else:
+                states.setdefault(segment.name, []).append(segment)
+        self._watermarks.restored()
+        self._before = self._watermarks.copy()
+        return states
+
+    def _rows(self, segments: list[Segment]) -> Iterator[pa.RecordBatch]:
+        """The rows to restore; the numbers of rows to come go on after those that these have seen."""
+        for batch in keyed_rows(segments, self._spec.state_schema, self.ctx.key_groups):
+            for aggregate in self._spec.kept:
+                if aggregate.ordered:
+                    orders = to_words(batch.column(f"{aggregate.name}.order"))
+                    self._arrived = max(self._arrived, int(orders.max()) + 1)
+            self._set_clock()
+            yield batch
+
+
+class FrozenTables(FrozenSegments):
+    """Segments of frozen tables, which are released with them."""
+
+    def __init__(self, tables: Iterable[KeyedTable], make: Callable[[], Iterable[Segment]]) -> None:
+        super().__init__(make)
+        self._tables = list(tables)
+
+    def segments(self) -> Iterator[Segment]:
+        for table in self._tables:
+            table.complete()
+        yield from super().segments()
+
+    def release(self) -> None:
+        super().release()
+        for table in self._tables:
+            table.release()

@@ -1,0 +1,200 @@
+"""Sliding windows over slices: a row is touched once, however many windows it lies in.
+
+Time is cut where a window begins or ends, so at most twice for each ``every`` (paired windows: Krishnamurthy, Wu and
+Franklin, "On-the-fly sharing for streamed aggregation", 2006).  A row goes into its slice.  When a window fires, its
+slices are put together; what comes of it is an ordinary window then, which takes late rows one by one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from cutwater.operators import window_kernels as kernels
+from cutwater.operators.base import Outputs
+from cutwater.operators.keyed_table import KeyedTable, group_segments
+from cutwater.operators.open_windows import OpenWindows, join_slots
+from cutwater.operators.window_kinds import SlidingWindow
+from cutwater.operators.window_operator import NO_SLOTS, SLICE_ROWS, STATE, FrozenTables, Times, WindowOperator
+from cutwater.operators.window_table import WindowTable
+from cutwater.operators.windowing import expand
+from cutwater.state.index import Slots
+from cutwater.state.segments import Frozen, Segment
+from cutwater.state.words import fixed_view, from_words
+
+if TYPE_CHECKING:
+    from cutwater.operators.window import WindowAggregateSpec
+
+__all__ = ["SLICES", "SlicedWindowAggregate"]
+
+SLICES = "slice"
+
+
+class SlicedWindowAggregate(WindowOperator[WindowTable]):
+    """Slices by (start, key), and the windows that have fired.
+
+    A slice lives until the last window over it has fired; a window lives from its firing to the end of its lateness.
+    """
+
+    def __init__(self, spec: WindowAggregateSpec) -> None:
+        super().__init__(spec)
+        assert isinstance(spec.window, SlidingWindow)
+        self._window = spec.window
+        self._reach_us = spec.window.size_us - 1
+
+    def _clear(self) -> None:
+        super()._clear()
+        spec = self._spec
+        types = [spec.time_type, *(spec.input_schema.field(name).type for name in spec.keys)]
+        self._slices = KeyedTable(types, spec.kept, spec.input_schema)
+        self._open = OpenWindows(self._reach_us, 0)
+        self._windows = WindowTable(spec)
+        self._ahead: list[int] = []  # starts of the windows to fire, a heap
+        self._known: set[int] = set()
+        self._parts: Iterator[tuple[int, Slots]] = iter(())  # what has still to be put together
+        self._busy = False
+
+    # -- rows
+
+    def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
+        window, lateness = self._window, self._spec.allowed_lateness_us
+        times = self._times(batch)
+        starts: Times = np.empty(batch.num_rows, np.int64)
+        first, _ = kernels.assign(times, window.every_us, window.cut_us, window.offset_us, starts)
+        batch = self._number(batch)
+        if self._end(int(first)) - 1 > int(reached.max()):  # no window of any row has fired
+            self._into_slices(batch, starts)
+            return []
+        outputs: Outputs = []
+        last = starts - (starts - window.offset_us) % window.every_us  # the last window over the slice
+        late = last + (self._reach_us + lateness) <= reached
+        if late.any():
+            outputs = self._late(batch.select(self._spec.input_schema.names), late)
+        waiting = last + self._reach_us > reached
+        self._into_slices(batch.filter(pa.array(waiting)), starts[waiting])
+        if lateness == 0:
+            return outputs
+        rows, windows = expand(window, times, lateness, reached, complete=True)
+        reached = reached if len(reached) == 1 else reached[rows]
+        return outputs + self._windows.add(batch.take(pa.array(rows)), windows, reached)
+
+    def _end(self, start: int) -> int:
+        """Where the slice ends: the earliest end of a window over it is not before that."""
+        begin = start - (start - self._window.offset_us) % self._window.every_us
+        cut = begin + self._window.cut_us
+        return cut if start < cut else begin + self._window.every_us
+
+    def _into_slices(self, batch: pa.RecordBatch, starts: Times) -> None:
+        if batch.num_rows == 0:
+            return
+        keys = [batch.column(name) for name in self._spec.keys]
+        known = len(self._slices)
+        slots = self._slices.upsert([from_words(starts, self._spec.time_type), *keys])
+        for accumulator in self._slices.accumulators:
+            accumulator.update(slots, batch)
+        self._admit(known, slots, starts)
+
+    def _admit(self, known: int, slots: Slots, starts: Times) -> None:
+        fresh = slots >= known
+        by_slot: Times = np.empty(len(self._slices) - known, np.int64)
+        by_slot[slots[fresh] - known] = starts[fresh]
+        for start in self._open.add(known, by_slot):
+            self._expect(start)
+
+    def _expect(self, start: int) -> None:
+        """Windows over a new slice will fire."""
+        window = self._window
+        begin = start - (start - window.offset_us) % window.every_us
+        while begin + window.size_us > start and begin + self._reach_us > self._watermarks.current:
+            if begin not in self._known:
+                self._known.add(begin)
+                heapq.heappush(self._ahead, begin)
+            begin -= window.every_us
+
+    # -- firing
+
+    def _advance(self) -> Slots:
+        due: list[int] = []
+        while self._ahead and self._ahead[0] + self._reach_us <= self._watermarks.current:
+            due.append(heapq.heappop(self._ahead))
+            self._known.remove(due[-1])
+        self._parts = self._to_put_together(due)
+        self._busy = bool(due)
+        return NO_SLOTS
+
+    def _to_put_together(self, due: list[int]) -> Iterator[tuple[int, Slots]]:
+        """The slots of the slices of each window, in portions."""
+        window = self._window
+        for begin in due:
+            slices = range(begin, begin + window.size_us, window.every_us)
+            starts = itertools.chain.from_iterable((s, s + window.cut_us) if window.cut_us else (s,) for s in slices)
+            slots = join_slots(part for s in starts if s < begin + window.size_us for part in self._open.of(s))
+            for first in range(0, len(slots), SLICE_ROWS):
+                yield begin, slots[first : first + SLICE_ROWS]
+
+    @property
+    def pending(self) -> bool:
+        return self._busy or super().pending
+
+    def _more(self) -> Slots:
+        """Put one portion together; when a window is whole, its slots are due."""
+        portion = next(self._parts, None)
+        if portion is None:
+            self._busy = False
+            return self._windows.due(self._watermarks.current)
+        begin, slots = portion
+        fresh = self._windows.due(begin - 1 + self._reach_us)  # of the windows before this one
+        keys = self._slices.index.columns(slots)[1:]
+        if self._before.differ:
+            waiting = begin + self._reach_us > self._before.of(self._groups(keys))
+            slots, keys = slots[waiting], [key.filter(pa.array(waiting)) for key in keys]
+        into = self._windows.upsert(np.full(len(slots), begin, np.int64), keys)
+        pairs = zip(self._windows.table.accumulators, self._slices.accumulators, strict=True)
+        for accumulator, source in pairs:
+            accumulator.merge(into, source.state(slots))
+        return fresh
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._open.due(self._watermarks.current)
+        self._open.forget(self._watermarks.current)
+        if self._open.wasteful:
+            self._slices.keep(self._open.sweep())
+
+    # -- snapshots
+
+    def freeze(self, checkpoint_id: int) -> Frozen:
+        watermarks, groups = self._watermarks.segment(), self.ctx.max_parallelism
+        slices, parts = self._slices.frozen(), self._open.live_parts()
+        windows, make = self._windows.frozen()
+        width = len(self._spec.keys)
+
+        def keys(slots: Slots) -> list[pa.Array]:
+            return slices.index.columns(slots)[1:]
+
+        def rows(slots: Slots) -> list[pa.Array]:
+            start, *columns = slices.rows(slots)
+            return [*columns[:width], start, pa.array(np.zeros(len(slots), np.bool_)), *columns[width:]]
+
+        def segments() -> Iterator[Segment]:
+            yield watermarks
+            yield from group_segments(SLICES, self._spec.state_schema, join_slots(parts), keys, rows, groups)
+            yield from make(STATE, groups)
+
+        return FrozenTables([slices, windows], segments)
+
+    def restore(self, segments: Iterable[Segment]) -> None:
+        states = self._restore_watermarks(segments)
+        width = len(self._spec.keys)
+        for batch in self._rows(states.get(STATE, [])):
+            self._windows.restore(batch)
+        for batch in self._rows(states.get(SLICES, [])):
+            start, columns = batch.column(width), batch.columns
+            known = len(self._slices)
+            slots = self._slices.restore([start, *columns[:width]], columns[width + 2 :])
+            self._admit(known, slots, fixed_view(start, np.int64))

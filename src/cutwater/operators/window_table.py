@@ -1,0 +1,188 @@
+"""Windows with fixed borders and their values: one table keyed by (window start, key)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.operators import window_kernels as kernels
+from cutwater.operators.base import MAX_WATERMARK, Outputs
+from cutwater.operators.keyed_table import KeyedTable, group_segments
+from cutwater.operators.open_windows import OpenWindows, join_slots
+from cutwater.operators.window_fold import Fold
+from cutwater.operators.window_kinds import GlobalWindow, SessionWindow
+from cutwater.state.index import Slots
+from cutwater.state.segments import Segment
+from cutwater.state.words import fixed_view, from_words
+
+if TYPE_CHECKING:
+    from cutwater.operators.window import WindowAggregateSpec
+    from cutwater.operators.window_operator import Times
+
+__all__ = ["WindowTable"]
+
+
+class WindowTable:
+    """The slots of a table are (window, key) pairs; windows are lists of slots.
+
+    The global window starts at 0 and ends with time itself.
+    """
+
+    def __init__(self, spec: WindowAggregateSpec) -> None:
+        assert not isinstance(spec.window, SessionWindow)
+        self._spec = spec
+        self._endless = isinstance(spec.window, GlobalWindow)
+        self._size_us = 0 if isinstance(spec.window, GlobalWindow) else spec.window.size_us
+        self.reach_us = MAX_WATERMARK if self._endless else self._size_us - 1
+        types = [spec.time_type, *(spec.input_schema.field(name).type for name in spec.keys)]
+        self.table = KeyedTable(types, spec.kept, spec.input_schema)
+        self._fold = Fold(spec.kept, spec.input_schema, discarding=spec.discarding)
+        self._windows = OpenWindows(self.reach_us, spec.allowed_lateness_us)
+        self._limit = (spec.early.rows or 0) if spec.early else 0
+        self._counted = spec.early is not None
+        self._starts: Times = np.empty(0, np.int64)
+        self._fired: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
+        self._pending: Times = np.empty(0, np.int64)
+
+    # -- rows
+
+    def add(self, batch: pa.RecordBatch, starts: Times, reached: Times) -> Outputs:
+        """Rows with the starts of their windows, which are open; returns what comes out with them.
+
+        Args:
+            batch: the rows.
+            starts: of the window of each row.
+            reached: the watermark of each row, or one for all.
+        """
+        if batch.num_rows == 0:
+            return []
+        slots = self.upsert(starts, [batch.column(name) for name in self._spec.keys])
+        if not self._limit and int(starts.min()) + self.reach_us > int(reached.max()):
+            for accumulator in self.table.accumulators:
+                accumulator.update(slots, batch)
+            if self._counted:
+                kernels.count_rows(slots, self._pending)
+            return []
+        fire = np.empty(len(slots), np.bool_)
+        count = kernels.touch(slots, starts, self.reach_us, reached, self._limit, self._pending, self._fired, fire)
+        columns = self._fold.rows(self.table, slots, batch, fire)
+        if not count:
+            return []
+        mask: Any = pa.array(fire)
+        keys = [batch.column(name).filter(mask) for name in self._spec.keys]
+        return self._output(keys, starts[fire], columns)
+
+    def upsert(self, starts: Times, keys: list[pa.Array]) -> Slots:
+        """Slots of (window start, key) pairs."""
+        known = len(self.table)
+        slots = self.table.upsert([from_words(starts, self._spec.time_type), *keys])
+        self._admit(known, slots, starts)
+        return slots
+
+    def _admit(self, known: int, slots: Slots, starts: Times) -> None:
+        used = len(self.table)
+        if used > len(self._starts):
+            size = 2 * used
+            self._starts, self._fired = _grown(self._starts, known, size), _grown(self._fired, known, size)
+            if self._counted:
+                self._pending = _grown(self._pending, known, size)
+        self._starts[slots] = starts
+        self._windows.add(known, self._starts[known:used])
+
+    # -- firing
+
+    def due(self, watermark: int) -> Slots:
+        """What fires now, in time order; each window fires once."""
+        slots = self._windows.due(watermark)
+        slots = slots[~self._fired[slots]]
+        self._fired[slots] = True
+        if self._counted and self._spec.discarding:
+            slots = slots[self._pending[slots] > 0]
+        self._came_out(slots)
+        return slots
+
+    def changed(self, passed: Callable[[Slots], Any], most: int) -> Slots:
+        """See ``Windows.changed``."""
+        used = len(self.table)
+        slots = np.flatnonzero((self._pending[:used] > 0) & ~self._fired[:used]).astype(np.int32)
+        slots = slots[np.broadcast_to(passed(slots), len(slots))]
+        slots = slots[np.argsort(self._starts[slots], kind="stable")][:most]
+        self._came_out(slots)
+        return slots
+
+    def _came_out(self, slots: Slots) -> None:
+        if self._counted:
+            self._pending[slots] = 0
+
+    def results(self, slots: Slots) -> Outputs:
+        """The results of some slots; what is discarded is gone then."""
+        columns = [accumulator.result(slots) for accumulator in self.table.accumulators]
+        outputs = self._output(self.keys(slots), self._starts[slots], columns)
+        self._fold.begin_anew(self.table, slots)
+        return outputs
+
+    def keys(self, slots: Slots) -> list[pa.Array]:
+        """The key columns of some slots."""
+        return self.table.index.columns(slots)[1:]
+
+    def _output(self, keys: list[pa.Array], starts: Times, columns: list[pa.Array]) -> Outputs:
+        kind = self._spec.time_type
+        borders = [] if self._endless else [from_words(starts, kind), from_words(starts + self._size_us, kind)]
+        return [(0, pa.RecordBatch.from_arrays([*keys, *borders, *columns], schema=self._spec.outputs[0]))]
+
+    def forget(self, watermark: int) -> None:
+        """Forget windows that take no more rows."""
+        self._windows.forget(watermark)
+        if self._windows.wasteful:
+            kept = self._windows.sweep()
+            self.table.keep(kept)
+            self._starts, self._fired = self._starts[kept], self._fired[kept]
+            if self._counted:
+                self._pending = self._pending[kept]
+
+    # -- snapshots
+
+    def frozen(self) -> tuple[KeyedTable, Callable[[str, int], Iterator[Segment]]]:
+        """A copy of the table, and a function that makes its segments from a name and the number of key groups."""
+        table, parts = self.table.frozen(), self._windows.live_parts()
+        fired, pending = self._fired[: len(table)].copy(), self._pending[: len(table)].copy()
+        width = len(self._spec.keys) + 1
+
+        def rows(slots: Slots) -> list[pa.Array]:
+            start, *columns = table.rows(slots)
+            window = [] if self._endless else [start]
+            window.append(pa.array(fired[slots]))
+            if self._counted:
+                window.append(pa.array(pending[slots]))
+            return [*columns[: width - 1], *window, *columns[width - 1 :]]
+
+        def segments(name: str, groups: int) -> Iterator[Segment]:
+            keys = lambda slots: table.index.columns(slots)[1:]  # noqa: E731
+            yield from group_segments(name, self._spec.state_schema, join_slots(parts), keys, rows, groups)
+
+        return table, segments
+
+    def restore(self, batch: pa.RecordBatch) -> None:
+        """Set rows of ``state_schema``."""
+        width = len(self._spec.keys)
+        window = len(self._spec.window_fields)
+        columns = batch.columns
+        keys, borders, state = columns[:width], columns[width : width + window], columns[width + window :]
+        starts = np.zeros(batch.num_rows, np.int64) if self._endless else fixed_view(borders.pop(0), np.int64)
+        known = len(self.table)
+        slots = self.table.restore([from_words(starts, self._spec.time_type), *keys], state)
+        self._admit(known, slots, starts)
+        self._fired[slots] = borders[0].to_numpy(zero_copy_only=False)
+        if self._counted:
+            self._pending[slots] = borders[1].to_numpy()
+
+
+def _grown(values: npt.NDArray[Any], used: int, size: int) -> npt.NDArray[Any]:
+    """A larger copy, zero beyond what is in use."""
+    grown = np.zeros(size, values.dtype)
+    grown[:used] = values[:used]
+    return grown

@@ -129,7 +129,7 @@ def test_what_comes_after_the_freeze_is_not_in_the_segments(window: Window, disc
 @pytest.mark.parametrize("window", [SlidingWindow(20, 10), SessionWindow(7)], ids=str)
 def test_state_of_forgotten_windows_is_swept_out(window: Window) -> None:
     operator = opened(spec_of(window))
-    for number in range(400):
+    for number in range(250):
         operator.process(0, batch_of((10 * number + i % 20, f"k{number % 3}-{i}", i) for i in range(100)))
         advance(operator, 10 * number)
     assert len(operator._windows.table) < 10_000  # type: ignore[attr-defined]

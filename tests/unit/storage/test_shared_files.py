@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
+from pathlib import Path
+from unittest import mock
+
 import msgspec
+import pyarrow as pa
 import pytest
 from storage_world import JOB, manifest_of, segment
 
 from cutwater.errors import CorruptSnapshotError, StorageError
+from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.storage.chains import MAX_DELTAS, Chains, extended, worth_extending
 from cutwater.storage.local import LocalStore
 from cutwater.storage.log import JobLog
@@ -16,8 +22,10 @@ from cutwater.storage.publish import publish
 from cutwater.storage.recovery import verify_checkpoint
 from cutwater.storage.retention import Retention
 from cutwater.storage.shared import list_shared, shared_files
-from cutwater.storage.snapshot import SnapshotWriter, dumps_manifest, load_manifest
+from cutwater.storage.snapshot import SnapshotWriter, dumps_manifest, load_manifest, read_segment
 from cutwater.ui.inspect import inspect_snapshot, render_inspect, verify_snapshot
+
+GOLDEN = Path(__file__).parent / "golden" / "format-2"
 
 
 def write_shared(store, checkpoint_id: int, attempt: int, older: list[Entry]) -> list[Entry]:
@@ -157,3 +165,37 @@ def test_nothing_builds_on_a_checkpoint_that_is_not_complete():
     assert chains.of(("s", 0)) == (1, [entry])
     chains.completed(3)
     assert chains.of(("s", 0)) == (3, [entry])
+
+
+def test_format_version_2_is_read_for_ever():
+    """Files made by the first release that shares some (``make_golden`` below); they never change."""
+    store = LocalStore(GOLDEN)
+    state = JobLog(store, JOB).read()
+    assert [c.checkpoint_id for c in state.completed] == [2, 1]
+    assert all(verify_checkpoint(store, JOB, c).ok for c in state.completed)
+    manifest = load_manifest(store, JOB, state.completed[0])
+    assert manifest.format_version == 2
+    assert [(e.kind, e.file, e.key_groups) for e in manifest.entries] == [
+        ("base", "shared/1-1-0.data", (0, 64)),
+        ("delete", "", (0, 64)),
+        ("delta", "shared/2-1-0.data", (0, 64)),
+    ]
+    rows = [read_segment(store, JOB, e).batch.column("value").to_pylist() for e in manifest.entries]
+    assert rows == [[1000 + i for i in range(40)], [1007], [2000 + i for i in range(40)]]
+
+
+def make_golden(root):
+    """How the golden files were made (run once per format version)."""
+    store = LocalStore.open(root)
+    with mock.patch.object(uuid, "uuid4", return_value=uuid.UUID(int=1)):
+        log = JobLog(store, JOB, clock_ms=lambda: 1_000)
+        log.begin_attempt("golden")
+        base = write_shared(store, 1, 1, [])
+        publish(store, log, manifest_of(log, 1, base))
+        writer = SnapshotWriter(store, JOB, 2, 1, 0, 700)
+        value = pa.record_batch({GROUP_COLUMN: pa.array([0], pa.uint16()), "value": pa.array([1007])})
+        deleted = Segment("agg", "delete", value, (0, 64))
+        changed = Segment("agg", "delta", segment(2, 0, 40).batch, (0, 64))
+        changes = writer.add("count", 0, [deleted, changed], shared=True)
+        writer.close()
+        publish(store, log, manifest_of(log, 2, extended(base, changes)))

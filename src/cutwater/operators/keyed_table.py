@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +20,14 @@ from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.memory import GrowingArray
 from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
 
-__all__ = ["FrozenTable", "KeyedTable", "deleted_segments", "group_segments", "keyed_rows"]
+__all__ = ["Changed", "FrozenTable", "KeyedTable", "deleted_segments", "group_segments", "keyed_rows"]
 
 _SEGMENT_ROWS = 1 << 18
 _HASHED_ROWS = 1 << 16
+
+
+Changed: TypeAlias = tuple[Slots, tuple[Deleted, ...]]
+"""Slots that changed, and keys that went."""
 
 
 class KeyedTable:
@@ -126,7 +131,7 @@ class KeyedTable:
         """Of a frozen table: whether it may know what changed."""
         return self._changes is not None
 
-    def changed(self, since: int) -> tuple[Slots, tuple[Deleted, ...]] | None:
+    def changed(self, since: int) -> Changed | None:
         """Of a frozen table: ``Changes.since`` a completed checkpoint; changes before it are forgotten."""
         if self._changes is None or self._log is None:
             return None

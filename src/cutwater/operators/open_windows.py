@@ -73,13 +73,16 @@ class OpenWindows:
             found += self._slots[start]
         return np.concatenate(found) if found else _NONE
 
-    def forget(self, watermark: int) -> None:
+    def forget(self, watermark: int) -> Slots:
         """Forget fired windows that take no more rows; their slots are dead: no row can find them again."""
         reach = self._reach_us + self._lateness_us
+        parts: list[Slots] = []
         while self._to_forget and self._to_forget[0] + reach <= watermark:
-            gone = sum(len(part) for part in self._slots.pop(heapq.heappop(self._to_forget)))
-            self._live -= gone
-            self._dead += gone
+            parts += self._slots.pop(heapq.heappop(self._to_forget))
+        gone = np.concatenate(parts) if parts else _NONE
+        self._live -= len(gone)
+        self._dead += len(gone)
+        return gone
 
     @property
     def wasteful(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from cutwater.operators import window_kernels as kernels
 from cutwater.operators.base import MAX_WATERMARK, Outputs
-from cutwater.operators.keyed_table import KeyedTable, group_segments
+from cutwater.operators.keyed_table import Changed, KeyedTable, deleted_segments, group_segments
 from cutwater.operators.open_windows import OpenWindows, join_slots
 from cutwater.operators.window_fold import Fold
 from cutwater.operators.window_kinds import GlobalWindow, SessionWindow
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from cutwater.operators.window_operator import Times
 
 __all__ = ["WindowTable"]
+
+
+class MakeSegments(Protocol):
+    """Makes the segments of a frozen table: all of them, or those of what changed."""
+
+    def __call__(self, name: str, groups: int, changed: Changed | None = None, /) -> Iterator[Segment]: ...
 
 
 class WindowTable:
@@ -99,6 +105,7 @@ class WindowTable:
         """What fires now, in time order; each window fires once."""
         slots = self._windows.due(watermark)
         slots = slots[~self._fired[slots]]
+        self.table.touch(slots)
         self._fired[slots] = True
         if self._counted and self._spec.discarding:
             slots = slots[self._pending[slots] > 0]
@@ -116,6 +123,7 @@ class WindowTable:
 
     def _came_out(self, slots: Slots) -> None:
         if self._counted:
+            self.table.touch(slots)
             self._pending[slots] = 0
 
     def results(self, slots: Slots) -> Outputs:
@@ -136,7 +144,7 @@ class WindowTable:
 
     def forget(self, watermark: int) -> None:
         """Forget windows that take no more rows."""
-        self._windows.forget(watermark)
+        self.table.delete(self._windows.forget(watermark))
         if self._windows.wasteful:
             kept = self._windows.sweep()
             self.table.keep(kept)
@@ -146,9 +154,9 @@ class WindowTable:
 
     # -- snapshots
 
-    def frozen(self) -> tuple[KeyedTable, Callable[[str, int], Iterator[Segment]]]:
-        """A copy of the table, and a function that makes its segments from a name and the number of key groups."""
-        table, parts = self.table.frozen(), self._windows.live_parts()
+    def frozen(self, checkpoint_id: int | None = None) -> tuple[KeyedTable, MakeSegments]:
+        """A copy of the table, and a function that makes its segments."""
+        table, parts = self.table.frozen(checkpoint_id), self._windows.live_parts()
         fired, pending = self._fired[: len(table)].copy(), self._pending[: len(table)].copy()
         width = len(self._spec.keys) + 1
 
@@ -160,9 +168,21 @@ class WindowTable:
                 window.append(pa.array(pending[slots]))
             return [*columns[: width - 1], *window, *columns[width - 1 :]]
 
-        def segments(name: str, groups: int) -> Iterator[Segment]:
-            keys = lambda slots: table.index.columns(slots)[1:]  # noqa: E731
-            yield from group_segments(name, self._spec.state_schema, join_slots(parts), keys, rows, groups)
+        def keys(slots: Slots) -> list[pa.Array]:
+            return table.index.columns(slots)[1:]
+
+        def segments(name: str, groups: int, changed: Changed | None = None) -> Iterator[Segment]:
+            schema = self._spec.state_schema
+            live = join_slots(parts)
+            if changed is None:
+                yield from group_segments(name, schema, live, keys, rows, groups)
+                return
+            slots, deleted = changed
+            if deleted:  # of windows that have a start
+                fields = [*self._spec.window_fields[:1], *list(schema)[: width - 1]]
+                yield from deleted_segments(name, pa.schema(fields), deleted, lambda c: c[1:], groups)
+            slots = np.intersect1d(slots, live, assume_unique=True)
+            yield from group_segments(name, schema, slots, keys, rows, groups, "delta")
 
         return table, segments
 

@@ -16,6 +16,7 @@ LAYERS = (
     ("protocol",),
     ("state",),
     ("operators",),
+    ("tws",),
     ("storage",),
     ("connectors",),
     ("dataflow",),
@@ -38,6 +39,7 @@ PYSPARK_HOMES = {
     "cutwater.runtime.spark_host": "the one host on Spark",
     "cutwater.runtime.shipping": "tells Spark's pickler which modules to send whole",
     "cutwater.runtime.daemon": "is Spark's worker daemon, with the data path loaded before it forks",
+    "cutwater.tws.spark_types": "makes the rows and schemas that a StatefulProcessor knows",
     "cutwater.connectors.spark_source": "stages DataFrames; imports pyspark inside functions only",
 }
 

@@ -144,6 +144,8 @@ def describe_state(step: Step) -> dict[str, str]:
             found["early results"] = str(spec.early)
         if spec.discarding:
             found["results"] = "discarding"
+    if hasattr(spec, "time_mode"):
+        found["time mode"] = spec.time_mode.value
     right = getattr(spec, "right", None)
     if right is not None:
         found["right keys"] = ", ".join(right.keys) or ("broadcast" if right.broadcast else "none")

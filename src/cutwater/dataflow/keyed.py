@@ -10,12 +10,14 @@ from cutwater.dataflow.keyed_steps import Windowing, interval_join, running_aggr
 from cutwater.dataflow.steps import with_event_time
 from cutwater.dataflow.stream import Stream
 from cutwater.dataflow.table_steps import deduplicate, join_tables, top, with_changes
+from cutwater.dataflow.transformed import TransformedStream, transform_with_state
 from cutwater.errors import BuildError
 
 if TYPE_CHECKING:
     from cutwater.operators.accumulators import AggregateCall
     from cutwater.operators.table_join import JoinType
     from cutwater.operators.window_kinds import Early, Window
+    from cutwater.tws.spark_types import SparkSchema
 
 __all__ = ["DeduplicatedStream", "JoinedStream", "KeyedStream", "WindowedResult", "WindowedStream"]
 
@@ -105,6 +107,70 @@ class KeyedStream(Stream):
             bounds_us = _bounds_us(within)
             made = interval_join(self._builder, id, self._upstream, other._upstream, bounds_us, suffix, parallelism)
         return JoinedStream(self._builder, made)
+
+    def transform_with_state(
+        self,
+        id: str,
+        processor: object,
+        output_schema: SparkSchema,
+        output_mode: str = "Append",
+        time_mode: str = "None",
+        *,
+        initial_state: object = None,
+        event_time: str | None = None,
+        parallelism: int | None = None,
+    ) -> TransformedStream:
+        """An unmodified PySpark ``StatefulProcessor`` that takes and yields ``Row`` objects.
+
+        Args:
+            processor: an object of the user's class.
+            output_schema: of its rows: a ``StructType``, a text (``"k long, n long"``), or an Arrow schema.
+            output_mode: "Append" or "Update"; what comes out is the same.
+            time_mode: "None", "ProcessingTime" or "EventTime": what its timers go by.
+            initial_state: rows for ``handleInitialState``: a table, as ``enrich`` takes it, with the key columns.
+            event_time: the output's event-time column, for steps that follow (Spark's ``eventTimeColumnName``); if
+                not given, the input's, if it comes out under its name.
+
+        Raises:
+            BuildError: not a processor, an ``init`` that fails, event time where the stream has none, or a schema or
+                mode that is none.
+        """
+        return transform_with_state(
+            self._builder,
+            id,
+            self._upstream,
+            processor,
+            (output_schema, output_mode, time_mode),
+            "rows",
+            initial_state=initial_state,
+            event_time=event_time,
+            parallelism=parallelism,
+        )
+
+    def transform_with_state_in_pandas(
+        self,
+        id: str,
+        processor: object,
+        output_schema: SparkSchema,
+        output_mode: str = "Append",
+        time_mode: str = "None",
+        *,
+        initial_state: object = None,
+        event_time: str | None = None,
+        parallelism: int | None = None,
+    ) -> TransformedStream:
+        """As ``transform_with_state``, for a processor that takes and yields pandas DataFrames."""
+        return transform_with_state(
+            self._builder,
+            id,
+            self._upstream,
+            processor,
+            (output_schema, output_mode, time_mode),
+            "pandas",
+            initial_state=initial_state,
+            event_time=event_time,
+            parallelism=parallelism,
+        )
 
     def with_changes(self, *columns: str) -> KeyedStream:
         """As ``Stream.with_changes``; the key stays."""

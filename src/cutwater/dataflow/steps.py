@@ -32,6 +32,7 @@ from cutwater.errors import BuildError
 __all__ = [
     "collect",
     "enrich",
+    "enrichment_table",
     "flat_map",
     "foreach_batch",
     "key_by",
@@ -184,12 +185,17 @@ def enrich(
             require_column(upstream.type.schema, left)
         if how not in ("left", "inner"):
             raise BuildError(f"how={how!r} is unknown", hint="Choose 'left' or 'inner'.")
-        spec = EnrichSpec(upstream.type.schema, _enrichment_table(table), pairs, cast(Any, how), suffix)
+        spec = EnrichSpec(upstream.type.schema, enrichment_table(table), pairs, cast(Any, how), suffix)
         out, lost = carry(upstream, distinct_columns(spec.outputs[0]), {n: n for n in upstream.type.schema.names})
         return builder.add(id, "enrich", spec, [upstream], [out], parallelism=parallelism, lost=lost)[0]
 
 
-def _enrichment_table(table: object) -> Any:
+def enrichment_table(table: object) -> Any:
+    """The table of anything that may be one.
+
+    Raises:
+        BuildError: it is none.
+    """
     from cutwater.connectors.files import Files
     from cutwater.operators.enrich_table import EnrichmentTable
 

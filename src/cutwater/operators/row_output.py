@@ -104,7 +104,7 @@ class RowBuilder:
         self._names = frozenset(schema.names)
         self.unit = "row"
         """What the rows are made from, for messages."""
-        self._made: list[Mapping[str, Any]] = []
+        self._made: list[Any] = []
         self._origins: list[int] = []
 
     def add(self, out: object, row: Row, index: int) -> None:
@@ -137,13 +137,14 @@ class RowBuilder:
             for at in range(0, len(made), MAX_OUTPUT_ROWS)
         ]
 
-    def _to_batch(
-        self, made: list[Mapping[str, Any]], origins: list[int], origin: Callable[[int], Row]
-    ) -> pa.RecordBatch:
-        columns = [
-            self._to_array(field, [out.get(field.name) for out in made], origins, origin) for field in self._schema
-        ]
+    def _to_batch(self, made: list[Any], origins: list[int], origin: Callable[[int], Row]) -> pa.RecordBatch:
+        values = self._columns(made)
+        columns = [self._to_array(*column, origins, origin) for column in zip(self._schema, values, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _columns(self, made: list[Any]) -> Iterable[list[Any]]:
+        """The values of each column."""
+        return ([out.get(field.name) for out in made] for field in self._schema)
 
     def _to_array(
         self, field: pa.Field, values: list[Any], origins: list[int], origin: Callable[[int], Row]

@@ -174,6 +174,8 @@ STEP_METHODS = {
     "collect": lambda f: f.collect("flights"),
     "key_by": lambda f: f.key_by("origin", dead_letters="flights"),
     "aggregate": lambda f: f.key_by("origin").aggregate("flights", n=cw.count()),
+    "transform_with_state": lambda f: f.key_by("origin").transform_with_state("flights", 3, ""),
+    "transform_with_state_in_pandas": lambda f: f.key_by("origin").transform_with_state_in_pandas("flights", 3, ""),
     "process": lambda f: f.key_by("origin").process("flights", object(), "x long"),
     "window": lambda f: f.key_by("origin").window("flights", HOURLY),
     "join": lambda f: f.key_by("origin").join("flights", f.key_by("origin"), within=(0, 0)),

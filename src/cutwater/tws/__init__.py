@@ -1,0 +1,1 @@
+"""Hosts PySpark's ``StatefulProcessor`` classes, unmodified."""

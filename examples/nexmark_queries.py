@@ -4,7 +4,7 @@
     query.sql                          ->  the same over tables ``person``, ``auction`` and ``bid``
 
 ``key`` names the columns by which a result is updated: the row of each with the highest ``order`` is the result.
-Without it, every row is.
+Without it, every row is; a column ``op`` tells the rows that were taken back again.
 """
 
 from __future__ import annotations
@@ -246,6 +246,32 @@ def q7(t: Tables) -> cw.Stream:
     return inside.select("told", "auction", "price", "bidder", "time", "window_start")
 
 
+def q5(t: Tables) -> cw.Stream:
+    windows = t.bid.key_by("auction").window("ten", cw.sliding("10s", "2s")).aggregate("count", bids=cw.count())
+    counts = windows.rename("begin", window_start="start", window_end="end").with_event_time("end")
+    most = counts.key_by("start").window("most-of", cw.tumbling("2s")).aggregate("most", bids=cw.max("bids"))
+    most = most.with_event_time("window_end")
+    hot = counts.key_by("start", "bids").join("hot", most.key_by("start", "bids"), within=(0, "2s"))
+    return hot.select("told", "auction", "bids", "start")
+
+
+def q11(t: Tables) -> cw.Stream:
+    sessions = t.bid.key_by("bidder").window("sessions", cw.session("10s")).aggregate("count", bids=cw.count())
+    return sessions.select("told", "bidder", "bids", "window_start", "window_end")
+
+
+def q18(t: Tables) -> cw.Stream:
+    return _plain(t).key_by("bidder", "auction").top("last", 1, by=["time", "price"])
+
+
+def q19(t: Tables) -> cw.Stream:
+    return _plain(t).key_by("auction").top("ten", 10, by=["price", "time"], descending=[True, False], rank="place")
+
+
+def _plain(t: Tables) -> cw.Stream:
+    return t.bid.select("plain", "auction", "bidder", "price", "channel", "time")
+
+
 def _ranks() -> dict[str, pl.Expr]:
     price = pl.col("price")
     low, middle = price < 10_000, price < 1_000_000
@@ -315,6 +341,14 @@ QUERIES: dict[str, Query] = {
             ("category",), "sold",
         ),
         Query(
+            "q5", "hot items", q5,
+            """WITH slid AS (SELECT auction, unnest(generate_series(time_bucket(INTERVAL '2 seconds', time) -
+                     INTERVAL '8 seconds', time_bucket(INTERVAL '2 seconds', time), INTERVAL '2 seconds')) AS start
+                   FROM bid)
+               SELECT auction, count(*) AS bids, start FROM slid GROUP BY auction, start
+               QUALIFY count(*) = max(count(*)) OVER (PARTITION BY start)""",
+        ),
+        Query(
             "q6", "mean price of a seller", q6,
             f"""SELECT seller, max(sold) AS sold, avg(price) AS price FROM
                 (SELECT *, row_number() OVER (PARTITION BY seller ORDER BY expires DESC, auction DESC) AS place,
@@ -339,6 +373,15 @@ QUERIES: dict[str, Query] = {
             "q10", "log to files", q10,
             "SELECT auction, bidder, price, time, extra, strftime(time, '%Y-%m-%d') AS day, "
             "strftime(time, '%H:%M') AS minute FROM bid",
+        ),
+        Query(
+            "q11", "sessions of bidders", q11,
+            """WITH cut AS (SELECT *, time - lag(time) OVER w > INTERVAL '10 seconds' AS begins FROM bid
+                            WINDOW w AS (PARTITION BY bidder ORDER BY time)),
+                    numbered AS (SELECT *, count(*) FILTER (begins) OVER (PARTITION BY bidder ORDER BY time) AS n
+                                 FROM cut)
+               SELECT bidder, count(*) AS bids, min(time) AS window_start,
+                 max(time) + INTERVAL '10 seconds' AS window_end FROM numbered GROUP BY bidder, n""",
         ),
         Query(
             "q13", "bounded side input", q13,
@@ -368,6 +411,17 @@ QUERIES: dict[str, Query] = {
                  avg(price) AS mean, sum(price)::BIGINT AS total
                FROM bid GROUP BY ALL""",
             ("auction", "day"),
+        ),
+        Query(
+            "q18", "last bid of each bidder", q18,
+            """SELECT auction, bidder, price, channel, time FROM bid
+               QUALIFY row_number() OVER (PARTITION BY bidder, auction ORDER BY time DESC, price DESC) = 1""",
+        ),
+        Query(
+            "q19", "ten highest bids", q19,
+            """SELECT auction, bidder, price, channel, time,
+                 row_number() OVER (PARTITION BY auction ORDER BY price DESC, time) AS place
+               FROM bid QUALIFY place <= 10""",
         ),
         Query(
             "q20", "bids with their auction", q20,

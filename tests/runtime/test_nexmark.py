@@ -39,7 +39,7 @@ def without_zone(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(pl.col(pl.Datetime("us", "UTC")).dt.replace_time_zone(None))
 
 
-SLOW_OR_LIKE_ANOTHER = ("q1", "q6", "q10", "q14", "q15", "q16", "q22")
+SLOW_OR_LIKE_ANOTHER = ("q1", "q2", "q6", "q10", "q14", "q15", "q16", "q18", "q22")
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,14 @@ def test_a_query_gives_what_sql_gives(
     job = start(flow)
     kill_some(job, fake_spark, 1, seed=3)
     assert job.await_termination(60)
-    assert job.status.restarts == 1
+    assert job.status.restarts >= 1
     found = without_zone(pl.read_parquet(tmp_path / "out" / "*.parquet"))
     expected = house.execute(query.sql).pl()
+    if "op" in found.columns:
+        rows = [c for c in found.columns if c != "op"]
+        sign = pl.when(pl.col("op").is_in(["+I", "+U"])).then(1).otherwise(-1)
+        found = found.with_columns(n=sign).group_by(rows).agg(pl.sum("n")).filter(pl.col("n") != 0)
+        assert found["n"].unique().to_list() == [1]
     if query.key is not None:
         newest = {c: pl.col(c).sort_by(query.order).last() for c in found.columns if c not in query.key}
         found = found.group_by(query.key).agg(**newest)

@@ -207,7 +207,7 @@ class Checkpointing:
     def _publish(self, effect: m.Publish) -> m.Published | m.PublishFailed:
         parts = [cast("tuple[SubtaskRecord, list[Any]]", payload) for _, payload in effect.payloads]
         try:
-            completed, size = self._publisher.publish(
+            completed, size, written = self._publisher.publish(
                 effect.checkpoint_id,
                 attempt=self._attempt,
                 final=effect.kind is CheckpointKind.FINAL,
@@ -218,7 +218,7 @@ class Checkpointing:
             raise
         except CutwaterError as e:
             return m.PublishFailed(effect.checkpoint_id, str(e), now_ms())
-        self._board.completed(completed.checkpoint_id, size)
+        self._board.completed(completed.checkpoint_id, size, written)
         if self._trace is not None:
             self._trace.completed(effect.checkpoint_id, self._attempt)
         return m.Published(effect.checkpoint_id, now_ms())

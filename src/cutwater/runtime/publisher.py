@@ -25,6 +25,7 @@ from cutwater.storage.addresses import SnapshotAddress
 from cutwater.storage.base import Store
 from cutwater.storage.log import CheckpointCompleted, JobEnded, JobFinished, JobLog, RolledBack, wall_clock_ms
 from cutwater.storage.manifest import Entry, Manifest, SubtaskRecord
+from cutwater.storage.paths import writer_of_shared
 from cutwater.storage.publish import publish
 from cutwater.storage.recovery import Restorable, choose, next_checkpoint_id
 from cutwater.storage.retention import Retention
@@ -153,8 +154,8 @@ class Publisher:
         final: bool,
         triggered_ms: int,
         parts: Iterable[tuple[SubtaskRecord, list[Entry]]],
-    ) -> tuple[CheckpointCompleted, int]:
-        """Write manifest and log entry; returns the entry and the bytes of state.
+    ) -> tuple[CheckpointCompleted, int, int]:
+        """Write manifest and log entry; returns the entry, the bytes of state, and how many of them are new.
 
         Raises:
             FencedError: another driver owns the job.
@@ -189,7 +190,9 @@ class Publisher:
         shared.published(completed, manifest)
         self._sinks.published(manifest)
         self._origin = None
-        return completed, sum(e.length for e in entries)
+        older = sum(e.length for e in entries if (w := writer_of_shared(e.file)) and w != (checkpoint_id, attempt))
+        size = sum(e.length for e in entries)
+        return completed, size, size - older
 
     @property
     def in_doubt(self) -> bool:

@@ -16,6 +16,8 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_completed_id: int = 0
     last_duration_ms: float = 0.0
     last_size_bytes: int = 0
+    last_written_bytes: int = 0
+    """Of these, written for it; the rest lies in files of older checkpoints."""
     last_freeze_ms: float = 0.0
     restored_id: int = 0
 

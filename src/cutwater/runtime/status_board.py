@@ -125,10 +125,13 @@ class StatusBoard:
 
     # ---------------------------------------------------------------------------------------------- checkpoints
 
-    def completed(self, checkpoint_id: int, size_bytes: int) -> None:
+    def completed(self, checkpoint_id: int, size_bytes: int, written_bytes: int) -> None:
         with self._lock:
             self._checkpoints = msgspec.structs.replace(
-                self._checkpoints, last_completed_id=checkpoint_id, last_size_bytes=size_bytes
+                self._checkpoints,
+                last_completed_id=checkpoint_id,
+                last_size_bytes=size_bytes,
+                last_written_bytes=written_bytes,
             )
 
     def acked(self, ack: c.Ack) -> None:

@@ -9,7 +9,7 @@ from cutwater.dataflow.build import Duration, GraphBuilder, Upstream, duration_u
 from cutwater.dataflow.keyed_steps import Windowing, interval_join, running_aggregate, window_aggregate
 from cutwater.dataflow.steps import with_event_time
 from cutwater.dataflow.stream import Stream
-from cutwater.dataflow.table_steps import deduplicate, join_tables, top, with_changes
+from cutwater.dataflow.table_steps import deduplicate, join_as_of, join_tables, top, window_top, with_changes
 from cutwater.dataflow.transformed import TransformedStream, transform_with_state
 from cutwater.errors import BuildError
 
@@ -198,6 +198,35 @@ class KeyedStream(Stream):
             self._builder, deduplicate(self._builder, id, self._upstream, keep, within, parallelism)
         )
 
+    def join_as_of(
+        self,
+        id: str,
+        right: KeyedStream,
+        *,
+        how: Literal["inner", "left"] = "inner",
+        suffix: str = "_right",
+        parallelism: int | None = None,
+    ) -> JoinedStream:
+        """Each row with the row of the other side that was the latest of its key at the row's event time.
+
+        The right side is a table with versions: a row is valid from its event time until the next one of its key.  A
+        row comes out when the watermark of both sides has passed its time.  Late rows of the left side are in
+        ``late_left``; versions that came too late for rows that are out already are in ``late_right`` too.
+
+        Args:
+            how: rows without a version are left out ("inner") or come with nulls ("left").
+            suffix: added to a column of the right side whose name the left side has too.
+
+        Raises:
+            BuildError: a side without key or event time, keys of different types, an updating stream.
+        """
+        with located(self._builder.check_id(id)):
+            other = self._same_flow(right)
+            if not isinstance(other, KeyedStream):
+                raise BuildError("the right side of the join has no key", hint="Call key_by(...) on it first.")
+        made = join_as_of(self._builder, id, self._upstream, other._upstream, how, suffix, parallelism)
+        return JoinedStream(self._builder, made)
+
     def top(
         self,
         id: str,
@@ -278,6 +307,28 @@ class WindowedStream:
             aggregates: as in ``KeyedStream.aggregate``.
         """
         made = window_aggregate(self._builder, id, self._upstream, aggregates, self._windowing, parallelism)
+        return WindowedResult(self._builder, made)
+
+    def top(
+        self,
+        id: str,
+        n: int,
+        *,
+        by: str | Sequence[str],
+        descending: bool | Sequence[bool] = True,
+        rank: str = "rank",
+        parallelism: int | None = None,
+    ) -> WindowedResult:
+        """The first ``n`` rows of each key and window, when results of the window come out; nothing is updated.
+
+        Columns: ``window_start``, ``window_end`` (not with the global window), those of the rows, then the rank.
+
+        Args:
+            id: names the state; the step ``<id>.rank`` takes the lists of the windows apart.
+            rank: name of the column with the rank, from 1 on; the others are as in ``KeyedStream.top``.
+        """
+        order = (n, by, descending)
+        made = window_top(self._builder, id, self._upstream, order, rank, self._windowing, parallelism)
         return WindowedResult(self._builder, made)
 
 

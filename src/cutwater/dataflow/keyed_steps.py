@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cutwater.operators.window import WindowAggregateSpec
     from cutwater.operators.window_kinds import Early, Window
 
-__all__ = ["Windowing", "interval_join", "running_aggregate", "window_aggregate"]
+__all__ = ["Windowing", "interval_join", "join_time", "running_aggregate", "window_aggregate"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def window_aggregate(
     builder: GraphBuilder,
     id: str,
     upstream: Upstream,
-    calls: Mapping[str, AggregateCall],
+    calls: Mapping[str, AggregateCall | Aggregate],
     windowing: Windowing,
     parallelism: int | None,
 ) -> tuple[Upstream, ...]:
@@ -133,7 +133,7 @@ def interval_join(
         lower_us, upper_us = bounds_us
         if lower_us > upper_us:
             raise BuildError("within: the lower bound is above the upper", hint="Write within=('-1h', '30m').")
-        left_time, right_time = (_join_time(builder, side, u) for side, u in (("left", left), ("right", right)))
+        left_time, right_time = (join_time(builder, side, u) for side, u in (("left", left), ("right", right)))
         spec = IntervalJoinSpec(
             left.type.schema,
             right.type.schema,
@@ -165,13 +165,16 @@ def _right_name(joined: pa.Schema, left: pa.Schema, name: str, suffix: str) -> s
     return other if other in joined.names else name
 
 
-def _aggregates(schema: pa.Schema, calls: Mapping[str, AggregateCall]) -> tuple[Aggregate, ...]:
+def _aggregates(schema: pa.Schema, calls: Mapping[str, AggregateCall | Aggregate]) -> tuple[Aggregate, ...]:
     from cutwater.operators.accumulators import Aggregate, AggregateCall
 
     if not calls:
         raise BuildError("aggregate needs at least one aggregate", hint="Write for example n=cw.count().")
     made: list[Aggregate] = []
     for name, call in calls.items():
+        if isinstance(call, Aggregate):  # checked already
+            made.append(call)
+            continue
         if not isinstance(call, AggregateCall):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise BuildError(
                 f"{name}= is a {type(call).__name__}, not an aggregate", hint="Write for example n=cw.count()."
@@ -204,7 +207,7 @@ def _check_nesting(upstream: StreamType, window: Window) -> None:
         )
 
 
-def _join_time(builder: GraphBuilder, side: str, upstream: Upstream) -> str:
+def join_time(builder: GraphBuilder, side: str, upstream: Upstream) -> str:
     if upstream.type.event_time is None:
         story, hint = builder.event_time_story(upstream)
         raise BuildError(f"a join needs event time, but on its {side} side {story}", hint=hint)

@@ -19,14 +19,16 @@ from cutwater.dataflow.build import (
     require_column,
 )
 from cutwater.dataflow.graph import StreamType
+from cutwater.dataflow.keyed_steps import join_time, window_aggregate
 from cutwater.errors import BuildError
 from cutwater.operators.changes import OP
 
 if TYPE_CHECKING:
+    from cutwater.dataflow.keyed_steps import Windowing
     from cutwater.operators.table_join import JoinType
     from cutwater.operators.top import TopRows
 
-__all__ = ["deduplicate", "join_tables", "top", "with_changes"]
+__all__ = ["deduplicate", "join_as_of", "join_tables", "top", "window_top", "with_changes"]
 
 _NO_ORDER = "rows of an updating stream come out when their table changes, in no order of event time"
 
@@ -114,6 +116,31 @@ def top(
         return builder.add(id, "top", spec, [upstream], [out], parallelism=parallelism, lost=_NO_ORDER)[0]
 
 
+def window_top(
+    builder: GraphBuilder,
+    id: str,
+    upstream: Upstream,
+    order: tuple[int, str | Sequence[str], bool | Sequence[bool]],
+    rank: str,
+    windowing: Windowing,
+    parallelism: int | None,
+) -> tuple[Upstream, ...]:
+    """A window step that collects the first rows, and a step that takes its lists apart."""
+    from cutwater.operators.top import ROWS, check_order
+    from cutwater.operators.unnest import UnnestSpec
+
+    with located(builder.check_id(id)):
+        rows = top_rows(*order, removing=False, ranked=False)
+        check_order(upstream.type.schema, rows)
+        ranked_id = builder.check_id(f"{id}.rank")
+    lists, late = window_aggregate(builder, id, upstream, {ROWS: rows}, windowing, parallelism)
+    with located(id):
+        kept = tuple(name for name in lists.type.schema.names if name not in (*upstream.keys, ROWS))
+        spec = UnnestSpec(lists.type.schema, ROWS, kept, rank)
+        out = replace(lists.type, schema=distinct_columns(spec.outputs[0]))
+        return (builder.add(ranked_id, "unnest", spec, [lists], [out], parallelism=parallelism)[0], late)
+
+
 def top_rows(
     n: int, by: str | Sequence[str], descending: bool | Sequence[bool], *, removing: bool, ranked: bool
 ) -> TopRows:
@@ -123,6 +150,28 @@ def top_rows(
     columns = (by,) if isinstance(by, str) else tuple(by)
     directions = (descending,) * len(columns) if isinstance(descending, bool) else tuple(descending)
     return TopRows(ROWS, "top", by=columns, descending=directions, n=n, removing=removing, ranked=ranked)
+
+
+def join_as_of(
+    builder: GraphBuilder,
+    id: str,
+    left: Upstream,
+    right: Upstream,
+    how: Literal["inner", "left"],
+    suffix: str,
+    parallelism: int | None,
+) -> tuple[Upstream, ...]:
+    from cutwater.operators.as_of_join import AsOfJoinSpec
+
+    with located(builder.check_id(id)):
+        for upstream in (left, right):
+            refuse_changes(upstream, "an as-of join")
+        times = (join_time(builder, "left", left), join_time(builder, "right", right))
+        spec = AsOfJoinSpec(left.type.schema, right.type.schema, left.keys, right.keys, *times, how, suffix)
+        # Rows come out when the watermark passes them, so their own time is in order.
+        out = StreamType(distinct_columns(spec.outputs[0]), times[0], left.keys)
+        late = [StreamType(s, None, u.keys) for s, u in zip(spec.outputs[1:], (left, right), strict=True)]
+        return builder.add(id, "join_as_of", spec, [left, right], [out, *late], parallelism=parallelism)
 
 
 def _check_one_row_per_key(side: str, upstream: Upstream) -> None:

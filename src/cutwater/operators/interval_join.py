@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-import pyarrow.types as pt
 
 from cutwater.errors import BuildError
 from cutwater.operators.base import Operator
-from cutwater.operators.expression_checks import unknown_column
-from cutwater.operators.join_columns import common_key_type, joined_fields
-from cutwater.state.keys import check_key_types
+from cutwater.operators.join_columns import check_times, common_key_types, joined_fields
 
 __all__ = ["IntervalJoinSpec"]
 
@@ -67,29 +63,13 @@ class IntervalJoinSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "left_keys", tuple(self.left_keys))
         object.__setattr__(self, "right_keys", tuple(self.right_keys))
-        if len(self.left_keys) != len(self.right_keys):
-            raise BuildError(
-                f"the left side has {len(self.left_keys)} key columns, the right side {len(self.right_keys)}",
-                hint="Key both streams by the same number of columns.",
-            )
         self._check_bounds()
-        check_key_types(self.left_schema, self.left_keys)
-        check_key_types(self.right_schema, self.right_keys)
-        pairs = zip(self.left_keys, self.right_keys, strict=True)
-        kinds = [common_key_type(self.left_schema.field(a), self.right_schema.field(b)) for a, b in pairs]
-        object.__setattr__(self, "key_types", tuple(kinds))
-        zoned = [self._check_time(*side) for side in self._times()]
-        if zoned[0] != zoned[1]:
-            raise BuildError(
-                f"event times {self.left_time!r} and {self.right_time!r}: one has a time zone, the other has none",
-                hint="Give both a zone, or take it from both.",
-            )
+        kinds = common_key_types(self.left_schema, self.right_schema, self.left_keys, self.right_keys)
+        object.__setattr__(self, "key_types", kinds)
+        check_times(self.left_schema, self.right_schema, self.left_time, self.right_time)
         right = joined_fields(self.left_schema, self.right_schema, self.dropped, self.suffix, nullable=False)
         joined = pa.schema([*self.left_schema, *right])
         object.__setattr__(self, "outputs", (joined, self.left_schema, self.right_schema))
-
-    def _times(self) -> Sequence[tuple[pa.Schema, str]]:
-        return (self.left_schema, self.left_time), (self.right_schema, self.right_time)
 
     def _check_bounds(self) -> None:
         if self.lower_us > self.upper_us:
@@ -99,18 +79,6 @@ class IntervalJoinSpec:
             )
         if max(abs(self.lower_us), abs(self.upper_us)) > MAX_BOUND_US:
             raise BuildError(f"an interval's bound may be {MAX_BOUND_US} us at most")
-
-    @staticmethod
-    def _check_time(schema: pa.Schema, name: str) -> bool:
-        """Whether the event-time column has a zone."""
-        if schema.get_field_index(name) < 0:
-            raise unknown_column(name, schema.names)
-        kind = schema.field(name).type
-        if not pt.is_timestamp(kind) or kind.unit != "us":
-            raise BuildError(
-                f"event time {name!r} is {kind}, a join needs timestamp[us]", hint="Cast it before the join."
-            )
-        return kind.tz is not None
 
     @property
     def dropped(self) -> tuple[str, ...]:

@@ -9,8 +9,18 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from cutwater.errors import BuildError
+from cutwater.operators.expression_checks import unknown_column
+from cutwater.state.keys import check_key_types
 
-__all__ = ["MAX_PAIRS", "common_key_type", "joined_fields", "pairs_per_batch", "widest_row_bytes"]
+__all__ = [
+    "MAX_PAIRS",
+    "check_times",
+    "common_key_type",
+    "common_key_types",
+    "joined_fields",
+    "pairs_per_batch",
+    "widest_row_bytes",
+]
 
 MAX_PAIRS = 65_536
 """Most rows in one batch that a join emits."""
@@ -40,6 +50,46 @@ def common_key_type(left: pa.Field, right: pa.Field) -> pa.DataType:
         f"key columns of different types: {left.name!r} is {a}, {right.name!r} of the other side is {b}",
         hint="Cast one of them before the join.",
     )
+
+
+def common_key_types(
+    left: pa.Schema, right: pa.Schema, left_keys: Sequence[str], right_keys: Sequence[str]
+) -> tuple[pa.DataType, ...]:
+    """The types in which the keys of two sides are compared, one for each pair of columns.
+
+    Raises:
+        BuildError: different numbers of columns, unknown ones, or types that do not fit.
+    """
+    if len(left_keys) != len(right_keys):
+        raise BuildError(
+            f"the left side has {len(left_keys)} key columns, the right side {len(right_keys)}",
+            hint="Key both streams by the same number of columns.",
+        )
+    check_key_types(left, left_keys)
+    check_key_types(right, right_keys)
+    pairs = zip(left_keys, right_keys, strict=True)
+    return tuple(common_key_type(left.field(a), right.field(b)) for a, b in pairs)
+
+
+def check_times(left: pa.Schema, right: pa.Schema, left_time: str, right_time: str) -> None:
+    """Check that the event times of two sides can be compared.
+
+    Raises:
+        BuildError: an unknown column, one that is not ``timestamp[us]``, or a time zone on one side only.
+    """
+    for schema, name in ((left, left_time), (right, right_time)):
+        if schema.get_field_index(name) < 0:
+            raise unknown_column(name, schema.names)
+        kind = schema.field(name).type
+        if not pt.is_timestamp(kind) or kind.unit != "us":
+            raise BuildError(
+                f"event time {name!r} is {kind}, a join needs timestamp[us]", hint="Cast it before the join."
+            )
+    if (left.field(left_time).type.tz is None) != (right.field(right_time).type.tz is None):
+        raise BuildError(
+            f"event times {left_time!r} and {right_time!r}: one has a time zone, the other has none",
+            hint="Give both a zone, or take it from both.",
+        )
 
 
 def joined_fields(

@@ -8,7 +8,7 @@ import numpy as np
 
 from cutwater.state.kernels import kernel
 
-__all__ = ["FROM_HEAD", "link", "probe"]
+__all__ = ["FROM_HEAD", "latest", "link", "probe"]
 
 FROM_HEAD = -2
 """Cursor of a row whose chain has not been entered yet."""
@@ -79,3 +79,26 @@ def probe(
             at = nexts[at]
         cursor = np.int64(FROM_HEAD)
     return pairs, np.int64(slots.shape[0]), np.int64(FROM_HEAD)
+
+
+@kernel
+def latest(
+    slots: Any, times: Any, settled: Any, heads: Any, tails: Any, nexts: Any, stored: Any, references: Any
+) -> None:
+    """For each row the stored row of its slot with the highest time at or before its own, of equal ones the last.
+
+    -1 where there is none.  Every row yet to come is later than ``settled``: a head of a chain that the row after it
+    replaces by then is unlinked for good.
+    """
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        at = heads[slot]
+        while at >= 0 and nexts[at] >= 0 and stored[at] <= stored[nexts[at]] <= settled:
+            at = nexts[at]
+        heads[slot] = at
+        found = np.int64(-1)
+        while at >= 0:
+            if stored[at] <= times[i] and (found < 0 or stored[at] >= stored[found]):
+                found = at
+            at = nexts[at]
+        references[i] = found

@@ -93,6 +93,13 @@ class JoinSide:
         chains = (self._heads, self._tails, self._nexts, self._times)
         return kernels.probe(slots, times, *start, *bounds, *chains, max_steps, *out)
 
+    def latest_at(self, slots: Slots, times: References, settled: int) -> References:
+        """The row of each slot that was the latest at a time; see ``join_kernels.latest``."""
+        references = np.empty(len(slots), np.int64)
+        chains = (self._heads, self._tails, self._nexts, self._times)
+        kernels.latest(slots, times, settled, *chains, references)
+        return references
+
     def take(self, references: References) -> list[pa.Array]:
         """The columns of some rows."""
         return self._values.take(references).flatten()

@@ -11,8 +11,7 @@ from cutwater.errors import BuildError
 from cutwater.operators.accumulators import Aggregate
 from cutwater.operators.base import Operator
 from cutwater.operators.changes import OP, marked_schema, row_type
-from cutwater.operators.join_columns import common_key_type, joined_fields
-from cutwater.state.keys import check_key_types
+from cutwater.operators.join_columns import common_key_types, joined_fields
 
 __all__ = ["TABLES", "JoinType", "TableJoinSpec"]
 
@@ -64,16 +63,8 @@ class TableJoinSpec:
     def __post_init__(self) -> None:
         if self.how not in get_args(JoinType):
             raise BuildError(f"how is one of {', '.join(map(repr, get_args(JoinType)))}, not {self.how!r}")
-        if len(self.left_keys) != len(self.right_keys):
-            raise BuildError(
-                f"the left side has {len(self.left_keys)} key columns, the right side {len(self.right_keys)}",
-                hint="Key both streams by the same number of columns.",
-            )
-        check_key_types(self.left_schema, self.left_keys)
-        check_key_types(self.right_schema, self.right_keys)
-        pairs = zip(self.left_keys, self.right_keys, strict=True)
-        kinds = [common_key_type(self.left_schema.field(a), self.right_schema.field(b)) for a, b in pairs]
-        object.__setattr__(self, "key_types", tuple(kinds))
+        kinds = common_key_types(self.left_schema, self.right_schema, self.left_keys, self.right_keys)
+        object.__setattr__(self, "key_types", kinds)
         left, right = self.tables
         of_left: list[pa.Field] = []
         for column in left:

@@ -180,6 +180,7 @@ STEP_METHODS = {
     "window": lambda f: f.key_by("origin").window("flights", HOURLY),
     "join": lambda f: f.key_by("origin").join("flights", f.key_by("origin"), within=(0, 0)),
     "join_tables": lambda f: f.key_by("origin").join_tables("flights", f.key_by("origin")),
+    "join_as_of": lambda f: f.key_by("origin").join_as_of("flights", f.key_by("origin")),
     "deduplicate": lambda f: f.key_by("origin").deduplicate("flights"),
     "top": lambda f: f.key_by("origin").top("flights", 1, by="delay"),
 }

@@ -131,3 +131,41 @@ class TestTop:
     def test_mistakes(self, flights, given, told):
         with pytest.raises(BuildError, match=rf"step 't': .*{told}"):
             flights.key_by("origin").top("t", 3, **given)
+
+
+class TestTopOfWindows:
+    def test_the_lists_of_a_window_are_taken_apart_by_a_step_of_their_own(self, flow, flights):
+        best = flights.key_by("origin").window("w", cw.tumbling("1h")).top("best", 3, by="delay")
+        assert best.schema.names == ["window_start", "window_end", *flights.schema.names, "rank"]
+        assert best.type.event_time == "window_start"
+        assert best.late.schema == flights.schema
+        assert [s.kind for s in flow.graph.steps.values()] == ["read", "window", "unnest"]
+        best.write("out", cw.discard())
+        assert ".rows = top 3 by delay descending" in flow.explain()
+
+    def test_mistakes(self, flights):
+        windows = flights.key_by("origin").window("w", cw.tumbling("1h"))
+        with pytest.raises(BuildError, match="step 'a': two columns would be named 'delay'"):
+            windows.top("a", 3, by="delay", rank="delay")
+        with pytest.raises(BuildError, match="step 'b': n is a whole number"):
+            windows.top("b", 0, by="delay")
+
+
+class TestJoinAsOf:
+    def test_rows_keep_their_event_time(self, flow, flights):
+        weather = flow.read("weather", cw.memory([], schema="hour timestamp_ntz, origin string"), event_time="hour")
+        joined = flights.key_by("origin").join_as_of("j", weather.key_by("origin"), how="left")
+        assert joined.schema.names == [*flights.schema.names, "hour"]
+        assert joined.type.event_time == "scheduled"
+        assert (joined.late_left.schema, joined.late_right.schema) == (flights.schema, weather.schema)
+        joined.write("out", cw.discard())
+        assert "event time scheduled, hour" in flow.explain()
+
+    def test_both_sides_need_a_key_and_event_time_and_rows_that_stay(self, flow, flights, latest):
+        plain = flow.read("plain", cw.memory([], schema="origin string"))
+        with pytest.raises(BuildError, match=r"needs event time, but on its right side .* reads without one"):
+            flights.key_by("origin").join_as_of("a", plain.key_by("origin"))
+        with pytest.raises(BuildError, match="the right side of the join has no key"):
+            flights.key_by("origin").join_as_of("b", plain)
+        with pytest.raises(BuildError, match="an as-of join would take the rows of updating stream 'latest'"):
+            flights.key_by("origin").join_as_of("c", latest.key_by("origin"))

@@ -113,25 +113,34 @@ def test_rows_that_come_change_the_table_row_by_row(
 
 
 @given(
-    steps=st.lists(st.tuples(VALUES, st.integers(0, 2), st.sampled_from(["+I", "+U", "-U", "-D"])), max_size=50),
+    steps=st.lists(st.tuples(VALUES, st.integers(0, 2), st.none() | st.integers(0, 20)), max_size=50),
     n=st.integers(1, 3),
     rank=st.booleans(),
     data=st.data(),
 )
 @settings(max_examples=250, deadline=None)
 def test_rows_that_are_removed_let_the_next_ones_move_up(
-    steps: list[tuple[Row, int, str]], n: int, rank: bool, data: st.DataObject
+    steps: list[tuple[Row, int, int | None]], n: int, rank: bool, data: st.DataObject
 ) -> None:
     """Removed are rows that are there, first or not, equal to others or not; and some that are not there."""
+    present: list[tuple[Any, ...]] = []
+    rows: list[dict[str, Any]] = []
+    for number, (content, extra, chosen) in enumerate(steps):
+        row = (*content, extra)
+        if chosen is None:
+            present.append(row)
+        elif chosen > 0 and present:
+            row = present.pop(chosen % len(present))
+        op = ("+I", "+U")[number % 2] if chosen is None else ("-U", "-D")[number % 2]
+        rows.append(dict(zip(PLAIN, row, strict=True)) | {"op": op})
     spec = spec_of(n, rank=rank, updating=True)
     model, running = Model(n, rank, (True, False)), Running(spec, [("k",)])
-    rows = [{"k": r[0], "a": r[1], "b": r[2], "row": extra, "op": op} for r, extra, op in steps]
     got: list[Change] = []
     for part in cuts(pa.RecordBatch.from_pylist(rows, schema=FLAT), data.draw(pieces(len(steps)))):
         got += values(running.rows(part))
         if data.draw(st.booleans()):
             running = running.restored(data.draw(st.integers(1, 3)), lambda s: data.draw(st.permutations(s)))
-    expected = [c for r, extra, op in steps for c in model.change((*r, extra), op in ("+I", "+U"))]
+    expected = [c for *row, op in map(dict.values, rows) for c in model.change(tuple(row), op in ("+I", "+U"))]
     for key in ("", "a", "b"):
         ours, theirs = ([c for c in changes if c[1] == key] for changes in (got, expected))
         assert ours == theirs

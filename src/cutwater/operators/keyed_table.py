@@ -14,7 +14,7 @@ import pyarrow as pa
 from cutwater.errors import StorageError
 from cutwater.operators.accumulators import Accumulator, Aggregate, make_accumulator
 from cutwater.state.capture import Capture, Captures
-from cutwater.state.changes import ChangeLog, Changes, Deleted
+from cutwater.state.changes import RESTORED, ChangeLog, Changes, Deleted
 from cutwater.state.index import KeyIndex, Slots, make_index
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.memory import GrowingArray
@@ -74,9 +74,9 @@ class KeyedTable:
         if self._log is not None:
             self._log.mark(slots, len(self.index))
 
-    def track(self) -> None:
-        """Keep track of changes from the next freeze on, so that a frozen table tells them."""
-        self._log = ChangeLog()
+    def track(self, *, restored: bool = False) -> None:
+        """Keep track of changes from now (after a restore) or from the next freeze on: a frozen table tells them."""
+        self._log = ChangeLog(RESTORED if restored else None)
 
     def delete(self, slots: Slots) -> None:
         """The keys of these slots are gone: nobody asks for them again before ``keep`` leaves them out."""

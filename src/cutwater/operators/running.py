@@ -61,12 +61,10 @@ class RunningAggregate(BaseOperator):
         keys = len(self._spec.keys)
         for batch in batches:
             self._table.restore(batch.columns[:keys], batch.columns[keys:])
-        self._track()
+        if self.ctx.incremental:
+            self._table.track(restored=True)
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
-        self._track()
-
-    def _track(self) -> None:
-        if self.ctx.incremental:
+        if ctx.incremental:
             self._table.track()

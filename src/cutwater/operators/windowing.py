@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,11 @@ class WindowAggregate(WindowOperator[WindowTable]):
         self._windows = WindowTable(self._spec)
         if self.ctx.incremental:
             self._windows.table.track()
+
+    def restore(self, segments: Iterable[Segment]) -> None:
+        super().restore(segments)
+        if self.ctx.incremental:
+            self._windows.table.track(restored=True)
 
     def freeze(self, checkpoint_id: int) -> Frozen:
         watermarks, groups = self._watermarks.segment(), self.ctx.max_parallelism

@@ -81,6 +81,7 @@ class Attempt(ConnectedAttempt):
             subtasks=len(self._subtasks),
             inline_threshold_bytes=config.inline_threshold_bytes,
             incremental=config.incremental,
+            restored=restore.chains(),
             done=self._worker.post,
         )
         self._start_connections()

@@ -20,6 +20,7 @@ from cutwater.runtime.control import Deploy
 from cutwater.runtime.net_items import Timed, Watermark
 from cutwater.state.segments import Segment
 from cutwater.storage.base import Store
+from cutwater.storage.chains import chains_of
 from cutwater.storage.channel_log import CHANNEL_KIND, LogItem, read_log
 from cutwater.storage.local import LocalStore
 from cutwater.storage.manifest import ChannelRecord, Entry, Manifest, SubtaskRecord
@@ -184,6 +185,11 @@ class Restore:
             if concerned:
                 entries.append(entry)
         return self._read(entries)
+
+    def chains(self) -> dict[tuple[str, int], list[Entry]]:
+        """By step and subtask: what incremental checkpoints of the new attempt may build upon."""
+        own = self.manifest is not None and self.same_shape and not self.foreign
+        return chains_of(self.manifest.entries) if self.manifest is not None and own else {}
 
     def _read(self, entries: list[Entry]) -> Iterator[Segment]:
         """In order; files are read and verified ahead by other threads, while the operator takes what came."""

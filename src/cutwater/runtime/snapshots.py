@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -103,6 +103,7 @@ class SnapshotService:
         slot, slots: number of this worker, and of workers: they name its files.
         subtasks: how many subtasks of this worker take part in each checkpoint.
         incremental: write what changed since the last completed checkpoint, where that is less.
+        restored: by step and subtask, entries of the checkpoint restored that the first ones may build upon.
         done: called from the thread with each finished part.
     """
 
@@ -117,13 +118,14 @@ class SnapshotService:
         subtasks: int,
         inline_threshold_bytes: int,
         incremental: bool,
+        restored: Mapping[tuple[str, int], list[Entry]],
         done: Callable[[Written], None],
     ) -> None:
         self._store, self._job = store, job
         self._attempt, self._slot, self._slots = attempt, slot, slots
         self._subtasks = subtasks
         self._inline = inline_threshold_bytes
-        self._chains = Chains() if incremental else None
+        self._chains = Chains(restored) if incremental else None
         self._done = done
         self._parts: dict[int, _Part] = {}
         self._files: dict[int, int] = {}

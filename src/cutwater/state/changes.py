@@ -10,9 +10,12 @@ import numpy.typing as npt
 from cutwater.state import column_kernels as kernels
 from cutwater.state.index import KeyIndex, Slots
 
-__all__ = ["ChangeLog", "Changes", "Deleted"]
+__all__ = ["RESTORED", "ChangeLog", "Changes", "Deleted"]
 
 Bits = npt.NDArray[np.uint8]
+
+RESTORED = 0
+"""Stands for the checkpoint that an attempt began from."""
 
 _MAX_INTERVALS = 8
 """Freezes whose changes are told apart; with more of them open, the oldest are told together."""
@@ -67,6 +70,9 @@ class Changes:
 class ChangeLog:
     """Keeps track of changes; belongs to the thread that makes them.
 
+    Args:
+        start: checkpoint that the present content is that of; ``None``: nothing is known before the first freeze.
+
     >>> log = ChangeLog()
     >>> log.mark(np.array([3, 1, 3], np.int32)); _ = log.cut(1)
     >>> log.mark(np.array([2], np.int32)); _ = log.cut(2)
@@ -75,10 +81,10 @@ class ChangeLog:
     ([2], [], None)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start: int | None = None) -> None:
         self._bits: Bits = np.zeros(0, np.uint8)
         self._deleted: list[Deleted] = []
-        self._start: int | None = None
+        self._start = start
         self._intervals: list[_Interval] = []
         self._needed = 0
 

@@ -7,26 +7,34 @@ declined or aborted is never built upon: what changed before it is in the next d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+from cutwater.state.changes import RESTORED
 from cutwater.storage.manifest import Entry
+from cutwater.storage.paths import writer_of_shared
 
-__all__ = ["Chains", "extended", "worth_extending"]
+__all__ = ["Chains", "chains_of", "extended", "worth_extending"]
 
 StepKey: TypeAlias = tuple[str, int]
 """Step and subtask."""
+
+_CHAINED = ("base", "delta", "delete")
 
 MAX_DELTAS = 16
 """Checkpoints with deltas after which a chain is folded into a new base: a restore applies all of them."""
 
 
 class Chains:
-    """The chains of one worker in one attempt.  Belongs to the thread that writes snapshots."""
+    """The chains of one worker in one attempt.  Belongs to the thread that writes snapshots.
 
-    def __init__(self) -> None:
-        self._written: dict[int, dict[StepKey, list[Entry]]] = {}
-        self._completed = 0
+    Args:
+        restored: the chains of the checkpoint that the attempt began from, as far as it can be built upon.
+    """
+
+    def __init__(self, restored: Mapping[StepKey, list[Entry]] | None = None) -> None:
+        self._written: dict[int, dict[StepKey, list[Entry]]] = {RESTORED: dict(restored or {})}
+        self._completed = RESTORED
 
     def of(self, step: StepKey) -> tuple[int, list[Entry]] | None:
         """The newest completed checkpoint and the step's chain in it; ``None`` if nothing can be built upon."""
@@ -47,6 +55,20 @@ class Chains:
         """The checkpoint will not complete."""
         if checkpoint_id != self._completed:
             self._written.pop(checkpoint_id, None)
+
+
+def chains_of(entries: Iterable[Entry]) -> dict[StepKey, list[Entry]]:
+    """The chains in a manifest that can be built upon: those of which nothing goes with its checkpoint."""
+    chains: dict[StepKey, list[Entry]] = {}
+    bound: set[StepKey] = set()
+    for entry in entries:
+        step = (entry.step, entry.subtask)
+        if entry.kind not in _CHAINED:
+            continue
+        chains.setdefault(step, []).append(entry)
+        if entry.file and writer_of_shared(entry.file) is None:
+            bound.add(step)
+    return {step: chain for step, chain in chains.items() if step not in bound}
 
 
 def worth_extending(chain: Iterable[Entry]) -> bool:

@@ -25,7 +25,7 @@ def user_error(
 ) -> UserCodeError:
     """The error of a failed call: what, on which row (or another unit), and the user's frames of the traceback."""
     frames: TracebackType | None = exc.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__package__") == __package__:
+    while frames is not None and str(frames.tb_frame.f_globals.get("__package__")).startswith("cutwater."):
         frames = frames.tb_next
     story = "".join(traceback.TracebackException(type(exc), exc, frames).format()).rstrip()
     where = "" if row is None else f" on {unit} {index} of the batch, {describe_row(row)}"

@@ -84,7 +84,7 @@ EVENTS = st.lists(st.tuples(st.integers(0, 1), ROWS) | st.integers(-2, 55), min_
 
 @pytest.mark.parametrize("slack", [1 << 16, 4])
 @given(events=EVENTS, how=st.sampled_from(["inner", "left"]), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_history_cut_anywhere_and_restored_anywhere_equals_the_model(
     slack: int, events: list[Any], how: Literal["inner", "left"], data: st.DataObject
 ) -> None:

@@ -76,7 +76,7 @@ EVENTS = st.lists(ROWS | st.integers(-5, 60), min_size=1, max_size=10)
     within=st.sampled_from([None, 1, 10, 10, 35]),
     data=st.data(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_history_cut_anywhere_and_restored_anywhere_equals_the_model(
     events: list[list[Row] | int], keep: Literal["first", "last"], within: int | None, data: st.DataObject
 ) -> None:

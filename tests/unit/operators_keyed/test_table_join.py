@@ -61,7 +61,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, how=st.sampled_from(HOWS), updating=st.booleans(), data=st.data())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_history_cut_anywhere_and_restored_anywhere_leaves_the_join_of_the_tables(
     steps: list[tuple[int, list[tuple[int, str]]]], how: JoinType, updating: bool, data: st.DataObject
 ) -> None:

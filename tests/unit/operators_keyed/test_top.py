@@ -96,7 +96,7 @@ def batch_of(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     down=st.sampled_from([(True, False), (False, True), (True,), (False,)]),
     data=st.data(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_rows_that_come_change_the_table_row_by_row(
     rows: list[Row], n: int, rank: bool, down: tuple[bool, ...], data: st.DataObject
 ) -> None:
@@ -118,7 +118,7 @@ def test_rows_that_come_change_the_table_row_by_row(
     rank=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_rows_that_are_removed_let_the_next_ones_move_up(
     steps: list[tuple[Row, int, int | None]], n: int, rank: bool, data: st.DataObject
 ) -> None:

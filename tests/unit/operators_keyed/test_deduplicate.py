@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Any, Literal
+from unittest import mock
 
 import duckdb
 import numpy as np
@@ -15,6 +16,7 @@ from keyed_world import cuts
 from table_world import Change, Running, pieces, table_after, values
 
 from cutwater.errors import BuildError, DataError
+from cutwater.operators import keyed_operator
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.operators.deduplicate import DeduplicateSpec
 
@@ -70,6 +72,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["", "a", "b", "c"
 EVENTS = st.lists(ROWS | st.integers(-5, 60), min_size=1, max_size=10)
 
 
+@mock.patch.object(keyed_operator, "_SLACK_KEYS", 2)  # keys are swept all the time
 @given(
     events=EVENTS,
     keep=st.sampled_from(["first", "last"]),

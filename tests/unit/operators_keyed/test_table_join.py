@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Any, get_args
+from unittest import mock
 
 import duckdb
 import pyarrow as pa
@@ -14,6 +15,7 @@ from keyed_world import cuts
 from table_world import Change, Running, pieces, table_after, values
 
 from cutwater.errors import BuildError, DataError
+from cutwater.operators import keyed_operator
 from cutwater.operators.table_join import JoinType, TableJoinSpec
 
 LEFT = pa.schema([("k", pa.int32()), ("v", pa.string()), pa.field("n", pa.int64(), nullable=False)])
@@ -60,6 +62,7 @@ STEPS = st.lists(
 )
 
 
+@mock.patch.object(keyed_operator, "_SLACK_KEYS", 2)  # keys are swept all the time
 @given(steps=STEPS, how=st.sampled_from(HOWS), updating=st.booleans(), data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_any_history_cut_anywhere_and_restored_anywhere_leaves_the_join_of_the_tables(

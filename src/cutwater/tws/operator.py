@@ -13,7 +13,7 @@ from cutwater.errors import CutwaterError, UserCodeError
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, Outputs
 from cutwater.operators.event_times import event_times
 from cutwater.operators.object_operator import PREFIX, TIMERS_PER_SLICE, ObjectOperator
-from cutwater.operators.row_output import rows_of, to_dicts, user_error
+from cutwater.operators.row_output import to_dicts, user_error
 from cutwater.operators.rows import Row
 from cutwater.operators.timers import TimerDomain
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
@@ -21,7 +21,7 @@ from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.tws.handle import Handle
 from cutwater.tws.output import TupleBuilder
 from cutwater.tws.records import Record
-from cutwater.tws.spark_types import expired_timer_info, row_iterator, row_maker, timer_values
+from cutwater.tws.spark_types import expired_timer_info, row_maker, timer_values
 from cutwater.tws.spec import ProcessorSpec
 from cutwater.tws.time_mode import TimeMode
 
@@ -114,19 +114,17 @@ class ProcessorOperator(ObjectOperator):
     def _call(self, method: Callable[..., Any], arguments: tuple[Any, ...], row: Row, index: int, unit: str) -> Any:
         """What the processor makes, complete: its states may be bound to another key then."""
         try:
-            result = method(*arguments)
-            made = rows_of(result)
+            return [*method(*arguments)]
         except Exception as exc:
-            error = user_error(method, exc, row=row, index=index, unit=unit)
-            error.hint = exc.hint if isinstance(exc, CutwaterError) else error.hint
-            raise error from exc
-        if made is None:
-            raise UserCodeError(
-                f"{type(self._processor).__name__}.{method.__name__} returned {type(result).__name__} instead of an "
-                "iterator",
-                hint="Yield what it makes; if there is nothing: return iter([]).",
-            )
-        return made
+            raise self._error(method, exc, row, index, unit) from exc
+
+    def _error(self, method: Callable[..., Any], exc: Exception, row: Row, index: int, unit: str) -> UserCodeError:
+        error = user_error(method, exc, row=row, index=index, unit=unit)
+        if isinstance(exc, CutwaterError):
+            error.hint = exc.hint
+        elif isinstance(exc, TypeError) and "after * must be an iterable" in str(exc):
+            error.hint = "Yield what it makes, or return an iterator; if there is nothing: return iter([])."
+        return error
 
     def _key_row(self, key: Key) -> Row:
         return dict(zip(self._spec.keys, key, strict=True))
@@ -215,15 +213,18 @@ class RowProcessorOperator(ProcessorOperator):
 
     def _handle_rows(self, batch: pa.RecordBatch) -> Outputs:
         groups = self._grouped(batch)
-        names, call, add = self._record.names, self._processor.handleInputRows, self._made.add
-        differ, times = self._watermarks.differ, self._times()
+        make, call, keep = row_maker(self._record.names), self._processor.handleInputRows, self._made.extend
+        cursor, plain, differ = self._cursor, self._plain_keys, self._watermarks.differ
+        times = self._times()
         for index, (key, rows) in enumerate(groups.items()):
-            seen = self._bind(key)
+            cursor.key = key
+            seen = key if plain else self._bind(key)
             if differ:
                 times = self._times(key)
-            row = self._key_row(key)
-            for made in self._call(call, (seen, row_iterator(names, rows), times), row, index, "key"):
-                add(made, row, index)
+            try:
+                keep([*call(seen, map(make, rows), times)], index)
+            except Exception as exc:
+                raise self._error(call, exc, self._key_row(key), index, "key") from exc
         keys = list(groups)
         return self._take(lambda index: self._key_row(keys[index]))
 

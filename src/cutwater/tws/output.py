@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyarrow as pa
 
+from cutwater.operators.base import Outputs
 from cutwater.operators.row_output import RowBuilder
 from cutwater.operators.rows import Row
 from cutwater.tws.records import codec
 
 __all__ = ["TupleBuilder"]
+
+_NO_FIELDS: dict[str, list[str]] = {}
 
 
 class TupleBuilder(RowBuilder):
@@ -28,27 +31,37 @@ class TupleBuilder(RowBuilder):
     def __init__(self, fn: object, schema: pa.Schema) -> None:
         super().__init__(fn, schema)
         self.unit = "key"
-        self._width = len(schema)
         self._order: list[str] = schema.names
         self._sorted = sorted(self._order)
         self._stores = [codec(field.type).store for field in schema]
 
+    def extend(self, rows: list[Any], index: int) -> None:
+        """Rows made from input key ``index``; ``take`` looks at them."""
+        self._made += rows
+        self._origins += [index] * len(rows)
+
     def add(self, out: object, row: Row, index: int) -> None:
-        """One row made from input key ``index``.
+        """One row made from input key ``index``."""
+        self.extend([out], index)
+
+    def take(self, output: int, origin: Callable[[int], Row]) -> Outputs:
+        """The rows so far as batches for an output.
 
         Raises:
-            UserCodeError: it is no row, or has not as many values as there are columns.
+            UserCodeError: one is no row, has not as many values as there are columns, or a value does not fit.
         """
-        if not isinstance(out, tuple):
-            raise self.misfit(f"made {type(out).__name__} instead of a Row", row, index)
-        if len(out) != self._width:  # pyright: ignore[reportUnknownArgumentType]
-            raise self.misfit(f"made a row of {len(out)} values for {self._width} columns", row, index)  # pyright: ignore[reportUnknownArgumentType]
-        made: Any = out  # pyright: ignore[reportUnknownVariableType]
-        fields = made.__dict__.get("__fields__") if hasattr(made, "__dict__") else None
-        if fields is not None and fields != self._order and sorted(fields) == self._sorted:
-            made = tuple(made[fields.index(name)] for name in self._order)
-        self._made.append(made)
-        self._origins.append(index)
+        width, made = len(self._order), self._made
+        for row, index in zip(made, self._origins, strict=True):
+            if not isinstance(row, tuple):
+                raise self.misfit(f"made {type(row).__name__} instead of a Row", origin(index), index)
+            if len(row) != width:  # pyright: ignore[reportUnknownArgumentType]
+                raise self.misfit(f"made a row of {len(row)} values for {width} columns", origin(index), index)  # pyright: ignore[reportUnknownArgumentType]
+        order = self._order
+        for number, row in enumerate(made):
+            fields = getattr(row, "__dict__", _NO_FIELDS).get("__fields__")
+            if fields is not None and fields != order and sorted(fields) == self._sorted:
+                made[number] = tuple([row[fields.index(name)] for name in order])
+        return super().take(output, origin)
 
     def _columns(self, made: list[Any]) -> Iterable[list[Any]]:
         columns = map(list, zip(*made, strict=True))

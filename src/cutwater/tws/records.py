@@ -67,7 +67,8 @@ class Record:
         self.names: list[str] = schema.names
         self.type = pa.struct(list(schema))
         self.columns = [_nullable(codec(field.type), field.nullable) for field in schema]
-        self._checks = [column.check for column in self.columns]
+        self._checks = [codec(field.type).check for field in schema]
+        self._required = [number for number, field in enumerate(schema) if not field.nullable]
         self.store: Convert | None = None
         """Of a tuple; ``None``: Arrow takes it as it is."""
         if any(column.store is not None for column in self.columns):
@@ -83,7 +84,11 @@ class Record:
         """
         if not isinstance(values, tuple | list):
             raise TypeError
-        return tuple([check(value) for check, value in zip(self._checks, values, strict=True)])  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        pairs = zip(self._checks, values, strict=True)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        made = tuple([None if value is None else check(value) for check, value in pairs])  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        if self._required and any(made[number] is None for number in self._required):
+            raise ValueError
+        return made
 
     def revive(self, stored: Mapping[str, Any]) -> tuple[Any, ...]:
         """The tuple, from what Arrow gives."""

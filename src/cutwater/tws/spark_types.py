@@ -6,7 +6,7 @@ PySpark is imported when it is first needed: a flow without such a processor run
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -22,7 +22,6 @@ __all__ = [
     "handles",
     "is_processor",
     "local_zone",
-    "row_iterator",
     "row_maker",
     "timer_values",
 ]
@@ -96,11 +95,6 @@ def row_maker(names: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
         return made
 
     return make
-
-
-def row_iterator(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[Any]:
-    """``Row`` objects, each made when it is asked for."""
-    return map(row_maker(names), rows)
 
 
 def timer_values(now_ms: int, watermark_ms: int) -> Any:

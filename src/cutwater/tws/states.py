@@ -18,10 +18,18 @@ __all__ = ["HostedList", "HostedMap", "HostedState", "HostedValue", "StateDeclar
 Tuple: TypeAlias = tuple[Any, ...]
 
 
-class _TupleValue(ValueState):
+class HostedValue(ValueState):
+    """``pyspark.sql.streaming.stateful_processor.ValueState``; ``get`` and ``clear`` are inherited."""
+
     def __init__(self, name: str, record: Record, ttl_ms: int | None) -> None:
         super().__init__(record.type, ttl=ttl_ms)
         self.name, self._checks, self._record = name, [record.check], record
+
+    def exists(self) -> bool:
+        return self.value is not None
+
+    def update(self, newValue: Tuple) -> None:
+        self.value = _given(newValue, self)
 
     def stored(self, value: Any) -> Any:
         return _stored(self._record, super().stored(value), self.expires)
@@ -91,7 +99,7 @@ class StateDeclaration:
         """The state, empty."""
         record = Record(self.schema)
         if self.kind == "value":
-            return _TupleValue(self.name, record, self.ttl_ms)
+            return HostedValue(self.name, record, self.ttl_ms)
         if self.kind == "list":
             return _TupleList(self.name, record, self.ttl_ms)
         assert self.key_schema is not None
@@ -105,33 +113,12 @@ class StateDeclaration:
 
     def host(self, state: KeyedState) -> HostedState:
         """What the processor gets."""
-        if isinstance(state, ValueState):
-            return HostedValue(state)
+        if isinstance(state, HostedValue):
+            return state
         if isinstance(state, ListState):
             return HostedList(state)
         assert isinstance(state, MapState)
         return HostedMap(state)
-
-
-class HostedValue:
-    """``pyspark.sql.streaming.stateful_processor.ValueState``."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, state: ValueState) -> None:
-        self._state = state
-
-    def exists(self) -> bool:
-        return self._state.value is not None
-
-    def get(self) -> Tuple | None:
-        return self._state.value
-
-    def update(self, newValue: Tuple) -> None:
-        self._state.value = _given(newValue, self._state)
-
-    def clear(self) -> None:
-        self._state.clear()
 
 
 class HostedList:

@@ -100,7 +100,7 @@ def test_a_wrong_step_is_refused_with_its_id(message: str) -> None:
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
-    "returned NoneType instead of an iterator": lambda self: None,
+    "must be an iterable, not NoneType": lambda self: None,
     "made dict instead of a Row": lambda self: iter([{"k": "a"}]),
     "made a row of 1 values for 2 columns": lambda self: iter([Row(k="a")]),
     "made 7 for column 'told' of type string": lambda self: iter([Row(k="a", told=7)]),
@@ -124,7 +124,7 @@ def test_a_wrong_call_names_the_key(message: str) -> None:
 
     def call(self: Any) -> Any:
         made = CALLS[message](self)
-        return iter([]) if made is None and "returned" not in message else made
+        return iter([]) if made is None and "an iterable" not in message else made
 
     group = Group(spec(processor(init, call)), Clock(), ["k"])
     with pytest.raises(UserCodeError, match=message):

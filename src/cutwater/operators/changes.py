@@ -13,6 +13,7 @@ the table there.  What is emitted depends on the rows and their order only, neve
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,12 @@ OP = "op"
 """Name of the column."""
 _OP_FIELD = pa.field(OP, pa.string(), nullable=False)
 INSERT, BEFORE, AFTER, DELETE = range(4)
-_NAMES = pa.array(["+I", "-U", "+U", "-D"])
+
+
+@functools.cache
+def _names() -> pa.StringArray:
+    """Made on demand: the first array from Python values imports pandas."""
+    return pa.array(["+I", "-U", "+U", "-D"])
 
 
 def marked_schema(fields: pa.Schema) -> pa.Schema:
@@ -72,7 +78,7 @@ def op_column(codes: npt.NDArray[np.int8]) -> pa.Array:
     >>> op_column(np.array([BEFORE, AFTER], np.int8)).to_pylist()
     ['-U', '+U']
     """
-    return _NAMES.take(pa.array(codes))
+    return _names().take(pa.array(codes))
 
 
 def added_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
@@ -84,12 +90,12 @@ def added_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
     >>> added_rows(pa.record_batch({"op": ["+I", "-D"], "k": [1, 1]})).tolist()
     [True, False]
     """
-    codes = _compute.fill_null(_compute.index_in(batch.column(OP), value_set=_NAMES), -1).to_numpy()
+    codes = _compute.fill_null(_compute.index_in(batch.column(OP), value_set=_names()), -1).to_numpy()
     bad = np.flatnonzero(codes < 0)
     if len(bad):
         row = int(bad[0])
         error = DataError(
-            f"{OP!r} is none of {', '.join(_NAMES.to_pylist())} in row {row} of the batch: "
+            f"{OP!r} is none of {', '.join(_names().to_pylist())} in row {row} of the batch: "
             f"{describe_row(row_contents(batch, row))}",
             hint="An updating stream marks each row; write the column so, or drop it if every row is to count.",
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -27,6 +28,8 @@ __all__ = ["check_row_local", "probe_rows", "unknown_column"]
 
 PROBE_ROWS = 23
 """A prime, so that columns whose values repeat with other periods do not fall into step."""
+
+_LAST_BITS = 1e-9
 
 _HINT_AGGREGATE = "For results over several rows use key_by(...).aggregate(...) or a window."
 _TEXTS = (
@@ -179,10 +182,20 @@ def _compare(expr: pl.Expr, together: pl.DataFrame, alone: list[pl.DataFrame], r
     if together.height == 1:
         together = pl.concat([together] * rows.height)
     for row, one in enumerate(alone):
-        if not one.equals(together.slice(row, 1), null_equal=True):
+        if not _same(one, together.slice(row, 1)):
             values = rows.row(row, named=True)
             shown = {name: values[name] for name in expr.meta.root_names() if name in values} or values
             raise _across_rows(expr, f"row {shown} gives {together.row(row)} among others, {one.row(0)} alone")
+
+
+def _same(one: pl.DataFrame, other: pl.DataFrame) -> bool:
+    """Equal, but for the last bits of a float: over many rows Polars divides by multiplying with the inverse."""
+    if one.equals(other, null_equal=True):
+        return True
+    a, b = one.to_series(), other.to_series()
+    if not (a.dtype.is_float() and a.dtype == b.dtype):
+        return False
+    return None not in (a[0], b[0]) and math.isclose(a[0], b[0], rel_tol=_LAST_BITS)
 
 
 def _across_rows(expr: pl.Expr, why: str) -> BuildError:

@@ -26,7 +26,7 @@ from cutwater.protocol.loop import (
 )
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.protocol.watermarks import WatermarkMerger
-from cutwater.runtime.channels import Barrier, End, Rows, Watermark
+from cutwater.runtime.channels import Barrier, End, Item, Rows, Watermark
 from cutwater.runtime.performer import Performer, SubtaskParts, SubtaskPort
 
 __all__ = ["Subtask", "SubtaskParts", "SubtaskPort"]
@@ -144,7 +144,7 @@ class Subtask:
             case ReadSource(max_rows=max_rows):
                 return self._read(max_rows, now_s)
             case TakeControl(input=index):
-                self._take_control(index)
+                self._control(index, self.inputs[index].take(1))
             case Resume():
                 self._resume()
             case FireTimers():
@@ -172,7 +172,9 @@ class Subtask:
     def _take_rows(self, index: int, max_rows: int) -> None:
         channel = self.inputs[index]
         item = channel.take(self._fitting(max_rows))
-        assert isinstance(item, Rows)
+        if not isinstance(item, Rows):  # a barrier that overtakes has arrived since the rows were looked at
+            self._control(index, item)
+            return
         started = time.perf_counter()
         try:
             self.chain.process(self._input_numbers[index], item.batch)
@@ -191,9 +193,8 @@ class Subtask:
         room = self.chain.room
         return max_rows if room is None else max(1, min(max_rows, room))
 
-    def _take_control(self, index: int) -> None:
+    def _control(self, index: int, item: Item) -> None:
         channel = self.inputs[index]
-        item = channel.take(1)
         match item:
             case Barrier():
                 self.performer.barrier(channel, item)

@@ -84,6 +84,7 @@ NOT_DETERMINISTIC = {
     "python random": c("i").map_elements(lambda _: random.random(), return_dtype=pl.Float64),
 }
 LOCAL = {
+    "division by a constant, whose last bit depends on the batch": c("i") / 10,
     "arithmetic": c("i") * 2 + c("small") - c("u"),
     "overflow": c("i") * c("i"),
     "float functions": (c("d").abs() + 1).log().exp().sqrt().round(3).clip(-5, 5),

@@ -32,7 +32,8 @@ def test_what_lies_beside_the_program_is_shipped_and_what_was_found_elsewhere_go
     assert own_modules(beside / "site-packages") == []
 
 
-def test_the_program_of_a_test_run_is_an_installed_one():
+def test_an_installed_program_has_no_modules_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "__main__", pytest)
     assert main_folder() is None
 
 

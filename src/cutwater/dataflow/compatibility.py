@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from cutwater.config import format_us
 from cutwater.dataflow.graph import PhysicalPlan, Step
 from cutwater.errors import BuildError
@@ -54,8 +56,23 @@ def incompatibilities(plan: PhysicalPlan, manifest: Manifest) -> Iterator[str]:
         elif new.kind != old.kind:
             yield f"step {old.id!r} was of kind {old.kind} and is of kind {new.kind}, its {holds} would be lost"
         else:
-            yield from _changes(old, new)
+            yield from _changes(_evolved(old, new, plan.steps[old.id]), new)
     yield from _lost_rows(plan, manifest)
+
+
+def _evolved(old: StepRecord, new: StepRecord, step: Step) -> StepRecord:
+    """The old step without what may change: a processor's ``init`` may ask for states that were not there, which begin
+    empty, and may delete some that were.
+    """
+    deleted: frozenset[str] | None = getattr(step.spec, "deleted", None)
+    if deleted is None or old.state is None or new.state is None:
+        return old
+    kept = [column for column in old.state if column[0] not in deleted]
+    before = {name for name, _ in kept}
+    added = [column for column in new.state if column[0] not in before]
+    order = {name: number for number, (name, _) in enumerate(new.state)}
+    merged = sorted([*kept, *added], key=lambda column: order.get(column[0], len(order)))
+    return msgspec.structs.replace(old, state=merged)
 
 
 def _lost_rows(plan: PhysicalPlan, manifest: Manifest) -> Iterator[str]:

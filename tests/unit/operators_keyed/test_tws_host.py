@@ -14,10 +14,14 @@ from process_world import Clock, Group
 from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.streaming import StatefulProcessor
-from tws_world import Interpreter, batch, spec, told
+from tws_world import OUT, Interpreter, batch, spec, told
 
 import cutwater as cw
+from cutwater.dataflow.compatibility import check_compatible, step_records
+from cutwater.dataflow.plan import make_plan
+from cutwater.errors import BuildError
 from cutwater.operators.base import MAX_WATERMARK
+from cutwater.storage.manifest import Manifest
 from cutwater.tws.spec import ProcessorSpec
 from cutwater.tws.time_mode import TimeMode
 
@@ -169,3 +173,66 @@ def test_processors_in_a_chain_and_their_event_time() -> None:
     second = first.key_by("k").transform_with_state("second", Interpreter(), "k string", "Update", "eventtime")
     assert second.schema.names == ["k"]
     assert second.late.schema.names == ["k", "u"]
+
+
+def processing(**asked: str) -> Any:
+    """A plan with a processor that asks for these value states; those asked for as nothing are deleted."""
+
+    class Asks(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            for name, schema in asked.items():
+                if schema:
+                    setattr(self, name, handle.getValueState(name, schema))
+                else:
+                    handle.deleteIfExists(name)
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+            for name, schema in asked.items():
+                if schema:
+                    state = getattr(self, name)
+                    yield Row(k=key[0], told=f"{name} {state.get()}")
+                    state.update((1,))
+
+    return Asks()
+
+
+def plan_of(processor: Any) -> Any:
+    flow = cw.Dataflow("job")
+    keyed = flow.read("in", cw.memory([], schema="k string")).key_by("k")
+    keyed.transform_with_state("p", processor, "k string, told string").write("out", cw.discard())
+    return make_plan(flow, 2, 128)
+
+
+STATES = {"a": "n long", "b": "n long"}
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        (STATES, ["a (1,)", "b (1,)"]),
+        ({"b": "n long", "a": "n long"}, ["b (1,)", "a (1,)"]),
+        ({"a": "n long", "new": "n long", "b": "n long"}, ["a (1,)", "new None", "b (1,)"]),
+        ({"a": "n long", "b": ""}, ["a (1,)"]),
+        ({"b": "", "new": "n int", "a": "n long"}, ["new None", "a (1,)"]),
+    ],
+)
+def test_the_next_version_may_ask_for_more_states_and_delete_some(after: dict[str, str], told: list[str]) -> None:
+    old, new = processing(**STATES), processing(**after)
+    before = plan_of(old)
+    manifest = Manifest("job", "u", 7, 1, "aligned", 128, 2, 0, 0, step_records(before), [], [])
+    check_compatible(plan_of(new), manifest)
+    rows = pa.record_batch({"k": ["a"]})
+    group = Group(ProcessorSpec(rows.schema, ("k",), old, OUT), Clock(), ["k"])
+    group.rows(rows)
+    group.spec = ProcessorSpec(rows.schema, ("k",), new, OUT)
+    group = group.restored(group.freeze()(), 2)
+    group.rows(rows)
+    assert [row["told"] for row in group.made] == told
+
+
+@pytest.mark.parametrize("after", [{"a": "n long"}, {"a": "n string", "b": "n long"}])
+def test_a_state_that_is_not_asked_for_any_more_or_has_another_type_is_refused(after: dict[str, str]) -> None:
+    before = plan_of(processing(**STATES))
+    manifest = Manifest("job", "u", 7, 1, "aligned", 128, 2, 0, 0, step_records(before), [], [])
+    with pytest.raises(BuildError, match="state of step 'p' changed"):
+        check_compatible(plan_of(processing(**after)), manifest)

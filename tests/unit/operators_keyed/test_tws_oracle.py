@@ -75,7 +75,8 @@ def test_event_time(program: list[Any], data: st.DataObject) -> None:
     watermark_ms = late = 0
     for what, argument in program:
         if what == "rows":
-            times = data.draw(st.lists(st.integers(0, 30), min_size=len(argument), max_size=len(argument)))
+            near = st.integers(max(watermark_ms - 1, 0), watermark_ms + 1)
+            times = data.draw(st.lists(st.integers(0, 30) | near, min_size=len(argument), max_size=len(argument)))
             event_batch(both, argument, times, watermark_ms)
             late += sum(t <= watermark_ms for t in times) if watermark_ms else 0
         elif what == "restore":

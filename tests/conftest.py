@@ -49,7 +49,7 @@ def spark(make_session: MakeSession) -> SparkSession:
 
 
 @pytest.fixture(scope="module")
-def standalone() -> Iterator[str]:
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A standalone cluster on loopback, from the pip package: a master and two workers of two cores; its URL."""
     import pyspark
 
@@ -65,19 +65,20 @@ def standalone() -> Iterator[str]:
     worker = [f"{deploy}.worker.Worker", "-h", "127.0.0.1", "-c", "2", "-m", "2g", "--webui-port", "0", url]
     commands += [worker, worker]
     processes: list[subprocess.Popen[bytes]] = []
+    log = tmp_path_factory.mktemp("standalone") / "log"
     try:
         for command in commands:
             processes.append(
                 subprocess.Popen(
                     [launcher, *command],
                     env=environment,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
+                    stdout=log.open("ab"),
+                    stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
             )
             if len(processes) == 1:
-                _wait_for_port(port)
+                _wait_for_port(port, log)
         yield url
     finally:
         for process in reversed(processes):
@@ -92,7 +93,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_for_port(port: int, timeout_s: float = 60.0) -> None:
+def _wait_for_port(port: int, log: Path, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -100,5 +101,6 @@ def _wait_for_port(port: int, timeout_s: float = 60.0) -> None:
             return
         except OSError:
             if time.monotonic() > deadline:
-                raise AssertionError(f"no Spark master on port {port} after {timeout_s:.0f} s") from None
+                text = f"no Spark master on port {port} after {timeout_s:.0f} s:\n{log.read_text()}"
+                raise AssertionError(text) from None
             time.sleep(0.1)

@@ -16,7 +16,8 @@ import cutwater as cw
 from cutwater.errors import BuildError
 from cutwater.operators.accumulators import Accumulator, Aggregate, make_accumulator
 from cutwater.operators.aggregate import RunningAggregateSpec
-from cutwater.operators.window import TumblingWindow, WindowAggregateSpec
+from cutwater.operators.window import WindowAggregateSpec
+from cutwater.operators.window_kinds import TumblingWindow
 from cutwater.state.keys import hash_keys, key_groups
 
 ONE = np.zeros(1, np.int32)

@@ -160,12 +160,12 @@ def assert_running_counts(out: Path, rows: int, *, keys: int = 97) -> None:
 # ------------------------------------------------------------------------------------------------------------- faults
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
-    """Poll; a test that would hang says what it waited for."""
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0, *, job: Job | None = None) -> None:
+    """Poll; a test that would hang says what it waited for, and how the job is."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout_s:.0f} s in vain for {what}")
+            raise AssertionError(f"waited {timeout_s:.0f} s in vain for {what}{f': {job.status}' if job else ''}")
         time.sleep(0.005)
 
 
@@ -187,4 +187,6 @@ def kill_some(job: Job, spark: FakeSpark, times: int, seed: int, *, phases: tupl
             os.kill(victim, signal.SIGKILL)
             wait_until(lambda victim=victim: victim not in spark.pids, "the victim's death")
             if phases == ("running",):
-                wait_until(lambda before=before: job.status.restarts > before or not job.is_active, "a restart")
+                wait_until(
+                    lambda before=before: job.status.restarts > before or not job.is_active, "a restart", job=job
+                )

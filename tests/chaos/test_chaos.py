@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parent.parent / "spark"))
 
 from spark_world import Killer, assert_exact, counting, held, lost_and_doubled, release
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1800)]
 
 ROWS = 1_000_000
 KILLS_PER_JOB = 5

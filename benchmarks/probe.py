@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.workload import KEYS, fill
-from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
+from cutwater.connectors.base import Json, PreCommit, SinkContext
+from cutwater.connectors.discard import NothingToCommit
 
 __all__ = ["BUCKET_NS", "SCHEMA", "STAMPED", "Probe", "Reports", "Rows", "read_reports"]
 
@@ -84,8 +85,8 @@ class Probe:
         rows = sum(state["rows"] for state in restored if isinstance(state, dict))
         return _ProbeWriter(self, f"{ctx.subtask}-{ctx.incarnation}", rows)
 
-    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> _NothingToCommit:
-        return _NothingToCommit()
+    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> NothingToCommit:
+        return NothingToCommit()
 
 
 class _ProbeWriter:
@@ -127,22 +128,6 @@ class _ProbeWriter:
         partial = folder / f".report-{self._name}"
         partial.write_text(json.dumps(report))
         partial.rename(folder / f"report-{self._name}.json")
-
-
-class _NothingToCommit:
-    takes_back = True
-
-    def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
-        """Nothing was kept."""
-
-    def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
-        """Nothing was left behind."""
-
-    def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
-        """Nothing was kept."""
-
-    def finish(self, incarnation: int) -> None:
-        """Nothing was kept."""
 
 
 @nb.njit(cache=True, nogil=True)

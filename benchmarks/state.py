@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,8 @@ import cutwater as cw
 from benchmarks.machine import busy_cpus, facts
 from benchmarks.processes import RunError, run_json
 from benchmarks.workload import PARALLELISM, WrongResultError, mix
-from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
+from cutwater.connectors.base import Json, PreCommit, SinkContext
+from cutwater.connectors.discard import NothingToCommit
 from cutwater.runtime.job import Job
 from cutwater.storage.local import LocalStore
 from cutwater.storage.log import JobLog
@@ -101,8 +102,8 @@ class Gaps:
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> _GapsWriter:
         return _GapsWriter(self, f"{ctx.subtask}-{ctx.incarnation}")
 
-    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> _NothingToCommit:
-        return _NothingToCommit()
+    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> NothingToCommit:
+        return NothingToCommit()
 
 
 class _GapsWriter:
@@ -129,22 +130,6 @@ class _GapsWriter:
         times = np.stack([np.array(self._times_ns, np.int64), np.array(self._rows, np.int64)])
         np.save(self._folder / f"times-{self._name}.npy", times)
         np.save(self._folder / f"newest-{self._name}.npy", self._newest)
-
-
-class _NothingToCommit:
-    takes_back = True
-
-    def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
-        """Nothing was kept."""
-
-    def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
-        """Nothing was left behind."""
-
-    def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
-        """Nothing was kept."""
-
-    def finish(self, incarnation: int) -> None:
-        """Nothing was kept."""
 
 
 def start(folder: Path, spark: Any, keys: int, interval: str, touches: int) -> Job:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from cutwater.errors import BuildError, DataError, StorageError
-from cutwater.operators import join_operator
+from cutwater.operators import join_operator, two_sided_join
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.operators.interval_join import IntervalJoinSpec
 from cutwater.operators.join_operator import IntervalJoin
@@ -314,7 +314,7 @@ def test_rows_that_can_match_nothing_any_more_are_not_in_the_snapshot(make_conte
 def test_memory_is_given_back_while_the_watermark_moves(
     make_context: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(join_operator, "_SLACK_ROWS", 64)
+    monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 64)
     events: list[Event] = []
     for step in range(200):
         events += [Event(0, left([step % 7] * 10, list(range(step * 10, step * 10 + 10))))]
@@ -328,7 +328,7 @@ def test_memory_is_given_back_while_the_watermark_moves(
 def test_sweeping_at_every_step_changes_no_result(
     make_context: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(join_operator, "_SLACK_ROWS", 0)
+    monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 0)
     events = history(41, events=120)
     assert Driver(spec(), make_context()).feed(events).out == brute_force(events, -50, 30)
 
@@ -336,7 +336,7 @@ def test_sweeping_at_every_step_changes_no_result(
 def test_sweep_spares_the_row_that_can_just_be_matched(
     make_context: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(join_operator, "_SLACK_ROWS", 0)
+    monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 0)
     driver = Driver(spec(-50, 30), make_context())
     driver.feed([Event(0, left([1] * 11, [0] * 10 + [100])), Event(watermark=130), Event(1, right([1], [130]))])
     assert driver.operator._sides[0].rows == 1

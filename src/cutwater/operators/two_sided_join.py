@@ -1,0 +1,141 @@
+"""What joins by event time share: one index over the keys of both sides, the rows of each, and their way to disk."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from cutwater.errors import StorageError
+from cutwater.operators.base import BaseOperator, Context
+from cutwater.operators.event_times import event_times
+from cutwater.operators.join_side import JoinSide, References
+from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
+from cutwater.operators.keyed_table import keyed_rows
+from cutwater.state.index import KeyIndex, Slots, make_index
+from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.segments import Segment
+
+__all__ = ["LEFT", "RIGHT", "SIDES", "TwoSidedJoin", "TwoSidedJoinSpec"]
+
+LEFT, RIGHT = 0, 1
+SIDES = ("left", "right")
+_SLACK_ROWS = 1 << 16
+"""Dead rows below this number are not worth a sweep."""
+
+
+class TwoSidedJoinSpec(Protocol):
+    """What the specs of such joins have in common."""
+
+    @property
+    def left_schema(self) -> pa.Schema: ...
+    @property
+    def right_schema(self) -> pa.Schema: ...
+    @property
+    def left_keys(self) -> tuple[str, ...]: ...
+    @property
+    def right_keys(self) -> tuple[str, ...]: ...
+    @property
+    def left_time(self) -> str: ...
+    @property
+    def right_time(self) -> str: ...
+    @property
+    def key_types(self) -> tuple[pa.DataType, ...]: ...
+    @property
+    def dropped(self) -> tuple[str, ...]: ...
+
+
+class TwoSidedJoin(BaseOperator):
+    """One index over the keys of both sides; the rows of each side in chains by key."""
+
+    def __init__(self, spec: TwoSidedJoinSpec) -> None:
+        self._key_types = spec.key_types
+        self._schemas = (spec.left_schema, spec.right_schema)
+        self._keys = (spec.left_keys, spec.right_keys)
+        self._time = (spec.left_time, spec.right_time)
+        self._carried = [i for i, name in enumerate(spec.right_schema.names) if name not in spec.dropped]
+
+    def open(self, ctx: Context) -> None:
+        super().open(ctx)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
+        self._forget_rows()
+
+    def _forget_rows(self) -> None:
+        self._index: KeyIndex = make_index(self._key_types)
+        self._sides = [JoinSide(schema) for schema in self._schemas]
+        self._sweep_at = _SLACK_ROWS
+
+    # -- rows
+
+    def _event_times(self, side: int, batch: pa.RecordBatch) -> References:
+        return event_times(batch, self._time[side], f" of the {SIDES[side]} side")
+
+    def _reached(self, side: int, batch: pa.RecordBatch) -> int | References:
+        """The watermark that counts for each row."""
+        if not self._watermarks.differ:
+            return self._watermarks.current
+        return self._watermarks.of(key_groups(hash_keys(self._key_columns(side, batch)), self.ctx.max_parallelism))
+
+    def _key_columns(self, side: int, batch: pa.RecordBatch) -> list[pa.Array]:
+        return [batch.column(name).cast(kind) for name, kind in zip(self._keys[side], self._key_types, strict=True)]
+
+    def _store(self, side: int, batch: pa.RecordBatch, times: References) -> Slots:
+        slots = self._index.upsert(self._key_columns(side, batch))
+        for each in self._sides:
+            each.reserve(len(self._index))
+        self._sides[side].append(batch, slots, times)
+        return slots
+
+    # -- forgetting
+
+    @abstractmethod
+    def _live(self) -> Sequence[References]:
+        """Rows of each side that still count."""
+
+    def _sweep(self) -> None:
+        """Forget the other rows, and keys without rows, once they are at least half."""
+        total = sum(side.rows for side in self._sides)
+        if total < self._sweep_at:
+            return
+        live = self._live()
+        remaining = sum(len(rows) for rows in live)
+        if 2 * remaining > total:
+            self._sweep_at = total + total // 2
+            return
+        slots = [side.slots[rows] for side, rows in zip(self._sides, live, strict=True)]
+        used = np.unique(np.concatenate(slots))
+        index = make_index(self._key_types)
+        if len(used):
+            index.upsert(self._index.columns(used))  # used slots become 0, 1, 2 ... in this order
+        self._index = index
+        self._sides = [
+            side.kept(rows, np.searchsorted(used, old).astype(np.int32), len(used))
+            for side, rows, old in zip(self._sides, live, slots, strict=True)
+        ]
+        self._sweep_at = 2 * remaining + _SLACK_ROWS
+
+    # -- snapshots
+
+    def restore(self, segments: Iterable[Segment]) -> None:
+        self._clear()
+        found: dict[str, list[Segment]] = {name: [] for name in (*SIDES, WATERMARK)}
+        for segment in segments:
+            if segment.name not in found:
+                raise StorageError(
+                    f"the snapshot has a state {segment.name!r}, which a join does not know",
+                    hint="Give the changed step a new id, or restore with the program that wrote the snapshot.",
+                )
+            found[segment.name].append(segment)
+        for segment in found[WATERMARK]:
+            self._watermarks.restore(segment)
+        self._watermarks.restored()
+        for side, name in enumerate(SIDES):
+            for batch in keyed_rows(found[name], self._schemas[side], self.ctx.key_groups):
+                self._store(side, batch, self._event_times(side, batch))
+        self._sweep_at = sum(side.rows for side in self._sides) + _SLACK_ROWS

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from cutwater.errors import UserCodeError
-from cutwater.operators.rows import shorten_value
 from cutwater.operators.state_ttl import Expiries, Stamped, TimeToLive, TtlUpdate, stamped, stamped_type
-from cutwater.operators.state_types import as_type, value_check
+from cutwater.operators.state_types import as_type, checked, value_check
 from cutwater.state.objects import FrozenObjects, ObjectTable
 
 __all__ = ["Cursor", "KeyedState"]
@@ -186,14 +185,7 @@ class KeyedState:
         return [None if value is None else self._checked(value) for value in values]
 
     def _checked(self, value: Any, check: int = 0) -> Any:
-        try:
-            return self._checks[check](value)
-        except (TypeError, ValueError, OverflowError, pa.ArrowException):
-            raise UserCodeError(
-                f"state {self.name!r} of type {self.types[check]} cannot hold {shorten_value(value)} "
-                f"({type(value).__name__})",
-                hint="Convert the value, or declare the state with its type.",
-            ) from None
+        return checked(value, self._checks[check], self.name, self.types[check])
 
 
 def _is_number(kind: pa.DataType) -> bool:

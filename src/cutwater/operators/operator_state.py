@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from cutwater.errors import UserCodeError
 from cutwater.operators.base import Context
-from cutwater.operators.rows import shorten_value
-from cutwater.operators.state_types import as_type, value_check
+from cutwater.operators.state_types import as_type, checked, value_check
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
 __all__ = ["BroadcastState", "OperatorListState", "OperatorState", "UnionListState"]
@@ -118,14 +117,7 @@ class OperatorState(ABC):
     def _fill(self, elements: list[Any]) -> None: ...
 
     def _checked(self, value: Any, check: int = 0) -> Any:
-        try:
-            return self._checks[check](value)
-        except (TypeError, ValueError, OverflowError, pa.ArrowException):
-            raise UserCodeError(
-                f"state {self.name!r} of type {self.types[check]} cannot hold {shorten_value(value)} "
-                f"({type(value).__name__})",
-                hint="Convert the value, or declare the state with its type.",
-            ) from None
+        return checked(value, self._checks[check], self.name, self.types[check])
 
 
 class OperatorListState(OperatorState):

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from cutwater.errors import BuildError
-from cutwater.operators.rows import loses_value
+from cutwater.errors import BuildError, UserCodeError
+from cutwater.operators.rows import loses_value, shorten_value
 from cutwater.operators.schema_text import parse_schema
 
-__all__ = ["Check", "as_type", "value_check"]
+__all__ = ["Check", "as_type", "checked", "value_check"]
 
 Check: TypeAlias = Callable[[Any], Any]
 """Returns the value as the type holds it; raises for anything else."""
@@ -55,6 +55,21 @@ def value_check(type: pa.DataType) -> Check:
     if pt.is_binary(type):
         return lambda value: bytes(_only(value, bytes, bytearray))
     return lambda value: _through_arrow(value, type)
+
+
+def checked(value: Any, check: Check, name: str, kind: pa.DataType) -> Any:
+    """The value as the state ``name`` of type ``kind`` holds it.
+
+    Raises:
+        UserCodeError: it cannot.
+    """
+    try:
+        return check(value)
+    except (TypeError, ValueError, OverflowError, pa.ArrowException):
+        raise UserCodeError(
+            f"state {name!r} of type {kind} cannot hold {shorten_value(value)} ({type(value).__name__})",
+            hint="Convert the value, or declare the state with its type.",
+        ) from None
 
 
 def _integer_check(type: pa.DataType) -> Check:

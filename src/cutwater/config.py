@@ -118,8 +118,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int = 128
     """Key groups; fixed for the life of the state."""
     # -- data path
-    batch_rows: int = 16_384
-    """A sender's builder flushes at this many rows."""
+    batch_rows: int = 65_536
+    """A sender's builder flushes at this many rows; operators are called with at most twice as many."""
     buffer_timeout_ms: float = 2.0
     """A sender's builder flushes at the latest after this time."""
     channel_frames: int = 8
@@ -174,6 +174,11 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"spill_memory_bytes must be at least 0, got {self.spill_memory_bytes}")
         if self.tolerable_failed < 0:
             raise ConfigError(f"tolerable_failed must be at least 0, got {self.tolerable_failed}")
+
+    @property
+    def tracks_changes(self) -> bool:
+        """Whether steps note what changes between checkpoints: in vain where only the end of the job has one."""
+        return self.incremental and self.protocol != "none"
 
     def replace(self, **changes: Any) -> JobConfig:
         """A copy with some settings changed.

@@ -50,7 +50,7 @@ class RateSource:
     partitions: int = 4
     start: int = 0
     rate: float | None = None
-    stripe_rows: int = 32_768
+    stripe_rows: int = 65_536
     bad_rows: BadRows = "fail"
 
     def __post_init__(self) -> None:
@@ -193,7 +193,7 @@ def generate(
     partitions: int = 4,
     start: int = 0,
     rate: float | None = None,
-    stripe_rows: int = 32_768,
+    stripe_rows: int = 65_536,
 ) -> RateSource:
     """A source of computed rows: ``fn(start, count)`` returns the rows numbered ``start`` to ``start + count - 1``.
 

@@ -132,11 +132,19 @@ class KeyedTable:
         return self._changes is not None
 
     def changed(self, since: int) -> Changed | None:
-        """Of a frozen table: ``Changes.since`` a completed checkpoint; changes before it are forgotten."""
+        """Of a frozen table: ``Changes.since`` a completed checkpoint, unless most rows are among them.
+
+        Changes before it are forgotten.
+        """
         if self._changes is None or self._log is None:
             return None
         self._log.completed(since)
-        return self._changes.since(since)
+        found = self._changes.since(since)
+        if found is None:
+            return None
+        most = 2 * len(found[0]) > len(self)
+        self._log.learn(most_changed=most)
+        return None if most else found
 
     def complete(self) -> None:
         """Of a frozen table: copy what the stream has not set aside.  In the snapshot thread, before ``rows``."""
@@ -180,7 +188,7 @@ class FrozenTable(FrozenSegments):
 
     def changes(self, since: int) -> Iterator[Segment] | None:
         found = self._table.changed(since)
-        if found is None or self._make_changes is None or 2 * len(found[0]) > len(self._table):
+        if found is None or self._make_changes is None:
             return None
         self._table.complete()
         return iter(self._make_changes(*found))

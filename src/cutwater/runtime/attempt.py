@@ -80,7 +80,7 @@ class Attempt(ConnectedAttempt):
             slots=self._plan.parallelism,
             subtasks=len(self._subtasks),
             inline_threshold_bytes=config.inline_threshold_bytes,
-            incremental=config.incremental,
+            incremental=config.tracks_changes,
             restored=restore.chains(),
             done=self._worker.post,
         )

@@ -45,7 +45,7 @@ def local_pair(
     schema: pa.Schema,
     *,
     capacity_frames: int = 8,
-    batch_rows: int = 16_384,
+    batch_rows: int = 65_536,
     buffer_timeout_ms: float = 2.0,
     on_input_ready: Callable[[], None] = nothing,
     on_output_ready: Callable[[], None] = nothing,

@@ -107,7 +107,7 @@ class Connection:
         schema: pa.Schema,
         *,
         credit: int = 0,
-        batch_rows: int = 16_384,
+        batch_rows: int = 65_536,
         buffer_timeout_ms: float = 2.0,
         on_ready: Callable[[], None] = nothing,
         next_row: int = 0,

@@ -48,7 +48,7 @@ class OutputChannel:
         send: Callable[[Item], None],
         *,
         credit: int = 0,
-        batch_rows: int = 16_384,
+        batch_rows: int = 65_536,
         buffer_timeout_ms: float = 2.0,
         max_batch_bytes: int = 1 << 29,
         on_ready: Callable[[], None] = nothing,

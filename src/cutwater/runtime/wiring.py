@@ -197,7 +197,7 @@ class Wiring:
             loop_inputs=frozenset[Hashable](parts.loop_inputs),
             last_checkpoint_id=self._deploy.last_checkpoint_id,
         )
-        decider = SubtaskLoop(machine, keys, self._config.slice_budget_ms, self._config.batch_rows * 4)
+        decider = SubtaskLoop(machine, keys, self._config.slice_budget_ms, self._config.batch_rows * 2)
         merger = WatermarkMerger(keys, frozenset[Hashable](parts.back_edges), frozenset[Hashable](parts.loop_inputs))
         self._restore_subtask(vertex, parts, merger)
         make = Subtask if self._trace is None else self._trace.subtask
@@ -254,7 +254,7 @@ class Wiring:
             operator = cast(OperatorSpec, part.spec).build()
         groups = key_group_range(self._slot, vertex.parallelism, self._plan.max_parallelism)
         shape = (self._slot, vertex.parallelism, self._plan.max_parallelism, groups)
-        incremental = self._config.incremental
+        incremental = self._config.tracks_changes
         operator.open(OperatorContext(step.id, *shape, self._count, self._clock, incremental, self._notify))
         if step.role == "operator":
             operator.restore(self._restore.segments(step.id, self._slot, vertex.parallelism, groups))

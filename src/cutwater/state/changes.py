@@ -20,6 +20,9 @@ RESTORED = 0
 _MAX_INTERVALS = 8
 """Freezes whose changes are told apart; with more of them open, the oldest are told together."""
 
+_LONGEST_REST = 16
+"""Freezes without marking in between, where again and again most rows change."""
+
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
@@ -70,6 +73,9 @@ class Changes:
 class ChangeLog:
     """Keeps track of changes; belongs to the thread that makes them.
 
+    Where most rows change between two freezes, all are written anyway and marking them is in vain: once it has been
+    told so (``learn``), the log rests for a freeze, then for two, for four ..., and looks again in between.
+
     Args:
         start: checkpoint that the present content is that of; ``None``: nothing is known before the first freeze.
 
@@ -87,6 +93,9 @@ class ChangeLog:
         self._start = start
         self._intervals: list[_Interval] = []
         self._needed = 0
+        self._resting = 0
+        self._next_rest = 1
+        self._most_changed = False
 
     def mark(self, slots: Slots, used: int = 0) -> None:
         """These slots change.
@@ -95,6 +104,8 @@ class ChangeLog:
             slots: the slots.
             used: slots in use, if the caller knows.
         """
+        if self._resting:
+            return
         needed = ((used or int(slots.max(initial=0)) + 1) + 7) // 8
         if needed > len(self._bits):
             grown = np.zeros(2 * needed, np.uint8)
@@ -104,7 +115,7 @@ class ChangeLog:
 
     def delete(self, index: KeyIndex, slots: Slots) -> None:
         """The keys of these slots of a (frozen) index go."""
-        if len(slots):
+        if len(slots) and not self._resting:
             self._deleted.append(Deleted(index, slots))
 
     def keep(self, slots: Slots) -> None:
@@ -114,6 +125,11 @@ class ChangeLog:
 
     def cut(self, checkpoint_id: int) -> Changes:
         """The freeze for a checkpoint: what happened so far."""
+        if self._resting:
+            self._resting -= 1
+            if self._resting == 0:
+                self._start = checkpoint_id
+            return Changes(None, ())
         self._forget()
         if self._start is None:
             self._start = checkpoint_id  # nothing is known of the time before
@@ -122,7 +138,18 @@ class ChangeLog:
         self._bits, self._deleted = np.zeros(len(self._bits), np.uint8), []
         if len(self._intervals) > _MAX_INTERVALS:
             self._intervals[:2] = [_joined(*self._intervals[:2])]
-        return Changes(self._start, tuple(self._intervals))
+        changes = Changes(self._start, tuple(self._intervals))
+        if self._most_changed:
+            self._most_changed = False
+            self._resting, self._start, self._intervals = self._next_rest, None, []
+            self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
+        return changes
+
+    def learn(self, *, most_changed: bool) -> None:
+        """Whether most rows had changed when somebody asked.  May be called from another thread."""
+        self._most_changed = most_changed
+        if not most_changed:
+            self._next_rest = 1
 
     def completed(self, checkpoint_id: int) -> None:
         """Nobody will ask for changes since older freezes than this.  May be called from another thread."""

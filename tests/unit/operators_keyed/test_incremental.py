@@ -103,6 +103,7 @@ class World:
     model: Content = field(default_factory=dict)
     expected: dict[int, Content] = field(default_factory=dict)
     kinds: set[str] = field(default_factory=set)
+    rests: int = 0
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -149,6 +150,8 @@ class World:
         checkpoint_id, self.next_id = self.next_id, self.next_id + 1
         frozen = self.step.freeze(checkpoint_id)
         self.expected[checkpoint_id] = dict(self.model)
+        assert self.step.table._log is not None
+        self.rests += self.step.table._log._resting > 0
         if self.random.random() < 0.5:
             self.rows()  # while it is written
         writer = SnapshotWriter(self.store, JOB, checkpoint_id, self.log.attempt, 0, 900)
@@ -214,9 +217,13 @@ class World:
 
 def test_restores_are_what_full_snapshots_would_be() -> None:
     kinds: set[str] = set()
+    rests = 0
     for seed in range(30):
-        kinds |= World(seed).run().kinds
+        world = World(seed)
+        kinds |= world.run().kinds
+        rests += world.rests
     assert kinds == {"base", "delta", "delete"}
+    assert rests >= 10, "the log did not rest, or nobody noticed"
 
 
 def test_files_go_once_nobody_names_them_and_a_crash_leaves_none_for_ever() -> None:
@@ -248,7 +255,19 @@ def _builds_on_anything(self: Chains, checkpoint_id: int) -> None:
     self._written = {self._completed: self._written[self._completed]}
 
 
+def _rests_in_secret(self: ChangeLog, checkpoint_id: int) -> Changes:
+    resting, intervals = self._resting, list(self._intervals)
+    changes = CUT(self, checkpoint_id)
+    if resting or not self._resting:
+        return changes
+    self._start, self._intervals = checkpoint_id, intervals  # as if it had marked all along
+    self._resting = 0
+    self.mark = lambda slots, used=0: None  # type: ignore[method-assign]
+    return changes
+
+
 SINCE = Changes.since
+CUT = ChangeLog.cut
 
 
 @pytest.mark.parametrize(
@@ -259,12 +278,14 @@ SINCE = Changes.since
         (Chains, "completed", _builds_on_anything),
         (shared_module, "shared_files", lambda entries: frozenset(e.file for e in list(entries)[-1:] if e.file)),
         (ChangeLog, "keep", lambda self, slots: None),
+        (ChangeLog, "cut", _rests_in_secret),
     ],
-    ids=["deletion", "aborted", "pending", "shared file", "renumbered"],
+    ids=["deletion", "aborted", "pending", "shared file", "renumbered", "rest"],
 )
 def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, bug: Any) -> None:
     """A deletion is forgotten; a delta holds what changed since the aborted checkpoint only; a checkpoint builds on one
-    that is still under way; a file goes that a retained checkpoint names; marks stay with the old slot numbers."""
+    that is still under way; a file goes that a retained checkpoint names; marks stay with the old slot numbers; nothing
+    is marked, and nobody is told."""
     monkeypatch.setattr(place, name, bug)
     with pytest.raises((AssertionError, StorageError, ValueError)):
         for seed in range(30):

@@ -1,0 +1,56 @@
+"""What a change log knows, and when it does not look."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cutwater.state.changes import ChangeLog, Changes
+
+
+def _slots(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int32)
+
+
+def _found(changes: Changes, since: int) -> list[int] | None:
+    found = changes.since(since)
+    return None if found is None else found[0].tolist()
+
+
+def test_it_rests_ever_longer_while_most_rows_change_and_never_guesses_what_it_missed() -> None:
+    log = ChangeLog()
+    log.cut(1)
+    checkpoint_id, rests = 1, []
+    for _ in range(7):
+        log.mark(_slots(1, 2, 3))
+        log.learn(most_changed=True)
+        checkpoint_id += 1
+        assert _found(log.cut(checkpoint_id), checkpoint_id - 1) == [1, 2, 3], "what was marked before the rest counts"
+        rest = 0
+        while _found(log.cut(checkpoint_id + 1), checkpoint_id) is None:
+            log.mark(_slots(4))
+            checkpoint_id, rest = checkpoint_id + 1, rest + 1
+        checkpoint_id += 1
+        rests.append(rest)
+    assert rests == [1, 2, 4, 8, 16, 16, 16]
+
+
+def test_changes_missed_by_a_rest_are_not_told_since_a_freeze_before_its_end() -> None:
+    log = ChangeLog()
+    log.cut(1)
+    log.learn(most_changed=True)
+    log.cut(2)  # the rest begins
+    log.mark(_slots(7))
+    log.cut(3)  # and ends
+    log.mark(_slots(8))
+    changes = log.cut(4)
+    assert [_found(changes, since) for since in (1, 2, 3)] == [None, None, [8]]
+
+
+def test_a_quiet_interval_makes_the_next_rest_short_again() -> None:
+    log = ChangeLog()
+    log.cut(1)
+    for most in (True, False, True):
+        log.learn(most_changed=most)
+        log.cut(2)
+        log.cut(3)
+    assert _found(log.cut(4), 3) == []

@@ -124,7 +124,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A sender's builder flushes at the latest after this time."""
     channel_frames: int = 8
     """Frames a channel holds at the receiver (its credit)."""
-    slice_budget_ms: float = 5.0
+    slice_budget_ms: float = 10.0
     """Time one call of an operator should take; rows per call adapt to it."""
     max_frame_bytes: int = 1 << 30
     """A frame above this size is an error."""

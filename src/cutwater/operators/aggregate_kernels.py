@@ -38,8 +38,8 @@ def add(slots: Any, amounts: Any, values: Any) -> None:
 @kernel
 def count(slots: Any, valid: Any, counts: Any, out: Any) -> None:
     masked = valid.shape[0] > 0
-    for i in range(slots.shape[0]):
-        slot = slots[i]
+    for i in range(np.uint64(slots.shape[0])):
+        slot = np.uint64(slots[i])
         value = counts[slot]
         if not masked or valid[i]:
             value += 1
@@ -51,8 +51,8 @@ def count(slots: Any, valid: Any, counts: Any, out: Any) -> None:
 def sum_words(slots: Any, words: Any, valid: Any, sums: Any, seen: Any, out: Any, out_seen: Any) -> Any:
     """Returns the first row whose sum does not fit 64 bits, -1 if none."""
     masked = valid.shape[0] > 0
-    for i in range(slots.shape[0]):
-        slot = slots[i]
+    for i in range(np.uint64(slots.shape[0])):
+        slot = np.uint64(slots[i])
         before = sums[slot]
         if masked and not valid[i]:
             out[i] = before
@@ -60,7 +60,7 @@ def sum_words(slots: Any, words: Any, valid: Any, sums: Any, seen: Any, out: Any
             continue
         after = before + words[i]
         if (before ^ after) & (words[i] ^ after) < 0:
-            return i
+            return np.int64(i)
         sums[slot] = after
         seen[slot] = True
         out[i] = after

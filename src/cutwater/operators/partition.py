@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,8 @@ __all__ = ["HashPartitioner"]
 
 _ALIGN_ROWS = 64
 """Each target's rows begin at a multiple of this in the shared buffer: Arrow's recommended alignment at any width."""
+
+Counts: TypeAlias = npt.NDArray[np.int64]
 
 _DTYPES: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
@@ -78,60 +80,77 @@ class HashPartitioner:
         if self._parallelism == 1:
             return [(0, batch)]
         counts = self._find_targets(batch)
-        used = np.flatnonzero(counts)
+        totals = counts.sum(axis=0)
+        used = np.flatnonzero(totals)
         if len(used) == 1:
             return [(int(used[0]), batch)]
-        return self._split(batch, counts, used)
+        return self._split(batch, counts, totals, used)
 
-    def _find_targets(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    def _find_targets(self, batch: pa.RecordBatch) -> Counts:
+        """Fills ``_targets``; rows by lane and target."""
         rows = batch.num_rows
         if len(self._targets) < rows:
             self._targets, self._places = np.empty(rows, np.int32), np.empty(rows, np.int64)
-        counts = np.zeros(self._parallelism, np.int64)
+        targets = self._targets[:rows]
         columns = [batch.column(name) for name in self._keys]
         if self._one_word:
-            words = to_words(columns[0])
-            kernels.targets_of_words(words, self._owners, self._targets[:rows], counts)
+            kernels.targets_of_words(to_words(columns[0]), self._owners, targets)
         else:
-            kernels.targets_of_hashes(hash_keys(columns), self._owners, self._targets[:rows], counts)
+            kernels.targets_of_hashes(hash_keys(columns), self._owners, targets)
+        counts = np.zeros((kernels.LANES, self._parallelism), np.int64)
+        kernels.count(targets, counts)
         return counts
 
+    def _find_places(self, rows: int, counts: Counts, first: Counts) -> Counts:
+        """Where each row goes if those of a target begin at ``first``."""
+        where = self._places[:rows]
+        kernels.places(self._targets[:rows], first + np.cumsum(counts, axis=0) - counts, where)
+        return where
+
     def _split(
-        self, batch: pa.RecordBatch, counts: npt.NDArray[np.int64], used: npt.NDArray[np.int64]
+        self, batch: pa.RecordBatch, counts: Counts, totals: Counts, used: npt.NDArray[np.int64]
     ) -> list[tuple[int, pa.RecordBatch]]:
         rows = batch.num_rows
-        targets = self._targets[:rows]
-        padded = -(-counts // _ALIGN_ROWS) * _ALIGN_ROWS
+        padded = -(-totals // _ALIGN_ROWS) * _ALIGN_ROWS
         starts = np.cumsum(padded) - padded
-        where = self._places[:rows]
-        kernels.places(targets, starts.copy(), where)
-        taken: pa.Array | None = None
-        parts: list[list[pa.Array]] = [[] for _ in used]
-        ranges = [(int(starts[t]), int(counts[t])) for t in used]
-        for column in batch.columns:
+        where = self._find_places(rows, counts, starts)
+        moved_otherwise: list[tuple[int, pa.Array]] = []
+        parts: list[list[Any]] = [[None] * batch.num_columns for _ in used]
+        ranges = [(int(starts[t]), int(totals[t])) for t in used]
+        for c, column in enumerate(batch.columns):
             dtype = _scatter_dtype(column)
-            if dtype is not None:
-                buffer, out = new_buffer(int(padded.sum()), dtype)
-                kernels.scatter(fixed_view(column, dtype), where, out)
-                width = out.itemsize
-                for part, (start, size) in zip(parts, ranges, strict=True):
-                    values = buffer.slice(start * width, size * width)
-                    part.append(pa.Array.from_buffers(column.type, size, [None, values]))
+            if dtype is None:
+                moved_otherwise.append((c, column))
                 continue
-            if taken is None:
-                taken = self._order(targets, counts)
-            moved = column.take(taken)
-            begin = 0
-            for part, (_, size) in zip(parts, ranges, strict=True):
-                part.append(moved.slice(begin, size))
-                begin += size
+            buffer, out = new_buffer(int(padded.sum()), dtype)
+            kernels.scatter(fixed_view(column, dtype), where, out)
+            width = out.itemsize
+            for part, (start, size) in zip(parts, ranges, strict=True):
+                values = buffer.slice(start * width, size * width)
+                part[c] = pa.Array.from_buffers(column.type, size, [None, values])
+        if moved_otherwise:
+            self._take(moved_otherwise, counts, totals, used, parts)
         schema = batch.schema
         return [(int(t), pa.RecordBatch.from_arrays(p, schema=schema)) for t, p in zip(used, parts, strict=True)]
 
-    def _order(self, targets: npt.NDArray[np.int32], counts: npt.NDArray[np.int64]) -> pa.Array:
-        buffer, out = new_buffer(len(targets), np.int64)
-        kernels.order(targets, np.cumsum(counts) - counts, out)
-        return pa.Array.from_buffers(pa.int64(), len(targets), [None, buffer])
+    def _take(
+        self,
+        columns: list[tuple[int, pa.Array]],
+        counts: Counts,
+        totals: Counts,
+        used: npt.NDArray[np.int64],
+        parts: list[list[Any]],
+    ) -> None:
+        """The columns that only Arrow can move, ordered by target, into their place in ``parts``."""
+        rows = len(columns[0][1])
+        starts = np.cumsum(totals) - totals
+        buffer, order = new_buffer(rows, np.int64)
+        kernels.order(self._find_places(rows, counts, starts), order)
+        taken = pa.Array.from_buffers(pa.int64(), rows, [None, buffer])
+        for c, column in columns:
+            moved = column.take(taken)
+            for part, t in zip(parts, used, strict=True):
+                part[c] = moved.slice(int(starts[t]), int(totals[t]))
 
 
 def _scatter_dtype(column: pa.Array) -> Any:

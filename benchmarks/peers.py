@@ -12,7 +12,8 @@ __all__ = ["BYTEWAX", "FLINK", "PeerError", "bytewax_python", "flink_command"]
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = ROOT / ".peers"
 BYTEWAX, FLINK = "bytewax==0.21.1", "apache-flink-libraries==2.3.0"
-_JAVA_SOURCE = ROOT / "benchmarks" / "flink" / "W1.java"
+_JOBS = ROOT / "benchmarks" / "flink"
+_CLASSES = ROOT / "out" / "bench" / "flink"
 _OPENED = ("util", "lang", "net", "nio", "util.concurrent", "time")
 _LIBRARIES = Path("lib", f"python3.{sys.version_info.minor}", "site-packages", "pyflink", "lib")
 
@@ -30,10 +31,13 @@ def bytewax_python() -> str:
     return str(_environment("bytewax", [BYTEWAX, "numpy"]) / "bin" / "python")
 
 
-def flink_command() -> list[str]:
-    """The command that runs W1 on Flink, without its arguments; installed and compiled at the first call.
+def flink_command(job: str) -> list[str]:
+    """The command that runs a job on Flink, without its arguments; installed and compiled at the first call.
 
     Only jars are wanted: the package that holds them, not PyFlink with its Python dependencies.
+
+    Args:
+        job: name of the class with ``main`` in ``benchmarks/flink``, such as ``W1``.
 
     Raises:
         PeerError: no JDK, or Flink cannot be installed or the job not be compiled.
@@ -41,12 +45,13 @@ def flink_command() -> list[str]:
     if shutil.which("java") is None or shutil.which("javac") is None:
         raise PeerError("Flink needs a JDK of version 17 or 21 (java and javac on the PATH)")
     home = _environment("flink", ["--no-deps", FLINK])
-    libraries, classes = home / _LIBRARIES, home / "w1"
-    made = classes / "W1.class"
-    if not made.exists() or made.stat().st_mtime < _JAVA_SOURCE.stat().st_mtime:
-        _run(["javac", "-nowarn", "-cp", f"{libraries}/*", "-d", str(classes), str(_JAVA_SOURCE)])
+    libraries, mark = home / _LIBRARIES, _CLASSES / ".compiled"
+    sources = sorted(_JOBS.glob("*.java"))
+    if not mark.exists() or mark.stat().st_mtime < max(source.stat().st_mtime for source in sources):
+        _run(["javac", "-nowarn", "-cp", f"{libraries}/*", "-d", str(_CLASSES), *map(str, sources)])
+        mark.touch()
     opens = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in _OPENED]
-    return ["java", "-Xmx4g", *opens, "-Dlog4j2.level=ERROR", "-cp", f"{classes}:{libraries}/*", "W1"]
+    return ["java", "-Xmx4g", *opens, "-Dlog4j2.level=ERROR", "-cp", f"{_CLASSES}:{libraries}/*", job]
 
 
 def _environment(name: str, packages: list[str]) -> Path:

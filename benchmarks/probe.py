@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,20 +18,42 @@ import numba as nb
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.workload import KEYS, fill
+from benchmarks.workload import KEYS, TEXT_BYTES, fill, fill_texts, numbers_of
 from cutwater.connectors.base import Json, PreCommit, SinkContext
 from cutwater.connectors.discard import NothingToCommit
 
-__all__ = ["BUCKET_NS", "SCHEMA", "STAMPED", "Probe", "Reports", "Rows", "read_reports"]
+__all__ = [
+    "BUCKET_NS",
+    "SCHEMA",
+    "STAMPED",
+    "TEXT_SCHEMA",
+    "Probe",
+    "Reports",
+    "Rows",
+    "TextRows",
+    "note_first",
+    "read_reports",
+]
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+TEXT_SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 STAMPED = SCHEMA.append(pa.field("t", pa.int64()))
 BUCKET_NS = 10_000
 """Width of a bucket of the latency histogram; the last of its ``BUCKETS`` holds everything slower."""
 BUCKETS = 500_000
 
 
-@dataclass
+_noted: set[str] = set()
+
+
+def note_first(folder: str, now_ns: int) -> None:
+    """Leave the time of this process's first emission in the folder; later calls do nothing."""
+    if folder not in _noted:
+        _noted.add(folder)
+        Path(folder, f"first-{os.getpid()}-{now_ns}").touch()
+
+
+@dataclass(frozen=True)
 class Rows:
     """``fn(start, count)`` of ``cw.generate``: the rows of W1; the first call in each process is noted in ``folder``.
 
@@ -40,18 +62,30 @@ class Rows:
 
     folder: str
     stamped: bool = False
-    _noted: bool = field(default=False, repr=False)
 
     def __call__(self, start: int, count: int) -> pa.RecordBatch:
         keys, values = np.empty(count, np.int64), np.empty(count, np.int64)
         fill(start, keys, values)
         now_ns = time.monotonic_ns()
-        if not self._noted:
-            self._noted = True
-            Path(self.folder, f"first-{os.getpid()}-{now_ns}").touch()
+        note_first(self.folder, now_ns)
         if self.stamped:
             return pa.record_batch([keys, values, np.full(count, now_ns)], schema=STAMPED)
         return pa.record_batch([keys, values], schema=SCHEMA)
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """The same rows with keys such as ``key-000123``."""
+
+    folder: str
+
+    def __call__(self, start: int, count: int) -> pa.RecordBatch:
+        texts, values = np.empty((count, TEXT_BYTES), np.uint8), np.empty(count, np.int64)
+        fill_texts(start, texts, values)
+        ends = np.arange(0, (count + 1) * TEXT_BYTES, TEXT_BYTES, dtype=np.int32)
+        keys = pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(texts))
+        note_first(self.folder, time.monotonic_ns())
+        return pa.record_batch([keys, values], schema=TEXT_SCHEMA)
 
 
 @dataclass(frozen=True)
@@ -110,8 +144,8 @@ class _ProbeWriter:
         self._seen += batch.num_rows
         self._rows += batch.num_rows
         if self._rows > self._probe.watch_after:
-            keys, counts, sums = (batch.column(name).to_numpy() for name in ("k", "n", "s"))
-            _keep_newest(keys, counts, sums, self._counts, self._sums)
+            counts, sums = (batch.column(name).to_numpy() for name in ("n", "s"))
+            _keep_newest(_key_numbers(batch.column("k")), counts, sums, self._counts, self._sums)
         if self._probe.latency and self._last_ns >= self._latencies_from_ns:
             _add_latencies(batch.column("t").to_numpy(), self._last_ns, self._latencies)
 
@@ -128,6 +162,14 @@ class _ProbeWriter:
         partial = folder / f".report-{self._name}"
         partial.write_text(json.dumps(report))
         partial.rename(folder / f"report-{self._name}.json")
+
+
+def _key_numbers(keys: pa.Array) -> Any:
+    if pa.types.is_integer(keys.type):
+        return keys.to_numpy()
+    keys = keys.cast(pa.string())  # the engine may hand on texts as views or with long offsets
+    _, ends, texts = keys.buffers()
+    return numbers_of(np.frombuffer(ends, np.int32)[keys.offset :], np.frombuffer(texts, np.uint8), len(keys))
 
 
 @nb.njit(cache=True, nogil=True)

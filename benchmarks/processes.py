@@ -24,7 +24,8 @@ def run_json(command: list[str], timeout_s: float) -> dict[str, Any]:
     Raises:
         RunError: it failed, said nothing, or took longer than ``timeout_s`` (then its whole group is killed).
     """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    path = os.pathsep.join(str(ROOT / folder) for folder in (".", "src", "examples"))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
         command,
         cwd=ROOT,

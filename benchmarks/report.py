@@ -14,13 +14,30 @@ from benchmarks.machine import QUIET_CPUS
 from benchmarks.processes import ROOT
 from benchmarks.protocol_report import plots, protocol_tables
 from benchmarks.svg import bar_chart
+from benchmarks.turns import OUT
 
-__all__ = ["OUT", "latency_table", "recovery_table", "throughput_svg", "throughput_table", "write_docs"]
+__all__ = [
+    "OUT",
+    "latency_table",
+    "recovery_table",
+    "throughput_svg",
+    "throughput_table",
+    "with_keys",
+    "write_docs",
+]
 
-OUT = ROOT / "out" / "bench"
 DOCUMENTS = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
 PLOT = ROOT / "docs" / "benchmarks.svg"
 _NAMES = {"cutwater": "Cutwater", "flink": "Flink (Java)", "bytewax": "Bytewax", "kernels": "bare kernels, no engine"}
+
+
+def with_keys(data: dict[str, Any], keys: str) -> dict[str, Any]:
+    """The same data with only the runs whose keys are of this type.
+
+    >>> [run["rate"] for run in with_keys({"runs": [{"rate": 1.0}, {"rate": 2.0, "keys": "text"}]}, "text")["runs"]]
+    [2.0]
+    """
+    return {**data, "runs": [run for run in data["runs"] if run.get("keys", "int64") == keys]}
 
 
 def rates(data: dict[str, Any]) -> dict[tuple[str, str], list[float]]:
@@ -81,7 +98,7 @@ def throughput_svg(data: dict[str, Any]) -> str:
     """Bars of the medians with their ranges, on a logarithmic scale."""
     bars = [
         (f"{_NAMES[engine]}" + ("" if engine == "kernels" else f", {_spoken(interval)}"), values, engine == "cutwater")
-        for (engine, interval), values in rates(data).items()
+        for (engine, interval), values in rates(with_keys(data, "int64")).items()
     ]
     bars.sort(key=lambda bar: -median(bar[1]))
     return bar_chart("Keyed running count and sum, events per second (logarithmic)", bars)
@@ -155,10 +172,15 @@ def fill_markers(text: str, section: Callable[[str], str | None]) -> str:
     return re.sub(r"<!-- bench:(\w+) -->.*?<!-- /bench:\1 -->", replaced, text, flags=re.DOTALL)
 
 
+def _throughput_section(data: dict[str, Any]) -> str:
+    return f"{throughput_table(with_keys(data, 'int64'))}\n\n![Throughput by engine](benchmarks.svg)"
+
+
 _SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "machine": ("compare", machine_text),
-    "throughput": ("compare", lambda data: f"{throughput_table(data)}\n\n![Throughput by engine](benchmarks.svg)"),
-    "summary": ("compare", summary_table),
+    "throughput": ("compare", _throughput_section),
+    "strings": ("compare", lambda data: throughput_table(with_keys(data, "text"))),
+    "summary": ("compare", lambda data: summary_table(with_keys(data, "int64"))),
     "latency": ("latency", latency_table),
     "recovery": ("recovery", recovery_table),
     "protocols": ("protocols", lambda data: f"{protocol_tables(data)}\n\n{_circumstances(data)}"),

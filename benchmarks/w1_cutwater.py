@@ -1,9 +1,9 @@
 """One run of W1 on Cutwater, in a process of its own: prints one line of JSON.
 
-    python -m benchmarks.w1_cutwater FOLDER ROWS INTERVAL WARM_UP_ROWS
+    python -m benchmarks.w1_cutwater FOLDER ROWS INTERVAL WARM_UP_ROWS KEYS
 
-``INTERVAL`` is ``off`` (protocol ``none``) or a duration.  A short job of the same dataflow goes first in the same
-session: it warms up the JVM and the kernels.
+``INTERVAL`` is ``off`` (protocol ``none``) or a duration, ``KEYS`` is ``int64`` or ``text``.  A
+short job of the same dataflow goes first in the same session: it warms up the JVM and the kernels.
 """
 
 from __future__ import annotations
@@ -13,34 +13,36 @@ import sys
 from pathlib import Path
 
 import cutwater as cw
-from benchmarks.probe import SCHEMA, Probe, Rows, read_reports
+from benchmarks.probe import SCHEMA, TEXT_SCHEMA, Probe, Rows, TextRows, read_reports
 from benchmarks.workload import PARALLELISM, watch_after
 from cutwater.runtime.job import Job
 from cutwater.spark.session import session
 
 
-def dataflow(folder: Path, rows: int) -> cw.Dataflow:
+def dataflow(folder: Path, rows: int, keys: str = "int64") -> cw.Dataflow:
     """W1 from the ordinary parts."""
     flow = cw.Dataflow("w1")
-    numbers = flow.read("gen", cw.generate(Rows(str(folder)), schema=SCHEMA, rows=rows, partitions=PARALLELISM))
+    fn, schema = (TextRows(str(folder)), TEXT_SCHEMA) if keys == "text" else (Rows(str(folder)), SCHEMA)
+    numbers = flow.read("gen", cw.generate(fn, schema=schema, rows=rows, partitions=PARALLELISM))
     counted = numbers.key_by("k").aggregate("agg", n=cw.count(), s=cw.sum("v"))
     counted.write("out", Probe(str(folder), watch_after(rows)))
     return flow
 
 
-def run(folder: Path, rows: int, interval: str) -> Job:
+def run(folder: Path, rows: int, interval: str, keys: str = "int64") -> Job:
     """One job from start to end."""
     folder.mkdir(parents=True)
     settings = {"protocol": "none"} if interval == "off" else {"interval": interval}
-    return dataflow(folder, rows).run(
+    return dataflow(folder, rows, keys).run(
         session(PARALLELISM), checkpoint=folder / "checkpoints", parallelism=PARALLELISM, **settings
     )
 
 
 def main() -> None:
     folder, rows, interval, warm_up = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    run(folder / "warm-up", warm_up, interval)
-    job = run(folder / "run", rows, interval)
+    keys = sys.argv[5]
+    run(folder / "warm-up", warm_up, interval, keys)
+    job = run(folder / "run", rows, interval, keys)
     reports, checkpoints = read_reports(folder / "run"), job.status.checkpoints
     result = {
         "rows": reports.rows,

@@ -21,10 +21,25 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["KEYS", "PARALLELISM", "Expected", "WrongResultError", "expected", "fill", "verify", "watch_after"]
+__all__ = [
+    "KEYS",
+    "PARALLELISM",
+    "TEXT_BYTES",
+    "Expected",
+    "WrongResultError",
+    "expected",
+    "fill",
+    "fill_texts",
+    "mix",
+    "numbers_of",
+    "verify",
+    "watch_after",
+]
 
 KEYS = 100_000
 PARALLELISM = 2
+TEXT_BYTES = 10
+"""Length of a key as text: ``key-`` and six digits."""
 _ALWAYS_WATCHED = 2_000_000
 """Rows at the end of a part that hold every one of its keys: each is missing with a chance of e^-40."""
 
@@ -55,6 +70,39 @@ def fill(start: int, keys: NDArray[np.int64], values: NDArray[np.int64]) -> None
     for i in range(keys.shape[0]):
         keys[i] = np.int64(mix(start + i) % np.uint64(KEYS))
         values[i] = start + i
+
+
+@nb.njit(cache=True, nogil=True)
+def fill_texts(start: int, texts: NDArray[np.uint8], values: NDArray[np.int64]) -> None:
+    """The same rows with their keys as texts, one of ``TEXT_BYTES`` per row.
+
+    >>> texts, keys, values = np.empty((3, TEXT_BYTES), np.uint8), np.empty(3, np.int64), np.empty(3, np.int64)
+    >>> fill_texts(7, texts, values)
+    >>> fill(7, keys, values)
+    >>> [bytes(text).decode() for text in texts] == [f"key-{key:06}" for key in keys]
+    True
+    """
+    for i in range(texts.shape[0]):
+        key = np.uint32(mix(start + i) % np.uint64(KEYS))
+        texts[i, 0], texts[i, 1], texts[i, 2], texts[i, 3] = 107, 101, 121, 45
+        for place in range(TEXT_BYTES - 1, 3, -1):
+            texts[i, place] = 48 + key % np.uint32(10)
+            key //= np.uint32(10)
+        values[i] = start + i
+
+
+@nb.njit(cache=True, nogil=True)
+def numbers_of(ends: NDArray[np.int32], texts: NDArray[np.uint8], rows: int) -> NDArray[np.int64]:
+    """The numbers in keys given as texts; ``ends`` are Arrow's offsets.
+
+    >>> numbers_of(np.array([0, 10, 20], np.int32), np.frombuffer(b"key-000123key-099999", np.uint8), 2).tolist()
+    [123, 99999]
+    """
+    numbers = np.zeros(rows, np.int64)
+    for i in range(rows):
+        for place in range(ends[i] + 4, ends[i + 1]):
+            numbers[i] = numbers[i] * 10 + (texts[place] - 48)
+    return numbers
 
 
 @nb.njit(cache=True, nogil=True)

@@ -187,16 +187,17 @@ def rehash_words(keys: Any, first: Any, count: Any, table: Any) -> None:
 
 @kernel
 def same_bytes(a: Any, start: Any, b: Any, other: Any, length: Any) -> Any:
+    if length < 8:
+        for at in range(length):  # noqa: SIM110 - Numba has no generators here
+            if a[start + at] != b[other + at]:
+                return False
+        return True
     at = 0
-    while at + 8 <= length:
+    while at + 8 < length:
         if load_u64(a, start + at) != load_u64(b, other + at):
             return False
         at += 8
-    while at < length:
-        if a[start + at] != b[other + at]:
-            return False
-        at += 1
-    return True
+    return load_u64(a, start + length - 8) == load_u64(b, other + length - 8)  # may overlap what was compared
 
 
 @kernel
@@ -208,8 +209,36 @@ def hash_mixed(data: Any, start: Any, stop: Any, words: Any, row: Any) -> Any:
 
 
 @kernel
-def look_ahead(hashes: Any, rows: Any, table: Any, spans: Any, arena: Any) -> None:
-    """Fetch what the next ``rows`` lookups will read, level by level."""
+def hash_block(words: Any, data: Any, offsets: Any, first: Any, rows: Any, hashes: Any) -> None:
+    """Hashes of the next ``rows`` keys."""
+    if words.shape[1] == 0:  # a loop of its own: half the time
+        for b in range(rows):
+            hashes[b] = np.int64(hash_span(data, np.int64(offsets[first + b]), np.int64(offsets[first + b + 1])))
+        return
+    for b in range(rows):
+        start, stop = np.int64(offsets[first + b]), np.int64(offsets[first + b + 1])
+        hashes[b] = hash_mixed(data, start, stop, words, first + b)
+
+
+@kernel
+def look_first(
+    hashes: Any,
+    first: Any,
+    rows: Any,
+    words: Any,
+    data: Any,
+    offsets: Any,
+    table: Any,
+    keys: Any,
+    arena: Any,
+    spans: Any,
+    slots: Any,
+    missed: Any,
+) -> Any:
+    """Look the next ``rows`` keys up at their first place, level by level; where that is not it, into ``missed``.
+
+    Also the bytes of a wrong key are compared, as far as both reach: that costs less than a branch guessed wrong.
+    """
     mask = np.int64(table.shape[0] - 1)
     for b in range(rows):
         prefetch(table, hashes[b] & mask)
@@ -217,6 +246,21 @@ def look_ahead(hashes: Any, rows: Any, table: Any, spans: Any, arena: Any) -> No
         prefetch(spans, table[hashes[b] & mask] & _LOW)
     for b in range(rows):
         prefetch(arena, spans[max(0, (table[hashes[b] & mask] & _LOW) - 1)])
+    misses = 0
+    for b in range(rows):
+        i = first + b
+        entry = table[hashes[b] & mask]
+        slot = max(0, (entry & _LOW) - 1)
+        start = np.int64(offsets[i])
+        length = np.int64(offsets[i + 1]) - start
+        stored = spans[slot + 1] - spans[slot]
+        same = (entry != 0) & ((entry ^ hashes[b]) & ~_LOW == 0) & (stored == length)
+        same &= same_bytes(data, start, arena, spans[slot], min(length, stored))
+        same &= same_words(words, i, keys, slot)
+        slots[i] = slot
+        missed[misses] = b
+        misses += 1 - np.int64(same)
+    return misses
 
 
 @kernel
@@ -238,43 +282,43 @@ def upsert_bytes(
     """
     mask = np.int64(table.shape[0] - 1)
     hashes = np.empty(_BLOCK_ROWS, np.int64)
-    for i in range(first, words.shape[0]):
-        at_block = (i - first) % _BLOCK_ROWS
-        if at_block == 0:
-            rows = min(_BLOCK_ROWS, words.shape[0] - i)
-            for b in range(rows):
-                hashes[b] = hash_mixed(data, np.int64(offsets[i + b]), np.int64(offsets[i + b + 1]), words, i + b)
-            look_ahead(hashes, rows, table, spans, arena)
-        start = np.int64(offsets[i])
-        length = np.int64(offsets[i + 1]) - start
-        h = hashes[at_block]
-        at = h & mask
-        tag = h & ~_LOW
-        while True:
-            entry = table[at]
-            slot = (entry & _LOW) - 1
-            if slot < 0:
-                end = spans[count]
-                if count >= keys.shape[0] or end + length > arena.shape[0]:
-                    return i, count
-                slot = count
-                for c in range(words.shape[1]):
-                    keys[slot, c] = words[i, c]
-                for b in range(length):
-                    arena[end + b] = data[start + b]
-                count += 1
-                spans[count] = end + length
-                table[at] = tag | count
-                break
-            if (
-                entry & ~_LOW == tag
-                and spans[slot + 1] - spans[slot] == length
-                and same_words(words, i, keys, slot)
-                and same_bytes(data, start, arena, spans[slot], length)
-            ):
-                break
-            at = (at + 1) & mask
-        slots[i] = slot
+    missed = np.empty(_BLOCK_ROWS + 1, np.int64)
+    for begin in range(first, words.shape[0], _BLOCK_ROWS):
+        rows = min(_BLOCK_ROWS, words.shape[0] - begin)
+        hash_block(words, data, offsets, begin, rows, hashes)
+        misses = look_first(hashes, begin, rows, words, data, offsets, table, keys, arena, spans, slots, missed)
+        for m in range(misses):
+            i = begin + missed[m]
+            start = np.int64(offsets[i])
+            length = np.int64(offsets[i + 1]) - start
+            h = hashes[missed[m]]
+            at = h & mask
+            tag = h & ~_LOW
+            while True:
+                entry = table[at]
+                slot = (entry & _LOW) - 1
+                if slot < 0:
+                    end = spans[count]
+                    if count >= keys.shape[0] or end + length > arena.shape[0]:
+                        return i, count
+                    slot = count
+                    for c in range(words.shape[1]):
+                        keys[slot, c] = words[i, c]
+                    for b in range(length):
+                        arena[end + b] = data[start + b]
+                    count += 1
+                    spans[count] = end + length
+                    table[at] = tag | count
+                    break
+                if (
+                    entry & ~_LOW == tag
+                    and spans[slot + 1] - spans[slot] == length
+                    and same_words(words, i, keys, slot)
+                    and same_bytes(data, start, arena, spans[slot], length)
+                ):
+                    break
+                at = (at + 1) & mask
+            slots[i] = slot
     return words.shape[0], count
 
 

@@ -14,7 +14,7 @@ import pyarrow.types as pt
 from cutwater.errors import UserCodeError
 from cutwater.operators.state_ttl import Expiries, Stamped, TimeToLive, TtlUpdate, stamped, stamped_type
 from cutwater.operators.state_types import as_type, checked, value_check
-from cutwater.state.objects import FrozenObjects, ObjectTable
+from cutwater.state.objects import FrozenObjects, KeyedObjects, ObjectTable
 
 __all__ = ["Cursor", "KeyedState"]
 
@@ -64,7 +64,7 @@ class KeyedState:
 
     def _clear_all(self) -> None:
         self._cursor = Cursor()
-        self._table: ObjectTable[Any] = self._make_table()
+        self._table: KeyedObjects[Any] = self._make_table()
         self._expiries = None if self._ttl is None else Expiries(self._ttl.ms)
 
     @property
@@ -90,9 +90,13 @@ class KeyedState:
         """Forget what is kept of this key."""
         self._table.remove(self._cursor.key)
 
-    def freeze(self) -> FrozenObjects[Any]:
-        """All keys, as they are now."""
-        return self._table.freeze()
+    def track(self, *, restored: bool = False) -> None:
+        """See ``KeyedObjects``."""
+        self._table.track(restored=restored)
+
+    def freeze(self, checkpoint_id: int | None = None) -> FrozenObjects[Any]:
+        """All keys, as they are now; see ``KeyedObjects``."""
+        return self._table.freeze(checkpoint_id)
 
     def restore(self, key: Hashable, stored: Any) -> None:
         """Set a key to what a snapshot held of it."""
@@ -158,7 +162,7 @@ class KeyedState:
         """The content of a key, from what Arrow gave."""
         return value if self._ttl is None else stamped(value)
 
-    def _make_table(self) -> ObjectTable[Any]:
+    def _make_table(self) -> KeyedObjects[Any]:
         return ObjectTable()
 
     def _element_type(self, position: int) -> pa.DataType:

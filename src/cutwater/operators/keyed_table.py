@@ -14,8 +14,9 @@ import pyarrow as pa
 from cutwater.errors import StorageError
 from cutwater.operators.accumulators import Accumulator, Aggregate, make_accumulator
 from cutwater.state.capture import Capture, Captures
-from cutwater.state.changes import RESTORED, ChangeLog, Changes, Deleted
+from cutwater.state.changes import ChangeLog, Changes, Deleted
 from cutwater.state.index import KeyIndex, Slots, make_index
+from cutwater.state.intervals import RESTORED
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.memory import GrowingArray
 from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind

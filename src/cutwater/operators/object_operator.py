@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +14,10 @@ from cutwater.errors import StorageError
 from cutwater.operators.base import MIN_WATERMARK, BaseOperator, Context, Outputs
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.keyed_state import Cursor, KeyedState
-from cutwater.operators.object_segments import object_rows, object_segments
-from cutwater.operators.timers import EVENT, PROCESSING, TimerDomain, Timers, timer_rows
+from cutwater.operators.object_segments import FrozenObjectStates, FrozenPart, as_written, object_rows
+from cutwater.operators.timers import EVENT, PROCESSING, Key, TimerDomain, Timers, timer_rows
 from cutwater.state.keys import hash_keys, key_groups
-from cutwater.state.objects import FrozenObjects
-from cutwater.state.segments import Frozen, FrozenSegments, Segment
+from cutwater.state.segments import Frozen, Segment
 
 __all__ = ["PREFIX", "TIMERS_PER_SLICE", "ObjectOperator"]
 
@@ -57,7 +55,7 @@ class ObjectOperator(BaseOperator):
         for state in self._states.values():
             state.attach(self._cursor)
         self._expiring = [state for state in self._states.values() if state.expires]
-        self._timers = {EVENT: Timers(), PROCESSING: Timers()}
+        self._timers: dict[TimerDomain, Timers] = {EVENT: Timers(), PROCESSING: Timers()}
         self._fires, self._user, self._handler = fires, name, handler
         self._firing = False  # event-time timers of the current watermark are left
         self._patience = 0
@@ -66,6 +64,12 @@ class ObjectOperator(BaseOperator):
         super().open(ctx)
         self._cursor.now_ms = ctx.processing_time_ms
         self._watermarks = GroupWatermarks(ctx.key_groups, ctx.max_parallelism)
+        self._track()
+
+    def _track(self, *, restored: bool = False) -> None:
+        if self.ctx.incremental:
+            for table in (*self._states.values(), *self._timers.values()):
+                table.track(restored=restored)
 
     @abstractmethod
     def _fire(self, domain: TimerDomain, until: int) -> Outputs:
@@ -127,26 +131,27 @@ class ObjectOperator(BaseOperator):
 
     def freeze(self, checkpoint_id: int) -> Frozen:
         groups = self.ctx.max_parallelism
-        frozen: list[FrozenObjects[Any]] = []
-        parts: list[Callable[[], Iterable[Segment]]] = []
+        parts: list[FrozenPart] = []
         for name, state in self._states.items():
-            frozen.append(objects := state.freeze())
-            rows = partial(_stored_rows, state, objects)
-            parts.append(lambda n=name, s=state, r=rows: object_segments(n, self._keys, _value_field(s), r(), groups))
+            rows = partial(_stored_rows, state)
+            parts.append(FrozenPart(name, self._keys, _value_field(state), state.freeze(checkpoint_id), rows, groups))
         if self._fires:
             for domain, timers in self._timers.items():
-                frozen.append(times := timers.freeze())
-                name = f"{PREFIX}{domain}_timers"
-                parts.append(lambda n=name, t=times: object_segments(n, self._keys, TIME, timer_rows(t), groups))
-        parts += self._more_parts()
-        if parts and self._watermarks.current > MIN_WATERMARK:
+                times = timers.freeze(checkpoint_id)
+                parts.append(FrozenPart(_timers(domain), self._keys, TIME, times, timer_rows, groups, several=True))
+        more = self._more_parts()
+        if (parts or more) and self._watermarks.current > MIN_WATERMARK:
             marks = replace(self._watermarks.segment(), name=PREFIX + WATERMARK)
-            parts.append(lambda: [marks])
-        return _FrozenObjectStates(parts, frozen)
+            more.append(lambda: [marks])
+        return FrozenObjectStates(parts, more)
 
     def _more_parts(self) -> list[Callable[[], Iterable[Segment]]]:
-        """What else goes into a snapshot."""
+        """What else goes into a snapshot, always whole: under each name, the first segment is a base."""
         return []
+
+    def _more_names(self) -> Collection[str]:
+        """Names of the segments of ``_more_parts``."""
+        return ()
 
     def restore(self, segments: Iterable[Segment]) -> None:
         found: dict[str, list[Segment]] = {}
@@ -157,7 +162,7 @@ class ObjectOperator(BaseOperator):
             for key, value in object_rows(found.get(name, ()), self._keys, _value_field(state), owned):
                 state.restore(key, value)
         for domain, timers in self._timers.items():
-            timers.restore(object_rows(found.get(f"{PREFIX}{domain}_timers", ()), self._keys, TIME, owned))
+            timers.restore(object_rows(found.get(_timers(domain), ()), self._keys, TIME, owned))
             if len(timers) and not self._fires:
                 raise StorageError(
                     f"the snapshot holds {len(timers)} {domain}-time timers, and {self._user} "
@@ -168,28 +173,33 @@ class ObjectOperator(BaseOperator):
             self._watermarks.restore(segment)
         self._watermarks.restored()
         self._watermark_rose()
+        self._track(restored=self._as_written(found))
         self._restore_more(found)
+
+    def _as_written(self, found: Mapping[str, list[Segment]]) -> bool:
+        """Whether this program would have written such segments: else its first checkpoint is whole.
+
+        A chain would keep what belongs to a state that is no more, and types that were others.
+        """
+        values = {name: _value_field(state) for name, state in self._states.items()}
+        if self._fires:
+            values |= {_timers(domain): TIME for domain in self._timers}
+        others = {PREFIX + WATERMARK, *self._more_names()}
+        return found.keys() <= values.keys() | others and all(
+            as_written(found.get(name, ()), self._keys, value) for name, value in values.items()
+        )
 
     def _restore_more(self, segments: Mapping[str, list[Segment]]) -> None:
         """Take back what ``_more_parts`` gave; segments by name."""
+
+
+def _timers(domain: TimerDomain) -> str:
+    return f"{PREFIX}{domain}_timers"
 
 
 def _value_field(state: KeyedState) -> pa.Field:
     return pa.field(VALUE, state.stored_type)
 
 
-def _stored_rows(state: KeyedState, frozen: FrozenObjects[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    return ((key, state.stored(value)) for key, value in frozen.items())
-
-
-class _FrozenObjectStates(FrozenSegments):
-    """States and timers of an operator at one instant."""
-
-    def __init__(self, parts: list[Callable[[], Iterable[Segment]]], frozen: list[FrozenObjects[Any]]) -> None:
-        super().__init__(lambda: chain.from_iterable(part() for part in parts))
-        self._frozen = frozen
-
-    def release(self) -> None:
-        super().release()
-        for objects in self._frozen:
-            objects.release()
+def _stored_rows(state: KeyedState, values: Iterable[tuple[Key, Any]]) -> Iterator[tuple[Key, Any]]:
+    return ((key, state.stored(value)) for key, value in values)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,37 +11,47 @@ import pyarrow as pa
 
 from cutwater.operators.keyed_table import group_segments, keyed_rows
 from cutwater.state.index import Slots
-from cutwater.state.segments import Segment
+from cutwater.state.objects import FrozenObjects, Key
+from cutwater.state.segments import FrozenSegments, Segment, SegmentKind
 
-__all__ = ["object_rows", "object_segments"]
+__all__ = ["FrozenObjectStates", "FrozenPart", "as_written", "object_rows", "object_segments"]
 
 
 def object_segments(
-    name: str, keys: Sequence[pa.Field], value: pa.Field, rows: Iterable[tuple[tuple[Any, ...], Any]], groups: int
+    name: str,
+    keys: Sequence[pa.Field],
+    value: pa.Field,
+    rows: Iterable[tuple[tuple[Any, ...], Any]],
+    groups: int,
+    kind: SegmentKind = "base",
 ) -> Iterator[Segment]:
     """Segments of a state: a row for each key and value.
 
     Args:
         name: of the state.
         keys: the key columns.
-        value: the column of the values.
+        value: the column of the values; a deletion has none.
         rows: keys, and values as Arrow takes them.
         groups: number of all key groups.
+        kind: of the segments.
     """
     found, values = [], []
     for key, content in rows:
         found.append(key)
         values.append(content)
+    fields = [*keys] if kind == "delete" else [*keys, value]
 
     def key_arrays(slots: Slots) -> list[pa.Array]:
         columns = zip(*(found[i] for i in slots), strict=True)
         return [pa.array(column, field.type) for column, field in zip(columns, keys, strict=True)]
 
     def arrays(slots: Slots) -> list[pa.Array]:
+        if kind == "delete":
+            return key_arrays(slots)
         return [*key_arrays(slots), pa.array([values[i] for i in slots], value.type)]
 
     order = np.arange(len(found), dtype=np.int32)
-    return group_segments(name, pa.schema([*keys, value]), order, key_arrays, arrays, groups)
+    return group_segments(name, pa.schema(fields), order, key_arrays, arrays, groups, kind)
 
 
 def object_rows(
@@ -55,3 +66,84 @@ def object_rows(
         yield from zip(
             zip(*(c.to_pylist() for c in batch.columns[:-1]), strict=True), batch.columns[-1].to_pylist(), strict=True
         )
+
+
+def as_written(segments: Iterable[Segment], keys: Sequence[pa.Field], value: pa.Field) -> bool:
+    """Whether ``object_segments`` would write the same columns: else later ones must not build on these."""
+    columns = [(field.name, field.type) for field in (*keys, value)]
+    found = (list(zip(s.batch.schema.names, s.batch.schema.types, strict=True))[1:] for s in segments)
+    return all(names_and_types in (columns, columns[:-1]) for names_and_types in found)
+
+
+@dataclass(frozen=True)
+class FrozenPart:
+    """One state of user logic at one instant.
+
+    Args:
+        name: of the state.
+        keys: the key columns.
+        value: the column of the values.
+        objects: what was frozen; released with the part.
+        rows: rows, as Arrow takes them, from keys and what the table holds of them: none, one or several for each.
+        groups: number of all key groups.
+        several: whether a key may have more than one row.
+    """
+
+    name: str
+    keys: Sequence[pa.Field]
+    value: pa.Field
+    objects: FrozenObjects[Any]
+    rows: Callable[[Iterable[tuple[Key, Any]]], Iterable[tuple[Key, Any]]]
+    groups: int
+    several: bool = False
+
+    def segments(self) -> Iterator[Segment]:
+        """All keys."""
+        return object_segments(self.name, self.keys, self.value, self.rows(self.objects.items()), self.groups)
+
+    def changes(self, changed: Mapping[Key, Any]) -> Iterator[Segment]:
+        """The keys that changed: without what they had, where that is not replaced, and with what they have."""
+        gone = ((key, None) for key, value in changed.items() if value is None or self.several)
+        yield from object_segments(self.name, self.keys, self.value, gone, self.groups, "delete")
+        kept = self.rows((key, value) for key, value in changed.items() if value is not None)
+        yield from object_segments(self.name, self.keys, self.value, kept, self.groups, "delta")
+
+
+class FrozenObjectStates(FrozenSegments):
+    """States and timers of an operator at one instant.
+
+    Args:
+        parts: states by key.
+        more: what is written whole each time; under each name, the first segment is a base.
+    """
+
+    def __init__(self, parts: Sequence[FrozenPart], more: Sequence[Callable[[], Iterable[Segment]]]) -> None:
+        super().__init__()
+        self._parts, self._more = parts, more
+
+    def segments(self) -> Iterator[Segment]:
+        for part in self._parts:
+            yield from part.segments()
+        for make in self._more:
+            yield from make()
+
+    @property
+    def incremental(self) -> bool:
+        return any(part.objects.tracked for part in self._parts)
+
+    def changes(self, since: int) -> Iterator[Segment] | None:
+        found = [(part, part.objects.changed(since)) for part in self._parts]
+        known = [(part, changed) for part, changed in found if changed is not None]
+        most = 2 * sum(len(changed) for _, changed in known) > sum(part.objects.size for part in self._parts)
+        return None if most or len(known) < len(found) else self._changes(known)
+
+    def _changes(self, changed: list[tuple[FrozenPart, Mapping[Key, Any]]]) -> Iterator[Segment]:
+        for part, of_part in changed:
+            yield from part.changes(of_part)
+        for make in self._more:
+            yield from make()
+
+    def release(self) -> None:
+        for part in self._parts:
+            part.objects.release()
+        self._parts, self._more = (), ()

@@ -81,8 +81,6 @@ class OperatorState(ABC):
         return group in ctx.key_groups
 
     def _segments(self, elements: Sequence[Any], ctx: Context) -> Iterator[Segment]:
-        if not elements:
-            return
         owned = ctx.key_groups
         count = len(elements)
         position = np.arange(count)
@@ -98,6 +96,10 @@ class OperatorState(ABC):
             ],
             names=[GROUP_COLUMN, _SUBTASK, _SUBTASKS, _POSITION, _VALUE],
         )
+        # This subtask's part begins anew, also where it is empty now.
+        yield Segment(self.name, "base", batch.slice(0, 0), (owned.start, owned.stop))
+        if not elements:
+            return
         # Whoever owns one of the groups is offered the segment; each subtask adds to what the others have.
         reach = (0, ctx.max_parallelism) if self._everywhere else (owned.start, owned.stop)
         yield Segment(self.name, "delta", batch, reach)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import partial
 from itertools import repeat
 from typing import Any, cast
@@ -179,6 +179,9 @@ class ProcessOperator(ObjectOperator):
     def _more_parts(self) -> list[Callable[[], Iterable[Segment]]]:
         frozen = [state.freeze(self.ctx) for state in self._others.values()]
         return [lambda s=segments: s for segments in frozen]
+
+    def _more_names(self) -> Collection[str]:
+        return self._others.keys()
 
     def _restore_more(self, segments: Mapping[str, list[Segment]]) -> None:
         for name, state in self._others.items():

@@ -15,7 +15,7 @@ from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.keyed_state import Cursor, KeyedState
 from cutwater.operators.rows import shorten_value
 from cutwater.operators.state_ttl import TtlUpdate, stamped, unstamped
-from cutwater.state.objects import ObjectTable
+from cutwater.state.objects import KeyedObjects, ObjectTable
 
 __all__ = ["Cursor", "KeyedState", "ListState", "MapState", "ReducingState", "ValueState"]
 
@@ -220,7 +220,7 @@ class ListState(KeyedState):
     def _revive(self, value: Any) -> Any:
         return value if self._ttl is None else [stamped(v) for v in value]
 
-    def _make_table(self) -> ObjectTable[Any]:
+    def _make_table(self) -> KeyedObjects[Any]:
         return ObjectTable(list)
 
 
@@ -315,5 +315,5 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
     def _unexpired(self, value: Any, now_ms: int) -> Any:
         return {key: stamped for key, stamped in value.items() if stamped[1] > now_ms}
 
-    def _make_table(self) -> ObjectTable[Any]:
+    def _make_table(self) -> KeyedObjects[Any]:
         return ObjectTable(dict)

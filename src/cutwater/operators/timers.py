@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
 from cutwater.errors import UserCodeError
-from cutwater.state.objects import FrozenObjects, ObjectTable
+from cutwater.state.objects import FrozenObjects, KeyedObjects, ObjectTable
 
 __all__ = ["EVENT", "PROCESSING", "TimerDomain", "TimerService", "Timers", "timer_rows"]
 
@@ -46,7 +46,7 @@ class Timers:
     """
 
     def __init__(self) -> None:
-        self._by_key: ObjectTable[dict[int, None]] = ObjectTable(dict)
+        self._by_key: KeyedObjects[dict[int, None]] = ObjectTable(dict)
         self._queue: list[tuple[int, int, Key]] = []
         self._number = 0  # timers of one time fire in the order in which they were registered
         self._count = 0
@@ -103,9 +103,13 @@ class Timers:
             most -= 1
             yield first, key
 
-    def freeze(self) -> FrozenObjects[dict[int, None]]:
-        """All timers as they are now: the times of each key."""
-        return self._by_key.freeze()
+    def track(self, *, restored: bool = False) -> None:
+        """See ``KeyedObjects``."""
+        self._by_key.track(restored=restored)
+
+    def freeze(self, checkpoint_id: int | None = None) -> FrozenObjects[dict[int, None]]:
+        """All timers as they are now: the times of each key; see ``KeyedObjects``."""
+        return self._by_key.freeze(checkpoint_id)
 
     def restore(self, timers: Iterable[tuple[Key, int]]) -> None:
         """Add what a snapshot held."""
@@ -135,18 +139,16 @@ class Timers:
         heapq.heapify(self._queue)
 
 
-def timer_rows(frozen: FrozenObjects[dict[int, None]]) -> Iterator[tuple[Key, int]]:
-    """Key and time of every frozen timer.
+def timer_rows(times: Iterable[tuple[Key, Iterable[int]]]) -> Iterator[tuple[Key, int]]:
+    """Key and time of every timer, from keys and their times.
 
     >>> timers = Timers()
     >>> timers.register(("a",), 3)
     True
-    >>> list(timer_rows(timers.freeze()))
+    >>> list(timer_rows(timers.freeze().items()))
     [(('a',), 3)]
     """
-    for key, times in frozen.items():
-        for time in times:
-            yield key, time
+    return ((key, time) for key, of_key in times for time in of_key)
 
 
 class TimerService:

@@ -9,16 +9,11 @@ import numpy.typing as npt
 
 from cutwater.state import column_kernels as kernels
 from cutwater.state.index import KeyIndex, Slots
+from cutwater.state.intervals import History, Intervals
 
-__all__ = ["RESTORED", "ChangeLog", "Changes", "Deleted"]
+__all__ = ["ChangeLog", "Changes", "Deleted"]
 
 Bits = npt.NDArray[np.uint8]
-
-RESTORED = 0
-"""Stands for the checkpoint that an attempt began from."""
-
-_MAX_INTERVALS = 8
-"""Freezes whose changes are told apart; with more of them open, the oldest are told together."""
 
 _LONGEST_REST = 16
 """Freezes without marking in between, where again and again most rows change."""
@@ -33,25 +28,21 @@ class Deleted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Interval:
-    """From the freeze before it to the freeze for a checkpoint."""
+class _Marks:
+    """Of one interval."""
 
-    checkpoint_id: int
     bits: Bits
     deleted: tuple[Deleted, ...]
 
 
+_UNKNOWN: History[_Marks] = History(None, ())
+
+
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What happened up to a freeze, told since each of the freezes before it.
+    """What happened up to a freeze, told since each of the freezes before it."""
 
-    Attributes:
-        start: checkpoint of the freeze that all this comes after.
-        intervals: in order.
-    """
-
-    start: int | None
-    intervals: tuple[_Interval, ...]
+    history: History[_Marks]
 
     def since(self, checkpoint_id: int) -> tuple[Slots, tuple[Deleted, ...]] | None:
         """Slots that changed since a freeze, ascending, and keys that went; ``None`` if that is not known.
@@ -59,10 +50,9 @@ class Changes:
         A slot may be of a key that has gone since; keys that went may have come back, in another slot.  So deletions
         are applied first.
         """
-        ids = [self.start, *(i.checkpoint_id for i in self.intervals)]
-        if checkpoint_id not in ids:
+        later = self.history.since(checkpoint_id)
+        if later is None:
             return None
-        later = self.intervals[ids.index(checkpoint_id) :]
         bits: Bits = np.zeros(max((len(i.bits) for i in later), default=0), np.uint8)
         for interval in later:
             bits[: len(interval.bits)] |= interval.bits
@@ -90,9 +80,7 @@ class ChangeLog:
     def __init__(self, start: int | None = None) -> None:
         self._bits: Bits = np.zeros(0, np.uint8)
         self._deleted: list[Deleted] = []
-        self._start = start
-        self._intervals: list[_Interval] = []
-        self._needed = 0
+        self._intervals = Intervals(_joined, start)
         self._resting = 0
         self._next_rest = 1
         self._most_changed = False
@@ -121,27 +109,21 @@ class ChangeLog:
     def keep(self, slots: Slots) -> None:
         """The slots are renumbered: these become 0, 1, 2 ..., the others are gone."""
         self._bits = _renumbered(self._bits, slots)
-        self._intervals = [_Interval(i.checkpoint_id, _renumbered(i.bits, slots), i.deleted) for i in self._intervals]
+        self._intervals.change(lambda marks: _Marks(_renumbered(marks.bits, slots), marks.deleted))
 
     def cut(self, checkpoint_id: int) -> Changes:
         """The freeze for a checkpoint: what happened so far."""
         if self._resting:
             self._resting -= 1
             if self._resting == 0:
-                self._start = checkpoint_id
-            return Changes(None, ())
-        self._forget()
-        if self._start is None:
-            self._start = checkpoint_id  # nothing is known of the time before
-        else:
-            self._intervals.append(_Interval(checkpoint_id, self._bits, tuple(self._deleted)))
+                self._intervals.begin(checkpoint_id)
+            return Changes(_UNKNOWN)
+        changes = Changes(self._intervals.cut(checkpoint_id, _Marks(self._bits, tuple(self._deleted))))
         self._bits, self._deleted = np.zeros(len(self._bits), np.uint8), []
-        if len(self._intervals) > _MAX_INTERVALS:
-            self._intervals[:2] = [_joined(*self._intervals[:2])]
-        changes = Changes(self._start, tuple(self._intervals))
         if self._most_changed:
             self._most_changed = False
-            self._resting, self._start, self._intervals = self._next_rest, None, []
+            self._resting = self._next_rest
+            self._intervals.begin(None)
             self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
         return changes
 
@@ -153,21 +135,14 @@ class ChangeLog:
 
     def completed(self, checkpoint_id: int) -> None:
         """Nobody will ask for changes since older freezes than this.  May be called from another thread."""
-        self._needed = checkpoint_id
-
-    def _forget(self) -> None:
-        ids = [i.checkpoint_id for i in self._intervals]
-        if self._needed in ids:
-            self._start = self._needed
-            del self._intervals[: ids.index(self._needed) + 1]
+        self._intervals.completed(checkpoint_id)
 
 
-def _joined(first: _Interval, second: _Interval) -> _Interval:
-    size = max(len(first.bits), len(second.bits))
-    bits: Bits = np.zeros(size, np.uint8)
-    for interval in (first, second):
-        bits[: len(interval.bits)] |= interval.bits
-    return _Interval(second.checkpoint_id, bits, (*first.deleted, *second.deleted))
+def _joined(first: _Marks, second: _Marks) -> _Marks:
+    bits: Bits = np.zeros(max(len(first.bits), len(second.bits)), np.uint8)
+    for marks in (first, second):
+        bits[: len(marks.bits)] |= marks.bits
+    return _Marks(bits, (*first.deleted, *second.deleted))
 
 
 def _renumbered(bits: Bits, slots: Slots) -> Bits:

@@ -4,16 +4,101 @@ Theory of operation.  The values lie in layers, a base below overlays.  A freeze
 out the layers below it, which nobody changes from then on: later writes go to the top, and a list or map that is to be
 changed in place is copied there first.  So a freeze costs nothing per key, and a key that is changed afterwards costs
 one copy.  Layers that no unreleased freeze reads any more are merged at the next freeze.
+
+An overlay holds just what changed between two freezes.  So whoever keeps track of changes keeps the overlays, merged or
+not, until nobody asks any more what changed since the freeze below them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, Final, Generic, TypeVar, cast
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
-__all__ = ["FrozenObjects", "ObjectTable"]
+from cutwater.state.intervals import RESTORED, History, Intervals
+
+__all__ = ["FrozenObjects", "Key", "KeyedObjects", "ObjectTable"]
 
 V = TypeVar("V")
+V_co = TypeVar("V_co", covariant=True)
+
+Key: TypeAlias = tuple[Any, ...]
+"""The values of the key columns."""
+
+
+class FrozenObjects(Protocol[V_co]):
+    """Values by key as they were at one instant.  Used by the snapshot thread, while the table goes on."""
+
+    @property
+    def size(self) -> int:
+        """How many keys there are, roughly."""
+        ...
+
+    def items(self) -> Iterator[tuple[Key, V_co]]:
+        """Key and value of everything, in no particular order."""
+        ...
+
+    @property
+    def tracked(self) -> bool:
+        """Whether it may know what changed."""
+        ...
+
+    def changed(self, since: int) -> Mapping[Key, V_co | None] | None:
+        """Keys that may have changed since the freeze for a completed checkpoint, with what they had at this one.
+
+        ``None`` in the place of a value: the key has gone.  ``None`` for the whole: not known.  Changes before that
+        checkpoint are forgotten: nobody asks for them any more.
+
+        Args:
+            since: the checkpoint, or ``RESTORED``.
+        """
+        ...
+
+    def release(self) -> None:
+        """Nobody reads it any more."""
+        ...
+
+
+class KeyedObjects(Protocol[V]):
+    """The contract of a table of values by key: what states of user logic and timers are kept in.
+
+    All but what ``freeze`` returns belongs to one thread.  A freeze copies nothing that grows with the number of keys.
+    """
+
+    def get(self, key: Hashable) -> V | None:
+        """The value, not to be changed in place; ``None`` if there is none."""
+        ...
+
+    def own(self, key: Hashable) -> V | None:
+        """The value for changes in place until the next freeze, which no freeze sees; ``None`` if there is none."""
+        ...
+
+    def get_many(self, keys: Sequence[Hashable]) -> list[V | None]:
+        """``get`` of many keys."""
+        ...
+
+    def put(self, key: Hashable, value: V) -> None: ...
+
+    def put_many(self, keys: Iterable[Hashable], values: Iterable[V]) -> None:
+        """``put`` of many keys."""
+        ...
+
+    def remove(self, key: Hashable) -> None:
+        """Forget a key, if it is there."""
+        ...
+
+    def track(self, *, restored: bool = False) -> None:
+        """Keep track of changes from now (after a restore) or from the next freeze on: a frozen table tells them."""
+        ...
+
+    def freeze(self, checkpoint_id: int | None = None) -> FrozenObjects[V]:
+        """What is in the table now.  ``release`` it when it is no longer read.
+
+        Args:
+            checkpoint_id: what the freeze is for, where changes are kept track of.
+        """
+        ...
+
+    def __len__(self) -> int: ...
 
 
 class _Gone:
@@ -21,10 +106,11 @@ class _Gone:
 
 
 _GONE: Final = _Gone()
+_NOTHING: History[Collection[Hashable]] = History(None, ())
 
 
 class ObjectTable(Generic[V]):
-    """Values by key.
+    """Values by key, in memory: see ``KeyedObjects``.
 
     Args:
         copy: makes a copy of a value that may then be changed in place; not needed for values that cannot change.
@@ -37,14 +123,15 @@ class ObjectTable(Generic[V]):
     ([1, 2], {('a',): [1]})
     """
 
-    __slots__ = ("_below", "_copy", "_frozen", "_top")
+    __slots__ = ("_below", "_copy", "_frozen", "_log", "_top")
 
     def __init__(self, copy: Callable[[V], V] | None = None) -> None:
         self._copy = copy
         self._below: list[dict[Hashable, V | _Gone]] = []
         """Layers that a freeze may be reading, the oldest first."""
         self._top: dict[Hashable, V | _Gone] = {}
-        self._frozen: list[FrozenObjects[V]] = []
+        self._frozen: list[_FrozenTable[V]] = []
+        self._log: Intervals[Collection[Hashable]] | None = None
 
     def get(self, key: Hashable) -> V | None:
         """The value, not to be changed in place; ``None`` if there is none."""
@@ -87,15 +174,24 @@ class ObjectTable(Generic[V]):
         else:
             self._top.pop(key, None)
 
-    def freeze(self) -> FrozenObjects[V]:
-        """What is in the table now.  ``release`` it when it is no longer read."""
+    def track(self, *, restored: bool = False) -> None:
+        """See ``KeyedObjects``."""
+        self._log = Intervals(_joined, RESTORED if restored else None)
+        if restored:
+            self._below.append(self._top)  # what changes from now on is above it
+            self._top = {}
+
+    def freeze(self, checkpoint_id: int | None = None) -> FrozenObjects[V]:
+        """See ``KeyedObjects``."""
         self._frozen = [frozen for frozen in self._frozen if not frozen.released]
+        changed = self._top or ()  # an empty top goes on
         if not self._frozen:
             self._merge()
         if self._top or not self._below:
             self._below.append(self._top)
             self._top = {}
-        frozen = FrozenObjects(tuple(self._below))
+        history = _NOTHING if self._log is None or checkpoint_id is None else self._log.cut(checkpoint_id, changed)
+        frozen = _FrozenTable(tuple(self._below), self._log, history)
         self._frozen.append(frozen)
         return frozen
 
@@ -118,30 +214,63 @@ class ObjectTable(Generic[V]):
         self._below, self._top = [], base
 
 
-class FrozenObjects(Generic[V]):
-    """An ``ObjectTable`` as it was at one instant, for another thread."""
+class _FrozenTable(Generic[V]):
+    """An ``ObjectTable`` as it was at one instant."""
 
-    __slots__ = ("_layers", "released")
+    __slots__ = ("_history", "_layers", "_log", "released")
 
-    def __init__(self, layers: tuple[dict[Hashable, V | _Gone], ...]) -> None:
+    def __init__(
+        self,
+        layers: tuple[dict[Hashable, V | _Gone], ...],
+        log: Intervals[Collection[Hashable]] | None,
+        history: History[Collection[Hashable]],
+    ) -> None:
         self._layers = layers
+        self._log = log
+        self._history = history
         self.released = False
 
-    def items(self) -> Iterator[tuple[tuple[Any, ...], V]]:
-        """Key and value of everything, in no particular order."""
+    @property
+    def size(self) -> int:
+        return max(map(len, self._layers), default=0)
+
+    def items(self) -> Iterator[tuple[Key, V]]:
         return _items(self._layers)
+
+    @property
+    def tracked(self) -> bool:
+        return self._history is not _NOTHING
+
+    def changed(self, since: int) -> Mapping[Key, V | None] | None:
+        if self._log is None or (intervals := self._history.since(since)) is None:
+            return None
+        self._log.completed(since)
+        keys = dict.fromkeys(cast(Key, key) for interval in intervals for key in interval)
+        return {key: self._get(key) for key in keys}
+
+    def _get(self, key: Key) -> V | None:
+        for layer in reversed(self._layers):
+            found = layer.get(key)
+            if found is not None:
+                return None if found is _GONE else cast(V, found)
+        return None
 
     def release(self) -> None:
         """The table may change these layers again."""
         self._layers = ()
+        self._history = _NOTHING
         self.released = True
 
 
-def _items(layers: tuple[dict[Hashable, V | _Gone], ...]) -> Iterator[tuple[tuple[Any, ...], V]]:
+def _joined(first: Collection[Hashable], second: Collection[Hashable]) -> Collection[Hashable]:
+    return {*first, *second}
+
+
+def _items(layers: tuple[dict[Hashable, V | _Gone], ...]) -> Iterator[tuple[Key, V]]:
     merged = layers[0] if len(layers) == 1 else {}
     if len(layers) > 1:
         for layer in layers:
             merged.update(layer)
     for key, value in merged.items():
         if value is not _GONE:
-            yield cast("tuple[Any, ...]", key), cast(V, value)
+            yield cast(Key, key), cast(V, value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from cutwater.state.changes import RESTORED
+from cutwater.state.intervals import RESTORED
 from cutwater.storage.manifest import Entry
 from cutwater.storage.paths import writer_of_shared
 

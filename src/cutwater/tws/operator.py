@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -191,6 +191,9 @@ class ProcessorOperator(ObjectOperator):
         groups = self.ctx.key_groups
         batch = pa.record_batch({GROUP_COLUMN: np.array(sorted(self._initialised), np.uint16)})
         return [lambda: [Segment(_INITIAL, "base", batch, (groups.start, groups.stop))]]
+
+    def _more_names(self) -> Collection[str]:
+        return () if self._spec.initial is None else (_INITIAL,)
 
     def _restore_more(self, segments: Mapping[str, list[Segment]]) -> None:
         for segment in segments.get(_INITIAL, ()):

@@ -4,7 +4,8 @@
     query.sql                          ->  the same over tables ``person``, ``auction`` and ``bid``
 
 ``key`` names the columns by which a result is updated: the row of each with the highest ``order`` is the result.
-Without it, every row is; a column ``op`` tells the rows that were taken back again.
+Without it, every row is; a column ``op`` tells the rows that were taken back again.  ``summed`` names the columns of
+windows by the clock whose sums by ``key`` are the result: where the windows lie differs from one run to the next.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Query:
     sql: str
     key: tuple[str, ...] | None = None
     order: str = "bids"
+    summed: tuple[str, ...] = ()
 
 
 # --------------------------------------------------------------------------------------------------- one row at a time
@@ -260,6 +262,11 @@ def q11(t: Tables) -> cw.Stream:
     return sessions.select("told", "bidder", "bids", "window_start", "window_end")
 
 
+def q12(t: Tables) -> cw.Stream:
+    windows = t.bid.key_by("bidder").window("ten", cw.tumbling("10s", time="processing"))
+    return windows.aggregate("count", bids=cw.count())
+
+
 def q18(t: Tables) -> cw.Stream:
     return _plain(t).key_by("bidder", "auction").top("last", 1, by=["time", "price"])
 
@@ -382,6 +389,10 @@ QUERIES: dict[str, Query] = {
                                  FROM cut)
                SELECT bidder, count(*) AS bids, min(time) AS window_start,
                  max(time) + INTERVAL '10 seconds' AS window_end FROM numbered GROUP BY bidder, n""",
+        ),
+        Query(
+            "q12", "bids of ten seconds by the clock", q12,
+            "SELECT bidder, count(*) AS bids FROM bid GROUP BY bidder", ("bidder",), summed=("bids",),
         ),
         Query(
             "q13", "bounded side input", q13,

@@ -24,6 +24,9 @@ def windowed(folder: Path) -> cw.Dataflow:
         "sliding": keyed.window("s", cw.sliding("50ms", every="20ms")),
         "session": keyed.window("g", cw.session("7ms")),
         "tens": keyed.window("a", cw.global_window(), early=cw.every(rows=TENS), discarding=True),
+        "clock": keyed.window("c", cw.tumbling("20ms", time="processing")),
+        "slid_clock": keyed.window("cs", cw.sliding("60ms", every="20ms", time="processing")),
+        "session_clock": keyed.window("cg", cw.session("20ms", time="processing")),
     }
     for name, kind in kinds.items():
         kind.aggregate(name, **aggregates).write(f"{name}-out", cw.files(str(folder / name)))
@@ -61,3 +64,23 @@ def test_windows_of_killed_workers_equal_those_of_duckdb(start, fake_spark: Fake
         wanted, got = query(expected[name], **folders), query(ours[name], **folders)
         assert len(wanted) >= KEYS
         assert sorted(got) == sorted(wanted)
+    for name, overlap in {"clock": 1, "slid_clock": 3, "session_clock": 1}.items():
+        assert_by_the_clock(tmp_path, name, overlap)
+
+
+def assert_by_the_clock(folder: Path, name: str, overlap: int) -> None:
+    """Where the windows lie, the clock alone knows: but each row is in ``overlap`` of them, and each comes out once."""
+    folders = {"raw": folder / "raw", name: folder / name}
+    windows = f"SELECT *, epoch_us(window_start) AS s, epoch_us(window_end) AS e FROM {{{name}}}"
+    sums = f"""SELECT key, sum(n), min(low), max(high), sum(total) FROM ({windows}) GROUP BY key"""
+    rows = f"""SELECT value % {KEYS} AS key, {overlap} * count(*), min(value), max(value), {overlap} * sum(value)
+        FROM {{raw}} GROUP BY key"""
+    assert sorted(query(sums, **folders)) == sorted(query(rows, **folders))
+    if name == "session_clock":
+        wrong = (
+            f"SELECT 1 FROM (SELECT s < lag(e) OVER (PARTITION BY key ORDER BY s) AS meet FROM ({windows})) WHERE meet"
+        )
+    else:
+        wrong = f"""SELECT 1 FROM ({windows}) GROUP BY key, s
+            HAVING count(*) > 1 OR any_value(s % 20000) <> 0 OR any_value(e - s) <> {overlap} * 20000"""
+    assert query(wrong, **folders) == []

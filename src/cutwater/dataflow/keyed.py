@@ -59,7 +59,8 @@ class KeyedStream(Stream):
         """Cut the stream into windows.  Not a step of its own: ``id`` is a label in ``explain()``.
 
         Args:
-            window: ``cw.tumbling(size)``, ``cw.sliding(size, every)``, ``cw.session(gap)`` or ``cw.global_window()``.
+            window: ``cw.tumbling(size)``, ``cw.sliding(size, every)``, ``cw.session(gap)`` or ``cw.global_window()``;
+                by the clock with ``time="processing"``.
             allowed_lateness: how long after its end a window still takes rows, and comes out again with each.
             early: when a window comes out before its end too: ``cw.every(rows=100)``, ``cw.every(event_time="1m")``.
             discarding: a result holds only what has not come out before; else it holds everything so far.
@@ -74,7 +75,8 @@ class KeyedStream(Stream):
                 raise BuildError(f"{window!r} is not a window", hint="Write for example cw.tumbling('1h').")
             if early is not None and not isinstance(early, Early):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise BuildError(f"early={early!r} says not when", hint="Write for example early=cw.every(rows=100).")
-            if self._upstream.type.event_time is None and not isinstance(window, GlobalWindow):
+            timeless = isinstance(window, GlobalWindow) or window.processing_time
+            if self._upstream.type.event_time is None and not timeless:
                 story, hint = self._builder.event_time_story(self._upstream)
                 raise BuildError(f"a window needs event time, but {story}", hint=hint)
             lateness_us = duration_us(allowed_lateness, "allowed_lateness")
@@ -337,12 +339,18 @@ class WindowedResult(Stream):
 
     def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
         super().__init__(builder, outputs[0])
-        self._late = outputs[1]
+        self._outputs = outputs
 
     @property
     def late(self) -> Stream:
-        """Rows whose window was over (its end plus the allowed lateness is behind the watermark)."""
-        return Stream(self._builder, self._late)
+        """Rows whose window was over (its end plus the allowed lateness is behind the watermark).
+
+        Raises:
+            BuildError: windows by processing time, for which no row is late.
+        """
+        if len(self._outputs) == 1:
+            raise BuildError("by processing time no row is late", step=self._outputs[0].step)
+        return Stream(self._builder, self._outputs[1])
 
 
 class DeduplicatedStream(Stream):

@@ -73,11 +73,12 @@ def window_aggregate(
     with located(builder.check_id(id)):
         refuse_changes(upstream, "a window")
         aggregates = _aggregates(upstream.type.schema, calls)
-        event_time = upstream.type.event_time
-        if event_time is None and not isinstance(window, GlobalWindow):
+        event_time = None if window.processing_time else upstream.type.event_time
+        if event_time is None and not (isinstance(window, GlobalWindow) or window.processing_time):
             story, hint = builder.event_time_story(upstream)
             raise BuildError(f"a window needs event time, but {story}", hint=hint)
-        _check_nesting(upstream.type, window)
+        if not window.processing_time:
+            _check_nesting(upstream.type, window)
         spec = WindowAggregateSpec(
             upstream.type.schema,
             upstream.keys,
@@ -96,9 +97,10 @@ def window_aggregate(
             out = StreamType(schema, None, upstream.keys)
         late = StreamType(spec.outputs[1], None, upstream.keys)
         options: dict[str, object] = {"window": windowing.label}
-        return builder.add(
+        made = builder.add(
             id, "window", spec, [upstream], [out, late], parallelism=parallelism, lost=lost, options=options
         )
+        return made[:1] if window.processing_time else made
 
 
 def _why_no_event_time(spec: WindowAggregateSpec) -> str | None:
@@ -107,6 +109,8 @@ def _why_no_event_time(spec: WindowAggregateSpec) -> str | None:
 
     if isinstance(spec.window, GlobalWindow):
         return "the global window has no borders"
+    if spec.window.processing_time:
+        return "its windows go by processing time"
     if spec.allowed_lateness_us:
         return "with allowed_lateness a window may come out again, updated, and would count twice"
     if spec.early is not None:

@@ -133,12 +133,12 @@ def window_top(
         rows = top_rows(*order, removing=False, ranked=False)
         check_order(upstream.type.schema, rows)
         ranked_id = builder.check_id(f"{id}.rank")
-    lists, late = window_aggregate(builder, id, upstream, {ROWS: rows}, windowing, parallelism)
+    lists, *late = window_aggregate(builder, id, upstream, {ROWS: rows}, windowing, parallelism)
     with located(id):
         kept = tuple(name for name in lists.type.schema.names if name not in (*upstream.keys, ROWS))
         spec = UnnestSpec(lists.type.schema, ROWS, kept, rank)
         out = replace(lists.type, schema=distinct_columns(spec.outputs[0]))
-        return (builder.add(ranked_id, "unnest", spec, [lists], [out], parallelism=parallelism)[0], late)
+        return (builder.add(ranked_id, "unnest", spec, [lists], [out], parallelism=parallelism)[0], *late)
 
 
 def top_rows(

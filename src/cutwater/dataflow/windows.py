@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from cutwater.dataflow.build import Duration, duration_us
 from cutwater.errors import BuildError
@@ -10,18 +10,22 @@ from cutwater.errors import BuildError
 if TYPE_CHECKING:
     from cutwater.operators.window_kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow
 
-__all__ = ["every", "global_window", "session", "sliding", "tumbling"]
+__all__ = ["TimeDomain", "every", "global_window", "session", "sliding", "tumbling"]
+
+TimeDomain: TypeAlias = Literal["event", "processing"]
+"""What time a window goes by: that of the rows, or that of the clock at which they are processed."""
 
 
-def tumbling(size: Duration, *, offset: Duration = 0) -> TumblingWindow:
+def tumbling(size: Duration, *, offset: Duration = 0, time: TimeDomain = "event") -> TumblingWindow:
     """Windows of one size, side by side: ``cw.tumbling("1h")`` holds [00:00, 01:00), [01:00, 02:00) ... in UTC.
 
     Args:
         size: length of a window.
         offset: shift of the borders; may be negative.
+        time: "processing" for windows by the clock: a row lies in the window during which it is processed.
 
     Raises:
-        BuildError: not a duration, or a size of 0.
+        BuildError: not a duration, a size of 0, or no such time.
 
     >>> tumbling("1h").size_us
     3600000000
@@ -29,10 +33,10 @@ def tumbling(size: Duration, *, offset: Duration = 0) -> TumblingWindow:
     from cutwater.operators.window_kinds import TumblingWindow
 
     size_us = _positive_us(size, "window size", "cw.tumbling('1h')")
-    return TumblingWindow(size_us, duration_us(offset, "window offset", signed=True))
+    return TumblingWindow(size_us, duration_us(offset, "window offset", signed=True), _by_clock(time))
 
 
-def sliding(size: Duration, every: Duration, *, offset: Duration = 0) -> SlidingWindow:
+def sliding(size: Duration, every: Duration, *, offset: Duration = 0, time: TimeDomain = "event") -> SlidingWindow:
     """Windows of one size, of which one begins every so often: ``cw.sliding("1h", "5m")`` holds [00:00, 01:00),
     [00:05, 01:05) ... in UTC, and a row lies in twelve of them.
 
@@ -43,9 +47,10 @@ def sliding(size: Duration, every: Duration, *, offset: Duration = 0) -> Sliding
         size: length of a window.
         every: from the start of a window to the start of the next; what Spark and Flink call the slide.
         offset: shift of the borders; may be negative.
+        time: "processing" for windows by the clock.
 
     Raises:
-        BuildError: not a duration, or a length of 0.
+        BuildError: not a duration, a length of 0, or no such time.
 
     >>> str(sliding("1h", "5m"))
     'sliding 1h, every 5m, offset 0s'
@@ -54,27 +59,28 @@ def sliding(size: Duration, every: Duration, *, offset: Duration = 0) -> Sliding
 
     size_us = _positive_us(size, "window size", "cw.sliding('1h', '5m')")
     every_us = _positive_us(every, "every", "cw.sliding('1h', '5m')")
-    return SlidingWindow(size_us, every_us, duration_us(offset, "window offset", signed=True))
+    return SlidingWindow(size_us, every_us, duration_us(offset, "window offset", signed=True), _by_clock(time))
 
 
-def session(gap: Duration) -> SessionWindow:
+def session(gap: Duration, *, time: TimeDomain = "event") -> SessionWindow:
     """Rows of a key that follow each other within ``gap``: a session ends when nothing has come for that long.
 
     Rows exactly ``gap`` apart are in one session.  A late row can join two sessions; a session that has come out and
     goes on comes out again, under its new borders.
 
     Args:
-        gap: event time without rows that ends a session.
+        gap: time without rows that ends a session.
+        time: "processing" for sessions by the clock.
 
     Raises:
-        BuildError: not a duration, or a gap of 0.
+        BuildError: not a duration, a gap of 0, or no such time.
 
     >>> session("30m").gap_us
     1800000000
     """
     from cutwater.operators.window_kinds import SessionWindow
 
-    return SessionWindow(_positive_us(gap, "session gap", "cw.session('30m')"))
+    return SessionWindow(_positive_us(gap, "session gap", "cw.session('30m')"), _by_clock(time))
 
 
 def global_window() -> GlobalWindow:
@@ -116,6 +122,12 @@ def every(
         for name, time in (("event_time", event_time), ("processing_time", processing_time))
     )
     return Early(rows, *times)
+
+
+def _by_clock(time: TimeDomain) -> bool:
+    if time not in get_args(TimeDomain):
+        raise BuildError(f"time is 'event' or 'processing', not {time!r}")
+    return time == "processing"
 
 
 def _positive_us(value: Duration, name: str, example: str) -> int:

@@ -22,8 +22,8 @@ class IntervalJoinSpec:
 
     Input 0 is the left stream, input 1 the right.  A pair comes out when its later row arrives: pairs of one arriving
     batch are ordered by arriving row, then by the arrival of the stored row.  A row is kept until the watermark says
-    that nothing can match it any more.  A row older than the watermark at its arrival is late: it joins nothing and
-    goes to output 1 (left) or 2 (right), and counts as ``rows_late``.
+    that nothing can match it any more.  A row at or behind the watermark at its arrival is late (W1): it joins nothing
+    and goes to output 1 (left) or 2 (right), and counts as ``rows_late``.
 
     Output 0 has the left columns, then the right ones without key columns of the same name as their left partner; a
     right column whose name the left side has gets ``suffix``.

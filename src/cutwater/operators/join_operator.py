@@ -73,7 +73,7 @@ class IntervalJoin(TwoSidedJoin):
         self, side: int, batch: pa.RecordBatch, times: References
     ) -> tuple[pa.RecordBatch, References, Outputs]:
         """The rows in time, their times, and the others as side output."""
-        late = times < self._reached(side, batch)
+        late = times <= self._reached(side, batch)
         count = int(np.count_nonzero(late))
         if count == 0:
             return batch, times, []
@@ -129,7 +129,7 @@ class IntervalJoin(TwoSidedJoin):
     def _dead_below(self, side: int) -> int:
         """Rows of the side with an event time below this match no row that is yet to come."""
         low, high = _INT64
-        return min(max(self._watermarks.current - self._reach[side][1], low), high)
+        return min(max(self._watermarks.current + 1 - self._reach[side][1], low), high)
 
     def _live(self) -> list[References]:
         return [np.flatnonzero(side.times >= self._dead_below(number)) for number, side in enumerate(self._sides)]

@@ -60,6 +60,11 @@ class OpenWindows:
             self._slots[start].append(slots[begin:end])
         return opened
 
+    @property
+    def next_instant(self) -> int | None:
+        """At which watermark the next window fires; ``None``: none is waiting."""
+        return self._to_fire[0] + self._reach_us if self._to_fire else None
+
     def of(self, start: int) -> list[Slots]:
         """The slots of a window, in pieces."""
         return self._slots.get(start, [])

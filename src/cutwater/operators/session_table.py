@@ -28,6 +28,7 @@ __all__ = ["SessionTable", "Taken"]
 
 _SWEEP_SLOTS = 8192
 _BUCKETS_PER_GAP = 16
+_MS_US = 1000
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,17 @@ class SessionTable:
         types = [pa.int64(), *(spec.input_schema.field(name).type for name in spec.keys)]
         self.table = KeyedTable(types, spec.kept, spec.input_schema)
         self._fold = Fold(spec.kept, spec.input_schema, discarding=spec.discarding)
-        self._calendar = SlotCalendar(max(1, self._gap_us // _BUCKETS_PER_GAP))
+        self._calendar = self._new_calendar()
         self._limit = (spec.early.rows or 0) if spec.early else 0
         self._kept_slots = 0
         self._starts, self._ends, self._pending, self._taken = (np.zeros(0, np.int64) for _ in range(4))
         self._alive, self._fired, self._came_out = (np.zeros(0, np.bool_) for _ in range(3))
         self._nexts, self._parents, self._anchors = (np.zeros(0, np.int32) for _ in range(3))
+
+    def _new_calendar(self) -> SlotCalendar:
+        """By the clock a bucket is a millisecond: the clock wakes whoever lies in it, and all of them should be due."""
+        by_clock = self._spec.window.processing_time
+        return SlotCalendar(_MS_US if by_clock else max(1, self._gap_us // _BUCKETS_PER_GAP))
 
     def _reserve(self, slots: int) -> None:
         used = len(self._starts)
@@ -172,6 +178,11 @@ class SessionTable:
         self._pending[firing] = 0
         return firing[np.argsort(self._ends[firing], kind="stable")]
 
+    @property
+    def next_instant(self) -> int | None:
+        """See ``Windows.next_instant``: sessions that go on meanwhile are looked at, too."""
+        return self._calendar.next_instant
+
     def changed(self, passed: Callable[[Slots], Any], most: int) -> Slots:
         """See ``Windows.changed``."""
         used = len(self.table)
@@ -221,7 +232,7 @@ class SessionTable:
         kernels.link(numbers[chained], self._anchors[chained], self._nexts)
         self._fold.clear(self.table, numbers[~self._alive])
         self._kept_slots = len(kept)
-        self._calendar = SlotCalendar(max(1, self._gap_us // _BUCKETS_PER_GAP))
+        self._calendar = self._new_calendar()
         self._expect(numbers)
 
     # -- snapshots

@@ -48,6 +48,17 @@ class SlotCalendar:
                 heapq.heappush(self._order, number)
             self._buckets[number].append(slots[begin:end])
 
+    @property
+    def next_instant(self) -> int | None:
+        """The last instant of the earliest bucket; ``None``: there is none.
+
+        >>> calendar = SlotCalendar(10)
+        >>> calendar.add(np.array([4], np.int32), np.array([12]))
+        >>> calendar.next_instant
+        19
+        """
+        return self._order[0] * self._width_us + self._width_us - 1 if self._order else None
+
     def take(self, now: int) -> Slots:
         """Take out all slots of the buckets that have begun, each once."""
         found: list[Slots] = []

@@ -13,7 +13,10 @@ When things happen, in one place (as in Flink):
   between two windows that do not touch belongs to none and counts in ``rows_outside_windows``.
 - *Discarding*: what has come out is not in what comes out later; a result is what was new.  Else results accumulate.
 
-What comes out does not depend on where batches end.  Event times before 1970 are ordinary.
+- By *processing time* a row has the time at which it is processed, and the clock is the watermark: no row is late.
+  What is open at the end of the input comes out then.
+
+What comes out by event time does not depend on where batches end.  Event times before 1970 are ordinary.
 """
 
 from __future__ import annotations
@@ -43,13 +46,14 @@ WINDOW_PENDING = "window_pending"
 class WindowAggregateSpec:
     """Aggregates by key and window.
 
-    Outputs: 0 = key columns, ``window_start``, ``window_end`` (type of the event time; not with the global window),
-    aggregates; 1 = late rows.
+    Outputs: 0 = key columns, ``window_start``, ``window_end`` (of the type of the event time; by processing time UTC;
+    not with the global window), aggregates; 1 = late rows.
 
     Args:
         input_schema: schema of the rows.
         keys: key columns.
-        event_time: column of type ``timestamp[us]``, with or without time zone; the global window needs none.
+        event_time: column of type ``timestamp[us]``, with or without time zone; ``None`` for windows by processing
+            time, and possible for the global window.
         window: how time is cut.
         aggregates: what to compute.
         allowed_lateness_us: how long after its end a window still takes rows.
@@ -76,14 +80,25 @@ class WindowAggregateSpec:
             raise BuildError(f"allowed lateness {self.allowed_lateness_us} us is not between 0 and {MAX_SPAN_US}")
         if isinstance(self.window, GlobalWindow) and self.allowed_lateness_us:
             raise BuildError("the global window has no late rows: it ends with the input", hint="Leave lateness out.")
+        if self.window.processing_time:
+            self._check_clock()
         if not self.aggregates:
             raise BuildError("no aggregate given", hint="Name at least one, for example n=cw.count().")
         check_names(self.outputs[0].names)
         check_names(self.state_schema.names)
 
+    def _check_clock(self) -> None:
+        if self.allowed_lateness_us:
+            raise BuildError("by processing time no row is late", hint="Leave the allowed lateness out.")
+        if self.early is not None and self.early.event_time_us is not None:
+            raise BuildError(
+                "early results by event time of windows by processing time",
+                hint="Write cw.every(processing_time=...) or cw.every(rows=...).",
+            )
+
     def _check_time(self) -> None:
         if self.event_time is None:
-            if isinstance(self.window, GlobalWindow):
+            if isinstance(self.window, GlobalWindow) or self.window.processing_time:
                 return
             raise BuildError("a window needs event time")
         if self.input_schema.get_field_index(self.event_time) < 0:
@@ -96,8 +111,10 @@ class WindowAggregateSpec:
 
     @property
     def time_type(self) -> pa.DataType:
-        """Type of the event time and of both window columns."""
-        return pa.timestamp("us") if self.event_time is None else self.input_schema.field(self.event_time).type
+        """Type of the time that counts and of both window columns."""
+        if self.event_time is None:
+            return pa.timestamp("us", "UTC" if self.window.processing_time else None)
+        return self.input_schema.field(self.event_time).type
 
     @property
     def repeats(self) -> bool:

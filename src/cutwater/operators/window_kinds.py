@@ -1,6 +1,7 @@
 """How time is cut into windows, and when a window comes out before its end.
 
-All are frozen values in microseconds; rows of one key and one window are aggregated together.
+All are frozen values in microseconds; rows of one key and one window are aggregated together.  The time is that of the
+rows, or with ``processing_time`` that of the clock when they are processed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class TumblingWindow:
 
     size_us: int
     offset_us: int = 0
+    processing_time: bool = False
 
     def __post_init__(self) -> None:
         _check_span("window size", self.size_us)
@@ -49,7 +51,7 @@ class TumblingWindow:
         return self.size_us
 
     def __str__(self) -> str:
-        return f"tumbling {format_us(self.size_us)}, offset {format_us(self.offset_us)}"
+        return f"tumbling {format_us(self.size_us)}, offset {format_us(self.offset_us)}{_clock(self.processing_time)}"
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class SlidingWindow:
     size_us: int
     every_us: int
     offset_us: int = 0
+    processing_time: bool = False
 
     def __post_init__(self) -> None:
         _check_span("window size", self.size_us)
@@ -83,9 +86,8 @@ class SlidingWindow:
         return self.size_us % self.every_us
 
     def __str__(self) -> str:
-        return (
-            f"sliding {format_us(self.size_us)}, every {format_us(self.every_us)}, offset {format_us(self.offset_us)}"
-        )
+        slide = f"every {format_us(self.every_us)}, offset {format_us(self.offset_us)}"
+        return f"sliding {format_us(self.size_us)}, {slide}{_clock(self.processing_time)}"
 
 
 @dataclass(frozen=True)
@@ -94,17 +96,18 @@ class SessionWindow:
 
     Two rows that are exactly ``gap`` apart are in one session, as in Flink and Spark.
 
-    >>> str(SessionWindow(1_800_000_000))
-    'session, gap 30m'
+    >>> str(SessionWindow(1_800_000_000)), str(SessionWindow(1_800_000_000, processing_time=True))
+    ('session, gap 30m', 'session, gap 30m, by processing time')
     """
 
     gap_us: int
+    processing_time: bool = False
 
     def __post_init__(self) -> None:
         _check_span("session gap", self.gap_us)
 
     def __str__(self) -> str:
-        return f"session, gap {format_us(self.gap_us)}"
+        return f"session, gap {format_us(self.gap_us)}{_clock(self.processing_time)}"
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,11 @@ class GlobalWindow:
     >>> str(GlobalWindow())
     'global'
     """
+
+    @property
+    def processing_time(self) -> bool:
+        """It goes by no time at all."""
+        return False
 
     def __str__(self) -> str:
         return "global"
@@ -162,6 +170,10 @@ class Early:
         if self.event_time_us is not None:
             return f"every {format_us(self.event_time_us)} of event time"
         return f"every {format_us(self.processing_time_us or 0)} of processing time"
+
+
+def _clock(processing_time: bool) -> str:
+    return ", by processing time" if processing_time else ""
 
 
 def _check_span(what: str, span_us: int) -> None:

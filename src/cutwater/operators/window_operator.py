@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.operators.base import BaseOperator, Context, Outputs
+from cutwater.operators.base import MAX_WATERMARK, BaseOperator, Context, Outputs
 from cutwater.operators.event_times import event_times
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.keyed_table import KeyedTable, keyed_rows
@@ -41,6 +41,11 @@ class Windows(Protocol):
 
     def due(self, watermark: int) -> Slots:
         """What fires now, in the order of time; each window fires once."""
+        ...
+
+    @property
+    def next_instant(self) -> int | None:
+        """At which watermark windows want to be looked at next: none fires before; ``None``: none is waiting."""
         ...
 
     def changed(self, passed: Callable[[Slots], Any], most: int) -> Slots:
@@ -81,6 +86,10 @@ class WindowOperator(BaseOperator, Generic[W]):
 
     After a restore from several subtasks their watermarks may differ.  Then each key group keeps its own as a *floor*
     until the watermark has passed them all: so no window of a group fires twice, and late rows stay late.
+
+    By processing time the clock takes the place of both: rows have the time at which they come, and since it never
+    falls, a clock that shows t is the watermark just before t.  No row is late.  At the end of the input all windows
+    come out; from then on the clock alone counts again, for a loop that starts anew.
     """
 
     _windows: W
@@ -88,6 +97,7 @@ class WindowOperator(BaseOperator, Generic[W]):
     def __init__(self, spec: WindowAggregateSpec) -> None:
         self._spec = spec
         self._numbered = any(a.ordered for a in spec.kept)
+        self._by_clock = spec.window.processing_time
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
@@ -129,6 +139,10 @@ class WindowOperator(BaseOperator, Generic[W]):
         return key_groups(hash_keys(keys), self.ctx.max_parallelism)
 
     def _times(self, batch: pa.RecordBatch) -> Times:
+        if self._by_clock:
+            times: Times = np.full(batch.num_rows, 1000 * self.ctx.processing_time_ms(), np.int64)
+            times.flags.writeable = False  # as event times are: one specialisation of the kernels
+            return times
         assert self._spec.event_time is not None
         return event_times(batch, self._spec.event_time)
 
@@ -148,12 +162,18 @@ class WindowOperator(BaseOperator, Generic[W]):
 
     def on_watermark(self, watermark: int) -> Outputs:
         outputs = self._drain()
+        if self._by_clock and watermark < MAX_WATERMARK:
+            return outputs
+        return outputs + self._fire(watermark)
+
+    def _fire(self, watermark: int) -> Outputs:
+        """The watermark of the windows is this now: the first slice of what comes out."""
         before = self._watermarks.copy()
         if not self._watermarks.advance(watermark):
-            return outputs
+            return []
         self._before = before
         self._due = self._advance()
-        return outputs + self.resume()
+        return self.resume()
 
     def _advance(self) -> Slots:
         """The watermark has risen: what comes out now."""
@@ -183,20 +203,35 @@ class WindowOperator(BaseOperator, Generic[W]):
         outputs = self._windows.results(slots) if len(slots) else []
         if not self.pending:
             self._forget()
+            if self._by_clock and self._watermarks.current == MAX_WATERMARK:
+                self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
         return outputs
 
-    # -- early results by the clock
+    # -- the clock
 
     @property
     def next_processing_time_ms(self) -> int | None:
-        return self._next_ms
+        instant = self._next_instant if self._by_clock else None
+        if instant is None:
+            return self._next_ms
+        fires_ms = -(-(instant + 1) // 1000)
+        return fires_ms if self._next_ms is None else min(fires_ms, self._next_ms)
+
+    @property
+    def _next_instant(self) -> int | None:
+        return self._windows.next_instant
 
     @property
     def timers_pending(self) -> bool:
-        return self._next_ms is not None
+        return self.next_processing_time_ms is not None
 
     def on_processing_time(self, now_ms: int) -> Outputs:
         outputs = self._drain()
+        if self._by_clock:
+            outputs += self._fire(1000 * now_ms - 1)
+        if self._next_ms is None or now_ms < self._next_ms:
+            return outputs
+        outputs += self._drain()
         slots = self._windows.changed(lambda _: True, SLICE_ROWS)
         if len(slots) < SLICE_ROWS:
             self._next_ms = None  # until rows come

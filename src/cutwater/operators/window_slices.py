@@ -118,6 +118,10 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
 
     # -- firing
 
+    @property
+    def _next_instant(self) -> int | None:
+        return self._ahead[0] + self._reach_us if self._ahead else None
+
     def _advance(self) -> Slots:
         due: list[int] = []
         while self._ahead and self._ahead[0] + self._reach_us <= self._watermarks.current:

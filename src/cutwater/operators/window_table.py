@@ -112,6 +112,11 @@ class WindowTable:
         self._came_out(slots)
         return slots
 
+    @property
+    def next_instant(self) -> int | None:
+        """See ``Windows.next_instant``."""
+        return self._windows.next_instant
+
     def changed(self, passed: Callable[[Slots], Any], most: int) -> Slots:
         """See ``Windows.changed``."""
         used = len(self.table)

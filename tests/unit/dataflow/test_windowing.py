@@ -47,6 +47,31 @@ def test_a_global_window_needs_no_event_time(flow):
         rows.window("x", cw.session("1m"))
 
 
+def test_windows_by_processing_time_need_no_event_time_and_have_none(flow):
+    from cutwater.dataflow.compatibility import describe_state
+
+    rows = flow.read("rows", cw.memory([], schema="k long, v long")).key_by("k")
+    window = cw.tumbling("10s", offset="1s", time="processing")
+    made = rows.window("w", window).aggregate("a", n=cw.count())
+    assert [str(kind) for kind in made.schema.types] == ["int64", *["timestamp[us, tz=UTC]"] * 2, "int64"]
+    said = "tumbling 10s, offset 1s, by processing time"
+    assert f"window w: {said}" in flow.explain()
+    assert describe_state(flow.graph.steps["a"])["windows"] == said, "it differs from windows by event time"
+    with pytest.raises(BuildError, match="event time was lost at step 'a': its windows go by processing time"):
+        made.key_by("k").window("x", cw.tumbling("1m"))
+    made.key_by("k").window("y", cw.sliding("1m", "10s", time="processing")).aggregate("b", n=cw.sum("n"))
+    ranked = rows.window("z", cw.session("5s", time="processing")).top("t", 1, by="v")
+    for stream in (made, ranked):
+        with pytest.raises(BuildError, match="by processing time no row is late"):
+            _ = stream.late
+
+
+def test_windows_by_processing_time_may_cut_results_of_windows_in_two(keyed):
+    """They are rows like others to the clock."""
+    hourly = keyed.window("w", cw.tumbling("1h")).aggregate("a", n=cw.count()).key_by("origin")
+    hourly.window("x", cw.tumbling("7m", time="processing")).aggregate("b", n=cw.sum("n"))
+
+
 def test_windows_over_windows_must_not_cut_them(keyed):
     hourly = keyed.window("w", cw.tumbling("1h")).aggregate("a", n=cw.count()).key_by("origin")
     for bad in (cw.sliding("3h", "30m"), cw.sliding("90m", "1h"), cw.sliding("2h", "1h", offset="5m")):
@@ -78,6 +103,13 @@ def test_explain_and_the_snapshot_say_which_windows(flow, keyed):
         (lambda k: cw.sliding("1h", 0), "every is 0"),
         (lambda k: cw.sliding("0s", "1m"), "window size is 0"),
         (lambda k: cw.sliding("1h", "5m", offset="5m"), "window offset"),
+        (lambda k: cw.tumbling("1h", time="wall"), "time is 'event' or 'processing', not 'wall'"),
+        (
+            lambda k: k.window("w", cw.tumbling("1h", time="processing"), allowed_lateness="1m").aggregate(
+                "a", n=cw.count()
+            ),
+            "by processing time no row is late",
+        ),
         (lambda k: cw.session("-1m"), "session gap '-1m' is negative"),
         (lambda k: cw.session("soon"), "is not a duration"),
         (lambda k: cw.every(), "one of rows, event_time and processing_time, not 0 of them"),

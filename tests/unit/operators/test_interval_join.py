@@ -130,7 +130,7 @@ def brute_force(events: list[Event], lower: int, upper: int) -> tuple[list[Any],
         micros = event.rows.column("t").cast(pa.int64()).to_pylist()
         for time, row in zip(micros, event.rows.to_pylist(), strict=True):
             values = tuple(row.values())
-            if time < watermark:
+            if time <= watermark:
                 out[1 + event.side].append(values)
                 continue
             seen[event.side].append((time, values))
@@ -295,16 +295,18 @@ def test_bounds_are_inclusive(make_context: Callable[..., Any]) -> None:
     assert [row[5] for row in driver.out[0]] == [1, 2]
 
 
-def test_row_at_the_watermark_is_in_time_and_still_finds_its_partners(make_context: Callable[..., Any]) -> None:
+def test_w1_a_row_at_the_watermark_is_late_and_the_next_one_finds_its_partners(
+    make_context: Callable[..., Any],
+) -> None:
     driver = Driver(spec(-50, 30), make_context())
-    driver.feed([Event(0, left([1], [100])), Event(watermark=130), Event(1, right([1, 1], [129, 130]))])
+    driver.feed([Event(0, left([1], [100])), Event(watermark=129), Event(1, right([1, 1], [129, 130]))])
     assert [row[4] for row in driver.out[0]] == [dt.datetime(1970, 1, 1, microsecond=130)]
     assert len(driver.out[2]) == 1
 
 
 def test_rows_that_can_match_nothing_any_more_are_not_in_the_snapshot(make_context: Callable[..., Any]) -> None:
     driver = Driver(spec(-50, 30), make_context())
-    driver.feed([Event(0, left([1, 2], [100, 101])), Event(1, right([1, 2], [180, 181])), Event(watermark=131)])
+    driver.feed([Event(0, left([1, 2], [100, 101])), Event(1, right([1, 2], [180, 181])), Event(watermark=130)])
     rows = {s.name: s.batch.column("k").to_pylist() for s in driver.snapshot() if s.name != "watermark"}
     assert rows == {"left": [2], "right": [1, 2]} or rows == {"left": [2], "right": [2, 1]}
     driver.feed([Event(watermark=MAX_WATERMARK)])
@@ -338,7 +340,7 @@ def test_sweep_spares_the_row_that_can_just_be_matched(
 ) -> None:
     monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 0)
     driver = Driver(spec(-50, 30), make_context())
-    driver.feed([Event(0, left([1] * 11, [0] * 10 + [100])), Event(watermark=130), Event(1, right([1], [130]))])
+    driver.feed([Event(0, left([1] * 11, [0] * 10 + [100])), Event(watermark=129), Event(1, right([1], [130]))])
     assert driver.operator._sides[0].rows == 1
     assert [row[2] for row in driver.out[0]] == [10]
 

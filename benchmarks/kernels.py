@@ -16,7 +16,8 @@ import pyarrow as pa
 from cutwater.operators.accumulators import Aggregate
 from cutwater.operators.aggregate import RunningAggregateSpec
 from cutwater.operators.partition import HashPartitioner
-from cutwater.operators.window import TumblingWindow, WindowAggregateSpec
+from cutwater.operators.window import WindowAggregateSpec
+from cutwater.operators.window_kinds import TumblingWindow
 from cutwater.state.index import make_index
 from cutwater.state.keys import key_group_range
 
@@ -35,6 +36,10 @@ class Subtask:
     parallelism: int = 1
     max_parallelism: int = GROUPS
     key_groups: range = key_group_range(0, 1, GROUPS)
+    incremental: bool = False
+
+    def wake(self) -> None:
+        return None
 
     def processing_time_ms(self) -> int:
         return 0
@@ -105,7 +110,7 @@ def windows(rows: int, text: bool, size_us: int, kind: str) -> None:
 
 
 def main() -> None:
-    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 16_384
+    rows = int(sys.argv[1]) if len(sys.argv) > 1 else 65_536
     keyed(batches(rows, text=False), "int64 key")
     keyed(batches(rows, text=True), "string key")
     windows(rows, False, rows * 10_000, "windows of 10 batches, int64 key")

@@ -31,6 +31,7 @@ __all__ = [
     "Reports",
     "Rows",
     "TextRows",
+    "Watching",
     "note_first",
     "read_reports",
 ]
@@ -88,9 +89,27 @@ class TextRows:
         return pa.record_batch([keys, values], schema=TEXT_SCHEMA)
 
 
+class Watching:
+    """The common part of sinks that discard rows, as ``cw.discard()`` does, and report what came."""
+
+    @property
+    def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
+        return "exactly-once"
+
+    @property
+    def parallelism(self) -> int | None:
+        return None
+
+    def check(self, schema: pa.Schema) -> None:
+        """Any rows of the benchmark are welcome."""
+
+    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> NothingToCommit:
+        return NothingToCommit()
+
+
 @dataclass(frozen=True)
-class Probe:
-    """Discards rows, as ``cw.discard()`` does, and reports what came: row count, times, newest values, latencies.
+class Probe(Watching):
+    """A sink for W1; reports row count, times, newest values, latencies.
 
     Args:
         folder: where each subtask leaves its report.
@@ -104,23 +123,9 @@ class Probe:
     latency: bool = False
     skip_s: float = 0.0
 
-    @property
-    def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
-        return "exactly-once"
-
-    @property
-    def parallelism(self) -> int | None:
-        return None
-
-    def check(self, schema: pa.Schema) -> None:
-        """Any rows of W1 are welcome."""
-
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> _ProbeWriter:
         rows = sum(state["rows"] for state in restored if isinstance(state, dict))
         return _ProbeWriter(self, f"{ctx.subtask}-{ctx.incarnation}", rows)
-
-    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> NothingToCommit:
-        return NothingToCommit()
 
 
 class _ProbeWriter:

@@ -180,6 +180,7 @@ _SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "machine": ("compare", machine_text),
     "throughput": ("compare", _throughput_section),
     "strings": ("compare", lambda data: throughput_table(with_keys(data, "text"))),
+    "windows": ("windows", throughput_table),
     "summary": ("compare", lambda data: summary_table(with_keys(data, "int64"))),
     "latency": ("latency", latency_table),
     "recovery": ("recovery", recovery_table),

@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-FORMS = ("report", "workload")
-SHORT_RUNS = {"compare": ("cutwater 1 s text",)}
+FORMS = ("report", "tally", "window_work", "workload")
+SHORT_RUNS = {"compare": ("cutwater 1 s text",), "windows": ("cutwater",)}
 
 
 @pytest.mark.parametrize("name", FORMS)

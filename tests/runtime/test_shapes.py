@@ -38,6 +38,18 @@ def test_steps_with_their_own_parallelism(start, fake_spark: FakeSpark, tmp_path
     assert_running_counts(tmp_path / "out", ROWS)
 
 
+def test_null_is_a_key_like_any_other(start, fake_spark: FakeSpark, tmp_path: Path) -> None:
+    flow = cw.Dataflow("nulls")
+    rows = flow.read("in", gated(tmp_path, ROWS, rate=RATE))
+    key = pl.when(pl.col("value") % 97 != 5).then(pl.col("value") % 97)
+    keyed = rows.with_columns("key", key=key).key_by("key", nulls="key")
+    counts = keyed.aggregate("count", n=cw.count(), total=cw.sum("value"), eid=cw.last("value"))
+    named = counts.with_columns("name", key=pl.col("key").fill_null(5))  # no value has this key
+    named.write("out", cw.files(str(tmp_path / "out")))
+    survive(start(flow), fake_spark, tmp_path)
+    assert_running_counts(tmp_path / "out", ROWS)
+
+
 def test_rebalance_hands_every_row_to_one_subtask(start, fake_spark: FakeSpark, tmp_path: Path) -> None:
     flow = cw.Dataflow("rebalance")
     rows = flow.read("in", gated(tmp_path, ROWS, rate=RATE), parallelism=1).rebalance()

@@ -225,17 +225,21 @@ def enrichment_table(table: object) -> Any:
 
 
 def key_by(
-    builder: GraphBuilder, upstream: Upstream, columns: Sequence[str], dead_letters: str | None
+    builder: GraphBuilder, upstream: Upstream, columns: Sequence[str], nulls: str, dead_letters: str | None
 ) -> tuple[Upstream, Upstream | None]:
     """The upstream read by a hash edge, and the rows without a usable key if they are diverted."""
-    from cutwater.state.keys import check_key_types
+    from cutwater.state.keys import MAX_NULLABLE_KEYS, NullableKeys, check_key_types
 
     schema = upstream.type.schema
-    keys = tuple(columns)
+    keys = NullableKeys(columns) if nulls == "key" else tuple(columns)
     with located(dead_letters if isinstance(dead_letters, str) else upstream.step):
         for name in keys:
             require_column(schema, name, "key column")
         check_key_types(schema, keys)
+        if nulls not in ("error", "key"):
+            raise BuildError(f"nulls is 'error' or 'key', not {nulls!r}")
+        if nulls == "key" and len(keys) > MAX_NULLABLE_KEYS:
+            raise BuildError(f"nulls='key' takes {MAX_NULLABLE_KEYS} key columns at most, not {len(keys)}")
     bad = None
     if dead_letters is not None:
         from cutwater.operators.key_check import KeyCheckSpec

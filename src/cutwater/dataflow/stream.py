@@ -247,17 +247,24 @@ class Stream:
 
     # ------------------------------------------------------------------------------------------------- partitioning
 
-    def key_by(self, *columns: str, dead_letters: str | None = None) -> KeyedStream:
+    def key_by(
+        self, *columns: str, nulls: Literal["error", "key"] = "error", dead_letters: str | None = None
+    ) -> KeyedStream:
         """The stream with a key: rows of one key go to the same subtask.  A property, not a step.
 
-        A null or NaN key fails the job when it comes, or is diverted.
+        A NaN key, and a null one if ``nulls`` is "error", fails the job when it comes, or is diverted.
 
         Args:
+            nulls: "key" makes null a key like any other, equal to itself, as SQL's GROUP BY does.  In joins a row with
+                a null in its key has no partner, as in SQL.
             dead_letters: id of a step that diverts rows without a usable key to ``.dead_letters``.
+
+        Raises:
+            BuildError: no such column, a type that cannot be a key, or another ``nulls``.
         """
         from cutwater.dataflow.keyed import KeyedStream
 
-        main, bad = steps.key_by(self._builder, self._upstream, columns, dead_letters)
+        main, bad = steps.key_by(self._builder, self._upstream, columns, nulls, dead_letters)
         return KeyedStream(self._builder, main, bad)
 
     def rebalance(self) -> Stream:

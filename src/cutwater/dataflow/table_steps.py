@@ -81,6 +81,7 @@ def join_tables(
     parallelism: int | None,
 ) -> Upstream:
     from cutwater.operators.table_join import TableJoinSpec
+    from cutwater.state.keys import NullableKeys
 
     with located(builder.check_id(id)):
         for side, upstream in (("left", left), ("right", right)):
@@ -91,7 +92,9 @@ def join_tables(
         # The left key columns hold the key of every row unless a row may have no left side.
         keyed = how in ("inner", "left") or left.keys == right.keys
         keys = left.keys if keyed else ()
-        out = StreamType(schema, None, keys, changes=keys)
+        # A null key has no partner: in a full join it comes out of either side.
+        unpaired = how == "full" and all(isinstance(side.keys, NullableKeys) for side in (left, right))
+        out = StreamType(schema, None, keys, changes=() if unpaired else keys)
         return builder.add(id, "join_tables", spec, [left, right], [out], parallelism=parallelism, lost=_NO_ORDER)[0]
 
 

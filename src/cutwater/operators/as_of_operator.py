@@ -11,7 +11,7 @@ import pyarrow as pa
 from cutwater.operators.base import MIN_WATERMARK, Outputs
 from cutwater.operators.join_columns import pairs_per_batch
 from cutwater.operators.join_side import JoinSide, References
-from cutwater.operators.two_sided_join import LEFT, TwoSidedJoin
+from cutwater.operators.two_sided_join import LEFT, RIGHT, TwoSidedJoin
 from cutwater.state.index import Slots
 from cutwater.state.keys import require_valid_keys
 from cutwater.state.segments import Frozen, FrozenSegments, Segment
@@ -54,6 +54,8 @@ class AsOfJoin(TwoSidedJoin):
             outputs.append((1 + input, batch.filter(pa.array(late))))
             if input == LEFT:
                 batch, times = batch.filter(pa.array(~late)), times[~late]
+        if input == RIGHT or self._spec.how == "inner":
+            batch, times = self._with_whole_keys(input, batch, times)
         if batch.num_rows:
             self._sweep()
             self._store(input, batch, times)

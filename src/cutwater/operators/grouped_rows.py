@@ -31,7 +31,7 @@ class GroupedRows:
 
 
 def group_rows(batch: pa.RecordBatch, keys: Sequence[str]) -> GroupedRows:
-    """Group by key columns that hold no null.
+    """Group by key columns; null is a key like any other.
 
     Raises:
         UserCodeError: there is no key.
@@ -42,7 +42,7 @@ def group_rows(batch: pa.RecordBatch, keys: Sequence[str]) -> GroupedRows:
     """
     if not keys:
         raise UserCodeError("rows without key cannot be grouped", hint="Call key_by(...) before process(...).")
-    encoded = [batch.column(name).dictionary_encode() for name in keys]
+    encoded = [batch.column(name).dictionary_encode("encode") for name in keys]
     codes: npt.NDArray[np.int64] = np.zeros(batch.num_rows, np.int64)
     for column in encoded:
         codes = codes * max(len(column.dictionary), 1) + column.indices.to_numpy()

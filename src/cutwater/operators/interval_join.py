@@ -61,8 +61,6 @@ class IntervalJoinSpec:
     """The types in which keys are compared."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "left_keys", tuple(self.left_keys))
-        object.__setattr__(self, "right_keys", tuple(self.right_keys))
         self._check_bounds()
         kinds = common_key_types(self.left_schema, self.right_schema, self.left_keys, self.right_keys)
         object.__setattr__(self, "key_types", kinds)

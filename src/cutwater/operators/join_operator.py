@@ -61,6 +61,7 @@ class IntervalJoin(TwoSidedJoin):
         require_valid_keys(batch, self._keys[input])
         times = self._event_times(input, batch)
         batch, times, outputs = self._divert_late(input, batch, times)
+        batch, times = self._with_whole_keys(input, batch, times)
         if batch.num_rows == 0:
             return outputs
         self._sweep()

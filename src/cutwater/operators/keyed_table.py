@@ -15,10 +15,11 @@ from cutwater.errors import StorageError
 from cutwater.operators.accumulators import Accumulator, Aggregate, make_accumulator
 from cutwater.state.capture import Capture, Captures
 from cutwater.state.changes import ChangeLog, Changes, Deleted
-from cutwater.state.index import KeyIndex, Slots, make_index
+from cutwater.state.index import KeyIndex, Slots
 from cutwater.state.intervals import RESTORED
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.memory import GrowingArray
+from cutwater.state.nullable_index import NullableIndex
 from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
 
 __all__ = ["Changed", "FrozenTable", "KeyedTable", "deleted_segments", "group_segments", "keyed_rows"]
@@ -43,7 +44,7 @@ class KeyedTable:
     def __init__(
         self, key_types: Sequence[pa.DataType], aggregates: Sequence[Aggregate], schema: pa.Schema, expected: int = 0
     ) -> None:
-        self.index: KeyIndex = make_index(key_types, expected)
+        self.index: KeyIndex = NullableIndex(key_types, expected)
         self.accumulators: list[Accumulator] = [make_accumulator(a, schema) for a in aggregates]
         self._state_widths = [len(a.state_fields(schema)) for a in aggregates]
         self._captures = Captures()
@@ -100,7 +101,7 @@ class KeyedTable:
 
     def keep(self, slots: Slots) -> None:
         """Forget all slots but these, which become 0, 1, 2 ..."""
-        kept = make_index(self.index.types, len(slots))
+        kept = NullableIndex(self.index.types, len(slots))
         if len(slots):
             kept.upsert(self.index.columns(slots))
         self.index = kept
@@ -317,7 +318,7 @@ def _without_deleted(parts: list[_Part]) -> list[pa.RecordBatch]:
     for part in reversed(parts):
         if part.kind == "delete":
             keys = part.batch.schema.names
-            deleted = deleted or make_index(part.batch.schema.types)
+            deleted = deleted or NullableIndex(part.batch.schema.types)
             deleted.upsert(part.batch.columns)
             continue
         batch = part.batch

@@ -36,7 +36,7 @@ class HashPartitioner:
 
     Args:
         schema: schema of the batches.
-        keys: key columns.
+        keys: key columns; ``NullableKeys`` if null is a key.
         parallelism: number of subtasks that share the key groups.
         max_parallelism: number of key groups.
 
@@ -57,7 +57,7 @@ class HashPartitioner:
                 hint=f"1 <= parallelism <= max_parallelism <= {MAX_KEY_GROUPS}.",
             )
         self._schema = schema
-        self._keys = tuple(keys)
+        self._keys = keys
         self._parallelism = parallelism
         owners = [key_group_owner(group, parallelism, max_parallelism) for group in range(max_parallelism)]
         self._owners = np.array(owners, np.int32)
@@ -93,7 +93,7 @@ class HashPartitioner:
             self._targets, self._places = np.empty(rows, np.int32), np.empty(rows, np.int64)
         targets = self._targets[:rows]
         columns = [batch.column(name) for name in self._keys]
-        if self._one_word:
+        if self._one_word and columns[0].null_count == 0:
             kernels.targets_of_words(to_words(columns[0]), self._owners, targets)
         else:
             kernels.targets_of_hashes(hash_keys(columns), self._owners, targets)

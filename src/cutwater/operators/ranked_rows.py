@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
 from cutwater.operators import ranked_kernels as kernels
 from cutwater.operators.accumulators import Accumulator
@@ -26,13 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Changes", "RankedRows", "Work"]
 
-_compute: Any = pyarrow.compute
 _FIRST_ENTRIES = 1 << 10
 _OUTPUT_ROWS = 1 << 14
 _GARBAGE_ROWS = 4096
 """Rows that nobody refers to are swept out when they are more than this and more than the others."""
 _LAST = np.int64(2**63 - 1)
-_NULL = np.uint64(0x6E756C6C)
 _OFFSETS, _SIZES, _COUNTS = 1, 2, 3
 
 
@@ -240,25 +237,11 @@ def _prints(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
     """A hash of each row's content; a null has one of its own, whatever other rows hold."""
     prints = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
-        hashes = hash_keys([_filled(column)])
-        valid = valid_rows(column)
-        if valid is not None:
-            hashes[~valid] = _NULL
-        combine(prints, hashes)
+        combine(prints, hash_keys([_hashable(column)]))
     return prints.view(np.int64)
 
 
-def _filled(column: pa.Array) -> pa.Array:
-    """Something in the place of nulls, in a type that has a hash."""
+def _hashable(column: pa.Array) -> pa.Array:
+    """The column in a type that has a hash: times of day and durations by their number."""
     kind = column.type
-    if pa.types.is_temporal(kind):  # times of day and durations too: by their number
-        column = column.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
-    if column.null_count == 0:
-        return column
-    if pa.types.is_boolean(column.type):
-        return _compute.fill_null(column, False)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return _compute.fill_null(column, "")
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        return _compute.fill_null(column, b"")
-    return _compute.fill_null(column, pa.scalar(0).cast(column.type))
+    return column.cast(pa.int32() if kind.bit_width == 32 else pa.int64()) if pa.types.is_temporal(kind) else column

@@ -14,7 +14,7 @@ from cutwater.operators.changes import OP, added_rows, op_column
 from cutwater.operators.keyed_operator import KeyedOperator, Touched, as_rows
 from cutwater.operators.table_join import TABLES
 from cutwater.state.index import Slots
-from cutwater.state.keys import require_valid_keys
+from cutwater.state.keys import null_key_mask, require_valid_keys
 from cutwater.state.words import valid_rows
 
 if TYPE_CHECKING:
@@ -44,9 +44,15 @@ class TableJoin(KeyedOperator):
             batch = batch.drop_columns([OP])
         else:
             added = np.ones(batch.num_rows, np.bool_)
-        touched = self._touch([batch.column(n).cast(t) for n, t in zip(names, spec.key_types, strict=True)])
+        keys_of_rows = [batch.column(n).cast(t) for n, t in zip(names, spec.key_types, strict=True)]
+        touched = self._touch(keys_of_rows)
         mine, other = self._table.accumulators[input], self._table.accumulators[1 - input]
         came, met = as_rows(batch), other.result(touched.slots)
+        null = null_key_mask(keys_of_rows)
+        if null is not None:  # as in SQL, equal to nothing on the other side
+            partners = np.arange(len(touched))
+            partners[touched.local[null]] = -1
+            met = _take(met, partners)
         stored = mine.result(touched.slots)
         current = np.where(_is_valid(stored), np.arange(len(touched)), -1)
         rows, keys = np.empty(2 * len(came), np.int64), np.empty(2 * len(came), np.int64)

@@ -15,8 +15,9 @@ from cutwater.operators.event_times import event_times
 from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.keyed_table import keyed_rows
-from cutwater.state.index import KeyIndex, Slots, make_index
-from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.index import KeyIndex, Slots
+from cutwater.state.keys import hash_keys, key_groups, null_key_mask
+from cutwater.state.nullable_index import NullableIndex
 from cutwater.state.segments import Segment
 
 __all__ = ["LEFT", "RIGHT", "SIDES", "TwoSidedJoin", "TwoSidedJoinSpec"]
@@ -67,7 +68,7 @@ class TwoSidedJoin(BaseOperator):
         self._forget_rows()
 
     def _forget_rows(self) -> None:
-        self._index: KeyIndex = make_index(self._key_types)
+        self._index: KeyIndex = NullableIndex(self._key_types)
         self._sides = [JoinSide(schema) for schema in self._schemas]
         self._sweep_at = _SLACK_ROWS
 
@@ -84,6 +85,17 @@ class TwoSidedJoin(BaseOperator):
 
     def _key_columns(self, side: int, batch: pa.RecordBatch) -> list[pa.Array]:
         return [batch.column(name).cast(kind) for name, kind in zip(self._keys[side], self._key_types, strict=True)]
+
+    def _with_whole_keys(
+        self, side: int, batch: pa.RecordBatch, times: References
+    ) -> tuple[pa.RecordBatch, References]:
+        """The rows without a null in their key, and their times: as in SQL, the others have no partner."""
+        null = null_key_mask([batch.column(name) for name in self._keys[side]])
+        if null is None:
+            return batch, times
+        times = times[~null]
+        times.flags.writeable = False  # one specialisation of the kernels
+        return batch.filter(pa.array(~null)), times
 
     def _store(self, side: int, batch: pa.RecordBatch, times: References) -> Slots:
         slots = self._index.upsert(self._key_columns(side, batch))
@@ -110,7 +122,7 @@ class TwoSidedJoin(BaseOperator):
             return
         slots = [side.slots[rows] for side, rows in zip(self._sides, live, strict=True)]
         used = np.unique(np.concatenate(slots))
-        index = make_index(self._key_types)
+        index = NullableIndex(self._key_types)
         if len(used):
             index.upsert(self._index.columns(used))  # used slots become 0, 1, 2 ... in this order
         self._index = index

@@ -156,7 +156,7 @@ class Restore:
         entries = sorted(self._logs[edge_name(edge)], key=lambda e: (e.channel, e.side == "sender", e.first_row))
         batches: list[pa.RecordBatch] = []
         if edge.type is EdgeType.HASH:
-            partitioner = HashPartitioner(edge.schema, list(edge.keys), targets, self.plan.max_parallelism)
+            partitioner = HashPartitioner(edge.schema, edge.keys, targets, self.plan.max_parallelism)
             for batch in self._batches(entries):
                 batches += [part for target, part in partitioner.split(batch) if target == key.target]
         elif edge.type is EdgeType.BROADCAST:  # each subtask had a copy of every row

@@ -236,7 +236,7 @@ class Wiring:
         partitioner = None
         if edge.type is EdgeType.HASH:
             targets = self._plan.vertices[edge.target].parallelism
-            partitioner = HashPartitioner(edge.schema, list(edge.keys), targets, self._plan.max_parallelism)
+            partitioner = HashPartitioner(edge.schema, edge.keys, targets, self._plan.max_parallelism)
         return EdgeOut(channels, partitioner=partitioner, broadcast=edge.type is EdgeType.BROADCAST, back=edge.back)
 
     def _operator(self, part: FusedNode, vertex: Vertex) -> Operator:

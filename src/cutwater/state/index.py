@@ -2,13 +2,13 @@
 
 Slots are numbered 0, 1, 2 ... in the order in which keys first come, and values live in arrays by slot.  What an index
 stores of its keys is append-only: a ``frozen`` view of the first n slots stays as it is while the index goes on, at no
-cost.  Rows must have been checked: no null, no NaN in a key.
+cost.  Rows must have been checked: no NaN in a key, and no null; ``nullable_index`` takes nulls.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,10 +18,11 @@ import pyarrow as pa
 from cutwater.errors import DataError
 from cutwater.state import index_kernels as kernels
 from cutwater.state.keys import decimal_bytes, is_word_key
-from cutwater.state.memory import GrowingArray, in_background
+from cutwater.state.memory import GrowingArray
+from cutwater.state.next_table import AT_ONCE_SLOTS, NextTable
 from cutwater.state.words import Words, bytes_view, from_words, to_words
 
-__all__ = ["BytesIndex", "Int64Index", "KeyIndex", "Slots", "WordsIndex", "make_index"]
+__all__ = ["BytesIndex", "HashIndex", "Int64Index", "KeyIndex", "Slots", "WordsIndex", "make_index"]
 
 Slots: TypeAlias = npt.NDArray[np.int32]
 
@@ -30,54 +31,51 @@ _FIRST_BYTES = 1 << 16
 _BYTES_RESERVED = 1 << 34
 _SPARSE_SLOTS = 1 << 20
 _MAX_SLOTS = 2**31 - 2
-_AT_ONCE_SLOTS = 1 << 16
-"""So many are entered into a new table at once: about a millisecond."""
-
-
-class _NextTable:
-    """A larger table that a thread in the background fills, while the present one goes on serving.
-
-    What an index stores of its keys only grows, so the thread reads what nobody changes.  Slots that came meanwhile are
-    entered in further rounds, and the last few by the caller.
-
-    Args:
-        table: empty.
-        enter: enters the slots from one number to another into a table.
-        count: slots that there are.
-    """
-
-    def __init__(
-        self, table: npt.NDArray[Any], enter: Callable[[int, int, npt.NDArray[Any]], None], count: int
-    ) -> None:
-        self.table = table
-        self._enter = enter
-        self._entered = 0
-        self._next_round(count)
-
-    def _next_round(self, count: int) -> None:
-        first, self._entered = self._entered, count
-        self._thread = in_background(lambda: self._enter(first, count, self.table))
-
-    def ready(self, count: int, *, wait: bool) -> bool:
-        """Whether all slots are in the table: then it can take over.
-
-        Args:
-            count: slots that there are.
-            wait: until it is so.
-        """
-        while True:
-            if wait:
-                self._thread.join()
-            elif self._thread.is_alive():
-                return False
-            if wait or count - self._entered <= _AT_ONCE_SLOTS:
-                self._enter(self._entered, count, self.table)
-                return True
-            self._next_round(count)
 
 
 class KeyIndex(ABC):
-    """What all kinds have in common.
+    """A set of keys, numbered.
+
+    Attributes:
+        types: Arrow types of the key columns, in order.
+    """
+
+    types: tuple[pa.DataType, ...]
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Slots in use."""
+
+    @abstractmethod
+    def upsert(self, columns: Sequence[pa.Array]) -> Slots:
+        """Slot of every row, in row order; unknown keys get the next free slots.
+
+        Args:
+            columns: the key columns, of ``types``, all of one length.
+
+        Raises:
+            DataError: more than 2**31 keys in one subtask.
+        """
+
+    @abstractmethod
+    def find(self, columns: Sequence[pa.Array]) -> Slots:
+        """Slot of every row, -1 where the key is unknown; changes nothing.
+
+        Args:
+            columns: the key columns, of ``types``, all of one length.
+        """
+
+    @abstractmethod
+    def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
+        """The keys of ``slots``, one array per key column (floats with one zero: -0.0 comes back as 0.0)."""
+
+    @abstractmethod
+    def frozen(self) -> KeyIndex:
+        """The first ``len(self)`` slots as they are now; serves ``columns`` and ``len``, not ``upsert``."""
+
+
+class HashIndex(KeyIndex):
+    """What the kinds of open-addressing tables have in common.  Their rows hold no null.
 
     Args:
         types: Arrow types of the key columns, in order.
@@ -93,21 +91,12 @@ class KeyIndex(ABC):
         self._due = max(_FIRST_SLOTS, 1 << max(0, expected - 1).bit_length())
         """Slots from which on a larger table is wanted."""
         self._table: npt.NDArray[Any] = np.zeros(self._table_size(), self._entry)
-        self._next: _NextTable | None = None
+        self._next: NextTable | None = None
 
     def __len__(self) -> int:
-        """Slots in use."""
         return self._count
 
     def upsert(self, columns: Sequence[pa.Array]) -> Slots:
-        """Slot of every row, in row order; unknown keys get the next free slots.
-
-        Args:
-            columns: the key columns, of ``types``, all of one length.
-
-        Raises:
-            DataError: more than 2**31 keys in one subtask.
-        """
         slots: Slots = np.empty(len(columns[0]), np.int32)
         self._upsert(columns, slots)
         self._reserve(self._limit)
@@ -116,22 +105,9 @@ class KeyIndex(ABC):
         return slots
 
     def find(self, columns: Sequence[pa.Array]) -> Slots:
-        """Slot of every row, -1 where the key is unknown; changes nothing.
-
-        Args:
-            columns: the key columns, of ``types``, all of one length.
-        """
         slots: Slots = np.empty(len(columns[0]), np.int32)
         self._find(columns, slots)
         return slots
-
-    @abstractmethod
-    def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
-        """The keys of ``slots``, one array per key column (floats with one zero: -0.0 comes back as 0.0)."""
-
-    @abstractmethod
-    def frozen(self) -> KeyIndex:
-        """The first ``len(self)`` slots as they are now; serves ``columns`` and ``len``, not ``upsert``."""
 
     @abstractmethod
     def _upsert(self, columns: Sequence[pa.Array], slots: Slots) -> None: ...
@@ -150,7 +126,7 @@ class KeyIndex(ABC):
     @property
     def _limit(self) -> int:
         """Slots that the present table takes; a small one grows at once when it is due."""
-        return min(self._due if self._due <= _AT_ONCE_SLOTS else self._due + self._due // 2, _MAX_SLOTS + 1)
+        return min(self._due if self._due <= AT_ONCE_SLOTS else self._due + self._due // 2, _MAX_SLOTS + 1)
 
     def _table_size(self) -> int:
         # Probing ends sooner in a sparse table, and up to a million keys that costs 16 bytes per key at most.
@@ -162,8 +138,8 @@ class KeyIndex(ABC):
             due = self._due
             self._double()
             table = np.zeros(self._table_size(), self._entry)
-            if due > _AT_ONCE_SLOTS:
-                self._next, self._due = _NextTable(table, self._enter, self._count), due
+            if due > AT_ONCE_SLOTS:
+                self._next, self._due = NextTable(table, self._enter, self._count), due
             else:
                 self._enter(0, self._count, table)
                 self._table = table
@@ -180,7 +156,7 @@ class KeyIndex(ABC):
         self._due = min(self._due * 2, _MAX_SLOTS + 1)
 
 
-class Int64Index(KeyIndex):
+class Int64Index(HashIndex):
     """One key column that fits a 64-bit word.
 
     >>> index = Int64Index([pa.int64()])
@@ -223,7 +199,7 @@ class Int64Index(KeyIndex):
         return view
 
 
-class WordsIndex(KeyIndex):
+class WordsIndex(HashIndex):
     """Several key columns that each fit a 64-bit word.
 
     >>> index = WordsIndex([pa.int32(), pa.bool_()])
@@ -267,7 +243,7 @@ class WordsIndex(KeyIndex):
         return view
 
 
-class BytesIndex(KeyIndex):
+class BytesIndex(HashIndex):
     """Key columns of any kind: words in a matrix, the bytes of strings, binaries and decimals in one arena.
 
     With several columns of bytes, their lengths are words too, so that ("ab", "c") and ("a", "bc") differ.
@@ -378,7 +354,7 @@ class BytesIndex(KeyIndex):
         return view
 
 
-def make_index(types: Sequence[pa.DataType], expected: int = 0) -> KeyIndex:
+def make_index(types: Sequence[pa.DataType], expected: int = 0) -> HashIndex:
     """The fastest kind of index for these key columns, with room for ``expected`` keys.
 
     >>> type(make_index([pa.timestamp("us"), pa.string()])).__name__

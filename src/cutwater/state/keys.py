@@ -10,6 +10,7 @@ arithmetic is on unsigned 64-bit integers, modulo 2**64.
 - Bytes (strings as UTF-8, decimals as 16 bytes): ``h = length * 0x9E3779B97F4A7C15``; for each eight bytes
   (little-endian, the last padded with zeros) ``h = (h ^ word) * 0xBF58476D1CE4E5B9; h ^= h >> 32``; the hash is
   ``mix(h)``.
+- A null of any type, where nulls are keys: ``mix(0x6E756C6C)``.
 - Several columns, from left to right: ``h = mix(h * 0x9E3779B97F4A7C15 + next)``.
 - The key group is the upper 32 bits times ``max_parallelism``, shifted right by 32.
 """
@@ -29,7 +30,10 @@ from cutwater.state.words import bytes_view, fixed_view, to_words, valid_rows
 
 __all__ = [
     "MAX_KEY_GROUPS",
+    "MAX_NULLABLE_KEYS",
+    "NULL_HASH",
     "Hashes",
+    "NullableKeys",
     "check_key_types",
     "hash_keys",
     "is_key_type",
@@ -37,16 +41,34 @@ __all__ = [
     "key_group_owner",
     "key_group_range",
     "key_groups",
+    "null_key_mask",
     "require_valid_keys",
     "valid_key_mask",
 ]
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
+NULL_HASH = np.uint64(0xE166071E7FB45925)
+"""Of a null key: ``mix(0x6E756C6C)``."""
+
 MAX_KEY_GROUPS = 1 << 15
 """Highest ``max_parallelism``; a key group must fit the ``uint16`` of ``GROUP_COLUMN``."""
 
 _SHOWN_CHARS = 500
+
+
+MAX_NULLABLE_KEYS = 63
+"""Key columns that may hold nulls: an index has a bit for each, and one for the start of a window."""
+
+
+class NullableKeys(tuple[str, ...]):
+    """Key columns in which a null is a key like any other, equal to itself.
+
+    In a plain tuple of key columns a null is no key: the row is refused.  Where rows are placed is the same, so both
+    compare as tuples do.
+    """
+
+    __slots__ = ()
 
 
 def key_group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
@@ -109,21 +131,42 @@ def check_key_types(schema: pa.Schema, keys: Sequence[str]) -> None:
 
 
 def valid_key_mask(batch: pa.RecordBatch, keys: Sequence[str]) -> npt.NDArray[np.bool_] | None:
-    """Which rows have a usable key, that is no null and no NaN in any key column; ``None`` if all have.
+    """Which rows have a usable key, that is no NaN and (but in ``NullableKeys``) no null in any key column.
 
-    >>> valid_key_mask(pa.record_batch({"k": [1.0, float("nan"), None]}), ["k"]).tolist()
-    [True, False, False]
+    ``None`` if all have.
+
+    >>> rows = pa.record_batch({"k": [1.0, float("nan"), None]})
+    >>> valid_key_mask(rows, ["k"]).tolist(), valid_key_mask(rows, NullableKeys(["k"])).tolist()
+    ([True, False, False], [True, False, True])
     """
     mask: npt.NDArray[np.bool_] | None = None
+    nullable = isinstance(keys, NullableKeys)
     for name in keys:
         column = batch.column(name)
         valid = valid_rows(column)
+        usable = None if nullable else valid
         if pa.types.is_floating(column.type):
             nan = np.isnan(fixed_view(column, column.type.to_pandas_dtype()))
+            if nullable and valid is not None:
+                nan &= valid  # under a null lies anything
             if nan.any():
-                valid = ~nan if valid is None else valid & ~nan
+                usable = ~nan if usable is None else usable & ~nan
+        if usable is not None:
+            mask = usable if mask is None else mask & usable
+    return mask
+
+
+def null_key_mask(columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_] | None:
+    """Which rows have a null in any key column, so that they are equal to no row of a join; ``None`` if none has.
+
+    >>> null_key_mask([pa.array([1, None])]).tolist()
+    [False, True]
+    """
+    mask: npt.NDArray[np.bool_] | None = None
+    for column in columns:
+        valid = valid_rows(column)
         if valid is not None:
-            mask = valid if mask is None else mask & valid
+            mask = ~valid if mask is None else mask | ~valid
     return mask
 
 
@@ -137,14 +180,16 @@ def require_valid_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> None:
     if mask is None or mask.all():
         return
     row = int(np.flatnonzero(~mask)[0])
+    hint = "Filter such rows out before key_by, or divert them: key_by(..., dead_letters='bad-keys')."
     for name in keys:
         value: Any = batch.column(name)[row].as_py()
-        if value is None or value != value:
-            what = "null" if value is None else "NaN"
-            raise DataError(
-                f"key column {name!r} is {what} in row {row} of the batch: {show_row(batch, row)}",
-                hint="Filter such rows out before key_by, or divert them: key_by(..., dead_letters='bad-keys').",
-            )
+        if value is None and not isinstance(keys, NullableKeys):
+            what, hint = "null", f"{hint} Null is a key with key_by(..., nulls='key')."
+        elif value is not None and value != value:
+            what = "NaN"
+        else:
+            continue
+        raise DataError(f"key column {name!r} is {what} in row {row} of the batch: {show_row(batch, row)}", hint=hint)
 
 
 def show_row(batch: pa.RecordBatch, row: int) -> str:
@@ -154,10 +199,10 @@ def show_row(batch: pa.RecordBatch, row: int) -> str:
 
 
 def hash_keys(columns: Sequence[pa.Array]) -> Hashes:
-    """Hash of every row of the key columns; no nulls, no NaN.
+    """Hash of every row of the key columns; no NaN.
 
-    >>> [hex(h) for h in hash_keys([pa.array([0, 1, -1])])]
-    ['0xe220a8397b1dcdaf', '0x910a2dec89025cc1', '0xe4d971771b652c20']
+    >>> [hex(h) for h in hash_keys([pa.array([0, 1, -1, None])])]
+    ['0xe220a8397b1dcdaf', '0x910a2dec89025cc1', '0xe4d971771b652c20', '0xe166071e7fb45925']
     """
     from cutwater.state import hashing  # Numba: only where rows flow
 
@@ -175,9 +220,12 @@ def _hash_column(column: pa.Array, out: Hashes) -> None:
 
     if is_word_key(column.type):
         hashing.hash_words(to_words(column), out)
-        return
-    data, offsets = bytes_view(decimal_bytes(column) if pa.types.is_decimal(column.type) else column)
-    hashing.hash_bytes(data, offsets, out)
+    else:
+        data, offsets = bytes_view(decimal_bytes(column) if pa.types.is_decimal(column.type) else column)
+        hashing.hash_bytes(data, offsets, out)
+    valid = valid_rows(column)
+    if valid is not None:
+        out[~valid] = NULL_HASH
 
 
 def decimal_bytes(column: pa.Array) -> pa.Array:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cutwater.state import index as index_module
+from cutwater.state import next_table
 from cutwater.state.index import KeyIndex, make_index
 
 FIRST = 1 << 17
@@ -38,7 +38,7 @@ class Later:
 @pytest.fixture(autouse=True)
 def _later(monkeypatch: pytest.MonkeyPatch) -> None:
     Later.all = []
-    monkeypatch.setattr(index_module, "in_background", Later)
+    monkeypatch.setattr(next_table, "in_background", Later)
 
 
 def kinds() -> list[tuple[list[pa.DataType], Callable[[np.ndarray], list[pa.Array]]]]:

@@ -51,7 +51,7 @@ def flink_command(job: str) -> list[str]:
         _run(["javac", "-nowarn", "-cp", f"{libraries}/*", "-d", str(_CLASSES), *map(str, sources)])
         mark.touch()
     opens = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in _OPENED]
-    return ["java", "-Xmx4g", *opens, "-Dlog4j2.level=ERROR", "-cp", f"{_CLASSES}:{libraries}/*", job]
+    return ["java", "-Xmx4g", *opens, "-Dlog4j2.level=ERROR", "-cp", f"{_CLASSES}:{_JOBS}:{libraries}/*", job]
 
 
 def _environment(name: str, packages: list[str]) -> Path:

@@ -9,9 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROOT", "RunError", "run_json"]
+__all__ = ["EXAMPLES", "ROOT", "RunError", "run_json"]
 
 ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
 
 
 class RunError(Exception):

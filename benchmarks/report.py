@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from statistics import median
+from statistics import geometric_mean, median, quantiles
 from typing import Any
 
 from benchmarks.machine import QUIET_CPUS
@@ -18,8 +18,11 @@ from benchmarks.turns import OUT
 
 __all__ = [
     "OUT",
+    "cost_table",
     "latency_table",
+    "nexmark_table",
     "recovery_table",
+    "section",
     "throughput_svg",
     "throughput_table",
     "with_keys",
@@ -127,6 +130,63 @@ def recovery_table(data: dict[str, Any]) -> str:
     return "\n".join([*lines, "", _circumstances(data)])
 
 
+def cost_table(data: dict[str, Any]) -> str:
+    """Medians by interval, and the ratio of each job with checkpoints to the one without in its round.
+
+    >>> rates = {"off": (40e6, 50e6, 40e6), "100ms": (38e6, 45e6, 40e6)}
+    >>> runs = [
+    ...     {"interval": name, "rate": rate, "round": n, "checkpoints": 9, "others_cpus": 0.0}
+    ...     for name, values in rates.items() for n, rate in enumerate(values)
+    ... ]
+    >>> print(cost_table({"runs": runs, "share": 1.0}).splitlines()[3])
+    | 100ms | 40.00 (38.00 - 45.00) | 0.95 | 0.93 - 0.97 | 9 |
+    """
+    lines = [
+        "| checkpoints | median, M events/s (min - max) | median of paired ratios | quartiles | completed |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    without = {run["round"]: run["rate"] for run in data["runs"] if run["interval"] == "off"}
+    for interval in dict.fromkeys(run["interval"] for run in data["runs"]):
+        same = [run for run in data["runs"] if run["interval"] == interval]
+        ratios = [run["rate"] / without[run["round"]] for run in same]
+        low, middle, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+        cells = ["1", "-", "-"]
+        if interval != "off":
+            cells = [f"{middle:.2f}", f"{low:.2f} - {high:.2f}", str(round(median(r["checkpoints"] for r in same)))]
+        lines.append(f"| {interval} | {_with_range([run['rate'] for run in same])} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _circumstances(data)])
+
+
+def nexmark_table(data: dict[str, Any]) -> str:
+    """Medians by query, the ratio, and the geometric mean of the ratios.
+
+    >>> run = {"engine": "flink", "query": "q0", "rate": 1e6, "others_cpus": 0.0}
+    >>> runs = [run, {**run, "engine": "cutwater", "rate": 2e6}]
+    >>> runs += [{**run, "query": "q1"}, {**run, "query": "q1", "engine": "cutwater", "rate": 8e6}]
+    >>> for line in nexmark_table({"runs": runs, "share": 1.0}).splitlines()[2:5]: print(line)
+    | q0 | 2.00 (2.00 - 2.00) | 1.00 (1.00 - 1.00) | 2.00x |
+    | q1 | 8.00 (8.00 - 8.00) | 1.00 (1.00 - 1.00) | 8.00x |
+    | geometric mean | | | 4.00x |
+    """
+    lines = ["| query | Cutwater, M events/s | Flink SQL, M events/s | ratio |", "|---|---:|---:|---:|"]
+    measured: dict[str, dict[str, list[float]]] = {}
+    for run in data["runs"]:
+        measured.setdefault(run["query"], {}).setdefault(run["engine"], []).append(run["rate"])
+    ratios: list[float] = []
+    for query, rates_of in measured.items():
+        cells = [_with_range(rates_of[engine]) if engine in rates_of else "-" for engine in ("cutwater", "flink")]
+        if len(rates_of) == 2:
+            ratios.append(median(rates_of["cutwater"]) / median(rates_of["flink"]))
+        lines.append(f"| {query} | {' | '.join(cells)} | {_ratio(ratios[-1]) if len(rates_of) == 2 else '-'} |")
+    if ratios:
+        lines.append(f"| geometric mean | | | {_ratio(geometric_mean(ratios))} |")
+    return "\n".join([*lines, "", _circumstances(data)])
+
+
+def _with_range(values: list[float]) -> str:
+    return f"{_millions(median(values))} ({_millions(min(values))} - {_millions(max(values))})"
+
+
 def machine_text(data: dict[str, Any]) -> str:
     m = data["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
@@ -142,14 +202,14 @@ def write_docs() -> None:
     for path in DOCUMENTS:
         if path.exists():
             text = path.read_text()
-            filled = fill_markers(text, _section)
+            filled = fill_markers(text, section)
             if filled != text:
                 path.write_text(filled)
                 written.append(str(path.relative_to(ROOT)))
-    if _section("throughput") is not None and (OUT / "compare.svg").exists():
+    if section("throughput") is not None and (OUT / "compare.svg").exists():
         shutil.copyfile(OUT / "compare.svg", PLOT)
         written.append(str(PLOT.relative_to(ROOT)))
-    if _section("protocols") is not None:
+    if section("protocols") is not None:
         for name, plot in plots(json.loads((OUT / "protocols.json").read_text())).items():
             PLOT.with_name(name).write_text(plot)
             written.append(str(PLOT.with_name(name).relative_to(ROOT)))
@@ -181,6 +241,8 @@ _SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "throughput": ("compare", _throughput_section),
     "strings": ("compare", lambda data: throughput_table(with_keys(data, "text"))),
     "windows": ("windows", throughput_table),
+    "cost": ("checkpoint_cost", cost_table),
+    "nexmark": ("nexmark", nexmark_table),
     "summary": ("compare", lambda data: summary_table(with_keys(data, "int64"))),
     "latency": ("latency", latency_table),
     "recovery": ("recovery", recovery_table),
@@ -188,7 +250,8 @@ _SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 }
 
 
-def _section(name: str) -> str | None:
+def section(name: str) -> str | None:
+    """The text of a section of the documents from the figures in ``out/bench``; None to leave it as it is."""
     if name not in _SECTIONS:
         sys.exit(f"the documents have a marker bench:{name}; there are {', '.join(_SECTIONS)}")
     file, render = _SECTIONS[name]

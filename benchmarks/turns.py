@@ -17,11 +17,22 @@ from benchmarks.machine import busy_cpus, facts
 from benchmarks.processes import ROOT, RunError, run_json
 from benchmarks.workload import WrongResultError
 
-__all__ = ["OUT", "Check", "Command", "Contender", "arguments_of", "choose", "flink_arguments", "measure", "run_all"]
+__all__ = [
+    "OUT",
+    "QUICK",
+    "Check",
+    "Command",
+    "Contender",
+    "arguments_of",
+    "choose",
+    "flink_arguments",
+    "measure",
+    "run_all",
+]
 
 OUT = ROOT / "out" / "bench"
 _TIMEOUT_S = 300.0
-_QUICK = 0.1
+QUICK = 0.1
 """Share of the rows in a quick run."""
 
 Command = Callable[[Path, int], list[str]]
@@ -123,7 +134,7 @@ def run_all(contenders: Sequence[Contender], arguments: argparse.Namespace, file
 
     A quick run has a file of its own, ``<file>-quick.json``: it replaces no figures.
     """
-    rounds, share = (1, _QUICK) if arguments.quick else (arguments.rounds, 1.0)
+    rounds, share = (1, QUICK) if arguments.quick else (arguments.rounds, 1.0)
     try:
         runs = measure(choose(contenders, arguments.only), rounds, share)
     except (RunError, WrongResultError) as e:

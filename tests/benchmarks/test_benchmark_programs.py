@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,11 +14,25 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-FORMS = ("report", "tally", "window_work", "workload")
-SHORT_RUNS = {"compare": ("cutwater 1 s text",), "windows": ("cutwater",)}
+from benchmarks.workload import WrongResultError
+
+from benchmarks import nexmark, nexmark_check, nexmark_rows, report, turns, window_work
+
+ROOT = Path(__file__).resolve().parents[2]
+FORMS = (
+    *("checkpoint_cost", "nexmark", "nexmark_check", "nexmark_rows"),
+    *("report", "tally", "window_work", "workload"),
+)
+SHORT_RUNS = {
+    "checkpoint_cost": ("",),
+    "compare": ("cutwater 1 s text",),
+    "nexmark": ("cutwater q0", "cutwater q7"),
+    "windows": ("cutwater",),
+}
+FLINK_QUERIES = ROOT / "benchmarks" / "flink" / "Nexmark.java"
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -24,6 +40,53 @@ def test_the_examples_of_a_closed_form_and_of_a_report_are_right(name: str) -> N
     tried = doctest.testmod(importlib.import_module(f"benchmarks.{name}"))
     assert tried.attempted > 0
     assert tried.failed == 0
+
+
+def test_every_query_that_flink_sql_can_express_is_there_for_flink() -> None:
+    found = set(re.findall(r'^ +"(q\d+)", new Query', FLINK_QUERIES.read_text(), re.MULTILINE))
+    assert found == set(nexmark.EVENTS) == {f"q{n}" for n in range(9)} - {"q6"}
+
+
+def test_a_result_of_nexmark_with_one_wrong_number_is_refused(tmp_path: Path) -> None:
+    nexmark_rows.write(tmp_path, 5_000)
+    rows, sums = nexmark_check.expected(tmp_path, "q2", 5_000, "us")
+    assert rows > 0
+    nexmark_check.verify(tmp_path, "q2", 5_000, "us", {"rows": rows, "sums": sums})
+    for wrong in ({"rows": rows + 1, "sums": sums}, {"rows": rows, "sums": sums | {"price": sums["price"] + 1}}):
+        with pytest.raises(WrongResultError, match="instead of"):
+            nexmark_check.verify(tmp_path, "q2", 5_000, "us", wrong)
+
+
+def test_sums_wrap_at_64_bits_as_the_engines_do(tmp_path: Path) -> None:
+    nexmark_rows.write(tmp_path, 10_000)
+    rows, sums = nexmark_check.expected(tmp_path, "q0", 10_000, "us")
+    assert sums["time"] > 2**63
+    wrapped = {**sums, "time": int(sums["time"]) % 2**64 - 2**64}
+    nexmark_check.verify(tmp_path, "q0", 10_000, "us", {"rows": rows, "sums": wrapped})
+
+
+def test_a_windowed_result_that_lost_or_doubled_something_is_refused() -> None:
+    whole = window_work.expected(10_000)
+    window_work.verify(10_000, dict(whole))
+    for name in whole:
+        with pytest.raises(WrongResultError):
+            window_work.verify(10_000, {**whole, name: whole[name] + 1})
+
+
+def test_contenders_are_chosen_by_engine_case_or_name() -> None:
+    some = nexmark.contenders(Path("rows"))
+    assert [c.name for c in turns.choose(some, "cutwater q3,cutwater q4")] == ["cutwater q3", "cutwater q4"]
+    with pytest.raises(SystemExit, match="nothing fits; there are cutwater q0"):
+        turns.choose(some, "q99")
+
+
+def test_figures_of_short_runs_stay_out_of_the_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = {"engine": "cutwater", "interval": "1 s", "rate": 1e6, "others_cpus": 0.0, "checkpoints": 1}
+    monkeypatch.setattr(report, "OUT", tmp_path)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    for share, filled in ((0.1, "old"), (1.0, "| Cutwater | 1 s | 1.00 |")):
+        (tmp_path / "windows.json").write_text(json.dumps({"share": share, "runs": [run]}))
+        assert filled in report.fill_markers("<!-- bench:windows -->old<!-- /bench:windows -->", report.section)
 
 
 def short_runs() -> Iterator[tuple[str, str]]:

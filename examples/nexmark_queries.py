@@ -134,11 +134,9 @@ def q3(t: Tables) -> cw.Stream:
 
 
 def q8(t: Tables) -> cw.Stream:
-    sellers = t.auction.key_by("seller").window("ten", cw.tumbling("10s")).aggregate("sells", n=cw.count())
-    people = t.person.key_by("id").window("ten-too", cw.tumbling("10s")).aggregate("joins", name=cw.first("name"))
-    people, sellers = people.with_event_time("window_end"), sellers.with_event_time("window_end")
-    both = people.key_by("id", "window_start").join("new", sellers.key_by("seller", "window_start"), within=(0, 0))
-    return both.select("slim", "id", "name", "window_start")
+    sellers = t.auction.select("sells", "seller", "time").key_by("seller")
+    new = t.person.key_by("id").join("new", sellers, window=cw.tumbling("10s"), how="semi")
+    return new.select("slim", "id", "name", "window_start")
 
 
 def q20(t: Tables) -> cw.Stream:

@@ -97,11 +97,14 @@ def test_the_version_is_that_of_the_distribution():
         assert cw.__version__ == tomllib.load(f)["project"]["version"]
 
 
+RESULTS = ("DeduplicatedStream", "WindowedStream", "WindowedResult", "JoinedStream")
+
+
 @pytest.mark.parametrize(
-    "kind", ["Stream", "KeyedStream", "DeduplicatedStream", "WindowedStream", "WindowedResult", "JoinedStream"]
+    ("home", "kind"), [("stream", "Stream"), ("keyed", "KeyedStream"), *(("keyed_results", kind) for kind in RESULTS)]
 )
-def test_every_method_a_user_calls_is_documented(kind):
-    home = importlib.import_module("cutwater.dataflow.stream" if kind == "Stream" else "cutwater.dataflow.keyed")
+def test_every_method_a_user_calls_is_documented(home, kind):
+    home = importlib.import_module(f"cutwater.dataflow.{home}")
     for name, member in inspect.getmembers(getattr(home, kind)):
         if not name.startswith("_"):
             assert inspect.getdoc(member), f"{kind}.{name}"

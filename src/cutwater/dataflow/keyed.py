@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
-from cutwater.dataflow.build import Duration, GraphBuilder, Upstream, duration_us, located
-from cutwater.dataflow.keyed_steps import Windowing, interval_join, running_aggregate, window_aggregate
+from cutwater.dataflow.build import Duration, duration_us, located
+from cutwater.dataflow.keyed_results import DeduplicatedStream, JoinedStream, WindowedStream
+from cutwater.dataflow.keyed_steps import Windowing, interval_join, running_aggregate, window_join
 from cutwater.dataflow.steps import with_event_time
 from cutwater.dataflow.stream import Stream
-from cutwater.dataflow.table_steps import deduplicate, join_as_of, join_tables, top, window_top, with_changes
+from cutwater.dataflow.table_steps import deduplicate, join_as_of, join_tables, top, with_changes
 from cutwater.dataflow.transformed import TransformedStream, transform_with_state
 from cutwater.errors import BuildError
 
 if TYPE_CHECKING:
     from cutwater.operators.accumulators import AggregateCall
     from cutwater.operators.table_join import JoinType
+    from cutwater.operators.window_join import WindowJoinType
     from cutwater.operators.window_kinds import Early, Window
     from cutwater.tws.spark_types import SparkSchema
 
-__all__ = ["DeduplicatedStream", "JoinedStream", "KeyedStream", "WindowedResult", "WindowedStream"]
+__all__ = ["KeyedStream"]
 
 
 class KeyedStream(Stream):
@@ -89,25 +91,46 @@ class KeyedStream(Stream):
         id: str,
         right: KeyedStream,
         *,
-        within: tuple[Duration, Duration],
+        within: tuple[Duration, Duration] | None = None,
+        window: Window | None = None,
+        how: WindowJoinType = "inner",
         suffix: str = "_right",
         parallelism: int | None = None,
     ) -> JoinedStream:
-        """Pairs of rows of equal key whose event times are near each other (an inner interval join).
+        """Rows of equal key whose event times are near each other, or lie in the same window: say which of the two.
 
         Args:
-            within: (lo, hi): ``left time + lo <= right time <= left time + hi``, for example ``("-1h", "30m")``.
-            suffix: added to a column of the right side whose name the left side has too.
+            within: (lo, hi): ``left time + lo <= right time <= left time + hi``, for example ``("-1h", "30m")``.  Each
+                pair comes out when its later row comes.
+            window: ``cw.tumbling("1h")`` or ``cw.sliding("1h", "5m")``.  Rows come out when the window closes, after
+                its ``window_start`` and ``window_end``.
+            how: with ``window``, pairs only ("inner"), also rows without a partner ("left", "right", "full"), or only
+                left rows that have one ("semi") or none ("anti").
+            suffix: added to a column of the right side whose name is taken.
 
         Raises:
-            BuildError: a side without key or event time, keys of different types, ``lo`` above ``hi``.
+            BuildError: a side without key or event time, keys of different types, ``lo`` above ``hi``, a session or a
+                window by processing time, ``within`` with another ``how`` than "inner".
         """
         with located(self._builder.check_id(id)):
             other = self._same_flow(right)
             if not isinstance(other, KeyedStream):
                 raise BuildError("the right side of the join has no key", hint="Call key_by(...) on it first.")
-            bounds_us = _bounds_us(within)
-            made = interval_join(self._builder, id, self._upstream, other._upstream, bounds_us, suffix, parallelism)
+            sides = (self._upstream, other._upstream)
+            if (within is None) == (window is None):
+                raise BuildError(
+                    "a join needs either within= or window=",
+                    hint="Write within=('-1h', '30m'), or window=cw.tumbling('1h').",
+                )
+            if window is not None:
+                made = window_join(self._builder, id, sides, window, how, suffix, parallelism)
+            elif how == "inner":
+                made = interval_join(self._builder, id, *sides, _bounds_us(within), suffix, parallelism)
+            else:
+                raise BuildError(
+                    f"how={how!r} is for joins of windows: an interval join gives pairs only",
+                    hint="Write window=cw.tumbling('1h') instead of within=.",
+                )
         return JoinedStream(self._builder, made)
 
     def transform_with_state(
@@ -288,103 +311,3 @@ def _bounds_us(within: object) -> tuple[int, int]:
         raise BuildError(f"within is a pair of durations, not {within!r}", hint="Write within=('-1h', '30m').")
     lower, upper = cast("tuple[Duration, Duration]", within)
     return duration_us(lower, "within", signed=True), duration_us(upper, "within", signed=True)
-
-
-class WindowedStream:
-    """A keyed stream cut into windows: call ``aggregate``."""
-
-    def __init__(self, builder: GraphBuilder, upstream: Upstream, windowing: Windowing) -> None:
-        self._builder = builder
-        self._upstream = upstream
-        self._windowing = windowing
-
-    def aggregate(self, id: str, *, parallelism: int | None = None, **aggregates: AggregateCall) -> WindowedResult:
-        """One row for each key and window, when the watermark passes the window's end (and when ``window`` says so).
-
-        Columns: the keys, ``window_start``, ``window_end`` (not with the global window), then one per aggregate.
-        ``window_start`` of tumbling windows is the result's event time, so that larger windows can be built on it.
-
-        Args:
-            id: names the state.
-            aggregates: as in ``KeyedStream.aggregate``.
-        """
-        made = window_aggregate(self._builder, id, self._upstream, aggregates, self._windowing, parallelism)
-        return WindowedResult(self._builder, made)
-
-    def top(
-        self,
-        id: str,
-        n: int,
-        *,
-        by: str | Sequence[str],
-        descending: bool | Sequence[bool] = True,
-        rank: str = "rank",
-        parallelism: int | None = None,
-    ) -> WindowedResult:
-        """The first ``n`` rows of each key and window, when results of the window come out; nothing is updated.
-
-        Columns: ``window_start``, ``window_end`` (not with the global window), those of the rows, then the rank.
-
-        Args:
-            id: names the state; the step ``<id>.rank`` takes the lists of the windows apart.
-            rank: name of the column with the rank, from 1 on; the others are as in ``KeyedStream.top``.
-        """
-        order = (n, by, descending)
-        made = window_top(self._builder, id, self._upstream, order, rank, self._windowing, parallelism)
-        return WindowedResult(self._builder, made)
-
-
-class WindowedResult(Stream):
-    """Results of windows, with the rows that came too late for them."""
-
-    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
-        super().__init__(builder, outputs[0])
-        self._outputs = outputs
-
-    @property
-    def late(self) -> Stream:
-        """Rows whose window was over (its end plus the allowed lateness is behind the watermark).
-
-        Raises:
-            BuildError: windows by processing time, for which no row is late.
-        """
-        if len(self._outputs) == 1:
-            raise BuildError("by processing time no row is late", step=self._outputs[0].step)
-        return Stream(self._builder, self._outputs[1])
-
-
-class DeduplicatedStream(Stream):
-    """Rows without duplicates, with those that came too late to tell."""
-
-    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
-        super().__init__(builder, outputs[0])
-        self._outputs = outputs
-
-    @property
-    def late(self) -> Stream:
-        """Rows that lay behind the watermark.
-
-        Raises:
-            BuildError: keys are remembered for ever, so that no row is late.
-        """
-        if len(self._outputs) == 1:
-            raise BuildError("without within= no row is late", step=self._outputs[0].step)
-        return Stream(self._builder, self._outputs[1])
-
-
-class JoinedStream(Stream):
-    """Pairs of a join, with the rows that came too late to be joined."""
-
-    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
-        super().__init__(builder, outputs[0])
-        self._late = outputs[1:]
-
-    @property
-    def late_left(self) -> Stream:
-        """Rows of the left side that lay behind the watermark."""
-        return Stream(self._builder, self._late[0])
-
-    @property
-    def late_right(self) -> Stream:
-        """Rows of the right side that lay behind the watermark."""
-        return Stream(self._builder, self._late[1])

@@ -23,9 +23,12 @@ from cutwater.errors import BuildError
 if TYPE_CHECKING:
     from cutwater.operators.accumulators import Aggregate, AggregateCall
     from cutwater.operators.window import WindowAggregateSpec
+    from cutwater.operators.window_join import WindowJoinType
     from cutwater.operators.window_kinds import Early, Window
 
-__all__ = ["Windowing", "interval_join", "join_time", "running_aggregate", "window_aggregate"]
+__all__ = ["Windowing", "interval_join", "join_time", "running_aggregate", "window_aggregate", "window_join"]
+
+_OVERLAPPING = "its windows overlap or have no common size; with_event_time('window_end') goes by their ends"
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def _why_no_event_time(spec: WindowAggregateSpec) -> str | None:
     if spec.early is not None:
         return "with early results a window comes out several times, and would count as often"
     if not isinstance(spec.window, TumblingWindow):
-        return "its windows overlap or have no common size; with_event_time('window_end') goes by their ends"
+        return _OVERLAPPING
     return None
 
 
@@ -161,6 +164,43 @@ def interval_join(
         out = StreamType(schema, event_time, left.keys)
         late = [StreamType(s, None, u.keys) for s, u in zip(spec.outputs[1:], (left, right), strict=True)]
         return builder.add(id, "join", spec, [left, right], [out, *late], parallelism=parallelism, lost=lost)
+
+
+def window_join(
+    builder: GraphBuilder,
+    id: str,
+    sides: tuple[Upstream, Upstream],
+    window: Window,
+    how: WindowJoinType,
+    suffix: str,
+    parallelism: int | None,
+) -> tuple[Upstream, ...]:
+    from cutwater.operators.window_join import WindowJoinSpec
+    from cutwater.operators.window_kinds import SlidingWindow, TumblingWindow
+
+    left, right = sides
+    with located(builder.check_id(id)):
+        if not isinstance(window, TumblingWindow | SlidingWindow):
+            raise BuildError(
+                f"{window} is no window of a join: both sides must have the same windows",
+                hint="Write for example window=cw.tumbling('1h').",
+            )
+        times: list[str] = []
+        for name, side in zip(("left", "right"), sides, strict=True):
+            refuse_changes(side, "a window join")
+            _check_nesting(side.type, window)
+            times.append(_side_time(builder, name, side))
+        types = (left.type.schema, right.type.schema)
+        spec = WindowJoinSpec(*types, left.keys, right.keys, times[0], times[1], window, how, suffix)
+        schema = distinct_columns(spec.outputs[0])
+        # A row without a left side has no left key, unless both keys have one name.
+        keys = left.keys if left.keys == right.keys or not spec.outer[1] else ()
+        if isinstance(window, TumblingWindow):
+            out, lost = StreamType(schema, "window_start", keys, (window.size_us, window.offset_us)), None
+        else:
+            out, lost = StreamType(schema, None, keys), _OVERLAPPING
+        late = [StreamType(s, None, u.keys) for s, u in zip(spec.outputs[1:], sides, strict=True)]
+        return builder.add(id, "window_join", spec, sides, [out, *late], parallelism=parallelism, lost=lost)
 
 
 def _right_name(joined: pa.Schema, left: pa.Schema, name: str, suffix: str) -> str:
@@ -212,12 +252,17 @@ def _check_nesting(upstream: StreamType, window: Window) -> None:
 
 
 def join_time(builder: GraphBuilder, side: str, upstream: Upstream) -> str:
-    if upstream.type.event_time is None:
-        story, hint = builder.event_time_story(upstream)
-        raise BuildError(f"a join needs event time, but on its {side} side {story}", hint=hint)
+    event_time = _side_time(builder, side, upstream)
     if upstream.type.span is not None:
         raise BuildError(
             f"the {side} side of the join holds results of windows, which come out after their event time",
             hint="Take the end of the window as event time: .with_event_time('window_end').",
         )
+    return event_time
+
+
+def _side_time(builder: GraphBuilder, side: str, upstream: Upstream) -> str:
+    if upstream.type.event_time is None:
+        story, hint = builder.event_time_story(upstream)
+        raise BuildError(f"a join needs event time, but on its {side} side {story}", hint=hint)
     return upstream.type.event_time

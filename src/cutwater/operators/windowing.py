@@ -82,7 +82,7 @@ class WindowAggregate(WindowOperator[WindowTable]):
 
 
 def expand(
-    window: SlidingWindow, times: Times, lateness_us: int, reached: Times, *, complete: bool
+    window: TumblingWindow | SlidingWindow, times: Times, lateness_us: int, reached: Times, *, complete: bool
 ) -> tuple[Times, Times]:
     """Every (row, window start) such that the row lies in the window and the window still takes it.
 

@@ -96,6 +96,39 @@ class TestJoin:
             (lambda f, w: f.key_by("origin").join("j", w.key_by("origin"), within=("1h", "-1h")), "lower bound"),
             (lambda f, w: f.key_by("origin").join("j", w.key_by("origin"), within=("1h",)), "pair of durations"),
             (lambda f, w: f.key_by("origin").join("j", w.key_by("origin"), within="1h"), "pair of durations"),
+            (lambda f, w: f.key_by("origin").join("j", w.key_by("origin")), "either within= or window="),
+            (
+                lambda f, w: f.key_by("origin").join("j", w.key_by("origin"), within=(0, 0), how="left"),
+                "how='left' is for joins of windows",
+            ),
+            (
+                lambda f, w: f.key_by("origin").join("j", w.key_by("origin"), window=cw.tumbling("1h"), how="outer"),
+                "how is one of 'inner', .* not 'outer'",
+            ),
+            (
+                lambda f, w: f.key_by("origin").join("j", w.key_by("origin"), window=cw.session("1h")),
+                "session, gap 1h is no window of a join",
+            ),
+            (
+                lambda f, w: f.key_by("origin").join(
+                    "j", w.key_by("origin"), window=cw.tumbling("1h", time="processing")
+                ),
+                "goes by event time",
+            ),
+            (
+                lambda f, w: (
+                    f.drop("d", "scheduled").key_by("origin").join("j", w.key_by("origin"), window=cw.tumbling("1h"))
+                ),
+                "on its left side .* lost at step 'd'",
+            ),
+            (
+                lambda f, w: f.key_by("origin").join(
+                    "j",
+                    w.key_by("origin").window("h", cw.tumbling("1h")).aggregate("a", n=cw.count()).key_by("origin"),
+                    window=cw.tumbling("90m"),
+                ),
+                "windows of 1h 30m cut the results of windows of 1h in two",
+            ),
             (lambda f, w: f.key_by("origin").join("j", w.key_by("origin"), within=("x", "y")), "not a duration"),
             (
                 lambda f, w: f.key_by("origin").join("j", w.drop("d", "hour").key_by("origin"), within=(0, 0)),
@@ -122,6 +155,39 @@ class TestJoin:
         ends = counts.with_event_time("window_end").key_by("origin")
         ends.join("j", weather.key_by("origin"), within=(0, 0))
         assert flow.graph.steps["j"].spec.left_time == "window_end"
+
+
+class TestWindowJoin:
+    def test_results_have_the_event_time_of_their_window(self, flow, flights, weather):
+        joined = flights.key_by("origin").join("j", weather.key_by("origin"), window=cw.tumbling("1h"), how="full")
+        assert joined.schema.names == ["window_start", "window_end", *flights.schema.names, "hour", "wind"]
+        assert (joined.type.event_time, joined.type.keys) == ("window_start", ("origin",))
+        daily = joined.key_by("origin").window("w", cw.tumbling("1d")).aggregate("a", n=cw.count())
+        assert daily.type.event_time == "window_start"
+        assert (joined.late_left.schema, joined.late_right.schema) == (flights.schema, weather.schema)
+        assert "windows tumbling 1h, offset 0s, event time scheduled, hour, right keys origin" in flow.explain()
+
+    def test_overlapping_windows_have_none(self, flights, weather):
+        slid = cw.sliding("1h", "5m")
+        joined = flights.key_by("origin").join("j", weather.key_by("origin"), window=slid, how="anti")
+        assert joined.schema.names == ["window_start", "window_end", *flights.schema.names]
+        with pytest.raises(BuildError, match="lost at step 'j': its windows overlap"):
+            joined.key_by("origin").window("w", cw.tumbling("1d"))
+
+    def test_a_side_may_be_the_results_of_smaller_windows(self, flow, flights, weather):
+        counts = flights.key_by("origin").window("h", cw.tumbling("30m")).aggregate("a", n=cw.count())
+        renamed = counts.rename("half", window_start="start", window_end="end").key_by("origin")
+        joined = renamed.join("j", weather.key_by("origin"), window=cw.tumbling("1h"))
+        assert flow.graph.steps["j"].spec.left_time == "start"
+        assert joined.schema.names == ["window_start", "window_end", "origin", "start", "end", "n", "hour", "wind"]
+
+    def test_rows_without_a_left_side_have_no_key_if_it_has_another_name(self, flow, flights):
+        other = flow.read("b", cw.memory([], schema="t timestamp_ntz, code string"), event_time="t").key_by("code")
+        keys = {
+            how: flights.key_by("origin").join(f"j-{how}", other, window=cw.tumbling("1h"), how=how).type.keys
+            for how in ("inner", "left", "right", "full")
+        }
+        assert keys == {"inner": ("origin",), "left": ("origin",), "right": (), "full": ()}
 
 
 class TestEnrich:

@@ -1,0 +1,117 @@
+"""What the steps of keyed streams give besides a stream: windows to fill, and rows that came too late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cutwater.dataflow.build import GraphBuilder, Upstream
+from cutwater.dataflow.keyed_steps import Windowing, window_aggregate
+from cutwater.dataflow.stream import Stream
+from cutwater.dataflow.table_steps import window_top
+from cutwater.errors import BuildError
+
+if TYPE_CHECKING:
+    from cutwater.operators.accumulators import AggregateCall
+
+__all__ = ["DeduplicatedStream", "JoinedStream", "WindowedResult", "WindowedStream"]
+
+
+class WindowedStream:
+    """A keyed stream cut into windows: call ``aggregate``."""
+
+    def __init__(self, builder: GraphBuilder, upstream: Upstream, windowing: Windowing) -> None:
+        self._builder = builder
+        self._upstream = upstream
+        self._windowing = windowing
+
+    def aggregate(self, id: str, *, parallelism: int | None = None, **aggregates: AggregateCall) -> WindowedResult:
+        """One row for each key and window, when the watermark passes the window's end (and when ``window`` says so).
+
+        Columns: the keys, ``window_start``, ``window_end`` (not with the global window), then one per aggregate.
+        ``window_start`` of tumbling windows is the result's event time, so that larger windows can be built on it.
+
+        Args:
+            id: names the state.
+            aggregates: as in ``KeyedStream.aggregate``.
+        """
+        made = window_aggregate(self._builder, id, self._upstream, aggregates, self._windowing, parallelism)
+        return WindowedResult(self._builder, made)
+
+    def top(
+        self,
+        id: str,
+        n: int,
+        *,
+        by: str | Sequence[str],
+        descending: bool | Sequence[bool] = True,
+        rank: str = "rank",
+        parallelism: int | None = None,
+    ) -> WindowedResult:
+        """The first ``n`` rows of each key and window, when results of the window come out; nothing is updated.
+
+        Columns: ``window_start``, ``window_end`` (not with the global window), those of the rows, then the rank.
+
+        Args:
+            id: names the state; the step ``<id>.rank`` takes the lists of the windows apart.
+            rank: name of the column with the rank, from 1 on; the others are as in ``KeyedStream.top``.
+        """
+        order = (n, by, descending)
+        made = window_top(self._builder, id, self._upstream, order, rank, self._windowing, parallelism)
+        return WindowedResult(self._builder, made)
+
+
+class WindowedResult(Stream):
+    """Results of windows, with the rows that came too late for them."""
+
+    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
+        super().__init__(builder, outputs[0])
+        self._outputs = outputs
+
+    @property
+    def late(self) -> Stream:
+        """Rows whose window was over (its end plus the allowed lateness is behind the watermark).
+
+        Raises:
+            BuildError: windows by processing time, for which no row is late.
+        """
+        if len(self._outputs) == 1:
+            raise BuildError("by processing time no row is late", step=self._outputs[0].step)
+        return Stream(self._builder, self._outputs[1])
+
+
+class DeduplicatedStream(Stream):
+    """Rows without duplicates, with those that came too late to tell."""
+
+    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
+        super().__init__(builder, outputs[0])
+        self._outputs = outputs
+
+    @property
+    def late(self) -> Stream:
+        """Rows that lay behind the watermark.
+
+        Raises:
+            BuildError: keys are remembered for ever, so that no row is late.
+        """
+        if len(self._outputs) == 1:
+            raise BuildError("without within= no row is late", step=self._outputs[0].step)
+        return Stream(self._builder, self._outputs[1])
+
+
+class JoinedStream(Stream):
+    """Pairs of a join, with the rows that came too late to be joined."""
+
+    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
+        super().__init__(builder, outputs[0])
+        self._late = outputs[1:]
+
+    @property
+    def late_left(self) -> Stream:
+        """Rows of the left side that lay behind the watermark."""
+        return Stream(self._builder, self._late[0])
+
+    @property
+    def late_right(self) -> Stream:
+        """Rows of the right side that lay behind the watermark."""
+        return Stream(self._builder, self._late[1])

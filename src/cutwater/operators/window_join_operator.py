@@ -16,7 +16,7 @@ from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.join_watermarks import GroupWatermarks
 from cutwater.operators.two_sided_join import LEFT, RIGHT, SIDES, TwoSidedJoin
 from cutwater.operators.windowing import expand
-from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
+from cutwater.state.keys import NullableKeys, hash_keys, key_groups, null_key_mask, require_valid_keys
 from cutwater.state.segments import Frozen, FrozenSegments, Segment
 from cutwater.state.words import from_words
 
@@ -54,6 +54,7 @@ class WindowJoin(TwoSidedJoin):
         self._spec = spec
         self._window = spec.windows
         self._paired = spec.how not in ("semi", "anti")
+        self._lonely = (spec.outer[LEFT] or spec.how == "anti", spec.outer[RIGHT])
 
     def _clear(self) -> None:
         super()._clear()
@@ -74,6 +75,8 @@ class WindowJoin(TwoSidedJoin):
         if not taken.all():
             outputs += self._divert(input, batch, late, int(np.count_nonzero(~inside)))
             batch, times = batch.filter(pa.array(taken)), times[taken]
+        if not self._lonely[input]:
+            batch, times = self._with_whole_keys(input, batch, times)
         if batch.num_rows:
             self._sweep()
             self._store(input, batch, times)
@@ -113,6 +116,10 @@ class WindowJoin(TwoSidedJoin):
         both = np.concatenate([left_starts, right_starts])
         numbers = np.unique(both, return_inverse=True)[1] * len(self._index)
         place = numbers[: len(lefts)] + self._sides[LEFT].slots[lefts]
+        if isinstance(self._spec.left_keys, NullableKeys):
+            null = null_key_mask(self._index.columns(self._sides[LEFT].slots[lefts]))
+            if null is not None:
+                place[null] = -1  # as in SQL, equal to nothing on the other side
         meets = numbers[len(lefts) :] + self._sides[RIGHT].slots[rights]
         order = np.argsort(meets, kind="stable")
         rights, right_starts, meets = rights[order], right_starts[order], meets[order]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from decimal import Decimal
-from typing import Any
+from typing import Any, get_args
 
 import duckdb
 import numpy as np
@@ -31,6 +31,7 @@ from cutwater.operators.process_spec import ProcessSpec
 from cutwater.operators.table_join import JoinType, TableJoinSpec
 from cutwater.operators.top import TopRows, TopSpec
 from cutwater.operators.window import WindowAggregateSpec
+from cutwater.operators.window_join import WindowJoinSpec, WindowJoinType
 from cutwater.operators.window_kinds import SessionWindow, SlidingWindow, TumblingWindow, Window
 from cutwater.state.keys import NullableKeys
 from cutwater.tws.spec import ProcessorSpec
@@ -207,6 +208,23 @@ def test_an_interval_join_pairs_no_nulls() -> None:
     )
     assert len(expected) > 100
     assert Counter(both_sides(spec, left, right)) == Counter(expected)
+
+
+@pytest.mark.parametrize("how", get_args(WindowJoinType))
+def test_a_window_join_pairs_no_nulls(how: WindowJoinType) -> None:
+    left, right = made(300, 16), made(300, 17)
+    spec = WindowJoinSpec(left.schema, right.schema, KEYS, KEYS, "t", "t", TumblingWindow(2_000), how)
+    window = "epoch_us({0}) // 2000 * 2000 as s, make_timestamp(s), make_timestamp(s + 2000)"
+    on = "l.a = r.a and l.b = r.b and epoch_us(l.t) // 2000 = epoch_us(r.t) // 2000"
+    if how in ("semi", "anti"):
+        query = f"select l.a, l.b, l.t, l.n, {window.format('l.t')} from l {how} join r on {on}"
+    else:
+        both = "coalesce(l.a, r.a), coalesce(l.b, r.b), l.t, l.n, r.t, r.n"
+        query = f"select {both}, {window.format('coalesce(l.t, r.t)')} from l {how} join r on {on}"
+    expected = Counter((*row[-2:], *row[:-3]) for row in sql(query, l=left, r=right))
+    assert expected.total() > 50
+    assert any(row[2] is None for row in expected) == (how not in ("inner", "semi"))
+    assert Counter(both_sides(spec, left, right)) == expected
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import glob
 import os
 import pwd
@@ -111,6 +112,20 @@ def test_an_upsert_and_types(server: str, query: Any, tmp_path: Path) -> None:
     query("ALTER TABLE t DROP CONSTRAINT t_pkey")
     with pytest.raises(BuildError, match="no unique index"):
         sink.check(schema)
+
+
+def test_an_upsert_of_changes_deletes_what_leaves(server: str, query: Any, tmp_path: Path) -> None:
+    schema = pa.schema({"op": pa.string(), "k": pa.string(), "day": pa.date32(), "n": pa.int64()})
+    sink = table(server, "t", mode="upsert", key=["k", "day"]).applying(("k", "day")).bind(str(tmp_path))
+    sink.check(schema)
+    committer(sink, schema).settle(None, [], 1)
+    writer = sink.writer(schema, Identity(0, 1, 1), [])
+    day = dt.date(2024, 5, 1)
+    rows = [("+I", "a", day, 1), ("+I", "b", day, 2), ("-U", "a", day, 1), ("+U", "a", day, 3), ("-D", "b", day, 2)]
+    for checkpoint_id, part in enumerate((rows[:2], rows[2:]), start=1):
+        writer.write(pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in part], schema))
+        committer(sink, schema).commit(checkpoint_id, writer.pre_commit(checkpoint_id, False)().handles)
+    assert query("SELECT k, day, n FROM t") == [("a", day, 3)]
 
 
 def test_a_server_that_cannot_be_reached_is_told_without_the_password(tmp_path: Path) -> None:

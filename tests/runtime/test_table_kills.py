@@ -63,3 +63,18 @@ def test_upserted_rows_are_the_last_of_their_keys_after_kills(start, fake_spark,
     found = query(tmp_path / "out.db", "SELECT key, n, total FROM counts ORDER BY key")
     values = {key: range(key, ROWS, KEYS) for key in range(KEYS)}
     assert found == [(key, len(ids), sum(ids)) for key, ids in values.items()]
+
+
+@pytest.mark.full
+def test_rows_that_leave_an_updating_stream_are_deleted_after_kills(start, fake_spark, tmp_path: Path) -> None:
+    flow = cw.Dataflow("best")
+    rows = flow.read("in", gated(tmp_path, ROWS)).with_columns("key", key=pl.col("value") % KEYS)
+    best = rows.key_by("key").top("best", 3, by="value").with_changes("value")
+    best.write("out", cw.table(f"sqlite:///{tmp_path / 'out.db'}", "best", mode="upsert", key=["value"]))
+    job = start(flow)
+    kill_some(job, fake_spark, 3, seed=8)
+    open_gate(tmp_path)
+    assert job.await_termination(60)
+    assert job.status.restarts >= 1
+    found = query(tmp_path / "out.db", "SELECT value FROM best ORDER BY value")
+    assert [value for (value,) in found] == list(range(ROWS - 3 * KEYS, ROWS))

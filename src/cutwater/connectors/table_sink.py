@@ -12,7 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cutwater.connectors.base import Json, SinkContext, SinkSnapshot
 from cutwater.connectors.foreach_batch import EpochCommitter, EpochHandle, EpochWriter
@@ -21,6 +23,7 @@ from cutwater.connectors.staging import StagingArea
 from cutwater.connectors.table_database import Database, database_of
 from cutwater.connectors.table_epochs import EPOCH_COLUMN, EpochBook
 from cutwater.errors import BuildError, ConfigError, InvariantError
+from cutwater.operators.changes import OP, added_rows
 
 __all__ = ["TableSink", "table"]
 
@@ -37,6 +40,7 @@ class TableSink:
         name: of the table; made if missing.
         mode: ``"append"`` adds rows, ``"upsert"`` replaces the row with the same key.
         key: key columns of an upsert.
+        changes: of an upsert of an updating stream, the columns that tell its rows apart; given through ``applying``.
         parallelism: number of subtasks that write.
         directory: where rows wait; given by the runtime through ``bind``.
 
@@ -50,6 +54,7 @@ class TableSink:
     key: tuple[str, ...] = ()
     parallelism: int = 1
     directory: str | None = None
+    changes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -76,16 +81,46 @@ class TableSink:
         """The same sink, staging below ``directory``."""
         return replace(self, directory=os.path.abspath(directory))
 
+    def applying(self, changes: tuple[str, ...]) -> TableSink:
+        """The same sink for an updating stream: an upsert makes the table what the stream's added rows are.
+
+        Appended rows stay a log of the changes, with their marks.
+
+        Args:
+            changes: the columns that tell the stream's rows apart; none if unknown.
+
+        Raises:
+            BuildError: rows that are not told apart by the key of the upsert would replace each other.
+        """
+        if self.mode == "append":
+            return self
+        if changes and set(changes) <= set(self.key):
+            return replace(self, changes=changes)
+        known = f"are told apart by {', '.join(changes)}" if changes else "have no known key"
+        raise BuildError(
+            f"the rows of the updating stream {known}, but the upsert keeps one row for each {', '.join(self.key)}: "
+            "they would replace, and delete, each other",
+            hint=f"Write key=[{', '.join(map(repr, changes))}]."
+            if changes
+            else "Say which columns tell its rows apart: .with_changes('column'); of top(...) rank='place' is one.",
+        )
+
+    def stored(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the stream that the table has, with plain types: the mark of a change is none."""
+        fields = [field for field in plain_schema(schema) if self.changes is None or field.name != OP]
+        return pa.schema(fields)
+
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink.check``.  Looks at the database, and changes nothing there.
 
         Raises:
             BuildError: it cannot be reached, or the table cannot take such rows.
         """
+        schema = self.stored(schema)
         if not schema.names:
             raise BuildError("rows without columns cannot be written to a table")
         seen: set[str] = {EPOCH_COLUMN} if self.mode == "append" else set()
-        for column in plain_schema(schema):
+        for column in schema:
             self.database.column_type(column)
             if column.name.casefold() in seen:
                 raise BuildError(f"the table would have two columns {column.name!r}", hint="Rename it in the stream.")
@@ -97,7 +132,8 @@ class TableSink:
             self._check_table(schema.names)
 
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> EpochWriter:
-        return EpochWriter(self._area(ctx.job_uid, ctx.step), plain_schema(schema), ctx)
+        made = EpochWriter if self.changes is None else _ChangesWriter
+        return made(self._area(ctx.job_uid, ctx.step), plain_schema(schema), ctx)
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> TableCommitter:
         return TableCommitter(self, plain_schema(schema), self._area(job_uid, step))
@@ -149,8 +185,9 @@ def table(
             psycopg).  A password in it appears in no message, log or file; ``PGPASSWORD`` and ``~/.pgpass`` work too.
         name: of the table; made with the first checkpoint if it is missing.
         mode: ``"append"`` adds rows.  They bear the number of their epoch in a column ``cutwater_epoch``, so that
-            going back to an older checkpoint takes them back.  ``"upsert"`` replaces the row with the same key; an
-            overwritten row cannot be brought back, but what is computed again overwrites it again.
+            going back to an older checkpoint takes them back.  ``"upsert"`` replaces the row with the same key, and of
+            an updating stream it deletes the rows that leave; an overwritten row cannot be brought back, but what is
+            computed again overwrites it again.
         key: the columns that tell rows apart, for an upsert.
         parallelism: number of subtasks that append.
 
@@ -176,7 +213,7 @@ class TableCommitter:
     def __init__(self, sink: TableSink, schema: pa.Schema, area: StagingArea) -> None:
         self.takes_back = sink.mode == "append"
         self._sink = sink
-        self._schema = schema
+        self._schema = sink.stored(schema)
         self._book = EpochBook(sink.database, area.job_uid, area.step)
         self._epochs = EpochCommitter(area, self._take)
         self._floor = 0
@@ -238,7 +275,18 @@ class TableCommitter:
             number = self._book.enter(connection, epoch)
             if number is None:
                 return
-            connection.cursor().executemany(self._statement, self._values(rows, number))
+            if self._sink.changes is not None:
+                gone, rows = _last_of_each_key(rows, self._sink.key)
+                if gone.num_rows:
+                    connection.cursor().executemany(self._deletion, self._values(gone, number))
+            if rows.num_rows:
+                connection.cursor().executemany(self._statement, self._values(rows, number))
+
+    @property
+    def _deletion(self) -> str:
+        database = self._sink.database
+        where = " AND ".join(f"{database.quoted_column(name)} = {database.mark}" for name in self._sink.key)
+        return f"DELETE FROM {self._target} WHERE {where}"
 
     @property
     def _statement(self) -> str:
@@ -261,6 +309,34 @@ class TableCommitter:
             if self._sink.mode == "append":
                 columns.append([number] * batch.num_rows)
             yield from zip(*columns, strict=True)
+
+
+class _ChangesWriter(EpochWriter):
+    """Refuses a row without a mark when it comes: once its checkpoint is complete it would be too late."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        added_rows(batch)
+        super().write(batch)
+
+
+def _last_of_each_key(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, pa.Table]:
+    """What the changes of an epoch leave: the keys of rows that are gone, and the rows that are there.
+
+    What happened to a key before is no matter, so a ``-U`` whose ``+U`` follows is no write.
+
+    >>> rows = pa.table({"op": ["+I", "+I", "-U", "+U", "-D"], "k": [1, 2, 1, 1, 2], "n": [10, 20, 10, 11, 20]})
+    >>> [part.to_pylist() for part in _last_of_each_key(rows, ["k"])]
+    [[{'k': 2}], [{'k': 1, 'n': 11}]]
+    """
+    names = [str(position) for position in range(len(key))]
+    keys = rows.select(list(key)).rename_columns(names)
+    numbered = keys.append_column("row", pa.array(np.arange(rows.num_rows)))
+    last = numbered.group_by(names).aggregate([("row", "max")]).column("row_max").sort()
+    rows = rows.take(last).combine_chunks()
+    added = np.concatenate([added_rows(batch) for batch in rows.to_batches()] or [np.zeros(0, np.bool_)])
+    kept = pa.array(added)
+    gone = rows.select(list(key)).filter(pc.call_function("invert", [kept]))
+    return gone, rows.drop_columns([OP]).filter(kept)
 
 
 def _epochs(snapshot: SinkSnapshot) -> list[EpochHandle]:

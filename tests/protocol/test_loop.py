@@ -9,6 +9,7 @@ import pytest
 
 from cutwater.protocol.loop import (
     MIN_ROWS,
+    OUTSIDE_EVERY,
     FireTimers,
     Head,
     Idle,
@@ -31,8 +32,26 @@ def loop_of(*inputs, max_rows=8192, budget_ms=5.0):
     return SubtaskLoop(machine, inputs, budget_ms, max_rows), machine
 
 
-def decide(loop, *heads, full=False, pending=False, ready=False, timers=False):
-    return loop.decide(heads, outputs_full=full, operator_pending=pending, source_ready=ready, timers_due=timers)
+def head_of_a_loop(*outside, inside=(), back=("back",), max_rows=100):
+    machine = SubtaskMachine(
+        "head 0",
+        (*outside, *inside, *back),
+        protocol=PROTOCOLS["aligned"],
+        back_edges=frozenset(back),
+        loop_inputs=frozenset([*inside, *back]),
+    )
+    return SubtaskLoop(machine, (*outside, *inside, *back), 5.0, max_rows), machine
+
+
+def decide(loop, *heads, full=False, pending=False, ready=False, timers=False, loop_rows=0):
+    return loop.decide(
+        heads,
+        outputs_full=full,
+        operator_pending=pending,
+        source_ready=ready,
+        timers_due=timers,
+        loop_rows=loop_rows,
+    )
 
 
 def test_pending_work_of_the_operator_comes_first():
@@ -129,6 +148,74 @@ def test_every_input_with_rows_has_its_turn_whatever_the_others_do():
         action = decide(loop, *(rng.choice([E, R, C]) for _ in range(3)), R)
         waited = 0 if action == TakeRows(3, loop.rows_per_call) else waited + 1
         assert waited <= 3 + 8 * 4 * 4
+
+
+def test_rows_of_the_loop_go_first_while_more_than_a_call_of_them_waits():
+    loop, _ = head_of_a_loop("a", "b", back=("back", "again"))
+    assert [decide(loop, R, R, R, R, loop_rows=101).input for _ in range(4)] == [2, 3, 2, 3]
+    assert [decide(loop, R, R, E, R, loop_rows=101).input for _ in range(2)] == [3, 3]
+    assert [decide(loop, R, R, R, R, loop_rows=100).input for _ in range(4)] == [0, 1, 2, 3]
+    assert [decide(loop, R, R, E, E, loop_rows=101).input for _ in range(2)] == [0, 1]  # it has a barrier at its head
+    assert decide(loop, C, R, R, R, loop_rows=101) == TakeControl(0)
+    assert decide(loop, R, R, R, R, full=True, loop_rows=101) == Idle(IdleReason.OUTPUTS_FULL)
+
+
+def test_rows_that_never_leave_the_loop_do_not_keep_the_others_out():
+    loop, _ = head_of_a_loop("a", "b")
+    taken = [decide(loop, R, R, R, loop_rows=10**9).input for _ in range(4 * OUTSIDE_EVERY)]
+    assert Counter(taken) == {2: 4 * (OUTSIDE_EVERY - 1), 0: 2, 1: 2}
+
+
+def test_every_input_has_its_turn_while_the_loop_fills_and_empties():
+    loop, _ = head_of_a_loop("a", "b", back=("back", "again"))
+    taken = Counter(decide(loop, R, R, R, R, loop_rows=n % 2 * 101).input for n in range(160))
+    assert taken == {0: 20, 1: 20, 2: 60, 3: 60} or min(taken.values()) >= 20
+
+
+def test_c2_rows_from_outside_are_taken_while_the_back_edge_is_blocked():
+    loop, machine = head_of_a_loop("a", "b")
+    machine.handle(BarrierTaken("back", 1))
+    assert {decide(loop, R, R, R, loop_rows=10**9).input for _ in range(4)} == {0, 1}
+    machine.handle(BarrierTaken("a", 1))
+    machine.handle(BarrierTaken("b", 1))
+    assert [decide(loop, R, R, R, loop_rows=10**9).input for _ in range(3)] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("outside", "inside", "back", "first"),
+    [
+        (["a"], [], ["back"], [1]),
+        (["a"], ["x"], ["back"], [1, 2]),
+        ([], ["x"], ["back"], [1]),  # the head of an inner loop
+        (["a"], ["x"], [], [1]),  # a loop that is entered elsewhere too
+        ([], ["x"], [], []),
+        (["a", "b"], [], [], []),
+    ],
+)
+def test_what_goes_first_is_what_comes_from_the_innermost_loop(outside, inside, back, first):
+    loop, _ = head_of_a_loop(*outside, inside=inside, back=back)
+    assert list(loop.loop_first) == first
+
+
+def test_c7_putting_rows_of_the_loop_first_makes_nobody_wait():
+    """Whatever is to be done without the preference is to be done with it; only rows of another input may be taken."""
+    rng = random.Random(2)
+    for _ in range(3000):
+        pair = [head_of_a_loop("a", "b", inside=["x"], back=["back"]) for _ in range(2)]
+        for input in rng.sample(["a", "b", "x", "back"], rng.randrange(4)):
+            for _, machine in pair:
+                machine.handle(BarrierTaken(input, 1))
+        heads = [rng.choice([E, R, C]) for _ in range(4)]
+        full = rng.random() < 0.2
+        plain, first = (
+            decide(loop, *heads, full=full, loop_rows=n) for (loop, _), n in zip(pair, (0, 999), strict=True)
+        )
+        assert type(plain) is type(first)
+        if isinstance(first, TakeRows):
+            assert heads[first.input] == R
+            assert pair[1][1].can_take(["a", "b", "x", "back"][first.input])
+        else:
+            assert plain == first
 
 
 def test_rows_per_call_adapt_to_the_budget_within_their_bounds():

@@ -33,6 +33,8 @@ FIRST_ROWS = 128
 SMOOTHING = 0.3
 CONTROL_RUN = 8
 """Control items taken in a row per input before waiting rows get a turn."""
+OUTSIDE_EVERY = 64
+"""However much is on its way in a loop, one call in so many takes rows from outside, if there are some."""
 
 
 class Head(enum.IntEnum):
@@ -108,6 +110,12 @@ class SubtaskLoop:
     full outputs too: it is bounded, and a barrier that waits for it would wait for the slowest consumer.  While the
     machine is halted nothing else happens.
 
+    Where a loop is entered, rows of the loop go before rows from outside, as long as more than one call's worth of them
+    waits: what is on its way in a loop is logged by every snapshot (C3), so that it should be little.  Nothing ever
+    idles for that, so that a loop that cannot stop for want of credit (C7) cannot stop for this either; and one call in
+    ``OUTSIDE_EVERY`` goes to the rows from outside, or rows that never leave the loop would keep them, and the barriers
+    behind them, out for ever.
+
     Args:
         machine: the protocol machine of the subtask.
         inputs: its inputs; ``heads`` of ``decide`` are in this order.
@@ -128,6 +136,10 @@ class SubtaskLoop:
     ) -> None:
         self._machine = machine
         self._inputs = tuple(inputs)
+        self.loop_first = tuple(i for i, input in enumerate(self._inputs) if input in machine.loop_first)
+        """Places of the inputs whose rows go before those of the others; ``decide`` wants to know how many wait."""
+        self._others = tuple(i for i in range(len(self._inputs)) if i not in self.loop_first)
+        self._passed_over = self._loop_next = 0
         self._index = {input: i for i, input in enumerate(self._inputs)}
         self._budget_ms = slice_budget_ms
         self._max_rows = max(max_rows, 1)
@@ -155,6 +167,7 @@ class SubtaskLoop:
         operator_pending: bool,
         source_ready: bool,
         timers_due: bool = False,
+        loop_rows: int = 0,
     ) -> Action:
         """The next step.
 
@@ -164,6 +177,7 @@ class SubtaskLoop:
             operator_pending: an operator of the chain has work left from its last call.
             source_ready: the source may have rows to read.
             timers_due: an operator waits for a processing time that has come.
+            loop_rows: rows that wait in the inputs ``loop_first``.
         """
         if _URGENT in heads:
             return _RESUME if operator_pending else self._take_control[heads.index(_URGENT)]
@@ -187,8 +201,7 @@ class SubtaskLoop:
         if outputs_full:
             return _IDLE[IdleReason.OUTPUTS_FULL]
         self._controls = 0
-        self._next = rows + 1 if rows + 1 < len(self._inputs) else 0
-        return self._take_rows[rows]
+        return self._take_rows[self._whose_turn(heads, rows, loop_rows)]
 
     def observe(self, rows: int, elapsed_ms: float) -> None:
         """A call of the operators took ``elapsed_ms`` for ``rows`` rows: adapt the rows per call to the budget.
@@ -244,6 +257,25 @@ class SubtaskLoop:
             if heads[i] == 1 and self._open[i]:
                 return i
         return -1
+
+    def _whose_turn(self, heads: Sequence[int], rows: int, loop_rows: int) -> int:
+        """The input to take rows from: ``rows``, unless more than a call's worth waits that came round the loop."""
+        if loop_rows > self._rows:
+            loop = self._in_turn(heads, self.loop_first, self._loop_next)
+            others = self._in_turn(heads, self._others, self._next)
+            if loop >= 0 and others >= 0:
+                self._passed_over += 1
+                if self._passed_over < OUTSIDE_EVERY:
+                    self._loop_next = loop + 1  # the others' turns stay as they are
+                    return loop
+                self._passed_over, rows = 0, others
+        self._next = rows + 1 if rows + 1 < len(self._inputs) else 0
+        return rows
+
+    def _in_turn(self, heads: Sequence[int], among: Sequence[int], start: int) -> int:
+        """Of these inputs the next, from ``start`` on, that is open and has rows at its head; -1 if there is none."""
+        ready = [i for i in among if heads[i] == 1 and self._open[i]]
+        return min(ready, key=lambda i: (i < start, i), default=-1)
 
     def _refresh(self) -> None:
         machine = self._machine

@@ -101,6 +101,15 @@ class SubtaskState:
         return not self._back_edges <= self._ended
 
     @property
+    def loop_first(self) -> frozenset[InputId]:
+        """Inputs whose rows should go before those of the others, so that little is on its way in a loop.
+
+        Where rows come in from outside the loop, those from inside it.  Where they do not, as at the head of an inner
+        loop, the back-edges: what enters the inner loop comes by the other inputs.
+        """
+        return frozenset(self._loop_inputs if set(self._inputs) - self._loop_inputs else self._back_edges)
+
+    @property
     def newest_id(self) -> int:
         """The highest checkpoint id that has begun here (or was restored)."""
         return self._newest_id

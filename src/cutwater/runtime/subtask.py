@@ -62,6 +62,7 @@ class Subtask:
         self._input_numbers = list(parts.input_numbers)
         self._clock = parts.clock
         self._in_loop = bool(parts.loop_inputs)
+        self._loop_first = [self.inputs[i] for i in loop.loop_first]
         self._machine, self._loop, self._merger, self._port = machine, loop, merger, port
         self.performer = self.performer_class(parts, machine, merger, port, self._no_more_rows)
         self._outputs = self.performer.outputs
@@ -134,6 +135,7 @@ class Subtask:
             operator_pending=pending,
             source_ready=ready,
             timers_due=timer_ms is not None and timer_ms <= self._clock.now_ms(),
+            loop_rows=sum(channel.queued_rows for channel in self._loop_first),
         )
         return self._do(action, now_s)
 

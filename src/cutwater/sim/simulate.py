@@ -51,6 +51,8 @@ class Report(msgspec.Struct):
     """Faults and requests by kind, where they hit something."""
     walked: dict[str, int] = {}
     """Transitions of the core's tables, by name."""
+    by_protocol: dict[str, int] = {}
+    """Schedules by protocol."""
 
     @property
     def inconsistent(self) -> int:
@@ -81,7 +83,12 @@ class Report(msgspec.Struct):
         self.void += other.void
         self.events += other.events
         self.cpu_s += other.cpu_s
-        for mine, theirs in ((self.struck, other.struck), (self.walked, other.walked)):
+        counts = (
+            (self.struck, other.struck),
+            (self.walked, other.walked),
+            (self.by_protocol, other.by_protocol),
+        )
+        for mine, theirs in counts:
             for name, count in theirs.items():
                 mine[name] = mine.get(name, 0) + count
 
@@ -176,6 +183,7 @@ class Simulation:
         schedule = self.schedule(seed)
         world, violation = play(schedule, coverage=coverage, validates=seed % 16 == 0)
         report.schedules += 1
+        report.by_protocol[schedule.protocol] = report.by_protocol.get(schedule.protocol, 0) + 1
         report.checkpoints += world.completed
         report.recoveries += max(world.restores - 1, 0)
         report.fallbacks += sum(type(entry) is RolledBack for entry in world.disk.log)

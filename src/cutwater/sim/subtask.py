@@ -62,7 +62,8 @@ class SimSubtask(SubtaskState):
         for link in self.outputs:
             if link.rows_out >= SENDER_FULL and not link.back:
                 full = True
-        action = self.loop.decide(heads, outputs_full=full, operator_pending=False, source_ready=ready)
+        rows = self.loop_rows
+        action = self.loop.decide(heads, outputs_full=full, operator_pending=False, source_ready=ready, loop_rows=rows)
         kind = type(action)
         if kind is TakeRows:
             self._take_rows(self.inputs[action.input], action.max_rows)  # type: ignore[union-attr]

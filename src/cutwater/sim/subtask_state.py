@@ -112,3 +112,8 @@ class SubtaskState:
         self.finished = False
         if part:
             self.merger.restore(part.merger, part.combined)
+
+    @property
+    def loop_rows(self) -> int:
+        """Rows that wait in the inputs that ``SubtaskLoop`` puts first."""
+        return sum(self.inputs[i].rows_in for i in self.loop.loop_first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +151,9 @@ def _show(report: Report, as_json: bool) -> None:
         f"{reached} of {len(report.walked)} transitions walked, {struck} faults and requests of "
         f"{sum(map(bool, report.struck.values()))} kinds struck"
     )
+    broken = Counter(failure.protocol for failure in report.failures)
+    counts = ", ".join(f"{name} {count}/{broken[name]}" for name, count in sorted(report.by_protocol.items()))
+    click.echo(f"schedules/failures by protocol: {counts}")
     click.echo(f"{report.per_second:.0f} schedules a second and core")
     if report.digest:
         click.echo(f"trace digest {report.digest}")

@@ -123,7 +123,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     buffer_timeout_ms: float = 2.0
     """A sender's builder flushes at the latest after this time."""
     channel_frames: int = 8
-    """Frames a channel holds at the receiver (its credit)."""
+    """Frames a channel holds at the receiver (its credit); in loops, and on the way into one, at most 2."""
     slice_budget_ms: float = 10.0
     """Time one call of an operator should take; rows per call adapt to it."""
     max_frame_bytes: int = 1 << 30

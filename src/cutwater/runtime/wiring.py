@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 __all__ = ["OperatorContext", "Wiring"]
 
+LOOP_FRAMES = 2
+"""Frames of rows that a channel of a loop, or into one, holds at most: what waits in a loop is in every snapshot, and
+barriers wait behind what waits to enter.  One is being worked off while the other comes."""
+
 
 @dataclass
 class OperatorContext:
@@ -117,7 +121,7 @@ class Wiring:
         channel = self._inputs[key] = make(
             key,
             edge.schema,
-            NO_LIMIT if edge.back else self._config.channel_frames,
+            NO_LIMIT if edge.back else self._frames(edge),
             self._notify,
             memory_bytes=self._config.spill_memory_bytes if edge.back or self._config.spill else None,
             next_row=next_row,
@@ -157,6 +161,11 @@ class Wiring:
         )
         if not edge.back:
             receiver.on_credit = output.grant
+
+    def _frames(self, edge: Edge) -> int:
+        """Frames that a channel may hold: in a loop, and on the way into one, few."""
+        most = self._config.channel_frames
+        return most if self._plan.loop_of(edge.target) is None else min(most, LOOP_FRAMES)
 
     # --------------------------------------------------------------------------------------------------- subtasks
 

@@ -30,9 +30,9 @@ EVENTS = {
     "q1": (40_000_000, 8_000_000),
     "q2": (40_000_000, 12_000_000),
     "q3": (40_000_000, 16_000_000),
-    "q4": (1_000_000, 4_000_000),
+    "q4": (1_000_000, 3_000_000),
     "q5": (20_000_000, 6_000_000),
-    "q7": (20_000_000, 6_000_000),
+    "q7": (8_000_000, 3_000_000),
     "q8": (40_000_000, 16_000_000),
 }
 """Events for Cutwater and for Flink, which make a run of several seconds on the machine of the documents."""
@@ -41,7 +41,7 @@ EVENTS = {
 def _cutwater(query: str, stored: Path) -> Command:
     return lambda folder, events: [
         *(sys.executable, "-m", "benchmarks.nexmark_cutwater", str(folder), query, str(stored)),
-        *(str(events), str(_whole(events // 8))),
+        *(str(_whole(events)), str(_whole(events // 8))),
     ]
 
 

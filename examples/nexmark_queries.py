@@ -135,7 +135,8 @@ def q3(t: Tables) -> cw.Stream:
 
 def q8(t: Tables) -> cw.Stream:
     sellers = t.auction.select("sells", "seller", "time").key_by("seller")
-    new = t.person.key_by("id").join("new", sellers, window=cw.tumbling("10s"), how="semi")
+    people = t.person.select("joins", "id", "name", "time").key_by("id")
+    new = people.join("new", sellers, window=cw.tumbling("10s"), how="semi")
     return new.select("slim", "id", "name", "window_start")
 
 

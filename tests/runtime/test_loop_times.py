@@ -120,3 +120,29 @@ def test_c6_the_last_watermark_starts_the_loop_again_before_it_ends(
     assert late.is_empty(), late
     frame = pl.read_parquet(f"{tmp_path}/out/*.parquet")
     assert Counter(frame.select("at", "row").iter_rows()) == expected_inside()
+
+
+def clock_inside(tmp_path: Path) -> cw.Dataflow:
+    """Rows wait in a window by the clock on each way round, and go on together."""
+    flow = cw.Dataflow("clocked")
+    rows = flow.read("in", gated(tmp_path, ROWS, rate=RATE))
+    value = pl.col("value")
+    turn = flow.loop("turn", rows.select("start", n=pl.lit(1, pl.Int64), left=value % TURNS, at=value % 7))
+    turn.filter("done", pl.col("left") == 0).write("out", cw.files(str(tmp_path / "out"), roll_rows=100))
+    again = turn.filter("again", pl.col("left") > 0).key_by("at", "left")
+    windows = again.window("short", cw.tumbling(f"{WINDOW_MS}ms", time="processing")).aggregate("sum", n=cw.sum("n"))
+    turn.feed_back(windows.select("less", "n", left=pl.col("left") - 1, at=pl.col("at")))
+    return flow
+
+
+@pytest.mark.parametrize(("protocol", "kills"), [("none", 0), ("aligned", 2), ("unaligned", 2)])
+def test_c6_a_loop_ends_once_the_clock_has_let_all_its_windows_out(
+    start, fake_spark: FakeSpark, tmp_path: Path, protocol: str, kills: int
+) -> None:
+    job = start(clock_inside(tmp_path), protocol=protocol, **PROTOCOLS.get(protocol, {}))
+    kill_some(job, fake_spark, kills, seed=6)
+    open_gate(tmp_path)
+    assert job.await_termination(40)
+    frame = pl.read_parquet(f"{tmp_path}/out/*.parquet")
+    found = dict(frame.group_by("at").agg(pl.sum("n")).iter_rows())
+    assert found == Counter(row % 7 for row in range(ROWS))

@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.workload import WrongResultError
 
-from benchmarks import nexmark, nexmark_check, nexmark_rows, report, turns, window_work
+from benchmarks import network, nexmark, nexmark_check, nexmark_rows, report, turns, window_work
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = (
-    *("checkpoint_cost", "nexmark", "nexmark_check", "nexmark_rows"),
+    *("checkpoint_cost", "network", "nexmark", "nexmark_check", "nexmark_rows"),
     *("report", "tally", "window_work", "workload"),
 )
 SHORT_RUNS = {
@@ -87,6 +87,19 @@ def test_figures_of_short_runs_stay_out_of_the_documents(tmp_path: Path, monkeyp
     for share, filled in ((0.1, "old"), (1.0, "| Cutwater | 1 s | 1.00 |")):
         (tmp_path / "windows.json").write_text(json.dumps({"share": share, "runs": [run]}))
         assert filled in report.fill_markers("<!-- bench:windows -->old<!-- /bench:windows -->", report.section)
+
+
+def test_every_token_of_a_network_is_in_each_snapshot_once_or_the_program_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(network.measure(processes=20, channels=60, tokens=30, snapshots=3).seconds) == 3
+    passed_on = network.Passer._pass
+
+    def careless(self: network.Passer, ctx: object) -> None:
+        if self.passed < 50:
+            passed_on(self, ctx)
+
+    monkeypatch.setattr(network.Passer, "_pass", careless)
+    with pytest.raises(RuntimeError, match="of 30 lost"):
+        network.measure(processes=20, channels=60, tokens=30, snapshots=3)
 
 
 def short_runs() -> Iterator[tuple[str, str]]:

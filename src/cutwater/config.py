@@ -9,9 +9,10 @@ import msgspec
 
 from cutwater.errors import ConfigError
 
-__all__ = ["JobConfig", "ProtocolName", "RestartConfig", "format_us", "parse_duration_ms"]
+__all__ = ["JobConfig", "ProtocolName", "RestartConfig", "StateBackend", "format_us", "parse_duration_ms"]
 
 ProtocolName = Literal["none", "synchronous", "chandy_lamport", "aligned", "unaligned", "at_least_once"]
+StateBackend = Literal["memory", "rocksdb"]
 
 _UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "m": 60_000.0, "min": 60_000.0, "h": 3_600_000.0, "d": 86_400_000.0}
 _UNITS_US = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1))
@@ -112,6 +113,12 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint writes what changed since the last completed one, and names that one's files for the rest."""
     inline_threshold_bytes: int = 20_480
     """State below this size travels inside the acknowledgement and lies in the manifest."""
+    # -- state
+    state_backend: StateBackend = "memory"
+    """Where states of process functions and ``StatefulProcessor`` classes lie: ``"memory"``, or ``"rocksdb"``, on the
+    worker's disk, for more than memory holds; see the guide on state larger than memory."""
+    state_memory_bytes: int = 1 << 28
+    """Backend ``rocksdb``: of each step with state, so much lies in a worker's memory, roughly."""
     # -- parallelism
     parallelism: int = 2
     """Workers, and subtasks of every step that does not say otherwise."""
@@ -172,6 +179,11 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"aligned_timeout_ms must be at least 0, got {self.aligned_timeout_ms}")
         if self.spill_memory_bytes < 0:
             raise ConfigError(f"spill_memory_bytes must be at least 0, got {self.spill_memory_bytes}")
+        if self.state_memory_bytes < 1 << 20:
+            raise ConfigError(
+                f"state_memory_bytes must be at least {1 << 20} (1 MiB), got {self.state_memory_bytes}",
+                hint="It is what each step keeps of its state in memory; the rest lies on disk.",
+            )
         if self.tolerable_failed < 0:
             raise ConfigError(f"tolerable_failed must be at least 0, got {self.tolerable_failed}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +15,8 @@ from cutwater.errors import UserCodeError
 from cutwater.operators.state_ttl import Expiries, Stamped, TimeToLive, TtlUpdate, stamped, stamped_type
 from cutwater.operators.state_types import as_type, checked, value_check
 from cutwater.state.objects import FrozenObjects, KeyedObjects, ObjectTable
+from cutwater.state.rocks import RocksStore
+from cutwater.state.rocks_objects import RocksObjects, RocksTable
 
 __all__ = ["Cursor", "KeyedState"]
 
@@ -82,6 +84,18 @@ class KeyedState:
         """Let key and time be those of a cursor, which all states of a subtask share."""
         self._cursor = cursor
 
+    def move_to(self, store: RocksStore, key_types: Sequence[pa.DataType], groups: int, memory_bytes: int) -> None:
+        """Keep what comes on disk; the state is empty.
+
+        Args:
+            store: where.
+            key_types: types of the key columns.
+            groups: number of all key groups.
+            memory_bytes: what may lie in memory, roughly.
+        """
+        table = RocksTable(key_types, self.stored_type, self.stored, self._revive, groups, memory_bytes)
+        self._table = RocksObjects(store, table)
+
     def bind(self, key: Hashable) -> None:
         """The key that the next calls are about."""
         self._cursor.key = key
@@ -97,6 +111,20 @@ class KeyedState:
     def freeze(self, checkpoint_id: int | None = None) -> FrozenObjects[Any]:
         """All keys, as they are now; see ``KeyedObjects``."""
         return self._table.freeze(checkpoint_id)
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether ``move_to`` was called."""
+        return isinstance(self._table, RocksObjects)
+
+    def remove(self, key: Hashable) -> None:
+        """Forget what is kept of a key."""
+        self._table.remove(key)
+
+    def remove_groups(self, groups: range) -> None:
+        """Forget all keys of some key groups; the state is on disk."""
+        assert isinstance(self._table, RocksObjects)
+        self._table.remove_groups(groups)
 
     def restore(self, key: Hashable, stored: Any) -> None:
         """Set a key to what a snapshot held of it."""

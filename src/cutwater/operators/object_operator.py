@@ -14,9 +14,10 @@ from cutwater.errors import StorageError
 from cutwater.operators.base import MIN_WATERMARK, BaseOperator, Context, Outputs
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.keyed_state import Cursor, KeyedState
-from cutwater.operators.object_segments import FrozenObjectStates, FrozenPart, as_written, object_rows
+from cutwater.operators.object_segments import FrozenObjectStates, FrozenPart, as_written, object_keys, object_rows
 from cutwater.operators.timers import EVENT, PROCESSING, Key, TimerDomain, Timers, timer_rows
 from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.rocks import RocksStore
 from cutwater.state.segments import Frozen, Segment
 
 __all__ = ["PREFIX", "TIMERS_PER_SLICE", "ObjectOperator"]
@@ -59,17 +60,28 @@ class ObjectOperator(BaseOperator):
         self._fires, self._user, self._handler = fires, name, handler
         self._firing = False  # event-time timers of the current watermark are left
         self._patience = 0
+        self._store: RocksStore | None = None
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
         self._cursor.now_ms = ctx.processing_time_ms
         self._watermarks = GroupWatermarks(ctx.key_groups, ctx.max_parallelism)
+        if ctx.state_memory_bytes is not None and self._states:
+            half_bytes = ctx.state_memory_bytes // 2
+            self._store = RocksStore(half_bytes)
+            types, share_bytes = [field.type for field in self._keys], half_bytes // len(self._states)
+            for state in self._states.values():
+                state.move_to(self._store, types, ctx.max_parallelism, share_bytes)
         self._track()
 
     def _track(self, *, restored: bool = False) -> None:
         if self.ctx.incremental:
             for table in (*self._states.values(), *self._timers.values()):
                 table.track(restored=restored)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
 
     @abstractmethod
     def _fire(self, domain: TimerDomain, until: int) -> Outputs:
@@ -155,8 +167,13 @@ class ObjectOperator(BaseOperator):
 
     def restore(self, segments: Iterable[Segment]) -> None:
         found: dict[str, list[Segment]] = {}
+        known = True
         for segment in segments:
-            found.setdefault(segment.name, []).append(segment)
+            state = self._states.get(segment.name)
+            if state is not None and state.on_disk:
+                known = self._apply(state, segment) and known
+            else:
+                found.setdefault(segment.name, []).append(segment)
         owned = self.ctx.key_groups
         for name, state in self._states.items():
             for key, value in object_rows(found.get(name, ()), self._keys, _value_field(state), owned):
@@ -173,7 +190,7 @@ class ObjectOperator(BaseOperator):
             self._watermarks.restore(segment)
         self._watermarks.restored()
         self._watermark_rose()
-        self._track(restored=self._as_written(found))
+        self._track(restored=known and self._as_written(found))
         self._restore_more(found)
 
     def _as_written(self, found: Mapping[str, list[Segment]]) -> bool:
@@ -188,6 +205,22 @@ class ObjectOperator(BaseOperator):
         return found.keys() <= values.keys() | others and all(
             as_written(found.get(name, ()), self._keys, value) for name, value in values.items()
         )
+
+    def _apply(self, state: KeyedState, segment: Segment) -> bool:
+        """Apply a segment to a state on disk, after those before it: they are never all in memory.
+
+        Returns whether this program would have written such a segment.
+        """
+        owned, value = self.ctx.key_groups, _value_field(state)
+        if segment.kind == "delete":
+            for key in object_keys(segment, self._keys, owned):
+                state.remove(key)
+        else:
+            if segment.kind == "base" and segment.key_groups is not None:
+                state.remove_groups(range(*segment.key_groups))
+            for key, content in object_rows([segment], self._keys, value, owned):
+                state.restore(key, content)
+        return as_written([segment], self._keys, value)
 
     def _restore_more(self, segments: Mapping[str, list[Segment]]) -> None:
         """Take back what ``_more_parts`` gave; segments by name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ import pyarrow as pa
 from cutwater.operators.keyed_table import group_segments, keyed_rows
 from cutwater.state.index import Slots
 from cutwater.state.objects import FrozenObjects, Key
-from cutwater.state.segments import FrozenSegments, Segment, SegmentKind
+from cutwater.state.rocks_objects import Chunk, FrozenRocksObjects
+from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
 
-__all__ = ["FrozenObjectStates", "FrozenPart", "as_written", "object_rows", "object_segments"]
+__all__ = ["FrozenObjectStates", "FrozenPart", "as_written", "object_keys", "object_rows", "object_segments"]
 
 
 def object_segments(
@@ -52,6 +53,36 @@ def object_segments(
 
     order = np.arange(len(found), dtype=np.int32)
     return group_segments(name, pa.schema(fields), order, key_arrays, arrays, groups, kind)
+
+
+def _chunk_segments(name: str, keys: Sequence[pa.Field], value: pa.Field, chunks: Iterable[Chunk]) -> Iterator[Segment]:
+    """Segments of a state that comes in the order of its key groups, one for each chunk.
+
+    The first that holds rows of a group replaces what was there; another that begins in the middle of one adds to it.
+    """
+    fields = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *keys, value])
+    last = -1
+    for chunk in chunks:
+        columns = zip(zip(*chunk.keys, strict=True), keys, strict=True)
+        arrays = [
+            pa.array(chunk.groups, pa.uint16()),
+            *(pa.array(column, field.type) for column, field in columns),
+            pa.array(chunk.values, value.type),
+        ]
+        first = chunk.groups[0]
+        kind = "delta" if first == last else "base"
+        last = chunk.groups[-1]
+        yield Segment(name, kind, pa.RecordBatch.from_arrays(arrays, schema=fields), (first, last + 1))
+
+
+def object_keys(segment: Segment, keys: Sequence[pa.Field], owned: range) -> Iterator[tuple[Any, ...]]:
+    """The keys of a segment, as far as they lie in the owned key groups.
+
+    Raises:
+        StorageError: it holds other key columns, or types that do not convert.
+    """
+    for batch in keyed_rows([replace(segment, kind="delta")], pa.schema(keys), owned):
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def object_rows(
@@ -98,7 +129,9 @@ class FrozenPart:
     several: bool = False
 
     def segments(self) -> Iterator[Segment]:
-        """All keys."""
+        """All keys; what lies on disk a chunk at once."""
+        if isinstance(self.objects, FrozenRocksObjects):
+            return _chunk_segments(self.name, self.keys, self.value, self.objects.chunks())
         return object_segments(self.name, self.keys, self.value, self.rows(self.objects.items()), self.groups)
 
     def changes(self, changed: Mapping[Key, Any]) -> Iterator[Segment]:

@@ -188,8 +188,11 @@ class ProcessOperator(ObjectOperator):
             state.restore(segments.get(name, ()), self.ctx)
 
     def close(self) -> None:
-        if self._opened:
-            self._function.close()
+        try:
+            if self._opened:
+                self._function.close()
+        finally:
+            super().close()
 
     # ------------------------------------------------------------------------------------------------ user's code
 

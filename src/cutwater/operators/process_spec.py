@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
@@ -57,6 +57,8 @@ class ProcessSpec:
             column that cannot be a key, or keys of the two streams that do not fit each other.
     """
 
+    state_on_disk: ClassVar[bool] = True
+    """``check_state_backend`` asks."""
     input_schema: pa.Schema
     keys: tuple[str, ...]
     function: StatefulFunction

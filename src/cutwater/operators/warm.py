@@ -25,6 +25,7 @@ class _Context:
     max_parallelism = _GROUPS
     key_groups = range(_GROUPS)
     incremental = True
+    state_memory_bytes = None
 
     def processing_time_ms(self) -> int:
         return 0

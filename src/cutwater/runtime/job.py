@@ -16,7 +16,7 @@ import msgspec
 from cutwater.config import JobConfig, parse_duration_ms
 from cutwater.connectors.base import Sink, Source, Split
 from cutwater.connectors.collect import read_result
-from cutwater.dataflow.checks import check_guarantees
+from cutwater.dataflow.checks import check_guarantees, check_state_backend
 from cutwater.dataflow.graph import PhysicalPlan, Step
 from cutwater.dataflow.plan import make_plan
 from cutwater.errors import BuildError, ConfigError, CutwaterError
@@ -191,6 +191,7 @@ def start(
     config = make_config(settings)
     plan = make_plan(flow, config.parallelism, config.max_parallelism)
     check_guarantees(flow.graph, config.protocol)
+    check_state_backend(flow.graph, config.state_backend)
     temporary = checkpoint is None
     directory = tempfile.mkdtemp(prefix="cutwater-") if checkpoint is None else _absolute(checkpoint)
     try:

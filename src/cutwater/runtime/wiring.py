@@ -50,6 +50,7 @@ class OperatorContext:
     clock: ProcessingClock
     incremental: bool
     notify: Callable[[], None]
+    state_memory_bytes: int | None
 
     def processing_time_ms(self) -> int:
         """Milliseconds since the epoch."""
@@ -264,7 +265,8 @@ class Wiring:
         groups = key_group_range(self._slot, vertex.parallelism, self._plan.max_parallelism)
         shape = (self._slot, vertex.parallelism, self._plan.max_parallelism, groups)
         incremental = self._config.tracks_changes
-        operator.open(OperatorContext(step.id, *shape, self._count, self._clock, incremental, self._notify))
+        on_disk = self._config.state_memory_bytes if self._config.state_backend == "rocksdb" else None
+        operator.open(OperatorContext(step.id, *shape, self._count, self._clock, incremental, self._notify, on_disk))
         if step.role == "operator":
             operator.restore(self._restore.segments(step.id, self._slot, vertex.parallelism, groups))
         return operator

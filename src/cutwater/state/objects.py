@@ -69,7 +69,10 @@ class KeyedObjects(Protocol[V]):
         ...
 
     def own(self, key: Hashable) -> V | None:
-        """The value for changes in place until the next freeze, which no freeze sees; ``None`` if there is none."""
+        """The value for changes in place, which no freeze sees; ``None`` if there is none.
+
+        To be changed before anything else is asked of the table.
+        """
         ...
 
     def get_many(self, keys: Sequence[Hashable]) -> list[V | None]:

@@ -202,8 +202,11 @@ class ProcessorOperator(ObjectOperator):
             self._open()
 
     def close(self) -> None:
-        if self._opened:
-            self._processor.close()
+        try:
+            if self._opened:
+                self._processor.close()
+        finally:
+            super().close()
 
 
 class RowProcessorOperator(ProcessorOperator):

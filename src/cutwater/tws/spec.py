@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 
@@ -47,6 +47,8 @@ class ProcessorSpec:
             be a key, or an initial state without the key columns.
     """
 
+    state_on_disk: ClassVar[bool] = True
+    """``check_state_backend`` asks."""
     input_schema: pa.Schema
     keys: tuple[str, ...]
     processor: Any

@@ -27,6 +27,7 @@ class Subtask:
     max_parallelism: int = 16
     step: str = "step"
     incremental: bool = True
+    state_memory_bytes: int | None = None
     counters: Counter[str] = field(default_factory=Counter)
 
     @property

@@ -1,0 +1,231 @@
+"""A RocksDB database on the worker's disk, for state that need not fit in memory.
+
+The database is scratch: what makes state durable is the snapshot in the checkpoint directory.  So there is no
+write-ahead log and nothing is synced.  It lies in a private folder that its process holds a lock on; whoever opens the
+next database removes the folders whose process is gone, however it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from cutwater.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from rocksdict import Rdict, Snapshot
+
+__all__ = ["RocksSnapshot", "RocksStore", "require_rocksdb"]
+
+_MIB: Final = 1 << 20
+_OPEN_FILES: Final = 256
+_LOCK: Final = "owner.lock"
+
+Write: TypeAlias = tuple[bytes, bytes | None]
+"""A key and what it is set to; ``None``: it is deleted."""
+
+
+def require_rocksdb() -> Any:
+    """The package ``rocksdict``.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import rocksdict
+    except ImportError:
+        raise ConfigError(
+            "state_backend 'rocksdb' needs the package rocksdict, which is not installed",
+            hint="Install cutwater[rocksdb] on the driver and all workers, or leave state_backend at 'memory'.",
+        ) from None
+    return rocksdict
+
+
+class RocksStore:
+    """Bytes by key, in the order of the keys.  Used by one thread; its snapshots by others.
+
+    Args:
+        memory_bytes: what RocksDB may use of memory, roughly.
+        folder: where its private folder is made; by default the directory for temporary files.
+
+    Raises:
+        ConfigError: the package is not installed.
+        StorageError: the folder cannot be made, or the database not be opened.
+    """
+
+    def __init__(self, memory_bytes: int, folder: str | None = None) -> None:
+        self._rocks = require_rocksdb()
+        self._parent = os.path.join(folder or tempfile.gettempdir(), f"cutwater-state-{os.getuid()}")
+        with self._reported("open"):
+            self.folder, lock = _claim(self._parent)
+            remove = weakref.finalize(self, _remove, self.folder, lock)  # also when the process ends, or forgets it
+            try:
+                self._db: Rdict = self._open(memory_bytes)
+            except BaseException:
+                remove()
+                raise
+        self._finally = remove
+        self.tables = 0
+        """How many tables lie in it."""
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values, ``None`` for a key that is not there.
+
+        Raises:
+            StorageError: the disk fails.
+        """
+        with self._reported("read"):
+            return self._db.get(list(keys)) or []
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """All of it, in order.
+
+        Raises:
+            StorageError: the disk is full, or fails.
+        """
+        batch = self._rocks.WriteBatch(raw_mode=True)
+        put, delete = batch.put, batch.delete
+        for key, value in writes:
+            if value is None:
+                delete(key)
+            else:
+                put(key, value)
+        with self._reported("written"):
+            self._db.write(batch, self._unlogged)
+
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        """All keys from ``begin`` to before ``end``.
+
+        Raises:
+            StorageError: the disk is full, or fails.
+        """
+        with self._reported("written"):
+            self._db.delete_range(begin, end, self._unlogged)
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are, by RocksDB's own estimate."""
+        return self._db.property_int_value("rocksdb.estimate-num-keys") or 0
+
+    def snapshot(self) -> RocksSnapshot:
+        """What is there now, at no cost; later writes are not seen."""
+        return RocksSnapshot(self._db.snapshot(), self)
+
+    def close(self) -> None:
+        """Close it and remove its files; snapshots must be released before."""
+        with contextlib.suppress(Exception):  # it is closed already, or cannot keep what nobody needs any more
+            self._db.cancel_all_background(True)
+            self._db.close()
+        self._finally()
+
+    def read_options(self, end: bytes) -> Any:
+        """For reading on from some key to before ``end``."""
+        options = self._rocks.ReadOptions()
+        options.set_iterate_upper_bound(end)
+        options.fill_cache(False)
+        return options
+
+    def _open(self, memory_bytes: int) -> Rdict:
+        rocks = self._rocks
+        blocks = rocks.BlockBasedOptions()
+        blocks.set_block_cache(rocks.Cache(max(memory_bytes // 2, _MIB)))
+        blocks.set_bloom_filter(10, False)
+        blocks.set_cache_index_and_filter_blocks(True)
+        options = rocks.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_block_based_table_factory(blocks)
+        options.set_write_buffer_size(min(max(memory_bytes // 4, _MIB), 64 * _MIB))
+        options.set_max_open_files(_OPEN_FILES)
+        options.set_compression_type(rocks.DBCompressionType.lz4())
+        options.set_keep_log_file_num(1)
+        self._unlogged = rocks.WriteOptions()
+        self._unlogged.disable_wal = True
+        return rocks.Rdict(os.path.join(self.folder, "db"), options)
+
+    @contextlib.contextmanager
+    def _reported(self, done: str) -> Generator[None]:
+        try:
+            yield
+        except (ConfigError, StorageError):
+            raise
+        except Exception as e:  # what RocksDB says comes as a plain Exception
+            raise StorageError(
+                f"state on the worker's disk cannot be {done if done != 'open' else 'opened'} in {self._parent}: {e}",
+                hint="Free space there, or set TMPDIR for the workers to another disk.",
+            ) from e
+
+
+class RocksSnapshot:
+    """A ``RocksStore`` as it was at one instant, for another thread."""
+
+    __slots__ = ("_snapshot", "_store")
+
+    def __init__(self, snapshot: Snapshot, store: RocksStore) -> None:
+        self._snapshot: Snapshot | None = snapshot
+        self._store = store
+
+    def items(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys from ``begin`` to before ``end``, with their values, in order; nothing once it is released."""
+        if self._snapshot is not None:
+            yield from self._snapshot.items(from_key=begin, read_opt=self._store.read_options(end))  # type: ignore[misc]
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value, ``None`` if there is none."""
+        try:
+            return None if self._snapshot is None else self._snapshot[key]
+        except KeyError:
+            return None
+
+    def release(self) -> None:
+        """RocksDB may forget what is kept for this snapshot."""
+        self._snapshot = None
+
+
+def _claim(parent: str) -> tuple[str, int]:
+    """A new private folder, and the lock that says that it is in use; folders that nobody uses are removed."""
+    os.makedirs(parent, mode=0o700, exist_ok=True)
+    found = os.stat(parent)
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise StorageError(
+            f"{parent} belongs to somebody else, or others may read it",
+            hint="Remove it, or set TMPDIR for the workers to a directory of their own.",
+        )
+    gate = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(gate, fcntl.LOCK_EX)  # nobody looks at a folder between its making and its locking
+        for name in os.listdir(parent):
+            _remove_abandoned(os.path.join(parent, name))
+        folder = tempfile.mkdtemp(dir=parent)
+        lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return folder, lock
+    finally:
+        os.close(gate)
+
+
+def _remove(folder: str, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
+def _remove_abandoned(folder: str) -> None:
+    try:
+        lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR)
+    except OSError:
+        lock = -1  # its process ended before the lock was made, or while the folder was being removed
+    try:
+        if lock >= 0:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        if lock >= 0:
+            os.close(lock)

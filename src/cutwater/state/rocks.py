@@ -13,13 +13,13 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from cutwater.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
-    from rocksdict import Rdict, Snapshot
+    from rocksdict import Rdict, RdictIter
 
 __all__ = ["RocksSnapshot", "RocksStore", "require_rocksdb"]
 
@@ -62,7 +62,7 @@ class RocksStore:
     def __init__(self, memory_bytes: int, folder: str | None = None) -> None:
         self._rocks = require_rocksdb()
         self._parent = os.path.join(folder or tempfile.gettempdir(), f"cutwater-state-{os.getuid()}")
-        with self._reported("open"):
+        with _reported("opened", self._parent):
             self.folder, lock = _claim(self._parent)
             remove = weakref.finalize(self, _remove, self.folder, lock)  # also when the process ends, or forgets it
             try:
@@ -80,7 +80,7 @@ class RocksStore:
         Raises:
             StorageError: the disk fails.
         """
-        with self._reported("read"):
+        with _reported("read", self._parent):
             return self._db.get(list(keys)) or []
 
     def write(self, writes: Sequence[Write]) -> None:
@@ -96,7 +96,7 @@ class RocksStore:
                 delete(key)
             else:
                 put(key, value)
-        with self._reported("written"):
+        with _reported("written", self._parent):
             self._db.write(batch, self._unlogged)
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
@@ -105,31 +105,23 @@ class RocksStore:
         Raises:
             StorageError: the disk is full, or fails.
         """
-        with self._reported("written"):
+        with _reported("written", self._parent):
             self._db.delete_range(begin, end, self._unlogged)
-
-    @property
-    def keys(self) -> int:
-        """How many keys there are, by RocksDB's own estimate."""
-        return self._db.property_int_value("rocksdb.estimate-num-keys") or 0
 
     def snapshot(self) -> RocksSnapshot:
         """What is there now, at no cost; later writes are not seen."""
-        return RocksSnapshot(self._db.snapshot(), self)
+        options = self._rocks.ReadOptions()
+        options.fill_cache(False)
+        return RocksSnapshot(self._db.iter(options))
 
     def close(self) -> None:
         """Close it and remove its files; snapshots must be released before."""
-        with contextlib.suppress(Exception):  # it is closed already, or cannot keep what nobody needs any more
+        if not self._finally.alive:
+            return
+        with contextlib.suppress(Exception):
             self._db.cancel_all_background(True)
-            self._db.close()
+        del self._db  # its own close would first write what nobody needs any more
         self._finally()
-
-    def read_options(self, end: bytes) -> Any:
-        """For reading on from some key to before ``end``."""
-        options = self._rocks.ReadOptions()
-        options.set_iterate_upper_bound(end)
-        options.fill_cache(False)
-        return options
 
     def _open(self, memory_bytes: int) -> Rdict:
         rocks = self._rocks
@@ -148,43 +140,68 @@ class RocksStore:
         self._unlogged.disable_wal = True
         return rocks.Rdict(os.path.join(self.folder, "db"), options)
 
-    @contextlib.contextmanager
-    def _reported(self, done: str) -> Generator[None]:
-        try:
-            yield
-        except (ConfigError, StorageError):
-            raise
-        except Exception as e:  # what RocksDB says comes as a plain Exception
-            raise StorageError(
-                f"state on the worker's disk cannot be {done if done != 'open' else 'opened'} in {self._parent}: {e}",
-                hint="Free space there, or set TMPDIR for the workers to another disk.",
-            ) from e
-
 
 class RocksSnapshot:
-    """A ``RocksStore`` as it was at one instant, for another thread."""
+    """A ``RocksStore`` as it was at one instant, for another thread; one pass over it at a time.
 
-    __slots__ = ("_snapshot", "_store")
+    It is an iterator, which sees what was there when it was made (iterating over a ``Snapshot`` of the package, up to
+    0.3.29 at least, sees the present).
+    """
 
-    def __init__(self, snapshot: Snapshot, store: RocksStore) -> None:
-        self._snapshot: Snapshot | None = snapshot
-        self._store = store
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: RdictIter) -> None:
+        self._rows: RdictIter | None = rows
 
     def items(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys from ``begin`` to before ``end``, with their values, in order; nothing once it is released."""
-        if self._snapshot is not None:
-            yield from self._snapshot.items(from_key=begin, read_opt=self._store.read_options(end))  # type: ignore[misc]
+        """Keys from ``begin`` to before ``end``, with their values, in order; nothing once it is released.
 
-    def get(self, key: bytes) -> bytes | None:
-        """The value, ``None`` if there is none."""
-        try:
-            return None if self._snapshot is None else self._snapshot[key]
-        except KeyError:
-            return None
+        Raises:
+            StorageError: the disk fails.
+        """
+        if self._rows is not None:
+            self._rows.seek(begin)
+        while (rows := self._rows) is not None and rows.valid() and (key := rows.key()) < end:
+            yield key, rows.value()
+            rows.next()
+        self._check()
+
+    def get_many(self, keys: Iterable[bytes]) -> Iterator[bytes | None]:
+        """The values of some keys, ``None`` for one that was not there.
+
+        Raises:
+            StorageError: the disk fails.
+        """
+        for key in keys:
+            if (rows := self._rows) is None:
+                yield None
+                continue
+            rows.seek(key)
+            yield rows.value() if rows.valid() and rows.key() == key else None
+        self._check()
 
     def release(self) -> None:
         """RocksDB may forget what is kept for this snapshot."""
-        self._snapshot = None
+        self._rows = None
+
+    def _check(self) -> None:
+        """An iterator that meets an error is at its end."""
+        if self._rows is not None:
+            with _reported("read"):
+                self._rows.status()
+
+
+@contextlib.contextmanager
+def _reported(done: str, place: str = "") -> Generator[None]:
+    try:
+        yield
+    except (ConfigError, StorageError):
+        raise
+    except Exception as e:  # what RocksDB says comes as a plain Exception
+        raise StorageError(
+            f"state on the worker's disk cannot be {done}{place and f' in {place}'}: {e}",
+            hint="Free space there, or set TMPDIR for the workers to another disk.",
+        ) from e
 
 
 def _claim(parent: str) -> tuple[str, int]:

@@ -45,6 +45,15 @@ _GONE: Final = _Gone()
 _NOTHING: History[Set[Hashable]] = History(None, ())
 
 
+class _Size:
+    """How many keys a table has: counting them takes reading all."""
+
+    __slots__ = ("keys",)
+
+    def __init__(self) -> None:
+        self.keys = 0
+
+
 class RocksTable(NamedTuple):
     """How a table lies in a store.
 
@@ -89,6 +98,8 @@ class RocksObjects(Generic[V]):
         "_number",
         "_old",
         "_old_bytes",
+        "_puts",
+        "_size",
         "_store",
         "_table",
         "_used",
@@ -113,6 +124,7 @@ class RocksObjects(Generic[V]):
         store.tables += 1
         self._log: Intervals[Set[Hashable]] | None = None
         self._changed: set[Hashable] = set()
+        self._size, self._puts = _Size(), 0
 
     @property
     def cached_bytes(self) -> int:
@@ -184,6 +196,7 @@ class RocksObjects(Generic[V]):
     def track(self, *, restored: bool = False) -> None:
         """See ``KeyedObjects``."""
         self._flush()
+        self._size.keys = self._puts
         self._log = Intervals(_joined, RESTORED if restored else None)
         self._changed = set()
 
@@ -193,8 +206,7 @@ class RocksObjects(Generic[V]):
         history = _NOTHING
         if self._log is not None and checkpoint_id is not None:
             history, self._changed = self._log.cut(checkpoint_id, self._changed), set()
-        size = self._store.keys // self._store.tables
-        return FrozenRocksObjects(self._store.snapshot(), self._table, self._number, size, self._log, history)
+        return FrozenRocksObjects(self._store.snapshot(), self._table, self._number, self._size, self._log, history)
 
     def __len__(self) -> int:
         frozen = self.freeze()
@@ -261,6 +273,7 @@ class RocksObjects(Generic[V]):
                 self._old_bytes -= old[1]
             keep(key, (value, taken))
         self._store.write(writes)
+        self._puts += len(writes)
         self._used = True
         if self._log is not None:
             self._changed.update(written)
@@ -273,21 +286,25 @@ class RocksObjects(Generic[V]):
 class FrozenRocksObjects(Generic[V]):
     """A ``RocksObjects`` as it was at one instant, for another thread."""
 
-    __slots__ = ("_history", "_log", "_number", "_snapshot", "_table", "size")
+    __slots__ = ("_history", "_log", "_number", "_size", "_snapshot", "_table")
 
     def __init__(
         self,
         snapshot: RocksSnapshot,
         table: RocksTable,
         number: bytes,
-        size: int,
+        size: _Size,
         log: Intervals[Set[Hashable]] | None,
         history: History[Set[Hashable]],
     ) -> None:
         self._snapshot, self._table, self._number = snapshot, table, number
-        self.size = size
-        """How many keys there are, roughly."""
+        self._size = size
         self._log, self._history = log, history
+
+    @property
+    def size(self) -> int:
+        """See ``FrozenObjects``; as of the last time that all of it was read or restored."""
+        return self._size.keys
 
     @property
     def tracked(self) -> bool:
@@ -301,7 +318,7 @@ class FrozenRocksObjects(Generic[V]):
         self._log.completed(since)
         keys = list({cast(Key, key) for interval in intervals for key in interval})
         packer, unpack = KeyPacker(self._table.key_types), Packer(self._table.kind).unpack
-        found = map(self._snapshot.get, _places(keys, self._number, self._table, packer))
+        found = self._snapshot.get_many(_places(keys, self._number, self._table, packer))
         revive = self._table.revive
         return {k: None if v is None else revive(unpack(v)) for k, v in zip(keys, found, strict=True)}
 
@@ -314,7 +331,7 @@ class FrozenRocksObjects(Generic[V]):
         """Everything in the order of the key groups, in pieces that fit in memory."""
         unpack_key, unpack = KeyPacker(self._table.key_types).unpack, Packer(self._table.kind).unpack
         following = _number(int.from_bytes(self._number, "big") + 1)
-        chunk, size = Chunk([], [], []), 0
+        chunk, size, count = Chunk([], [], []), 0, 0
         for place, packed in self._snapshot.items(self._number, following):
             chunk.groups.append(int.from_bytes(place[2:_PREFIX_BYTES], "big"))
             chunk.keys.append(unpack_key(place[_PREFIX_BYTES:]))
@@ -322,7 +339,8 @@ class FrozenRocksObjects(Generic[V]):
             size += len(place) + len(packed)
             if len(chunk.keys) == _CHUNK_ROWS or size >= _CHUNK_BYTES:
                 yield chunk
-                chunk, size = Chunk([], [], []), 0
+                chunk, size, count = Chunk([], [], []), 0, count + len(chunk.keys)
+        self._size.keys = count + len(chunk.keys)
         if chunk.keys:
             yield chunk
 

@@ -29,9 +29,12 @@ class Clocked(Subtask):
         return self.clock.now_ms
 
 
-def clocked(spec: OperatorSpec, clock: Clock, subtask: int = 0, parallelism: int = 1) -> Operator:
+def clocked(
+    spec: OperatorSpec, clock: Clock, subtask: int = 0, parallelism: int = 1, memory_bytes: int | None = None
+) -> Operator:
+    """An open operator; with ``memory_bytes``, its states lie on disk."""
     operator = spec.build()
-    operator.open(Clocked(subtask, parallelism, clock=clock))
+    operator.open(Clocked(subtask, parallelism, clock=clock, state_memory_bytes=memory_bytes))
     return operator
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +25,9 @@ from cutwater.state.objects import ObjectTable
 from cutwater.state.segments import Frozen, Segment
 from cutwater.storage.chains import Chains
 from cutwater.storage.memory import MemoryStore
-from cutwater.storage.snapshot import SnapshotWriter
+from cutwater.storage.snapshot import SnapshotWriter, read_segment
+
+needs_rocksdb = pytest.mark.skipif(find_spec("rocksdict") is None, reason="rocksdict is not installed")
 
 SCHEMA = pa.schema([("k", pa.int64()), ("what", pa.string()), ("n", pa.int64())])
 LAST = 2**40
@@ -103,9 +106,11 @@ class Objects:
 
     names = ("total", "most", "seen", "counts", "recent", "rows", "event", "processing")
 
+    memory_bytes: int | None = None
+
     def __init__(self, subtask: int, parallelism: int) -> None:
         self.spec = ProcessSpec(SCHEMA, ("k",), Ledger(), "n long")
-        self.operator = clocked(self.spec, Clock(1000), subtask, parallelism)
+        self.operator = clocked(self.spec, Clock(1000), subtask, parallelism, self.memory_bytes)
         self.model: Model = {name: {} for name in self.names}
         self.now = 0
 
@@ -170,6 +175,12 @@ class Objects:
         return found + rows_of("rows", 0, list(function.rows))
 
 
+class ObjectsOnDisk(Objects):
+    """With a budget of some keys for each state."""
+
+    memory_bytes = 1 << 20
+
+
 def rows_of(name: str, key: int, value: Any) -> Content:
     if name in ("event", "processing", "rows"):
         return [(name, key, each) for each in value]
@@ -183,6 +194,11 @@ def batch_of(rows: list[tuple[int, str, int]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
+@needs_rocksdb
+def test_restores_of_states_on_disk_are_what_the_dictionaries_say() -> None:
+    World(176, ObjectsOnDisk).run(14)  # few: each step opens several databases
+
+
 def test_restores_are_what_the_dictionaries_say() -> None:
     worlds = [World(seed, Objects).run() for seed in range(12)]
     kinds = set[tuple[str, str]]().union(*(world.kinds for world in worlds))
@@ -191,14 +207,21 @@ def test_restores_are_what_the_dictionaries_say() -> None:
     assert sum(world.built_on_restored for world in worlds) > 0, "no checkpoint built on the one restored"
 
 
-def test_few_changed_keys_are_few_bytes() -> None:
-    step, store, chains, sizes = Objects(0, 1), MemoryStore(), Chains(), list[int]()
+@pytest.mark.parametrize("make", [Objects, pytest.param(ObjectsOnDisk, marks=needs_rocksdb)])
+def test_few_changed_keys_are_few_bytes(make: type[Objects]) -> None:
+    step, store, chains, sizes = make(0, 1), MemoryStore(), Chains(), list[int]()
     step.operator.process(0, batch_of([(key, what, key) for key in range(5000) for what in ("add", "set timer")]))
     step.operator.process(0, batch_of([(0, "drop", 1)]))  # the list state that is always whole is empty
     for checkpoint_id in (1, 2):
         frozen = step.freeze(checkpoint_id)
-        entries = written(SnapshotWriter(store, "job", checkpoint_id, 1, 0, 0), chains, frozen)
+        writer = SnapshotWriter(store, "job", checkpoint_id, 1, 0, 0)
+        entries = written(writer, chains, frozen)
+        writer.close()
         frozen.release()
+        restored = [make(subtask, 2) for subtask in range(2)]
+        for each in restored:
+            each.restore(read_segment(store, "job", e) for e in entries)
+        assert sorted(sum((each.content() for each in restored), [])) == sorted(step.content())
         sizes.append(sum(e.length for e in entries) - sum(sizes))
         chains.written(checkpoint_id, ("step", 0), entries)
         chains.completed(checkpoint_id)

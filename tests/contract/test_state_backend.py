@@ -1,0 +1,247 @@
+"""Tables of keyed objects against plain dicts, in memory and on disk: frozen, read late and released at any moment."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+from abc import abstractmethod
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from cutwater.errors import ConfigError, StorageError
+from cutwater.state.intervals import RESTORED
+from cutwater.state.objects import FrozenObjects, KeyedObjects, ObjectTable
+from cutwater.state.rocks import RocksStore, require_rocksdb
+from cutwater.state.rocks_objects import RocksObjects, RocksTable
+
+needs_rocksdb = pytest.mark.skipif(find_spec("rocksdict") is None, reason="rocksdict is not installed")
+
+KEYS = st.integers(0, 5).map(lambda n: (n,))
+VALUES = st.integers(-(2**63), 2**63 - 1)
+Model = dict[tuple[int, ...], list[int]]
+
+
+class Tables(RuleBasedStateMachine):
+    """Lists that grow in place are where a freeze could be seen to change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = self.make()
+        self.model: Model = {}
+        self.frozen: list[tuple[int, FrozenObjects[list[int]], Model]] = []
+        self.checkpoint_id = RESTORED
+        self.completed: tuple[int, Model] = (RESTORED, {})
+        self.table.track(restored=True)
+
+    @abstractmethod
+    def make(self) -> KeyedObjects[list[int]]: ...
+
+    @rule(key=KEYS, value=VALUES)
+    def put(self, key: tuple[int, ...], value: int) -> None:
+        self.table.put(key, [value])
+        self.model[key] = [value]
+
+    @rule(values=st.dictionaries(KEYS, VALUES))
+    def put_many(self, values: dict[tuple[int, ...], int]) -> None:
+        self.table.put_many(values, [[value] for value in values.values()])
+        self.model |= {key: [value] for key, value in values.items()}
+
+    @rule(key=KEYS, value=VALUES)
+    def change_in_place(self, key: tuple[int, ...], value: int) -> None:
+        owned = self.table.own(key)
+        assert owned == self.model.get(key)
+        if owned is not None:
+            owned.append(value)
+            self.model[key].append(value)
+
+    @rule(key=KEYS)
+    def remove(self, key: tuple[int, ...]) -> None:
+        self.table.remove(key)
+        self.model.pop(key, None)
+
+    @rule()
+    def freeze(self) -> None:
+        self.checkpoint_id += 1
+        frozen = self.table.freeze(self.checkpoint_id)
+        self.frozen.append((self.checkpoint_id, frozen, copy.deepcopy(self.model)))
+
+    @rule(which=st.integers(0, 3))
+    def release(self, which: int) -> None:
+        if which < len(self.frozen):
+            self.frozen.pop(which)[1].release()
+
+    @rule(which=st.integers(0, 3))
+    def complete(self, which: int) -> None:
+        """What changed since the last completed checkpoint makes this one of it."""
+        if which < len(self.frozen) and self.frozen[which][0] > self.completed[0]:
+            checkpoint_id, frozen, expected = self.frozen[which]
+            since, found = self.completed
+            changed = frozen.changed(since)
+            if changed is not None:
+                made = {**found, **changed}
+                assert {key: value for key, value in made.items() if value is not None} == expected
+            self.completed = checkpoint_id, expected
+
+    @invariant()
+    def the_table_is_the_dict(self) -> None:
+        assert {key: self.table.get(key) for key in self.model} == self.model
+        assert all(self.table.get((n,)) is None for n in range(6) if (n,) not in self.model)
+        everything = [(n,) for n in range(6)]
+        assert self.table.get_many(everything) == [self.model.get(key) for key in everything]
+        assert len(self.table) == len(self.model)
+
+    @invariant()
+    def what_was_frozen_stays(self) -> None:
+        for _, frozen, expected in self.frozen:
+            assert dict(frozen.items()) == expected
+
+
+class MemoryTables(Tables):
+    def make(self) -> KeyedObjects[list[int]]:
+        return ObjectTable(list)
+
+
+@cache
+def store() -> RocksStore:
+    """One for all tables: each has its own range of keys."""
+    return RocksStore(1 << 20)
+
+
+def rocks_table(where: RocksStore, kind: pa.DataType, memory_bytes: int) -> RocksObjects[Any]:
+    return RocksObjects(where, RocksTable([pa.int64()], kind, lambda v: v, lambda v: v, 16, memory_bytes))
+
+
+class RocksTables(Tables):
+    """With a budget of three keys, so that most are on disk only."""
+
+    def make(self) -> KeyedObjects[list[int]]:
+        return rocks_table(store(), pa.list_(pa.int64()), 2_000)
+
+
+TestMemoryTables = MemoryTables.TestCase
+TestRocksTables = needs_rocksdb(RocksTables.TestCase)
+TestRocksTables.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where stores make their private folders in this test."""
+    return tmp_path / f"cutwater-state-{os.getuid()}"
+
+
+@needs_rocksdb
+def test_many_more_bytes_than_the_budget_stay_on_disk(tmp_path: Path) -> None:
+    where = RocksStore(1 << 20, str(tmp_path))
+    table = rocks_table(where, pa.string(), 1 << 20)
+    most = 0
+    for number in range(20_000):
+        table.put((number,), f"{number}-" * 60)
+        most = max(most, table.cached_bytes)
+    for number in range(0, 20_000, 7):
+        assert table.get((number,)) == f"{number}-" * 60
+        most = max(most, table.cached_bytes)
+    assert table.get_many([(number,) for number in range(500)]) == [f"{n}-" * 60 for n in range(500)]
+    assert 0 < most <= 1 << 20
+    assert table.cached_keys < 2_000
+    assert len(table) == 20_000
+    where.close()
+
+
+@needs_rocksdb
+def test_what_is_used_stays_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = RocksStore(1 << 20, str(tmp_path))
+    table = rocks_table(where, pa.int64(), 100_000)
+    table.put_many([(n,) for n in range(5_000)], range(5_000))
+    looked: list[int] = []
+    get_many = where.get_many
+    monkeypatch.setattr(where, "get_many", lambda keys: (looked.append(len(keys)), get_many(keys))[1])
+    for number in range(4_000):
+        assert table.get((number,)) == number
+        assert table.get((4_999,)) == 4_999
+    assert sum(looked) <= 4_001
+    where.close()
+
+
+@needs_rocksdb
+def test_many_changes_between_two_freezes_are_told_as_a_whole(tmp_path: Path) -> None:
+    where = RocksStore(1 << 20, str(tmp_path))
+    table = rocks_table(where, pa.int64(), 1 << 20)
+    table.track(restored=True)
+    table.put_many([(n,) for n in range(10_000)], range(10_000))
+    assert table.freeze(1).changed(RESTORED) is None
+    table.put((3,), 33)
+    table.remove((4,))
+    assert table.freeze(2).changed(1) == {(3,): 33, (4,): None}
+    where.close()
+
+
+@needs_rocksdb
+def test_the_folder_is_private_and_goes_with_the_store(tmp_path: Path, folder: Path) -> None:
+    where = RocksStore(1 << 20, str(tmp_path))
+    assert os.stat(folder).st_mode & 0o777 == 0o700
+    assert [os.stat(f).st_mode & 0o777 for f in folder.iterdir()] == [0o700]
+    where.close()
+    where.close()
+    assert list(folder.iterdir()) == []
+
+
+@needs_rocksdb
+def test_a_folder_that_others_may_read_is_refused(tmp_path: Path, folder: Path) -> None:
+    folder.mkdir(mode=0o755)
+    with pytest.raises(StorageError, match="others may read it"):
+        RocksStore(1 << 20, str(tmp_path))
+
+
+_HOLDS = """
+import sys, time
+from cutwater.state.rocks import RocksStore
+store = RocksStore(1 << 20, sys.argv[1])
+store.write([(b"key", b"value")])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@needs_rocksdb
+def test_the_next_store_removes_what_a_killed_process_left(tmp_path: Path, folder: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "open\n"
+    held = set(folder.iterdir())
+    second = RocksStore(1 << 20, str(tmp_path))
+    assert held < set(folder.iterdir()), "a folder in use stays"
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    third = RocksStore(1 << 20, str(tmp_path))
+    assert held.isdisjoint(folder.iterdir())
+    assert len(list(folder.iterdir())) == 2
+    second.close()
+    third.close()
+
+
+@needs_rocksdb
+def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.write_text("no folder")
+    with pytest.raises(StorageError, match=str(place)):
+        RocksStore(1 << 20, str(place))
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    with pytest.raises(ConfigError) as e:
+        require_rocksdb()
+    assert "cutwater[rocksdb]" in str(e.value.hint)

@@ -131,7 +131,7 @@ class RocksTables(Tables):
 
 TestMemoryTables = MemoryTables.TestCase
 TestRocksTables = needs_rocksdb(RocksTables.TestCase)
-TestRocksTables.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestRocksTables.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
 @pytest.fixture

@@ -194,6 +194,7 @@ def batch_of(rows: list[tuple[int, str, int]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
+@pytest.mark.full
 @needs_rocksdb
 def test_restores_of_states_on_disk_are_what_the_dictionaries_say() -> None:
     World(176, ObjectsOnDisk).run(14)  # few: each step opens several databases
@@ -207,8 +208,16 @@ def test_restores_are_what_the_dictionaries_say() -> None:
     assert sum(world.built_on_restored for world in worlds) > 0, "no checkpoint built on the one restored"
 
 
-@pytest.mark.parametrize("make", [Objects, pytest.param(ObjectsOnDisk, marks=needs_rocksdb)])
-def test_few_changed_keys_are_few_bytes(make: type[Objects]) -> None:
+@pytest.mark.parametrize(
+    ("make", "other"),
+    [
+        (Objects, Objects),
+        pytest.param(Objects, ObjectsOnDisk, marks=needs_rocksdb),
+        pytest.param(ObjectsOnDisk, Objects, marks=needs_rocksdb),
+    ],
+)
+def test_few_changed_keys_are_few_bytes(make: type[Objects], other: type[Objects]) -> None:
+    """And they restore at another parallelism, also on the other backend."""
     step, store, chains, sizes = make(0, 1), MemoryStore(), Chains(), list[int]()
     step.operator.process(0, batch_of([(key, what, key) for key in range(5000) for what in ("add", "set timer")]))
     step.operator.process(0, batch_of([(0, "drop", 1)]))  # the list state that is always whole is empty
@@ -218,10 +227,10 @@ def test_few_changed_keys_are_few_bytes(make: type[Objects]) -> None:
         entries = written(writer, chains, frozen)
         writer.close()
         frozen.release()
-        restored = [make(subtask, 2) for subtask in range(2)]
+        restored = [other(subtask, 2) for subtask in range(2)]
         for each in restored:
             each.restore(read_segment(store, "job", e) for e in entries)
-        assert sorted(sum((each.content() for each in restored), [])) == sorted(step.content())
+        assert sorted(row for each in restored for row in each.content()) == sorted(step.content())
         sizes.append(sum(e.length for e in entries) - sum(sizes))
         chains.written(checkpoint_id, ("step", 0), entries)
         chains.completed(checkpoint_id)

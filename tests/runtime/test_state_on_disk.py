@@ -1,4 +1,4 @@
-"""A job whose states lie on its workers' disks, killed in the midst: each row counts once, and no file is left behind."""
+"""A job whose states lie on its workers' disks, killed in the midst: each row counts once, no file is left behind."""
 
 from __future__ import annotations
 

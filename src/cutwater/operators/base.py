@@ -98,7 +98,8 @@ class Operator(Protocol):
         """The clock has reached ``next_processing_time_ms``: a bounded slice of what is due (timers, cleanup).
 
         What is left stays due, so that the loop calls again, with rows and barriers in between: unlike the work of
-        ``resume`` it holds nothing up and may lie on both sides of a freeze.  Not called after the end of input.
+        ``resume`` it holds nothing up and may lie on both sides of a freeze.  Windows, which come out whole, leave the
+        rest ``pending`` instead.  Not called after the end of input.
         """
         ...
 

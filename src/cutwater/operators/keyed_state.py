@@ -112,6 +112,10 @@ class KeyedState:
         """All keys, as they are now; see ``KeyedObjects``."""
         return self._table.freeze(checkpoint_id)
 
+    def fetch(self, keys: Sequence[Hashable]) -> None:
+        """These keys come next."""
+        self._table.get_many(keys)
+
     @property
     def on_disk(self) -> bool:
         """Whether ``move_to`` was called."""

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,8 @@ TIME = pa.field("__time", pa.int64())
 
 TIMERS_PER_SLICE = 128
 KEYS_PER_CLEANUP = 512
+KEYS_AHEAD = 256
+"""Keys whose states are read from disk at once."""
 
 PREFIX = "__"
 """Begins the names of the segments that are no state of the user's."""
@@ -78,6 +81,17 @@ class ObjectOperator(BaseOperator):
         if self.ctx.incremental:
             for table in (*self._states.values(), *self._timers.values()):
                 table.track(restored=restored)
+
+    def _ahead(self, keys: Iterable[Key]) -> Iterable[Key]:
+        """The keys; what lies on disk of their states is read for many at once, before they are given out."""
+        return keys if self._store is None else self._read_ahead(iter(keys))
+
+    def _read_ahead(self, keys: Iterator[Key]) -> Iterator[Key]:
+        while part := list(islice(keys, KEYS_AHEAD)):
+            wanted = list(dict.fromkeys(part))
+            for state in self._states.values():
+                state.fetch(wanted)
+            yield from part
 
     def close(self) -> None:
         if self._store is not None:

@@ -90,7 +90,7 @@ class ProcessOperator(ObjectOperator):
         call = getattr(self._function, self._function.takes[input])
         keys: Iterable[tuple[Hashable, ...]] = repeat(_NO_KEY, batch.num_rows)
         if side.keys:
-            keys = zip(*(batch.column(name).to_pylist() for name in side.keys), strict=True)
+            keys = self._ahead(zip(*(batch.column(name).to_pylist() for name in side.keys), strict=True))
         watermarks = self._watermarks_of(batch, side.keys) if side.keys and self._watermarks.differ else None
         for index, (key, row) in enumerate(zip(keys, to_dicts(batch), strict=True)):
             bind(key)

@@ -222,7 +222,7 @@ class RowProcessorOperator(ProcessorOperator):
         make, call, keep = row_maker(self._record.names), self._processor.handleInputRows, self._made.extend
         cursor, plain, differ = self._cursor, self._plain_keys, self._watermarks.differ
         times = self._times()
-        for index, (key, rows) in enumerate(groups.items()):
+        for index, (key, rows) in enumerate(zip(self._ahead(groups), groups.values(), strict=True)):
             cursor.key = key
             seen = key if plain else self._bind(key)
             if differ:

@@ -22,6 +22,7 @@ from cutwater.operators.process import ProcessContext, ProcessFunction
 from cutwater.operators.process_spec import ProcessSpec
 from cutwater.state.intervals import Intervals
 from cutwater.state.objects import ObjectTable
+from cutwater.state.rocks import RocksStore
 from cutwater.state.segments import Frozen, Segment
 from cutwater.storage.chains import Chains
 from cutwater.storage.memory import MemoryStore
@@ -206,6 +207,31 @@ def test_restores_are_what_the_dictionaries_say() -> None:
     for name in ("total", "seen", "counts", "__event_timers"):
         assert {kind for n, kind in kinds if n == name} == {"base", "delta", "delete"}, name
     assert sum(world.built_on_restored for world in worlds) > 0, "no checkpoint built on the one restored"
+
+
+@needs_rocksdb
+def test_a_state_on_disk_is_written_and_restored_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutwater.state.rocks_objects._CHUNK_ROWS", 7)
+    step = ObjectsOnDisk(0, 1)
+    step.operator.process(0, batch_of([(key, "add", key) for key in range(200)]))
+    segments = list(step.freeze(1).segments())
+    kinds = [segment.kind for segment in segments if segment.name == "seen"]
+    assert len(kinds) == 29
+    assert set(kinds) == {"base", "delta"}
+    restored = [ObjectsOnDisk(subtask, 3) for subtask in range(3)]
+    for each in restored:
+        each.restore(segments)
+    assert sorted(row for each in restored for row in each.content()) == sorted(step.content())
+
+
+@needs_rocksdb
+def test_the_states_of_many_keys_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = ObjectsOnDisk(0, 1)
+    looks: list[int] = []
+    get_many = RocksStore.get_many
+    monkeypatch.setattr(RocksStore, "get_many", lambda self, keys: (looks.append(len(keys)), get_many(self, keys))[1])
+    step.operator.process(0, batch_of([(key % 200, "add", 1) for key in range(400)]))
+    assert looks == [200] * 5, "one look for each state"
 
 
 @pytest.mark.parametrize(

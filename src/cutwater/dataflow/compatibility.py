@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+import pyarrow as pa
 
 from cutwater.config import format_us
 from cutwater.dataflow.graph import PhysicalPlan, Step
@@ -56,23 +57,13 @@ def incompatibilities(plan: PhysicalPlan, manifest: Manifest) -> Iterator[str]:
         elif new.kind != old.kind:
             yield f"step {old.id!r} was of kind {old.kind} and is of kind {new.kind}, its {holds} would be lost"
         else:
-            yield from _changes(_evolved(old, new, plan.steps[old.id]), new)
+            spec: Any = plan.steps[old.id].spec
+            if old.types and new.types:
+                reasons = spec.refusals(pa.ipc.read_schema(pa.py_buffer(old.types)))
+                yield from (f"step {old.id!r}, {reason}" for reason in reasons)
+                old = msgspec.structs.replace(old, state=new.state)
+            yield from _changes(old, new)
     yield from _lost_rows(plan, manifest)
-
-
-def _evolved(old: StepRecord, new: StepRecord, step: Step) -> StepRecord:
-    """The old step without what may change: a processor's ``init`` may ask for states that were not there, which begin
-    empty, and may delete some that were.
-    """
-    deleted: frozenset[str] | None = getattr(step.spec, "deleted", None)
-    if deleted is None or old.state is None or new.state is None:
-        return old
-    kept = [column for column in old.state if column[0] not in deleted]
-    before = {name for name, _ in kept}
-    added = [column for column in new.state if column[0] not in before]
-    order = {name: number for number, (name, _) in enumerate(new.state)}
-    merged = sorted([*kept, *added], key=lambda column: order.get(column[0], len(order)))
-    return msgspec.structs.replace(old, state=merged)
 
 
 def _lost_rows(plan: PhysicalPlan, manifest: Manifest) -> Iterator[str]:
@@ -142,6 +133,7 @@ def _record(step: Step, parallelism: int) -> StepRecord:
         outputs=[[(f.name, str(f.type)) for f in o.schema] for o in step.outputs],
         state=None if state is None else [(f.name, str(f.type)) for f in state],
         settings={} if state is None else describe_state(step),
+        types=state.serialize().to_pybytes() if state is not None and hasattr(step.spec, "refusals") else b"",
     )
 
 

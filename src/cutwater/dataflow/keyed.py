@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
 from cutwater.dataflow.build import Duration, duration_us, located
@@ -142,6 +142,7 @@ class KeyedStream(Stream):
         time_mode: str = "None",
         *,
         initial_state: object = None,
+        renames: Mapping[str | tuple[str, str], str] | None = None,
         event_time: str | None = None,
         parallelism: int | None = None,
     ) -> TransformedStream:
@@ -153,6 +154,8 @@ class KeyedStream(Stream):
             output_mode: "Append" or "Update"; what comes out is the same.
             time_mode: "None", "ProcessingTime" or "EventTime": what its timers go by.
             initial_state: rows for ``handleInitialState``: a table, as ``enrich`` takes it, with the key columns.
+            renames: what states and columns of the class's last version are called now: ``{"count": "visits"}`` by the
+                old name, ``{("count", "n"): "total"}`` by old state and old column.
             event_time: the output's event-time column, for steps that follow (Spark's ``eventTimeColumnName``); if
                 not given, the input's, if it comes out under its name.
 
@@ -168,6 +171,7 @@ class KeyedStream(Stream):
             (output_schema, output_mode, time_mode),
             "rows",
             initial_state=initial_state,
+            renames=renames,
             event_time=event_time,
             parallelism=parallelism,
         )
@@ -181,6 +185,7 @@ class KeyedStream(Stream):
         time_mode: str = "None",
         *,
         initial_state: object = None,
+        renames: Mapping[str | tuple[str, str], str] | None = None,
         event_time: str | None = None,
         parallelism: int | None = None,
     ) -> TransformedStream:
@@ -193,6 +198,7 @@ class KeyedStream(Stream):
             (output_schema, output_mode, time_mode),
             "pandas",
             initial_state=initial_state,
+            renames=renames,
             event_time=event_time,
             parallelism=parallelism,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ def transform_with_state(
     form: Form,
     *,
     initial_state: object,
+    renames: Mapping[str | tuple[str, str], str] | None,
     event_time: str | None,
     parallelism: int | None,
 ) -> TransformedStream:
@@ -59,7 +61,9 @@ def transform_with_state(
             raise BuildError(f"time_mode='EventTime' needs event time, but {story}", hint=hint)
         schema = distinct_columns(plain_schema(arrow_schema(output_schema)))
         initial = None if initial_state is None else enrichment_table(initial_state)
-        spec = ProcessorSpec(upstream.type.schema, upstream.keys, processor, schema, mode, form, time, initial)
+        spec = ProcessorSpec(
+            upstream.type.schema, upstream.keys, processor, schema, mode, form, time, initial, dict(renames or {})
+        )
         out, lost = carry_by_name(upstream, schema)
         if event_time is not None:
             out, lost = _with_event_time(builder, upstream, out, event_time), None

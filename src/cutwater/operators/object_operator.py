@@ -21,7 +21,7 @@ from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.rocks import RocksStore
 from cutwater.state.segments import Frozen, Segment
 
-__all__ = ["PREFIX", "TIMERS_PER_SLICE", "ObjectOperator"]
+__all__ = ["PREFIX", "TIMERS_PER_SLICE", "VALUE", "ObjectOperator"]
 
 VALUE = "__value"
 """Column of a state's segments that holds the content of a key."""
@@ -190,7 +190,7 @@ class ObjectOperator(BaseOperator):
                 found.setdefault(segment.name, []).append(segment)
         owned = self.ctx.key_groups
         for name, state in self._states.items():
-            for key, value in object_rows(found.get(name, ()), self._keys, _value_field(state), owned):
+            for key, value in self._stored(name, found, owned):
                 state.restore(key, value)
         for domain, timers in self._timers.items():
             timers.restore(object_rows(found.get(_timers(domain), ()), self._keys, TIME, owned))
@@ -206,6 +206,12 @@ class ObjectOperator(BaseOperator):
         self._watermark_rose()
         self._track(restored=known and self._as_written(found))
         self._restore_more(found)
+
+    def _stored(
+        self, name: str, found: Mapping[str, list[Segment]], owned: range
+    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        """The owned keys of a state, and what a snapshot holds of them."""
+        return object_rows(found.get(name, ()), self._keys, _value_field(self._states[name]), owned)
 
     def _as_written(self, found: Mapping[str, list[Segment]]) -> bool:
         """Whether this program would have written such segments: else its first checkpoint is whole.

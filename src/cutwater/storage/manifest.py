@@ -104,6 +104,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     state: list[tuple[str, str]] | None = None
     settings: dict[str, str] = {}
     """What else the meaning of the state depends on: which aggregates, which windows, which bounds."""
+    types: bytes = b""
+    """``state`` as an Arrow IPC schema, of steps whose state may evolve."""
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -41,6 +42,7 @@ class ProcessorSpec:
         form: of its rows.
         event_time: the event-time column of the rows, if ``time_mode`` is event time.
         initial: rows for ``handleInitialState``, with the key columns.
+        renames: what states and columns of an earlier version are called now.
 
     Raises:
         BuildError: not a processor, its ``init`` fails or declares what cannot be, no schema, a key column that cannot
@@ -57,6 +59,8 @@ class ProcessorSpec:
     form: Form = "rows"
     event_time: str | None = None
     initial: EnrichmentTable | None = None
+    renames: Mapping[str | tuple[str, str], str] = field(default_factory=dict[str | tuple[str, str], str])
+    """New names of states by their old ones, and of columns by (old state, old column)."""
     states: dict[str, StateDeclaration] = field(init=False)
     """What ``init`` asks for, by name."""
     deleted: frozenset[str] = field(init=False)
@@ -78,6 +82,7 @@ class ProcessorSpec:
         handle = self._declare()
         object.__setattr__(self, "states", handle.declared)
         object.__setattr__(self, "deleted", frozenset(handle.deleted))
+        self._check_renames()
 
     @property
     def user(self) -> str:
@@ -98,6 +103,33 @@ class ProcessorSpec:
     def state_schema(self) -> pa.Schema:
         fields = [pa.field(name, state.make().stored_type) for name, state in self.states.items()]
         return pa.schema([*self.key_fields, *fields])
+
+    def renamed(self, name: str, held: Collection[str]) -> str:
+        """What a state is called in a snapshot that holds states of these names."""
+        if name in held:
+            return name
+        return next((old for old, new in self.renames.items() if new == name and old in held), name)  # pyright: ignore[reportReturnType]
+
+    def renamed_columns(self, old: str) -> dict[str, str]:
+        """New names of the columns of a state that was called ``old``."""
+        return {of[1]: new for of, new in self.renames.items() if isinstance(of, tuple) and of[0] == old}
+
+    def refusals(self, old: pa.Schema) -> Iterator[str]:
+        """Why states as an earlier version wrote them (``state_schema``) cannot become those of this one."""
+        for key in self.key_fields:
+            if key.name in old.names and old.field(key.name).type != key.type:
+                yield f"key column {key.name!r} was {old.field(key.name).type} and is {key.type}"
+        held = [name for name in old.names if name not in self.keys]
+        taken = {self.renamed(name, held): state for name, state in self.states.items()}
+        for name in held:
+            if name in taken:
+                why = taken[name].refusals(old.field(name).type, self.renamed_columns(name))
+                yield from (f"state {taken[name].name!r}: {reason}" for reason in why)
+            elif name not in self.deleted:
+                yield (
+                    f"state {name!r} is gone; handle.deleteIfExists({name!r}) gives it up, "
+                    f"renames={{{name!r}: ...}} says what it is called now"
+                )
 
     def build(self) -> Operator:
         if self.form == "pandas":
@@ -124,6 +156,25 @@ class ProcessorSpec:
                 hint="init also runs once when the flow is built: it may only ask for states and set attributes.",
             ) from exc
         return handle
+
+    def _check_renames(self) -> None:
+        for old, new in self.renames.items():
+            state = old if isinstance(old, str) else old[0]
+            now = self.renames.get(state, state)
+            if now not in self.states:
+                raise BuildError(
+                    f"renames says that a state is called {now!r} now, but {self.user}.init asks for no such state",
+                    hint=f"It asks for: {', '.join(map(repr, self.states)) or 'none'}.",
+                )
+            if isinstance(old, str) and old in self.states:
+                raise BuildError(f"state {old!r} is renamed to {new!r}, but {self.user}.init still asks for it")
+            if not isinstance(old, str) and new not in self.states[now].schema.names:
+                raise BuildError(
+                    f"renames says that column {old[1]!r} of state {state!r} is called {new!r} now, which it has not",
+                    hint=f"State {now!r} has {', '.join(self.states[now].schema.names)}.",
+                )
+            if not isinstance(old, str) and old[1] in self.states[now].schema.names:
+                raise BuildError(f"column {old[1]!r} of state {state!r} is renamed to {new!r}, but it is still there")
 
     def _check_initial(self) -> None:
         if self.initial is None:

@@ -47,9 +47,12 @@ class Group:
         keys: the key columns of its rows.
     """
 
+    memory_bytes: int | None = None
+    """As for ``clocked``."""
+
     def __init__(self, spec: OperatorSpec, clock: Clock, keys: Sequence[str], parallelism: int = 1) -> None:
         self.spec, self.clock, self.keys = spec, clock, list(keys)
-        self.operators = [clocked(spec, clock, i, parallelism) for i in range(parallelism)]
+        self.operators = [clocked(spec, clock, i, parallelism, self.memory_bytes) for i in range(parallelism)]
         self.made: Rows = []
         self.side: list[Rows] = [[] for _ in spec.outputs[1:]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 from typing import Any
 
 import pyarrow as pa
@@ -47,6 +48,28 @@ def test_states_without_time(form: Any, program: list[Any]) -> None:
             both.rows(batch(argument))
         elif what == "restore":
             both.restored(argument)
+
+
+def test_states_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rocksdict")
+    monkeypatch.setattr(Group, "memory_bytes", 1 << 20)
+
+    class Timeless(NoTimers, Interpreter):  # type: ignore[misc]
+        pass
+
+    both = beside(Timeless)
+    dice = random.Random(1)
+    for parallelism in (2, 1, 3):
+        both.rows(
+            batch(
+                [
+                    (dice.choice("abc"), dice.choice(STATE_OPS), dice.randint(0, 12), dice.randint(-9, 9))
+                    for _ in range(60)
+                ]
+            )
+        )
+        both.restored(parallelism)
+    both.rows(batch([(key, "tell", 0, 0) for key in "abc"]))
 
 
 @pytest.mark.parametrize("form", ["rows", "pandas"])

@@ -32,7 +32,7 @@ EVENTS = {
     "q3": (40_000_000, 16_000_000),
     "q4": (1_000_000, 3_000_000),
     "q5": (20_000_000, 6_000_000),
-    "q7": (8_000_000, 3_000_000),
+    "q7": (8_000_000, 1_500_000),
     "q8": (40_000_000, 16_000_000),
 }
 """Events for Cutwater and for Flink, which make a run of several seconds on the machine of the documents."""

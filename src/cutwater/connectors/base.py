@@ -228,7 +228,11 @@ class Committer(Protocol):
 
 
 class Sink(Protocol):
-    """What the user passes to ``stream.write``: a picklable value."""
+    """What the user passes to ``stream.write``: a picklable value.
+
+    One that can delete rows has a method ``applying(changes)`` too: it returns the sink for an updating stream whose
+    rows the columns ``changes`` tell apart (none if unknown), or raises ``BuildError``.  Others write what comes.
+    """
 
     @property
     def guarantee(self) -> Literal["exactly-once", "at-least-once"]: ...

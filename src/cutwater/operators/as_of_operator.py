@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.operators.base import MIN_WATERMARK, Outputs
@@ -14,7 +15,6 @@ from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.two_sided_join import LEFT, RIGHT, TwoSidedJoin
 from cutwater.state.index import Slots
 from cutwater.state.keys import require_valid_keys
-from cutwater.state.segments import Frozen, FrozenSegments, Segment
 
 if TYPE_CHECKING:
     from cutwater.operators.as_of_join import AsOfJoinSpec
@@ -94,24 +94,13 @@ class AsOfJoin(TwoSidedJoin):
         joined = [*left.take(rows), *(columns[i] for i in self._carried)]
         return [(0, pa.RecordBatch.from_arrays(joined, schema=self._spec.outputs[0]))]
 
-    def _live(self) -> list[References]:
+    def _live(self, sides: Sequence[JoinSide], watermark: int) -> list[References]:
         """Rows that have not come out, and versions that a row to come may see."""
-        left, right = self._sides
-        return [_waiting(left, self._watermarks.current), _visible(right, self._watermarks.current)]
+        left, right = sides
+        return [_waiting(left, watermark), _visible(right, watermark)]
 
-    # -- snapshots
-
-    def freeze(self, checkpoint_id: int) -> Frozen:
-        index, watermark, groups = self._index.frozen(), self._watermarks.segment(), self.ctx.max_parallelism
-        left, right = (side.frozen() for side in self._sides)
-        current = self._watermarks.current
-
-        def segments() -> Iterator[Segment]:
-            yield watermark
-            yield from left.segments("left", _waiting(left, current), index.columns, groups)
-            yield from right.segments("right", _visible(right, current), index.columns, groups)
-
-        return FrozenSegments(segments)
+    def _counts(self, side: int, batch: pa.RecordBatch, times: References) -> npt.NDArray[np.bool_]:
+        return times > self._reached(side, batch) if side == LEFT else np.ones(len(times), np.bool_)
 
 
 def _waiting(left: JoinSide, watermark: int) -> References:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.operators.base import Outputs
 from cutwater.operators.join_columns import pairs_per_batch, widest_row_bytes
 from cutwater.operators.join_kernels import FROM_HEAD
-from cutwater.operators.join_side import References
-from cutwater.operators.two_sided_join import LEFT, SIDES, TwoSidedJoin
+from cutwater.operators.join_side import JoinSide, References
+from cutwater.operators.two_sided_join import LEFT, TwoSidedJoin
 from cutwater.state.index import Slots
 from cutwater.state.keys import require_valid_keys
-from cutwater.state.segments import Frozen, FrozenSegments, Segment
 
 if TYPE_CHECKING:
     from cutwater.operators.interval_join import IntervalJoinSpec
@@ -127,23 +127,14 @@ class IntervalJoin(TwoSidedJoin):
             self._forget_rows()
         return outputs
 
-    def _dead_below(self, side: int) -> int:
+    def _dead_below(self, side: int, watermark: int | None = None) -> int:
         """Rows of the side with an event time below this match no row that is yet to come."""
         low, high = _INT64
-        return min(max(self._watermarks.current + 1 - self._reach[side][1], low), high)
+        reached = self._watermarks.current if watermark is None else watermark
+        return min(max(reached + 1 - self._reach[side][1], low), high)
 
-    def _live(self) -> list[References]:
-        return [np.flatnonzero(side.times >= self._dead_below(number)) for number, side in enumerate(self._sides)]
+    def _live(self, sides: Sequence[JoinSide], watermark: int) -> list[References]:
+        return [np.flatnonzero(side.times >= self._dead_below(n, watermark)) for n, side in enumerate(sides)]
 
-    # -- snapshots
-
-    def freeze(self, checkpoint_id: int) -> Frozen:
-        index, watermark, groups = self._index.frozen(), self._watermarks.segment(), self.ctx.max_parallelism
-        parts = [(side.frozen(), self._dead_below(number)) for number, side in enumerate(self._sides)]
-
-        def segments() -> Iterator[Segment]:
-            yield watermark
-            for name, (side, dead_below) in zip(SIDES, parts, strict=True):
-                yield from side.segments(name, np.flatnonzero(side.times >= dead_below), index.columns, groups)
-
-        return FrozenSegments(segments)
+    def _counts(self, side: int, batch: pa.RecordBatch, times: References) -> npt.NDArray[np.bool_]:
+        return times >= self._dead_below(side)

@@ -13,7 +13,7 @@ from cutwater.operators import join_kernels as kernels
 from cutwater.operators.join_columns import pairs_per_batch, widest_row_bytes
 from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups
-from cutwater.state.segments import GROUP_COLUMN, Segment
+from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
 from cutwater.state.values import ValueStore
 
 __all__ = ["JoinSide", "References", "group_portions"]
@@ -123,7 +123,12 @@ class JoinSide:
         return side
 
     def segments(
-        self, name: str, references: References, keys: Callable[[Slots], list[pa.Array]], max_parallelism: int
+        self,
+        name: str,
+        references: References,
+        keys: Callable[[Slots], list[pa.Array]],
+        max_parallelism: int,
+        kind: SegmentKind = "base",
     ) -> Iterator[Segment]:
         """The rows as segments sorted by key group, each of a bounded size; within a key in the order they came.
 
@@ -132,6 +137,7 @@ class JoinSide:
             references: rows to write.
             keys: key columns of some slots.
             max_parallelism: number of key groups.
+            kind: "base", or "delta" for rows that come to those of an older snapshot.
         """
         if len(references) == 0:
             return
@@ -142,8 +148,8 @@ class JoinSide:
         for part, continues in group_portions(groups, pairs_per_batch(self.widest)):
             arrays = [pa.array(groups[part]), *self.take(references[part])]
             covered = (int(groups[part][0]), int(groups[part][-1]) + 1)
-            kind = "delta" if continues else "base"
-            yield Segment(name, kind, pa.RecordBatch.from_arrays(arrays, schema=schema), covered)
+            piece = "delta" if continues else kind
+            yield Segment(name, piece, pa.RecordBatch.from_arrays(arrays, schema=schema), covered)
 
 
 def group_portions(groups: npt.NDArray[np.uint16], rows: int) -> Iterator[tuple[slice, bool]]:

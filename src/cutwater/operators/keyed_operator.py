@@ -13,11 +13,18 @@ from cutwater.operators.accumulators import Aggregate
 from cutwater.operators.base import BaseOperator, Context, Outputs
 from cutwater.operators.event_times import event_times
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.keyed_table import FrozenTable, KeyedTable, group_segments, keyed_rows
+from cutwater.operators.keyed_table import (
+    Changed,
+    FrozenTable,
+    KeyedTable,
+    deleted_segments,
+    group_segments,
+    keyed_rows,
+)
 from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.memory import GrowingArray
-from cutwater.state.segments import Frozen, Segment
+from cutwater.state.segments import Frozen, Segment, SegmentKind
 
 __all__ = ["KeyedOperator", "Touched", "as_rows"]
 
@@ -76,6 +83,11 @@ class KeyedOperator(BaseOperator):
     def open(self, ctx: Context) -> None:
         super().open(ctx)
         self._clear()
+        self._track()
+
+    def _track(self, *, restored: bool = False) -> None:
+        if self.ctx.incremental:
+            self._table.track(restored=restored)
 
     def _clear(self, expected: int = 0) -> None:
         self._table = KeyedTable(self._key_types, self._held, self._held_schema, expected)
@@ -118,6 +130,7 @@ class KeyedOperator(BaseOperator):
         """Forget the keys that are not ``live`` if they are at least half; else look again when there are more."""
         kept = np.flatnonzero(live).astype(np.int32)
         if 2 * len(kept) <= len(live):
+            self._table.delete(np.flatnonzero(~live).astype(np.int32))
             self._table.keep(kept)
             self._scratch = GrowingArray(np.int32)
             self._sweep_at = 2 * len(kept) + _SLACK_KEYS
@@ -131,16 +144,24 @@ class KeyedOperator(BaseOperator):
     # -- snapshots
 
     def freeze(self, checkpoint_id: int) -> Frozen:
-        table, groups = self._table.frozen(), self.ctx.max_parallelism
-        watermark = self._watermarks.segment() if self._timed else None
+        table, groups = self._table.frozen(checkpoint_id), self.ctx.max_parallelism
+        watermarks = [self._watermarks.segment()] if self._timed else []
+        keys = pa.schema(list(self._state)[: len(self._key_types)])
 
-        def segments() -> Iterator[Segment]:
-            if watermark is not None:
-                yield watermark
-            slots = np.arange(len(table), dtype=np.int32)
-            yield from group_segments(STATE, self._state, slots, table.index.columns, table.rows, groups)
+        def segments(slots: Slots, kind: SegmentKind) -> Iterator[Segment]:
+            return group_segments(STATE, self._state, slots, table.index.columns, table.rows, groups, kind)
 
-        return FrozenTable(table, segments)
+        def everything() -> Iterator[Segment]:
+            yield from watermarks
+            yield from segments(np.arange(len(table), dtype=np.int32), "base")
+
+        def changes(changed: Changed) -> Iterator[Segment]:
+            slots, deleted = changed
+            yield from watermarks
+            yield from deleted_segments(STATE, keys, deleted, list, groups)
+            yield from segments(slots, "delta")
+
+        return FrozenTable([table], everything, changes)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         states: list[Segment] = []
@@ -155,3 +176,4 @@ class KeyedOperator(BaseOperator):
         keys = len(self._key_types)
         for batch in batches:
             self._table.restore(batch.columns[:keys], batch.columns[keys:])
+        self._track(restored=True)

@@ -18,7 +18,7 @@ from cutwater.state.changes import ChangeLog, Changes, Deleted
 from cutwater.state.index import KeyIndex, Slots
 from cutwater.state.intervals import RESTORED
 from cutwater.state.keys import hash_keys, key_groups
-from cutwater.state.memory import GrowingArray
+from cutwater.state.memory import GrowingArray, Values
 from cutwater.state.nullable_index import NullableIndex
 from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
 
@@ -39,14 +39,22 @@ class KeyedTable:
         key_types: types of the index columns.
         aggregates: the aggregates, over rows of ``schema``.
         expected: number of keys to make room for at once.
+        books: types of further columns by slot, which are the caller's; zero for a new slot.
     """
 
     def __init__(
-        self, key_types: Sequence[pa.DataType], aggregates: Sequence[Aggregate], schema: pa.Schema, expected: int = 0
+        self,
+        key_types: Sequence[pa.DataType],
+        aggregates: Sequence[Aggregate],
+        schema: pa.Schema,
+        expected: int = 0,
+        books: Sequence[npt.DTypeLike] = (),
     ) -> None:
         self.index: KeyIndex = NullableIndex(key_types, expected)
         self.accumulators: list[Accumulator] = [make_accumulator(a, schema) for a in aggregates]
         self._state_widths = [len(a.state_fields(schema)) for a in aggregates]
+        self._books = [GrowingArray(kind) for kind in books]
+        self._frozen_books: list[Values] | None = None
         self._captures = Captures()
         self._capture: Capture | None = None
         self._log: ChangeLog | None = None
@@ -62,19 +70,34 @@ class KeyedTable:
         if len(self.index) > known:
             for accumulator in self.accumulators:
                 accumulator.reserve(len(self.index))
+            self.reserve_books(len(self.index))
             self._captures.prepare(self._columns, len(self.index))
         self.touch(slots)
         return slots
 
     @property
     def _columns(self) -> list[GrowingArray]:
-        return [column for accumulator in self.accumulators for column in accumulator.columns]
+        return [*(column for accumulator in self.accumulators for column in accumulator.columns), *self._books]
+
+    def book(self, number: int) -> Values:
+        """A further column; another array after slots were added.  ``touch`` slots before changing it."""
+        return self._books[number].values if self._frozen_books is None else self._frozen_books[number]
+
+    def reserve_books(self, slots: int) -> None:
+        """Have room for these slots, some of which may not be in the index yet."""
+        for book in self._books:
+            book.reserve(slots)
 
     def touch(self, slots: Slots) -> None:
         """The state of these slots is about to change.  ``upsert`` says so of the slots that it returns."""
         self._captures.preserve(slots)
         if self._log is not None:
             self._log.mark(slots, len(self.index))
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a freeze may be reading the columns: then all that changes must be touched first."""
+        return self._captures.open
 
     def track(self, *, restored: bool = False) -> None:
         """Keep track of changes from now (after a restore) or from the next freeze on: a frozen table tells them."""
@@ -107,6 +130,8 @@ class KeyedTable:
         self.index = kept
         for accumulator in self.accumulators:
             accumulator.keep(slots)
+        for book in self._books:
+            book.replace(book.values[slots])
         self._captures.abandon_columns()
         if self._log is not None:
             self._log.keep(slots)
@@ -126,6 +151,7 @@ class KeyedTable:
         copy._changes = None if self._log is None or checkpoint_id is None else self._log.cut(checkpoint_id)
         copies = iter(copy._capture.copies)
         copy.accumulators = [a.frozen(list(itertools.islice(copies, len(a.columns)))) for a in self.accumulators]
+        copy._frozen_books = list(copies)
         return copy
 
     @property
@@ -134,19 +160,16 @@ class KeyedTable:
         return self._changes is not None
 
     def changed(self, since: int) -> Changed | None:
-        """Of a frozen table: ``Changes.since`` a completed checkpoint, unless most rows are among them.
-
-        Changes before it are forgotten.
-        """
+        """Of a frozen table: ``Changes.since`` a completed checkpoint.  Changes before it are forgotten."""
         if self._changes is None or self._log is None:
             return None
         self._log.completed(since)
-        found = self._changes.since(since)
-        if found is None:
-            return None
-        most = 2 * len(found[0]) > len(self)
-        self._log.learn(most_changed=most)
-        return None if most else found
+        return self._changes.since(since)
+
+    def learn(self, *, most_changed: bool) -> None:
+        """Of a frozen table: whether what changed was too much to be written as such; see ``ChangeLog.learn``."""
+        if self._log is not None:
+            self._log.learn(most_changed=most_changed)
 
     def complete(self) -> None:
         """Of a frozen table: copy what the stream has not set aside.  In the snapshot thread, before ``rows``."""
@@ -162,43 +185,54 @@ class KeyedTable:
 
 
 class FrozenTable(FrozenSegments):
-    """Segments of a frozen table, which is complete when they are made, and released with them.
+    """Segments of frozen tables, which are complete when they are made, and released with them.
 
     Args:
-        table: the frozen table.
+        tables: the frozen tables.
         make: all segments.
-        make_changes: those of changed slots and of keys that went, where the table keeps track.
+        make_changes: those of changed slots and of keys that went, by table, where the tables keep track.
     """
 
     def __init__(
         self,
-        table: KeyedTable,
+        tables: Sequence[KeyedTable],
         make: Callable[[], Iterable[Segment]],
-        make_changes: Callable[[Slots, tuple[Deleted, ...]], Iterable[Segment]] | None = None,
+        make_changes: Callable[..., Iterable[Segment]],
     ) -> None:
         super().__init__(make)
-        self._table = table
+        self._tables = tables
         self._make_changes = make_changes
 
     def segments(self) -> Iterator[Segment]:
-        self._table.complete()
+        self._complete()
         yield from super().segments()
+
+    def _complete(self) -> None:
+        for table in self._tables:
+            table.complete()
 
     @property
     def incremental(self) -> bool:
-        return self._make_changes is not None and self._table.tracked
+        return all(table.tracked for table in self._tables)
 
     def changes(self, since: int) -> Iterator[Segment] | None:
-        found = self._table.changed(since)
-        if found is None or self._make_changes is None:
+        """What changed in all tables, if it is known of all, and is not most of what they hold together."""
+        found = [changed for table in self._tables if (changed := table.changed(since)) is not None]
+        if len(found) < len(self._tables):
             return None
-        self._table.complete()
+        most = 2 * sum(len(slots) for slots, _ in found) > sum(map(len, self._tables))
+        for table in self._tables:
+            table.learn(most_changed=most)
+        if most:
+            return None
+        self._complete()
         return iter(self._make_changes(*found))
 
     def release(self) -> None:
         super().release()
-        self._table.release()
-        self._make_changes = None
+        for table in self._tables:
+            table.release()
+        self._make_changes = lambda *_: ()
 
 
 def group_segments(
@@ -311,7 +345,7 @@ def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> 
 
 
 def _without_deleted(parts: list[_Part]) -> list[pa.RecordBatch]:
-    """The rows whose keys are not deleted later."""
+    """The rows whose keys are not deleted later, in batches that have some."""
     kept: list[pa.RecordBatch] = []
     deleted: KeyIndex | None = None
     keys: list[str] = []
@@ -324,6 +358,8 @@ def _without_deleted(parts: list[_Part]) -> list[pa.RecordBatch]:
         batch = part.batch
         if deleted is not None:
             gone = deleted.find([batch.column(name) for name in keys]) >= 0
+            if gone.all():
+                continue
             batch = batch.filter(pa.array(~gone)) if gone.any() else batch
         kept.append(batch)
     return kept[::-1]

@@ -53,7 +53,7 @@ class RunningAggregate(BaseOperator):
         def everything() -> Iterator[Segment]:
             return segments(np.arange(len(table), dtype=np.int32), "base")
 
-        return FrozenTable(table, everything, lambda slots, _: segments(slots, "delta"))
+        return FrozenTable([table], everything, lambda changed: segments(changed[0], "delta"))
 
     def restore(self, segments: Iterable[Segment]) -> None:
         batches = keyed_rows(segments, self._state, self.ctx.key_groups)

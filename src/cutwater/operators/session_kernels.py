@@ -15,7 +15,7 @@ from typing import Any
 
 from cutwater.state.kernels import kernel
 
-__all__ = ["link", "place", "resolve", "take_rows"]
+__all__ = ["link", "members", "place", "resolve", "take_rows"]
 
 
 @kernel
@@ -128,6 +128,19 @@ def take_rows(
             pending[found] = 0
             came_out[found] = True
     return times.shape[0], created, started, swallowed, firing, late
+
+
+@kernel
+def members(anchors: Any, nexts: Any, out: Any) -> Any:
+    """All slots of some keys, each anchor given once; returns how many ``out`` holds."""
+    count = 0
+    for i in range(anchors.shape[0]):
+        slot = anchors[i]
+        while slot >= 0:
+            out[count] = slot
+            count += 1
+            slot = nexts[slot]
+    return count
 
 
 @kernel

@@ -12,23 +12,28 @@ import pyarrow as pa
 
 from cutwater.operators import session_kernels as kernels
 from cutwater.operators.base import Outputs
-from cutwater.operators.keyed_table import KeyedTable, group_segments
+from cutwater.operators.keyed_table import Changed, KeyedTable, group_segments
 from cutwater.operators.slot_calendar import SlotCalendar
 from cutwater.operators.window_fold import Fold
 from cutwater.operators.window_kinds import SessionWindow
-from cutwater.state.index import Slots
+from cutwater.state.changes import Deleted
+from cutwater.state.index import KeyIndex, Slots
 from cutwater.state.segments import Segment
 from cutwater.state.words import fixed_view, from_words
 
 if TYPE_CHECKING:
     from cutwater.operators.window import WindowAggregateSpec
-    from cutwater.operators.window_operator import Times
+    from cutwater.operators.window_operator import MakeSegments, Times
 
 __all__ = ["SessionTable", "Taken"]
 
 _SWEEP_SLOTS = 8192
 _BUCKETS_PER_GAP = 16
 _MS_US = 1000
+
+_STARTS, _ENDS, _PENDING, _ALIVE, _FIRED, _ANCHORS = range(6)
+_BOOKS = (np.int64, np.int64, np.int64, np.bool_, np.bool_, np.int32)
+"""Books of the table.  That of the anchors holds the anchor of a slot's key plus one; 0: it is the anchor."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +59,34 @@ class SessionTable:
         self._spec = spec
         self._gap_us = spec.window.gap_us
         types = [pa.int64(), *(spec.input_schema.field(name).type for name in spec.keys)]
-        self.table = KeyedTable(types, spec.kept, spec.input_schema)
+        self.table = KeyedTable(types, spec.kept, spec.input_schema, books=_BOOKS)
         self._fold = Fold(spec.kept, spec.input_schema, discarding=spec.discarding)
         self._calendar = self._new_calendar()
         self._limit = (spec.early.rows or 0) if spec.early else 0
         self._kept_slots = 0
-        self._starts, self._ends, self._pending, self._taken = (np.zeros(0, np.int64) for _ in range(4))
-        self._alive, self._fired, self._came_out = (np.zeros(0, np.bool_) for _ in range(3))
-        self._nexts, self._parents, self._anchors = (np.zeros(0, np.int32) for _ in range(3))
+        self._taken, self._came_out = np.zeros(0, np.int64), np.zeros(0, np.bool_)
+        self._nexts, self._parents = np.zeros(0, np.int32), np.zeros(0, np.int32)
+
+    @property
+    def _starts(self) -> Times:
+        return self.table.book(_STARTS)
+
+    @property
+    def _ends(self) -> Times:
+        return self.table.book(_ENDS)
+
+    @property
+    def _pending(self) -> Times:
+        """Rows that have not come out, by slot."""
+        return self.table.book(_PENDING)
+
+    @property
+    def _alive(self) -> npt.NDArray[np.bool_]:
+        return self.table.book(_ALIVE)
+
+    @property
+    def _fired(self) -> npt.NDArray[np.bool_]:
+        return self.table.book(_FIRED)
 
     def _new_calendar(self) -> SlotCalendar:
         """By the clock a bucket is a millisecond: the clock wakes whoever lies in it, and all of them should be due."""
@@ -69,14 +94,20 @@ class SessionTable:
         return SlotCalendar(_MS_US if by_clock else max(1, self._gap_us // _BUCKETS_PER_GAP))
 
     def _reserve(self, slots: int) -> None:
-        used = len(self._starts)
+        self.table.reserve_books(slots)
+        used = len(self._taken)
         if slots <= used:
             return
         size = 2 * slots
-        for name in ("_starts", "_ends", "_pending", "_taken", "_alive", "_fired", "_came_out"):
+        for name in ("_taken", "_came_out"):
             setattr(self, name, _grown(getattr(self, name), used, size, 0))
-        for name in ("_nexts", "_parents", "_anchors"):
+        for name in ("_nexts", "_parents"):
             setattr(self, name, _grown(getattr(self, name), used, size, -1))
+
+    def _touch(self, slots: Slots) -> None:
+        """These sessions are about to change.  A change is one of the whole key: its anchor stands for it."""
+        self.table.touch(slots)
+        self.table.touch(_anchors_of(self.table, slots))
 
     # -- rows
 
@@ -105,6 +136,9 @@ class SessionTable:
         slots: Slots = np.empty(rows, np.int32)
         new_rows, begun, gone = (np.empty(most, np.int32) for most in (rows, 2 * rows, used + rows))
         new_ids, borders, fire = np.empty(rows, np.int64), np.empty((rows, 2), np.int64), np.empty(rows, np.bool_)
+        if self.table.capturing:  # the anchors are marked; whatever hangs on them may change, too
+            members: Slots = np.empty(used, np.int32)
+            self.table.touch(members[: kernels.members(np.unique(anchors), self._nexts, members)])
         settings = (self._gap_us, self._spec.allowed_lateness_us, self._limit)
         state = (self._starts, self._ends, self._alive, self._nexts, self._taken, self._pending, self._fired)
         by_slot = (*state, self._came_out, self._parents)
@@ -128,7 +162,7 @@ class SessionTable:
         if len(rows):
             taken: Any = pa.array(rows)
             slots = self._upsert(ids, [batch.column(name).take(taken) for name in self._spec.keys])
-            self._anchors[slots] = anchors[rows]
+            self.table.book(_ANCHORS)[slots] = anchors[rows] + 1
 
     def _swallow(self, gone: Slots) -> None:
         """Move the values of sessions that are no more to those that hold their rows."""
@@ -167,6 +201,7 @@ class SessionTable:
         """Sessions that fire now, in the order of their ends; those that are over are dead from now on."""
         slots = self._calendar.take(watermark)
         slots = slots[self._alive[slots]]
+        self._touch(slots)
         last = self._ends[slots] - 1
         firing = slots[~self._fired[slots] & (last <= watermark)]
         self._fired[firing] = True
@@ -190,6 +225,7 @@ class SessionTable:
         slots = np.flatnonzero(found).astype(np.int32)
         slots = slots[np.broadcast_to(passed(slots), len(slots))]
         slots = slots[np.argsort(self._ends[slots], kind="stable")][:most]
+        self._touch(slots)
         self._pending[slots] = 0
         return slots
 
@@ -216,47 +252,61 @@ class SessionTable:
         alive = np.flatnonzero(self._alive[:used])
         if 2 * len(alive) > used:
             return
+        anchors = _anchors_of(self.table, np.arange(used, dtype=np.int32))
         kept_mask = self._alive[:used].copy()
-        kept_mask[self._anchors[alive][self._anchors[alive] >= 0]] = True
+        kept_mask[anchors[alive]] = True
         kept = np.flatnonzero(kept_mask).astype(np.int32)
-        renumbered = np.full(used + 1, -1, np.int32)  # the last entry serves the -1 of an anchor
+        renumbered = np.full(used, -1, np.int32)
         renumbered[kept] = np.arange(len(kept), dtype=np.int32)
+        is_anchor = anchors == np.arange(used)
+        self.table.delete(np.flatnonzero(~kept_mask & is_anchor).astype(np.int32))  # of keys without a session
         self.table.keep(kept)
-        for name in ("_starts", "_ends", "_pending", "_taken", "_alive", "_fired", "_came_out"):
+        for name in ("_taken", "_came_out"):
             setattr(self, name, getattr(self, name)[kept])
-        self._anchors = renumbered[self._anchors[kept]]
+        anchors = np.where(is_anchor[kept], -1, renumbered[anchors[kept]]).astype(np.int32)
+        self.table.book(_ANCHORS)[: len(kept)] = anchors + 1
         numbers = np.arange(len(kept), dtype=np.int32)
-        self._parents = np.where(self._alive, numbers, -1).astype(np.int32)
+        alive = self._alive[: len(kept)]
+        self._parents = np.where(alive, numbers, -1).astype(np.int32)
         self._nexts = np.full(len(kept), -1, np.int32)
-        chained = self._anchors >= 0
-        kernels.link(numbers[chained], self._anchors[chained], self._nexts)
-        self._fold.clear(self.table, numbers[~self._alive])
+        chained = anchors >= 0
+        kernels.link(numbers[chained], anchors[chained], self._nexts)
+        self._fold.clear(self.table, numbers[~alive])
         self._kept_slots = len(kept)
         self._calendar = self._new_calendar()
         self._expect(numbers)
 
     # -- snapshots
 
-    def frozen(self) -> tuple[KeyedTable, Callable[[str, int], Iterator[Segment]]]:
-        """A copy of the table, and a function that makes its segments from a name and the number of key groups."""
-        table = self.table.frozen()
-        used = len(table)
-        live = np.flatnonzero(self._alive[:used]).astype(np.int32)
-        starts, ends, pending = (values[:used].copy() for values in (self._starts, self._ends, self._pending))
-        fired = self._fired[:used].copy()
+    def frozen(self, checkpoint_id: int) -> tuple[KeyedTable, MakeSegments]:
+        """The table as it is now, and a function that makes its segments."""
+        table = self.table.frozen(checkpoint_id)
         width = len(self._spec.keys) + 1
+        schema = self._spec.state_schema
+        key_schema = pa.schema(list(schema)[: width - 1])
 
         def rows(slots: Slots) -> list[pa.Array]:
             _, *columns = table.rows(slots)
-            borders = [from_words(side[slots], self._spec.time_type) for side in (starts, ends)]
-            window = [*borders, pa.array(fired[slots])]
+            borders = [from_words(table.book(side)[slots], self._spec.time_type) for side in (_STARTS, _ENDS)]
+            window = [*borders, pa.array(table.book(_FIRED)[slots])]
             if self._spec.early is not None:
-                window.append(pa.array(pending[slots]))
+                window.append(pa.array(table.book(_PENDING)[slots]))
             return [*columns[: width - 1], *window, *columns[width - 1 :]]
 
-        def segments(name: str, groups: int) -> Iterator[Segment]:
-            keys = lambda slots: table.index.columns(slots)[1:]  # noqa: E731
-            yield from group_segments(name, self._spec.state_schema, live, keys, rows, groups)
+        def segments(name: str, groups: int, changed: Changed | None = None) -> Iterator[Segment]:
+            used = len(table)
+            wanted = table.book(_ALIVE)[:used]
+            if changed is not None:  # of keys of which anything changed, everything
+                keys_changed = np.zeros(used, np.bool_)
+                keys_changed[_anchors_of(table, changed[0])] = True
+                wanted = wanted & keys_changed[_anchors_of(table, np.arange(used, dtype=np.int32))]
+                gone = [*changed[1], Deleted(table.index, np.flatnonzero(keys_changed).astype(np.int32))]
+                for deleted in gone:
+                    keys = _keys_in(deleted.index)
+                    yield from group_segments(name, key_schema, deleted.slots, keys, keys, groups, "delete")
+            live = np.flatnonzero(wanted).astype(np.int32)
+            kind = "base" if changed is None else "delta"
+            yield from group_segments(name, schema, live, _keys_in(table.index), rows, groups, kind)
 
         return table, segments
 
@@ -277,9 +327,20 @@ class SessionTable:
         self._alive[slots] = True
         self._parents[slots] = slots
         chained = slots != anchors
-        self._anchors[slots[chained]] = anchors[chained]
+        self.table.book(_ANCHORS)[slots[chained]] = anchors[chained] + 1
         kernels.link(slots, anchors, self._nexts)
         self._expect(slots)
+
+
+def _anchors_of(table: KeyedTable, slots: Slots) -> Slots:
+    """The anchor of each slot's key, which may be the slot itself."""
+    anchors = table.book(_ANCHORS)[slots]
+    return np.where(anchors > 0, anchors - 1, slots).astype(np.int32)
+
+
+def _keys_in(index: KeyIndex) -> Callable[[Slots], list[pa.Array]]:
+    """The key columns of some slots."""
+    return lambda slots: index.columns(slots)[1:]
 
 
 def _grown(values: npt.NDArray[Any], used: int, size: int, fill: int) -> npt.NDArray[Any]:

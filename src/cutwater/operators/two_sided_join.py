@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.errors import StorageError
@@ -16,9 +18,10 @@ from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.keyed_table import keyed_rows
 from cutwater.state.index import KeyIndex, Slots
+from cutwater.state.intervals import RESTORED, History, Intervals
 from cutwater.state.keys import hash_keys, key_groups, null_key_mask
 from cutwater.state.nullable_index import NullableIndex
-from cutwater.state.segments import Segment
+from cutwater.state.segments import Frozen, FrozenSegments, Segment, SegmentKind
 
 __all__ = ["LEFT", "RIGHT", "SIDES", "TwoSidedJoin", "TwoSidedJoinSpec"]
 
@@ -26,6 +29,10 @@ LEFT, RIGHT = 0, 1
 SIDES = ("left", "right")
 _SLACK_ROWS = 1 << 16
 """Dead rows below this number are not worth a sweep."""
+
+
+Counts: TypeAlias = tuple[int, int]
+"""Rows of the left and of the right side."""
 
 
 class TwoSidedJoinSpec(Protocol):
@@ -62,12 +69,23 @@ class TwoSidedJoin(BaseOperator):
     def open(self, ctx: Context) -> None:
         super().open(ctx)
         self._clear()
+        self._track()
+
+    def _track(self, *, restored: bool = False) -> None:
+        """Keep in mind which rows come after a freeze."""
+        self._first = _rows(self._sides)
+        self._log = Intervals[Counts](_earlier, RESTORED if restored else None) if self.ctx.incremental else None
 
     def _clear(self) -> None:
         self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
+        self._log: Intervals[Counts] | None = None
         self._forget_rows()
 
     def _forget_rows(self) -> None:
+        self._first: Counts = (0, 0)
+        """Rows of each side that were there at the last freeze."""
+        if self._log is not None:
+            self._log.change(lambda _: (0, 0))
         self._index: KeyIndex = NullableIndex(self._key_types)
         self._sides = [JoinSide(schema) for schema in self._schemas]
         self._sweep_at = _SLACK_ROWS
@@ -107,15 +125,19 @@ class TwoSidedJoin(BaseOperator):
     # -- forgetting
 
     @abstractmethod
-    def _live(self) -> Sequence[References]:
-        """Rows of each side that still count."""
+    def _live(self, sides: Sequence[JoinSide], watermark: int) -> Sequence[References]:
+        """Rows of each side that still count at a watermark, ascending.  A row that does not, never will again."""
+
+    @abstractmethod
+    def _counts(self, side: int, batch: pa.RecordBatch, times: References) -> npt.NDArray[np.bool_]:
+        """Which rows that some snapshot held may still count: it may have been taken before they did not."""
 
     def _sweep(self) -> None:
         """Forget the other rows, and keys without rows, once they are at least half."""
         total = sum(side.rows for side in self._sides)
         if total < self._sweep_at:
             return
-        live = self._live()
+        live = self._live(self._sides, self._watermarks.current)
         remaining = sum(len(rows) for rows in live)
         if 2 * remaining > total:
             self._sweep_at = total + total // 2
@@ -132,7 +154,30 @@ class TwoSidedJoin(BaseOperator):
         ]
         self._sweep_at = 2 * remaining + _SLACK_ROWS
 
+        def renumbered(first: Counts) -> Counts:
+            left, right = (int(np.searchsorted(rows, row)) for rows, row in zip(live, first, strict=True))
+            return left, right
+
+        self._first = renumbered(self._first)
+        if self._log is not None:
+            self._log.change(renumbered)
+
     # -- snapshots
+
+    def freeze(self, checkpoint_id: int) -> Frozen:
+        watermark, groups = self._watermarks.segment(), self.ctx.max_parallelism
+        history = self._log.cut(checkpoint_id, self._first) if self._log is not None else None
+        self._first = _rows(self._sides)
+        sides = [side.frozen() for side in self._sides]
+        live = functools.partial(self._live, sides, self._watermarks.current)
+        keys = self._index.frozen().columns
+
+        def segments(rows: Sequence[References], kind: SegmentKind) -> Iterator[Segment]:
+            yield watermark
+            for name, side, references in zip(SIDES, sides, rows, strict=True):
+                yield from side.segments(name, references, keys, groups, kind)
+
+        return _FrozenJoin(live, segments, self._log, history)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         self._clear()
@@ -149,5 +194,57 @@ class TwoSidedJoin(BaseOperator):
         self._watermarks.restored()
         for side, name in enumerate(SIDES):
             for batch in keyed_rows(found[name], self._schemas[side], self.ctx.key_groups):
-                self._store(side, batch, self._event_times(side, batch))
+                times = self._event_times(side, batch)
+                counts = self._counts(side, batch, times)
+                if counts.all():
+                    self._store(side, batch, times)
+                elif counts.any():
+                    batch = batch.filter(pa.array(counts))
+                    self._store(side, batch, self._event_times(side, batch))
+        self._track(restored=True)
         self._sweep_at = sum(side.rows for side in self._sides) + _SLACK_ROWS
+
+
+class _FrozenJoin(FrozenSegments):
+    """Both sides at one instant.
+
+    Rows are only ever added, and time forgets them.  So what changed is the rows that came, and a restore forgets those
+    that the watermark has left behind.
+    """
+
+    def __init__(
+        self,
+        live: Callable[[], Sequence[References]],
+        make: Callable[[Sequence[References], SegmentKind], Iterator[Segment]],
+        log: Intervals[Counts] | None,
+        history: History[Counts] | None,
+    ) -> None:
+        super().__init__(lambda: make(live(), "base"))
+        self._live, self._make_of = live, make
+        self._log, self._history = log, history
+
+    @property
+    def incremental(self) -> bool:
+        return self._history is not None
+
+    def changes(self, since: int) -> Iterator[Segment] | None:
+        if self._log is None or self._history is None or not (later := self._history.since(since)):
+            return None
+        self._log.completed(since)
+        live = self._live()
+        added = [rows[np.searchsorted(rows, first) :] for rows, first in zip(live, later[0], strict=True)]
+        most = 2 * sum(map(len, added)) > sum(map(len, live))
+        return None if most else self._make_of(added, "delta")
+
+    def release(self) -> None:
+        super().release()
+        self._live, self._make_of = tuple, lambda rows, kind: iter(())
+
+
+def _rows(sides: Sequence[JoinSide]) -> Counts:
+    left, right = sides
+    return left.rows, right.rows
+
+
+def _earlier(first: Counts, second: Counts) -> Counts:
+    return first

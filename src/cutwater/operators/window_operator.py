@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -13,17 +13,17 @@ import pyarrow as pa
 from cutwater.operators.base import MAX_WATERMARK, BaseOperator, Context, Outputs
 from cutwater.operators.event_times import event_times
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.keyed_table import KeyedTable, keyed_rows
+from cutwater.operators.keyed_table import Changed, FrozenTable, KeyedTable, keyed_rows
 from cutwater.operators.ordered_accumulator import ARRIVAL
 from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
-from cutwater.state.segments import Frozen, FrozenSegments, Segment
+from cutwater.state.segments import Frozen, Segment
 from cutwater.state.words import to_words
 
 if TYPE_CHECKING:
     from cutwater.operators.window import WindowAggregateSpec
 
-__all__ = ["NO_SLOTS", "SLICE_ROWS", "STATE", "FrozenTables", "Times", "WindowOperator", "Windows"]
+__all__ = ["NO_SLOTS", "SLICE_ROWS", "STATE", "MakeSegments", "Times", "WindowOperator", "Windows"]
 
 STATE = "window"
 SLICE_ROWS = 1 << 16
@@ -32,6 +32,12 @@ _ALL_SLOTS = 2**31
 NO_SLOTS: Slots = np.empty(0, np.int32)
 
 Times = npt.NDArray[np.int64]
+
+
+class MakeSegments(Protocol):
+    """Makes the segments of a frozen table: all of them, or those of what changed."""
+
+    def __call__(self, name: str, groups: int, changed: Changed | None = None, /) -> Iterator[Segment]: ...
 
 
 class Windows(Protocol):
@@ -69,8 +75,8 @@ class Windows(Protocol):
         """Everything that is due has come out: drop windows that take no more rows."""
         ...
 
-    def frozen(self) -> tuple[KeyedTable, Callable[[str, int], Iterator[Segment]]]:
-        """A copy of the table, and a function that makes its segments from a name and the number of key groups."""
+    def frozen(self, checkpoint_id: int) -> tuple[KeyedTable, MakeSegments]:
+        """The table as it is now, and a function that makes its segments."""
         ...
 
     def restore(self, batch: pa.RecordBatch) -> None:
@@ -102,6 +108,17 @@ class WindowOperator(BaseOperator, Generic[W]):
     def open(self, ctx: Context) -> None:
         super().open(ctx)
         self._clear()
+        self._track()
+
+    def _track(self, *, restored: bool = False) -> None:
+        """Keep track of changes, if they are asked for."""
+        if self.ctx.incremental:
+            for table in self._tables:
+                table.track(restored=restored)
+
+    @property
+    def _tables(self) -> Sequence[KeyedTable]:
+        return [self._windows.table]
 
     def _clear(self) -> None:
         self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
@@ -256,18 +273,19 @@ class WindowOperator(BaseOperator, Generic[W]):
 
     def freeze(self, checkpoint_id: int) -> Frozen:
         watermarks, groups = self._watermarks.segment(), self.ctx.max_parallelism
-        table, make = self._windows.frozen()
+        table, make = self._windows.frozen(checkpoint_id)
 
-        def segments() -> Iterator[Segment]:
+        def segments(changed: Changed | None = None) -> Iterator[Segment]:
             yield watermarks
-            yield from make(STATE, groups)
+            yield from make(STATE, groups, changed)
 
-        return FrozenTables([table], segments)
+        return FrozenTable([table], segments, segments)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         states = self._restore_watermarks(segments)
         for batch in self._rows(states.get(STATE, [])):
             self._windows.restore(batch)
+        self._track(restored=True)
 
     def _restore_watermarks(self, segments: Iterable[Segment]) -> dict[str, list[Segment]]:
         """Begin anew, with the watermarks; returns the other segments by name."""
@@ -291,21 +309,3 @@ class WindowOperator(BaseOperator, Generic[W]):
                     self._arrived = max(self._arrived, int(orders.max()) + 1)
             self._set_clock()
             yield batch
-
-
-class FrozenTables(FrozenSegments):
-    """Segments of frozen tables, which are released with them."""
-
-    def __init__(self, tables: Iterable[KeyedTable], make: Callable[[], Iterable[Segment]]) -> None:
-        super().__init__(make)
-        self._tables = list(tables)
-
-    def segments(self) -> Iterator[Segment]:
-        for table in self._tables:
-            table.complete()
-        yield from super().segments()
-
-    def release(self) -> None:
-        super().release()
-        for table in self._tables:
-            table.release()

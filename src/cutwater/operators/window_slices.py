@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from cutwater.operators import window_kernels as kernels
 from cutwater.operators.base import Outputs
-from cutwater.operators.keyed_table import KeyedTable, group_segments
+from cutwater.operators.keyed_table import Changed, FrozenTable, KeyedTable, deleted_segments, group_segments
 from cutwater.operators.open_windows import OpenWindows, join_slots
 from cutwater.operators.window_kinds import SlidingWindow
-from cutwater.operators.window_operator import NO_SLOTS, SLICE_ROWS, STATE, FrozenTables, Times, WindowOperator
+from cutwater.operators.window_operator import NO_SLOTS, SLICE_ROWS, STATE, Times, WindowOperator
 from cutwater.operators.window_table import WindowTable
 from cutwater.operators.windowing import expand
 from cutwater.state.index import Slots
@@ -166,17 +166,22 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
     def _forget(self) -> None:
         super()._forget()
         self._open.due(self._watermarks.current)
-        self._open.forget(self._watermarks.current)
+        self._slices.delete(self._open.forget(self._watermarks.current))
         if self._open.wasteful:
             self._slices.keep(self._open.sweep())
 
     # -- snapshots
 
+    @property
+    def _tables(self) -> Sequence[KeyedTable]:
+        return [self._slices, self._windows.table]
+
     def freeze(self, checkpoint_id: int) -> Frozen:
         watermarks, groups = self._watermarks.segment(), self.ctx.max_parallelism
-        slices, parts = self._slices.frozen(), self._open.live_parts()
-        windows, make = self._windows.frozen()
-        width = len(self._spec.keys)
+        slices, parts = self._slices.frozen(checkpoint_id), self._open.live_parts()
+        windows, make = self._windows.frozen(checkpoint_id)
+        width, schema = len(self._spec.keys), self._spec.state_schema
+        identity = pa.schema([*self._spec.window_fields[:1], *list(schema)[:width]])
 
         def keys(slots: Slots) -> list[pa.Array]:
             return slices.index.columns(slots)[1:]
@@ -187,10 +192,18 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
 
         def segments() -> Iterator[Segment]:
             yield watermarks
-            yield from group_segments(SLICES, self._spec.state_schema, join_slots(parts), keys, rows, groups)
+            yield from group_segments(SLICES, schema, join_slots(parts), keys, rows, groups)
             yield from make(STATE, groups)
 
-        return FrozenTables([slices, windows], segments)
+        def changes(of_slices: Changed, of_windows: Changed) -> Iterator[Segment]:
+            slots, deleted = of_slices
+            yield watermarks
+            yield from deleted_segments(SLICES, identity, deleted, lambda columns: columns[1:], groups)
+            slots = np.intersect1d(slots, join_slots(parts), assume_unique=True)
+            yield from group_segments(SLICES, schema, slots, keys, rows, groups, "delta")
+            yield from make(STATE, groups, of_windows)
+
+        return FrozenTable([slices, windows], segments, changes)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         states = self._restore_watermarks(segments)
@@ -202,3 +215,4 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
             known = len(self._slices)
             slots = self._slices.restore([start, *columns[:width]], columns[width + 2 :])
             self._admit(known, slots, fixed_view(start, np.int64))
+        self._track(restored=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,13 @@ from cutwater.state.words import fixed_view, from_words
 
 if TYPE_CHECKING:
     from cutwater.operators.window import WindowAggregateSpec
-    from cutwater.operators.window_operator import Times
+    from cutwater.operators.window_operator import MakeSegments, Times
 
 __all__ = ["WindowTable"]
 
-
-class MakeSegments(Protocol):
-    """Makes the segments of a frozen table: all of them, or those of what changed."""
-
-    def __call__(self, name: str, groups: int, changed: Changed | None = None, /) -> Iterator[Segment]: ...
+_FIRED, _PENDING = 0, 1
+"""Books of the table."""
+_NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
 
 
 class WindowTable:
@@ -45,14 +43,22 @@ class WindowTable:
         self._size_us = 0 if isinstance(spec.window, GlobalWindow) else spec.window.size_us
         self.reach_us = MAX_WATERMARK if self._endless else self._size_us - 1
         types = [spec.time_type, *(spec.input_schema.field(name).type for name in spec.keys)]
-        self.table = KeyedTable(types, spec.kept, spec.input_schema)
+        self._counted = spec.early is not None
+        books = (np.bool_, np.int64) if self._counted else (np.bool_,)
+        self.table = KeyedTable(types, spec.kept, spec.input_schema, books=books)
         self._fold = Fold(spec.kept, spec.input_schema, discarding=spec.discarding)
         self._windows = OpenWindows(self.reach_us, spec.allowed_lateness_us)
         self._limit = (spec.early.rows or 0) if spec.early else 0
-        self._counted = spec.early is not None
         self._starts: Times = np.empty(0, np.int64)
-        self._fired: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
-        self._pending: Times = np.empty(0, np.int64)
+
+    @property
+    def _fired(self) -> npt.NDArray[np.bool_]:
+        return self.table.book(_FIRED)
+
+    @property
+    def _pending(self) -> Times:
+        """Rows that have not come out, by slot, where early results are asked for."""
+        return self.table.book(_PENDING) if self._counted else _NONE
 
     # -- rows
 
@@ -93,9 +99,7 @@ class WindowTable:
         used = len(self.table)
         if used > len(self._starts):
             size = 2 * used
-            self._starts, self._fired = _grown(self._starts, known, size), _grown(self._fired, known, size)
-            if self._counted:
-                self._pending = _grown(self._pending, known, size)
+            self._starts = _grown(self._starts, known, size)
         self._starts[slots] = starts
         self._windows.add(known, self._starts[known:used])
 
@@ -153,24 +157,21 @@ class WindowTable:
         if self._windows.wasteful:
             kept = self._windows.sweep()
             self.table.keep(kept)
-            self._starts, self._fired = self._starts[kept], self._fired[kept]
-            if self._counted:
-                self._pending = self._pending[kept]
+            self._starts = self._starts[kept]
 
     # -- snapshots
 
-    def frozen(self, checkpoint_id: int | None = None) -> tuple[KeyedTable, MakeSegments]:
+    def frozen(self, checkpoint_id: int) -> tuple[KeyedTable, MakeSegments]:
         """A copy of the table, and a function that makes its segments."""
         table, parts = self.table.frozen(checkpoint_id), self._windows.live_parts()
-        fired, pending = self._fired[: len(table)].copy(), self._pending[: len(table)].copy()
         width = len(self._spec.keys) + 1
 
         def rows(slots: Slots) -> list[pa.Array]:
             start, *columns = table.rows(slots)
             window = [] if self._endless else [start]
-            window.append(pa.array(fired[slots]))
+            window.append(pa.array(table.book(_FIRED)[slots]))
             if self._counted:
-                window.append(pa.array(pending[slots]))
+                window.append(pa.array(table.book(_PENDING)[slots]))
             return [*columns[: width - 1], *window, *columns[width - 1 :]]
 
         def keys(slots: Slots) -> list[pa.Array]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 import numpy as np
 import pyarrow as pa
 
 from cutwater.operators import window_kernels as kernels
 from cutwater.operators.base import Outputs
-from cutwater.operators.keyed_table import Changed, FrozenTable
 from cutwater.operators.window_kinds import SlidingWindow, TumblingWindow
-from cutwater.operators.window_operator import STATE, Times, WindowOperator
+from cutwater.operators.window_operator import Times, WindowOperator
 from cutwater.operators.window_table import WindowTable
-from cutwater.state.segments import Frozen, Segment
 
 __all__ = ["WindowAggregate", "expand"]
 
@@ -24,23 +20,6 @@ class WindowAggregate(WindowOperator[WindowTable]):
     def _clear(self) -> None:
         super()._clear()
         self._windows = WindowTable(self._spec)
-        if self.ctx.incremental:
-            self._windows.table.track()
-
-    def restore(self, segments: Iterable[Segment]) -> None:
-        super().restore(segments)
-        if self.ctx.incremental:
-            self._windows.table.track(restored=True)
-
-    def freeze(self, checkpoint_id: int) -> Frozen:
-        watermarks, groups = self._watermarks.segment(), self.ctx.max_parallelism
-        table, make = self._windows.frozen(checkpoint_id)
-
-        def segments(changed: Changed | None = None) -> Iterator[Segment]:
-            yield watermarks
-            yield from make(STATE, groups, changed)
-
-        return FrozenTable(table, segments, lambda slots, deleted: segments((slots, deleted)))
 
     def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
         window = self._spec.window

@@ -78,6 +78,11 @@ class Captures:
         self._open: list[Capture] = []
         self._spare: deque[list[GrowingArray]] = deque(maxlen=1)
 
+    @property
+    def open(self) -> bool:
+        """Whether there may be something to preserve."""
+        return len(self._open) > 0
+
     def begin(self, columns: Sequence[GrowingArray], rows: int) -> Capture:
         """Capture the first ``rows`` rows; costs a byte per chunk."""
         copies = _memory_for(columns, rows, self._spare.pop() if self._spare else [])

@@ -11,6 +11,8 @@ import pytest
 class FakeContext:
     """Counts into ``counters``; time stands still."""
 
+    incremental = True
+
     def __init__(self, subtask: int = 0, parallelism: int = 1, max_parallelism: int = 128) -> None:
         from cutwater.state.keys import key_group_range
 

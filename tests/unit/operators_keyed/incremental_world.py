@@ -53,6 +53,7 @@ class World:
     seed: int
     make: Callable[[int, int], Step]
     """Of subtask and parallelism."""
+    worth: Callable[[Iterable[Entry]], bool] = worth_extending
     expected: dict[int, Any] = field(default_factory=dict)
     kinds: set[tuple[str, str]] = field(default_factory=set)
     """Names of states, and kinds of segments in checkpoints that had an outcome."""
@@ -71,9 +72,11 @@ class World:
 
     def run(self, steps: int = 40) -> World:
         for _ in range(steps):
-            common = [self.change] * 3 + [self.checkpoint] + [self.outcome] * 2
-            self.random.choice(common if self.random.random() < 0.95 else [self.restart])()
-            self.check()
+            common = [self.change, self.change, self.checkpoint, self.outcome]
+            happens = self.random.choice(common if self.random.random() < 0.95 else [self.restart])
+            happens()
+            if happens == self.outcome:  # nothing else publishes or deletes
+                self.check()
         return self
 
     def change(self) -> None:
@@ -88,7 +91,7 @@ class World:
         if self.random.random() < 0.5:
             self.change()  # while it is written
         writer = SnapshotWriter(self.store, JOB, checkpoint_id, self.log.attempt, 0, 900)
-        entries = written(writer, self.chains, frozen)
+        entries = written(writer, self.chains, frozen, self.worth)
         self.built_on_restored += self.chains._completed == 0 and any(e.kind == "delta" for e in entries)
         writer.close()
         frozen.release()
@@ -145,10 +148,20 @@ class World:
         return {file for file, _ in list_shared(self.store, JOB)}
 
 
-def written(writer: SnapshotWriter, chains: Chains, frozen: Frozen) -> list[Entry]:
+def short(chain: Iterable[Entry]) -> bool:
+    """Instead of ``worth_extending``: in a small state the changes are never few bytes."""
+    return sum(entry.kind == "delta" for entry in chain) < 9
+
+
+def written(
+    writer: SnapshotWriter,
+    chains: Chains,
+    frozen: Frozen,
+    worth: Callable[[Iterable[Entry]], bool] = worth_extending,
+) -> list[Entry]:
     """What the snapshot service writes: changes where that is worth it, else everything."""
     known = chains.of(STEP)
-    changes = frozen.changes(known[0]) if frozen.incremental and known and worth_extending(known[1]) else None
+    changes = frozen.changes(known[0]) if frozen.incremental and known and worth(known[1]) else None
     if changes is None:
         return writer.add(*STEP, frozen.segments(), shared=True)
     assert known is not None

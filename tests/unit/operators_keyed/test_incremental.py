@@ -91,11 +91,12 @@ class Keyed:
         def of(slots: Any, kind: Any) -> Iterator[Segment]:
             return group_segments("state", STATE, slots, table.index.columns, table.rows, groups, kind)
 
-        def changes(slots: Any, deleted: Any) -> Iterator[Segment]:
+        def changes(changed: Any) -> Iterator[Segment]:
+            slots, deleted = changed
             yield from deleted_segments("state", KEYS, deleted, list, groups)
             yield from of(slots, "delta")
 
-        return FrozenTable(table, lambda: of(np.arange(len(table), dtype=np.int32), "base"), changes)
+        return FrozenTable([table], lambda: of(np.arange(len(table), dtype=np.int32), "base"), changes)
 
     def expected(self, frozen: Frozen) -> Content:
         return sorted((*key, *state) for key, state in self.model.items())

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
@@ -14,10 +15,9 @@ from cutwater.operators.base import Outputs
 from cutwater.operators.join_columns import pairs_per_batch
 from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.join_watermarks import GroupWatermarks
-from cutwater.operators.two_sided_join import LEFT, RIGHT, SIDES, TwoSidedJoin
+from cutwater.operators.two_sided_join import LEFT, RIGHT, TwoSidedJoin
 from cutwater.operators.windowing import expand
 from cutwater.state.keys import NullableKeys, hash_keys, key_groups, null_key_mask, require_valid_keys
-from cutwater.state.segments import Frozen, FrozenSegments, Segment
 from cutwater.state.words import from_words
 
 if TYPE_CHECKING:
@@ -213,30 +213,15 @@ class WindowJoin(TwoSidedJoin):
         if all(_last_instants(self._spec, side.latest) <= self._watermarks.current for side in self._sides):
             self._forget_rows()
 
-    def _live(self) -> list[References]:
-        return [_waiting(self._spec, side, self._watermarks.current) for side in self._sides]
+    def _live(self, sides: Sequence[JoinSide], watermark: int) -> list[References]:
+        """Rows that lie in a window which has not closed."""
+        return [np.flatnonzero(_last_instants(self._spec, side.times) > watermark) for side in sides]
 
-    # -- snapshots
-
-    def freeze(self, checkpoint_id: int) -> Frozen:
-        index, watermark, groups = self._index.frozen(), self._watermarks.segment(), self.ctx.max_parallelism
-        sides = [side.frozen() for side in self._sides]
-        current = self._watermarks.current
-
-        def segments() -> Iterator[Segment]:
-            yield watermark
-            for name, side in zip(SIDES, sides, strict=True):
-                yield from side.segments(name, _waiting(self._spec, side, current), index.columns, groups)
-
-        return FrozenSegments(segments)
+    def _counts(self, side: int, batch: pa.RecordBatch, times: References) -> npt.NDArray[np.bool_]:
+        return _last_instants(self._spec, times) > self._reached(side, batch)
 
 
 def _last_instants(spec: WindowJoinSpec, times: Any) -> Any:
     """The last instant of the last window that begins at or before each time; the window may end before it."""
     window = spec.windows
     return times - (times - window.offset_us) % window.every_us + (window.size_us - 1)
-
-
-def _waiting(spec: WindowJoinSpec, side: JoinSide, watermark: int) -> References:
-    """Rows that lie in a window which has not closed."""
-    return np.flatnonzero(_last_instants(spec, side.times) > watermark)

@@ -27,6 +27,7 @@ from cutwater.operators.session_table import SessionTable
 from cutwater.operators.table_join import TableJoinSpec
 from cutwater.operators.top import ROWS, TopRows, TopSpec
 from cutwater.operators.window import WindowAggregateSpec
+from cutwater.operators.window_join import WindowJoinSpec
 from cutwater.operators.window_kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow, Window
 from cutwater.operators.window_table import WindowTable
 from cutwater.state.intervals import Intervals
@@ -60,6 +61,7 @@ SPECS: dict[str, OperatorSpec] = {
     "sessions": windows(SessionWindow(4), 6),
     "early sessions": windows(SessionWindow(9), early=Early(rows=4)),
     "interval join": IntervalJoinSpec(SCHEMA, SCHEMA, ("k",), ("k",), "t", "t", -10, 20),
+    "window join": WindowJoinSpec(SCHEMA, SCHEMA, ("k",), ("k",), "t", "t", SlidingWindow(20, 10), "full"),
     "as-of join": AsOfJoinSpec(SCHEMA, SCHEMA, ("k",), ("k",), "t", "t"),
     "table join": TableJoinSpec(MARKED, SCHEMA, ("k",), ("k",), "full", updating=(True, False)),
     "first": DeduplicateSpec(SCHEMA, ("k",), "first", "t", 15),
@@ -70,7 +72,7 @@ SPECS: dict[str, OperatorSpec] = {
 DELETING = {"tumbling", "slices", "cut slices", "sliding", "sessions", "early sessions"}
 SWEEPING = {"table join", "first", "updating top"}
 """Where keys go once they are half of all.  Elsewhere nothing goes, or time says what does."""
-BY_TIME = {"interval join", "as-of join"}
+BY_TIME = {"interval join", "as-of join", "window join"}
 
 
 @dataclass

@@ -25,7 +25,7 @@ class _Context:
     max_parallelism = _GROUPS
     key_groups = range(_GROUPS)
     incremental = True
-    state_memory_bytes = None
+    state_memory_bytes: int | None = None
 
     def processing_time_ms(self) -> int:
         return 0

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import sys
+from pathlib import Path
+
+import llvmlite.binding
+import numba
 import numpy as np
 import pyarrow as pa
 
@@ -10,8 +17,9 @@ from cutwater.operators.aggregate import RunningAggregateSpec
 from cutwater.operators.partition import HashPartitioner
 from cutwater.operators.window import WindowAggregateSpec
 from cutwater.operators.window_kinds import SessionWindow, SlidingWindow, TumblingWindow
+from cutwater.state.kernels import cache_directory
 
-__all__ = ["warm_up"]
+__all__ = ["is_warm", "warm_up"]
 
 _GROUPS = 128
 
@@ -35,6 +43,23 @@ class _Context:
 
     def wake(self) -> None:
         return None
+
+
+def is_warm() -> bool:
+    """Whether ``warm_up`` would only load: it has run to its end for this installation on such a machine.
+
+    Kernels in the cache say nothing: they may be the few that one job needed, or those of another installation.
+    """
+    marker = _marker()
+    return marker is not None and marker.exists()
+
+
+def _marker() -> Path | None:
+    place = cache_directory()
+    if place is None:
+        return None
+    compiled_for = (str(Path(__file__).parent), sys.version, numba.__version__, llvmlite.binding.get_host_cpu_name())
+    return Path(place, f"warm-{hashlib.sha256(repr(compiled_for).encode()).hexdigest()[:16]}")
 
 
 def warm_up() -> None:
@@ -73,3 +98,7 @@ def warm_up() -> None:
             frozen.release()
             operator.process(0, batch)  # late by now, so that windows come out again
             operator.close()
+    marker = _marker()
+    if marker is not None:
+        with contextlib.suppress(OSError):  # then the next process looks again
+            marker.touch()

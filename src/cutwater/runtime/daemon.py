@@ -19,10 +19,9 @@ def preload() -> None:
         import polars  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
         import cutwater.runtime.worker  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        from cutwater.operators.warm import warm_up
-        from cutwater.state.kernels import cache_directory
+        from cutwater.operators.warm import is_warm, warm_up
 
-        if os.listdir(cache_directory()):  # else workers compile only what their job needs
+        if is_warm():  # else workers compile only what their job needs: nobody waits here for all kernels there are
             warm_up()
     gc.collect()
     gc.freeze()  # the workers' collector need not look at, nor copy by touching, what they all share

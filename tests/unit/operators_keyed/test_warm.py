@@ -1,7 +1,9 @@
 """After a warm-up, ordinary keyed work compiles nothing more."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 
 def test_ordinary_work_after_a_warm_up_compiles_nothing() -> None:
@@ -28,4 +30,28 @@ grown = [k.py_func.__name__ for k in kernels if len(k.signatures) > before[k]]
 assert grown in ([], ["scatter"]), grown  # a column of another width is another physical type
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_daemon_waits_for_no_compilation_where_only_some_kernels_are_cached(tmp_path: Path) -> None:
+    """The few kernels of a first job once made the next daemon compile all there are, and its workers late."""
+    code = """
+import numpy as np
+import cutwater.operators.warm as warm
+from cutwater.state import hashing
+from cutwater.state.kernels import cache_directory
+import os
+hashing.hash_words(np.arange(3), np.empty(3, np.uint64))
+assert os.listdir(cache_directory()), "a first job would have left something"
+compiled = []
+warm.warm_up = lambda: compiled.append(1)
+from cutwater.runtime.daemon import preload
+preload()
+assert not compiled
+warm._marker().touch()
+preload()
+assert compiled
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr

@@ -17,8 +17,9 @@ __all__ = ["SocketWriter"]
 
 Part: TypeAlias = bytes | memoryview | pa.Buffer
 
-_INLINE_BYTES: Final = 32 * 1024
-"""Up to this size the sending thread makes the system call itself: it costs less than waking another thread."""
+_INLINE_BYTES: Final = 4 << 20
+"""Up to this size the sending thread makes the system call itself: where all cores work, that costs less than waking
+another thread, which wants the interpreter, too.  What the socket does not take at once is the other thread's."""
 _PARTS_PER_CALL: Final = 256
 """Of one ``sendmsg``; the system allows 1,024."""
 

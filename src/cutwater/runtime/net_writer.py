@@ -27,8 +27,8 @@ _PARTS_PER_CALL: Final = 256
 class SocketWriter:
     """An outbox and a thread that empties it.
 
-    Whoever finds the outbox unowned becomes its owner: for small data the caller itself, with one non-blocking call;
-    else, and whenever the socket's buffer is full, the thread.  Data that arrives meanwhile joins the next call.
+    Whoever finds the outbox unowned becomes its owner: the caller itself, with one non-blocking call; for very much
+    data, and whenever the socket's buffer is full, the thread.  Data that arrives meanwhile joins the next call.
 
     Args:
         sock: a blocking socket.

@@ -116,3 +116,12 @@ def test_a_short_run_of_cutwater_is_right(name: str, only: str) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=230, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "short runs" in done.stdout
+
+
+def test_the_benchmark_of_the_kernels_runs() -> None:
+    """It calls the operators without a runtime, so that only running it tells whether it still fits them."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    command = [sys.executable, str(ROOT / "benchmarks" / "kernels.py"), "64"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("M rows/s") == 11

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from cutwater.dataflow.build import GraphBuilder, Upstream
 from cutwater.dataflow.keyed_steps import Windowing, window_aggregate
@@ -61,42 +61,38 @@ class WindowedStream:
         return WindowedResult(self._builder, made)
 
 
-class WindowedResult(Stream):
+class _WithLateRows(Stream):
+    """A main output, and the rows that came too late for it, where a row can be late."""
+
+    _never_late: ClassVar[str]
+    """Why no row is late if there is no second output."""
+
+    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
+        super().__init__(builder, outputs[0])
+        self._outputs = outputs
+
+    @property
+    def late(self) -> Stream:
+        """Rows that lay behind the watermark (of windows: behind their end plus the allowed lateness).
+
+        Raises:
+            BuildError: no row can be late: windows by processing time, or keys that are remembered for ever.
+        """
+        if len(self._outputs) == 1:
+            raise BuildError(self._never_late, step=self._outputs[0].step)
+        return Stream(self._builder, self._outputs[1])
+
+
+class WindowedResult(_WithLateRows):
     """Results of windows, with the rows that came too late for them."""
 
-    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
-        super().__init__(builder, outputs[0])
-        self._outputs = outputs
-
-    @property
-    def late(self) -> Stream:
-        """Rows whose window was over (its end plus the allowed lateness is behind the watermark).
-
-        Raises:
-            BuildError: windows by processing time, for which no row is late.
-        """
-        if len(self._outputs) == 1:
-            raise BuildError("by processing time no row is late", step=self._outputs[0].step)
-        return Stream(self._builder, self._outputs[1])
+    _never_late = "by processing time no row is late"
 
 
-class DeduplicatedStream(Stream):
+class DeduplicatedStream(_WithLateRows):
     """Rows without duplicates, with those that came too late to tell."""
 
-    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
-        super().__init__(builder, outputs[0])
-        self._outputs = outputs
-
-    @property
-    def late(self) -> Stream:
-        """Rows that lay behind the watermark.
-
-        Raises:
-            BuildError: keys are remembered for ever, so that no row is late.
-        """
-        if len(self._outputs) == 1:
-            raise BuildError("without within= no row is late", step=self._outputs[0].step)
-        return Stream(self._builder, self._outputs[1])
+    _never_late = "without within= no row is late"
 
 
 class JoinedStream(Stream):

@@ -149,7 +149,7 @@ class KeyedOperator(BaseOperator):
         keys = pa.schema(list(self._state)[: len(self._key_types)])
 
         def segments(slots: Slots, kind: SegmentKind) -> Iterator[Segment]:
-            return group_segments(STATE, self._state, slots, table.index.columns, table.rows, groups, kind)
+            return group_segments(STATE, self._state, slots, table.index.columns, table.rows, groups, kind, len(keys))
 
         def everything() -> Iterator[Segment]:
             yield from watermarks

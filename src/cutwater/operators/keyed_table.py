@@ -27,7 +27,6 @@ __all__ = ["Changed", "FrozenTable", "KeyedTable", "deleted_segments", "group_se
 _SEGMENT_ROWS = 1 << 18
 _HASHED_ROWS = 1 << 16
 
-
 Changed: TypeAlias = tuple[Slots, tuple[Deleted, ...]]
 """Slots that changed, and keys that went."""
 
@@ -243,6 +242,7 @@ def group_segments(
     rows: Callable[[Slots], list[pa.Array]],
     max_parallelism: int,
     kind: SegmentKind = "base",
+    identity: int = 0,
 ) -> Iterator[Segment]:
     """Segments of the given slots, sorted by key group and cut between groups.
 
@@ -254,6 +254,7 @@ def group_segments(
         keys: key columns of some slots, whose hash decides the group.
         rows: all columns of some slots.
         kind: of the segments.
+        identity: so many of the first columns tell the rows apart, whose order says nothing then.
     """
     if len(slots) == 0:
         return
@@ -271,10 +272,9 @@ def group_segments(
         covered = (int(groups[begin]), int(groups[end - 1]) + 1)
         piece = kind
         for first, arrays in _in_pieces(slots, begin, end, rows):
-            batch = pa.RecordBatch.from_arrays(
-                [pa.array(groups[first : first + len(arrays[0])]), *arrays], schema=fields
-            )
-            yield Segment(name, piece, batch, covered)
+            of_rows = pa.array(groups[first : first + len(arrays[0])])
+            batch = pa.RecordBatch.from_arrays([of_rows, *arrays], schema=fields)
+            yield Segment(name, piece, batch, covered, identity)
             piece = "delta" if kind == "base" else kind  # the first replaces what was there, the others add to it
         begin = end
 

@@ -52,7 +52,7 @@ def object_segments(
         return [*key_arrays(slots), pa.array([values[i] for i in slots], value.type)]
 
     order = np.arange(len(found), dtype=np.int32)
-    return group_segments(name, pa.schema(fields), order, key_arrays, arrays, groups, kind)
+    return group_segments(name, pa.schema(fields), order, key_arrays, arrays, groups, kind, len(keys))
 
 
 def _chunk_segments(name: str, keys: Sequence[pa.Field], value: pa.Field, chunks: Iterable[Chunk]) -> Iterator[Segment]:
@@ -72,7 +72,7 @@ def _chunk_segments(name: str, keys: Sequence[pa.Field], value: pa.Field, chunks
         first = chunk.groups[0]
         kind = "delta" if first == last else "base"
         last = chunk.groups[-1]
-        yield Segment(name, kind, pa.RecordBatch.from_arrays(arrays, schema=fields), (first, last + 1))
+        yield Segment(name, kind, pa.RecordBatch.from_arrays(arrays, schema=fields), (first, last + 1), len(keys))
 
 
 def object_keys(segment: Segment, keys: Sequence[pa.Field], owned: range) -> Iterator[tuple[Any, ...]]:

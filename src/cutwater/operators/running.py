@@ -46,9 +46,10 @@ class RunningAggregate(BaseOperator):
 
     def freeze(self, checkpoint_id: int) -> Frozen:
         table, groups = self._table.frozen(checkpoint_id), self.ctx.max_parallelism
+        identity = len(self._spec.keys)
 
         def segments(slots: Slots, kind: SegmentKind) -> Iterator[Segment]:
-            return group_segments(STATE, self._state, slots, table.index.columns, table.rows, groups, kind)
+            return group_segments(STATE, self._state, slots, table.index.columns, table.rows, groups, kind, identity)
 
         def everything() -> Iterator[Segment]:
             return segments(np.arange(len(table), dtype=np.int32), "base")

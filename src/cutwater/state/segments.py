@@ -33,12 +33,15 @@ class Segment:
         batch: the rows.  A keyed segment carries ``GROUP_COLUMN`` and is sorted by it.
         key_groups: half-open range of the key groups whose owners are offered the rows, as a rule that which the rows
             lie in; ``None`` for state that belongs to subtask numbers.
+        identity: so many columns after ``GROUP_COLUMN`` tell the rows of the state apart, and their order says nothing;
+            0: the order is part of the state.
     """
 
     name: str
     kind: SegmentKind
     batch: pa.RecordBatch
     key_groups: tuple[int, int] | None = None
+    identity: int = 0
 
 
 class Frozen(Protocol):

@@ -9,8 +9,9 @@ from urllib.parse import unquote, urlsplit
 from cutwater.errors import ConfigError
 from cutwater.storage.base import Store
 from cutwater.storage.local import LocalStore
-from cutwater.storage.paths import checkpoint_id_of
+from cutwater.storage.paths import SAVEPOINT_FILE, checkpoint_id_of
 from cutwater.storage.retention import list_jobs
+from cutwater.storage.savepoint import is_savepoint
 from cutwater.storage.stores import open_store
 
 __all__ = ["SnapshotAddress", "open_existing", "resolve_snapshot"]
@@ -18,12 +19,18 @@ __all__ = ["SnapshotAddress", "open_existing", "resolve_snapshot"]
 
 @dataclass(frozen=True)
 class SnapshotAddress:
-    """One job in a checkpoint directory, and one of its checkpoints (``None``: not said which)."""
+    """One job in a checkpoint directory, and one of its checkpoints (``None``: not said which); or a savepoint.
+
+    Attributes:
+        job: folder in ``directory``: the job's, or the savepoint's.
+        is_savepoint: which of both it is.
+    """
 
     store: Store
     directory: str
     job: str
     checkpoint_id: int | None = None
+    is_savepoint: bool = False
 
     def __str__(self) -> str:
         suffix = "" if self.checkpoint_id is None else f"@{self.checkpoint_id}"
@@ -43,12 +50,15 @@ def open_existing(uri: str) -> Store:
 
 
 def resolve_snapshot(address: str) -> SnapshotAddress:
-    """``DIR/JOB``, ``DIR/JOB@7`` or ``DIR/JOB/chk-7``; ``DIR`` alone if it holds one job.
+    """``DIR/JOB``, ``DIR/JOB@7`` or ``DIR/JOB/chk-7``; ``DIR`` alone if it holds one job; or the folder of a savepoint.
 
     Raises:
-        ConfigError: there is no such job; the hint lists what there is.
+        ConfigError: there is no such job or savepoint; the hint lists what there is.
     """
     path = Path(_path(address)).absolute()
+    path = path.parent if path.name == SAVEPOINT_FILE else path
+    if path.is_dir() and is_savepoint(LocalStore(path.parent), path.name):
+        return SnapshotAddress(LocalStore(path.parent), str(path.parent), path.name, is_savepoint=True)
     name, at, number = path.name.rpartition("@")
     checkpoint_id = checkpoint_id_of(path.name)
     if checkpoint_id is not None:
@@ -71,8 +81,9 @@ def _only_job(folder: Path, address: str, checkpoint_id: int | None) -> Snapshot
             f"{address!r} holds {len(jobs)} jobs", hint=f"Say which: {', '.join(f'{folder}/{j}' for j in jobs)}."
         )
     beside = list_jobs(LocalStore(folder.parent)) if folder.parent.is_dir() else []
-    hint = f"There are: {', '.join(beside)}." if beside else "Give DIR/JOB, DIR/JOB@7 or DIR/JOB/chk-7."
-    raise ConfigError(f"no job at {address!r}", hint=hint)
+    forms = "Give DIR/JOB, DIR/JOB@7, DIR/JOB/chk-7, or the folder of a savepoint."
+    hint = f"There are: {', '.join(beside)}." if beside else forms
+    raise ConfigError(f"no job and no savepoint at {address!r}", hint=hint)
 
 
 def _path(uri: str) -> str:

@@ -19,7 +19,7 @@ from cutwater.storage.base import Store
 from cutwater.storage.manifest import Entry
 from cutwater.storage.snapshot import SnapshotWriter, read_batch
 
-__all__ = ["CHANNEL_KIND", "ChannelLog", "LogItem", "add_log", "read_log"]
+__all__ = ["CHANNEL_KIND", "ChannelLog", "LogItem", "add_log", "log_batches", "read_log"]
 
 CHANNEL_KIND = "channel"
 _ITEMS = b"cutwater.items"
@@ -70,7 +70,23 @@ def add_log(writer: SnapshotWriter, log: ChannelLog) -> list[Entry]:
     Raises:
         StorageError: the store fails; the writer can only be aborted.
     """
-    entries: list[Entry] = []
+    return [
+        writer.add_batch(
+            batch,
+            step=log.step,
+            subtask=log.subtask,
+            name=log.name,
+            kind=CHANNEL_KIND,
+            channel=log.channel,
+            side=log.side,
+            first_row=first_row,
+        )
+        for batch, first_row in log_batches(log)
+    ]
+
+
+def log_batches(log: ChannelLog) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """A log as batches of a bounded size, each with the number of its first row; the items are in their metadata."""
     first_row = log.first_row
     for items in _portions(log.items):
         batches = [i.batch for i in items if i.batch is not None]
@@ -78,21 +94,8 @@ def add_log(writer: SnapshotWriter, log: ChannelLog) -> list[Entry]:
             continue  # behind the last rows
         batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         listed = [(i.batch.num_rows if i.batch is not None else 0, i.watermark, i.flag) for i in items]
-        batch = batch.replace_schema_metadata({_ITEMS: msgspec.json.encode(listed)})
-        entries.append(
-            writer.add_batch(
-                batch,
-                step=log.step,
-                subtask=log.subtask,
-                name=log.name,
-                kind=CHANNEL_KIND,
-                channel=log.channel,
-                side=log.side,
-                first_row=first_row,
-            )
-        )
+        yield batch.replace_schema_metadata({_ITEMS: msgspec.json.encode(listed)}), first_row
         first_row += batch.num_rows
-    return entries
 
 
 def read_log(store: Store, job: str, entry: Entry) -> list[LogItem]:

@@ -45,6 +45,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """"receiver": taken or waiting there; "sender": waiting at the sender, behind those of the receiver."""
     first_row: int = 0
     """Number of the first row in its channel."""
+    schema: bytes = b""
+    """Of format "arrow-file/1", a record batch within a file of a savepoint: the file's schema."""
 
 
 class ChannelRecord(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from cutwater.errors import ConfigError
 
 __all__ = [
     "LOG_FOLDER",
+    "SAVEPOINT_FILE",
     "SHARED_FOLDER",
     "attempt_of",
     "check_job_name",
@@ -24,6 +25,9 @@ __all__ = [
 LOG_FOLDER = "log"
 SHARED_FOLDER = "shared"
 """Data that later checkpoints may name, too."""
+
+SAVEPOINT_FILE = "savepoint.json"
+"""Manifest of a savepoint, in its folder."""
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]*")
 _CHECKPOINT = re.compile(r"chk-([1-9][0-9]*)")

@@ -9,9 +9,11 @@ from cutwater.errors import CorruptSnapshotError
 from cutwater.storage.base import Store
 from cutwater.storage.log import CheckpointCompleted, LogState
 from cutwater.storage.manifest import Manifest
-from cutwater.storage.paths import checkpoint_id_of
+from cutwater.storage.paths import SAVEPOINT_FILE, checkpoint_id_of
+from cutwater.storage.reading import load_snapshot
+from cutwater.storage.savepoint import damaged_files
 from cutwater.storage.shared import list_shared
-from cutwater.storage.snapshot import load_manifest, read_segment
+from cutwater.storage.snapshot import read_segment
 
 __all__ = ["Problem", "Restorable", "VerifyReport", "choose", "next_checkpoint_id", "verify_checkpoint"]
 
@@ -70,7 +72,7 @@ def verify_checkpoint(store: Store, job: str, completed: CheckpointCompleted) ->
         StorageError: the store cannot be read now (no permission, I/O error): that says nothing about the checkpoint.
     """
     try:
-        manifest = load_manifest(store, job, completed)
+        manifest = load_snapshot(store, job, completed)
     except CorruptSnapshotError as error:
         problem = Problem(f"{job}/{completed.path}", error.message)
         return VerifyReport(completed.checkpoint_id, 1, 0, 0, (problem,))
@@ -79,9 +81,18 @@ def verify_checkpoint(store: Store, job: str, completed: CheckpointCompleted) ->
         files=1 + len({e.file for e in manifest.entries if e.file}),
         bytes=sum(e.length for e in manifest.entries),
         segments=len(manifest.entries),
-        problems=tuple(_damaged_segments(store, job, manifest)),
+        problems=tuple(_damaged(store, job, completed, manifest)),
         manifest=manifest,
     )
+
+
+def _damaged(store: Store, job: str, completed: CheckpointCompleted, manifest: Manifest) -> Iterator[Problem]:
+    around: set[str] = set()
+    for problem in _damaged_segments(store, job, manifest):
+        around.add(problem.file)
+        yield problem
+    if completed.path == SAVEPOINT_FILE:  # what lies around the segments of its files
+        yield from (Problem(file, what) for file, what in damaged_files(store, job) if file not in around)
 
 
 def _damaged_segments(store: Store, job: str, manifest: Manifest) -> Iterator[Problem]:
@@ -127,7 +138,7 @@ def choose(store: Store, job: str, state: LogState, *, verify: bool = True) -> R
 
 def _verify_manifest(store: Store, job: str, completed: CheckpointCompleted) -> VerifyReport:
     try:
-        manifest = load_manifest(store, job, completed)
+        manifest = load_snapshot(store, job, completed)
     except CorruptSnapshotError as error:
         problem = Problem(f"{job}/{completed.path}", error.message)
         return VerifyReport(completed.checkpoint_id, 1, 0, 0, (problem,))

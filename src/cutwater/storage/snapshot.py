@@ -23,6 +23,7 @@ from cutwater.storage.manifest import FORMAT_VERSION, KNOWN_VERSIONS, Entry, Man
 from cutwater.storage.paths import data_path, shared_path, writer_of_shared
 
 __all__ = [
+    "BATCH_FORMAT",
     "SEGMENT_FORMAT",
     "SnapshotWriter",
     "dumps_manifest",
@@ -33,6 +34,9 @@ __all__ = [
 ]
 
 SEGMENT_FORMAT = "arrow-ipc/1"
+"""A segment is a stream of its own."""
+BATCH_FORMAT = "arrow-file/1"
+"""A segment is a record batch within an Arrow file; the entry has its schema."""
 
 
 class _DataFile:
@@ -196,10 +200,9 @@ def read_verified(store: Store, job: str, entry: Entry) -> bytes:
         FormatVersionError: the entry's format is not known here.
     """
     where = f"{job}/{entry.file} at offset {entry.offset}" if entry.file else f"inline segment of {job}"
-    if entry.format != SEGMENT_FORMAT:
-        raise FormatVersionError(
-            f"{where} has format {entry.format!r}, this release knows {SEGMENT_FORMAT!r}", step=entry.step
-        )
+    if entry.format not in (SEGMENT_FORMAT, BATCH_FORMAT):
+        known = f"{SEGMENT_FORMAT!r} and {BATCH_FORMAT!r}"
+        raise FormatVersionError(f"{where} has format {entry.format!r}, this release knows {known}", step=entry.step)
     if entry.file:
         data = store.read(f"{job}/{entry.file}", entry.offset, entry.length)
     else:
@@ -232,7 +235,11 @@ def read_batch(store: Store, job: str, entry: Entry) -> pa.RecordBatch:
     data = read_verified(store, job, entry)
     where = f"{job}/{entry.file or 'manifest'} at offset {entry.offset}"
     try:
-        batch = pa.ipc.open_stream(pa.py_buffer(data)).read_next_batch()
+        if entry.format == BATCH_FORMAT:
+            schema = pa.ipc.read_schema(pa.py_buffer(entry.schema))
+            batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+        else:
+            batch = pa.ipc.open_stream(pa.py_buffer(data)).read_next_batch()
     except (pa.ArrowInvalid, OSError, StopIteration) as error:
         raise CorruptSnapshotError(f"{where} is not an Arrow stream ({error})", step=entry.step) from error
     if batch.num_rows != entry.rows:

@@ -133,7 +133,7 @@ def test_inspect_finds_a_checkpoint_by_each_of_its_addresses(store, tmp_path, ca
     ("address", "message"),
     [
         ("", "holds 2 jobs\nhint: Say which: "),
-        ("/jb", "no job at '{}/jb'\nhint: There are: job, other."),
+        ("/jb", "no job and no savepoint at '{}/jb'\nhint: There are: job, other."),
         ("/job@9", "no completed checkpoint 9\nhint: There are: 1."),
         ("/job@x", "'x' in '{}/job@x' is no checkpoint id"),
     ],
@@ -232,7 +232,7 @@ def test_explain_shows_the_graph_and_the_guarantees(program, capfd):
         (["--set", "num_retained=many"], 2, "a setting has the wrong type"),
         (["--parallelism", "0"], 2, "parallelism must be at least 1"),
         (["--protocol", "hope"], 2, "'hope' is not one of 'none', "),
-        (["--restore", "nowhere/job"], 2, "no job at 'nowhere/job'"),
+        (["--restore", "nowhere/job"], 2, "no job and no savepoint at 'nowhere/job'"),
         (["--parallelism", "many"], 2, "not a valid integer"),
     ],
 )

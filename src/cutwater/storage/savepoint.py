@@ -1,0 +1,207 @@
+"""Savepoints: snapshots that belong to the user, in a format of their own that only grows.
+
+    <savepoint>/savepoint.json      what it consists of, and the digest of that; written last: without it there is none
+    <savepoint>/<step>/...          the data, see ``savepoint_files``
+
+All paths are relative, so that the folder can be moved, copied and renamed.  Its name is nobody's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import xxhash
+
+from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, StorageError
+from cutwater.storage.base import Store
+from cutwater.storage.log_entries import CheckpointCompleted, LogState
+from cutwater.storage.manifest import Manifest, StepRecord, SubtaskRecord
+from cutwater.storage.paths import SAVEPOINT_FILE
+from cutwater.storage.savepoint_files import SavepointFile, entries_of
+
+__all__ = [
+    "SAVEPOINT_VERSION",
+    "SavepointManifest",
+    "damaged_files",
+    "delete_savepoint",
+    "is_savepoint",
+    "load_savepoint",
+    "publish_savepoint",
+    "savepoint_state",
+]
+
+SAVEPOINT_VERSION = 1
+KNOWN_VERSIONS = (1,)
+
+
+class SavepointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What ``savepoint.json`` says; see ``Manifest`` for fields of the same name."""
+
+    format_version: int
+    job: str
+    uid: str
+    """Of the job that took it."""
+    checkpoint_id: int
+    """The number that the job gave it, among those of its checkpoints."""
+    committed_by: int
+    """The checkpoint in the job's log with which its sinks committed all that they had handed out up to the savepoint;
+    ``checkpoint_id`` itself if the job stopped with it."""
+    attempt: int
+    protocol: str
+    max_parallelism: int
+    parallelism: int
+    triggered_ms: int
+    completed_ms: int
+    steps: list[StepRecord]
+    subtasks: list[SubtaskRecord]
+    files: list[SavepointFile]
+    back_edges: list[tuple[str, str]] = []
+    final: bool = False
+    """Taken after the job was drained: its windows have fired, and nothing is left to do."""
+    engine: str = ""
+
+    def to_manifest(self) -> Manifest:
+        """The same as the manifest of a checkpoint, whose files lie in the savepoint's folder."""
+        return Manifest(
+            job=self.job,
+            uid=self.uid,
+            checkpoint_id=self.checkpoint_id,
+            attempt=self.attempt,
+            protocol=self.protocol,
+            max_parallelism=self.max_parallelism,
+            parallelism=self.parallelism,
+            triggered_ms=self.triggered_ms,
+            completed_ms=self.completed_ms,
+            steps=self.steps,
+            subtasks=self.subtasks,
+            entries=entries_of(self.files),
+            back_edges=self.back_edges,
+            final=self.final,
+            engine=self.engine,
+            format_version=self.format_version,
+        )
+
+
+class _Versioned(msgspec.Struct):
+    format_version: int = 0
+
+
+def publish_savepoint(store: Store, folder: str, manifest: SavepointManifest) -> None:
+    """Make the savepoint whole: its data files are durable already.
+
+    Raises:
+        DataError: a position or handle is no JSON value.
+        StorageError: the store fails, or there is a savepoint already.
+    """
+    try:
+        body = msgspec.json.encode(manifest, order="deterministic")
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"savepoint {manifest.checkpoint_id}: a position or handle cannot be written as JSON ({error})",
+            hint="Connectors must use numbers, texts, lists and dictionaries for positions, handles and states.",
+        ) from error
+    path = f"{folder}/{SAVEPOINT_FILE}"
+    if not store.create(path, body + b"\n" + xxhash.xxh3_128_hexdigest(body).encode() + b"\n"):
+        raise StorageError(f"{path} exists already: no path is ever written twice")
+
+
+def is_savepoint(store: Store, folder: str) -> bool:
+    """Whether a folder holds a savepoint that was completed."""
+    return SAVEPOINT_FILE in store.names(folder)
+
+
+def savepoint_state(store: Store, folder: str) -> LogState:
+    """A savepoint as the log of a job would tell of it: one snapshot to restore.
+
+    Raises:
+        CorruptSnapshotError: the manifest is missing or damaged.
+        FormatVersionError: written by a newer release.
+    """
+    data = store.read(f"{folder}/{SAVEPOINT_FILE}")
+    manifest = _parse(f"{folder}/{SAVEPOINT_FILE}", data)
+    completed = CheckpointCompleted(
+        checkpoint_id=manifest.checkpoint_id,
+        attempt=manifest.attempt,
+        digest=xxhash.xxh3_128_hexdigest(data),
+        path=SAVEPOINT_FILE,
+        time_ms=manifest.completed_ms,
+        kind="savepoint",
+    )
+    return LogState(
+        uid=manifest.uid,
+        name=manifest.job,
+        attempt=manifest.attempt,
+        completed=(completed,),
+        newest_id=manifest.checkpoint_id,
+    )
+
+
+def load_savepoint(store: Store, folder: str) -> SavepointManifest:
+    """What a savepoint says of itself, verified.
+
+    Raises:
+        CorruptSnapshotError: the manifest is missing or damaged.
+        FormatVersionError: written by a newer release.
+    """
+    return _parse(f"{folder}/{SAVEPOINT_FILE}", store.read(f"{folder}/{SAVEPOINT_FILE}"))
+
+
+def damaged_files(store: Store, folder: str) -> Iterator[tuple[str, str]]:
+    """Files whose bytes differ from their digests, and what is wrong; reads everything.
+
+    Raises:
+        CorruptSnapshotError: the manifest itself is missing or damaged.
+        FormatVersionError: written by a newer release.
+    """
+    for file in load_savepoint(store, folder).files:
+        path = f"{folder}/{file.path}"
+        try:
+            data = store.read(path)
+        except CorruptSnapshotError as error:
+            yield path, error.message
+            continue
+        found = xxhash.xxh3_128_hexdigest(data)
+        if (len(data), found) != (file.length, file.digest):
+            expected = f"expected {file.length} bytes with digest {file.digest}"
+            yield path, f"{path} is damaged: {expected}, found {len(data)} with {found}"
+
+
+def delete_savepoint(store: Store, folder: str, digest: str) -> bool:
+    """Remove a savepoint, what marks it as one first; false if another one (or none) lies there by now.
+
+    Files that do not belong to it stay.
+
+    Args:
+        digest: of its manifest's bytes, as ``savepoint_state`` tells it.
+    """
+    path = f"{folder}/{SAVEPOINT_FILE}"
+    if not is_savepoint(store, folder) or xxhash.xxh3_128_hexdigest(data := store.read(path)) != digest:
+        return False
+    manifest = _parse(path, data)
+    store.delete(path)
+    for file in manifest.files:
+        store.delete(f"{folder}/{file.path}")
+    for step in {file.path.partition("/")[0] for file in manifest.files}:
+        if not store.names(f"{folder}/{step}"):
+            store.delete(f"{folder}/{step}")
+    if not store.names(folder):
+        store.delete(folder)
+    return True
+
+
+def _parse(path: str, data: bytes) -> SavepointManifest:
+    body, _, tail = data.partition(b"\n")
+    if tail != xxhash.xxh3_128_hexdigest(body).encode() + b"\n":
+        raise CorruptSnapshotError(f"{path} is damaged: its content differs from its digest")
+    try:
+        version = msgspec.json.decode(body, type=_Versioned).format_version
+        if version not in KNOWN_VERSIONS:
+            raise FormatVersionError(
+                f"{path} has savepoint format version {version}, "
+                f"this release knows {', '.join(map(str, KNOWN_VERSIONS))}",
+                hint="Use the release that wrote it, or a newer one.",
+            )
+        return msgspec.json.decode(body, type=SavepointManifest)
+    except msgspec.MsgspecError as error:
+        raise CorruptSnapshotError(f"{path} is not the manifest of a savepoint ({error})") from error

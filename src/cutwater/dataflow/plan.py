@@ -7,6 +7,7 @@ that a step comes after all that it reads by edges that close no loop.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from cutwater.dataflow.checks import check_complete
@@ -37,6 +38,7 @@ __all__ = [
     "check_compatible",
     "fuse_links",
     "make_plan",
+    "replan",
     "step_records",
     "validate_plan",
 ]
@@ -90,6 +92,16 @@ def make_plan(flow: HasGraph, parallelism: int, max_parallelism: int = 128) -> P
     plan = planner.plan()
     validate_plan(plan)
     return plan
+
+
+def replan(plan: PhysicalPlan, parallelism: int) -> PhysicalPlan:
+    """The plan of the same program at another parallelism: the same in every process.
+
+    Raises:
+        BuildError: a step wants more subtasks than there are key groups.
+    """
+    graph = LogicalGraph(plan.name, MappingProxyType(plan.steps))
+    return make_plan(graph, parallelism, plan.max_parallelism)
 
 
 class _Planner:

@@ -58,8 +58,19 @@ class CoordinatorState:
         self._last_duration_ms: float | None = None
         self._events: deque[CoordinatorEvent] = deque(maxlen=STORY_EVENTS)
         self._effects: list[CoordinatorEffect] = []
+        self.reshape(subtasks, sources)
+
+    def reshape(self, subtasks: frozenset[SubtaskId], sources: frozenset[SubtaskId]) -> None:
+        """The next attempt has these subtasks; ids and counts go on.  Only while the job does not run.
+
+        Raises:
+            InvariantError: it runs, or there is no source among them.
+        """
+        if self._running:
+            raise self._broken("the subtasks cannot change while the job runs")
         if not sources or not sources <= subtasks:
             raise self._broken("sources must be subtasks, and there must be one")
+        self._subtasks = subtasks
 
     # ------------------------------------------------------------------------------------------------- questions
 

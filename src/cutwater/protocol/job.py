@@ -13,6 +13,9 @@ Phases::
        v                              v                                                          v
     (deadline) ───────────────────> ENDING ──workers gone──> FINISHED | FAILED | CANCELLED <── ENDING
 
+A *recruit* is a worker of a slot beyond the group: it waits there for a rescale, and its loss is no failure.  ``Reshape``
+gives the job another group: the attempt ends without a failure and the next one begins as soon as all are there.
+
 Rules: A7 (no subtask ends before the job), R1 (restart of the whole job), DESIGN section 4 (deadline counted from the
 last progress).
 """
@@ -31,9 +34,11 @@ from cutwater.protocol.job_messages import (
     EndRequested,
     Event,
     FinalCommitted,
+    GroupShort,
     JobPhase,
     Outcome,
     Progress,
+    Reshape,
     ShutDown,
     StartProcessing,
     StopAttempt,
@@ -65,6 +70,8 @@ class JobMachine:
         group_deadline_ms: how long after the last progress an incomplete group is given up.
         boot_deadline_ms: the same, while no missing worker waits for a core: their processes are starting.
         attempt: number of the last attempt known (from the log); the first one here is above it.
+        fewest: with so many workers the job can go on, where the group does not become complete; 0: with no fewer than
+            all.
     """
 
     slots: int
@@ -74,9 +81,10 @@ class JobMachine:
     boot_deadline_ms: float = 60_000.0
     now_ms: float = 0.0
     attempt: int = 0
+    fewest: int = 0
     phase: JobPhase = JobPhase.FORMING
     workers: dict[int, int] = field(default_factory=dict[int, int])
-    """Live workers: slot -> incarnation."""
+    """Live workers: slot -> incarnation; those of slots beyond the group are recruits."""
     _ready: set[int] = field(default_factory=set[int])
     _finished: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     _progress_ms: float = 0.0
@@ -107,13 +115,18 @@ class JobMachine:
             return self._resume_ms
         return None
 
+    @property
+    def present(self) -> int:
+        """Slots of the group that a live worker fills."""
+        return sum(slot < self.slots for slot in self.workers)
+
     def validate(self) -> None:
         """Every invariant, once."""
         problems: list[str] = []
-        if any(not 0 <= s < self.slots for s in self.workers):
-            problems.append(f"a worker fills a slot outside 0..{self.slots - 1}: {sorted(self.workers)}")
-        if self.phase in _ATTEMPT and len(self.workers) < self.slots:
-            problems.append(f"attempt {self.attempt} goes on with {len(self.workers)} of {self.slots} workers")
+        if any(s < 0 for s in self.workers):
+            problems.append(f"a worker fills a slot below 0: {sorted(self.workers)}")
+        if self.phase in _ATTEMPT and self.present < self.slots:
+            problems.append(f"attempt {self.attempt} goes on with {self.present} of {self.slots} workers")
         if self.phase is JobPhase.RUNNING and len(self._ready) < self.slots:
             problems.append("running before every worker was ready")
         if self.phase is JobPhase.DRAINING and self._finished < self.subtasks:
@@ -152,6 +165,8 @@ class JobMachine:
                 return []
             case EndRequested():
                 return self._end(event.outcome, event.reason) if self.phase in _LIVE else []
+            case Reshape():
+                return self._reshape(event)
             case WorkersGone():
                 if self.phase is not JobPhase.ENDING or self._outcome is None:
                     return []
@@ -167,7 +182,7 @@ class JobMachine:
         if known is not None and known >= event.incarnation:
             return []
         effects: list[Effect] = []
-        if self.phase in _ATTEMPT:  # the slot's process was replaced before its connection was seen to end
+        if self.phase in _ATTEMPT and event.slot < self.slots:  # the slot's process was replaced before its connection was seen to end
             effects = self._fail(f"the worker of slot {event.slot} was replaced", True)
             if self.phase not in _LIVE:
                 return effects
@@ -179,7 +194,7 @@ class JobMachine:
         if self.workers.get(event.slot) != event.incarnation:
             return []
         del self.workers[event.slot]
-        if self.phase in _ATTEMPT:
+        if self.phase in _ATTEMPT and event.slot < self.slots:
             return self._fail(f"worker {event.slot} was lost: {event.reason}", True)
         # While ENDING the loss of a connection is no proof that the process is gone: WorkersGone says that.
         self._progress_ms = self.now_ms
@@ -218,12 +233,26 @@ class JobMachine:
             self._progress_ms = self.now_ms
             return self._maybe_begin()
         if self.phase is JobPhase.FORMING and self.now_ms >= self._deadline():
+            if self.fewest and len(self.workers) >= self.fewest:
+                self._progress_ms = self.now_ms
+                return [GroupShort(len(self.workers), self.shortage())]
             return self._end(Outcome.FAILED, self.shortage())
         return []
 
+    def _reshape(self, event: Reshape) -> list[Effect]:
+        if self.phase not in _LIVE:
+            return []
+        self.slots, self.subtasks, self.fewest = event.slots, event.subtasks, event.fewest
+        self.workers = {slot: number for slot, number in self.workers.items() if slot < event.slots}
+        self._spark = (0, 0)
+        self._progress_ms = self.now_ms
+        if self.phase in _ATTEMPT:
+            self.phase = JobPhase.FORMING
+        return self._maybe_begin()
+
     def shortage(self) -> str:
         """Why the group is not complete, in a user's words."""
-        have = min(max(len(self.workers), self._spark[1]), self.slots - 1)
+        have = min(max(self.present, self._spark[1]), self.slots - 1)
         missing = self.slots - have
         cores = "core" if missing == 1 else "cores"
         ask = f" or ask for parallelism {have}" if have else ""
@@ -236,7 +265,7 @@ class JobMachine:
         return self._progress_ms + (self.boot_deadline_ms if starting else self.group_deadline_ms)
 
     def _maybe_begin(self) -> list[Effect]:
-        if self.phase is not JobPhase.FORMING or len(self.workers) < self.slots:
+        if self.phase is not JobPhase.FORMING or self.present < self.slots:
             return []
         self.attempt += 1
         self._ready.clear()

@@ -13,9 +13,11 @@ __all__ = [
     "Ended",
     "Event",
     "FinalCommitted",
+    "GroupShort",
     "JobPhase",
     "Outcome",
     "Progress",
+    "Reshape",
     "ShutDown",
     "StartProcessing",
     "StopAttempt",
@@ -129,6 +131,20 @@ class EndRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class Reshape:
+    """The job goes on with another group, from the newest checkpoint; its attempt, if there was one, is stopped.
+
+    Workers of slots beyond the new group have been sent away.
+    """
+
+    slots: int
+    subtasks: frozenset[tuple[int, int]]
+    fewest: int
+    """With so many workers the job can go on, at a lower parallelism, where the group does not become complete."""
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkersGone:
     """After ``ShutDown``: no worker is left (or the patience is)."""
 
@@ -148,6 +164,7 @@ Event = (
     | FinalCommitted
     | CheckpointCompleted
     | EndRequested
+    | Reshape
     | WorkersGone
     | Tick
 )
@@ -191,9 +208,17 @@ class ShutDown:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupShort:
+    """The group did not become complete in time, but is large enough to go on; answered by ``Reshape``."""
+
+    workers: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     outcome: Outcome
     reason: str
 
 
-Effect = StopAttempt | BeginAttempt | StartProcessing | TakeFinalCheckpoint | ShutDown | Ended
+Effect = StopAttempt | BeginAttempt | StartProcessing | TakeFinalCheckpoint | ShutDown | GroupShort | Ended

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -67,16 +66,11 @@ class Checkpointing:
         failed: Callable[[str], None],
         trace: DriverTrace | None,
     ) -> None:
-        subtasks = {v.index: frozenset((v.index, i) for i in range(v.parallelism)) for v in plan.vertices}
-        sources = frozenset[Key]().union(*(subtasks[v.index] for v in plan.vertices if not plan.inputs(v.index)))
-        everyone = frozenset[Key]().union(*subtasks.values())
-        self._core = CheckpointCoordinator(config, everyone, sources, publisher.next_checkpoint_id() - 1)
+        self._core = CheckpointCoordinator(
+            config, *_everyone_and_sources(plan), first_id=publisher.next_checkpoint_id() - 1
+        )
         self._plan = plan
-        self._loop_subtasks: dict[int, frozenset[Hashable]] = {
-            loop: frozenset[Hashable]().union(*(subtasks[v] for v in vertices))
-            for loop, vertices in enumerate(plan.loops)
-        }
-        self._loops = LoopMonitor(self._loop_subtasks)
+        self._loops = LoopMonitor(_loop_subtasks(plan))
         self._publisher, self._board = publisher, board
         self._broadcast, self._completed, self._failed = broadcast, completed, failed
         self._attempt = 0
@@ -96,14 +90,19 @@ class Checkpointing:
     def running(self, attempt: int) -> None:
         """All subtasks of an attempt run."""
         self._attempt = attempt
-        self._loops = LoopMonitor(self._loop_subtasks)
+        self._loops = LoopMonitor(_loop_subtasks(self._plan))
         self.handle(m.JobRunning(attempt, now_ms()))
 
     def stopped(self, reason: str) -> None:
         self.handle(m.JobStopped(reason, now_ms()))
 
-    def request(self, done: queue.SimpleQueue[m.RequestAnswered]) -> None:
-        """A user wants a checkpoint now; the answer goes into ``done``."""
+    def reshape(self, plan: PhysicalPlan) -> None:
+        """The next attempt runs another plan."""
+        self._core.reshape(*_everyone_and_sources(plan))
+        self._plan = plan
+
+    def request(self, done: Callable[[m.RequestAnswered], None]) -> None:
+        """Somebody wants a checkpoint now; ``done`` gets the answer."""
         self.handle(m.RequestCheckpoint(now_ms(), CheckpointKind.ON_DEMAND, done))
 
     def acknowledged(self, slot: int, ack: c.Ack) -> None:
@@ -186,7 +185,7 @@ class Checkpointing:
             case m.FailJob(reason=reason, detail=detail):
                 self._failed(f"checkpoint failed: {reason.message} {detail}".rstrip())
             case m.RequestAnswered(request_id=request_id):
-                cast("queue.SimpleQueue[m.RequestAnswered]", request_id).put(effect)
+                cast("Callable[[m.RequestAnswered], None]", request_id)(effect)
             case m.AckAnswered(answer=answer) if answer is AckAnswer.UNKNOWN:
                 self._board.log(f"acknowledgement of unknown checkpoint {effect.checkpoint_id}")
             case _:
@@ -222,3 +221,16 @@ class Checkpointing:
         if self._trace is not None:
             self._trace.completed(effect.checkpoint_id, self._attempt)
         return m.Published(effect.checkpoint_id, now_ms())
+
+
+def _everyone_and_sources(plan: PhysicalPlan) -> tuple[frozenset[Key], frozenset[Key]]:
+    subtasks = {v.index: frozenset((v.index, i) for i in range(v.parallelism)) for v in plan.vertices}
+    sources = frozenset[Key]().union(*(subtasks[v.index] for v in plan.vertices if not plan.inputs(v.index)))
+    return frozenset[Key]().union(*subtasks.values()), sources
+
+
+def _loop_subtasks(plan: PhysicalPlan) -> dict[int, frozenset[Hashable]]:
+    return {
+        loop: frozenset((v, i) for v in vertices for i in range(plan.vertices[v].parallelism))
+        for loop, vertices in enumerate(plan.loops)
+    }

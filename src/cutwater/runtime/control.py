@@ -69,6 +69,8 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """Per slot: address of its data server."""
     restore: CheckpointCompleted | None
     """The log's entry of the checkpoint to restore; None: start empty."""
+    parallelism: int
+    """Of steps that name none: what to plan the program for."""
     restore_foreign: tuple[str, str] | None
     """Directory and job that the checkpoint belongs to, where it is not this job."""
     splits: dict[str, list[SplitAssignment]]

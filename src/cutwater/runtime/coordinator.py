@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import sys
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Split
@@ -12,12 +13,14 @@ from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.errors import CutwaterError, FencedError, InvariantError
 from cutwater.protocol import job_messages as j
 from cutwater.protocol import messages as m
+from cutwater.protocol import rescale as r
 from cutwater.protocol.reasons import FailureReason
 from cutwater.runtime import control as c
 from cutwater.runtime.checkpointing import Checkpointing, now_ms
 from cutwater.runtime.control_server import WorkerLink
 from cutwater.runtime.driver import Driver, MakeHost
 from cutwater.runtime.publisher import Publisher
+from cutwater.runtime.rescaling import Rescaling
 from cutwater.runtime.splits import Splits
 from cutwater.runtime.status_board import StatusBoard
 from cutwater.runtime.worker import WorkerArgs
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Coordinator"]
 
+T = TypeVar("T")
 _DEPLOYED = frozenset({j.JobPhase.DEPLOYING, j.JobPhase.RUNNING})
 
 
@@ -42,6 +46,7 @@ class Coordinator(Driver):
         host: makes a ``SparkHost`` from the callback for a slot's Spark job that ended.
         store: the checkpoint directory.
         splits: per read step, the splits discovered before the start.
+        parallelism: what the plan is made for: that of steps that name none.
     """
 
     def __init__(
@@ -53,11 +58,13 @@ class Coordinator(Driver):
         *,
         store: Store,
         splits: dict[str, list[Split]],
+        parallelism: int,
     ) -> None:
         self.plan, self.publisher = plan, publisher
         self.board = StatusBoard(plan, config, publisher)
         self._store = store
         self._splits = Splits(plan, splits)
+        self._rescaling = Rescaling(plan, parallelism, config, self)
         self._checkpoints: Checkpointing | None = None
         self._committing: set[int] = set()
         self._final_id = 0
@@ -68,7 +75,7 @@ class Coordinator(Driver):
             config,
             host,
             self.board,
-            subtasks=frozenset((v.index, i) for v in plan.vertices for i in range(v.parallelism)),
+            subtasks=_subtasks(plan),
             attempt=publisher.log.state.attempt,
         )
 
@@ -93,18 +100,31 @@ class Coordinator(Driver):
             CutwaterError: it failed, with the reason.
         """
         done: queue.SimpleQueue[m.RequestAnswered] = queue.SimpleQueue()
-        self._later(lambda: self._request_checkpoint(done))
-        answer: m.RequestAnswered | None = None
-        while answer is None:
-            try:
-                answer = done.get(timeout=0.2)
-            except queue.Empty:
-                if self.ended.is_set():
-                    raise CutwaterError("the job ended before the checkpoint was taken") from None
+        self._later(lambda: self.snapshot(done.put))
+        answer = self._answer(done, "the checkpoint was taken")
         if answer.reason is not None or answer.checkpoint_id is None:
             why = answer.reason.message if answer.reason else "nothing was taken"
             raise CutwaterError(f"the checkpoint failed: {why} {answer.detail}".rstrip())
         return answer.checkpoint_id
+
+    def request_rescale(self, parallelism: int) -> None:
+        """Go on at another parallelism; returns when the job runs there.
+
+        Raises:
+            CutwaterError: it does not, with the reason; it goes on as it was, unless it has ended.
+        """
+        done: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._later(lambda: self._rescaling.request(parallelism, done))
+        if error := self._answer(done, "it was rescaled"):
+            raise CutwaterError(f"not rescaled to {parallelism}: {error}")
+
+    def _answer(self, done: queue.SimpleQueue[T], what: str) -> T:
+        while True:
+            try:
+                return done.get(timeout=0.2)
+            except queue.Empty:
+                if self.ended.is_set():
+                    raise CutwaterError(f"the job ended before {what}") from None
 
     # -------------------------------------------------------------------------------------------------- the events
 
@@ -141,27 +161,54 @@ class Coordinator(Driver):
             if (fresh or no_more) and self._machine.phase in _DEPLOYED:
                 self._group.links[subtask].send(c.AssignSplits(self._machine.attempt, step, fresh, no_more))
 
-    def _request_checkpoint(self, done: queue.SimpleQueue[m.RequestAnswered]) -> None:
-        if self._checkpoints is None:
-            done.put(m.RequestAnswered(done, None, FailureReason.JOB_NOT_RUNNING))
-        else:
-            self._checkpoints.request(done)
-
     def _failed(self, failure: c.Failure) -> None:
         self.board.failed(failure)
         super()._failed(failure)
 
     def _due_ms(self) -> float | None:
-        return self._checkpoints.next_due_ms if self._checkpoints else None
+        dues = [self._checkpoints.next_due_ms if self._checkpoints else None, self._rescaling.next_due_ms]
+        return min((due for due in dues if due is not None), default=None)
 
     def _tick(self) -> None:
-        due = self._due_ms()
+        self._rescaling.on_time(frozenset(self._group.links))
+        due = self._checkpoints.next_due_ms if self._checkpoints else None
         if due is None or now_ms() < due or self._machine.phase not in (j.JobPhase.RUNNING, j.JobPhase.DRAINING):
             return
         self._checkpointing.on_time()
 
     def _stepped(self) -> None:
         self.board.phase(self._machine)
+
+    # ---------------------------------------------------------------------------------------------------- rescale
+
+    @property
+    def running_tasks(self) -> int:
+        return self._group.progress().running
+
+    def recruit(self, workers: int) -> None:
+        self._group.recruit(workers)
+
+    def dismiss(self) -> None:
+        for lost in self._group.resize(self._group.slots, "the job goes on without it"):
+            self._job(lost)
+
+    def snapshot(self, done: Callable[[m.RequestAnswered], None]) -> None:
+        if self._checkpoints is None:
+            done(m.RequestAnswered(done, None, FailureReason.JOB_NOT_RUNNING))
+        else:
+            self._checkpoints.request(lambda answer: self._later(lambda: done(answer)))
+
+    def switch(self, plan: PhysicalPlan, parallelism: int, reason: str) -> None:
+        self._checkpointing.stopped(reason)
+        self._group.broadcast(c.Reset(self._machine.attempt))
+        self._group.resize(plan.parallelism, reason)
+        self.plan = self.publisher.plan = self._splits.plan = plan
+        self._checkpointing.reshape(plan)
+        self.board.rescaled(plan, reason)
+        self._job(j.Reshape(plan.parallelism, _subtasks(plan), self._rescaling.core.fewest, now_ms()))
+
+    def note(self, text: str) -> None:
+        self.board.warn(text)
 
     # ----------------------------------------------------------------------------------------- effects of the job
 
@@ -174,11 +221,17 @@ class Coordinator(Driver):
     def _running(self) -> None:
         self.board.running()
         self._checkpointing.running(self._machine.attempt)
+        self._rescaling.handle(r.AttemptRuns(now_ms()))
+        self._machine.fewest = self._rescaling.core.fewest
 
     def _stopped(self, reason: str) -> None:
         self.board.restarting(reason)
         if self._checkpoints is not None:
             self._checkpoints.stopped(reason)
+        self._rescaling.handle(r.AttemptFailed(reason, now_ms()))
+
+    def _short(self, workers: int, reason: str) -> None:
+        self._rescaling.handle(r.Short(workers, reason, now_ms()))
 
     def _take_final(self) -> None:
         self._checkpointing.handle(m.RequestFinal(now_ms()))
@@ -234,6 +287,7 @@ class Coordinator(Driver):
                     incarnations=[other.incarnation for other in links],
                     peers=[cast(c.Hello, other.hello).data_address for other in links],
                     restore=restorable.completed if restorable else None,
+                    parallelism=self._rescaling.core.shape.parallelism,
                     restore_foreign=self.publisher.foreign,
                     splits={step: a[slot] for step, a in assignments.items() if slot < len(a)},
                     rates=self._splits.rates(slot),
@@ -264,7 +318,7 @@ class Coordinator(Driver):
 
     def _checkpoint_completed(self, checkpoint_id: int, final: bool) -> None:
         if final:
-            self._final_id, self._committing = checkpoint_id, set(self._group.links)
+            self._final_id, self._committing = checkpoint_id, set(self._group.members)
         self._failures.progressed()
         self._job(j.CheckpointCompleted(self._machine.attempt, now_ms()))
 
@@ -276,9 +330,14 @@ class Coordinator(Driver):
             job=self.publisher.job,
             uid=self.publisher.uid,
             plan=self.plan,
+            parallelism=self._rescaling.core.shape.parallelism,
             config=self.config,
             store=self._store,
         )
+
+
+def _subtasks(plan: PhysicalPlan) -> frozenset[tuple[int, int]]:
+    return frozenset((v.index, i) for v in plan.vertices for i in range(v.parallelism))
 
 
 def _open_trace(config: JobConfig, plan: PhysicalPlan, publisher: Publisher) -> DriverTrace | None:

@@ -221,6 +221,8 @@ class Driver(abc.ABC):
                 case j.StopAttempt(reason=reason):
                     self._stopped(reason)
                     self._group.broadcast(c.Reset(self._machine.attempt))
+                case j.GroupShort(workers=workers, reason=reason):
+                    self._short(workers, reason)
                 case j.TakeFinalCheckpoint():
                     self._take_final()
                 case j.ShutDown(outcome=outcome, reason=reason):
@@ -272,6 +274,9 @@ class Driver(abc.ABC):
 
     def _launched(self) -> None:  # noqa: B027 - a hook
         """The workers' Spark jobs are submitted."""
+
+    def _short(self, workers: int, reason: str) -> None:  # noqa: B027 - a hook
+        """The group did not become complete, but is large enough to go on."""
 
     def _take_final(self) -> None:  # noqa: B027 - a hook
         """Every subtask is finished."""

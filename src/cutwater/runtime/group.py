@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -50,29 +51,63 @@ class Group:
         make_args: Callable[[int], SlotArgs],
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        self.slots, self._host, self._board = slots, host, board
+        self.slots, self._reach = slots, slots
+        self._host, self._board = host, board
         self._make_args, self._later = make_args, later
         self.links: dict[int, WorkerLink] = {}
         self._incarnation = 0
-        self._silent_ends = dict.fromkeys(range(slots), 0)
+        self._silent_ends: Counter[int] = Counter()
+        self._submitted: Counter[int] = Counter()
         self._closing = False
 
     def launch_all(self) -> None:
         """Submit the Spark jobs of all slots."""
         for slot in range(self.slots):
-            self._host.launch(slot, self._make_args(slot))
+            self._launch(slot)
+
+    def _launch(self, slot: int) -> None:
+        self._submitted[slot] += 1
+        self._host.launch(slot, self._make_args(slot))
+
+    def recruit(self, slots: int) -> None:
+        """Submit the Spark jobs of slots beyond the group, which may become part of it."""
+        first, self._reach = self._reach, max(self._reach, slots)
+        for slot in range(first, self._reach):
+            self._launch(slot)
+
+    def resize(self, slots: int, reason: str) -> list[j.WorkerLost]:
+        """The group has so many slots from now on: workers beyond leave, and missing ones are on their way."""
+        self.recruit(slots)
+        self.slots = self._reach = slots
+        left: list[j.WorkerLost] = []
+        for slot in [slot for slot, running in self._submitted.items() if slot >= slots and running]:
+            link = self.links.pop(slot, None)
+            if link is None:
+                self._host.cancel(slot)
+                continue
+            link.send(c.Stop(reason))
+            link.close()
+            self._board.left(slot)
+            left.append(j.WorkerLost(slot, link.incarnation, reason, now_ms()))
+        return left
 
     def is_current(self, link: WorkerLink) -> bool:
         """False for a worker that was replaced: whatever it says is ignored."""
         return self.links.get(link.slot) is link
 
+    @property
+    def members(self) -> dict[int, WorkerLink]:
+        """The workers of the group, without recruits."""
+        return {slot: link for slot, link in self.links.items() if slot < self.slots}
+
     def broadcast(self, message: c.ToWorker) -> None:
-        for link in list(self.links.values()):
+        """To all workers of the group."""
+        for link in self.members.values():
             link.send(message)
 
     def joined(self, link: WorkerLink, hello: c.Hello) -> j.WorkerJoined | None:
         """A worker said hello; None if it is not wanted."""
-        if self._closing or not 0 <= hello.slot < self.slots:
+        if self._closing or not 0 <= hello.slot < self._reach:
             link.send(c.Stop("the job has ended"))
             link.close()
             return None
@@ -105,29 +140,32 @@ class Group:
 
     def slot_ended(self, slot: int, error: BaseException | None) -> str | None:
         """A slot's Spark job ended: submit it again; a reason if that has no point any more."""
-        if self._closing:
+        self._submitted[slot] -= 1
+        if self._closing or slot >= self._reach or self._submitted[slot]:  # a dismissed one's, perhaps
             return None
         if isinstance(error, CutwaterError):
-            return str(error)
+            return str(error) if slot < self.slots else None
         self._silent_ends[slot] += 1
         times = self._silent_ends[slot]
         cause = root_cause(str(error)) if error is not None else "its Spark job ends without an error"
         broken_python = cause.startswith(("ModuleNotFoundError", "ImportError"))
         if times > _RELAUNCH_LIMIT or (broken_python and times > 1):
+            if slot >= self.slots:
+                return None  # the rescale that wants it ends by its deadline
             hint = ""
             if broken_python:
                 hint = ". The executors' Python needs cutwater and your modules too: set PYSPARK_PYTHON before the "
                 hint += "session is made, or add them with spark.addArtifacts(..., pyfile=True)"
             return f"the worker of slot {slot} does not start: {cause}{hint}"
         if times == 1:
-            self._host.launch(slot, self._make_args(slot))
+            self._launch(slot)
         else:
             self._later(min(0.1 * 2**times, 5.0), lambda: self._relaunch(slot))
         return None
 
     def _relaunch(self, slot: int) -> None:
-        if not self._closing and slot not in self.links:
-            self._host.launch(slot, self._make_args(slot))
+        if not self._closing and slot < self._reach and slot not in self.links and not self._submitted[slot]:
+            self._launch(slot)
 
     def progress(self) -> j.Progress:
         """How far Spark is with the workers."""
@@ -140,8 +178,9 @@ class Group:
     def shut_down(self, reason: str, timeout_s: float, gone: Callable[[], None]) -> None:
         """Ask all workers to leave, then have Spark end those that do not; ``gone`` is called from a thread."""
         self._closing = True
-        self.broadcast(c.Stop(reason))
-        for slot in set(range(self.slots)) - set(self.links):
+        for link in list(self.links.values()):
+            link.send(c.Stop(reason))
+        for slot in set(range(self._reach)) - set(self.links):
             self._host.cancel(slot)  # waits for a core, or starts just now: there is nobody to ask
 
         links = list(self.links.values())

@@ -112,6 +112,20 @@ class Job:
         """
         return self._coordinator.request_checkpoint()
 
+    def rescale(self, parallelism: int) -> None:
+        """Go on at another parallelism; returns when the job runs there.
+
+        The workers that it lacks are started while it runs on.  Then a checkpoint is taken, and the job goes on from
+        it: keys move to their new owners, splits are dealt anew.
+
+        Args:
+            parallelism: of all steps that name no number of their own.
+
+        Raises:
+            CutwaterError: too few free cores, or the checkpoint failed; the job goes on as it was.
+        """
+        self._coordinator.request_rescale(parallelism)
+
     def stop(self) -> None:
         """Take a last checkpoint and stop; a later start resumes there.  Returns when all workers are gone."""
         if self.is_active:
@@ -215,6 +229,7 @@ def start(
             lambda on_end: SparkHost(live, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}", on_end),
             store=store,
             splits=splits,
+            parallelism=config.parallelism,
         )
     except BaseException:
         if temporary:

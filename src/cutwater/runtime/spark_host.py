@@ -86,7 +86,7 @@ class SparkHost:
         self._spark = spark
         self._group = group
         self._on_end = on_end
-        self._threads: dict[int, threading.Thread] = {}
+        self._threads: list[threading.Thread] = []
         self._context: Any = spark.sparkContext
 
     def launch(self, slot: int, args: SlotArgs) -> None:
@@ -95,7 +95,7 @@ class SparkHost:
 
         thread = InheritableThread(target=self._run, args=(slot, args), name=f"cutwater-slot-{slot}")
         thread.daemon = True
-        self._threads[slot] = thread
+        self._threads.append(thread)
         thread.start()
 
     def cancel(self, slot: int) -> None:
@@ -109,7 +109,7 @@ class SparkHost:
 
     def join(self, timeout_s: float) -> bool:
         """Wait until no Spark job of the group is left; False after the timeout."""
-        deadline, threads = time.monotonic() + timeout_s, list(self._threads.values())
+        deadline, threads = time.monotonic() + timeout_s, list(self._threads)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(t.is_alive() for t in threads)

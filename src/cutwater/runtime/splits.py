@@ -24,7 +24,7 @@ class Splits:
     """
 
     def __init__(self, plan: PhysicalPlan, discovered: dict[str, list[Split]]) -> None:
-        self._plan, self._discovered = plan, discovered
+        self.plan, self._discovered = plan, discovered
         self._enumerators: dict[str, Enumerator] = {}
         self._ended: set[str] = set()
         self._stopping = threading.Event()
@@ -33,8 +33,8 @@ class Splits:
         """Deal all known splits for a new attempt: per read step and subtask."""
         result: dict[str, list[list[c.SplitAssignment]]] = {}
         self._enumerators = {}
-        for vertex in self._plan.vertices:
-            step = self._plan.steps[vertex.steps[0]]
+        for vertex in self.plan.vertices:
+            step = self.plan.steps[vertex.steps[0]]
             if step.role != "source":
                 continue
             enumerator = Enumerator(step.id, cast(Source, step.spec), vertex.parallelism)
@@ -74,7 +74,7 @@ class Splits:
 
         ``found`` gets the step, its splits and whether they are all for ever.
         """
-        for step in self._plan.steps.values():
+        for step in self.plan.steps.values():
             if step.role == "source" and not cast(Source, step.spec).bounded:
                 args = (step.id, cast(Source, step.spec), found, failed)
                 threading.Thread(target=self._discover, args=args, name=f"cutwater-find-{step.id}", daemon=True).start()
@@ -82,7 +82,7 @@ class Splits:
     def stop(self) -> None:
         """No more discovery; sources that stage rows all the time (a streaming DataFrame) end too."""
         self._stopping.set()
-        for step in self._plan.steps.values():
+        for step in self.plan.steps.values():
             stop = getattr(step.spec, "stop", None) if step.role == "source" else None
             if stop is not None:
                 stop()

@@ -62,6 +62,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
     parallelism: int = 0
     restarts: int = 0
+    rescales: int = 0
+    """How often the job went on at another parallelism; no restart is counted for it."""
     checkpoint_dir: str = ""
     rows_read: int = 0
     """Rows that left the sources in the current attempt."""

@@ -84,6 +84,11 @@ class StatusBoard:
         with self._lock:
             self._hellos.pop(slot, None)
 
+    def rescaled(self, plan: PhysicalPlan, reason: str) -> None:
+        """The job goes on at another parallelism."""
+        self.log(reason)
+        self._update(parallelism=plan.parallelism, rescales=self._status.rescales + 1)
+
     def restored(self, manifest: Manifest | None) -> None:
         restored_id = manifest.checkpoint_id if manifest else 0
         with self._lock:

@@ -16,12 +16,13 @@ import sys
 import time
 import traceback
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cutwater.config import JobConfig
 from cutwater.connectors.console import CONSOLE_LOGGER
 from cutwater.dataflow.graph import PhysicalPlan
+from cutwater.dataflow.plan import replan
 from cutwater.errors import CutwaterError, FencedError, WireError
 from cutwater.protocol.handshake import Peer, Refusal
 from cutwater.runtime import control as c
@@ -65,11 +66,14 @@ class WorkerArgs(SlotArgs):
     """The workers of a dataflow."""
 
     plan: PhysicalPlan
+    parallelism: int
+    """What the plan is made for; a rescaled job's worker makes its own for another one."""
     store: Store
     """The checkpoint directory."""
 
     def attempt(self, deploy: Any, worker: Worker) -> ConnectedAttempt:
-        return Attempt(deploy, worker, self)
+        plan = self.plan if deploy.parallelism == self.parallelism else replan(self.plan, deploy.parallelism)
+        return Attempt(deploy, worker, replace(self, plan=plan, parallelism=deploy.parallelism))
 
 
 def run_worker(args: SlotArgs) -> str:

@@ -1,0 +1,369 @@
+"""Rescale of a running job: when workers are asked for and sent away, and when the job changes its parallelism.
+
+The job runs on while the workers it lacks start (as *recruits*, beyond its group); so too few cores cost it nothing.
+Then a checkpoint is taken, and the next attempt begins from it at the new parallelism::
+
+    IDLE ──asked──> WAITING ──the job runs──> RECRUITING ──all there──> SNAPSHOT ──complete──> SWITCHING ──runs──> IDLE
+     ^                                            │ no cores in time      │ failed                │ not all there
+     └──────────── at the old parallelism ────────┴───────────────────────┘                       v in time
+                                                                          the old group, from the same checkpoint
+
+A failure of the job before the switch ends the rescale: the recovery needs the cores more.  An *adaptive* job does it
+all by itself: where cores stay lost it goes on with fewer workers, and it keeps asking for those it lacks.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+__all__ = [
+    "Answered",
+    "AttemptFailed",
+    "AttemptRuns",
+    "Dismiss",
+    "GroupSeen",
+    "Note",
+    "Recruit",
+    "RescaleEffect",
+    "RescaleEvent",
+    "RescalePhase",
+    "Requested",
+    "Rescaler",
+    "Shape",
+    "Short",
+    "SnapshotEnded",
+    "Switch",
+    "TakeSnapshot",
+    "Tick",
+]
+
+
+class Shape(NamedTuple):
+    """How wide a job runs: the parallelism of steps that name none, and the workers that this takes."""
+
+    parallelism: int
+    workers: int
+
+
+class RescalePhase(enum.Enum):
+    IDLE = "idle"
+    WAITING = "waiting"
+    RECRUITING = "recruiting"
+    SNAPSHOT = "snapshot"
+    SWITCHING = "switching"
+
+
+# ---------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """Somebody wants another parallelism; ``request`` comes back in the answer."""
+
+    shape: Shape
+    request: Hashable
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSeen:
+    """Slots with a live worker, recruits included; ``running`` tasks have a core as far as Spark says."""
+
+    slots: frozenset[int]
+    running: int
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEnded:
+    """The checkpoint asked for is complete; with ``error``: it is not, and why."""
+
+    error: str
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRuns:
+    """All subtasks of an attempt run."""
+
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """The attempt is over without the rescale's doing."""
+
+    reason: str
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """The group did not become complete in time; so many workers are there."""
+
+    workers: int
+    reason: str
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    now_ms: float
+
+
+RescaleEvent: TypeAlias = Requested | GroupSeen | SnapshotEnded | AttemptRuns | AttemptFailed | Short | Tick
+
+# --------------------------------------------------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Recruit:
+    """Start a worker for every slot up to ``workers`` that has none."""
+
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Send away all recruits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Take a checkpoint; answered by ``SnapshotEnded``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Go on at another parallelism from the newest checkpoint; what is beyond the new group leaves."""
+
+    shape: Shape
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The request is done; with ``error``: it failed, and the job goes on as it was."""
+
+    request: Hashable
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that the user should know."""
+
+    text: str
+
+
+RescaleEffect: TypeAlias = Recruit | Dismiss | TakeSnapshot | Switch | Answered | Note
+
+
+class Rescaler:
+    """Decides over the parallelism of one job.
+
+    Args:
+        shape: what it begins with.
+        deadline_ms: how long after the last one that came a missing recruit is waited for if it has no core.
+        boot_deadline_ms: the same, for one that has a core: its process is starting.
+        least: an adaptive job goes on with as little as this; ``None``: the job is not adaptive.
+        stable_ms: how long an adaptive job's recruits must be there before it makes use of only a part of them.
+        shape_of: the widest shape that so many workers suffice for.
+
+    >>> rescaler = Rescaler(Shape(2, 2))
+    >>> rescaler.handle(AttemptRuns(0)), rescaler.handle(Requested(Shape(3, 3), "r", 0))
+    ([], [Recruit(workers=3)])
+    >>> rescaler.handle(GroupSeen(frozenset({0, 1, 2}), 3, 10)), rescaler.handle(SnapshotEnded("", 20))
+    ([TakeSnapshot()], [Switch(shape=Shape(parallelism=3, workers=3), reason='rescaled from 2 to 3')])
+    >>> rescaler.handle(AttemptRuns(30)), rescaler.shape.parallelism
+    ([Answered(request='r', error='')], 3)
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        deadline_ms: float = 10_000.0,
+        boot_deadline_ms: float = 60_000.0,
+        least: Shape | None = None,
+        stable_ms: float = 0.0,
+        shape_of: Callable[[int], Shape] = lambda workers: Shape(workers, workers),
+    ) -> None:
+        self.shape = shape
+        self.phase = RescalePhase.IDLE
+        self._deadline_ms, self._boot_deadline_ms, self._stable_ms = deadline_ms, boot_deadline_ms, stable_ms
+        self._least, self._shape_of = least, shape_of
+        self._wanted = shape
+        self._target = shape
+        self._before: Shape | None = None
+        self._request: Hashable | None = None
+        self._runs = False
+        self._slots: frozenset[int] = frozenset()
+        self._running = 0
+        self._recruiting = False
+        self._changed_ms = 0.0
+
+    @property
+    def fewest(self) -> int:
+        """With so many workers the job can go on where its group does not become complete; 0: with no fewer."""
+        options = [s.workers for s in (self._least, self._before) if s is not None and s.workers < self.shape.workers]
+        return min(options, default=0)
+
+    @property
+    def next_due_ms(self) -> float | None:
+        """When a Tick is wanted."""
+        if self.phase is RescalePhase.RECRUITING:
+            return self._changed_ms + self._patience_ms
+        if self.phase is RescalePhase.IDLE and self._recruiting and self._usable.workers > self.shape.workers:
+            return self._changed_ms + self._stable_ms
+        return None
+
+    def handle(self, event: RescaleEvent) -> list[RescaleEffect]:
+        """Take one event; the effects are to be performed in order."""
+        match event:
+            case Requested():
+                return self._requested(event)
+            case GroupSeen():
+                if event.slots - self._slots:
+                    self._changed_ms = event.now_ms
+                self._slots, self._running = event.slots, event.running
+                return self._advance(event.now_ms)
+            case SnapshotEnded():
+                return self._snapshot_ended(event)
+            case AttemptRuns():
+                self._runs = True
+                return self._attempt_runs(event)
+            case AttemptFailed():
+                self._runs = False
+                return self._failed(event.reason)
+            case Short():
+                return self._short(event)
+            case Tick():
+                return self._tick(event.now_ms)
+
+    # ------------------------------------------------------------------------------------------------------ rules
+
+    def _requested(self, event: Requested) -> list[RescaleEffect]:
+        if self.phase is not RescalePhase.IDLE:
+            underway = f"a rescale to parallelism {self._target.parallelism} is under way"
+            return [Answered(event.request, underway)]
+        if event.shape == self.shape:
+            self._wanted = event.shape
+            return [Answered(event.request, ""), *self._dismiss()]
+        self._request, self._target, self.phase = event.request, event.shape, RescalePhase.WAITING
+        return self._begin(event.now_ms) if self._runs else []
+
+    def _begin(self, now_ms: float) -> list[RescaleEffect]:
+        self.phase, self._changed_ms = RescalePhase.RECRUITING, now_ms
+        effects: list[RescaleEffect] = []
+        if self._target.workers > self.shape.workers:
+            self._recruiting = True
+            effects.append(Recruit(self._target.workers))
+        return effects + self._advance(now_ms)
+
+    def _advance(self, now_ms: float) -> list[RescaleEffect]:
+        """Recruits came or went."""
+        if self.phase is RescalePhase.IDLE and self._recruiting and self._usable == self._wanted:
+            self._target, self.phase = self._wanted, RescalePhase.RECRUITING
+        if self.phase is RescalePhase.RECRUITING and self._slots >= set(range(self._target.workers)):
+            self.phase = RescalePhase.SNAPSHOT
+            return [TakeSnapshot()]
+        return []
+
+    def _snapshot_ended(self, event: SnapshotEnded) -> list[RescaleEffect]:
+        if self.phase is not RescalePhase.SNAPSHOT:
+            return []  # the attempt failed meanwhile, and the request is answered
+        if event.error and self._request is None:  # the recruits stay, for another try
+            self.phase, self._changed_ms = RescalePhase.IDLE, event.now_ms
+            return [Note(f"not rescaled: {event.error}; the job goes on at parallelism {self.shape.parallelism}")]
+        if event.error:
+            return self._give_up(event.error)
+        if not self._slots >= set(range(self._target.workers)):
+            return self._give_up("a new worker was lost")
+        return self._switch(self._target, f"rescaled from {self.shape.parallelism} to {self._target.parallelism}")
+
+    def _switch(self, shape: Shape, reason: str) -> list[RescaleEffect]:
+        self._before = self.shape if self.phase is RescalePhase.SNAPSHOT else None
+        self.phase, self.shape, self._runs, self._recruiting = RescalePhase.SWITCHING, shape, False, False
+        return [Switch(shape, reason)]
+
+    def _attempt_runs(self, event: AttemptRuns) -> list[RescaleEffect]:
+        effects: list[RescaleEffect] = []
+        self._before = None
+        if self.phase is RescalePhase.SWITCHING:
+            self.phase = RescalePhase.IDLE
+            self._wanted = self.shape if self._request is not None else self._wanted
+            effects += self._answer("")
+        if self.phase is RescalePhase.WAITING:
+            return effects + self._begin(event.now_ms)
+        return effects + self._look_for_more(event.now_ms)
+
+    def _look_for_more(self, now_ms: float) -> list[RescaleEffect]:
+        if self._least is None or self._recruiting or self._wanted.workers <= self.shape.workers:
+            return []
+        self._recruiting, self._changed_ms = True, now_ms
+        return [Recruit(self._wanted.workers)]
+
+    def _failed(self, reason: str) -> list[RescaleEffect]:
+        if self.phase in (RescalePhase.RECRUITING, RescalePhase.SNAPSHOT):
+            return self._give_up(f"the job had to restart: {reason}")
+        return self._dismiss()
+
+    def _short(self, event: Short) -> list[RescaleEffect]:
+        """The group stays incomplete: go back to the old one, or with ``least`` on with what there is."""
+        why, before = event.reason, self._before
+        if before is not None and before.workers <= event.workers:
+            shape = before
+        else:
+            shape = self._shape_of(min(event.workers, self.shape.workers - 1))
+        note = Note(f"{why}; the job goes on at parallelism {shape.parallelism}")
+        self.phase = RescalePhase.SWITCHING
+        request, self._request = self._request, None
+        answers: list[RescaleEffect] = [] if request is None else [Answered(request, note.text)]
+        return [note, *answers, *self._switch(shape, why)]
+
+    def _tick(self, now_ms: float) -> list[RescaleEffect]:
+        due = self.next_due_ms
+        if due is None or now_ms < due:
+            return []
+        if self.phase is RescalePhase.RECRUITING:
+            missing = self._target.workers - len(self._slots & set(range(self._target.workers)))
+            cores = "core" if missing == 1 else "cores"
+            have = self._target.workers - missing
+            return self._give_up(
+                f"{have} of {self._target.workers} workers got a core of the Spark cluster; free {missing} {cores}"
+            )
+        self._target, self.phase = self._usable, RescalePhase.RECRUITING
+        return self._advance(now_ms)
+
+    def _give_up(self, reason: str) -> list[RescaleEffect]:
+        self.phase = RescalePhase.IDLE
+        text = f"{reason}; the job goes on at parallelism {self.shape.parallelism}"
+        effects = self._dismiss()
+        if self._request is None:
+            return [Note(f"not rescaled: {text}"), *effects]
+        return [*effects, *self._answer(text)]
+
+    def _dismiss(self) -> list[RescaleEffect]:
+        recruiting, self._recruiting = self._recruiting, False
+        return [Dismiss()] if recruiting else []
+
+    def _answer(self, error: str) -> list[RescaleEffect]:
+        request, self._request = self._request, None
+        return [] if request is None else [Answered(request, error)]
+
+    @property
+    def _usable(self) -> Shape:
+        """The widest shape that all slots from 0 on suffice for, up to the one wanted."""
+        workers = 0
+        while workers in self._slots and workers < self._wanted.workers:
+            workers += 1
+        return self._wanted if workers == self._wanted.workers else self._shape_of(workers)
+
+    @property
+    def _patience_ms(self) -> float:
+        starting = self._running >= self._target.workers
+        return self._boot_deadline_ms if starting else self._deadline_ms

@@ -38,3 +38,24 @@ def test_too_few_cores_leave_it_as_it_was(start, fake_spark, tmp_path: Path) -> 
     assert job.await_termination(30)
     assert job.status.attempt == attempt
     assert_running_counts(tmp_path / "out", ROWS)
+
+
+def test_a_later_driver_goes_on_at_the_last_parallelism_until_the_program_asks_for_another(
+    start, tmp_path: Path
+) -> None:
+    def flow() -> cw.Dataflow:
+        return counting("kept", gated(tmp_path, ROWS), tmp_path / "out")
+
+    first = start(flow(), parallelism=2)
+    first.rescale(3)
+    first.stop()
+    again = start(flow(), parallelism=2)
+    assert again.status.parallelism == 3
+    assert "goes on at parallelism 3, to which the job was rescaled" in again.status.warnings[0]
+    wait_until(lambda: again.status.phase == "running", "the job", job=again)
+    again.stop()
+    changed = start(flow(), parallelism=1)
+    assert changed.status.parallelism == 1
+    open_gate(tmp_path)
+    assert changed.await_termination(30)
+    assert_running_counts(tmp_path / "out", ROWS)

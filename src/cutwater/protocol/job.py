@@ -13,8 +13,9 @@ Phases::
        v                              v                                                          v
     (deadline) ───────────────────> ENDING ──workers gone──> FINISHED | FAILED | CANCELLED <── ENDING
 
-A *recruit* is a worker of a slot beyond the group: it waits there for a rescale, and its loss is no failure.  ``Reshape``
-gives the job another group: the attempt ends without a failure and the next one begins as soon as all are there.
+A *recruit* is a worker of a slot beyond the group: it waits there for a rescale, and its loss is no failure.
+``Reshape`` gives the job another group: the attempt ends without a failure, and the next one begins as soon as all are
+there.
 
 Rules: A7 (no subtask ends before the job), R1 (restart of the whole job), DESIGN section 4 (deadline counted from the
 last progress).
@@ -182,7 +183,9 @@ class JobMachine:
         if known is not None and known >= event.incarnation:
             return []
         effects: list[Effect] = []
-        if self.phase in _ATTEMPT and event.slot < self.slots:  # the slot's process was replaced before its connection was seen to end
+        if (
+            self.phase in _ATTEMPT and event.slot < self.slots
+        ):  # the slot's process was replaced before its connection was seen to end
             effects = self._fail(f"the worker of slot {event.slot} was replaced", True)
             if self.phase not in _LIVE:
                 return effects

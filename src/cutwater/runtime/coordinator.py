@@ -46,7 +46,6 @@ class Coordinator(Driver):
         host: makes a ``SparkHost`` from the callback for a slot's Spark job that ended.
         store: the checkpoint directory.
         splits: per read step, the splits discovered before the start.
-        parallelism: what the plan is made for: that of steps that name none.
     """
 
     def __init__(
@@ -58,13 +57,12 @@ class Coordinator(Driver):
         *,
         store: Store,
         splits: dict[str, list[Split]],
-        parallelism: int,
     ) -> None:
         self.plan, self.publisher = plan, publisher
         self.board = StatusBoard(plan, config, publisher)
         self._store = store
         self._splits = Splits(plan, splits)
-        self._rescaling = Rescaling(plan, parallelism, config, self)
+        self._rescaling = Rescaling(plan, publisher.parallelism, config, self)
         self._checkpoints: Checkpointing | None = None
         self._committing: set[int] = set()
         self._final_id = 0
@@ -203,6 +201,7 @@ class Coordinator(Driver):
         self._group.broadcast(c.Reset(self._machine.attempt))
         self._group.resize(plan.parallelism, reason)
         self.plan = self.publisher.plan = self._splits.plan = plan
+        self.publisher.parallelism = parallelism
         self._checkpointing.reshape(plan)
         self.board.rescaled(plan, reason)
         self._job(j.Reshape(plan.parallelism, _subtasks(plan), self._rescaling.core.fewest, now_ms()))
@@ -287,7 +286,7 @@ class Coordinator(Driver):
                     incarnations=[other.incarnation for other in links],
                     peers=[cast(c.Hello, other.hello).data_address for other in links],
                     restore=restorable.completed if restorable else None,
-                    parallelism=self._rescaling.core.shape.parallelism,
+                    parallelism=self.publisher.parallelism,
                     restore_foreign=self.publisher.foreign,
                     splits={step: a[slot] for step, a in assignments.items() if slot < len(a)},
                     rates=self._splits.rates(slot),
@@ -330,7 +329,7 @@ class Coordinator(Driver):
             job=self.publisher.job,
             uid=self.publisher.uid,
             plan=self.plan,
-            parallelism=self._rescaling.core.shape.parallelism,
+            parallelism=self.publisher.parallelism,
             config=self.config,
             store=self._store,
         )

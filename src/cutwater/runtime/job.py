@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +19,7 @@ from cutwater.connectors.base import Sink, Source, Split
 from cutwater.connectors.collect import read_result
 from cutwater.dataflow.checks import check_guarantees, check_state_backend
 from cutwater.dataflow.graph import PhysicalPlan, Step
-from cutwater.dataflow.plan import make_plan
+from cutwater.dataflow.plan import make_plan, replan
 from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.protocol.job_messages import Outcome
 from cutwater.protocol.rows import PROTOCOLS
@@ -214,23 +215,16 @@ def start(
             require_exactly_once(store)
         origin = None if restore == "latest" else resolve_snapshot(restore)
         publisher = Publisher(store, plan, config, origin)
+        if publisher.parallelism != config.parallelism:
+            plan = replan(plan, publisher.parallelism)
         from cutwater.spark.session import require_classic, session
 
         spark = spark or session(plan.parallelism)
         require_classic(spark)
-        plan = _prepare(plan, Path(directory, plan.name))
-        publisher.plan = plan
+        plan = publisher.plan = _prepare(plan, Path(directory, plan.name))
         splits = {s.id: _discover(s) for s in plan.steps.values() if s.role == "source"}
-        live = spark
-        coordinator = Coordinator(
-            plan,
-            config,
-            publisher,
-            lambda on_end: SparkHost(live, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}", on_end),
-            store=store,
-            splits=splits,
-            parallelism=config.parallelism,
-        )
+        host = partial(SparkHost, spark, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}")
+        coordinator = Coordinator(plan, config, publisher, host, store=store, splits=splits)
     except BaseException:
         if temporary:
             shutil.rmtree(directory, ignore_errors=True)

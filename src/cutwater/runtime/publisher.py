@@ -47,12 +47,23 @@ class Publisher:
         self._retention: Retention | None = None
         self.warnings: list[str] = []
         """Of restores, for the user."""
+        self.parallelism = self._resumed_parallelism(config.parallelism)
+        """What the job runs at: the program's, unless it was rescaled since the program last asked for another one."""
         self._origin = origin
         if origin is not None and self._is_foreign(origin) and self.log.state.completed:
             raise ConfigError(
                 f"job {self.job!r} has checkpoints of its own in this directory and cannot begin from {origin}",
                 hint="Give another checkpoint directory, or leave restore out.",
             )
+
+    def _resumed_parallelism(self, asked: int) -> int:
+        program, rescaled = self.log.state.rescaled or (0, 0)
+        if program != asked:
+            return asked
+        self.warnings.append(
+            f"goes on at parallelism {rescaled}, to which the job was rescaled; the program asks for {asked}, as before"
+        )
+        return rescaled
 
     @property
     def uid(self) -> str:
@@ -68,7 +79,9 @@ class Publisher:
         Raises:
             FencedError: another driver has taken it since this one read it; it stays the other one's.
         """
-        self.log.begin_attempt(f"{socket.gethostname()}:{os.getpid()}", after=attempt - 1)
+        asked, now = self._config.parallelism, self.parallelism
+        driver = f"{socket.gethostname()}:{os.getpid()}"
+        self.log.begin_attempt(driver, after=attempt - 1, rescaled=(asked, now) if now != asked else None)
         self._retention = Retention(self._store, self.log)
 
     def choose(self) -> Restorable | None:

@@ -160,13 +160,14 @@ class JobLog:
             self._try_append(JobCreated(uuid.uuid4().hex, self._name, self._clock_ms()))
         return self.state
 
-    def begin_attempt(self, driver: str, *, after: int | None = None) -> int:
+    def begin_attempt(self, driver: str, *, after: int | None = None, rescaled: tuple[int, int] | None = None) -> int:
         """Take the job: every attempt before is fenced from here on (R6).  Creates the job at its first start.
 
         Args:
             driver: who takes it (host, process ...), for the message that a fenced driver shows.
             after: only if this attempt still owns the job (a driver that restarts its own job must not take it back
                 from another one); ``None``: whoever owns it.
+            rescaled: see ``AttemptBegan``.
 
         Raises:
             FencedError: another attempt than ``after`` owns the job.
@@ -179,7 +180,7 @@ class JobLog:
             if after is not None and self.state.attempt != after:
                 raise self._fenced(after)
             attempt = self.state.attempt + 1
-            if self._try_append(AttemptBegan(attempt, driver, self._clock_ms())):
+            if self._try_append(AttemptBegan(attempt, driver, self._clock_ms(), rescaled)):
                 self._attempt = attempt
                 return attempt
         raise self._no_number()

@@ -44,13 +44,15 @@ class JobCreated(msgspec.Struct, frozen=True, tag="job_created", forbid_unknown_
     time_ms: int
 
 
-class AttemptBegan(msgspec.Struct, frozen=True, tag="attempt_began", forbid_unknown_fields=True):
+class AttemptBegan(msgspec.Struct, frozen=True, tag="attempt_began", forbid_unknown_fields=True, omit_defaults=True):
     """From here on only this attempt may publish."""
 
     attempt: int
     driver: str
     """Who: host, process, start time - for people."""
     time_ms: int
+    rescaled: tuple[int, int] | None = None
+    """The parallelism that the program asks for, and the one that the job was rescaled to; ``None``: they agree."""
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True, tag="checkpoint_completed", forbid_unknown_fields=True):
@@ -106,7 +108,7 @@ class JobEnded(msgspec.Struct, frozen=True, tag="job_ended", forbid_unknown_fiel
 Event: TypeAlias = JobCreated | AttemptBegan | CheckpointCompleted | RolledBack | JobFinished | JobEnded
 
 
-class LogState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LogState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the log says after its newest entry."""
 
     uid: str = ""
@@ -126,6 +128,8 @@ class LogState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the driver gave the job up; ``None``: it finished, runs, or its driver could not tell."""
     reason: str = ""
     """Of ``ended``, one line."""
+    rescaled: tuple[int, int] | None = None
+    """Of the attempt (``AttemptBegan``)."""
 
     @property
     def outcome(self) -> str:
@@ -172,7 +176,7 @@ def apply_event(state: LogState, event: Event, num_retained: int) -> LogState:
         case JobCreated():
             return LogState(uid=event.uid, name=event.name)
         case AttemptBegan():
-            state = replace(state, finished=False, ended=None, reason="")
+            state = replace(state, finished=False, ended=None, reason="", rescaled=event.rescaled)
             return replace(state, attempt=event.attempt, driver=event.driver, began_ms=event.time_ms)
         case CheckpointCompleted():
             completed = (event, *state.completed)[:num_retained]

@@ -20,6 +20,7 @@ LAYERS = (
     ("storage",),
     ("connectors",),
     ("dataflow",),
+    ("snapshots",),
     ("network",),
     ("runtime", "sim"),
     ("spark",),

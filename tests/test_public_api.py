@@ -54,6 +54,8 @@ PUBLIC = {
     "ReducingState",
     "UnionListState",
     "ValueState",
+    # snapshots
+    "Snapshot",
     # settings and errors
     "BuildError",
     "ConfigError",

@@ -42,6 +42,7 @@ __all__ = [
     "ProcessFunction",
     "ReducingState",
     "RestartConfig",
+    "Snapshot",
     "UnionListState",
     "ValueState",
     "__version__",
@@ -108,6 +109,7 @@ _HOMES = {
         "ProcessFunction",
     ),
     "cutwater.operators.process_state": ("ListState", "MapState", "ReducingState", "ValueState"),
+    "cutwater.snapshots.reader": ("Snapshot",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -147,6 +149,7 @@ if TYPE_CHECKING:
         ProcessFunction,
     )
     from cutwater.operators.process_state import ListState, MapState, ReducingState, ValueState
+    from cutwater.snapshots.reader import Snapshot
 
 
 def __getattr__(name: str) -> object:

@@ -58,7 +58,7 @@ def incompatibilities(plan: PhysicalPlan, manifest: Manifest) -> Iterator[str]:
             yield f"step {old.id!r} was of kind {old.kind} and is of kind {new.kind}, its {holds} would be lost"
         else:
             spec: Any = plan.steps[old.id].spec
-            if old.types and new.types:
+            if old.types and hasattr(spec, "refusals"):
                 reasons = spec.refusals(pa.ipc.read_schema(pa.py_buffer(old.types)))
                 yield from (f"step {old.id!r}, {reason}" for reason in reasons)
                 old = msgspec.structs.replace(old, state=new.state)
@@ -133,7 +133,7 @@ def _record(step: Step, parallelism: int) -> StepRecord:
         outputs=[[(f.name, str(f.type)) for f in o.schema] for o in step.outputs],
         state=None if state is None else [(f.name, str(f.type)) for f in state],
         settings={} if state is None else describe_state(step),
-        types=state.serialize().to_pybytes() if state is not None and hasattr(step.spec, "refusals") else b"",
+        types=b"" if state is None else state.serialize().to_pybytes(),
     )
 
 

@@ -107,7 +107,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     settings: dict[str, str] = {}
     """What else the meaning of the state depends on: which aggregates, which windows, which bounds."""
     types: bytes = b""
-    """``state`` as an Arrow IPC schema, of steps whose state may evolve."""
+    """``state`` as an Arrow IPC schema; older releases wrote it of steps whose state may evolve only."""
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):

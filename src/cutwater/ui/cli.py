@@ -17,6 +17,7 @@ from cutwater.errors import ConfigError, CorruptSnapshotError, CutwaterError
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.ui.diagram import check_trace, diagram
 from cutwater.ui.simulate import explore, simulate
+from cutwater.ui.states import diff, state, states
 
 if TYPE_CHECKING:
     from cutwater.ui.views import View
@@ -43,6 +44,9 @@ cli.add_command(diagram)
 cli.add_command(check_trace)
 cli.add_command(explore)
 cli.add_command(simulate)
+cli.add_command(states)
+cli.add_command(state)
+cli.add_command(diff)
 
 
 @cli.command()

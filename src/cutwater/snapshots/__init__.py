@@ -1,0 +1,1 @@
+"""A snapshot as tables: which state there is, reading it, comparing two, writing one."""

@@ -1,0 +1,373 @@
+"""Reading a snapshot: which tables it holds, and their rows as Arrow batches."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from cutwater.errors import ConfigError
+from cutwater.operators.base import MIN_WATERMARK
+from cutwater.snapshots.layout import Shape, TableLayout, layouts
+from cutwater.snapshots.merge import Segments, chunks, merged
+from cutwater.snapshots.values import Column, columns_of, exploded
+from cutwater.state.keys import hash_keys, key_groups
+from cutwater.storage.addresses import SnapshotAddress, resolve_snapshot
+from cutwater.storage.channel_log import read_log
+from cutwater.storage.log import JobLog
+from cutwater.storage.manifest import Entry, Manifest
+from cutwater.storage.snapshot import load_manifest
+
+__all__ = ["Snapshot", "StateTable"]
+
+_compute: Any = pyarrow.compute
+_BATCH_ROWS = 1 << 16
+_TIME = pa.timestamp("us", "UTC")
+_INT, _TEXT = pa.int32(), pa.string()
+_POSITIONS = pa.schema(
+    {"subtask": _INT, "split": _TEXT, "position": _TEXT, "max_time": _TIME, "done": pa.bool_(), "data": _TEXT}
+)
+_HANDLES = pa.schema({"subtask": _INT, "handle": _TEXT})
+_FREE = (Shape.POSITIONS, Shape.HANDLES, Shape.CHANNEL, Shape.REQUESTS)
+"""Shapes without key groups."""
+
+
+@dataclass(frozen=True)
+class StateTable:
+    """One table of a snapshot.
+
+    Attributes:
+        step: id of the step; of rows on their way, the edge, such as ``clean.0>count.0``.
+        name: of the table.
+        kind: what the step is in the program: "aggregate", "window", "process" ...
+        schema: columns, as they are read.
+        keys: columns whose values tell its rows apart; none if rows may be equal.
+        stored_rows: rows in all segments: more than it has where newer ones replace older ones.
+        bytes: of the segments.
+    """
+
+    step: str
+    name: str
+    kind: str
+    schema: pa.Schema
+    keys: tuple[str, ...]
+    stored_rows: int
+    bytes: int
+    main: bool
+    """Whether the step's id alone may mean this table."""
+
+    @property
+    def address(self) -> str:
+        """What names it: ``STEP.NAME``."""
+        return f"{self.step}.{self.name}"
+
+
+class Snapshot:
+    """A completed checkpoint, to be read.  Nothing is changed, and no job needs to run.
+
+    Args:
+        address: ``DIR/JOB`` (its newest checkpoint), ``DIR/JOB@7`` or ``DIR/JOB/chk-7``.
+
+    Raises:
+        ConfigError: there is no such job or checkpoint; the hint lists what there is.
+        CorruptSnapshotError: the manifest is damaged.
+
+    Example::
+
+        snapshot = cw.Snapshot("checkpoints/delays@7")
+        snapshot.table("worst").to_pandas()
+    """
+
+    def __init__(self, address: str | os.PathLike[str]) -> None:
+        found = resolve_snapshot(os.fspath(address))
+        self._address = found
+        self._manifest = _load(found)
+        self._segments = Segments(found.store, found.job)
+
+    def __str__(self) -> str:
+        return f"{self._address.directory}/{self.job}@{self.checkpoint_id}"
+
+    @property
+    def job(self) -> str:
+        """Name of the job."""
+        return self._manifest.job
+
+    @property
+    def checkpoint_id(self) -> int:
+        """Number of the checkpoint."""
+        return self._manifest.checkpoint_id
+
+    @property
+    def max_parallelism(self) -> int:
+        """Number of key groups."""
+        return self._manifest.max_parallelism
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of state read so far."""
+        return self._segments.bytes_read
+
+    @cached_property
+    def _layouts(self) -> list[TableLayout]:
+        return layouts(self._manifest, lambda entry: self._segments.read(entry).batch.schema)
+
+    @cached_property
+    def states(self) -> tuple[StateTable, ...]:
+        """All tables, in the order of the program."""
+        return tuple(self._described(layout) for layout in self._layouts)
+
+    def state(self, name: str) -> StateTable:
+        """One table: ``STEP`` if the step has one that is meant by that, else ``STEP.NAME``.
+
+        Raises:
+            ConfigError: there is none; the hint lists what there is.
+        """
+        return self.states[self._find(name)]
+
+    def batches(
+        self,
+        name: str,
+        *,
+        columns: Sequence[str] | None = None,
+        key: Mapping[str, Any] | None = None,
+        groups: range | None = None,
+        raw: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a table, in the order of key groups, a stretch of them in memory at a time.
+
+        Args:
+            name: see ``state``.
+            columns: only these, in this order.
+            key: only the rows of one key: all key columns by name.  Reads what lies with its key group.
+            groups: only these key groups.
+            raw: what is stored, instead of what it stands for: of a mean, its sum and count.
+
+        Raises:
+            ConfigError: no such table or column, or not the whole key.
+            CorruptSnapshotError: bytes differ from their digest.
+        """
+        layout = self._layouts[self._find(name)]
+        shown = self._columns(layout, raw)
+        wanted = _chosen(shown, columns, layout) if columns is not None else shown
+        schema = pa.schema([pa.field(c.name, c.type) for c in wanted])
+        keep: Callable[[pa.RecordBatch], pa.RecordBatch] = _same
+        whole = range(self.max_parallelism)
+        groups = whole if groups is None else range(max(groups.start, 0), min(groups.stop, whole.stop))
+        if key is not None:
+            arrays = self._key_arrays(layout, key)
+            group = int(key_groups(hash_keys(list(arrays.values())), self.max_parallelism)[0])
+            groups = range(group, group + 1) if group in groups else range(0)
+            keep = _only(arrays)
+        return self._read(layout, wanted, schema, groups, keep, raw)
+
+    def table(self, name: str, **which: Any) -> pa.Table:
+        """All rows as one Arrow table; arguments and errors as of ``batches``."""
+        found = list(self.batches(name, **which))
+        layout = self._layouts[self._find(name)]
+        shown = self._columns(layout, bool(which.get("raw")))
+        columns = which.get("columns")
+        wanted = _chosen(shown, columns, layout) if columns is not None else shown
+        return pa.Table.from_batches(found, pa.schema([pa.field(c.name, c.type) for c in wanted]))
+
+    def entries(self, name: str) -> tuple[Entry, ...]:
+        """Where the segments of a table lie, in the order they apply."""
+        return self._layouts[self._find(name)].entries
+
+    # ------------------------------------------------------------------------------------------------------ finding
+
+    def _find(self, name: str) -> int:
+        of_step = [i for i, t in enumerate(self._layouts) if t.step == name]
+        if len(main := [i for i in of_step if self._layouts[i].main]) == 1:
+            return main[0]
+        if len(of_step) == 1:
+            return of_step[0]
+        for number, layout in enumerate(self._layouts):
+            if f"{layout.step}.{layout.name}" == name:
+                return number
+        listed = [f"{t.step}.{t.name}" for t in self._layouts]
+        if of_step:
+            mine = ", ".join(listed[i] for i in of_step)
+            raise ConfigError(f"step {name!r} has several states in {self}", hint=f"Say which: {mine}.")
+        hint = f"There are: {', '.join(listed)}." if listed else "It holds none at all."
+        raise ConfigError(f"no state {name!r} in {self}", hint=hint)
+
+    def _described(self, layout: TableLayout) -> StateTable:
+        shown = self._columns(layout, raw=False)
+        names = [c.name for c in shown]
+        kind = layout.record.kind if layout.record is not None else "edge"
+        return StateTable(
+            layout.step,
+            layout.name,
+            kind,
+            pa.schema([pa.field(c.name, c.type) for c in shown]),
+            tuple(_shown_key(name, names) for name in layout.identity) if layout.shape is not Shape.TOP else (),
+            self._rows_of(layout),
+            sum(e.length for e in layout.entries),
+            layout.main,
+        )
+
+    def _rows_of(self, layout: TableLayout) -> int:
+        if layout.shape is Shape.POSITIONS:
+            return sum(len(s.splits.get(layout.step, ())) for s in self._manifest.subtasks)
+        if layout.shape is Shape.HANDLES:
+            return sum(len(s.handles.get(layout.step, ())) for s in self._manifest.subtasks)
+        return sum(e.rows for e in layout.entries if e.kind != "delete")
+
+    def _key_arrays(self, layout: TableLayout, key: Mapping[str, Any]) -> dict[str, pa.Array]:
+        names = layout.record.keys if layout.record is not None else []
+        fields = [layout.stored.field(name) for name in names if name in layout.stored.names]
+        if layout.shape in _FREE or not fields or {f.name for f in fields} != set(key):
+            has = f"Its key is ({', '.join(f.name for f in fields)})." if fields else "It has no key."
+            raise ConfigError(f"{layout.step}.{layout.name} is not keyed by ({', '.join(key)})", hint=has)
+        try:
+            return {f.name: pa.array([key[f.name]], f.type) for f in fields}
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"no key of {layout.step}.{layout.name}: {error}") from error
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def _columns(self, layout: TableLayout, raw: bool) -> list[Column]:
+        if layout.shape is Shape.POSITIONS:
+            return _from_schema(_POSITIONS)
+        if layout.shape is Shape.HANDLES:
+            return _from_schema(_HANDLES)
+        if layout.shape is Shape.CHANNEL:
+            places = {"__sender": _INT, "__receiver": _INT, "__side": _TEXT, "__row_number": pa.int64()}
+            return _from_schema(pa.schema([*layout.stored, *(pa.field(n, t) for n, t in places.items())]))
+        if layout.shape is Shape.REQUESTS:
+            return _from_schema(pa.schema([*layout.stored, pa.field("__subtask", _INT)]))
+        return columns_of(layout, self.max_parallelism, raw=raw)
+
+    def _read(
+        self,
+        layout: TableLayout,
+        wanted: Sequence[Column],
+        schema: pa.Schema,
+        groups: range,
+        keep: Callable[[pa.RecordBatch], pa.RecordBatch],
+        raw: bool,
+    ) -> Iterator[pa.RecordBatch]:
+        for batch in self._stored(layout, groups):
+            batch = keep(batch)
+            if layout.shape is Shape.TOP and not raw:
+                batch = exploded(batch)
+            for start in range(0, batch.num_rows, _BATCH_ROWS):
+                part = batch.slice(start, _BATCH_ROWS)
+                arrays = [column.of(part) for column in wanted]
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _stored(self, layout: TableLayout, groups: range) -> Iterator[pa.RecordBatch]:
+        if layout.shape is Shape.POSITIONS:
+            yield self._positions(layout.step)
+        elif layout.shape is Shape.HANDLES:
+            yield self._handles(layout.step)
+        elif layout.shape is Shape.CHANNEL:
+            for entry in sorted(layout.entries, key=lambda e: (e.channel, e.side == "sender", e.first_row)):
+                yield from self._on_their_way(entry)
+        elif layout.shape is Shape.REQUESTS:
+            for entry in layout.entries:
+                batch = self._segments.read(entry).batch
+                yield batch.append_column("__subtask", pa.array([entry.subtask] * batch.num_rows, _INT))
+        else:
+            for part in chunks(layout.entries, groups):
+                yield from merged(layout, self._segments, part)
+
+    def _on_their_way(self, entry: Entry) -> Iterator[pa.RecordBatch]:
+        assert entry.channel is not None
+        number = entry.first_row
+        for item in read_log(self._address.store, self._address.job, entry):
+            if item.batch is None:
+                continue
+            rows = item.batch.num_rows
+            _, sender, receiver = entry.channel
+            more = {
+                "__sender": pa.array([sender] * rows, _INT),
+                "__receiver": pa.array([receiver] * rows, _INT),
+                "__side": pa.array([entry.side] * rows, _TEXT),
+                "__row_number": pa.array(np.arange(number, number + rows)),
+            }
+            number += rows
+            yield pa.RecordBatch.from_arrays(
+                [*item.batch.columns, *more.values()], names=[*item.batch.schema.names, *more]
+            )
+
+    def _positions(self, step: str) -> pa.RecordBatch:
+        rows = [
+            {
+                "subtask": record.subtask,
+                "split": split.id,
+                "position": json.dumps(split.position),
+                "max_time": None if split.max_time == MIN_WATERMARK else split.max_time,
+                "done": split.done,
+                "data": json.dumps(split.data),
+            }
+            for record in self._manifest.subtasks
+            for split in record.splits.get(step, ())
+        ]
+        return pa.RecordBatch.from_pylist(rows, schema=_POSITIONS)
+
+    def _handles(self, step: str) -> pa.RecordBatch:
+        rows = [
+            {"subtask": record.subtask, "handle": json.dumps(handle)}
+            for record in self._manifest.subtasks
+            for handle in record.handles.get(step, ())
+        ]
+        return pa.RecordBatch.from_pylist(rows, schema=_HANDLES)
+
+
+def _load(address: SnapshotAddress) -> Manifest:
+    completed = JobLog(address.store, address.job).read().completed
+    for each in completed:
+        if address.checkpoint_id in (None, each.checkpoint_id):
+            return load_manifest(address.store, address.job, each)
+    if not completed:
+        raise ConfigError(f"job {address.job!r} has completed no checkpoint yet")
+    known = ", ".join(str(c.checkpoint_id) for c in completed)
+    raise ConfigError(f"no completed checkpoint {address}", hint=f"There are: {known}.")
+
+
+def _from_schema(schema: pa.Schema) -> list[Column]:
+    def reading(name: str) -> Callable[[pa.RecordBatch], pa.Array]:
+        return lambda batch: batch.column(name)
+
+    names = list(schema.names)
+    shown = [n[2:] if n.startswith("__") and n[2:] not in names else n for n in names]
+    return [Column(new, field.type, reading(field.name)) for new, field in zip(shown, schema, strict=True)]
+
+
+def _chosen(shown: Sequence[Column], names: Sequence[str], layout: TableLayout) -> list[Column]:
+    by_name = {column.name: column for column in shown}
+    for name in names:
+        if name not in by_name:
+            hint = f"The columns are: {', '.join(by_name)}."
+            raise ConfigError(f"{layout.step}.{layout.name} has no column {name!r}", hint=hint)
+    return [by_name[name] for name in names]
+
+
+def _shown_key(name: str, shown: Sequence[str]) -> str:
+    return name if name in shown else "slice_start"
+
+
+def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def _only(key: Mapping[str, pa.Array]) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """Leaves the rows of one key."""
+
+    def keep(batch: pa.RecordBatch) -> pa.RecordBatch:
+        mask: Any = None
+        for name, value in key.items():
+            column = batch.column(name)
+            same = _compute.is_null(column) if value[0].as_py() is None else _compute.equal(column, value[0])
+            mask = same if mask is None else _compute.and_(mask, same)
+        return batch.filter(_compute.fill_null(mask, False))
+
+    return keep

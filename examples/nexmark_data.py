@@ -19,12 +19,14 @@ import pyarrow.compute as pc
 
 import cutwater as cw
 
-__all__ = ["AUCTIONS", "BIDS", "PEOPLE", "Auctions", "Bids", "People", "Table", "rows_of", "stream"]
+__all__ = ["AUCTIONS", "BIDS", "LONGEST", "PEOPLE", "Auctions", "Bids", "People", "Table", "rows_of", "stream"]
 
 FIRST_ID = 1_000
 FIRST_CATEGORY, CATEGORIES = 10, 5
 HOT = 100
 """Each hundredth auction, seller and bidder is a hot one, until the next."""
+LONGEST = "1m"
+"""No auction is open for longer than this, at 60 events a second of event time or more."""
 ACTIVE_PEOPLE, IN_FLIGHT_AUCTIONS, LEAD = 1_000, 100, 10
 BASE_US = 1_436_918_400_000_000  # 2015-07-15T00:00:00Z
 

@@ -10,7 +10,6 @@ windows by the clock whose sums by ``key`` are the result: where the windows lie
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -147,72 +146,33 @@ def q20(t: Tables) -> cw.Stream:
     return joined.select("told", "auction", "bidder", "price", "channel", "time", "item", "seller")
 
 
-# ---------------------------------------------------------------------------------------------------- your own logic
+def bids_in_time(t: Tables) -> cw.Stream:
+    """Each bid with its auction, which has to be open at the time of the bid."""
+    auctions = t.auction.select("slim", "id", "item", "seller", "category", "expires", "time").key_by("id")
+    bids = t.bid.select("plain", "auction", "price", "bidder", "time").key_by("auction")
+    pairs = bids.join("offers", auctions, within=("-" + nx.LONGEST, 0))
+    inside = pairs.filter("inside", pl.col("time") <= pl.col("expires"))
+    return inside.with_event_time("expires")
 
 
-class Winner(cw.CoProcessFunction):
-    """The highest bid of each auction, told when the auction closes; of equal bids the first one."""
-
-    auction = cw.MapState("string", "long")
-    item = cw.ValueState("string")
-    best = cw.ListState("long")
-    """Price, bidder and time in microseconds."""
-    early = cw.MapState("long", "array<long>")
-    """By time: bids that came before their auction did."""
-
-    def process_left(self, row, ctx):
-        begin, end = _us(row["time"]), _us(row["expires"])
-        self.auction.update({"begin": begin, "end": end, "seller": row["seller"], "category": row["category"]})
-        self.item.value = row["item"]
-        for time, bids in sorted(self.early.items()):
-            for price, bidder in zip(bids[::2], bids[1::2], strict=True):
-                self.take(price, bidder, time)
-        self.early.clear()
-        ctx.timers.register_event(end)
-
-    def process_right(self, row, ctx):
-        time = _us(row["time"])
-        if self.auction:
-            self.take(row["price"], row["bidder"], time)
-        elif time > ctx.watermark:
-            self.early[time] = [*self.early.get(time, []), row["price"], row["bidder"]]
-            ctx.timers.register_event(time)
-
-    def take(self, price, bidder, time):
-        if not self.auction["begin"] <= time <= self.auction["end"]:
-            return
-        best = list(self.best)
-        if not best or (-price, time) < (-best[0], best[2]):
-            self.best.set([price, bidder, time])
-
-    def on_timer(self, time, domain, ctx):
-        if not self.auction:
-            self.early.pop(time, None)  # its auction would have begun by now
-        elif time >= self.auction["end"]:
-            if best := list(self.best):
-                yield {"auction": ctx.key, "item": self.item.value, "seller": self.auction["seller"],
-                       "category": self.auction["category"], "price": best[0], "bidder": best[1],
-                       "expires": self.auction["end"]}  # fmt: skip
-            for state in (self.auction, self.item, self.best):
-                state.clear()
-
-
-def _us(time: dt.datetime) -> int:
-    return (time - _EPOCH) // dt.timedelta(microseconds=1)
-
-
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_WON = "auction long, item string, seller long, category long, price long, bidder long, expires long"
+CLOSING = "100ms"
+"""An auction lies in one window, that of its end; those of the same stretch of time are told of together."""
 
 
 def q9(t: Tables) -> cw.Stream:
-    auctions = t.auction.select("slim", "id", "item", "seller", "category", "time", "expires").key_by("id")
-    bids = t.bid.select("plain", "auction", "bidder", "price", "time").key_by("auction")
-    return auctions.connect(bids).process("winners", Winner(), _WON)
+    sales = bids_in_time(t).key_by("auction").window("closing", cw.tumbling(CLOSING))
+    return sales.top("winners", 1, by=["price", "time"], descending=[True, False]).select(
+        "told", "auction", "item", "seller", "category", "price", "bidder", expires=pl.col("expires").dt.epoch("us")
+    )
 
 
 def q4(t: Tables) -> cw.Stream:
-    return q9(t).key_by("category").aggregate("mean", sold=cw.count(), price=cw.mean("price"))
+    sales = bids_in_time(t).key_by("auction", "category").window("closing", cw.tumbling(CLOSING))
+    dearest = sales.aggregate("dearest", price=cw.max("price"))
+    return dearest.key_by("category").aggregate("mean", sold=cw.count(), price=cw.mean("price"))
+
+
+# ---------------------------------------------------------------------------------------------------- your own logic
 
 
 class LastTen(cw.ProcessFunction):

@@ -1,108 +1,278 @@
-"""Whether a program can go on from a checkpoint that another version of it wrote."""
+"""What would happen to every step if a program began from a checkpoint that another version of it wrote.
+
+Steps are matched by id.  Stateless steps may come, go and change; a new step with state begins empty; what a checkpoint
+holds of a step that is gone is lost only where the user says so.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
 
-from cutwater.config import format_us
-from cutwater.dataflow.graph import PhysicalPlan, Step
+from cutwater.dataflow.graph import PhysicalPlan
+from cutwater.dataflow.outlook import Compatibility, EdgeOutlook, StepOutlook, Verdict
+from cutwater.dataflow.records import step_records
+from cutwater.dataflow.upgrade import Upgrade, in_new_ids, without_steps
 from cutwater.errors import BuildError
+from cutwater.operators.evolution import Evolution, Evolving, Former
 from cutwater.storage.channel_log import CHANNEL_KIND
 from cutwater.storage.manifest import Manifest, StepRecord
 
-if TYPE_CHECKING:
-    from cutwater.operators.base import OperatorSpec
-
-__all__ = ["check_compatible", "describe_state", "incompatibilities", "step_records"]
-
-Columns = list[tuple[str, str]]
+__all__ = ["Bound", "check_compatible", "compare"]
 
 
-def check_compatible(plan: PhysicalPlan, manifest: Manifest) -> None:
-    """Check that every part of the checkpoint has a step in the plan that can take it.
+@dataclass(frozen=True)
+class Bound:
+    """A manifest as this program reads it, and what becomes of it.
 
-    Steps are matched by id.  Stateless steps may come, go and change; a new step with state begins empty.
+    Attributes:
+        manifest: with the new ids, without what is dropped.
+        outlook: for people.
+        evolutions: by step, where state is taken in another form.
+    """
+
+    manifest: Manifest
+    outlook: Compatibility
+    evolutions: dict[str, Evolution]
+
+
+def compare(plan: PhysicalPlan, manifest: Manifest, upgrade: Upgrade, *, foreign: bool = False) -> Bound:
+    """Match the steps of a program with those of a checkpoint.
+
+    Args:
+        plan: of the program.
+        manifest: of the checkpoint.
+        upgrade: what the user says of the changes.
+        foreign: the checkpoint is another job's, whose uncommitted rows stay its own (T3).
 
     Raises:
-        BuildError: lists every reason.
+        ConfigError: ``upgrade`` names steps that there are not.
     """
-    reasons = list(incompatibilities(plan, manifest))
-    if reasons:
-        listed = "".join(f"\n  - {r}" for r in reasons)
+    upgrade.check(plan)
+    told = in_new_ids(manifest, plan, upgrade.step_ids)
+    matching = _Matching(plan, told, upgrade, foreign)
+    outlook = matching.outlook()
+    dropped = {s.id for s in outlook.steps if s.verdict == "dropped"}
+    edges = {e.name for e in outlook.edges if e.verdict == "dropped"}
+    return Bound(without_steps(told, dropped, edges), outlook, matching.evolutions)
+
+
+def check_compatible(
+    plan: PhysicalPlan, manifest: Manifest, upgrade: Upgrade | None = None, *, foreign: bool = False
+) -> Bound:
+    """As ``compare``, where the program can go on.
+
+    Raises:
+        BuildError: it cannot; lists every reason.
+        ConfigError: as ``compare``.
+    """
+    bound = compare(plan, manifest, upgrade or Upgrade(), foreign=foreign)
+    if not bound.outlook.ok:
+        listed = "".join(f"\n  - {r}" for r in bound.outlook.all_reasons)
+        advice = bound.outlook.advice or ["Give the steps their old ids and settings back, or start under a new name."]
         raise BuildError(
             f"dataflow {plan.name!r} cannot go on from checkpoint {manifest.checkpoint_id}:{listed}\n",
-            hint="Give the steps their old ids and settings back, or start under a new name.",
+            hint=" ".join(advice),
         )
+    return bound
 
 
-def incompatibilities(plan: PhysicalPlan, manifest: Manifest) -> Iterator[str]:
-    """Every reason why the plan cannot take the checkpoint, in the order of the manifest."""
-    if plan.max_parallelism != manifest.max_parallelism:
-        yield (
-            f"max_parallelism was {manifest.max_parallelism} and is {plan.max_parallelism}: "
-            "it fixes the key groups for the life of the job"
-        )
-    current = {r.id: r for r in step_records(plan)}
-    for old in manifest.steps:
-        holds = _holds(old, manifest)
-        if not holds:
-            continue
-        new = current.get(old.id)
-        if new is None:
-            yield f"step {old.id!r} ({old.kind}) is gone, its {holds} would be lost"
+class _Matching:
+    """Compares one step after the other."""
+
+    def __init__(self, plan: PhysicalPlan, manifest: Manifest, upgrade: Upgrade, foreign: bool) -> None:
+        self._plan, self._manifest, self._upgrade, self._foreign = plan, manifest, upgrade, foreign
+        self._old = {r.id: r for r in manifest.steps}
+        self._new = {r.id: r for r in step_records(plan)}
+        self._was = {new: old for old, new in upgrade.step_ids.items()}
+        self.evolutions: dict[str, Evolution] = {}
+
+    def outlook(self) -> Compatibility:
+        steps = [self._of_program(r) for r in self._new.values()]
+        steps += [self._not_in_program(r) for r in self._old.values() if r.id not in self._new]
+        plan, manifest = self._plan, self._manifest
+        reasons: list[str] = []
+        if plan.max_parallelism != manifest.max_parallelism:
+            reasons.append(
+                f"max_parallelism was {manifest.max_parallelism} and is {plan.max_parallelism}: "
+                "it fixes the key groups for the life of the job"
+            )
+        return Compatibility(steps=steps, edges=list(self._edges()), reasons=reasons)
+
+    # -- steps
+
+    def _of_program(self, new: StepRecord) -> StepOutlook:
+        old = self._old.get(new.id)
+        if old is None:
+            return StepOutlook(id=new.id, kind=new.kind, verdict="new", parallelism=new.parallelism)
+        holds = self._holds(old)
+        changes: list[str] = []
+        reasons: list[str] = []
+        if holds and new.kind != old.kind:
+            reasons.append(
+                f"step {old.id!r} was of kind {old.kind} and is of kind {new.kind}, its {holds} would be lost"
+            )
+        elif holds:
+            evolution = self._evolution(old, new)
+            changes += map(str, evolution.changes)
+            reasons += evolution.refusals
+            if evolution.convert is not None and not evolution.refusals:
+                self.evolutions[new.id] = evolution
         elif new.kind != old.kind:
-            yield f"step {old.id!r} was of kind {old.kind} and is of kind {new.kind}, its {holds} would be lost"
-        else:
-            spec: Any = plan.steps[old.id].spec
-            if old.types and hasattr(spec, "refusals"):
-                reasons = spec.refusals(pa.ipc.read_schema(pa.py_buffer(old.types)))
-                yield from (f"step {old.id!r}, {reason}" for reason in reasons)
-                old = msgspec.structs.replace(old, state=new.state)
-            yield from _changes(old, new)
-    yield from _lost_rows(plan, manifest)
+            changes.append(f"was of kind {old.kind}")
+        if self._renamed_sink(new.id, old) and not self._foreign:
+            reasons.append(f"step {self._was[new.id]!r} has uncommitted rows, which are named by its id")
+        rows, size = self._amount(new.id)
+        return StepOutlook(
+            id=new.id,
+            kind=new.kind,
+            verdict="refused" if reasons else "changed" if changes else "bound",
+            holds=holds,
+            rows=rows,
+            bytes=size,
+            was_id=self._was.get(new.id, ""),
+            parallelism=new.parallelism,
+            was_parallelism=old.parallelism,
+            changes=changes,
+            reasons=reasons,
+        )
+
+    def _renamed_sink(self, id: str, old: StepRecord) -> bool:
+        """Whether a write step has another id now, and something that is named by the old one."""
+        return id in self._was and self._was[id] != id and self._holds(old) == "uncommitted rows"
+
+    def _not_in_program(self, old: StepRecord) -> StepOutlook:
+        holds = self._holds(old)
+        rows, size = self._amount(old.id)
+        verdict: Verdict = "gone" if not holds else "dropped" if self._upgrade.allow_dropped_state else "orphaned"
+        reasons: list[str] = []
+        advice = ""
+        if verdict == "orphaned":
+            reasons.append(f"step {old.id!r} ({old.kind}) is gone, its {holds} would be lost")
+            advice = f"Give {old.id!r} back, or let what is kept of it go with allow_dropped_state=True."
+            if likely := self._likely(old):
+                advice = f"Was {old.id!r} renamed to {likely!r}? Then say step_ids={{{old.id!r}: {likely!r}}}."
+        return StepOutlook(
+            id=old.id,
+            kind=old.kind,
+            verdict=verdict,
+            holds=holds,
+            rows=rows,
+            bytes=size,
+            was_parallelism=old.parallelism,
+            reasons=reasons,
+            advice=advice,
+        )
+
+    def _likely(self, old: StepRecord) -> str:
+        """What this step may be called now: the one new step of its kind, with its keys and state; else nothing."""
+        found = [
+            new.id
+            for new in self._new.values()
+            if new.id not in self._old
+            and (new.kind, new.keys, new.state, new.settings) == (old.kind, old.keys, old.state, old.settings)
+            and (old.state is not None or new.outputs == old.outputs)
+        ]
+        return found[0] if len(found) == 1 else ""
+
+    def _evolution(self, old: StepRecord, new: StepRecord) -> Evolution:
+        """What becomes of the state; refusals are whole sentences."""
+        spec = self._plan.steps[new.id].spec
+        same = {"aggregates"} if old.parts else set[str]()
+        evolution = Evolution()
+        if isinstance(spec, Evolving) and old.types and _tells(old, new):
+            former = Former(pa.ipc.read_schema(pa.py_buffer(old.types)), dict(old.parts), self._rows_by_name(old.id))
+            renames = self._upgrade.renames(new.id)
+            found = spec.evolve(former, renames, drop=self._upgrade.allow_dropped_state)
+            told = tuple(f"step {old.id!r}, {reason}" for reason in found.refusals)
+            evolution = Evolution(found.changes, told, found.dropped, found.convert)
+            old = msgspec.structs.replace(old, state=new.state)
+        more = tuple(_other_changes(old, new, same))
+        return Evolution(evolution.changes, (*evolution.refusals, *more), evolution.dropped, evolution.convert)
+
+    # -- what the checkpoint holds
+
+    def _rows_by_name(self, step: str) -> dict[str, int]:
+        rows: dict[str, int] = {}
+        for entry in self._manifest.entries:
+            if entry.step == step and entry.kind in ("base", "delta"):
+                rows[entry.name] = rows.get(entry.name, 0) + entry.rows
+        return rows
+
+    def _amount(self, step: str) -> tuple[int, int]:
+        """Rows and bytes of a step's state."""
+        mine = [e for e in self._manifest.entries if e.step == step and e.kind != CHANNEL_KIND]
+        return sum(e.rows for e in mine if e.kind != "delete"), sum(e.length for e in mine)
+
+    def _holds(self, step: StepRecord) -> str:
+        """What the checkpoint holds of a step, in a word; nothing for a step that can be left out."""
+        subtasks = self._manifest.subtasks
+        if step.state is not None:
+            return "state"
+        if any(step.id in s.splits for s in subtasks):
+            return "read positions"
+        if any(step.id in s.handles or step.id in s.sinks for s in subtasks) and not self._foreign:
+            return "uncommitted rows"
+        entries = self._manifest.entries
+        return "state" if any(e.step == step.id and e.kind != CHANNEL_KIND for e in entries) else ""
+
+    # -- rows on their way
+
+    def _edges(self) -> Iterator[EdgeOutlook]:
+        """Edges that rows were on at the cut.
+
+        That an edge closes a loop now, or no longer does, is no hindrance: rows that were on it come first on any edge.
+        """
+        there = {edge.name: edge for edge in self._plan.edges}
+        rows: dict[str, int] = {}
+        for entry in self._manifest.entries:
+            if entry.kind == CHANNEL_KIND and entry.rows:
+                rows[entry.name] = rows.get(entry.name, 0) + entry.rows
+        dropped = [
+            record.id
+            for record in self._old.values()
+            if record.id not in self._new and self._holds(record) and self._upgrade.allow_dropped_state
+        ]
+        for name, count in rows.items():
+            what = f"{count:,} {'row' if count == 1 else 'rows'} on the way there"
+            edge = there.get(name)
+            if edge is None and any(name.startswith(f"{step}.") or f">{step}." in name for step in dropped):
+                yield EdgeOutlook(name=name, rows=count, verdict="dropped")
+            elif edge is None:
+                reason = f"edge {name} is gone, {what} would be lost"
+                yield EdgeOutlook(name=name, rows=count, verdict="refused", reason=reason)
+            else:
+                columns = [(f.name, str(f.type)) for f in edge.schema]
+                source = self._old.get(edge.source_step)
+                known = source is not None and len(source.outputs) > edge.source_output
+                before = source.outputs[edge.source_output] if known and source is not None else columns
+                if before == columns:
+                    yield EdgeOutlook(name=name, rows=count, verdict="bound")
+                else:
+                    reason = f"rows of edge {name} have other columns now, {what} do not fit"
+                    yield EdgeOutlook(name=name, rows=count, verdict="refused", reason=reason)
 
 
-def _lost_rows(plan: PhysicalPlan, manifest: Manifest) -> Iterator[str]:
-    """Edges that rows were on at the cut, and that the program has no more.
-
-    That an edge closes a loop now, or no longer does, is no hindrance: rows that were on it come first on any edge.
-    """
-    there = {edge.name for edge in plan.edges}
-    rows: dict[str, int] = {}
-    for entry in manifest.entries:
-        if entry.kind == CHANNEL_KIND and entry.rows and entry.name not in there:
-            rows[entry.name] = rows.get(entry.name, 0) + entry.rows
-    for name, count in rows.items():
-        yield f"edge {name} is gone, {count} {'row' if count == 1 else 'rows'} on the way there would be lost"
+def _tells(old: StepRecord, new: StepRecord) -> bool:
+    """Whether enough is known of the old state; older releases told less of some, which must be as it was then."""
+    return bool(old.parts) or ("time mode" in old.settings and old.state != new.state)
 
 
-def _holds(step: StepRecord, manifest: Manifest) -> str:
-    """What the checkpoint holds of a step, in a word; nothing for a step that can be left out."""
-    if step.state is not None:
-        return "state"
-    if any(step.id in s.splits for s in manifest.subtasks):
-        return "read positions"
-    if any(step.id in s.handles or step.id in s.sinks for s in manifest.subtasks):
-        return "uncommitted rows"
-    return "state" if any(e.step == step.id and e.kind != CHANNEL_KIND for e in manifest.entries) else ""
-
-
-def _changes(old: StepRecord, new: StepRecord) -> Iterator[str]:
+def _other_changes(old: StepRecord, new: StepRecord, same: set[str]) -> Iterator[str]:
     if old.keys != new.keys:
         yield f"step {old.id!r} was keyed by ({', '.join(old.keys)}) and is keyed by ({', '.join(new.keys)})"
     if old.state is not None and old.state != new.state:
         yield f"state of step {old.id!r} changed: {'; '.join(_differences(old.state, new.state or []))}"
-    for name in sorted(old.settings.keys() | new.settings.keys()):
+    for name in sorted((old.settings.keys() | new.settings.keys()) - same):
         before, after = old.settings.get(name, "none"), new.settings.get(name, "none")
         if before != after:
             yield f"{name} of step {old.id!r}: was {before}, is {after}"
 
 
-def _differences(old: Columns, new: Columns) -> Iterator[str]:
+def _differences(old: list[tuple[str, str]], new: list[tuple[str, str]]) -> Iterator[str]:
     before, after = dict(old), dict(new)
     for name, kind in before.items():
         if name not in after:
@@ -112,55 +282,3 @@ def _differences(old: Columns, new: Columns) -> Iterator[str]:
     yield from (f"column {name!r} is new" for name in after if name not in before)
     if before == after:
         yield "the order of the columns"
-
-
-# ------------------------------------------------------------------------------------------ records of the manifest
-
-
-def step_records(plan: PhysicalPlan) -> list[StepRecord]:
-    """What the manifest says of every step, for the upgrade check of a later program."""
-    parallelism = {id: v.parallelism for v in plan.vertices for id in v.steps}
-    return [_record(step, parallelism[step.id]) for step in plan.steps.values()]
-
-
-def _record(step: Step, parallelism: int) -> StepRecord:
-    state = cast("OperatorSpec", step.spec).state_schema if step.role == "operator" else None
-    return StepRecord(
-        id=step.id,
-        kind=step.kind,
-        parallelism=parallelism,
-        keys=list(step.inputs[0].keys) if step.inputs else [],
-        outputs=[[(f.name, str(f.type)) for f in o.schema] for o in step.outputs],
-        state=None if state is None else [(f.name, str(f.type)) for f in state],
-        settings={} if state is None else describe_state(step),
-        types=b"" if state is None else state.serialize().to_pybytes(),
-    )
-
-
-def describe_state(step: Step) -> dict[str, str]:
-    """What the meaning of a step's state depends on besides its schema, as text by name.
-
-    A changed lateness is none of it: it only says when state goes.
-    """
-    spec: Any = step.spec
-    found: dict[str, str] = {}
-    if hasattr(spec, "aggregates"):
-        found["aggregates"] = ", ".join(f"{a.name}={a}" for a in spec.aggregates)
-    if hasattr(spec, "window"):
-        found["windows"] = str(spec.window)
-        found["event time"] = spec.event_time or "none"
-        if spec.early is not None:
-            found["early results"] = str(spec.early)
-        if spec.discarding:
-            found["results"] = "discarding"
-    if hasattr(spec, "time_mode"):
-        found["time mode"] = spec.time_mode.value
-    right = getattr(spec, "right", None)
-    if right is not None:
-        found["right keys"] = ", ".join(right.keys) or ("broadcast" if right.broadcast else "none")
-    if hasattr(spec, "lower_us"):
-        found["within"] = f"{format_us(spec.lower_us)} to {format_us(spec.upper_us)}"
-        found["event time"] = f"{spec.left_time}, {spec.right_time}"
-        found["right keys"] = ", ".join(spec.right_keys)
-    found.update(getattr(spec, "meaning", {}))
-    return found

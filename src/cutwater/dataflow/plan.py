@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from cutwater.dataflow.checks import check_complete
-from cutwater.dataflow.compatibility import check_compatible, step_records
+from cutwater.dataflow.compatibility import check_compatible
 from cutwater.dataflow.cycles import components, order_without
 from cutwater.dataflow.graph import (
     Edge,
@@ -24,6 +24,7 @@ from cutwater.dataflow.graph import (
     Vertex,
     step_successors,
 )
+from cutwater.dataflow.records import step_records
 from cutwater.errors import BuildError, InvariantError
 from cutwater.state.keys import MAX_KEY_GROUPS
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from cutwater.errors import BuildError
 from cutwater.operators.accumulators import Aggregate
+from cutwater.operators.aggregate_evolution import aggregate_parts, evolve_aggregates
 from cutwater.operators.base import Operator
+from cutwater.operators.evolution import Evolution, Former
 from cutwater.state.keys import check_key_types
 
 __all__ = ["RunningAggregateSpec", "check_names"]
@@ -64,6 +66,15 @@ class RunningAggregateSpec:
     def state_schema(self) -> pa.Schema:
         keys = [self.input_schema.field(name) for name in self.keys]
         return pa.schema([*keys, *(f for a in self.aggregates for f in a.state_fields(self.input_schema))])
+
+    @property
+    def state_parts(self) -> dict[str, str]:
+        """What each aggregate is, by name."""
+        return aggregate_parts(self.aggregates, self.input_schema)
+
+    def evolve(self, former: Former, renames: Mapping[tuple[str, ...], str], *, drop: bool) -> Evolution:
+        """What becomes of the state of an earlier version; see ``Evolving``."""
+        return evolve_aggregates(former, self.state_schema, self.aggregates, self.input_schema, renames)
 
     def build(self) -> Operator:
         from cutwater.operators.running import RunningAggregate  # Numba: only where rows flow

@@ -18,7 +18,10 @@ from cutwater.state.objects import FrozenObjects, KeyedObjects, ObjectTable
 from cutwater.state.rocks import RocksStore
 from cutwater.state.rocks_objects import RocksObjects, RocksTable
 
-__all__ = ["Cursor", "KeyedState"]
+__all__ = ["VALUE", "Cursor", "KeyedState"]
+
+VALUE = "__value"
+"""Column of a state's segments that holds the content of a key."""
 
 
 class Cursor:

@@ -14,17 +14,14 @@ import pyarrow as pa
 from cutwater.errors import StorageError
 from cutwater.operators.base import MIN_WATERMARK, BaseOperator, Context, Outputs
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.keyed_state import Cursor, KeyedState
+from cutwater.operators.keyed_state import VALUE, Cursor, KeyedState
 from cutwater.operators.object_segments import FrozenObjectStates, FrozenPart, as_written, object_keys, object_rows
-from cutwater.operators.timers import EVENT, PROCESSING, Key, TimerDomain, Timers, timer_rows
+from cutwater.operators.timers import EVENT, PREFIX, PROCESSING, Key, TimerDomain, Timers, timer_rows, timers_segment
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.rocks import RocksStore
 from cutwater.state.segments import Frozen, Segment
 
-__all__ = ["PREFIX", "TIMERS_PER_SLICE", "VALUE", "ObjectOperator"]
-
-VALUE = "__value"
-"""Column of a state's segments that holds the content of a key."""
+__all__ = ["TIMERS_PER_SLICE", "ObjectOperator"]
 
 TIME = pa.field("__time", pa.int64())
 """Column of the timers' segments."""
@@ -33,9 +30,6 @@ TIMERS_PER_SLICE = 128
 KEYS_PER_CLEANUP = 512
 KEYS_AHEAD = 256
 """Keys whose states are read from disk at once."""
-
-PREFIX = "__"
-"""Begins the names of the segments that are no state of the user's."""
 
 
 class ObjectOperator(BaseOperator):
@@ -164,7 +158,9 @@ class ObjectOperator(BaseOperator):
         if self._fires:
             for domain, timers in self._timers.items():
                 times = timers.freeze(checkpoint_id)
-                parts.append(FrozenPart(_timers(domain), self._keys, TIME, times, timer_rows, groups, several=True))
+                parts.append(
+                    FrozenPart(timers_segment(domain), self._keys, TIME, times, timer_rows, groups, several=True)
+                )
         more = self._more_parts()
         if (parts or more) and self._watermarks.current > MIN_WATERMARK:
             marks = replace(self._watermarks.segment(), name=PREFIX + WATERMARK)
@@ -190,10 +186,10 @@ class ObjectOperator(BaseOperator):
                 found.setdefault(segment.name, []).append(segment)
         owned = self.ctx.key_groups
         for name, state in self._states.items():
-            for key, value in self._stored(name, found, owned):
+            for key, value in object_rows(found.get(name, ()), self._keys, _value_field(state), owned):
                 state.restore(key, value)
         for domain, timers in self._timers.items():
-            timers.restore(object_rows(found.get(_timers(domain), ()), self._keys, TIME, owned))
+            timers.restore(object_rows(found.get(timers_segment(domain), ()), self._keys, TIME, owned))
             if len(timers) and not self._fires:
                 raise StorageError(
                     f"the snapshot holds {len(timers)} {domain}-time timers, and {self._user} "
@@ -207,12 +203,6 @@ class ObjectOperator(BaseOperator):
         self._track(restored=known and self._as_written(found))
         self._restore_more(found)
 
-    def _stored(
-        self, name: str, found: Mapping[str, list[Segment]], owned: range
-    ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-        """The owned keys of a state, and what a snapshot holds of them."""
-        return object_rows(found.get(name, ()), self._keys, _value_field(self._states[name]), owned)
-
     def _as_written(self, found: Mapping[str, list[Segment]]) -> bool:
         """Whether this program would have written such segments: else its first checkpoint is whole.
 
@@ -220,7 +210,7 @@ class ObjectOperator(BaseOperator):
         """
         values = {name: _value_field(state) for name, state in self._states.items()}
         if self._fires:
-            values |= {_timers(domain): TIME for domain in self._timers}
+            values |= {timers_segment(domain): TIME for domain in self._timers}
         others = {PREFIX + WATERMARK, *self._more_names()}
         return found.keys() <= values.keys() | others and all(
             as_written(found.get(name, ()), self._keys, value) for name, value in values.items()
@@ -244,10 +234,6 @@ class ObjectOperator(BaseOperator):
 
     def _restore_more(self, segments: Mapping[str, list[Segment]]) -> None:
         """Take back what ``_more_parts`` gave; segments by name."""
-
-
-def _timers(domain: TimerDomain) -> str:
-    return f"{PREFIX}{domain}_timers"
 
 
 def _value_field(state: KeyedState) -> pa.Field:

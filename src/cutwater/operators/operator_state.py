@@ -37,6 +37,8 @@ class OperatorState(ABC):
         BuildError: no such type.
     """
 
+    kind = ""
+    """For upgrade checks."""
     _everywhere = False
     """Whether every subtask is offered everything at a restore."""
 
@@ -131,6 +133,8 @@ class OperatorListState(OperatorState):
     (['a', 'b', 'c'], 3, 'c')
     """
 
+    kind = "elements"
+
     def __init__(self, type: str | pa.DataType) -> None:
         super().__init__(type)
 
@@ -183,6 +187,7 @@ class UnionListState(OperatorListState):
     [{'split': 'a', 'next': 7}]
     """
 
+    kind = "union"
     _everywhere = True
 
     def _falls_to(self, ctx: Context, group: int, subtask: int, subtasks: int) -> bool:
@@ -202,6 +207,7 @@ class BroadcastState(OperatorState, MutableMapping[Any, Any]):
     {'limit': 3}
     """
 
+    kind = "broadcast"
     _everywhere = True
 
     def __init__(self, key_type: str | pa.DataType, value_type: str | pa.DataType) -> None:

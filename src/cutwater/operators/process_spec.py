@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,7 +12,9 @@ import pyarrow as pa
 
 from cutwater.errors import BuildError
 from cutwater.operators.join_columns import common_key_type
-from cutwater.operators.operator_state import BroadcastState
+from cutwater.operators.keyed_state import KeyedState
+from cutwater.operators.object_evolution import StateForm, evolve_states
+from cutwater.operators.operator_state import BroadcastState, OperatorState
 from cutwater.operators.process import (
     BatchProcessFunction,
     BroadcastProcessFunction,
@@ -22,10 +25,12 @@ from cutwater.operators.process import (
     declared_states,
 )
 from cutwater.operators.schema_text import as_schema
+from cutwater.operators.timers import EVENT, PROCESSING, timers_segment
 from cutwater.state.keys import check_key_types
 
 if TYPE_CHECKING:
     from cutwater.operators.base import Operator
+    from cutwater.operators.evolution import Evolution, Former
 
 __all__ = ["ProcessInput", "ProcessSpec"]
 
@@ -115,6 +120,31 @@ class ProcessSpec:
             return None
         states = [pa.field(name, state.stored_type) for name, state in (*keyed.items(), *others.items())]
         return pa.schema([*self.key_fields, *states])
+
+    @property
+    def state_parts(self) -> dict[str, str]:
+        """Kinds of the states by name."""
+        return {name: state.kind for name, state in self._states.items()}
+
+    @property
+    def _states(self) -> dict[str, KeyedState | OperatorState]:
+        return {**declared_states(self.function), **declared_operator_states(self.function)}
+
+    def evolve(self, former: Former, renames: Mapping[tuple[str, ...], str], *, drop: bool) -> Evolution:
+        """What becomes of the states of an earlier version; see ``Evolving``."""
+        found = evolve_states(
+            former,
+            self.key_fields,
+            {name: StateForm(state.kind, state.stored_type) for name, state in self._states.items()},
+            renames,
+            gives_up=lambda name: drop,
+            hint="allow_dropped_state=True gives it up, state_names says what it is called now",
+        )
+        timers = sum(rows for name, rows in former.rows.items() if name in map(timers_segment, (EVENT, PROCESSING)))
+        if not timers or self.fires:
+            return found
+        reason = f"{timers:,} timers are set, and {type(self.function).__name__} has no on_timer any more"
+        return replace(found, refusals=(*found.refusals, reason))
 
     def build(self) -> Operator:
         from cutwater.operators.process_operator import ProcessOperator

@@ -16,7 +16,10 @@ from typing import Any, Literal, TypeAlias
 from cutwater.errors import UserCodeError
 from cutwater.state.objects import FrozenObjects, KeyedObjects, ObjectTable
 
-__all__ = ["EVENT", "PROCESSING", "TimerDomain", "TimerService", "Timers", "timer_rows"]
+__all__ = ["EVENT", "PREFIX", "PROCESSING", "TimerDomain", "TimerService", "Timers", "timer_rows", "timers_segment"]
+
+PREFIX = "__"
+"""Begins the names of the segments that are no state of the user's."""
 
 TimerDomain: TypeAlias = Literal["event", "processing"]
 """Which clock a timer goes by: the watermark (microseconds) or the processing time (milliseconds)."""
@@ -33,6 +36,11 @@ _MIN_TIME, _MAX_TIME = -(2**63), 2**63 - 1
 _EPOCH = dt.datetime(1970, 1, 1)
 _EPOCH_UTC = _EPOCH.replace(tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
+
+
+def timers_segment(domain: TimerDomain) -> str:
+    """Name of the segments that hold timers."""
+    return f"{PREFIX}{domain}_timers"
 
 
 class Timers:

@@ -21,6 +21,7 @@ What comes out by event time does not depend on where batches end.  Event times 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -28,7 +29,9 @@ import pyarrow as pa
 from cutwater.errors import BuildError
 from cutwater.operators.accumulators import Aggregate
 from cutwater.operators.aggregate import check_names
+from cutwater.operators.aggregate_evolution import aggregate_parts, evolve_aggregates
 from cutwater.operators.base import Operator
+from cutwater.operators.evolution import Evolution, Former
 from cutwater.operators.window_kinds import MAX_SPAN_US, Early, GlobalWindow, SessionWindow, SlidingWindow, Window
 from cutwater.state.keys import check_key_types
 
@@ -159,6 +162,15 @@ class WindowAggregateSpec:
         keys = [self.input_schema.field(name) for name in self.keys]
         state = [field for a in self.kept for field in a.state_fields(self.input_schema)]
         return pa.schema([*keys, *self.window_fields, *state])
+
+    @property
+    def state_parts(self) -> dict[str, str]:
+        """What each aggregate is, by name."""
+        return aggregate_parts(self.aggregates, self.input_schema)
+
+    def evolve(self, former: Former, renames: Mapping[tuple[str, ...], str], *, drop: bool) -> Evolution:
+        """What becomes of the state of an earlier version; see ``Evolving``."""
+        return evolve_aggregates(former, self.state_schema, self.kept, self.input_schema, renames)
 
     def build(self) -> Operator:
         if isinstance(self.window, SessionWindow):  # Numba: only where rows flow

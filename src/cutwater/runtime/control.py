@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from cutwater.dataflow.upgrade import Upgrade
 from cutwater.errors import WireError
 from cutwater.runtime.network_messages import NetworkToWorker, SnapshotParts
 from cutwater.storage.log_entries import CheckpointCompleted
@@ -73,6 +74,8 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """Of steps that name none: what to plan the program for."""
     restore_foreign: tuple[str, str] | None
     """Directory and job that the checkpoint belongs to, where it is not this job."""
+    upgrade: Upgrade
+    """How the checkpoint is read, if another version of the program wrote it."""
     splits: dict[str, list[SplitAssignment]]
     """Per read step: what this worker's subtask reads."""
     rates: dict[str, float | None]

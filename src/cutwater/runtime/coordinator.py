@@ -288,6 +288,7 @@ class Coordinator(Driver):
                     restore=restorable.completed if restorable else None,
                     parallelism=self.publisher.parallelism,
                     restore_foreign=self.publisher.foreign,
+                    upgrade=self.publisher.upgrade,
                     splits={step: a[slot] for step, a in assignments.items() if slot < len(a)},
                     rates=self._splits.rates(slot),
                     no_more_splits=self._splits.complete,

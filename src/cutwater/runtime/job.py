@@ -20,6 +20,7 @@ from cutwater.connectors.collect import read_result
 from cutwater.dataflow.checks import check_guarantees, check_state_backend
 from cutwater.dataflow.graph import PhysicalPlan, Step
 from cutwater.dataflow.plan import make_plan, replan
+from cutwater.dataflow.upgrade import upgrade_of
 from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.protocol.job_messages import Outcome
 from cutwater.protocol.rows import PROTOCOLS
@@ -196,17 +197,16 @@ def start(
             serves, which survives failures of workers but not of the driver.
         restore: "latest" goes on from the newest checkpoint in ``checkpoint``, if there is one; or a snapshot to begin
             from: ``DIR/JOB``, ``DIR/JOB@7`` or ``DIR/JOB/chk-7``.
-        settings: fields of ``JobConfig``; ``interval="1s"`` style names without ``_ms`` take durations as text.
+        settings: fields of ``JobConfig`` and ``Upgrade``; names without ``_ms`` (``interval="1s"``) take durations.
 
     Raises:
         BuildError: the dataflow is not whole, or a sink or source cannot do what the protocol demands.
         ConfigError: an unknown or impossible setting.
         StorageError: the checkpoint directory cannot be used, or its snapshot does not fit the program.
     """
+    upgrade, settings = upgrade_of(settings)
     config = make_config(settings)
-    plan = make_plan(flow, config.parallelism, config.max_parallelism)
-    check_guarantees(flow.graph, config.protocol)
-    check_state_backend(flow.graph, config.state_backend)
+    plan = _checked_plan(flow, config)
     temporary = checkpoint is None
     directory = tempfile.mkdtemp(prefix="cutwater-") if checkpoint is None else _absolute(checkpoint)
     try:
@@ -214,7 +214,7 @@ def start(
         if config.protocol not in ("none", "at_least_once"):
             require_exactly_once(store)
         origin = None if restore == "latest" else resolve_snapshot(restore)
-        publisher = Publisher(store, plan, config, origin)
+        publisher = Publisher(store, plan, config, origin, upgrade)
         if publisher.parallelism != config.parallelism:
             plan = replan(plan, publisher.parallelism)
         from cutwater.spark.session import require_classic, session
@@ -234,6 +234,13 @@ def start(
     if not temporary:
         job.watch_requests(store)
     return job
+
+
+def _checked_plan(flow: Dataflow, config: JobConfig) -> PhysicalPlan:
+    plan = make_plan(flow, config.parallelism, config.max_parallelism)
+    check_guarantees(flow.graph, config.protocol)
+    check_state_backend(flow.graph, config.state_backend)
+    return plan
 
 
 def make_config(settings: dict[str, Any]) -> JobConfig:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import msgspec
 
 from cutwater import __version__
 from cutwater.config import JobConfig
-from cutwater.dataflow.compatibility import check_compatible, step_records
+from cutwater.dataflow.compatibility import check_compatible
 from cutwater.dataflow.graph import PhysicalPlan
+from cutwater.dataflow.records import step_records
+from cutwater.dataflow.upgrade import Upgrade
 from cutwater.errors import ConfigError, CorruptSnapshotError, FencedError
 from cutwater.protocol.job_messages import Outcome
 from cutwater.runtime.failures import first_line
@@ -38,9 +41,17 @@ class Publisher:
     """Takes attempts, publishes checkpoints, and brings sinks in line with what is published."""
 
     def __init__(
-        self, store: Store, plan: PhysicalPlan, config: JobConfig, origin: SnapshotAddress | None = None
+        self,
+        store: Store,
+        plan: PhysicalPlan,
+        config: JobConfig,
+        origin: SnapshotAddress | None = None,
+        upgrade: Upgrade | None = None,
     ) -> None:
         self.job = plan.name
+        self.upgrade = upgrade or Upgrade()
+        """How a checkpoint of another version of the program is read."""
+        self.upgrade.check(plan)
         self._store, self.plan, self._config = store, plan, config
         self.log = JobLog(store, self.job, num_retained=config.num_retained)
         self.log.create()  # workers name their output by the uid, so it is there before they are
@@ -97,10 +108,10 @@ class Publisher:
         restorable = choose(self._store, self.job, state) if self._origin is None else self._choose_origin(self._origin)
         if restorable is None:
             return None
-        self.warnings += [w for w in restorable.warnings if w not in self.warnings]
-        check_compatible(self.plan, restorable.manifest)
+        bound = check_compatible(self.plan, restorable.manifest, self.upgrade, foreign=self.foreign is not None)
+        self.warnings += [w for w in (*restorable.warnings, *bound.outlook.warnings) if w not in self.warnings]
         self._roll_back(restorable)
-        return restorable
+        return replace(restorable, manifest=bound.manifest)
 
     def _choose_origin(self, origin: SnapshotAddress) -> Restorable:
         state = JobLog(origin.store, origin.job).read()
@@ -192,6 +203,7 @@ class Publisher:
             steps=step_records(self.plan),
             subtasks=sorted(subtasks, key=lambda r: (r.vertex, r.subtask)),
             entries=entries,
+            edges=[edge.name for edge in self.plan.edges],
             back_edges=self.plan.back_edges,
             final=final,
             engine=__version__,

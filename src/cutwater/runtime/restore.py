@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
+from cutwater.dataflow.compatibility import check_compatible
 from cutwater.dataflow.graph import Channel, Edge, EdgeType, PhysicalPlan
-from cutwater.errors import BuildError
 from cutwater.operators.base import MIN_WATERMARK
+from cutwater.operators.evolution import Evolution
 from cutwater.operators.partition import HashPartitioner
 from cutwater.runtime.channel_state import edge_name, to_items
 from cutwater.runtime.control import Deploy
@@ -46,6 +47,8 @@ class Restore:
     plan: PhysicalPlan
     foreign: bool = False
     """Of another job: what its sinks have in progress stays theirs (T3)."""
+    evolutions: Mapping[str, Evolution] = field(default_factory=dict[str, Evolution])
+    """By step: what becomes of state that another version of the program wrote."""
 
     @classmethod
     def load(cls, store: Store, job: str, deploy: Deploy, plan: PhysicalPlan) -> Restore:
@@ -53,19 +56,18 @@ class Restore:
 
         Raises:
             CorruptSnapshotError: it changed since.
-            BuildError: it holds rows on their way along an edge that the plan does not have.
+            BuildError: the program does not fit it.
         """
         if deploy.restore is None:
             return cls(store, job, None, True, plan)
         foreign = deploy.restore_foreign
         if foreign is not None:
             store, job = LocalStore(foreign[0]), foreign[1]
-        manifest = load_manifest(store, job, deploy.restore)
-        had = {(r.vertex, r.subtask) for r in manifest.subtasks}
-        has = {(v.index, i) for v in plan.vertices for i in range(v.parallelism)}
-        restore = cls(store, job, manifest, had == has, plan, foreign is not None)
-        restore.check_channels()
-        return restore
+        bound = check_compatible(
+            plan, load_manifest(store, job, deploy.restore), deploy.upgrade, foreign=foreign is not None
+        )
+        same = _same_shape(plan, bound.manifest)
+        return cls(store, job, bound.manifest, same, plan, foreign is not None, bound.evolutions)
 
     def record(self, vertex: int, subtask: int) -> SubtaskRecord | None:
         """What the snapshot says of one subtask (only if the job has the same shape)."""
@@ -123,19 +125,6 @@ class Restore:
                 logs.setdefault(entry.name, []).append(entry)
         return logs
 
-    def check_channels(self) -> None:
-        """Raises BuildError if rows of the snapshot are on their way along an edge that the job does not have."""
-        known = {edge_name(e) for e in self.plan.edges}
-        for name, entries in self._logs.items():
-            if name not in known and any(e.rows for e in entries):
-                raise BuildError(
-                    f"the snapshot holds {sum(e.rows for e in entries):,} rows on their way along {name!r}, which does "
-                    "not exist in this program at this parallelism",
-                    step=entries[0].step,
-                    hint="Restore at the old parallelism with the old program, take an aligned checkpoint there, and "
-                    "go on from that one.",
-                )
-
     def _later_watermark(self, key: Channel, logged: list[Timed]) -> list[Timed]:
         """What the sender had said of time at its freeze beyond what the receiver and the log know."""
         sent, known = self.channel(key, sending=True), self.channel(key, sending=False)
@@ -184,12 +173,17 @@ class Restore:
                 concerned = entry.key_groups[0] < key_groups.stop and key_groups.start < entry.key_groups[1]
             if concerned:
                 entries.append(entry)
-        return self._read(entries)
+        evolution = self.evolutions.get(step)
+        if evolution is None or evolution.convert is None:
+            return self._read(entries)
+        return (made for segment in self._read(entries) if (made := evolution.convert(segment)) is not None)
 
     def chains(self) -> dict[tuple[str, int], list[Entry]]:
         """By step and subtask: what incremental checkpoints of the new attempt may build upon."""
         own = self.manifest is not None and self.same_shape and not self.foreign
-        return chains_of(self.manifest.entries) if self.manifest is not None and own else {}
+        if self.manifest is None or not own:
+            return {}
+        return {key: chain for key, chain in chains_of(self.manifest.entries).items() if key[0] not in self.evolutions}
 
     def _read(self, entries: list[Entry]) -> Iterator[Segment]:
         """In order; files are read and verified ahead by other threads, while the operator takes what came."""
@@ -214,3 +208,19 @@ class Restore:
             for record in (self.manifest.subtasks if self.manifest else ())
             if step in record.sinks and record.subtask % parallelism == subtask and record.sinks[step] is not None
         ]
+
+
+def _same_shape(plan: PhysicalPlan, manifest: Manifest) -> bool:
+    """Whether numbers of vertices, subtasks and channels mean the same in both.
+
+    Steps without state may have come to a chain or gone from it; the step at its head says which one it is.
+    """
+    had = {(r.vertex, r.subtask) for r in manifest.subtasks}
+    has = {(v.index, i) for v in plan.vertices for i in range(v.parallelism)}
+    if had != has:
+        return False
+    if not manifest.edges and all(step.vertex < 0 for step in manifest.steps):
+        return True  # a manifest that does not tell
+    vertices = {step.id: step.vertex for step in manifest.steps}
+    heads = all(vertices.get(v.steps[0]) == v.index for v in plan.vertices)
+    return heads and manifest.edges == [edge.name for edge in plan.edges]

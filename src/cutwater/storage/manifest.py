@@ -108,6 +108,10 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What else the meaning of the state depends on: which aggregates, which windows, which bounds."""
     types: bytes = b""
     """``state`` as an Arrow IPC schema; older releases wrote it of steps whose state may evolve only."""
+    parts: list[tuple[str, str]] = []
+    """Of aggregates and user logic, in order: name of an aggregate or state, and which function or kind it is."""
+    vertex: int = -1
+    """Number of the chain that the step lies in."""
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -126,6 +130,8 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     steps: list[StepRecord]
     subtasks: list[SubtaskRecord]
     entries: list[Entry]
+    edges: list[str] = []
+    """Names of the edges, by number."""
     back_edges: list[tuple[str, str]] = []
     final: bool = False
     """Nothing is left to do: a restore of it reruns nothing (A7)."""

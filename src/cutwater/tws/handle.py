@@ -11,9 +11,8 @@ from typing import Any
 
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.keyed_state import Cursor, KeyedState
-from cutwater.operators.object_operator import PREFIX
 from cutwater.operators.state_ttl import TimeToLive
-from cutwater.operators.timers import Timers
+from cutwater.operators.timers import PREFIX, Timers
 from cutwater.tws.spark_types import SparkSchema, arrow_schema
 from cutwater.tws.states import HostedList, HostedMap, HostedState, HostedValue, StateDeclaration
 from cutwater.tws.time_mode import TimeMode

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from cutwater.errors import CutwaterError, StorageError, UserCodeError
+from cutwater.errors import CutwaterError, UserCodeError
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, Outputs
 from cutwater.operators.event_times import event_times
-from cutwater.operators.object_operator import PREFIX, TIMERS_PER_SLICE, VALUE, ObjectOperator
-from cutwater.operators.object_segments import object_rows
+from cutwater.operators.object_operator import TIMERS_PER_SLICE, ObjectOperator
 from cutwater.operators.row_output import to_dicts, user_error
-from cutwater.operators.rows import Row, shorten_value
-from cutwater.operators.timers import TimerDomain
+from cutwater.operators.rows import Row
+from cutwater.operators.timers import PREFIX, TimerDomain
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
 from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.tws.handle import Handle
@@ -195,35 +194,6 @@ class ProcessorOperator(ObjectOperator):
 
     def _more_names(self) -> Collection[str]:
         return () if self._spec.initial is None else (_INITIAL,)
-
-    def _stored(self, name: str, found: Mapping[str, list[Segment]], owned: range) -> Iterator[tuple[Key, Any]]:
-        """As an earlier version of the class may have written it, under another name or with another schema."""
-        before = self._spec.renamed(name, found)
-        segments = found.get(before, ())
-        types = [s.batch.schema.field(VALUE).type for s in segments if s.kind != "delete"]
-        declared, renames = self._spec.states[name], self._spec.renamed_columns(before)
-        convert = declared.converter(types[0], renames) if types else None
-        if convert is None:
-            return super()._stored(name, {name: [*segments]}, owned)
-        reasons = list(declared.refusals(types[0], renames))
-        if reasons:
-            raise StorageError(
-                f"state {name!r} in the snapshot is not one of this {self._spec.user}: {'; '.join(reasons)}",
-                hint="Give the changed step a new id, or restore with the program that wrote the snapshot.",
-            )
-        return self._converted(name, convert, object_rows(segments, self._keys, pa.field(VALUE, types[0]), owned))
-
-    def _converted(
-        self, name: str, convert: Callable[[Any], Any], rows: Iterator[tuple[Key, Any]]
-    ) -> Iterator[tuple[Key, Any]]:
-        for key, value in rows:
-            try:
-                yield key, convert(value)
-            except ValueError as error:
-                raise StorageError(
-                    f"state {name!r} of key {shorten_value(self._key_row(key))} does not fit its new schema: {error}",
-                    hint="Leave that column's type as it was.",
-                ) from None
 
     def _restore_more(self, segments: Mapping[str, list[Segment]]) -> None:
         for segment in segments.get(_INITIAL, ()):

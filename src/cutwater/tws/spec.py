@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from cutwater.errors import BuildError, CutwaterError
 from cutwater.operators.enrich_table import EnrichmentTable
+from cutwater.operators.object_evolution import StateForm, evolve_states
 from cutwater.operators.row_output import user_error
 from cutwater.state.keys import check_key_types
 from cutwater.tws.handle import Handle
@@ -20,6 +21,7 @@ from cutwater.tws.time_mode import TimeMode
 
 if TYPE_CHECKING:
     from cutwater.operators.base import Operator
+    from cutwater.operators.evolution import Evolution, Former
 
 __all__ = ["Form", "ProcessorSpec"]
 
@@ -104,32 +106,22 @@ class ProcessorSpec:
         fields = [pa.field(name, state.make().stored_type) for name, state in self.states.items()]
         return pa.schema([*self.key_fields, *fields])
 
-    def renamed(self, name: str, held: Collection[str]) -> str:
-        """What a state is called in a snapshot that holds states of these names."""
-        if name in held:
-            return name
-        return next((old for old, new in self.renames.items() if new == name and old in held), name)  # pyright: ignore[reportReturnType]
+    @property
+    def state_parts(self) -> dict[str, str]:
+        """Kinds of the states by name."""
+        return {name: state.kind for name, state in self.states.items()}
 
-    def renamed_columns(self, old: str) -> dict[str, str]:
-        """New names of the columns of a state that was called ``old``."""
-        return {of[1]: new for of, new in self.renames.items() if isinstance(of, tuple) and of[0] == old}
-
-    def refusals(self, old: pa.Schema) -> Iterator[str]:
-        """Why states as an earlier version wrote them (``state_schema``) cannot become those of this one."""
-        for key in self.key_fields:
-            if key.name in old.names and old.field(key.name).type != key.type:
-                yield f"key column {key.name!r} was {old.field(key.name).type} and is {key.type}"
-        held = [name for name in old.names if name not in self.keys]
-        taken = {self.renamed(name, held): state for name, state in self.states.items()}
-        for name in held:
-            if name in taken:
-                why = taken[name].refusals(old.field(name).type, self.renamed_columns(name))
-                yield from (f"state {taken[name].name!r}: {reason}" for reason in why)
-            elif name not in self.deleted:
-                yield (
-                    f"state {name!r} is gone; handle.deleteIfExists({name!r}) gives it up, "
-                    f"renames={{{name!r}: ...}} says what it is called now"
-                )
+    def evolve(self, former: Former, renames: Mapping[tuple[str, ...], str], *, drop: bool) -> Evolution:
+        """What becomes of the states of an earlier version; see ``Evolving``."""
+        own = {(old,) if isinstance(old, str) else old: new for old, new in self.renames.items()}
+        return evolve_states(
+            former,
+            self.key_fields,
+            {name: StateForm(state.kind, state.make().stored_type) for name, state in self.states.items()},
+            {**own, **renames},
+            gives_up=lambda name: drop or name in self.deleted,
+            hint="handle.deleteIfExists({name!r}) gives it up, renames={{{name!r}: ...}} says what it is called now",
+        )
 
     def build(self) -> Operator:
         if self.form == "pandas":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -11,7 +11,6 @@ import pyarrow as pa
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.keyed_state import KeyedState
 from cutwater.operators.process_state import ListState, MapState, ValueState
-from cutwater.tws.evolution import Renames, converter, element_type, refusals
 from cutwater.tws.records import Record
 
 __all__ = ["HostedList", "HostedMap", "HostedState", "HostedValue", "StateDeclaration"]
@@ -111,36 +110,6 @@ class StateDeclaration:
                     hint="Keys of a map state are of simple types, or structs of such.",
                 )
         return _TupleMap(self.name, Record(self.key_schema), record, self.ttl_ms)
-
-    def refusals(self, old: pa.DataType, renames: Renames) -> Iterator[str]:
-        """Why what was stored as ``old`` cannot become this state."""
-        new = self.make().stored_type
-        if old == new:
-            return
-        kinds = {"list": pa.types.is_list, "map": pa.types.is_map, "value": pa.types.is_struct}
-        if not kinds[self.kind](old):
-            yield f"it was stored as {old}, and is a {self.kind} state now"
-            return
-        (old_key, old_value, expired), (key, value, expires) = (element_type(self.kind, t) for t in (old, new))
-        if old_key != key:
-            yield f"its keys were {old_key} and are {key}: the keys of a map state stay as they are"
-        if expired != expires:
-            had, have = ("had a", "have none") if expired else ("had no", "have one")
-            yield f"its values {had} time to live, and {have} now"
-        else:
-            yield from refusals(old_value, value, renames)
-
-    def converter(self, old: pa.DataType, renames: Renames) -> Callable[[Any], Any] | None:
-        """Makes what was stored as ``old`` what is stored now; ``None``: it stays.  Nothing may refuse it."""
-        new = self.make().stored_type
-        if old == new:
-            return None
-        (_, old_value, expires), (_, value, _) = (element_type(self.kind, t) for t in (old, new))
-        each = converter(old_value, value, renames) or (lambda stored: stored)
-        one = (lambda stored: {**stored, "value": each(stored["value"])}) if expires else each
-        if self.kind == "list":
-            return lambda stored: [one(value) for value in stored]
-        return (lambda stored: [(key, one(value)) for key, value in stored]) if self.kind == "map" else one
 
     def host(self, state: KeyedState) -> HostedState:
         """What the processor gets."""

@@ -16,6 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import cutwater as cw
 from cutwater.dataflow.plan import check_compatible, make_plan, step_records
 from cutwater.errors import BuildError, StorageError
+from cutwater.operators.evolution import Evolution
 from cutwater.storage.manifest import Manifest
 from cutwater.tws.spec import ProcessorSpec
 from cutwater.tws.time_mode import TimeMode
@@ -86,13 +87,20 @@ def rows(op: str) -> pa.RecordBatch:
     return pa.record_batch({"k": ["a", "b", "c"], "op": [op] * 3})
 
 
+def converter(old: Version, new: Version, renames: Any = None) -> Any:
+    """What a restore does to segments of the old version."""
+    evolution = check_compatible(plan_of(new, renames), manifest_of(old)).evolutions.get("p", Evolution())
+    convert = evolution.convert or (lambda segment: segment)
+    return lambda segments: [made for segment in segments if (made := convert(segment)) is not None]
+
+
 def evolved(old: Version, new: Version, renames: Any = None, parallelism: int = 2) -> list[str]:
     """What the new version finds for each of three keys, twice restored."""
-    check_compatible(plan_of(new, renames), manifest_of(old))
+    convert = converter(old, new, renames)
     group = Group(spec_of(old), Clock(), ["k"])
     group.rows(rows("set"))
     group.spec = spec_of(new, renames)
-    group = group.restored(group.freeze()(), parallelism)
+    group = group.restored(convert(group.freeze()()), parallelism)
     group = group.restored(group.freeze()(), 1)
     group.rows(rows("tell"))
     assert len(group.made) == 3
@@ -142,11 +150,11 @@ def test_what_spark_takes_is_taken(kind: str, change: str) -> None:
 def test_values_that_expire_go_on_expiring(kind: str) -> None:
     old = Version(kind, "n int", ttl=HOUR_MS, values=[(1,), (2,)])
     new = Version(kind, "s string, n long", ttl=HOUR_MS)
-    check_compatible(plan_of(new), manifest_of(old))
+    convert = converter(old, new)
     group = Group(spec_of(old), Clock(), ["k"])
     group.rows(rows("set"))
     group.spec = spec_of(new)
-    group = group.restored(group.freeze()(), 2)
+    group = group.restored(convert(group.freeze()()), 2)
     group.rows(rows("tell"))
     assert {row["told"] for row in group.made} == {"[(None, 2)]" if kind == "value" else "[(None, 1), (None, 2)]"}
     group.made = []
@@ -163,16 +171,6 @@ def test_states_and_columns_can_be_renamed(kind: str) -> None:
     assert found == [repr([("y", 2)] if kind == "value" else [("x", 1), ("y", 2)])] * 3
     new = Version(kind, "s string, total long", "visits", values=[("z", 3)])
     check_compatible(plan_of(new, renames), manifest_of(new))  # the mapping may stay
-
-
-def test_the_first_checkpoint_of_the_new_version_is_whole() -> None:
-    group = Group(spec_of(Version("value", "n int", values=[(1,)])), Clock(), ["k"])
-    group.rows(rows("set"))
-    group.spec = spec_of(Version("value", "n long"))
-    group = group.restored(group.freeze()(), 1)
-    frozen = group.operators[0].freeze(2)
-    assert frozen.changes(1) is None
-    frozen.release()
 
 
 REFUSED: dict[str, tuple[Version, Version, str]] = {

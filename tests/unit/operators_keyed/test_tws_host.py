@@ -17,8 +17,9 @@ from pyspark.sql.streaming import StatefulProcessor
 from tws_world import OUT, Interpreter, batch, spec, told
 
 import cutwater as cw
-from cutwater.dataflow.compatibility import check_compatible, step_records
+from cutwater.dataflow.compatibility import check_compatible
 from cutwater.dataflow.plan import make_plan
+from cutwater.dataflow.records import step_records
 from cutwater.errors import BuildError
 from cutwater.operators.base import MAX_WATERMARK
 from cutwater.storage.manifest import Manifest

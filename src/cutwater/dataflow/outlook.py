@@ -1,0 +1,88 @@
+"""What becomes of each step and edge of a checkpoint in another program: plain values, for people and as JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Compatibility", "EdgeOutlook", "StepOutlook", "Verdict"]
+
+Verdict = Literal["bound", "changed", "new", "gone", "orphaned", "dropped", "refused"]
+"""``bound``: as it was.  ``changed``: its state is taken in another form.  ``new``: begins empty.  ``gone``: not in the
+program, and nothing is kept of it.  ``orphaned``: not in the program, but something is kept of it.  ``dropped``: the
+same, and the user lets it go.  ``refused``: cannot be taken."""
+
+
+class StepOutlook(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of one step."""
+
+    id: str
+    kind: str
+    verdict: Verdict
+    holds: str = ""
+    """What the checkpoint has of it: "state", "read positions", "uncommitted rows"; empty for nothing."""
+    rows: int = 0
+    bytes: int = 0
+    """Of state, in the checkpoint."""
+    was_id: str = ""
+    """Its old id, if it has another one now."""
+    parallelism: int = 0
+    """Subtasks now; 0 if it is not in the program."""
+    was_parallelism: int = 0
+    """Subtasks in the checkpoint; 0 if it is not there."""
+    changes: list[str] = []
+    """What is taken although it is not as it was."""
+    reasons: list[str] = []
+    """Why it cannot be taken."""
+    advice: str = ""
+
+    @property
+    def rescaled(self) -> bool:
+        return bool(self.parallelism and self.was_parallelism) and self.parallelism != self.was_parallelism
+
+
+class EdgeOutlook(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of rows that were on their way at the cut."""
+
+    name: str
+    rows: int
+    verdict: Literal["bound", "dropped", "refused"]
+    reason: str = ""
+
+
+class Compatibility(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole outlook, steps in the order of the program, then those that are not in it."""
+
+    steps: list[StepOutlook]
+    edges: list[EdgeOutlook]
+    reasons: list[str] = []
+    """Why no step at all can go on."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program can go on from the checkpoint."""
+        return not self.all_reasons
+
+    @property
+    def all_reasons(self) -> list[str]:
+        """Every reason why not, one sentence each."""
+        found = [*self.reasons, *(reason for step in self.steps for reason in step.reasons)]
+        return found + [edge.reason for edge in self.edges if edge.verdict == "refused"]
+
+    @property
+    def advice(self) -> list[str]:
+        """What to do about the reasons."""
+        return list(dict.fromkeys(s.advice for s in self.steps if s.reasons and s.advice))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the user must be told of state that goes."""
+        told = [
+            f"{step.holds.capitalize()} of step {step.id!r} ({step.kind}) dropped: {step.rows:,} rows, "
+            f"{step.bytes:,} bytes."
+            for step in self.steps
+            if step.verdict == "dropped"
+        ]
+        told += [f"{e.rows:,} rows on their way along {e.name} dropped." for e in self.edges if e.verdict == "dropped"]
+        return told

@@ -115,8 +115,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """State below this size travels inside the acknowledgement and lies in the manifest."""
     # -- state
     state_backend: StateBackend = "memory"
-    """Where states of process functions and ``StatefulProcessor`` classes lie: ``"memory"``, or ``"rocksdb"``, on the
-    worker's disk, for more than memory holds; see the guide on state larger than memory."""
+    """Where keyed state lies: ``"memory"``, or ``"rocksdb"``, on the worker's disk, for more than memory
+    holds; see the guide on state larger than memory."""
     state_memory_bytes: int = 1 << 28
     """Backend ``rocksdb``: of each step with state, so much lies in a worker's memory, roughly."""
     # -- parallelism

@@ -152,6 +152,11 @@ class Accumulator(ABC):
 
     columns: Sequence[GrowingArray]
 
+    @property
+    def varying_bytes(self) -> int:
+        """What it holds besides ``columns``, roughly."""
+        return 0
+
     @abstractmethod
     def reserve(self, slots: int) -> None:
         """Slots 0 .. ``slots`` - 1 are in use; new ones have seen nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -40,6 +41,8 @@ class RunningAggregateSpec:
     keys: tuple[str, ...]
     aggregates: tuple[Aggregate, ...]
     event_time: str | None = None
+    state_on_disk: ClassVar[bool] = True
+    """``check_state_backend`` asks."""
 
     def __post_init__(self) -> None:
         check_key_types(self.input_schema, self.keys)

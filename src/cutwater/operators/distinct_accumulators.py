@@ -54,6 +54,10 @@ class ApproxCountDistinct(Accumulator):
         columns = [column.values for column in self.columns] if self._copies is None else self._copies
         return columns[0], columns[1], columns[2], columns[3], columns[4], columns[5]
 
+    @property
+    def varying_bytes(self) -> int:
+        return self._arena.nbytes
+
     def reserve(self, slots: int) -> None:
         self._used = slots
         for column in self.columns:
@@ -166,6 +170,10 @@ class CountDistinct(Accumulator):
     @property
     def _counts(self) -> Values:
         return self.columns[0].values if self._copies is None else self._copies[0]
+
+    @property
+    def varying_bytes(self) -> int:
+        return self._index.key_bytes + self._owners.nbytes
 
     def reserve(self, slots: int) -> None:
         self._used = slots

@@ -13,14 +13,9 @@ from cutwater.operators.accumulators import Aggregate
 from cutwater.operators.base import BaseOperator, Context, Outputs
 from cutwater.operators.event_times import event_times
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.keyed_table import (
-    Changed,
-    FrozenTable,
-    KeyedTable,
-    deleted_segments,
-    group_segments,
-    keyed_rows,
-)
+from cutwater.operators.keyed_segments import deleted_segments, group_segments, keyed_rows
+from cutwater.operators.keyed_table import FrozenTable, KeyedTable
+from cutwater.state.changes import Changed
 from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.memory import GrowingArray
@@ -156,7 +151,7 @@ class KeyedOperator(BaseOperator):
             yield from segments(np.arange(len(table), dtype=np.int32), "base")
 
         def changes(changed: Changed) -> Iterator[Segment]:
-            slots, deleted = changed
+            slots, deleted, _ = changed
             yield from watermarks
             yield from deleted_segments(STATE, keys, deleted, list, groups)
             yield from segments(slots, "delta")

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.errors import StorageError
 from cutwater.operators.accumulators import Accumulator, Aggregate, make_accumulator
+from cutwater.operators.spill import FrozenSpill, Spill
 from cutwater.state.capture import Capture, Captures
-from cutwater.state.changes import ChangeLog, Changes, Deleted
+from cutwater.state.changes import Changed, ChangeLog, Changes
 from cutwater.state.index import KeyIndex, Slots
 from cutwater.state.intervals import RESTORED
-from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.memory import GrowingArray, Values
 from cutwater.state.nullable_index import NullableIndex
-from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
+from cutwater.state.segments import FrozenSegments, Segment, SegmentKind
 
-__all__ = ["Changed", "FrozenTable", "KeyedTable", "deleted_segments", "group_segments", "keyed_rows"]
+if TYPE_CHECKING:
+    from cutwater.operators.base import Context
+    from cutwater.state.rocks import RocksStore
 
-_SEGMENT_ROWS = 1 << 18
-_HASHED_ROWS = 1 << 16
-
-Changed: TypeAlias = tuple[Slots, tuple[Deleted, ...]]
-"""Slots that changed, and keys that went."""
+__all__ = ["FrozenTable", "KeyedTable"]
 
 
 class KeyedTable:
@@ -51,6 +47,8 @@ class KeyedTable:
     ) -> None:
         self.index: KeyIndex = NullableIndex(key_types, expected)
         self.accumulators: list[Accumulator] = [make_accumulator(a, schema) for a in aggregates]
+        self.book_types = list(books)
+        self._aggregates, self._schema = aggregates, schema
         self._state_widths = [len(a.state_fields(schema)) for a in aggregates]
         self._books = [GrowingArray(kind) for kind in books]
         self._frozen_books: list[Values] | None = None
@@ -58,9 +56,16 @@ class KeyedTable:
         self._capture: Capture | None = None
         self._log: ChangeLog | None = None
         self._changes: Changes | None = None
+        self._spill: Spill | None = None
+        self._spilled: FrozenSpill | None = None
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def expect(self, keys: int) -> None:
+        """Have room for so many keys at once, if there are none yet."""
+        if len(self.index) == 0:
+            self.index = NullableIndex(self.index.types, keys)
 
     def upsert(self, keys: Sequence[pa.Array]) -> Slots:
         """Slots of the rows; the accumulators are ready for them, and for changes of them."""
@@ -71,6 +76,8 @@ class KeyedTable:
                 accumulator.reserve(len(self.index))
             self.reserve_books(len(self.index))
             self._captures.prepare(self._columns, len(self.index))
+            if self._spill is not None:
+                self._spill.fetch(known)
         self.touch(slots)
         return slots
 
@@ -92,6 +99,8 @@ class KeyedTable:
         self._captures.preserve(slots)
         if self._log is not None:
             self._log.mark(slots, len(self.index))
+        if self._spill is not None:
+            self._spill.use(slots)
 
     @property
     def capturing(self) -> bool:
@@ -104,17 +113,30 @@ class KeyedTable:
 
     def delete(self, slots: Slots) -> None:
         """The keys of these slots are gone: nobody asks for them again before ``keep`` leaves them out."""
+        if self._spill is not None:
+            self._spill.delete(slots, self._log)
         if self._log is not None:
             self._log.delete(self.index.frozen(), slots)
 
     def restore(self, keys: Sequence[pa.Array], state: Sequence[pa.Array]) -> Slots:
         """Set rows to what ``state`` returned for them."""
         slots = self.upsert(keys)
+        self.set_rows(slots, state)
+        return slots
+
+    def set_rows(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+        """Set slots to state columns, and further columns if there are any, of ``rows`` and ``book``."""
         position = 0
         for accumulator, width in zip(self.accumulators, self._state_widths, strict=True):
-            accumulator.restore(slots, list(state[position : position + width]))
+            accumulator.restore(slots, list(columns[position : position + width]))
             position += width
-        return slots
+        for number, column in enumerate(columns[position:]):
+            self.book(number)[slots] = column.to_numpy(zero_copy_only=False)
+
+    @property
+    def state_types(self) -> list[pa.DataType]:
+        """Of the state columns in ``rows``."""
+        return [field.type for aggregate in self._aggregates for field in aggregate.state_fields(self._schema)]
 
     def rows(self, slots: Slots) -> list[pa.Array]:
         """Index columns and state columns of some slots."""
@@ -134,6 +156,45 @@ class KeyedTable:
         self._captures.abandon_columns()
         if self._log is not None:
             self._log.keep(slots)
+        if self._spill is not None:
+            self._spill.keep(slots)
+
+    # -- more than memory holds
+
+    def spill_to(self, store: RocksStore, ctx: Context, *, hashed: int = 0, tables: int = 1) -> None:
+        """Keep rows on disk that do not fit in memory; the table is empty.
+
+        Args:
+            store: where.
+            ctx: tells the number of all key groups, and how much memory the step has.
+            hashed: how many index columns lie before those whose hash decides the key group.
+            tables: how many tables share the memory.
+        """
+        self._spill = Spill(self, store, hashed, ctx.max_parallelism, (ctx.state_memory_bytes or 0) // 2 // tables)
+
+    @property
+    def spill(self) -> Spill | None:
+        """What moves rows to disk, if anything does."""
+        return self._spill
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the keys and columns take, roughly."""
+        width = sum(column.values.strides[0] for column in self._columns)
+        varying = sum(accumulator.varying_bytes for accumulator in self.accumulators)
+        return len(self.index) * width + varying + self.index.key_bytes
+
+    def make_room(self) -> Slots | None:
+        """Between batches, when nobody holds slots: move rows out if there are too many, a portion at a time.
+
+        Returns the slots that stayed, which have become 0, 1, 2 ..., if others have gone.
+        """
+        kept = None if self._spill is None else self._spill.make_room(self._log)
+        if kept is not None:
+            self.keep(kept)
+        return kept
+
+    # -- snapshots
 
     def frozen(self, checkpoint_id: int | None = None) -> KeyedTable:
         """The table as it is now, for ``rows`` in another thread, which must call ``complete`` first.
@@ -146,8 +207,10 @@ class KeyedTable:
         copy = object.__new__(KeyedTable)
         copy.index, copy._state_widths, copy._captures = self.index.frozen(), self._state_widths, self._captures
         copy._capture = self._captures.begin(self._columns, len(self.index))
-        copy._log = self._log
+        copy._aggregates, copy._schema, copy.book_types = self._aggregates, self._schema, self.book_types
+        copy._log, copy._spill = self._log, None
         copy._changes = None if self._log is None or checkpoint_id is None else self._log.cut(checkpoint_id)
+        copy._spilled = None if self._spill is None else self._spill.freeze(self._log)
         copies = iter(copy._capture.copies)
         copy.accumulators = [a.frozen(list(itertools.islice(copies, len(a.columns)))) for a in self.accumulators]
         copy._frozen_books = list(copies)
@@ -165,6 +228,34 @@ class KeyedTable:
         self._log.completed(since)
         return self._changes.since(since)
 
+    def changed_rows(self, changed: Changed) -> int:
+        """Of a frozen table: at most so many rows changed, wherever they lie."""
+        return len(changed.slots) + (0 if self._spilled is None else self._spilled.changed(changed.epoch))
+
+    @property
+    def all_rows(self) -> int:
+        """Of a frozen table: how many rows it has, roughly, wherever they lie."""
+        return len(self) + (0 if self._spilled is None else self._spilled.count)
+
+    def parts(self, changed: Changed | None = None) -> Iterator[tuple[KeyedTable, Slots, SegmentKind]]:
+        """Of a frozen table: tables and slots to write one after the other, and what as.
+
+        What lies on disk comes first, in tables that are made for a moment; rows in memory replace it.
+
+        Args:
+            changed: only what changed.
+        """
+        kind: SegmentKind = "base" if changed is None else "delta"
+        latest = kind
+        if self._spilled is not None:
+            rows = self._spilled.rows
+            for chunk in rows.chunks() if changed is None else rows.journal(changed.epoch):
+                page = KeyedTable(self.index.types, self._aggregates, self._schema, books=self.book_types)
+                page.set_rows(page.upsert(chunk.keys), chunk.values)
+                yield page, np.arange(len(page), dtype=np.int32), "delta" if chunk.goes_on else kind
+                latest = "delta"
+        yield self, np.arange(len(self), dtype=np.int32) if changed is None else changed.slots, latest
+
     def learn(self, *, most_changed: bool) -> None:
         """Of a frozen table: whether what changed was too much to be written as such; see ``ChangeLog.learn``."""
         if self._log is not None:
@@ -179,7 +270,9 @@ class KeyedTable:
         """Give back the memory of a frozen table."""
         if self._capture is not None:
             self._captures.give_back(self._capture)
-        self._capture = None
+        if self._spilled is not None:
+            self._spilled.rows.release()
+        self._capture = self._spilled = None
         self.accumulators = []
 
 
@@ -219,7 +312,8 @@ class FrozenTable(FrozenSegments):
         found = [changed for table in self._tables if (changed := table.changed(since)) is not None]
         if len(found) < len(self._tables):
             return None
-        most = 2 * sum(len(slots) for slots, _ in found) > sum(map(len, self._tables))
+        changes = sum(table.changed_rows(part) for table, part in zip(self._tables, found, strict=True))
+        most = 2 * changes > sum(table.all_rows for table in self._tables)
         for table in self._tables:
             table.learn(most_changed=most)
         if most:
@@ -232,168 +326,3 @@ class FrozenTable(FrozenSegments):
         for table in self._tables:
             table.release()
         self._make_changes = lambda *_: ()
-
-
-def group_segments(
-    name: str,
-    schema: pa.Schema,
-    slots: Slots,
-    keys: Callable[[Slots], list[pa.Array]],
-    rows: Callable[[Slots], list[pa.Array]],
-    max_parallelism: int,
-    kind: SegmentKind = "base",
-    identity: int = 0,
-) -> Iterator[Segment]:
-    """Segments of the given slots, sorted by key group and cut between groups.
-
-    Where a string column of a base would exceed the 2 GB that Arrow allows, the rest follows as deltas.
-
-    Args:
-        name: name of the state.
-        schema: fields of ``rows``; the segments have ``GROUP_COLUMN`` before them.
-        keys: key columns of some slots, whose hash decides the group.
-        rows: all columns of some slots.
-        kind: of the segments.
-        identity: so many of the first columns tell the rows apart, whose order says nothing then.
-    """
-    if len(slots) == 0:
-        return
-    groups: npt.NDArray[np.uint16] = np.empty(len(slots), np.uint16)
-    for begin in range(0, len(slots), _HASHED_ROWS):  # in pieces: the stream wants the interpreter in between
-        part = slice(begin, begin + _HASHED_ROWS)
-        groups[part] = key_groups(hash_keys(keys(slots[part])), max_parallelism)
-    order = np.argsort(groups, kind="stable")
-    slots, groups = slots[order], groups[order]
-    fields = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *schema])
-    begin = 0
-    while begin < len(slots):
-        end = min(begin + _SEGMENT_ROWS, len(slots))
-        end = int(np.searchsorted(groups, groups[end - 1], side="right"))
-        covered = (int(groups[begin]), int(groups[end - 1]) + 1)
-        piece = kind
-        for first, arrays in _in_pieces(slots, begin, end, rows):
-            of_rows = pa.array(groups[first : first + len(arrays[0])])
-            batch = pa.RecordBatch.from_arrays([of_rows, *arrays], schema=fields)
-            yield Segment(name, piece, batch, covered, identity)
-            piece = "delta" if kind == "base" else kind  # the first replaces what was there, the others add to it
-        begin = end
-
-
-def _in_pieces(
-    slots: Slots, begin: int, end: int, rows: Callable[[Slots], list[pa.Array]]
-) -> Iterator[tuple[int, list[pa.Array]]]:
-    """The rows in as few batches as they fit: a string column holds no more than 2 GB."""
-    try:
-        arrays = rows(slots[begin:end])
-    except pa.ArrowInvalid:
-        if end - begin == 1:
-            raise
-    else:
-        yield begin, arrays
-        return
-    middle = (begin + end) // 2
-    yield from _in_pieces(slots, begin, middle, rows)
-    yield from _in_pieces(slots, middle, end, rows)
-
-
-def deleted_segments(
-    name: str,
-    schema: pa.Schema,
-    deleted: Iterable[Deleted],
-    keys: Callable[[list[pa.Array]], list[pa.Array]],
-    max_parallelism: int,
-) -> Iterator[Segment]:
-    """Segments of keys that went.
-
-    Args:
-        name: of the state.
-        schema: fields that identify a row: those of the index, in its order.
-        deleted: slots of indexes that still hold the keys.
-        keys: key columns among those of the index, whose hash decides the group.
-        max_parallelism: number of key groups.
-    """
-    for gone in deleted:
-        columns = gone.index.columns
-
-        def keys_of(slots: Slots, columns: Callable[[Slots], list[pa.Array]] = columns) -> list[pa.Array]:
-            return keys(columns(slots))
-
-        yield from group_segments(name, schema, gone.slots, keys_of, columns, max_parallelism, "delete")
-
-
-def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> list[pa.RecordBatch]:
-    """What a restore has to apply, in order: the columns of ``schema``, rows of the owned key groups only.
-
-    A later base segment replaces what came before it in its key groups, and a deletion takes away the rows of its keys
-    that came before it; deltas are to be applied by key.
-
-    Raises:
-        StorageError: a segment lacks a column, or holds it in a type that does not convert.
-    """
-    parts: list[_Part] = []
-    for segment in segments:
-        if segment.kind == "base" and segment.key_groups is not None:
-            parts = [part for old in parts for part in _outside(old, segment.key_groups)]
-        groups = segment.batch.column(GROUP_COLUMN).to_numpy()
-        inside = slice(*(int(i) for i in np.searchsorted(groups, [owned.start, owned.stop])))
-        if inside.stop > inside.start:
-            batch = segment.batch.slice(inside.start, inside.stop - inside.start)
-            names = [name for name in batch.schema.names if name != GROUP_COLUMN]
-            fields = schema if segment.kind != "delete" else pa.schema([schema.field(name) for name in names])
-            parts.append(_Part(segment.kind, groups[inside], _conform(batch, fields, segment.name)))
-    return _without_deleted(parts)
-
-
-def _without_deleted(parts: list[_Part]) -> list[pa.RecordBatch]:
-    """The rows whose keys are not deleted later, in batches that have some."""
-    kept: list[pa.RecordBatch] = []
-    deleted: KeyIndex | None = None
-    keys: list[str] = []
-    for part in reversed(parts):
-        if part.kind == "delete":
-            keys = part.batch.schema.names
-            deleted = deleted or NullableIndex(part.batch.schema.types)
-            deleted.upsert(part.batch.columns)
-            continue
-        batch = part.batch
-        if deleted is not None:
-            gone = deleted.find([batch.column(name) for name in keys]) >= 0
-            if gone.all():
-                continue
-            batch = batch.filter(pa.array(~gone)) if gone.any() else batch
-        kept.append(batch)
-    return kept[::-1]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    kind: SegmentKind
-    groups: npt.NDArray[np.uint16]
-    batch: pa.RecordBatch
-
-
-def _outside(part: _Part, covered: tuple[int, int]) -> Iterator[_Part]:
-    if part.groups[-1] < covered[0] or covered[1] <= part.groups[0]:
-        yield part
-        return
-    lo, hi = (int(i) for i in np.searchsorted(part.groups, covered))
-    for start, stop in ((0, lo), (hi, len(part.groups))):
-        if stop > start:
-            yield _Part(part.kind, part.groups[start:stop], part.batch.slice(start, stop - start))
-
-
-def _conform(batch: pa.RecordBatch, schema: pa.Schema, name: str) -> pa.RecordBatch:
-    missing = [field.name for field in schema if batch.schema.get_field_index(field.name) < 0]
-    if missing:
-        raise StorageError(
-            f"state {name!r} in the snapshot has no column {missing[0]!r}, only {', '.join(batch.schema.names)}",
-            hint="Give the changed step a new id, or restore with the program that wrote the snapshot.",
-        )
-    columns = [batch.column(field.name) for field in schema]
-    try:
-        arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise StorageError(
-            f"state {name!r} in the snapshot does not convert to this program's types: {error}"
-        ) from error
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

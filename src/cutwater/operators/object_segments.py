@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cutwater.operators.keyed_table import group_segments, keyed_rows
+from cutwater.operators.keyed_segments import group_segments, keyed_rows
 from cutwater.state.index import Slots
 from cutwater.state.objects import FrozenObjects, Key
 from cutwater.state.rocks_objects import Chunk, FrozenRocksObjects

@@ -41,6 +41,10 @@ class Ordered(Accumulator):
         self._copy: Values | None = None
         self.columns = [self._places, *inner.columns]
 
+    @property
+    def varying_bytes(self) -> int:
+        return self._inner.varying_bytes
+
     def reserve(self, slots: int) -> None:
         self._inner.reserve(slots)
         self._places.reserve(slots)

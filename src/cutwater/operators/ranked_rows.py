@@ -88,6 +88,10 @@ class RankedRows(Accumulator):
         columns = [column.values for column in self.columns] if self._copies is None else self._copies
         return columns[0], columns[1], columns[2], columns[3]
 
+    @property
+    def varying_bytes(self) -> int:
+        return self._arena.nbytes + self._store.nbytes
+
     def reserve(self, slots: int) -> None:
         self._used = slots
         for column in self.columns:

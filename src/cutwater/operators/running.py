@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
 from cutwater.operators.base import BaseOperator, Context, Outputs
-from cutwater.operators.keyed_table import FrozenTable, KeyedTable, group_segments, keyed_rows
-from cutwater.state.index import Slots
+from cutwater.operators.keyed_segments import group_segments, restore_rows
+from cutwater.operators.keyed_table import FrozenTable, KeyedTable
+from cutwater.operators.spill import open_store
+from cutwater.state.changes import Changed
 from cutwater.state.keys import require_valid_keys
-from cutwater.state.segments import Frozen, Segment, SegmentKind
+from cutwater.state.rocks import RocksStore
+from cutwater.state.segments import Frozen, Segment
 
 if TYPE_CHECKING:
     from cutwater.operators.aggregate import RunningAggregateSpec
@@ -29,16 +31,20 @@ class RunningAggregate(BaseOperator):
         self._spec = spec
         self._output = spec.outputs[0]
         self._state = spec.state_schema
-        self._table = self._empty()
+        self._store: RocksStore | None = None
 
-    def _empty(self, expected: int = 0) -> KeyedTable:
+    def _empty(self) -> KeyedTable:
         types = [self._spec.input_schema.field(name).type for name in self._spec.keys]
-        return KeyedTable(types, self._spec.aggregates, self._spec.input_schema, expected)
+        table = KeyedTable(types, self._spec.aggregates, self._spec.input_schema)
+        if self._store is not None:
+            table.spill_to(self._store, self.ctx)
+        return table
 
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
         if batch.num_rows == 0:
             return []
         require_valid_keys(batch, self._spec.keys)
+        self._table.make_room()
         slots = self._table.upsert([batch.column(name) for name in self._spec.keys])
         passed = [batch.column(name) for name in self._spec.passed_columns]
         results = [accumulator.running(slots, batch) for accumulator in self._table.accumulators]
@@ -46,26 +52,30 @@ class RunningAggregate(BaseOperator):
 
     def freeze(self, checkpoint_id: int) -> Frozen:
         table, groups = self._table.frozen(checkpoint_id), self.ctx.max_parallelism
-        identity = len(self._spec.keys)
 
-        def segments(slots: Slots, kind: SegmentKind) -> Iterator[Segment]:
-            return group_segments(STATE, self._state, slots, table.index.columns, table.rows, groups, kind, identity)
+        keys = len(self._spec.keys)
 
-        def everything() -> Iterator[Segment]:
-            return segments(np.arange(len(table), dtype=np.int32), "base")
+        def segments(changed: Changed | None = None) -> Iterator[Segment]:
+            for part, slots, kind in table.parts(changed):
+                yield from group_segments(STATE, self._state, slots, part.index.columns, part.rows, groups, kind, keys)
 
-        return FrozenTable([table], everything, lambda changed: segments(changed[0], "delta"))
+        return FrozenTable([table], segments, segments)
 
     def restore(self, segments: Iterable[Segment]) -> None:
-        batches = keyed_rows(segments, self._state, self.ctx.key_groups)
-        self._table = self._empty(sum(batch.num_rows for batch in batches))
+        self._table = self._empty()
         keys = len(self._spec.keys)
-        for batch in batches:
+        for batch in restore_rows(self._table, segments, self._state, self.ctx.key_groups):
             self._table.restore(batch.columns[:keys], batch.columns[keys:])
         if self.ctx.incremental:
             self._table.track(restored=True)
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
+        self._store = open_store(ctx)
+        self._table = self._empty()
         if ctx.incremental:
             self._table.track()
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()

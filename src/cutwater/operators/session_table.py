@@ -12,11 +12,12 @@ import pyarrow as pa
 
 from cutwater.operators import session_kernels as kernels
 from cutwater.operators.base import Outputs
-from cutwater.operators.keyed_table import Changed, KeyedTable, group_segments
+from cutwater.operators.keyed_segments import group_segments
+from cutwater.operators.keyed_table import KeyedTable
 from cutwater.operators.slot_calendar import SlotCalendar
 from cutwater.operators.window_fold import Fold
 from cutwater.operators.window_kinds import SessionWindow
-from cutwater.state.changes import Deleted
+from cutwater.state.changes import Changed, Deleted
 from cutwater.state.index import KeyIndex, Slots
 from cutwater.state.segments import Segment
 from cutwater.state.words import fixed_view, from_words

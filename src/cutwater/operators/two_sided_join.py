@@ -16,7 +16,7 @@ from cutwater.operators.base import BaseOperator, Context
 from cutwater.operators.event_times import event_times
 from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.keyed_table import keyed_rows
+from cutwater.operators.keyed_segments import keyed_rows
 from cutwater.state.index import KeyIndex, Slots
 from cutwater.state.intervals import RESTORED, History, Intervals
 from cutwater.state.keys import hash_keys, key_groups, null_key_mask

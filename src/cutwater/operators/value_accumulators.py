@@ -40,6 +40,10 @@ class PickValue(Accumulator):
         self._numbers = GrowingArray(np.int32)
         self.columns = [self._places]
 
+    @property
+    def varying_bytes(self) -> int:
+        return self._store.nbytes
+
     def reserve(self, slots: int) -> None:
         self._used = slots
         self._places.reserve(slots)

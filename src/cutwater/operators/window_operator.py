@@ -13,8 +13,10 @@ import pyarrow as pa
 from cutwater.operators.base import MAX_WATERMARK, BaseOperator, Context, Outputs
 from cutwater.operators.event_times import event_times
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.keyed_table import Changed, FrozenTable, KeyedTable, keyed_rows
+from cutwater.operators.keyed_segments import keyed_rows
+from cutwater.operators.keyed_table import FrozenTable, KeyedTable
 from cutwater.operators.ordered_accumulator import ARRIVAL
+from cutwater.state.changes import Changed
 from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
 from cutwater.state.segments import Frozen, Segment

@@ -17,12 +17,14 @@ import pyarrow as pa
 
 from cutwater.operators import window_kernels as kernels
 from cutwater.operators.base import Outputs
-from cutwater.operators.keyed_table import Changed, FrozenTable, KeyedTable, deleted_segments, group_segments
+from cutwater.operators.keyed_segments import deleted_segments, group_segments
+from cutwater.operators.keyed_table import FrozenTable, KeyedTable
 from cutwater.operators.open_windows import OpenWindows, join_slots
 from cutwater.operators.window_kinds import SlidingWindow
 from cutwater.operators.window_operator import NO_SLOTS, SLICE_ROWS, STATE, Times, WindowOperator
 from cutwater.operators.window_table import WindowTable
 from cutwater.operators.windowing import expand
+from cutwater.state.changes import Changed
 from cutwater.state.index import Slots
 from cutwater.state.segments import Frozen, Segment
 from cutwater.state.words import fixed_view, from_words
@@ -196,7 +198,7 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
             yield from make(STATE, groups)
 
         def changes(of_slices: Changed, of_windows: Changed) -> Iterator[Segment]:
-            slots, deleted = of_slices
+            slots, deleted, _ = of_slices
             yield watermarks
             yield from deleted_segments(SLICES, identity, deleted, lambda columns: columns[1:], groups)
             slots = np.intersect1d(slots, join_slots(parts), assume_unique=True)

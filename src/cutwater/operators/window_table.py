@@ -11,10 +11,12 @@ import pyarrow as pa
 
 from cutwater.operators import window_kernels as kernels
 from cutwater.operators.base import MAX_WATERMARK, Outputs
-from cutwater.operators.keyed_table import Changed, KeyedTable, deleted_segments, group_segments
+from cutwater.operators.keyed_segments import deleted_segments, group_segments
+from cutwater.operators.keyed_table import KeyedTable
 from cutwater.operators.open_windows import OpenWindows, join_slots
 from cutwater.operators.window_fold import Fold
 from cutwater.operators.window_kinds import GlobalWindow, SessionWindow
+from cutwater.state.changes import Changed
 from cutwater.state.index import Slots
 from cutwater.state.segments import Segment
 from cutwater.state.words import fixed_view, from_words
@@ -183,7 +185,7 @@ class WindowTable:
             if changed is None:
                 yield from group_segments(name, schema, live, keys, rows, groups)
                 return
-            slots, deleted = changed
+            slots, deleted, _ = changed
             if deleted:  # of windows that have a start
                 fields = [*self._spec.window_fields[:1], *list(schema)[: width - 1]]
                 yield from deleted_segments(name, pa.schema(fields), deleted, lambda c: c[1:], groups)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from cutwater.state import column_kernels as kernels
 from cutwater.state.index import KeyIndex, Slots
 from cutwater.state.intervals import History, Intervals
 
-__all__ = ["ChangeLog", "Changes", "Deleted"]
+__all__ = ["ChangeLog", "Changed", "Changes", "Deleted"]
 
 Bits = npt.NDArray[np.uint8]
 
@@ -27,12 +28,27 @@ class Deleted:
     slots: Slots
 
 
+class Changed(NamedTuple):
+    """What changed since a freeze.
+
+    Attributes:
+        slots: that changed, ascending.
+        deleted: keys that went.
+        epoch: the first one after that freeze; see ``ChangeLog.epoch``.
+    """
+
+    slots: Slots
+    deleted: tuple[Deleted, ...] = ()
+    epoch: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """Of one interval."""
+    """Of one interval, that began with an epoch."""
 
     bits: Bits
     deleted: tuple[Deleted, ...]
+    epoch: int
 
 
 _UNKNOWN: History[_Marks] = History(None, ())
@@ -43,9 +59,11 @@ class Changes:
     """What happened up to a freeze, told since each of the freezes before it."""
 
     history: History[_Marks]
+    end: int = 0
+    """The epoch after this freeze."""
 
-    def since(self, checkpoint_id: int) -> tuple[Slots, tuple[Deleted, ...]] | None:
-        """Slots that changed since a freeze, ascending, and keys that went; ``None`` if that is not known.
+    def since(self, checkpoint_id: int) -> Changed | None:
+        """What changed since a freeze; ``None`` if that is not known.
 
         A slot may be of a key that has gone since; keys that went may have come back, in another slot.  So deletions
         are applied first.
@@ -57,7 +75,8 @@ class Changes:
         for interval in later:
             bits[: len(interval.bits)] |= interval.bits
         slots: Slots = np.empty(8 * len(bits), np.int32)
-        return slots[: kernels.marked(bits, slots)], tuple(d for i in later for d in i.deleted)
+        epoch = later[0].epoch if later else self.end
+        return Changed(slots[: kernels.marked(bits, slots)], tuple(d for i in later for d in i.deleted), epoch)
 
 
 class ChangeLog:
@@ -84,6 +103,25 @@ class ChangeLog:
         self._resting = 0
         self._next_rest = 1
         self._most_changed = False
+        self.epoch = 0
+        """Freezes so far."""
+
+    @property
+    def epochs(self) -> range:
+        """Those that somebody may ask for, the present one among them."""
+        kept = self._intervals.kept
+        return range(kept[0].epoch if kept else self.epoch, self.epoch + 1)
+
+    def changed(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Which of these slots changed in ``epochs``; none, if nobody may ask for the present one."""
+        kept = self._intervals.kept
+        if self._resting or kept is None:
+            return np.zeros(len(slots), np.bool_)
+        found = np.zeros(len(slots), np.uint8)
+        for bits in (self._bits, *(marks.bits for marks in kept)):
+            inside = slots >> 3 < len(bits)
+            found[inside] |= bits[slots[inside] >> 3] >> (slots[inside] & 7).astype(np.uint8) & np.uint8(1)
+        return found.astype(np.bool_)
 
     def mark(self, slots: Slots, used: int = 0) -> None:
         """These slots change.
@@ -109,16 +147,18 @@ class ChangeLog:
     def keep(self, slots: Slots) -> None:
         """The slots are renumbered: these become 0, 1, 2 ..., the others are gone."""
         self._bits = _renumbered(self._bits, slots)
-        self._intervals.change(lambda marks: _Marks(_renumbered(marks.bits, slots), marks.deleted))
+        self._intervals.change(lambda marks: replace(marks, bits=_renumbered(marks.bits, slots)))
 
     def cut(self, checkpoint_id: int) -> Changes:
         """The freeze for a checkpoint: what happened so far."""
+        epoch, self.epoch = self.epoch, self.epoch + 1
         if self._resting:
             self._resting -= 1
             if self._resting == 0:
                 self._intervals.begin(checkpoint_id)
             return Changes(_UNKNOWN)
-        changes = Changes(self._intervals.cut(checkpoint_id, _Marks(self._bits, tuple(self._deleted))))
+        marks = _Marks(self._bits, tuple(self._deleted), epoch)
+        changes = Changes(self._intervals.cut(checkpoint_id, marks), self.epoch)
         self._bits, self._deleted = np.zeros(len(self._bits), np.uint8), []
         if self._most_changed:
             self._most_changed = False
@@ -142,7 +182,7 @@ def _joined(first: _Marks, second: _Marks) -> _Marks:
     bits: Bits = np.zeros(max(len(first.bits), len(second.bits)), np.uint8)
     for marks in (first, second):
         bits[: len(marks.bits)] |= marks.bits
-    return _Marks(bits, (*first.deleted, *second.deleted))
+    return _Marks(bits, (*first.deleted, *second.deleted), first.epoch)
 
 
 def _renumbered(bits: Bits, slots: Slots) -> Bits:

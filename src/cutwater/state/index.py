@@ -69,6 +69,11 @@ class KeyIndex(ABC):
     def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
         """The keys of ``slots``, one array per key column (floats with one zero: -0.0 comes back as 0.0)."""
 
+    @property
+    @abstractmethod
+    def key_bytes(self) -> int:
+        """What the keys take."""
+
     @abstractmethod
     def frozen(self) -> KeyIndex:
         """The first ``len(self)`` slots as they are now; serves ``columns`` and ``len``, not ``upsert``."""
@@ -193,6 +198,10 @@ class Int64Index(HashIndex):
     def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
         return [from_words(self._keys.values[slots], self.types[0])]
 
+    @property
+    def key_bytes(self) -> int:
+        return self._count * self._keys.values.strides[0]
+
     def frozen(self) -> Int64Index:
         view = object.__new__(Int64Index)
         view.types, view._count, view._keys = self.types, self._count, self._keys
@@ -236,6 +245,10 @@ class WordsIndex(HashIndex):
 
     def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
         return [from_words(self._keys.values[slots, c], kind) for c, kind in enumerate(self.types)]
+
+    @property
+    def key_bytes(self) -> int:
+        return self._count * self._keys.values.strides[0]
 
     def frozen(self) -> WordsIndex:
         view = object.__new__(WordsIndex)
@@ -345,6 +358,10 @@ class BytesIndex(HashIndex):
         text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         return pa.Array.from_buffers(pa.large_string() if text else pa.large_binary(), len(starts), buffers).cast(kind)
+
+    @property
+    def key_bytes(self) -> int:
+        return self._count * self._keys.values.strides[0] + self._end
 
     def frozen(self) -> BytesIndex:
         view = object.__new__(BytesIndex)

@@ -77,6 +77,11 @@ class Intervals(Generic[T]):
         self._start = checkpoint_id
         self._intervals.clear()
 
+    @property
+    def kept(self) -> list[T] | None:
+        """What happened in each interval that somebody may ask for; ``None``: nor may they for the present one."""
+        return None if self._start is None else [happened for _, happened in self._intervals]
+
     def change(self, change: Callable[[T], T]) -> None:
         """Put something else in the place of what happened in each interval."""
         self._intervals = [(checkpoint_id, change(happened)) for checkpoint_id, happened in self._intervals]

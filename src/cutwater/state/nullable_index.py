@@ -73,6 +73,10 @@ class NullableIndex(KeyIndex):
         marks = last.to_numpy()
         return [_with_nulls(column, (marks >> np.uint64(c)) & np.uint64(1)) for c, column in enumerate(filled)]
 
+    @property
+    def key_bytes(self) -> int:
+        return self._index.key_bytes
+
     def frozen(self) -> KeyIndex:
         view = object.__new__(NullableIndex)
         view.types, view._index, view._marked = self.types, self._index.frozen(), self._marked

@@ -34,6 +34,11 @@ class ValueStore:
     def __len__(self) -> int:
         return self._rows
 
+    @property
+    def nbytes(self) -> int:
+        """What the values take."""
+        return sum(chunk.nbytes for chunk in self._chunks)
+
     def append(self, values: pa.Array) -> int:
         """Add values; returns the reference of the first, the others follow it."""
         first = self._rows

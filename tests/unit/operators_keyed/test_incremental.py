@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from incremental_world import JOB, Content, World
+from incremental_world import JOB, Content, World, short
 from keyed_world import Subtask
 
 from cutwater.errors import StorageError
+from cutwater.operators import spill
 from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.keyed_table import (
-    FrozenTable,
-    KeyedTable,
-    deleted_segments,
-    group_segments,
-    keyed_rows,
-)
-from cutwater.state.changes import ChangeLog, Changes
+from cutwater.operators.keyed_segments import deleted_segments, group_segments, restore_rows
+from cutwater.operators.keyed_table import FrozenTable, KeyedTable
+from cutwater.state.changes import Changed, ChangeLog, Changes
+from cutwater.state.index import Slots
 from cutwater.state.intervals import History
+from cutwater.state.rocks import RocksStore
 from cutwater.state.segments import Frozen, Segment
+from cutwater.state.spilled_rows import SpilledRows
 from cutwater.storage import shared as shared_module
 from cutwater.storage.chains import Chains
 from cutwater.storage.recovery import next_checkpoint_id
 from cutwater.storage.retention import Retention
 from cutwater.storage.shared import shared_files
 from cutwater.storage.snapshot import load_manifest
+
+needs_rocksdb = pytest.mark.skipif(find_spec("rocksdict") is None, reason="rocksdict is not installed")
 
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("v", pa.int64())])
 KEYS = pa.schema(list(SCHEMA)[:2])
@@ -43,6 +46,8 @@ class Keyed:
     """A step with a keyed table whose keys also go, as those of windows do, beside a dictionary."""
 
     rests = 0
+    few = 5
+    often = 0.7
 
     def __init__(self, subtask: int, parallelism: int) -> None:
         self.ctx = Subtask(subtask, parallelism)
@@ -55,8 +60,8 @@ class Keyed:
         dice.choice([self._rows, self._rows, self._remove])(dice)
 
     def _rows(self, dice: random.Random) -> None:
-        few = dice.random() < 0.7 and len(self.model) > 0
-        numbers = [dice.randint(0, 5 if few else 80) for _ in range(dice.randint(1, 5 if few else 60))]
+        few = dice.random() < self.often and len(self.model) > 0
+        numbers = [dice.randint(0, self.few if few else 80) for _ in range(dice.randint(1, 5 if few else 60))]
         keys = [(number, "ab"[number % 2] * (number % 5)) for number in numbers]
         values = [dice.randint(-99, 99) for _ in keys]
         self._add(pa.RecordBatch.from_arrays([*key_columns(keys), pa.array(values)], schema=SCHEMA))
@@ -72,12 +77,15 @@ class Keyed:
 
     def _remove(self, dice: random.Random) -> None:
         keys = dice.sample(sorted(self.model), min(len(self.model), dice.randint(0, 6)))
-        slots = self.table.index.find(key_columns(keys))
+        slots = self._slots(keys)
         self.table.delete(slots)
         self.dead |= set(slots.tolist())
         self.sweep()
         for key in keys:
             del self.model[key]
+
+    def _slots(self, keys: list[tuple[int, str]]) -> Slots:
+        return self.table.index.find(key_columns(keys))
 
     def sweep(self) -> None:
         self.table.keep(np.array([s for s in range(len(self.table)) if s not in self.dead], np.int32))
@@ -88,21 +96,19 @@ class Keyed:
         assert self.table._log is not None
         Keyed.rests += self.table._log._resting > 0
 
-        def of(slots: Any, kind: Any) -> Iterator[Segment]:
-            return group_segments("state", STATE, slots, table.index.columns, table.rows, groups, kind)
+        def segments(changed: Changed | None = None) -> Iterator[Segment]:
+            if changed is not None:
+                yield from deleted_segments("state", KEYS, changed.deleted, list, groups)
+            for part, slots, kind in table.parts(changed):
+                yield from group_segments("state", STATE, slots, part.index.columns, part.rows, groups, kind)
 
-        def changes(changed: Any) -> Iterator[Segment]:
-            slots, deleted = changed
-            yield from deleted_segments("state", KEYS, deleted, list, groups)
-            yield from of(slots, "delta")
-
-        return FrozenTable([table], lambda: of(np.arange(len(table), dtype=np.int32), "base"), changes)
+        return FrozenTable([table], segments, segments)
 
     def expected(self, frozen: Frozen) -> Content:
         return sorted((*key, *state) for key, state in self.model.items())
 
     def restore(self, segments: Iterable[Segment], expected: Any = ()) -> None:
-        for batch in keyed_rows(segments, STATE, self.ctx.key_groups):
+        for batch in restore_rows(self.table, segments, STATE, self.ctx.key_groups):
             self.table.restore(batch.columns[:2], batch.columns[2:])
         self.table.track(restored=True)
         self.model = {(k, s): tuple(state) for k, s, *state in expected}  # type: ignore[misc]
@@ -110,6 +116,41 @@ class Keyed:
     def content(self) -> Content:
         columns = self.table.rows(np.arange(len(self.table), dtype=np.int32))
         return list(zip(*(c.to_pylist() for c in columns), strict=True))
+
+
+class Spilled(Keyed):
+    """The same with memory for some ten keys, and keys that leave it soon after they changed."""
+
+    moved = 0
+    few = 80
+    often = 0.95
+
+    def __init__(self, subtask: int, parallelism: int) -> None:
+        super().__init__(subtask, parallelism)
+        self.table = KeyedTable(list(KEYS.types), AGGREGATES, SCHEMA)
+        self.table.spill_to(store(), Subtask(subtask, parallelism, state_memory_bytes=1_200))
+        self.table.track()
+
+    def change(self, dice: random.Random) -> None:
+        super().change(dice)
+        Spilled.moved += self.table.make_room() is not None
+
+    def _slots(self, keys: list[tuple[int, str]]) -> Slots:
+        return self.table.upsert(key_columns(keys))
+
+    def content(self) -> Content:
+        """What another table, in memory, restores of it."""
+        whole = Keyed(self.ctx.subtask, self.ctx.parallelism)
+        frozen = self.freeze(10**9)
+        whole.restore(frozen.segments())
+        frozen.release()
+        return whole.content()
+
+
+@cache
+def store() -> RocksStore:
+    """One for all tables: each has its own range of keys."""
+    return RocksStore(1 << 20)
 
 
 def key_columns(keys: list[tuple[int, str]]) -> list[pa.Array]:
@@ -121,6 +162,44 @@ def test_restores_are_what_full_snapshots_would_be() -> None:
     kinds = set[tuple[str, str]]().union(*(World(seed, Keyed).run().kinds for seed in range(30)))
     assert {kind for _, kind in kinds} == {"base", "delta", "delete"}
     assert Keyed.rests >= 10, "the log did not rest, or nobody noticed"
+
+
+@needs_rocksdb
+def test_restores_are_the_same_where_rows_lie_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill, "_PORTION_ROWS", 3)
+    Spilled.moved = 0
+    kinds = set[tuple[str, str]]().union(*(World(seed, Spilled, short).run().kinds for seed in range(15)))
+    assert {kind for _, kind in kinds} == {"base", "delta", "delete"}
+    assert Spilled.moved > 50
+
+
+def deleted_after_it_left() -> None:
+    """A key changes, leaves memory, comes back and is deleted, all between two checkpoints."""
+    step, line = Spilled(0, 1), Keyed(0, 1)
+    keys = key_columns([(number, "") for number in range(80)])
+    for begin in range(0, 80, 5):
+        step._add(pa.record_batch([*(k.slice(begin, 5) for k in keys), pa.array([1] * 5)], schema=SCHEMA))
+        step.table.make_room()
+    first = step.freeze(1)
+    step._add(pa.record_batch([*(k.slice(5, 1) for k in keys), pa.array([7])], schema=SCHEMA))
+    for begin in range(20, 60, 5):
+        step._slots([(number, "") for number in range(begin, begin + 5)])
+        step.table.make_room()
+    assert step.table.index.find([k.slice(5, 1) for k in keys]).tolist() == [-1]
+    step.table.delete(step._slots([(5, "")]))
+    step.dead = {int(slot) for slot in step._slots([(5, "")])}
+    step.sweep()
+    second = step.freeze(2)
+    changes = list(second.changes(1) or ())
+    assert any(len(segment.batch) for segment in changes if segment.kind == "delta")
+    line.restore([*first.segments(), *changes])
+    assert sorted(row[0] for row in line.content()) == [number for number in range(80) if number != 5]
+
+
+@needs_rocksdb
+def test_a_key_that_left_memory_changed_can_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill, "_PORTION_ROWS", 3)
+    deleted_after_it_left()
 
 
 def test_files_go_once_nobody_names_them_and_a_crash_leaves_none_for_ever() -> None:
@@ -186,3 +265,37 @@ def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, place: Any, nam
     with pytest.raises((AssertionError, StorageError, ValueError)):
         for seed in range(30):
             World(seed, Keyed).run()
+
+
+def _no_journal(self: SpilledRows, keys: Any, values: Any, changed: Any = None, epoch: int = 0) -> None:
+    PUT(self, keys, values)
+
+
+def _journal_keeps(self: SpilledRows, keys: Any, epochs: range) -> None:
+    REMOVE(self, keys, range(0))
+
+
+PUT, REMOVE = SpilledRows.put, SpilledRows.remove
+
+
+@needs_rocksdb
+@pytest.mark.parametrize(
+    ("place", "name", "bug"),
+    [
+        (spill.Spill, "fetch", lambda self, known: (self._used.reserve(99), self._stored.reserve(99))),
+        (spill.Spill, "use", lambda self, slots: None),
+        (spill.Spill, "delete", lambda self, slots, log: None),
+        (SpilledRows, "put", _no_journal),
+        (SpilledRows, "remove", _journal_keeps),
+    ],
+    ids=["never fetched", "used while it leaves", "deletion", "not in the journal", "deleted but in the journal"],
+)
+def test_planted_bugs_in_moving_rows_are_found(
+    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, bug: Any
+) -> None:
+    monkeypatch.setattr(spill, "_PORTION_ROWS", 3)
+    monkeypatch.setattr(place, name, bug)
+    with pytest.raises(AssertionError):
+        deleted_after_it_left()
+        for seed in range(30):
+            World(seed, Spilled, short).run()

@@ -12,7 +12,7 @@ from cutwater.errors import BuildError, DataError, StorageError
 from cutwater.operators.accumulators import KINDS, Aggregate
 from cutwater.operators.aggregate import RunningAggregateSpec
 from cutwater.operators.base import Outputs
-from cutwater.operators.keyed_table import group_segments, keyed_rows
+from cutwater.operators.keyed_segments import group_segments, keyed_rows
 from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.segments import GROUP_COLUMN, Segment

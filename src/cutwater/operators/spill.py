@@ -1,0 +1,195 @@
+"""What of a columnar table lies in memory, and what on disk.
+
+The table in memory is a cache, of single rows, that is written when they leave it.  A key that is not in memory is
+looked up on disk, all such keys of a batch at once.  When the table has outgrown its budget, half of its rows leave:
+first those that were not used since the last time (the second chance of a clock), the oldest among them first.  They
+are written in portions, between batches; a row that is used meanwhile stays.  Then the table is made anew of what is
+left, as a sweep makes it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from cutwater.state.changes import ChangeLog
+from cutwater.state.index import Slots
+from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.memory import GrowingArray
+from cutwater.state.rocks import RocksStore
+from cutwater.state.spilled_rows import FrozenSpilledRows, RowTypes, SpilledRows
+
+if TYPE_CHECKING:
+    from cutwater.operators.base import Context
+    from cutwater.operators.keyed_table import KeyedTable
+
+__all__ = ["FrozenSpill", "Spill", "open_store"]
+
+_PORTION_ROWS: Final = 4096
+_INDEX_BYTES: Final = 24
+"""What a slot takes in the table of an index, roughly."""
+
+
+def open_store(ctx: Context) -> RocksStore | None:
+    """Where the tables of a step keep what memory does not hold; ``None``: in memory.
+
+    The store takes half of what the step may take of it.
+
+    Raises:
+        StorageError: it cannot be opened.
+    """
+    return None if ctx.state_memory_bytes is None else RocksStore(ctx.state_memory_bytes // 2)
+
+
+class Spill:
+    """Moves the rows of one table out and in.
+
+    Args:
+        table: the table, empty.
+        store: where to.
+        hashed: how many key columns lie before those whose hash decides the key group.
+        max_parallelism: number of all key groups.
+        memory_bytes: what the table in memory may take, roughly.
+    """
+
+    def __init__(
+        self, table: KeyedTable, store: RocksStore, hashed: int, max_parallelism: int, memory_bytes: int
+    ) -> None:
+        self._table, self._hashed, self._groups = table, hashed, max_parallelism
+        values = [*table.state_types, *(pa.from_numpy_dtype(kind) for kind in table.book_types)]
+        self.rows = SpilledRows(store, RowTypes(table.index.types, values, hashed, max_parallelism))
+        self._memory_bytes = memory_bytes
+        self._used = GrowingArray(np.bool_)
+        self._stored = GrowingArray(np.bool_)
+        self._leaving: Slots | None = None
+        self._written = self._seen = 0
+        self._count = 0
+        self.journaled: dict[int, int] = {}
+        """Rows written to the journal, by epoch."""
+
+    # -- in
+
+    def fetch(self, known: int) -> None:
+        """Slots from ``known`` on are new: set those whose rows lie on disk to what they hold."""
+        table, used = self._table, len(self._table.index)
+        self._used.reserve(used)
+        self._stored.reserve(used)
+        slots = np.arange(known, used, dtype=np.int32)
+        there, values = self.rows.get(table.index.columns(slots))
+        if there.any():
+            table.set_rows(slots[there], values)
+            self._stored.values[slots[there]] = True
+
+    def use(self, slots: Slots) -> None:
+        """Rows of these slots are used."""
+        self._used.values[slots] = True
+
+    # -- out
+
+    def make_room(self, log: ChangeLog | None) -> Slots | None:
+        """A portion of the work, if there is any; at its end the slots that stay, for ``KeyedTable.keep``."""
+        count = len(self._table)
+        came, self._seen = count - self._seen, count
+        if self._leaving is None:
+            if self._table.memory_bytes + count * _INDEX_BYTES <= self._memory_bytes:
+                return None
+            used = self._used.values[:count]
+            self._leaving = np.concatenate([np.flatnonzero(~used), np.flatnonzero(used)]).astype(np.int32)[: count // 2]
+            used[:] = False
+            self._written = 0
+        size = max(_PORTION_ROWS, 2 * came)
+        portion = self._leaving[self._written : self._written + size]
+        self._written += len(portion)
+        self._write(portion[~self._used.values[portion]], log)
+        if self._written < len(self._leaving):
+            return None
+        stays = self._used.values[:count].copy()
+        stays[np.setdiff1d(np.arange(count), self._leaving, assume_unique=True)] = True
+        return np.flatnonzero(stays).astype(np.int32)
+
+    def _write(self, slots: Slots, log: ChangeLog | None) -> None:
+        if len(slots) == 0:
+            return
+        table = self._table
+        books = [pa.array(table.book(number)[slots]) for number in range(len(table.book_types))]
+        columns, keys = [*table.rows(slots), *books], len(table.index.types)
+        changed = None if log is None else log.changed(slots)
+        epoch = 0 if log is None else log.epoch
+        self.rows.put(columns[:keys], columns[keys:], changed, epoch)
+        self._count += len(slots) - int(np.count_nonzero(self._stored.values[slots]))
+        self._stored.values[slots] = True
+        if changed is not None:
+            self.journaled[epoch] = self.journaled.get(epoch, 0) + int(np.count_nonzero(changed))
+
+    @property
+    def busy(self) -> bool:
+        """Whether ``make_room`` has begun and not ended."""
+        return self._leaving is not None
+
+    # -- gone
+
+    def delete(self, slots: Slots, log: ChangeLog | None) -> None:
+        """The keys of these slots are gone."""
+        slots = slots[self._stored.values[slots]]
+        if len(slots):
+            self.rows.remove(self._table.index.columns(slots), _epochs(log))
+            self._count -= len(slots)
+
+    def keep(self, slots: Slots) -> None:
+        """The table has been made anew of these slots."""
+        for flags in (self._used, self._stored):
+            flags.replace(flags.values[slots])
+        self._leaving, self._seen = None, len(slots)
+
+    def remove(self, keys: Sequence[pa.Array]) -> None:
+        """Keys are gone, wherever they lie; for a restore, before anything is frozen."""
+        found = self._table.index.find(keys)
+        self._drop(found[found >= 0])
+        self.rows.remove(keys, range(0))
+
+    def remove_groups(self, groups: range) -> None:
+        """All keys of some key groups are gone; for a restore, before anything is frozen."""
+        slots = np.arange(len(self._table), dtype=np.int32)
+        if len(slots):
+            found = key_groups(hash_keys(self._table.index.columns(slots)[self._hashed :]), self._groups)
+            self._drop(slots[(found >= groups.start) & (found < groups.stop)])
+        self.rows.remove_groups(groups)
+
+    def _drop(self, slots: Slots) -> None:
+        if len(slots):
+            self._table.keep(np.setdiff1d(np.arange(len(self._table), dtype=np.int32), slots))
+
+    # -- snapshots
+
+    def freeze(self, log: ChangeLog | None) -> FrozenSpill:
+        """What lies on disk now."""
+        frozen = FrozenSpill(self.rows.freeze(), self._count, dict(self.journaled))
+        begin = _epochs(log).start  # of what later freezes may be asked for
+        self.rows.forget(begin)
+        self.journaled = {epoch: rows for epoch, rows in self.journaled.items() if epoch >= begin}
+        return frozen
+
+
+class FrozenSpill:
+    """What lay on disk at one instant, for another thread.
+
+    Args:
+        rows: the rows.
+        count: how many there are, roughly.
+        journaled: how many of them the journal has, by epoch.
+    """
+
+    def __init__(self, rows: FrozenSpilledRows, count: int, journaled: dict[int, int]) -> None:
+        self.rows, self.count = rows, count
+        self._journaled = journaled
+
+    def changed(self, epoch: int) -> int:
+        """At most so many rows have changed since an epoch began."""
+        return sum(rows for number, rows in self._journaled.items() if number >= epoch)
+
+
+def _epochs(log: ChangeLog | None) -> range:
+    return range(0) if log is None else log.epochs

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from cutwater.operators.keyed_table import keyed_rows
+from cutwater.operators.keyed_segments import keyed_rows
 from cutwater.snapshots.layout import Shape, TableLayout
 from cutwater.snapshots.values import DOMAIN, TIME
 from cutwater.state.nullable_index import NullableIndex

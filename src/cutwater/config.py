@@ -9,9 +9,18 @@ import msgspec
 
 from cutwater.errors import ConfigError
 
-__all__ = ["JobConfig", "ProtocolName", "RestartConfig", "StateBackend", "format_us", "parse_duration_ms"]
+__all__ = [
+    "JobConfig",
+    "ProtocolName",
+    "RecoveryName",
+    "RestartConfig",
+    "StateBackend",
+    "format_us",
+    "parse_duration_ms",
+]
 
 ProtocolName = Literal["none", "synchronous", "chandy_lamport", "aligned", "unaligned", "at_least_once"]
+RecoveryName = Literal["job", "region"]
 StateBackend = Literal["memory", "rocksdb"]
 
 _UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "m": 60_000.0, "min": 60_000.0, "h": 3_600_000.0, "d": 86_400_000.0}

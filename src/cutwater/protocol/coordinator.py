@@ -156,7 +156,7 @@ class CheckpointCoordinator(CoordinatorState):
         if kind.final:
             self._ending = True
             self._final_wanted = self._final_wanted and kind is not CheckpointKind.FINAL
-        if self._running:
+        if self._running or self._survivors:
             self._effects.append(m.NotifyComplete(id, kind, kind.commits))
         if pending.request_id is not None:
             self._effects.append(m.RequestAnswered(pending.request_id, id))
@@ -181,6 +181,7 @@ class CheckpointCoordinator(CoordinatorState):
 
     def _on_stopped(self, event: m.JobStopped) -> None:
         self._running = self._final_wanted = self._probe_wanted = False
+        self._survivors = event.survivors
         for pending in [p for p in self._pending.values() if p.stage is not PendingStage.PUBLISHING]:
             self._give_up(pending, FailureReason.JOB_STOPPED, event.reason)
             self._failed_count += pending.kind.stored

@@ -117,10 +117,14 @@ class JobRunning:
 
 @dataclass(frozen=True, slots=True)
 class JobStopped:
-    """The attempt is over (failure, cancel, end): what is pending cannot complete any more."""
+    """The attempt is over (failure, cancel, end): what is pending cannot complete any more.
+
+    ``survivors``: only some subtasks went down, the others hear of the outcome of what is being published.
+    """
 
     reason: str
     now_ms: float
+    survivors: bool = False
 
 
 CoordinatorEvent: TypeAlias = (

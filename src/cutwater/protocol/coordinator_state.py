@@ -44,6 +44,7 @@ class CoordinatorState:
         self._now_ms = -math.inf
         self._attempt = 0
         self._running = False
+        self._survivors = False
         self._final_wanted = False
         self._probe_wanted = False
         self._ending = False
@@ -88,6 +89,15 @@ class CoordinatorState:
     def last_id(self) -> int:
         """The highest id used so far."""
         return self._last_id
+
+    @property
+    def final_under_way(self) -> bool:
+        """A wave after which nothing is read has begun or completed: subtasks that have passed it never go on alone."""
+        return self._ending or any(p.kind.final for p in self._pending.values())
+
+    def attempt_of(self, checkpoint_id: int) -> int:
+        """The attempt that a checkpoint belongs to: the present one, unless it was begun under an older one."""
+        return self._given_up.get(checkpoint_id, self._attempt)
 
     @property
     def statistics(self) -> CheckpointStatistics:

@@ -17,8 +17,16 @@ A *recruit* is a worker of a slot beyond the group: it waits there for a rescale
 ``Reshape`` gives the job another group: the attempt ends without a failure, and the next one begins as soon as all are
 there.
 
-Rules: A7 (no subtask ends before the job), R1 (restart of the whole job), DESIGN section 4 (deadline counted from the
-last progress).
+A failure while RUNNING that concerns some *regions* only (``protocol.regions``) takes just these down: the phase stays,
+the others run on, and once the workers are there the regions begin again under a new attempt number::
+
+    region up ──failed──> down ──delay over, its slots filled──> deploying ──all its workers ready──> up
+
+All regions that are down come back together; what fails meanwhile joins them.  If all are down, or the regions cannot be
+restored beside the others, the whole job restarts.
+
+Rules: A7 (no subtask ends before the job), R1 (restart of the whole job), R2 (restart of regions), a deadline counted
+from the last progress.
 """
 
 from __future__ import annotations
@@ -29,6 +37,7 @@ from dataclasses import dataclass, field
 from cutwater.errors import InvariantError
 from cutwater.protocol.job_messages import (
     BeginAttempt,
+    BeginRegions,
     CheckpointCompleted,
     Effect,
     Ended,
@@ -42,16 +51,20 @@ from cutwater.protocol.job_messages import (
     Reshape,
     ShutDown,
     StartProcessing,
+    StartRegions,
     StopAttempt,
+    StopRegions,
     SubtaskFinished,
     TakeFinalCheckpoint,
     TaskFailed,
     Tick,
+    Widened,
     WorkerJoined,
     WorkerLost,
     WorkerReady,
     WorkersGone,
 )
+from cutwater.protocol.regions import Region, slots_of
 from cutwater.protocol.restart import GiveUp, RestartDecider
 
 __all__ = ["JobMachine"]
@@ -73,6 +86,7 @@ class JobMachine:
         attempt: number of the last attempt known (from the log); the first one here is above it.
         fewest: with so many workers the job can go on, where the group does not become complete; 0: with no fewer than
             all.
+        regions: parts of ``subtasks`` that can be restarted by themselves; none: only all of them together.
     """
 
     slots: int
@@ -83,10 +97,16 @@ class JobMachine:
     now_ms: float = 0.0
     attempt: int = 0
     fewest: int = 0
+    regions: tuple[Region, ...] = ()
     phase: JobPhase = JobPhase.FORMING
     workers: dict[int, int] = field(default_factory=dict[int, int])
     """Live workers: slot -> incarnation; those of slots beyond the group are recruits."""
-    _ready: set[int] = field(default_factory=set[int])
+    down: set[int] = field(default_factory=set[int])
+    """Regions that do not run while others do."""
+    _deploying: bool = False
+    """What is down is being restored."""
+    _ready: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """Slots and regions."""
     _finished: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     _progress_ms: float = 0.0
     _spark: tuple[int, int] = (0, 0)
@@ -96,6 +116,16 @@ class JobMachine:
 
     def __post_init__(self) -> None:
         self._progress_ms = self.now_ms
+        self._divide()
+
+    def _divide(self) -> None:
+        """Work out what the regions need."""
+        everywhere = frozenset(range(self.slots))
+        self.regions = self.regions or (self.subtasks,)
+        self._slots = [slots_of(r) if len(self.regions) > 1 else everywhere for r in self.regions]
+        self._parts = frozenset((slot, r) for r, slots in enumerate(self._slots) for slot in slots)
+        self._region_of = {subtask: r for r, region in enumerate(self.regions) for subtask in region}
+        self._attempts = [self.attempt] * len(self.regions)
 
     def handle(self, event: Event) -> list[Effect]:
         """Take one event; the effects are to be performed in order."""
@@ -114,6 +144,9 @@ class JobMachine:
             return self._deadline()
         if self.phase is JobPhase.RESTARTING:
             return self._resume_ms
+        if self.down and not self._deploying and self.phase is JobPhase.RUNNING:
+            waits = self.present < self.slots and self.now_ms >= self._resume_ms
+            return self._deadline() if waits else self._resume_ms
         return None
 
     @property
@@ -121,15 +154,25 @@ class JobMachine:
         """Slots of the group that a live worker fills."""
         return sum(slot < self.slots for slot in self.workers)
 
+    def is_current(self, attempt: int, region: int) -> bool:
+        """Whether something said in the name of an attempt of a region counts (fencing)."""
+        if not 0 <= region < len(self.regions) or (region in self.down and not self._deploying):
+            return False
+        return attempt == self._attempts[region]
+
     def validate(self) -> None:
         """Every invariant, once."""
         problems: list[str] = []
         if any(s < 0 for s in self.workers):
             problems.append(f"a worker fills a slot below 0: {sorted(self.workers)}")
-        if self.phase in _ATTEMPT and self.present < self.slots:
+        missing = {(s, r) for s, r in self._parts if s not in self.workers}
+        waiting = frozenset[int]() if self._deploying else self.down
+        if self.phase in _ATTEMPT and any(r not in waiting for _, r in missing):
             problems.append(f"attempt {self.attempt} goes on with {self.present} of {self.slots} workers")
-        if self.phase is JobPhase.RUNNING and len(self._ready) < self.slots:
+        if self.phase is JobPhase.RUNNING and any(r not in self.down for _, r in self._parts - self._ready):
             problems.append("running before every worker was ready")
+        if self.down and (self.phase is not JobPhase.RUNNING or len(self.down) == len(self.regions)):
+            problems.append(f"regions {sorted(self.down)} are down by themselves while {self.phase.value}")
         if self.phase is JobPhase.DRAINING and self._finished < self.subtasks:
             problems.append("draining before every subtask finished")
         if self.phase in (JobPhase.ENDING, JobPhase.ENDED) and self._outcome is None:
@@ -152,9 +195,9 @@ class JobMachine:
             case SubtaskFinished():
                 return self._subtask_finished(event)
             case TaskFailed():
-                if self.phase in _LIVE and event.attempt == self.attempt:
-                    return self._fail(event.reason, event.retryable)
-                return []
+                return self._task_failed(event)
+            case Widened():
+                return self._widened(event)
             case FinalCommitted():
                 # DEPLOYING: the checkpoint to restore is a final one, its handles were just committed.
                 if self.phase in (JobPhase.DRAINING, JobPhase.DEPLOYING) and event.attempt == self.attempt:
@@ -183,22 +226,20 @@ class JobMachine:
         if known is not None and known >= event.incarnation:
             return []
         effects: list[Effect] = []
-        if (
-            self.phase in _ATTEMPT and event.slot < self.slots
-        ):  # the slot's process was replaced before its connection was seen to end
-            effects = self._fail(f"the worker of slot {event.slot} was replaced", True)
+        if self.phase in _ATTEMPT and known is not None and event.slot < self.slots:  # its end was not seen yet
+            effects = self._fail(f"the worker of slot {event.slot} was replaced", True, self._regions_at(event.slot))
             if self.phase not in _LIVE:
                 return effects
         self.workers[event.slot] = event.incarnation
         self._progress_ms = self.now_ms
-        return effects + self._maybe_begin()
+        return effects or self._maybe_begin()
 
     def _lost(self, event: WorkerLost) -> list[Effect]:
         if self.workers.get(event.slot) != event.incarnation:
             return []
         del self.workers[event.slot]
         if self.phase in _ATTEMPT and event.slot < self.slots:
-            return self._fail(f"worker {event.slot} was lost: {event.reason}", True)
+            return self._fail(f"worker {event.slot} was lost: {event.reason}", True, self._regions_at(event.slot))
         # While ENDING the loss of a connection is no proof that the process is gone: WorkersGone says that.
         self._progress_ms = self.now_ms
         return []
@@ -211,19 +252,26 @@ class JobMachine:
         return []
 
     def _worker_ready(self, event: WorkerReady) -> list[Effect]:
-        if self.phase is not JobPhase.DEPLOYING or event.attempt != self.attempt:
+        awaited = self.phase is JobPhase.DEPLOYING or (self._deploying and event.region in self.down)
+        if not awaited or not self.is_current(event.attempt, event.region):
             return []
-        self._ready.add(event.slot)
-        if len(self._ready) < self.slots:
+        self._ready.add((event.slot, event.region))
+        if not self._ready >= self._parts:
             return []
-        self.phase = JobPhase.RUNNING
-        return [StartProcessing(self.attempt)]
+        if self.phase is JobPhase.DEPLOYING:
+            self.phase = JobPhase.RUNNING
+            return [StartProcessing(self.attempt)]
+        regions = tuple(sorted(self.down))
+        self.down.clear()
+        self._deploying = False
+        return [StartRegions(self.attempt, regions)]
 
     def _subtask_finished(self, event: SubtaskFinished) -> list[Effect]:
-        if self.phase is not JobPhase.RUNNING or event.attempt != self.attempt:
-            return []
         if event.subtask not in self.subtasks:
             raise InvariantError(f"unknown subtask {event.subtask} finished")
+        region = self._region_of[event.subtask]
+        if self.phase is not JobPhase.RUNNING or region in self.down or event.attempt != self._attempts[region]:
+            return []
         self._finished.add(event.subtask)
         if self._finished < self.subtasks:
             return []
@@ -235,8 +283,14 @@ class JobMachine:
             self.phase = JobPhase.FORMING
             self._progress_ms = self.now_ms
             return self._maybe_begin()
-        if self.phase is JobPhase.FORMING and self.now_ms >= self._deadline():
-            if self.fewest and len(self.workers) >= self.fewest:
+        waits = self.phase is JobPhase.FORMING
+        if self.phase is JobPhase.RUNNING and self.down and self.now_ms >= self._resume_ms:
+            effects = self._maybe_begin()
+            if effects:
+                return effects
+            waits = not self._deploying
+        if waits and self.now_ms >= self._deadline():
+            if self.phase is JobPhase.FORMING and self.fewest and len(self.workers) >= self.fewest:
                 self._progress_ms = self.now_ms
                 return [GroupShort(len(self.workers), self.shortage())]
             return self._end(Outcome.FAILED, self.shortage())
@@ -245,12 +299,15 @@ class JobMachine:
     def _reshape(self, event: Reshape) -> list[Effect]:
         if self.phase not in _LIVE:
             return []
-        self.slots, self.subtasks, self.fewest = event.slots, event.subtasks, event.fewest
+        self.slots, self.subtasks, self.fewest, self.regions = event.slots, event.subtasks, event.fewest, event.regions
+        self._divide()
         self.workers = {slot: number for slot, number in self.workers.items() if slot < event.slots}
         self._spark = (0, 0)
         self._progress_ms = self.now_ms
         if self.phase in _ATTEMPT:
             self.phase = JobPhase.FORMING
+        self.down.clear()
+        self._deploying = False
         return self._maybe_begin()
 
     def shortage(self) -> str:
@@ -268,27 +325,73 @@ class JobMachine:
         return self._progress_ms + (self.boot_deadline_ms if starting else self.group_deadline_ms)
 
     def _maybe_begin(self) -> list[Effect]:
-        if self.phase is not JobPhase.FORMING or self.present < self.slots:
+        if self.present < self.slots:
             return []
-        self.attempt += 1
-        self._ready.clear()
-        self._finished.clear()
-        self.phase = JobPhase.DEPLOYING
-        return [BeginAttempt(self.attempt)]
+        if self.phase is JobPhase.FORMING:
+            self.attempt += 1
+            self._attempts = [self.attempt] * len(self.regions)
+            self._ready.clear()
+            self._finished.clear()
+            self.phase = JobPhase.DEPLOYING
+            return [BeginAttempt(self.attempt)]
+        if self.phase is JobPhase.RUNNING and self.down and not self._deploying and self.now_ms >= self._resume_ms:
+            self.attempt += 1
+            self._deploying = True
+            for region in self.down:
+                self._attempts[region] = self.attempt
+            return [BeginRegions(self.attempt, tuple(sorted(self.down)))]
+        return []
 
-    def _fail(self, reason: str, retryable: bool) -> list[Effect]:
+    def _regions_at(self, slot: int) -> set[int]:
+        return {region for region, slots in enumerate(self._slots) if slot in slots}
+
+    def _task_failed(self, event: TaskFailed) -> list[Effect]:
+        if self.phase not in _LIVE:
+            return []
+        if event.region is None:
+            return self._fail(event.reason, event.retryable) if event.attempt == self.attempt else []
+        if not self.is_current(event.attempt, event.region):
+            return []
+        return self._fail(event.reason, event.retryable, {event.region})
+
+    def _widened(self, event: Widened) -> list[Effect]:
+        """The failure that took the regions down is counted already."""
+        if not self.down or event.attempt != self.attempt:
+            return []
+        return self._restart(event.reason, self.now_ms)
+
+    def _fail(self, reason: str, retryable: bool, regions: set[int] | None = None) -> list[Effect]:
+        """``regions``: what the failure concerns; everything if that is not known."""
         if not retryable:
             return self._end(Outcome.FAILED, reason)
         if self.phase in (JobPhase.RESTARTING, JobPhase.FORMING):
             return []  # this attempt's failure is already being handled
+        alone = regions if self.phase is JobPhase.RUNNING else None
+        if alone is not None and alone <= self.down and not self._deploying:
+            return []
         decision = self.restart.on_failure(self.now_ms)
         if isinstance(decision, GiveUp):
             return self._end(Outcome.FAILED, f"{reason} ({decision.reason})")
+        resume_ms = self.now_ms + decision.delay_ms
+        if alone is None or len(self.down | alone) == len(self.regions):
+            return self._restart(reason, resume_ms)
+        self.down |= alone
+        self._deploying = False
+        self._ready = {part for part in self._ready if part[1] not in self.down}
+        self._finished = {subtask for subtask in self._finished if self._region_of[subtask] not in self.down}
+        self._resume_ms, self._progress_ms = resume_ms, self.now_ms
+        return [StopRegions(tuple(sorted(self.down)), reason)]
+
+    def _restart(self, reason: str, resume_ms: float) -> list[Effect]:
+        """Everything goes back."""
+        self.down.clear()
+        self._deploying = False
         self.phase = JobPhase.RESTARTING
-        self._resume_ms = self.now_ms + decision.delay_ms
+        self._resume_ms = resume_ms
         return [StopAttempt(reason)]
 
     def _end(self, outcome: Outcome, reason: str) -> list[Effect]:
         self._outcome = (outcome, reason)
+        self.down.clear()
         self.phase = JobPhase.ENDING
         return [ShutDown(outcome, reason)]

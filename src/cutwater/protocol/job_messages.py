@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "BeginAttempt",
+    "BeginRegions",
     "CheckpointCompleted",
     "Effect",
     "EndRequested",
@@ -20,11 +21,14 @@ __all__ = [
     "Reshape",
     "ShutDown",
     "StartProcessing",
+    "StartRegions",
     "StopAttempt",
+    "StopRegions",
     "SubtaskFinished",
     "TakeFinalCheckpoint",
     "TaskFailed",
     "Tick",
+    "Widened",
     "WorkerJoined",
     "WorkerLost",
     "WorkerReady",
@@ -83,11 +87,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """All subtasks of a worker are restored and connected."""
+    """All subtasks that a worker holds of a region are restored and connected."""
 
     slot: int
     attempt: int
     now_ms: float
+    region: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +105,24 @@ class SubtaskFinished:
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """A subtask, the restore or the coordinator itself failed.  ``retryable``: a restart may help."""
+    """A subtask, the restore or the coordinator itself failed.  ``retryable``: a restart may help.
+
+    ``region``: where; ``None`` if that cannot be said.
+    """
 
     attempt: int
     reason: str
     retryable: bool
+    now_ms: float
+    region: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Widened:
+    """The regions that are down cannot be brought back beside the running ones: the whole job must go back."""
+
+    attempt: int
+    reason: str
     now_ms: float
 
 
@@ -142,6 +160,8 @@ class Reshape:
     fewest: int
     """With so many workers the job can go on, at a lower parallelism, where the group does not become complete."""
     now_ms: float
+    regions: tuple[frozenset[tuple[int, int]], ...] = ()
+    """Parts of ``subtasks`` that can be restarted by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +181,7 @@ Event = (
     | WorkerReady
     | SubtaskFinished
     | TaskFailed
+    | Widened
     | FinalCommitted
     | CheckpointCompleted
     | EndRequested
@@ -195,6 +216,30 @@ class StartProcessing:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRegions:
+    """Reset the subtasks of these regions in every live worker; all others run on, but no checkpoint is taken (R2)."""
+
+    regions: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRegions:
+    """Take the log and deploy these regions from the newest checkpoint.  Answers: WorkerReady, TaskFailed, Widened."""
+
+    attempt: int
+    regions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRegions:
+    """The regions are restored: let their rows flow.  Nothing is down any more, checkpoints go on."""
+
+    attempt: int
+    regions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TakeFinalCheckpoint:
     attempt: int
 
@@ -221,4 +266,15 @@ class Ended:
     reason: str
 
 
-Effect = StopAttempt | BeginAttempt | StartProcessing | TakeFinalCheckpoint | ShutDown | GroupShort | Ended
+Effect = (
+    StopAttempt
+    | BeginAttempt
+    | StartProcessing
+    | StopRegions
+    | BeginRegions
+    | StartRegions
+    | TakeFinalCheckpoint
+    | ShutDown
+    | GroupShort
+    | Ended
+)

@@ -21,22 +21,41 @@ class Attempt:
         number: of the attempt.
         first_id: every checkpoint of the attempt has a higher id.
         restored: the checkpoint it goes on from.
+        regions: what goes back to it (R2).
+        before: the attempt in which all else has run so far, and runs on.
     """
 
-    __slots__ = ("_channels", "first_id", "links", "number", "parts", "restored")
+    __slots__ = ("_channels", "attempt_of", "first_id", "links", "number", "parts", "regions", "restored", "tasks")
 
-    def __init__(self, world: World, number: int, first_id: int, restored: Done | None) -> None:
-        self.number, self.first_id, self.restored = number, first_id, restored
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        first_id: int,
+        restored: Done | None,
+        regions: tuple[int, ...],
+        before: Attempt | None,
+    ) -> None:
+        self.number, self.first_id, self.restored, self.regions = number, first_id, restored, regions
+        graph, region_of = world.graph, world.region_of
+        self.tasks = [t for t, region in enumerate(region_of) if region in regions]
+        """Those that begin with it."""
+        self.attempt_of = [number] * len(graph.tasks) if before is None else before.attempt_of.copy()
+        """Of each subtask, the attempt that it began with."""
+        for task in self.tasks:
+            self.attempt_of[task] = number
         self.parts: dict[int, Part] = restored.manifest if restored else {}
-        self._channels = world.graph.channels
+        self._channels = graph.channels
         self.links: list[Link] = []
-        for spec in world.graph.channels:
-            if self.parts:
+        for spec in graph.channels:
+            if before is not None and region_of[spec.source] not in regions:
+                self.links.append(before.links[spec.index])
+            elif self.parts:
                 sender, receiver = self.parts[spec.source], self.parts[spec.target]
                 log = self.log(sender, receiver, spec.index, spec.back)
                 taken, sent = receiver.ins[spec.index], sender.outs[spec.index]
-                before = world.attempts[sender.attempt].links[spec.index]
-                really = before.history[taken - before.base : sent - before.base]
+                known = world.attempts[sender.attempt].links[spec.index]
+                really = known.history[taken - known.base : sent - known.base]
                 self.links.append(Link(world, spec, taken, sent, log, really))
             else:
                 self.links.append(Link(world, spec, 0, 0, [], []))

@@ -18,6 +18,7 @@ from cutwater.sim.driver_storage import DriverStorage
 from cutwater.sim.worker import SimWorker
 
 if TYPE_CHECKING:
+    from cutwater.sim.attempt import Attempt
     from cutwater.sim.world import World
 
 __all__ = ["HEARTBEAT_TIMEOUT_MS", "Driver"]
@@ -45,6 +46,7 @@ class Driver(DriverProcess):
             group_deadline_ms=1e12,
             boot_deadline_ms=1e12,
             attempt=world.disk.owner,
+            regions=world.regions,
         )
         self._coordinator: CheckpointCoordinator | None = None
         self.monitor = world.new_monitor()
@@ -53,6 +55,7 @@ class Driver(DriverProcess):
         self._last: tuple[int, CheckpointKind] | None = None
         """The checkpoint after whose commit nothing is left to do, or the job stops."""
         self._committing: set[int] = set()
+        self._deployed: Attempt | None = None
         for slot in range(graph.workers):
             self.launch(slot)
 
@@ -97,13 +100,18 @@ class Driver(DriverProcess):
                 self.workers[worker.slot] = worker
                 self.job(j.WorkerJoined(worker.slot, worker.incarnation, self.clock_ms))
             return True
-        if attempt != self.machine.attempt or self.workers.get(worker.slot) is not worker:
+        region, current = self._region(kind, attempt or 0, rest)
+        if not current or self.workers.get(worker.slot) is not worker:
             self.world.seen["fenced message"] += 1
             if self.world.fences:
                 return False
         now = self.clock_ms
+        if current and kind in ("ack", "decline"):
+            attempt = self.coordinator.attempt_of(rest[0])
         if kind == "ready":
-            self.job(j.WorkerReady(worker.slot, attempt or 0, now))
+            self.job(j.WorkerReady(worker.slot, attempt or 0, now, region))
+        elif kind == "failed":
+            self.job(j.TaskFailed(attempt or 0, "a function raised an exception", True, now, region))
         elif kind == "finished":
             self.job(j.SubtaskFinished(attempt or 0, self.world.graph.tasks[rest[0]]))
         elif kind == "ack":
@@ -120,6 +128,16 @@ class Driver(DriverProcess):
             if not self._committing:
                 self._all_committed(self._last[1])
         return True
+
+    def _region(self, kind: str, attempt: int, rest: tuple[Any, ...]) -> tuple[int, bool]:
+        """The region that a message is about, and whether it belongs to that one's present attempt."""
+        if kind == "committed":
+            return 0, attempt == self.machine.attempt
+        if kind in ("ready", "failed"):
+            region = rest[0]
+        else:
+            region = self.world.region_of[rest[1] if kind in ("ack", "decline") else rest[0]]
+        return region, self.machine.is_current(attempt, region)
 
     def _all_committed(self, kind: CheckpointKind) -> None:
         if kind is CheckpointKind.FINAL:
@@ -177,7 +195,16 @@ class Driver(DriverProcess):
                     self.world.seen["restart"] += 1
                     if self._coordinator is not None:
                         self.coordinate(m.JobStopped(reason, self.clock_ms))
-                    self._broadcast("reset", self.machine.attempt)
+                    self._broadcast("reset", self.machine.attempt, range(len(self.world.regions)))
+                case j.StopRegions(regions=regions, reason=reason):
+                    self._stop_regions(regions, reason)
+                case j.BeginRegions(attempt=attempt, regions=regions):
+                    self._storage.begin(attempt, regions)
+                case j.StartRegions(attempt=attempt, regions=regions):
+                    self.world.seen["regions restarted"] += 1
+                    self._broadcast("start", attempt)
+                    self.coordinate(m.JobRunning(attempt, self.clock_ms))
+                    self._watch_loops(WaveFailed(self.coordinator.last_id, self.clock_ms))
                 case j.TakeFinalCheckpoint():
                     self.coordinate(m.RequestFinal(self.clock_ms))
                 case j.ShutDown():
@@ -187,6 +214,13 @@ class Driver(DriverProcess):
                     self.job(j.WorkersGone())
                 case j.Ended(outcome=outcome, reason=reason):
                     self._end(outcome, reason)
+
+    def _stop_regions(self, regions: tuple[int, ...], reason: str) -> None:
+        if self.coordinator.final_under_way:  # the others may have passed it, and read no more
+            self.job(j.Widened(self.machine.attempt, reason, self.clock_ms))
+            return
+        self.coordinate(m.JobStopped(reason, self.clock_ms, survivors=True))
+        self._broadcast("reset", self.machine.attempt, regions)
 
     def coordinate(self, event: m.CoordinatorEvent) -> int:
         """Feed the coordinator and perform what it asks for; the number of its effects."""
@@ -242,11 +276,13 @@ class Driver(DriverProcess):
             self._storage.finish()
         self.world.ended(self, reason)
 
-    def deploy(self, attempt: int, restored: Done | None) -> None:
+    def deploy(self, attempt: int, restored: Done | None, regions: tuple[int, ...]) -> None:
         """Tell the workers what to begin with."""
         world = self.world
-        deployed = world.attempts[attempt] = world.attempt_class(world, attempt, self.coordinator.last_id, restored)
-        self._broadcast("deploy", deployed)
+        before = None if len(regions) == len(world.regions) else self._deployed
+        self._deployed = world.attempt_class(world, attempt, self.coordinator.last_id, restored, regions, before)
+        world.attempts[attempt] = self._deployed
+        self._broadcast("deploy", self._deployed)
 
     def fenced(self) -> None:
         """Another driver owns the job: stop, commit nothing."""

@@ -31,17 +31,17 @@ class DriverStorage:
         self._known = 0
         self._taken = 0
         self._publishing = False
-        self._begins = 0
-        """The attempt that begins once it is known what was published."""
+        self._begins: tuple[int, tuple[int, ...]] | None = None
+        """The attempt that begins once it is known what was published, and its regions."""
         self._done: dict[int, Done] = {}
         """What the sinks know as restorable."""
 
     # ------------------------------------------------------------------------------------------------------- restore
 
-    def begin(self, attempt: int) -> None:
-        """Take the job: every older attempt is fenced from here on."""
+    def begin(self, attempt: int, regions: tuple[int, ...] = ()) -> None:
+        """Take the job: every older attempt is fenced from here on.  ``regions``: what begins; none: everything."""
         if self._publishing:
-            self._begins = attempt
+            self._begins = attempt, regions
             return
         disk = self._world.disk
         if disk.owner != attempt - 1 or (self._taken and disk.owner != self._taken):
@@ -51,7 +51,7 @@ class DriverStorage:
 
         def began() -> None:
             self._taken = attempt
-            self._restore(attempt)
+            self._restore(attempt, regions)
 
         self._append(AttemptBegan(attempt, self._driver.number), attempt, began)
 
@@ -74,16 +74,22 @@ class DriverStorage:
 
         self._world.disk.append(driver, self._known, entry, driver.when_awake(done))
 
-    def _restore(self, attempt: int) -> None:
+    def _restore(self, attempt: int, regions: tuple[int, ...]) -> None:
         retained = self._world.disk.retained
         chosen = self._choose(retained)
-        if chosen is None and retained:
+        everything = tuple(range(len(self._world.regions)))
+        if regions:
+            if chosen is (retained[-1] if retained else None):
+                self._settle(attempt, chosen, regions)
+            else:
+                self._widen(attempt, "the newest checkpoint is damaged")
+        elif chosen is None and retained:
             self._fail(attempt, "no completed checkpoint is usable")
         elif chosen is not None and retained[-1] is not chosen and self._world.rolls_back:
             rolled_back = RolledBack(attempt, chosen.checkpoint_id)
-            self._append(rolled_back, attempt, lambda: self._settle(attempt, chosen))
+            self._append(rolled_back, attempt, lambda: self._settle(attempt, chosen, everything))
         else:
-            self._settle(attempt, chosen)
+            self._settle(attempt, chosen, everything)
 
     def _choose(self, retained: list[Done]) -> Done | None:
         """The newest whole one, or what the user wants."""
@@ -97,24 +103,25 @@ class DriverStorage:
             self._world.seen["passed over"] += 1
         return None
 
-    def _settle(self, attempt: int, restored: Done | None) -> None:
+    def _settle(self, attempt: int, restored: Done | None, regions: tuple[int, ...]) -> None:
         """T2, one storage operation after the other; then the workers hear of the attempt."""
         world, driver = self._world, self._driver
         self._done = {done.checkpoint_id: done for done in world.disk.retained}
-        steps = world.settle(world.output, restored, list(self._done.values()), attempt)
+        tasks = frozenset(t for t, region in enumerate(world.region_of) if region in regions)
+        steps = world.settle(world.output, restored, list(self._done.values()), attempt, tasks)
 
         def step(_: object) -> None:
             for _ in steps:
                 world.after(0.1 + 0.1 * world.draws.below(4), next_step)
                 return
-            self._settled(attempt, restored)
+            self._settled(attempt, restored, regions)
 
         next_step = driver.when_awake(step)
         step(None)
 
-    def _settled(self, attempt: int, restored: Done | None) -> None:
+    def _settled(self, attempt: int, restored: Done | None, regions: tuple[int, ...]) -> None:
         world, driver = self._world, self._driver
-        world.judge.settled(restored, attempt)
+        world.judge.settled(restored, attempt, regions)
         world.restores += 1
         if restored is not None and not world.disk.whole(restored):
             self._fail(attempt, f"checkpoint {restored.checkpoint_id} is damaged")
@@ -125,8 +132,14 @@ class DriverStorage:
         if restored is not None and restored.final:
             driver.job(j.FinalCommitted(attempt))
         else:
-            driver.deploy(attempt, restored)
+            driver.deploy(attempt, restored, regions)
         driver.go_on()
+
+    def _widen(self, attempt: int, what: str) -> None:
+        self._world.seen["widened"] += 1
+        self._driver.stop_waiting()
+        self._driver.job(j.Widened(attempt, what, self._driver.clock_ms))
+        self._driver.go_on()
 
     def _fail(self, attempt: int, what: str) -> None:
         self._driver.stop_waiting()
@@ -175,8 +188,8 @@ class DriverStorage:
                 what = "it is not known what was published"
                 driver.job(j.TaskFailed(done.attempt, what, True, driver.clock_ms))
         if self._begins and not driver.over:
-            attempt, self._begins = self._begins, 0
-            self.begin(attempt)
+            begins, self._begins = self._begins, None
+            self.begin(*begins)
         driver.go_on()
 
     def _collect(self) -> None:
@@ -192,6 +205,6 @@ class DriverStorage:
 
         def done(answer: str) -> None:
             if answer == "ok":
-                output.sweep(attempt + 1, set())
+                output.sweep(attempt + 1, set(), frozenset(range(len(self._world.graph.tasks))))
 
         self._world.disk.append(self._driver, self._known, Finished(attempt), done)

@@ -31,11 +31,20 @@ def _worker(world: World, fault: Fault) -> SimWorker | None:
 def _kill_worker(world: World, fault: Fault) -> None:
     worker = _worker(world, fault)
     if worker is not None:
-        if worker.attempt is not None:
+        if worker.subtasks:
             world.strike("kill_worker")
         worker.kill()
         driver = worker.driver
         world.after(0.5 + world.draws.below(8), lambda _: driver.lose(worker))
+
+
+def _fail_subtask(world: World, fault: Fault) -> None:
+    """A user's function raises an exception."""
+    running = [s for w in world.driver.workers.values() if not (w.dead or w.paused) for s in w.subtasks if s.running]
+    if running:
+        world.strike("fail_subtask")
+        subtask = running[fault.place % len(running)]
+        subtask.worker.fail(subtask)
 
 
 def _kill_driver(world: World, fault: Fault) -> None:
@@ -201,5 +210,6 @@ _FAULTS: dict[str, Callable[[World, Fault], None]] = {
     "doubt": _for_a_time("disk", "doubtful", 64),
     "rot": _rot,
     "clock_jump": _clock_jump,
+    "fail_subtask": _fail_subtask,
     **dict.fromkeys(REQUESTS, _request),
 }

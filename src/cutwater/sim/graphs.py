@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
+from cutwater.protocol.regions import regions_of
+
 __all__ = ["WORLDS", "Channel", "Edge", "Graph", "Step", "key_of", "row_time", "source_row"]
 
 KEYS = 16
@@ -113,6 +115,10 @@ class Graph:
         inner = {c.index for c in self.channels if loop_of.get(c.source, -1) == loop_of.get(c.target, -2)}
         self.loop_inputs = [frozenset(inner.intersection(found)) for found in self.inputs]
         self.loop_outputs = [frozenset(inner.intersection(found)) for found in self.outputs]
+        ends = ((self.tasks[c.source], self.tasks[c.target]) for c in self.channels)
+        self.regions = regions_of(self.tasks, ends)
+        """What can be restarted by itself (R2)."""
+        self.region_of = [next(r for r, region in enumerate(self.regions) if t in region) for t in self.tasks]
         self.moves = [_Moves(self, t) for t in range(len(self.tasks))]
 
     @cached_property
@@ -259,6 +265,15 @@ def _worlds() -> Iterator[Graph]:
         "two_heads", [Step("first"), Step("second"), Step("a", 2), Step("b"), Step("sink")],
         [("first", "a", "hash"), ("second", "b", "forward"), ("a", "b", "hash"), ("b", "a", "hash"),
          ("b", "sink", "forward")],
+    )  # fmt: skip
+    yield Graph(
+        "two_jobs", [Step("read", 2), Step("count", 2), Step("sink"), Step("other"), Step("loop", 2), Step("out")],
+        [("read", "count", "hash"), ("count", "sink", "hash"), ("other", "loop", "hash"), ("loop", "loop", "hash"),
+         ("loop", "out", "hash")],
+    )  # fmt: skip
+    yield Graph(
+        "side_by_side", [Step("read", 3), Step("count", 3), Step("sink", 3)],
+        [("read", "count", "forward"), ("count", "sink", "forward")],
     )  # fmt: skip
 
 

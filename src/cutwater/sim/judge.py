@@ -65,7 +65,7 @@ class Judge:
         if missing:
             self.broken("part missing", f"checkpoint {id} completed without {', '.join(missing)}")
         for part in parts.values():
-            if part.attempt != done.attempt:
+            if part.attempt != world.attempts[done.attempt].attempt_of[part.task]:
                 self.broken("fencing", f"checkpoint {id} of attempt {done.attempt} holds a part of {part.attempt}")
             for name in part.files:
                 if name not in world.disk.files:
@@ -117,7 +117,7 @@ class Judge:
         if self._world.output.gone.get(handle, 0) <= attempt:
             self.broken("lost commit", f"{handle} of checkpoint {checkpoint_id} was removed and then committed (T2)")
 
-    def settled(self, restored: Done | None, attempt: int) -> None:
+    def settled(self, restored: Done | None, attempt: int, regions: tuple[int, ...]) -> None:
         """A restore has brought the sinks in line: readers see what the checkpoint and those before it committed."""
         world, output = self._world, self._world.output
         if world.disk.owner != attempt:
@@ -125,7 +125,7 @@ class Judge:
         seen: Counter[int] = Counter()
         for handle, rows in output.visible.items():
             seen[handle.task] += len(rows)
-        for task in sorted(world.graph.sinks):
+        for task in sorted(t for t in world.graph.sinks if world.region_of[t] in regions):
             part = restored.manifest[task] if restored is not None else None
             waiting = sum(len(output.pieces.get(piece, ())) for piece in part.pieces) if part is not None else 0
             processed = sum(part.counts.values()) if part is not None else 0

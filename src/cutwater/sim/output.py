@@ -58,17 +58,18 @@ class Output:
         for piece in handle.own:
             self.pieces.pop(piece, None)
 
-    def sweep(self, attempt: int, kept: set[Piece]) -> None:
-        """Empty the staging area of what attempts before this one left there, but for ``kept`` pieces."""
-        for handle in [h for h in self.staged if h.attempt < attempt]:
+    def sweep(self, attempt: int, kept: set[Piece], tasks: frozenset[int]) -> None:
+        """Empty the staging area of what attempts of ``tasks`` before this one left there, but for ``kept`` pieces."""
+        for handle in [h for h in self.staged if h.attempt < attempt and h.task in tasks]:
             del self.staged[handle]
             self.gone[handle] = attempt
-        for piece in [p for p in self.pieces if p.attempt < attempt and p not in kept]:
+        for piece in [p for p in self.pieces if p.attempt < attempt and p.task in tasks and p not in kept]:
             del self.pieces[piece]
 
-    def later_than(self, checkpoint_id: int, attempt: int) -> list[Handle]:
-        """Visible parts of later checkpoints, made by attempts before this one."""
-        return [h for h in self.visible if h.checkpoint_id > checkpoint_id and h.attempt < attempt]
+    def later_than(self, checkpoint_id: int, attempt: int, tasks: frozenset[int]) -> list[Handle]:
+        """Visible parts of later checkpoints, made by attempts of ``tasks`` before this one."""
+        visible = self.visible
+        return [h for h in visible if h.checkpoint_id > checkpoint_id and h.attempt < attempt and h.task in tasks]
 
     def take_back(self, handle: Handle, attempt: int) -> None:
         """Remove a visible part."""
@@ -90,9 +91,9 @@ class SinkWriter:
         self._world, self._output, self._task, self._attempt = world, world.output, task, attempt
         self._open: list[tuple[Piece, list[int]]] = []
         for piece in pieces:
-            if piece not in self._output.pieces:
+            if piece not in self._output.pieces and world.disk.owner <= attempt:
                 world.judge.broken("staging lost", f"a restore looks for {piece}, which was removed (T4)")
-            self._open.append((piece, self._output.pieces[piece]))
+            self._open.append((piece, self._output.pieces.get(piece, [])))  # nothing left: the job is another driver's
         self._shared = {piece for piece, _ in self._open}
         self.rows: list[int] = []
         """Since the last freeze."""
@@ -136,25 +137,28 @@ class Settle(Protocol):
     """What ``settle`` is."""
 
     def __call__(
-        self, output: Output, restored: Done | None, retained: Iterable[Done], attempt: int
+        self, output: Output, restored: Done | None, retained: Iterable[Done], attempt: int, tasks: frozenset[int]
     ) -> Iterator[None]: ...
 
 
-def settle(output: Output, restored: Done | None, retained: Iterable[Done], attempt: int) -> Iterator[None]:
+def settle(
+    output: Output, restored: Done | None, retained: Iterable[Done], attempt: int, tasks: frozenset[int]
+) -> Iterator[None]:
     """T2 at a restore, one storage operation at a time: between them anything may happen, also the driver's death.
 
-    Afterwards readers see what ``restored`` and the checkpoints before it committed, and nothing else.
+    Afterwards readers see what the sinks among ``tasks`` committed with ``restored`` and the checkpoints before it,
+    and nothing else of them.  What other sinks have under way is not touched.
     """
     id = 0
     if restored is not None:
         id = restored.checkpoint_id
         for part in restored.manifest.values():
-            for handle in part.handles:
+            for handle in part.handles if part.task in tasks else ():
                 output.commit(handle, id, attempt)
                 yield
-    output.sweep(attempt, _named(retained))
+    output.sweep(attempt, _named(retained), tasks)
     yield
-    later = output.later_than(id, attempt)
+    later = output.later_than(id, attempt, tasks)
     yield
     for handle in later:
         output.take_back(handle, attempt)

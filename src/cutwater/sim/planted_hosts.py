@@ -141,47 +141,53 @@ def _settling(steps: Settle) -> Callable[[World], None]:
     return prepare
 
 
-def _without_commits(output: Output, restored: Done | None, retained: Iterable[Done], attempt: int) -> Iterator[None]:
+def _without_commits(
+    output: Output, restored: Done | None, retained: Iterable[Done], attempt: int, tasks: frozenset[int]
+) -> Iterator[None]:
     """T2 broken: a restore aborts what the restored checkpoint had promised to commit."""
     kept = {p for done in retained for part in done.manifest.values() for p in part.pieces}
-    output.sweep(attempt, kept)
+    output.sweep(attempt, kept, tasks)
     yield
-    for handle in output.later_than(restored.checkpoint_id if restored else 0, attempt):
+    for handle in output.later_than(restored.checkpoint_id if restored else 0, attempt, tasks):
         output.take_back(handle, attempt)
 
 
-def _with_all_commits(output: Output, restored: Done | None, retained: Iterable[Done], attempt: int) -> Iterator[None]:
+def _with_all_commits(
+    output: Output, restored: Done | None, retained: Iterable[Done], attempt: int, tasks: frozenset[int]
+) -> Iterator[None]:
     """T2 broken: a restore commits whatever it finds staged."""
     for handle in list(output.staged):
         output.commit(handle, restored.checkpoint_id if restored else 0, attempt)
-    yield from settle(output, restored, retained, attempt)
+    yield from settle(output, restored, retained, attempt, tasks)
 
 
 def _without_taking_back(
-    output: Output, restored: Done | None, retained: Iterable[Done], attempt: int
+    output: Output, restored: Done | None, retained: Iterable[Done], attempt: int, tasks: frozenset[int]
 ) -> Iterator[None]:
     """What later checkpoints committed stays visible, and is written once more."""
-    later_than, output.later_than = output.later_than, lambda checkpoint_id, attempt: []
-    yield from settle(output, restored, retained, attempt)
+    later_than, output.later_than = output.later_than, lambda checkpoint_id, attempt, tasks: []
+    yield from settle(output, restored, retained, attempt, tasks)
     output.later_than = later_than
 
 
-def _listing_too_early(output: Output, restored: Done | None, retained: Iterable[Done], attempt: int) -> Iterator[None]:
+def _listing_too_early(
+    output: Output, restored: Done | None, retained: Iterable[Done], attempt: int, tasks: frozenset[int]
+) -> Iterator[None]:
     """The target is listed while an old worker can still rename a staged part into it."""
-    later = output.later_than(restored.checkpoint_id if restored else 0, attempt)
+    later = output.later_than(restored.checkpoint_id if restored else 0, attempt, tasks)
     for _ in range(4):
         yield
     later_than = output.later_than
-    output.later_than = lambda checkpoint_id, attempt: later
-    yield from settle(output, restored, retained, attempt)
+    output.later_than = lambda checkpoint_id, attempt, tasks: later
+    yield from settle(output, restored, retained, attempt, tasks)
     output.later_than = later_than
 
 
 def _taking_back_anybodys(
-    output: Output, restored: Done | None, retained: Iterable[Done], attempt: int
+    output: Output, restored: Done | None, retained: Iterable[Done], attempt: int, tasks: frozenset[int]
 ) -> Iterator[None]:
     """A driver that was stopped in its restore takes back what its successor has committed."""
-    yield from settle(output, restored, retained, 2**31)
+    yield from settle(output, restored, retained, 2**31, tasks)
 
 
 def _no_word_of_going_back(world: World) -> None:

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check_run", "digest", "to_trace"]
 
-_OF_THE_COORDINATOR = ("completed", "aborted", "recorded")
-"""It tells what it has, even of a subtask that died meanwhile."""
-
-
 def to_trace(world: World) -> e.Trace:
     """The history of a run, without what zombies of older attempts did after a newer attempt began.
 
@@ -64,7 +60,11 @@ class _Recorder:
         self._world, self._states = world, states
         self._names, self._channels = world.graph.names, world.graph.channel_names
         self._attempt = 1
+        self._began = [1] * len(world.graph.tasks)
+        """Of each subtask, the attempt that it began with."""
         self._completed: dict[int, int] = {}
+        self._waves: dict[int, int] = {}
+        """Checkpoints since all subtasks began anew, and the attempt that each began in."""
         self._down: set[int] = set()
         self._rows: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
         output = world.output
@@ -76,13 +76,12 @@ class _Recorder:
             if kind == "restored":
                 yield from self._restored(at, attempt, rest[0])
             elif kind == "crashed":
-                if attempt == self._attempt:
-                    yield from self._crashed(at, who)
+                yield from self._crashed(at, rest[0])
             elif kind == "committed":
                 yield from self._committed(at, who, rest[0])
-            elif attempt == self._attempt and (kind in _OF_THE_COORDINATOR or who not in self._down):
+            elif self._counts(kind, who, attempt):
                 event = (
-                    self._step(at, who, attempt, rest) if kind == "step" else self._other(at, kind, who, attempt, rest)
+                    self._step(at, who, rest) if kind == "step" else self._other(at, kind, who, rest)
                 )
                 if event is not None:
                     yield event
@@ -95,14 +94,29 @@ class _Recorder:
         if (attempt == self._attempt and attempt > 1) or attempt < self._attempt:
             return
         self._attempt = attempt
-        self._down.clear()
+        deployed = self._world.attempts[attempt]
+        self._down.difference_update(deployed.tasks)
+        if len(deployed.tasks) == len(self._names):
+            self._waves.clear()
         snapshot = None if id is None else self._number(id)
-        for name in self._names:
-            yield e.Restored(at, name, attempt, snapshot)
+        for task, name in enumerate(self._names):
+            if deployed.attempt_of[task] == attempt:
+                self._began[task] = attempt
+                yield e.Restored(at, name, attempt, snapshot)
+            elif task not in self._down:
+                yield e.Survived(at, name, attempt)
 
-    def _crashed(self, at: float, slot: int) -> Iterator[e.Event]:
-        for task, (_, index) in enumerate(self._world.graph.tasks):
-            if index == slot and task not in self._down:
+    def _counts(self, kind: str, who: int, attempt: int) -> bool:
+        """It is no zombie's."""
+        if kind in ("completed", "aborted"):
+            return attempt == self._attempt
+        if kind == "recorded":
+            return attempt == self._began[who]
+        return attempt == self._began[who] and who not in self._down
+
+    def _crashed(self, at: float, lost: list[tuple[int, int]]) -> Iterator[e.Event]:
+        for task, attempt in lost:
+            if attempt == self._began[task] and task not in self._down:
                 self._down.add(task)
                 yield e.Crashed(at, self._names[task], self._attempt)
 
@@ -111,34 +125,40 @@ class _Recorder:
         if rows is not None:
             yield e.Committed(at, f"output of {self._names[task]}", self._attempt, self._number(id), (*rows,))
 
+    def _wave(self, id: int) -> int:
+        """The number of a checkpoint under way: it keeps that of the attempt it began in, while others go back."""
+        return 1000 * self._waves.setdefault(id, self._attempt) + id
+
     def _number(self, id: int) -> int:
         return 1000 * self._completed.get(id, 0) + id
 
-    def _step(self, at: float, who: int, attempt: int, rest: list[Any]) -> e.Event:
+    def _step(self, at: float, who: int, rest: list[Any]) -> e.Event:
         channels = self._channels
         took, sends, before, after = rest
         takes = (e.Span(channels[took[0]], took[1], took[2]),) if took else ()
         sent = (*[e.Span(channels[c], first, count) for c, first, count in sends],)
         if self._states:
-            return e.Step(at, self._names[who], attempt, takes, sent, str(before), str(after))
-        return e.Step(at, self._names[who], attempt, takes, sent)
+            return e.Step(at, self._names[who], self._attempt, takes, sent, str(before), str(after))
+        return e.Step(at, self._names[who], self._attempt, takes, sent)
 
-    def _other(self, at: float, kind: str, who: int, attempt: int, rest: list[Any]) -> e.Event | None:
+    def _other(self, at: float, kind: str, who: int, rest: list[Any]) -> e.Event | None:
         names, channels = self._names, self._channels
+        if kind in ("marker sent", "marker taken", "cut") and self._waves.get(rest[0], self._attempt) < self._attempt:
+            return None  # it was given up when a part of the job went back
         if kind == "marker sent":
-            return e.MarkerSent(at, names[who], attempt, 1000 * attempt + rest[0], channels[rest[1]], rest[2])
+            return e.MarkerSent(at, names[who], self._attempt, self._wave(rest[0]), channels[rest[1]], rest[2])
         if kind == "marker taken":
-            return e.MarkerTaken(at, names[who], attempt, 1000 * attempt + rest[0], channels[rest[1]], rest[2])
+            return e.MarkerTaken(at, names[who], self._attempt, self._wave(rest[0]), channels[rest[1]], rest[2])
         if kind == "cut":
             state = str(rest[1]) if self._states else ""
-            return e.Cut(at, names[who], attempt, 1000 * attempt + rest[0], state)
+            return e.Cut(at, names[who], self._attempt, self._wave(rest[0]), state)
         if kind == "recorded":
             id, channel, first, count = rest
             span = e.Span(channels[channel], first, count)
-            return e.Recorded(at, "coordinator", attempt, 1000 * attempt + id, channels[channel], (span,))
+            return e.Recorded(at, "coordinator", self._attempt, self._wave(id), channels[channel], (span,))
         if kind == "completed":
-            self._completed[rest[0]] = attempt
-            return e.Completed(at, "coordinator", attempt, 1000 * attempt + rest[0])
+            self._completed[rest[0]] = self._waves.get(rest[0], self._attempt)
+            return e.Completed(at, "coordinator", self._attempt, self._wave(rest[0]))
         if kind == "aborted" and rest[0] not in self._completed:
-            return e.Aborted(at, "coordinator", attempt, 1000 * attempt + rest[0])
+            return e.Aborted(at, "coordinator", self._attempt, self._wave(rest[0]))
         return None

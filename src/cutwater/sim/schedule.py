@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from cutwater.config import RestartConfig
+from cutwater.config import RecoveryName, RestartConfig
 from cutwater.errors import DataError
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.sim.graphs import WORLDS
@@ -16,7 +16,7 @@ __all__ = ["FAULTS", "REQUESTS", "Fault", "Schedule", "make_schedule"]
 
 FAULTS = (
     "kill_worker", "kill_driver", "zombie_driver", "pause", "partition", "clog", "swizzle", "slow", "slow_disk",
-    "reorder", "jitter", "write_error", "full_disk", "doubt", "rot", "clock_jump",
+    "reorder", "jitter", "write_error", "full_disk", "doubt", "rot", "clock_jump", "fail_subtask",
 )  # fmt: skip
 """Every kind of fault.  Torn and lost writes come with the kills."""
 
@@ -62,6 +62,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     aligned_timeout_ms: float = 0.0
     roll_rows: int = 0
     """Rows that make a part of the output; fewer wait for a later checkpoint."""
+    recovery: RecoveryName = "job"
+    """What goes back after a failure."""
     publishes_aside: bool = False
     """The driver hears messages while it publishes."""
     restart: RestartConfig = RestartConfig(strategy="fixed_delay", attempts=1_000_000, delay_ms=2.0)
@@ -106,6 +108,7 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
         Fault(round(5 + chance() * _FAULT_PHASE_MS, 1), REQUESTS[int(chance() * len(REQUESTS))], int(chance() * 2), 0.0)
         for _ in range(int(chance() * 3))
     )
+    graph = WORLDS[world]
     alone = PROTOCOLS[protocol].switches or PROTOCOLS[protocol].halts
     return Schedule(
         world=world,
@@ -125,4 +128,5 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
         faults=tuple(faults),
         requests=tuple(requests),
         planted=planted,
+        recovery="region" if len(graph.regions) > 1 and chance() < 0.8 else "job",
     )

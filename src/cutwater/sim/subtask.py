@@ -81,6 +81,7 @@ class SimSubtask(SubtaskState):
 
     def start(self) -> None:
         """All subtasks of the attempt are ready.  What had sent its end before the snapshot only says so again."""
+        self.running = True
         if self._had_ended:
             self.finished = True
             self.worker.tell("finished", self.attempt.number, self.task)
@@ -136,7 +137,7 @@ class SimSubtask(SubtaskState):
             self.worker.post(lambda: self._if_current(m.BarriersSent(id)))
 
     def _if_current(self, event: m.Event) -> None:
-        if self.worker.attempt is self.attempt:
+        if not self.dropped:
             self.handle(event)
 
     def outcome(self, event: m.CompleteNotice | m.AbortNotice) -> None:
@@ -277,7 +278,7 @@ class SimSubtask(SubtaskState):
         self.world.disk.write(worker, name, done)
 
     def _wrote(self, id: int, error: str, durable: m.Event) -> None:
-        if self.worker.attempt is self.attempt:
+        if not self.dropped:
             self.handle(m.WriteFailed(id, error) if error else durable)
 
     def _broadcast(self, effect: m.BroadcastBarrier, _: object) -> None:

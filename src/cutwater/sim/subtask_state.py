@@ -110,6 +110,10 @@ class SubtaskState:
         self._ending = self.machine.phase is Phase.ENDED
         self._had_ended = bool(part and part.has_ended)
         self.finished = False
+        self.running = False
+        """All that begins with it is ready."""
+        self.dropped = False
+        """Its region, or the whole job, goes back; it does nothing any more."""
         if part:
             self.merger.restore(part.merger, part.combined)
 

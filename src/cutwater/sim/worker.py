@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
@@ -25,7 +25,8 @@ class SimWorker:
     def __init__(self, world: World, driver: DriverProcess, slot: int, incarnation: int) -> None:
         self.world, self.driver, self.slot, self.incarnation = world, driver, slot, incarnation
         self.dead = False
-        self.attempt: Attempt | None = None
+        self.number = 0
+        """Of the newest attempt that it is part of; 0: of none."""
         self.subtasks: list[SimSubtask] = []
         self.from_driver = Pipe(world, self.post)
         self.to_driver = Pipe(world, driver.hear)
@@ -62,11 +63,18 @@ class SimWorker:
         self.dead = True
         self.from_driver.dead = True
         self.world.disk.crash(self)
-        if self.attempt is not None:
-            self.world.note("crashed", self.slot, self.attempt.number)
-            for subtask in self.subtasks:
-                for link in (*subtask.inputs, *subtask.outputs):
-                    link.dead = True
+        if self.subtasks:
+            self.world.note("crashed", self.slot, self.number, [(s.task, s.attempt.number) for s in self.subtasks])
+            self._drop(self.subtasks)
+
+    def fail(self, subtask: SimSubtask) -> None:
+        """A user's function raises: all that is connected with the subtask ends here, the driver hears of it."""
+        region = self.world.region_of[subtask.task]
+        self.tell("failed", subtask.attempt.number, region)
+        self._reset(self._of((region,)))
+
+    def _of(self, regions: Iterable[int]) -> list[SimSubtask]:
+        return [s for s in self.subtasks if self.world.region_of[s.task] in regions]
 
     def tell(self, *message: Any) -> None:
         """Send a message to the driver."""
@@ -99,7 +107,7 @@ class SimWorker:
         worked = 0
         for i in range(self._turn, self._turn + count):
             subtask = subtasks[i - count if i >= count else i]
-            if not subtask.awake:
+            if not (subtask.awake and subtask.running):
                 continue
             for _again in range(ACTIONS_PER_ROUND):
                 if not subtask.act():
@@ -112,7 +120,7 @@ class SimWorker:
             cost = 0.1 * worked + 0.05 * self.world.draws.below(8)
             self._free_ms = self.world.now + cost * (20 if self.slow else 1)
             for subtask in subtasks:
-                if subtask.awake:
+                if subtask.awake and subtask.running:
                     self.wake()
                     break
 
@@ -130,21 +138,22 @@ class SimWorker:
         elif message[0] == "deploy":
             self._deploy(message[1])
         elif message[0] == "reset":
-            self._reset()
+            self._reset(self._of(message[2]))
         elif message[0] == "leave":
-            self._reset()
+            self._reset(self.subtasks)
             self.kill()
-        elif self.attempt is not None and message[1] == self.attempt.number:
+        elif self.subtasks and message[1] >= self.number:
             self._take(message)
         if not self._scheduled and any(subtask.awake for subtask in self.subtasks):
             self.wake()
 
     def _take(self, message: tuple[Any, ...]) -> None:
         match message:
-            case ("start", _):
+            case ("start", number):
                 self._running = True
                 for subtask in self.subtasks:
-                    subtask.start()
+                    if subtask.attempt.number == number:
+                        subtask.start()
             case ("trigger", _, id, final, probe):
                 for subtask in self.subtasks:
                     if subtask.machine.is_source or self.world.triggers_all:
@@ -165,21 +174,27 @@ class SimWorker:
                 raise AssertionError(f"a worker hears {message}")
 
     def _deploy(self, attempt: Attempt) -> None:
-        self._reset()
-        self.attempt = attempt
         world, graph = self.world, self.world.graph
-        self.subtasks = [
-            world.subtask_class(self, attempt, task, attempt.parts.get(task))
-            for task, (_, index) in enumerate(graph.tasks)
-            if index == self.slot
-        ]
+        self._reset(self._of(attempt.regions))
+        mine = [task for task in attempt.tasks if graph.tasks[task][1] == self.slot]
+        if not mine:
+            return
+        self.number = attempt.number
+        self.subtasks += [world.subtask_class(self, attempt, task, attempt.parts.get(task)) for task in mine]
+        self.subtasks.sort(key=lambda s: s.task)
         world.note("restored", self.slot, attempt.number, attempt.restored.checkpoint_id if attempt.restored else None)
-        self.tell("ready", attempt.number)
+        for region in {world.region_of[task]: None for task in mine}:
+            self.tell("ready", attempt.number, region)
 
-    def _reset(self) -> None:
-        """R1: the process stays, its subtasks are dropped."""
-        self._running = False
-        for subtask in self.subtasks:
+    def _reset(self, subtasks: list[SimSubtask]) -> None:
+        """R1, R2: the process stays, these subtasks are dropped."""
+        self._drop(subtasks)
+        self.subtasks = [s for s in self.subtasks if not s.dropped]
+        if not self.subtasks:
+            self.number, self._running = 0, False
+
+    def _drop(self, subtasks: list[SimSubtask]) -> None:
+        for subtask in subtasks:
+            subtask.dropped, subtask.running = True, False
             for link in (*subtask.inputs, *subtask.outputs):
                 link.dead = True
-        self.attempt, self.subtasks = None, []

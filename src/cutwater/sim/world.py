@@ -65,6 +65,10 @@ class World:
             tolerable_failed=schedule.tolerable_failed,
             aligned_timeout_ms=schedule.aligned_timeout_ms,
         )
+        together = schedule.recovery == "job"
+        self.regions = (frozenset(self.graph.tasks),) if together else self.graph.regions
+        """What goes back together (R1, R2)."""
+        self.region_of = [0] * len(self.graph.tasks) if together else self.graph.region_of
         self.judge = Judge(self)
         self.triggers_all = self.row.freeze_on is FreezeOn.TRIGGER
         self.judges_lateness = self.judge.exactly

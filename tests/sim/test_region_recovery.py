@@ -1,0 +1,50 @@
+"""Only what is connected with a failure goes back (R2), in simulation: judged as every run, and counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import msgspec
+import pytest
+
+from cutwater.protocol.rows import PROTOCOLS
+from cutwater.sim.graphs import WORLDS
+from cutwater.sim.schedule import Schedule, make_schedule
+from cutwater.sim.simulate import play
+
+WORLDS_OF_REGIONS = [name for name, graph in WORLDS.items() if len(graph.regions) > 1]
+
+
+def schedules(protocol: str, seeds: int) -> list[Schedule]:
+    made = [make_schedule(seed, world, protocol) for world in WORLDS_OF_REGIONS for seed in range(seeds)]
+    return [msgspec.structs.replace(schedule, recovery="region") for schedule in made]
+
+
+@cache
+def survivals(protocol: str) -> Counter[str]:
+    seen = Counter[str]()
+    for schedule in schedules(protocol, 25):
+        world, violation = play(schedule, validates=True)
+        assert violation is None, f"{schedule.world}, seed {schedule.seed}: {violation}"
+        seen.update(world.seen)
+        newest = world.attempts[max(world.attempts)]
+        seen["kept their state"] += len(set(newest.attempt_of)) > 1
+    return seen
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_r2_no_schedule_breaks_a_promise(protocol: str) -> None:
+    seen = survivals(protocol)
+    assert seen["regions restarted"] > 10
+    assert seen["kept their state"] > 5
+
+
+def test_worlds_fall_into_regions_as_drawn() -> None:
+    assert {name: len(WORLDS[name].regions) for name in WORLDS_OF_REGIONS} == {"two_jobs": 2, "side_by_side": 3}
+
+
+@pytest.mark.parametrize("name", ["a region's restore sweeps what other regions have staged", "one region short"])
+def test_r2_a_planted_bug_is_found(name: str) -> None:
+    found = (play(msgspec.structs.replace(s, planted=name))[1] for s in schedules("aligned", 100))
+    assert next((violation for violation in found if violation is not None), None) is not None

@@ -24,7 +24,7 @@ def schedules(protocol: str, seeds: int) -> list[Schedule]:
 @cache
 def survivals(protocol: str) -> Counter[str]:
     seen = Counter[str]()
-    for schedule in schedules(protocol, 25):
+    for schedule in schedules(protocol, 20):
         world, violation = play(schedule, validates=True)
         assert violation is None, f"{schedule.world}, seed {schedule.seed}: {violation}"
         seen.update(world.seen)
@@ -42,9 +42,3 @@ def test_r2_no_schedule_breaks_a_promise(protocol: str) -> None:
 
 def test_worlds_fall_into_regions_as_drawn() -> None:
     assert {name: len(WORLDS[name].regions) for name in WORLDS_OF_REGIONS} == {"two_jobs": 2, "side_by_side": 3}
-
-
-@pytest.mark.parametrize("name", ["a region's restore sweeps what other regions have staged", "one region short"])
-def test_r2_a_planted_bug_is_found(name: str) -> None:
-    found = (play(msgspec.structs.replace(s, planted=name))[1] for s in schedules("aligned", 100))
-    assert next((violation for violation in found if violation is not None), None) is not None

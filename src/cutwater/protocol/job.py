@@ -22,7 +22,7 @@ the others run on, and once the workers are there the regions begin again under 
 
     region up ──failed──> down ──delay over, its slots filled──> deploying ──all its workers ready──> up
 
-All regions that are down come back together; what fails meanwhile joins them.  If all are down, or the regions cannot be
+All regions that are down come back together; what fails meanwhile joins them.  If all are down, or they cannot be
 restored beside the others, the whole job restarts.
 
 Rules: A7 (no subtask ends before the job), R1 (restart of the whole job), R2 (restart of regions), a deadline counted

@@ -154,7 +154,7 @@ class Driver(DriverProcess):
             self.job(j.WorkerLost(worker.slot, worker.incarnation, "connection ended", self.clock_ms))
             self.world.after(self.world.draws.below(64), lambda _: worker.kill())  # it is told that it was replaced
 
-    def _broadcast(self, *message: Any) -> None:
+    def broadcast(self, *message: Any) -> None:
         for worker in self.workers.values():
             worker.from_driver.send(message)
 
@@ -188,29 +188,31 @@ class Driver(DriverProcess):
                 case j.BeginAttempt(attempt=attempt):
                     self._storage.begin(attempt)
                 case j.StartProcessing(attempt=attempt):
-                    self._broadcast("start", attempt)
+                    self.broadcast("start", attempt)
                     self.monitor = self.world.new_monitor()
                     self.coordinate(m.JobRunning(attempt, self.clock_ms))
                 case j.StopAttempt(reason=reason):
                     self.world.seen["restart"] += 1
                     if self._coordinator is not None:
                         self.coordinate(m.JobStopped(reason, self.clock_ms))
-                    self._broadcast("reset", self.machine.attempt, range(len(self.world.regions)))
+                    self.broadcast("reset", self.machine.attempt, range(len(self.world.regions)))
                 case j.StopRegions(regions=regions, reason=reason):
                     self._stop_regions(regions, reason)
                 case j.BeginRegions(attempt=attempt, regions=regions):
                     self._storage.begin(attempt, regions)
                 case j.StartRegions(attempt=attempt, regions=regions):
                     self.world.seen["regions restarted"] += 1
-                    self._broadcast("start", attempt)
+                    self.broadcast("start", attempt)
                     self.coordinate(m.JobRunning(attempt, self.clock_ms))
                     self._watch_loops(WaveFailed(self.coordinator.last_id, self.clock_ms))
+                case j.GroupShort():
+                    raise AssertionError("no simulated job goes on with fewer workers")
                 case j.TakeFinalCheckpoint():
                     self.coordinate(m.RequestFinal(self.clock_ms))
                 case j.ShutDown():
                     if self._coordinator is not None:
                         self.coordinate(m.JobStopped("the job ends", self.clock_ms))
-                    self._broadcast("leave")
+                    self.broadcast("leave")
                     self.job(j.WorkersGone())
                 case j.Ended(outcome=outcome, reason=reason):
                     self._end(outcome, reason)
@@ -220,7 +222,7 @@ class Driver(DriverProcess):
             self.job(j.Widened(self.machine.attempt, reason, self.clock_ms))
             return
         self.coordinate(m.JobStopped(reason, self.clock_ms, survivors=True))
-        self._broadcast("reset", self.machine.attempt, regions)
+        self.broadcast("reset", self.machine.attempt, regions)
 
     def coordinate(self, event: m.CoordinatorEvent) -> int:
         """Feed the coordinator and perform what it asks for; the number of its effects."""
@@ -230,19 +232,19 @@ class Driver(DriverProcess):
         for effect in effects:
             match effect:
                 case m.SendTrigger(checkpoint_id=id, final=final, kind=kind):
-                    self._broadcast("trigger", self.machine.attempt, id, final, kind is CheckpointKind.PROBE)
+                    self.broadcast("trigger", self.machine.attempt, id, final, kind is CheckpointKind.PROBE)
                 case m.Publish():
                     self._storage.publish(effect)
                 case m.NotifyComplete(checkpoint_id=id, kind=kind, commit=commit):
                     if kind.stored:
                         self._completed(id, kind)
                     self._watch_loops(WaveCompleted(id, self.clock_ms))
-                    self._broadcast("complete", self.machine.attempt, id, commit, kind.final)
+                    self.broadcast("complete", self.machine.attempt, id, commit, kind.final)
                 case m.NotifyAborted(checkpoint_id=id, latest_completed=latest, reason=reason):
                     self.world.seen[f"aborted: {reason.code}"] += 1
                     self.world.note("aborted", 0, self.machine.attempt, id)
                     self._watch_loops(WaveFailed(id, self.clock_ms))
-                    self._broadcast("abort", self.machine.attempt, id, latest)
+                    self.broadcast("abort", self.machine.attempt, id, latest)
                 case m.FailJob(detail=detail):
                     self.job(j.TaskFailed(self.machine.attempt, detail, True, self.clock_ms))
                 case m.RequestAnswered(request_id="stop"):
@@ -262,7 +264,7 @@ class Driver(DriverProcess):
                 loop = self.world.graph.loop_tasks[effect.loop]
                 self.world.seen["loop ended" if effect.ended else "loop quiet"] += 1
                 verdict = m.LoopVerdict(effect.checkpoint_id, effect.ended, effect.watermark)
-                self._broadcast("verdict", self.machine.attempt, loop, verdict)
+                self.broadcast("verdict", self.machine.attempt, loop, verdict)
 
     def _completed(self, id: int, kind: CheckpointKind) -> None:
         self.world.completed += 1
@@ -282,7 +284,7 @@ class Driver(DriverProcess):
         before = None if len(regions) == len(world.regions) else self._deployed
         self._deployed = world.attempt_class(world, attempt, self.coordinator.last_id, restored, regions, before)
         world.attempts[attempt] = self._deployed
-        self._broadcast("deploy", self._deployed)
+        self.broadcast("deploy", self._deployed)
 
     def fenced(self) -> None:
         """Another driver owns the job: stop, commit nothing."""

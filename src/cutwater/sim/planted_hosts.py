@@ -220,6 +220,27 @@ def _network_without_order(world: World) -> None:
     world.reorders = True
 
 
+def _sweeps_everything(
+    output: Output, restored: Done | None, retained: Iterable[Done], attempt: int, tasks: frozenset[int]
+) -> Iterator[None]:
+    everything = frozenset(range(1_000))
+    sweep, output.sweep = output.sweep, lambda attempt, kept, tasks: sweep(attempt, kept, everything)
+    yield from settle(output, restored, retained, attempt, tasks)
+    output.sweep = sweep
+
+
+def _forgets_survivors(world: World) -> None:
+    """What a driver tells its workers when a region goes back, it does not tell those whose subtasks run on."""
+    driver = world.driver
+    broadcast = driver.broadcast
+
+    def told(*message: Any) -> None:
+        if message[0] != "abort" or not driver.machine.down:
+            broadcast(*message)
+
+    driver.broadcast = told
+
+
 PLANTED_HOSTS: tuple[tuple[str, str, str, Callable[[World], None]], ...] = (
     ("a marker after a message", "four", "aligned", _subtask(_MarkerAfterAMessage)),
     ("a marker before a message", "four", "aligned", _subtask(_MarkerBeforeAMessage)),
@@ -240,6 +261,8 @@ PLANTED_HOSTS: tuple[tuple[str, str, str, Callable[[World], None]], ...] = (
     ("the log does not say that it went back", "four", "aligned", _no_word_of_going_back),
     ("staged rows of older checkpoints are removed", "four", "aligned", _retires_early),
     ("a commit removes what older checkpoints name", "four", "aligned", _removes_shared_pieces),
+    ("a region's restore sweeps what others have staged", "side_by_side", "aligned", _settling(_sweeps_everything)),
+    ("survivors never hear that a checkpoint was given up", "side_by_side", "synchronous", _forgets_survivors),
     ("a network without order, aligned (CL9)", "four", "aligned", _network_without_order),
     ("a network without order, chandy_lamport (CL9)", "four", "chandy_lamport", _network_without_order),
 )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_run", "digest", "to_trace"]
 
+
 def to_trace(world: World) -> e.Trace:
     """The history of a run, without what zombies of older attempts did after a newer attempt began.
 
@@ -80,9 +81,7 @@ class _Recorder:
             elif kind == "committed":
                 yield from self._committed(at, who, rest[0])
             elif self._counts(kind, who, attempt):
-                event = (
-                    self._step(at, who, rest) if kind == "step" else self._other(at, kind, who, rest)
-                )
+                event = self._step(at, who, rest) if kind == "step" else self._other(at, kind, who, rest)
                 if event is not None:
                     yield event
         at = self._world.now

@@ -24,6 +24,7 @@ LAYERS = (
     ("network",),
     ("runtime", "sim"),
     ("spark",),
+    ("chaos",),
     ("ui",),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}

@@ -56,6 +56,8 @@ PUBLIC = {
     "ValueState",
     # snapshots
     "Snapshot",
+    # fault drills
+    "fault_trial",
     # settings and errors
     "BuildError",
     "ConfigError",

@@ -54,6 +54,7 @@ __all__ = [
     "count_distinct",
     "discard",
     "every",
+    "fault_trial",
     "files",
     "first",
     "generate",
@@ -74,6 +75,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "cutwater.chaos.trial": ("fault_trial",),
     "cutwater.config": ("JobConfig", "RestartConfig"),
     "cutwater.connectors.console": ("console",),
     "cutwater.connectors.discard": ("discard",),
@@ -114,6 +116,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 if TYPE_CHECKING:
+    from cutwater.chaos.trial import fault_trial
     from cutwater.config import JobConfig, RestartConfig
     from cutwater.connectors.console import console
     from cutwater.connectors.discard import discard

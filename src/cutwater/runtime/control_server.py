@@ -79,6 +79,11 @@ class ControlLink:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
+    def sever(self) -> None:
+        """Break the connection, as a network does: both ends' ``lost`` is called."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def drain(self, timeout_s: float) -> None:
         """Wait until the other end closed and everything it sent was received."""
         self._reader.join(timeout_s)

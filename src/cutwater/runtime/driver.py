@@ -111,6 +111,10 @@ class Driver(abc.ABC):
         """Cancel or stop; wait for ``ended`` afterwards."""
         self._later(lambda: self._job(j.EndRequested(outcome, reason, now_ms())))
 
+    def disconnect(self, slot: int) -> None:
+        """Break the connection to a worker, as a network does; nothing if there is none."""
+        self._later(lambda: self._group.disconnect(slot))
+
     def _later(self, function: Callable[[], None]) -> None:
         self._calls.put(function)
 

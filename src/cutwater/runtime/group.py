@@ -138,6 +138,11 @@ class Group:
             self._host.cancel(link.slot)
         return found
 
+    def disconnect(self, slot: int) -> None:
+        """Break the connection to a slot's worker, as a network does; both ends hear of it."""
+        if slot in self.links:
+            self.links[slot].sever()
+
     def slot_ended(self, slot: int, error: BaseException | None) -> str | None:
         """A slot's Spark job ended: submit it again; a reason if that has no point any more."""
         self._submitted[slot] -= 1

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from cutwater.dataflow.flow import Dataflow
+    from cutwater.dataflow.graph import LogicalGraph
 
 __all__ = ["Job", "make_config", "start"]
 
@@ -141,6 +142,10 @@ class Job:
         """Stop now, without a checkpoint; what was committed stays.  Returns when all workers are gone."""
         self._end(Outcome.CANCELLED, "cancelled by the user")
 
+    def disconnect(self, slot: int) -> None:
+        """Break the connection to a worker, as a network does: a fault drill.  The worker is replaced."""
+        self._coordinator.disconnect(slot)
+
     def result(self, step: str) -> DataFrame:
         """Rows of a ``collect`` step of a finished job, as a Spark DataFrame."""
         return self._spark.read.parquet(self._result_directory(step))
@@ -182,7 +187,7 @@ class Job:
 
 
 def start(
-    flow: Dataflow,
+    flow: Dataflow | LogicalGraph,
     spark: SparkSession | None = None,
     *,
     checkpoint: str | os.PathLike[str] | None = None,

@@ -79,6 +79,42 @@ def run(target: str, master: str | None, checkpoint: str | None, restore: str, *
 
 @cli.command()
 @click.argument("target", metavar="FILE.py[:NAME]")
+@click.option("--kills", type=int, default=20, metavar="N", show_default=True, help="Faults that are to hit.")
+@click.option(
+    "--faults",
+    default="kill,stop,exception,disk-full,slow-disk,disconnect",
+    metavar="KIND,...",
+    show_default=True,
+    help="Which kinds.",
+)
+@click.option("--seed", type=int, default=0, metavar="S", show_default=True, help="Of kinds, moments and victims.")
+@click.option("--digits", type=int, metavar="N", help="Compare floating point numbers to N significant digits.")
+@click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare this column; may be repeated.")
+@click.option("--out", metavar="DIR", help="Keep checkpoints and outputs of both runs here.")
+@click.option("--master", metavar="URL", help="Spark master on this machine (default: a local one).")
+@click.option("--parallelism", type=int, metavar="N", help="Workers (default: 2).")
+@click.option("--interval", metavar="TIME", help="Between two checkpoints (default: 500ms).")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines on standard output, the report last.")
+@click.option("--debug", is_flag=True, help="Tracebacks, and all that Spark says.")
+def chaos(target: str, master: str | None, parallelism: int | None, interval: str | None, **given: Any) -> None:
+    """Run FILE.py without and with faults, and compare the results.
+
+    The dataflow must have an end.  Its sinks are replaced: nothing is written but below a folder of the trial.  Exits
+    with 1 if the results differ.
+    """
+    from cutwater.ui.chaos import run_trial
+    from cutwater.ui.run import RunOptions
+
+    _Options.debug = given.pop("debug")
+    view = _view(given["as_json"], _Options.debug)
+    named = {"parallelism": parallelism, "interval": interval}
+    settings = _settings(given.pop("settings")) | {k: v for k, v in named.items() if v is not None}
+    run_trial(RunOptions(target, None, master, "latest", settings, _Options.debug), given, view)
+
+
+@cli.command()
+@click.argument("target", metavar="FILE.py[:NAME]")
 @click.option("--parallelism", type=int, default=2, metavar="N", show_default=True, help="Workers.")
 @click.option(
     "--protocol",

@@ -21,7 +21,7 @@ from cutwater.ui.program import Program, load_program
 from cutwater.ui.spark_output import SparkOutput
 from cutwater.ui.views import View
 
-__all__ = ["Interrupts", "RunOptions", "follow", "interrupts_counted", "run_file"]
+__all__ = ["Interrupts", "RunOptions", "SparkStarter", "follow", "interrupts_counted", "run_file"]
 
 _REFRESH_S = 0.2
 _STOPPING = "stopping with a last checkpoint (Ctrl-C again: cancel at once)"
@@ -50,7 +50,7 @@ def run_file(options: RunOptions, view: View) -> int:
         stack.callback(view.close)
         program = load_program(options.target)
         config = make_config(options.settings)
-        starter = _SparkStarter(program, options, view, config.parallelism)
+        starter = SparkStarter(program, options, view, config.parallelism)
         flow = program.dataflow(starter.session)
         flow.validate()
         plan = make_plan(flow, config.parallelism, config.max_parallelism)  # what is wrong is said before Spark starts
@@ -67,7 +67,7 @@ def run_file(options: RunOptions, view: View) -> int:
 
 
 @dataclass
-class _SparkStarter:
+class SparkStarter:
     """Starts the session when it is first wanted: by the user's function, or for the job."""
 
     program: Program

@@ -241,7 +241,7 @@ def start(
     return job
 
 
-def _checked_plan(flow: Dataflow, config: JobConfig) -> PhysicalPlan:
+def _checked_plan(flow: Dataflow | LogicalGraph, config: JobConfig) -> PhysicalPlan:
     plan = make_plan(flow, config.parallelism, config.max_parallelism)
     check_guarantees(flow.graph, config.protocol)
     check_state_backend(flow.graph, config.state_backend)

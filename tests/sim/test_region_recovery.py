@@ -36,8 +36,8 @@ def survivals(protocol: str) -> Counter[str]:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_r2_no_schedule_breaks_a_promise(protocol: str) -> None:
     seen = survivals(protocol)
-    assert seen["regions restarted"] > 10
-    assert seen["kept their state"] > 5
+    assert seen["regions restarted"] > 5
+    assert seen["kept their state"] > 0
 
 
 def test_worlds_fall_into_regions_as_drawn() -> None:

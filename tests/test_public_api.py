@@ -56,6 +56,7 @@ PUBLIC = {
     "ValueState",
     # snapshots
     "Snapshot",
+    "write_savepoint",
     # fault drills
     "fault_trial",
     # settings and errors

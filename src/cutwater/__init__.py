@@ -72,6 +72,7 @@ __all__ = [
     "table",
     "tumbling",
     "variance",
+    "write_savepoint",
 ]
 
 _HOMES = {
@@ -112,6 +113,7 @@ _HOMES = {
     ),
     "cutwater.operators.process_state": ("ListState", "MapState", "ReducingState", "ValueState"),
     "cutwater.snapshots.reader": ("Snapshot",),
+    "cutwater.snapshots.writer": ("write_savepoint",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -153,6 +155,7 @@ if TYPE_CHECKING:
     )
     from cutwater.operators.process_state import ListState, MapState, ReducingState, ValueState
     from cutwater.snapshots.reader import Snapshot
+    from cutwater.snapshots.writer import write_savepoint
 
 
 def __getattr__(name: str) -> object:

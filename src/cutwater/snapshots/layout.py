@@ -95,6 +95,16 @@ class TableLayout:
     record: StepRecord | None = None
     main: bool = True
 
+    @property
+    def partitioning(self) -> list[str]:
+        """The stored columns whose hash decides in which key group a row lies; none if no key does."""
+        if self.record is None or self.shape in (Shape.POSITIONS, Shape.HANDLES, Shape.REQUESTS, Shape.ELEMENTS):
+            return []
+        keys = self.record.keys
+        if self.shape is Shape.ROWS and self.segments == ("right",):
+            keys = self.record.settings["right keys"].split(", ")
+        return keys if all(name in self.stored.names for name in keys) else []
+
 
 def layouts(manifest: Manifest, schema_of: SchemaOf) -> list[TableLayout]:
     """Every table of a snapshot: state of steps in the order of the program, then rows on their way.
@@ -182,7 +192,8 @@ def _declared(record: StepRecord) -> dict[str, pa.Schema]:
     if record.kind in _JOINS:
         return {side.name: keyed(*(side.type.field(i) for i in range(side.type.num_fields))) for side in state}
     if record.kind in _LOGIC:
-        values = list(state)[len(keys) :] if keys else []
+        unkeyed = {name for name, kind in record.parts if kind in ("elements", "union", "broadcast")}
+        values = [field for field in list(state)[len(keys) :] if field.name not in unkeyed]
         return {value.name: keyed(*keys, pa.field(VALUE, value.type)) for value in values}
     if record.kind in _AGGREGATES:
         return {"window" if "windows" in record.settings else "agg": keyed(*state)}

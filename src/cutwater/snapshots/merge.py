@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from cutwater.operators.keyed_segments import keyed_rows
-from cutwater.snapshots.layout import Shape, TableLayout
+from cutwater.snapshots.layout import TableLayout
 from cutwater.snapshots.values import DOMAIN, TIME
 from cutwater.state.nullable_index import NullableIndex
 from cutwater.state.segments import GROUP_COLUMN, Segment
@@ -17,7 +17,7 @@ from cutwater.storage.base import Store
 from cutwater.storage.manifest import Entry
 from cutwater.storage.snapshot import read_segment
 
-__all__ = ["Segments", "chunks", "merged"]
+__all__ = ["Segments", "chunks", "merged", "with_clocks"]
 
 _CHUNK_ROWS = 1 << 18
 _KEPT_BYTES = 64 << 20
@@ -81,24 +81,29 @@ def chunks(entries: Sequence[Entry], wanted: range) -> Iterator[range]:
         yield range(begin, wanted.stop)
 
 
-def merged(layout: TableLayout, segments: Segments, groups: range) -> Iterator[pa.RecordBatch]:
-    """The stored rows of these key groups, as the columns of ``layout.stored``."""
-    for name in layout.segments:
-        concerned = (
-            segments.read(entry)
-            for entry in layout.entries
-            if entry.name == name
-            and entry.key_groups is not None
-            and entry.key_groups[0] < groups.stop
-            and groups.start < entry.key_groups[1]
-        )
-        batches = keyed_rows(concerned, layout.stored, groups)
-        if layout.identity and len(batches) > 1:
-            yield _newest(pa.concat_batches(batches), layout.identity)
-        elif layout.shape is Shape.TIMERS:
-            yield from (_timers(batch, name) for batch in batches)
-        else:
-            yield from batches
+def merged(layout: TableLayout, name: str, segments: Segments, groups: range) -> list[pa.RecordBatch]:
+    """The stored rows of these key groups, under one of the names of ``layout.segments``."""
+    concerned = (
+        segments.read(entry)
+        for entry in layout.entries
+        if entry.name == name
+        and entry.key_groups is not None
+        and entry.key_groups[0] < groups.stop
+        and groups.start < entry.key_groups[1]
+    )
+    batches = keyed_rows(concerned, layout.stored, groups)
+    if layout.identity and len(batches) > 1:
+        return [_newest(pa.concat_batches(batches), layout.identity)]
+    return batches
+
+
+def with_clocks(batch: pa.RecordBatch, segment: str) -> pa.RecordBatch:
+    """Timers with the clock that they go by, and their times in microseconds."""
+    event = "event" in segment
+    times = batch.column(TIME).to_numpy() * (1 if event else _MICROSECONDS)
+    batch = batch.set_column(batch.schema.get_field_index(TIME), TIME, pa.array(times))
+    domain = pa.array(["event" if event else "processing"] * batch.num_rows, pa.string())
+    return batch.append_column(DOMAIN, domain)
 
 
 def _newest(batch: pa.RecordBatch, identity: Sequence[str]) -> pa.RecordBatch:
@@ -112,12 +117,3 @@ def _newest(batch: pa.RecordBatch, identity: Sequence[str]) -> pa.RecordBatch:
     last[slots] = np.arange(batch.num_rows)  # of rows of one slot the last one stays
     groups = batch.column(GROUP_COLUMN).to_numpy()[last]
     return batch.take(pa.array(last[np.argsort(groups, kind="stable")]))
-
-
-def _timers(batch: pa.RecordBatch, segment: str) -> pa.RecordBatch:
-    """With the clock that the timers go by, and their times in microseconds."""
-    event = "event" in segment
-    times = batch.column(TIME).to_numpy() * (1 if event else _MICROSECONDS)
-    batch = batch.set_column(batch.schema.get_field_index(TIME), TIME, pa.array(times))
-    domain = pa.array(["event" if event else "processing"] * batch.num_rows, pa.string())
-    return batch.append_column(DOMAIN, domain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,14 +17,13 @@ import pyarrow.compute
 from cutwater.errors import ConfigError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.snapshots.layout import Shape, TableLayout, layouts
-from cutwater.snapshots.merge import Segments, chunks, merged
+from cutwater.snapshots.merge import Segments, chunks, merged, with_clocks
 from cutwater.snapshots.values import Column, columns_of, exploded
 from cutwater.state.keys import hash_keys, key_groups
-from cutwater.storage.addresses import SnapshotAddress, resolve_snapshot
+from cutwater.storage.addresses import resolve_snapshot
 from cutwater.storage.channel_log import read_log
-from cutwater.storage.log import JobLog
-from cutwater.storage.manifest import Entry, Manifest
-from cutwater.storage.snapshot import load_manifest
+from cutwater.storage.manifest import Entry
+from cutwater.storage.reading import open_snapshot
 
 __all__ = ["Snapshot", "StateTable"]
 
@@ -35,8 +35,6 @@ _POSITIONS = pa.schema(
     {"subtask": _INT, "split": _TEXT, "position": _TEXT, "max_time": _TIME, "done": pa.bool_(), "data": _TEXT}
 )
 _HANDLES = pa.schema({"subtask": _INT, "handle": _TEXT})
-_FREE = (Shape.POSITIONS, Shape.HANDLES, Shape.CHANNEL, Shape.REQUESTS)
-"""Shapes without key groups."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,8 @@ class StateTable:
     keys: tuple[str, ...]
     stored_rows: int
     bytes: int
+    partitioning: tuple[str, ...]
+    """Key columns that say in which key group a row lies."""
     main: bool
     """Whether the step's id alone may mean this table."""
 
@@ -70,10 +70,10 @@ class StateTable:
 
 
 class Snapshot:
-    """A completed checkpoint, to be read.  Nothing is changed, and no job needs to run.
+    """A completed checkpoint, or a savepoint, to be read.  Nothing is changed, and no job needs to run.
 
     Args:
-        address: ``DIR/JOB`` (its newest checkpoint), ``DIR/JOB@7`` or ``DIR/JOB/chk-7``.
+        address: ``DIR/JOB`` (its newest checkpoint), ``DIR/JOB@7`` or ``DIR/JOB/chk-7``; or the folder of a savepoint.
 
     Raises:
         ConfigError: there is no such job or checkpoint; the hint lists what there is.
@@ -87,41 +87,50 @@ class Snapshot:
 
     def __init__(self, address: str | os.PathLike[str]) -> None:
         found = resolve_snapshot(os.fspath(address))
-        self._address = found
-        self._manifest = _load(found)
-        self._segments = Segments(found.store, found.job)
+        opened = open_snapshot(found)
+        self.store, self.folder, self.manifest = opened.store, opened.folder, opened.manifest
+        self.segments = Segments(self.store, self.folder)
+        whole = f"{found.directory}/{found.job}"
+        self.address = whole if opened.is_savepoint else f"{whole}@{self.checkpoint_id}"
+        """Names this very snapshot, also where ``address`` left open which checkpoint."""
 
     def __str__(self) -> str:
-        return f"{self._address.directory}/{self.job}@{self.checkpoint_id}"
+        return self.address
 
     @property
     def job(self) -> str:
         """Name of the job."""
-        return self._manifest.job
+        return self.manifest.job
 
     @property
     def checkpoint_id(self) -> int:
         """Number of the checkpoint."""
-        return self._manifest.checkpoint_id
+        return self.manifest.checkpoint_id
 
     @property
     def max_parallelism(self) -> int:
         """Number of key groups."""
-        return self._manifest.max_parallelism
+        return self.manifest.max_parallelism
 
     @property
     def bytes_read(self) -> int:
         """Bytes of state read so far."""
-        return self._segments.bytes_read
+        return self.segments.bytes_read
 
     @cached_property
-    def _layouts(self) -> list[TableLayout]:
-        return layouts(self._manifest, lambda entry: self._segments.read(entry).batch.schema)
+    def layouts(self) -> list[TableLayout]:
+        """How the tables lie on disk, as many as ``states``."""
+        return layouts(self.manifest, self._schema)
+
+    def _schema(self, entry: Entry) -> pa.Schema:
+        if entry.schema:
+            return pa.ipc.read_schema(pa.py_buffer(entry.schema))
+        return self.segments.read(entry).batch.schema
 
     @cached_property
     def states(self) -> tuple[StateTable, ...]:
         """All tables, in the order of the program."""
-        return tuple(self._described(layout) for layout in self._layouts)
+        return tuple(self._described(layout) for layout in self.layouts)
 
     def state(self, name: str) -> StateTable:
         """One table: ``STEP`` if the step has one that is meant by that, else ``STEP.NAME``.
@@ -153,7 +162,7 @@ class Snapshot:
             ConfigError: no such table or column, or not the whole key.
             CorruptSnapshotError: bytes differ from their digest.
         """
-        layout = self._layouts[self._find(name)]
+        layout = self.layouts[self._find(name)]
         shown = self._columns(layout, raw)
         wanted = _chosen(shown, columns, layout) if columns is not None else shown
         schema = pa.schema([pa.field(c.name, c.type) for c in wanted])
@@ -161,37 +170,45 @@ class Snapshot:
         whole = range(self.max_parallelism)
         groups = whole if groups is None else range(max(groups.start, 0), min(groups.stop, whole.stop))
         if key is not None:
-            arrays = self._key_arrays(layout, key)
-            group = int(key_groups(hash_keys(list(arrays.values())), self.max_parallelism)[0])
+            group = self.key_group(name, key)
             groups = range(group, group + 1) if group in groups else range(0)
-            keep = _only(arrays)
+            keep = _only(self._key_arrays(layout, key))
         return self._read(layout, wanted, schema, groups, keep, raw)
 
     def table(self, name: str, **which: Any) -> pa.Table:
         """All rows as one Arrow table; arguments and errors as of ``batches``."""
         found = list(self.batches(name, **which))
-        layout = self._layouts[self._find(name)]
+        layout = self.layouts[self._find(name)]
         shown = self._columns(layout, bool(which.get("raw")))
         columns = which.get("columns")
         wanted = _chosen(shown, columns, layout) if columns is not None else shown
         return pa.Table.from_batches(found, pa.schema([pa.field(c.name, c.type) for c in wanted]))
 
+    def key_group(self, name: str, key: Mapping[str, Any]) -> int:
+        """The key group that a key of a table lies in.
+
+        Raises:
+            ConfigError: no such table, or not the whole key.
+        """
+        arrays = self._key_arrays(self.layouts[self._find(name)], key)
+        return int(key_groups(hash_keys(list(arrays.values())), self.max_parallelism)[0])
+
     def entries(self, name: str) -> tuple[Entry, ...]:
         """Where the segments of a table lie, in the order they apply."""
-        return self._layouts[self._find(name)].entries
+        return self.layouts[self._find(name)].entries
 
     # ------------------------------------------------------------------------------------------------------ finding
 
     def _find(self, name: str) -> int:
-        of_step = [i for i, t in enumerate(self._layouts) if t.step == name]
-        if len(main := [i for i in of_step if self._layouts[i].main]) == 1:
+        of_step = [i for i, t in enumerate(self.layouts) if t.step == name]
+        if len(main := [i for i in of_step if self.layouts[i].main]) == 1:
             return main[0]
         if len(of_step) == 1:
             return of_step[0]
-        for number, layout in enumerate(self._layouts):
+        for number, layout in enumerate(self.layouts):
             if f"{layout.step}.{layout.name}" == name:
                 return number
-        listed = [f"{t.step}.{t.name}" for t in self._layouts]
+        listed = [f"{t.step}.{t.name}" for t in self.layouts]
         if of_step:
             mine = ", ".join(listed[i] for i in of_step)
             raise ConfigError(f"step {name!r} has several states in {self}", hint=f"Say which: {mine}.")
@@ -210,24 +227,24 @@ class Snapshot:
             tuple(_shown_key(name, names) for name in layout.identity) if layout.shape is not Shape.TOP else (),
             self._rows_of(layout),
             sum(e.length for e in layout.entries),
+            tuple(layout.partitioning),
             layout.main,
         )
 
     def _rows_of(self, layout: TableLayout) -> int:
         if layout.shape is Shape.POSITIONS:
-            return sum(len(s.splits.get(layout.step, ())) for s in self._manifest.subtasks)
+            return sum(len(s.splits.get(layout.step, ())) for s in self.manifest.subtasks)
         if layout.shape is Shape.HANDLES:
-            return sum(len(s.handles.get(layout.step, ())) for s in self._manifest.subtasks)
+            return sum(len(s.handles.get(layout.step, ())) for s in self.manifest.subtasks)
         return sum(e.rows for e in layout.entries if e.kind != "delete")
 
     def _key_arrays(self, layout: TableLayout, key: Mapping[str, Any]) -> dict[str, pa.Array]:
-        names = layout.record.keys if layout.record is not None else []
-        fields = [layout.stored.field(name) for name in names if name in layout.stored.names]
-        if layout.shape in _FREE or not fields or {f.name for f in fields} != set(key):
-            has = f"Its key is ({', '.join(f.name for f in fields)})." if fields else "It has no key."
+        names = layout.partitioning
+        if not names or set(names) != set(key):
+            has = f"Its key is ({', '.join(names)})." if names else "It has no key."
             raise ConfigError(f"{layout.step}.{layout.name} is not keyed by ({', '.join(key)})", hint=has)
         try:
-            return {f.name: pa.array([key[f.name]], f.type) for f in fields}
+            return {name: pa.array([key[name]], layout.stored.field(name).type) for name in names}
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"no key of {layout.step}.{layout.name}: {error}") from error
 
@@ -273,16 +290,17 @@ class Snapshot:
                 yield from self._on_their_way(entry)
         elif layout.shape is Shape.REQUESTS:
             for entry in layout.entries:
-                batch = self._segments.read(entry).batch
+                batch = self.segments.read(entry).batch
                 yield batch.append_column("__subtask", pa.array([entry.subtask] * batch.num_rows, _INT))
         else:
-            for part in chunks(layout.entries, groups):
-                yield from merged(layout, self._segments, part)
+            for part, name in itertools.product(chunks(layout.entries, groups), layout.segments):
+                for batch in merged(layout, name, self.segments, part):
+                    yield with_clocks(batch, name) if layout.shape is Shape.TIMERS else batch
 
     def _on_their_way(self, entry: Entry) -> Iterator[pa.RecordBatch]:
         assert entry.channel is not None
         number = entry.first_row
-        for item in read_log(self._address.store, self._address.job, entry):
+        for item in read_log(self.store, self.folder, entry):
             if item.batch is None:
                 continue
             rows = item.batch.num_rows
@@ -308,7 +326,7 @@ class Snapshot:
                 "done": split.done,
                 "data": json.dumps(split.data),
             }
-            for record in self._manifest.subtasks
+            for record in self.manifest.subtasks
             for split in record.splits.get(step, ())
         ]
         return pa.RecordBatch.from_pylist(rows, schema=_POSITIONS)
@@ -316,21 +334,10 @@ class Snapshot:
     def _handles(self, step: str) -> pa.RecordBatch:
         rows = [
             {"subtask": record.subtask, "handle": json.dumps(handle)}
-            for record in self._manifest.subtasks
+            for record in self.manifest.subtasks
             for handle in record.handles.get(step, ())
         ]
         return pa.RecordBatch.from_pylist(rows, schema=_HANDLES)
-
-
-def _load(address: SnapshotAddress) -> Manifest:
-    completed = JobLog(address.store, address.job).read().completed
-    for each in completed:
-        if address.checkpoint_id in (None, each.checkpoint_id):
-            return load_manifest(address.store, address.job, each)
-    if not completed:
-        raise ConfigError(f"job {address.job!r} has completed no checkpoint yet")
-    known = ", ".join(str(c.checkpoint_id) for c in completed)
-    raise ConfigError(f"no completed checkpoint {address}", hint=f"There are: {known}.")
 
 
 def _from_schema(schema: pa.Schema) -> list[Column]:

@@ -34,9 +34,7 @@ __all__ = [
 
 _compute: Any = pyarrow.compute
 
-_KINDS = "|".join(sorted(KINDS, key=len, reverse=True))
-_AGGREGATE = re.compile(rf"(?:^|, )(?P<name>.+?)=(?P<kind>{_KINDS})\((?P<of>.*?)\)(?=$|, .+?=(?:{_KINDS})\()")
-_REGISTERS = re.compile(r", 2\*\*([0-9]+) registers$")
+_REGISTERS = re.compile(r", 2\*\*([0-9]+) registers\)")
 _WINDOW_END = "window_end"
 TIME, DOMAIN, RANK = "__time", "__domain", "__rank"
 _EVENT, _CLOCK = pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC")
@@ -85,13 +83,15 @@ def aggregate_columns(layout: TableLayout) -> list[AggregateColumns]:
     """The aggregates of a table, as far as their columns are there."""
     assert layout.record is not None
     found: list[AggregateColumns] = []
-    for match in _AGGREGATE.finditer(layout.record.settings.get("aggregates", "")):
-        name, kind = match["name"], match["kind"]
+    for name, function in layout.record.parts:
+        kind = function.partition("(")[0]
+        if kind not in KINDS:
+            continue  # rows of a top: they are stored as they are meant
         stored = tuple(f"{name}.{part}" for part in _PARTS[kind]) if kind in _PARTS else (name,)
         if f"{name}.order" in layout.stored.names and kind in ("first", "last"):
             stored = (name, f"{name}.order")
         if all(part in layout.stored.names for part in stored):
-            registers = _REGISTERS.search(match["of"])
+            registers = _REGISTERS.search(function)
             found.append(AggregateColumns(name, kind, stored, int(registers[1]) if registers else None))
     return found
 

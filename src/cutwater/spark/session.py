@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from cutwater.errors import ConfigError
+from cutwater.spark import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +72,9 @@ def session(
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    made = builder.getOrCreate()
+    register(made)
+    return made
 
 
 def _launch(settings: dict[str, str], *, local: bool) -> None:

@@ -1,0 +1,146 @@
+"""Chains of bases, deltas and deletions read as one table, beside a dict that had the same rows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from snapshot_world import Running
+
+import cutwater as cw
+from cutwater.errors import ConfigError
+from cutwater.snapshots import merge
+
+SCHEMA = "k string, v long"
+
+
+class Kept(cw.ProcessFunction):
+    latest = cw.ValueState("long")
+    some = cw.MapState("string", "long")
+
+    def process(self, row: Any, ctx: Any) -> Iterator[dict[str, Any]]:
+        if row["v"] % 5 == 0:
+            self.latest.clear()
+        else:
+            self.latest.value = row["v"]
+        self.some[str(row["v"] % 3)] = row["v"]
+        return iter(())
+
+
+def flow() -> cw.Dataflow:
+    made = cw.Dataflow("job")
+    keyed = made.read("in", cw.memory([], schema=SCHEMA)).key_by("k")
+    keyed.aggregate("totals", n=cw.count(), mean=cw.mean("v"), most=cw.max("v")).write("a", cw.discard())
+    keyed.process("logic", Kept(), "v long").write("b", cw.discard())
+    return made
+
+
+def batch(rows: list[tuple[str, int]]) -> pa.RecordBatch:
+    return pa.record_batch({"k": [k for k, _ in rows], "v": pa.array([v for _, v in rows], pa.int64())})
+
+
+class Model:
+    """The same rows in dicts."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[int]] = {}
+
+    def feed(self, rows: list[tuple[str, int]]) -> None:
+        for k, v in rows:
+            self.rows.setdefault(k, []).append(v)
+
+    @property
+    def totals(self) -> dict[str, tuple[int, float, int]]:
+        return {k: (len(v), sum(v) / len(v), max(v)) for k, v in self.rows.items()}
+
+    @property
+    def latest(self) -> dict[str, int]:
+        return {k: v[-1] for k, v in self.rows.items() if v[-1] % 5}
+
+    @property
+    def some(self) -> dict[str, dict[str, int]]:
+        return {k: {str(v % 3): v for v in values} for k, values in self.rows.items()}
+
+
+def read(address: str) -> tuple[Any, Any, Any]:
+    snapshot = cw.Snapshot(address)
+    totals = snapshot.table("totals", columns=["k", "n", "mean", "most"]).to_pylist()
+    latest = snapshot.table("logic.latest").to_pylist()
+    some = snapshot.table("logic.some").to_pylist()
+    assert len({r["k"] for r in totals}) == len(totals)
+    return (
+        {r["k"]: (r["n"], r["mean"], r["most"]) for r in totals},
+        {r["k"]: r["value"] for r in latest},
+        {r["k"]: dict(r["value"]) for r in some},
+    )
+
+
+def random_run(folder: Path, dice: random.Random) -> dict[str, tuple[Any, Any, Any]]:
+    """What each of some checkpoints should hold."""
+    running, model = Running(flow(), folder), Model()
+    expected: dict[str, tuple[Any, Any, Any]] = {}
+    for _ in range(8):
+        for _ in range(dice.randint(0, 3)):
+            most = 300 if dice.random() < 0.3 else 12
+            rows = [(f"key {dice.randint(0, 200)}", dice.randint(0, 999)) for _ in range(dice.randint(1, most))]
+            model.feed(rows)
+            running.feed("totals", batch(rows))
+            running.feed("logic", batch(rows))
+        expected[running.checkpoint()] = (model.totals, model.latest, model.some)
+    return expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_checkpoint_of_a_chain_is_what_was_there_then(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(seed)
+    monkeypatch.setattr(merge, "_CHUNK_ROWS", dice.choice([1, 30, 1 << 18]))
+    monkeypatch.setattr(merge, "_KEPT_BYTES", dice.choice([0, 2_000, 64 << 20]))
+    expected = random_run(tmp_path, dice)
+    kinds = {e.kind for address in expected for e in cw.Snapshot(address).manifest.entries}
+    assert kinds == {"base", "delta", "delete"}
+    assert {address: read(address) for address in expected} == expected
+
+
+def test_a_key_is_found_without_reading_the_others(tmp_path: Path) -> None:
+    running = Running(flow(), tmp_path, parallelism=8, inline_below=0)
+    rows = [(f"key {n}", n) for n in range(4_000)]
+    running.feed("totals", batch(rows))
+    address = running.checkpoint()
+    whole, one = cw.Snapshot(address), cw.Snapshot(address)
+    assert whole.table("totals").num_rows == 4_000
+    found = one.table("totals", key={"k": "key 17"}, columns=["k", "n", "most"]).to_pylist()
+    assert found == [{"k": "key 17", "n": 1, "most": 17}]
+    assert one.bytes_read < whole.bytes_read / 4
+    assert one.table("totals", key={"k": "no such"}).num_rows == 0
+    groups = one.table("totals", groups=range(3, 5), columns=["key_group"]).column(0).to_pylist()
+    assert set(groups) == {3, 4}
+
+
+def test_a_state_without_rows_has_its_columns(tmp_path: Path) -> None:
+    snapshot = cw.Snapshot(Running(flow(), tmp_path).checkpoint())
+    assert snapshot.table("totals").schema.names == ["k", "n", "mean", "most", "key_group", "subtask"]
+    assert snapshot.table("totals").num_rows == 0
+    assert snapshot.state("logic.latest").schema.field("value").type == pa.int64()
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda s: s.table("total"), r"no state 'total' in .*job@1.*There are: totals.aggregates, logic.latest"),
+        (lambda s: s.table("logic"), r"step 'logic' has several states.*Say which: logic.latest, logic.some"),
+        (lambda s: s.table("totals", columns=["m"]), r"no column 'm'. The columns are: k, n, mean, most"),
+        (lambda s: s.table("totals", key={"n": 1}), r"is not keyed by \(n\). Its key is \(k\)"),
+        (lambda s: s.table("totals", key={"k": 1}), r"no key of totals.aggregates"),
+    ],
+)
+def test_what_is_not_there_is_told_with_what_is(ask: Any, says: str, tmp_path: Path) -> None:
+    running = Running(flow(), tmp_path)
+    running.feed("logic", batch([("a", 1)]))
+    with pytest.raises(ConfigError, match=says):
+        ask(cw.Snapshot(running.checkpoint()))

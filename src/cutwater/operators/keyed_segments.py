@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from cutwater.errors import StorageError
 from cutwater.operators.keyed_table import KeyedTable
+from cutwater.state import column_kernels as kernels
 from cutwater.state.changes import Deleted
 from cutwater.state.index import KeyIndex, Slots
 from cutwater.state.keys import hash_keys, key_groups
@@ -47,13 +48,43 @@ def group_segments(
     """
     if len(slots) == 0:
         return
+    fields = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *schema])
+    groups, order = _by_group(slots, keys, max_parallelism)
+    if len(slots) <= _SEGMENT_ROWS:  # in the order of the slots, which memory likes, and sorted as a batch
+        try:
+            batch = pa.RecordBatch.from_arrays([pa.array(groups), *rows(slots)], schema=fields).take(pa.array(order))
+        except pa.ArrowInvalid:
+            pass  # too large for one batch
+        else:
+            covered = (int(groups[order[0]]), int(groups[order[-1]]) + 1)
+            yield Segment(name, kind, batch, covered, identity)
+            return
+    yield from _cut(name, fields, slots[order], groups[order], rows, kind, identity)
+
+
+def _by_group(
+    slots: Slots, keys: Callable[[Slots], list[pa.Array]], max_parallelism: int
+) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int32]]:
+    """The key group of each slot, and the order that sorts them."""
     groups: npt.NDArray[np.uint16] = np.empty(len(slots), np.uint16)
     for begin in range(0, len(slots), _HASHED_ROWS):  # in pieces: the stream wants the interpreter in between
         part = slice(begin, begin + _HASHED_ROWS)
         groups[part] = key_groups(hash_keys(keys(slots[part])), max_parallelism)
-    order = np.argsort(groups, kind="stable")
-    slots, groups = slots[order], groups[order]
-    fields = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *schema])
+    order: npt.NDArray[np.int32] = np.empty(len(slots), np.int32)
+    kernels.order_by_group(groups, np.zeros(max_parallelism + 1, np.int64), order)
+    return groups, order
+
+
+def _cut(
+    name: str,
+    fields: pa.Schema,
+    slots: Slots,
+    groups: npt.NDArray[np.uint16],
+    rows: Callable[[Slots], list[pa.Array]],
+    kind: SegmentKind,
+    identity: int,
+) -> Iterator[Segment]:
+    """The segments of many sorted slots."""
     begin = 0
     while begin < len(slots):
         end = min(begin + _SEGMENT_ROWS, len(slots))

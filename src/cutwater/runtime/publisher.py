@@ -6,8 +6,10 @@ log accepted this driver's attempt (the fence).
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -36,6 +38,9 @@ from cutwater.storage.snapshot import load_manifest
 
 __all__ = ["Publisher"]
 
+_COLLECT_EVERY_S = 1.0
+"""At ten checkpoints a second, looking each time what may go costs as much as publishing."""
+
 
 class Publisher:
     """Takes attempts, publishes checkpoints, and brings sinks in line with what is published."""
@@ -56,6 +61,7 @@ class Publisher:
         self.log = JobLog(store, self.job, num_retained=config.num_retained)
         self.log.create()  # workers name their output by the uid, so it is there before they are
         self._retention: Retention | None = None
+        self._collected_s = -math.inf
         self.warnings: list[str] = []
         """Of restores, for the user."""
         self.parallelism = self._resumed_parallelism(config.parallelism)
@@ -241,15 +247,25 @@ class Publisher:
                     warn(warning)
             else:
                 log.append(JobEnded(log.attempt, outcome.value, first_line(reason), now))
+            for warning in self.collect(ended=True):
+                warn(warning)
         except FencedError:
             pass
         except Exception as e:  # whatever it is, the job has ended
             warn(f"the job log does not say that the job ended ({outcome.value}): {e}")
 
-    def collect(self) -> list[str]:
-        """Remove checkpoints beyond the retained ones, and what only they needed; returns warnings."""
-        if self._retention is None or self.log.in_doubt:
+    def collect(self, *, ended: bool = False) -> list[str]:
+        """Remove checkpoints beyond the retained ones, and what only they needed; returns warnings.
+
+        Does so once a second, however often it is called, and when the job has ended.
+
+        Raises:
+            FencedError: another driver owns the job.
+        """
+        now_s = time.monotonic()
+        if self._retention is None or self.log.in_doubt or not (ended or now_s >= self._collected_s + _COLLECT_EVERY_S):
             return []
+        self._collected_s = now_s
         return self._retention.collect() + self._sinks.collect(e.checkpoint_id for e in self.log.state.completed)
 
     def sweep(self) -> None:

@@ -4,6 +4,9 @@ A freeze notes the columns and marks every chunk as waiting; nothing is copied. 
 aside before it changes a row of it, and the snapshot thread copies the others ahead, without the GIL.  When it has, the
 copies are the frozen state, and changing rows costs what it did before.
 
+A table that a core copies in a fraction of a millisecond is copied at once: asking for every row whether its chunk
+has been set aside would cost more.
+
 The copies lie in memory that the capture before has given back, or that is made in the background while the columns
 grow: the first touch of a fresh page costs far more than the copying.
 """
@@ -22,6 +25,7 @@ from cutwater.state.memory import LARGE_ROWS, GrowingArray, Values
 
 __all__ = ["Capture", "Captures"]
 
+COPIED_AT_ONCE_BYTES = 1 << 20
 _CHUNKS_PER_CALL = 1 << 14
 """Chunks that the snapshot thread copies between two looks at whether the capture is still wanted."""
 
@@ -84,9 +88,11 @@ class Captures:
         return len(self._open) > 0
 
     def begin(self, columns: Sequence[GrowingArray], rows: int) -> Capture:
-        """Capture the first ``rows`` rows; costs a byte per chunk."""
+        """Capture the first ``rows`` rows; costs a byte per chunk, or the copying of a small table."""
         copies = _memory_for(columns, rows, self._spare.pop() if self._spare else [])
         capture = Capture([column.values for column in columns], rows, copies)
+        if rows * sum(column.values.strides[0] for column in columns) <= COPIED_AT_ONCE_BYTES:
+            capture.complete()
         if capture.open:
             self._open.append(capture)
         return capture

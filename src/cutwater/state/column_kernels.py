@@ -12,7 +12,7 @@ import numpy as np
 
 from cutwater.state.kernels import compare_exchange, copy_bytes, kernel, load_acquire, store_release
 
-__all__ = ["CHUNK_ROWS", "WAITING", "capture_chunks", "mark", "marked", "preserve", "touch_pages"]
+__all__ = ["CHUNK_ROWS", "WAITING", "capture_chunks", "mark", "marked", "order_by_group", "preserve", "touch_pages"]
 
 CHUNK_ROWS = 128
 """Rows of a chunk.  Small, because random keys touch nearly all chunks, and the stream waits for every copy."""
@@ -78,6 +78,25 @@ def marked(bits: Any, out: Any) -> Any:
                 out[count] = 8 * byte + bit
                 count += 1
     return count
+
+
+@kernel
+def order_by_group(groups: Any, starts: Any, order: Any) -> None:
+    """The places of the rows in ascending group, those of a group in their order, into ``order``.
+
+    Args:
+        groups: by row.
+        starts: zeros, one more than there are groups.
+        order: as many as rows.
+    """
+    for i in range(groups.shape[0]):
+        starts[np.int64(groups[i]) + 1] += 1
+    for group in range(1, starts.shape[0]):
+        starts[group] += starts[group - 1]
+    for i in range(groups.shape[0]):
+        group = np.int64(groups[i])
+        order[starts[group]] = i
+        starts[group] += 1
 
 
 @kernel

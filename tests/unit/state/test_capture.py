@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cutwater.state import capture as capture_module
 from cutwater.state import memory
 from cutwater.state.capture import Captures
 from cutwater.state.column_kernels import CHUNK_ROWS
@@ -102,6 +103,20 @@ def test_a_freeze_copies_nothing_and_a_released_one_costs_nothing() -> None:
     captures.preserve(np.arange(rows, dtype=np.int32))
     assert (memory_of_copies[CHUNK_ROWS:rows] == 0).all()
     assert captures.begin(columns, rows).copies[0] is memory_of_copies
+
+
+def test_a_small_table_is_copied_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = 50 * CHUNK_ROWS
+    columns, captures = columns_of(rows), Captures()
+    write(columns, np.arange(rows), 3)
+    size = sum(column.values[:rows].nbytes for column in columns)
+    for limit, open in ((size - 1, True), (size, False)):
+        monkeypatch.setattr(capture_module, "COPIED_AT_ONCE_BYTES", limit)
+        capture = captures.begin(columns, rows)
+        assert (capture.open, captures.open) == (open, open)
+        assert bool((capture.copies[0][:rows] == 3).all()) is not open
+        captures.give_back(capture)
+        captures.preserve(np.array([0], np.int32))
 
 
 def test_a_large_array_grows_without_moving_and_is_there_ahead() -> None:

@@ -84,9 +84,11 @@ def _edge(plan: PhysicalPlan, edge: Edge) -> str:
     side = f" output {edge.source_output}" if edge.source_output else ""
     channels = sum(1 for _ in plan.channels(edge))
     many = f"{'channel' if channels == 1 else 'channels'}{', a back-edge' if edge.back else ''}"
+    sent = plan.steps[edge.source_step].outputs[edge.source_output].schema
+    only = f"; only {', '.join(edge.schema.names)}" if len(edge.schema) < len(sent) else ""
     return (
         f"edge {edge.index}: {edge.source_step}{side} -- {_how(edge.type, edge.keys)} --> "
-        f"[{edge.target}] {edge.target_step} input {edge.target_input} ({channels} {many})"
+        f"[{edge.target}] {edge.target_step} input {edge.target_input} ({channels} {many}{only})"
     )
 
 

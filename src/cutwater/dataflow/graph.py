@@ -199,6 +199,7 @@ class Edge:
     target_step: str
     target_input: int
     schema: pa.Schema
+    """Of the rows that go over it: the columns of the sending step's output that somebody behind it reads."""
     keys: tuple[str, ...] = ()
     back: bool = False
     """The edge closes a loop (C1); so does each of its channels.  It may be of any type."""

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
+import pyarrow as pa
+
 from cutwater.dataflow.checks import check_complete
 from cutwater.dataflow.compatibility import check_compatible
 from cutwater.dataflow.cycles import components, order_without
@@ -163,11 +165,21 @@ class _Planner:
                     target=vertex,
                     target_step=step.id,
                     target_input=number,
-                    schema=self._graph.source_of(source).schema,
+                    schema=self._schema(step, source),
                     keys=source.keys,
                     back=self._closes_loop(step, source),
                 )
             )
+
+    def _schema(self, step: Step, source: Input) -> pa.Schema:
+        """Columns that go over an edge: where the step passes no whole rows on to anybody, those that it reads."""
+        schema = self._graph.source_of(source).schema
+        read: frozenset[str] | None = getattr(step.spec, "columns_read", None)
+        sides = range(1, len(step.outputs))
+        if read is None or any(self._graph.consumers(step.id, output) for output in sides):
+            return schema
+        kept = [column for column in schema if column.name in read or column.name in source.keys]
+        return schema if len(kept) == len(schema) else pa.schema(kept)
 
     def plan(self) -> PhysicalPlan:
         vertices = tuple(
@@ -284,6 +296,10 @@ def _problems(plan: PhysicalPlan) -> Iterator[str]:
         if edge.type is EdgeType.HASH and not edge.keys:
             yield f"hash edge {number} has no keys"
         yield from (f"edge {number} has no column {k!r}" for k in edge.keys if k not in edge.schema.names)
+        sent = plan.steps[edge.source_step].outputs[edge.source_output].schema
+        missing = [column.name for column in edge.schema if column not in list(sent)]
+        if missing:
+            yield f"edge {number} carries {missing[0]!r}, which step {edge.source_step!r} does not give"
     yield from _loop_problems(plan)
 
 

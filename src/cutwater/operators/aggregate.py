@@ -60,6 +60,11 @@ class RunningAggregateSpec:
         return self.keys if event_time is None or event_time in self.keys else (*self.keys, event_time)
 
     @property
+    def columns_read(self) -> frozenset[str]:
+        """Input columns that the result depends on; the others need not come."""
+        return frozenset((*self.passed_columns, *(a.column for a in self.aggregates if a.column is not None)))
+
+    @property
     def outputs(self) -> tuple[pa.Schema, ...]:
         passed = [self.input_schema.field(name) for name in self.passed_columns]
         results = [pa.field(a.name, a.result_type(self.input_schema)) for a in self.aggregates]

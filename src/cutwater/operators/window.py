@@ -32,6 +32,7 @@ from cutwater.operators.aggregate import check_names
 from cutwater.operators.aggregate_evolution import aggregate_parts, evolve_aggregates
 from cutwater.operators.base import Operator
 from cutwater.operators.evolution import Evolution, Former
+from cutwater.operators.top import TopRows
 from cutwater.operators.window_kinds import MAX_SPAN_US, Early, GlobalWindow, SessionWindow, SlidingWindow, Window
 from cutwater.state.keys import check_key_types
 
@@ -139,6 +140,14 @@ class WindowAggregateSpec:
         if not (self.sliced or isinstance(self.window, SessionWindow)):
             return self.aggregates
         return tuple(replace(a, ordered=True) if a.kind in ("first", "last") else a for a in self.aggregates)
+
+    @property
+    def columns_read(self) -> frozenset[str] | None:
+        """Input columns that output 0 depends on, ``None`` for all; output 1 has whole rows."""
+        if any(isinstance(a, TopRows) for a in self.aggregates):
+            return None
+        read = (*self.keys, self.event_time, *(a.column for a in self.aggregates))
+        return frozenset(name for name in read if name is not None)
 
     @property
     def outputs(self) -> tuple[pa.Schema, ...]:

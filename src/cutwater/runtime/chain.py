@@ -32,7 +32,7 @@ class Target:
 class EdgeOut:
     """The sending end of an edge in one subtask: picks the channel for each row.
 
-    ``back``: the edge closes a loop; no watermark goes over it (W3).
+    ``columns``: those that go over the edge, if not all.  ``back``: it closes a loop; no watermark goes over it (W3).
     """
 
     def __init__(
@@ -41,15 +41,19 @@ class EdgeOut:
         *,
         partitioner: HashPartitioner | None,
         broadcast: bool,
+        columns: list[str] | None = None,
         back: bool = False,
     ) -> None:
         self.channels = list(channels)
         self.timed = [] if back else self.channels
         self._partitioner = partitioner
         self._broadcast = broadcast
+        self._columns = columns
         self._next = 0
 
     def send(self, batch: pa.RecordBatch) -> None:
+        if self._columns is not None:
+            batch = batch.select(self._columns)
         if self._partitioner is not None:
             for target, part in self._partitioner.split(batch):
                 self.channels[target].offer(part)

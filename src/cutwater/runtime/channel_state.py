@@ -6,15 +6,34 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cutwater.dataflow.graph import Channel, Edge
+from cutwater.errors import BuildError
 from cutwater.runtime.net_items import Rows, Timed, Watermark
 from cutwater.storage.channel_log import ChannelLog, LogItem
 
-__all__ = ["ChannelLogs", "LoggedChannel", "edge_name", "to_items"]
+__all__ = ["ChannelLogs", "LoggedChannel", "edge_name", "fitting", "to_items"]
 
 
 def edge_name(edge: Edge) -> str:
     """What an edge is called in a snapshot: its number changes when steps are added before it, this does not."""
     return f"{edge.source_step}.{edge.source_output}>{edge.target_step}.{edge.target_input}"
+
+
+def fitting(edge: Edge, item: LogItem) -> LogItem:
+    """Rows of a snapshot with the columns that this program sends over the edge: it may read fewer than the old one.
+
+    Raises:
+        BuildError: it reads one more.
+    """
+    if item.batch is None or item.batch.schema.names == edge.schema.names:
+        return item
+    missing = [name for name in edge.schema.names if name not in item.batch.schema.names]
+    if missing:
+        raise BuildError(
+            f"the snapshot holds rows on their way along {edge_name(edge)!r} without column {missing[0]!r}",
+            step=edge.target_step,
+            hint="Restore with the old program, take an aligned checkpoint there, and go on from that one.",
+        )
+    return item._replace(batch=item.batch.select(edge.schema.names))
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from cutwater.dataflow.graph import Channel, Edge, EdgeType, PhysicalPlan
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.operators.evolution import Evolution
 from cutwater.operators.partition import HashPartitioner
-from cutwater.runtime.channel_state import edge_name, to_items
+from cutwater.runtime.channel_state import edge_name, fitting, to_items
 from cutwater.runtime.control import Deploy
 from cutwater.runtime.net_items import Timed, Watermark
 from cutwater.state.segments import Segment
@@ -108,7 +108,7 @@ class Restore:
         elif self.same_shape:
             entries = [e for e in self._logs[edge_name(edge)] if e.channel is not None and e.channel[1:] == key[1:]]
             entries.sort(key=lambda e: (e.side == "sender", e.first_row))
-            items = [item for e in entries for item in read_log(self.store, self.job, e)]
+            items = [fitting(edge, item) for e in entries for item in read_log(self.store, self.job, e)]
             sent = self.channel(key, sending=True)
             rows = sum(e.rows for e in entries)
             logged = to_items(items, (sent.next_row if sent is not None else 0) - rows)
@@ -146,20 +146,21 @@ class Restore:
         batches: list[pa.RecordBatch] = []
         if edge.type is EdgeType.HASH:
             partitioner = HashPartitioner(edge.schema, edge.keys, targets, self.plan.max_parallelism)
-            for batch in self._batches(entries):
+            for batch in self._batches(edge, entries):
                 batches += [part for target, part in partitioner.split(batch) if target == key.target]
         elif edge.type is EdgeType.BROADCAST:  # each subtask had a copy of every row
             had = 1 + max(e.channel[2] for e in entries if e.channel is not None)
             mine = [e for e in entries if e.channel is not None and e.channel[2] == key.target % had]
-            batches += self._batches(mine)
+            batches += self._batches(edge, mine)
         else:
-            batches += [b for n, b in enumerate(self._batches(entries)) if n % targets == key.target]
+            batches += [b for n, b in enumerate(self._batches(edge, entries)) if n % targets == key.target]
         log = [LogItem(batch, MIN_WATERMARK) for batch in batches]
         return to_items(log, -sum(b.num_rows for b in batches))
 
-    def _batches(self, entries: Iterable[Entry]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, edge: Edge, entries: Iterable[Entry]) -> Iterator[pa.RecordBatch]:
         for entry in entries:
-            yield from (i.batch for i in read_log(self.store, self.job, entry) if i.batch is not None)
+            items = (fitting(edge, item) for item in read_log(self.store, self.job, entry))
+            yield from (i.batch for i in items if i.batch is not None)
 
     def segments(self, step: str, subtask: int, parallelism: int, key_groups: range) -> Iterator[Segment]:
         """Segments of a step that concern a subtask, in the order they apply."""

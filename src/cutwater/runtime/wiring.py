@@ -247,7 +247,10 @@ class Wiring:
         if edge.type is EdgeType.HASH:
             targets = self._plan.vertices[edge.target].parallelism
             partitioner = HashPartitioner(edge.schema, edge.keys, targets, self._plan.max_parallelism)
-        return EdgeOut(channels, partitioner=partitioner, broadcast=edge.type is EdgeType.BROADCAST, back=edge.back)
+        sent = self._plan.steps[edge.source_step].outputs[edge.source_output].schema
+        columns = edge.schema.names if len(edge.schema) < len(sent) else None
+        broadcast = edge.type is EdgeType.BROADCAST
+        return EdgeOut(channels, partitioner=partitioner, broadcast=broadcast, columns=columns, back=edge.back)
 
     def _operator(self, part: FusedNode, vertex: Vertex) -> Operator:
         step = self._plan.steps[part.steps[-1]]

@@ -27,6 +27,45 @@ def edges(plan):
     return [(e.type.value, e.source_step, e.source_output, e.target_step, e.target_input) for e in plan.edges]
 
 
+class TestColumns:
+    """Over an edge go the columns that are read behind it."""
+
+    def columns(self, flow, step):
+        return next(e.schema.names for e in make_plan(flow, 2).edges if e.target_step == step)
+
+    def test_an_aggregate_gets_its_key_the_event_time_and_what_it_counts(self, flow, flights):
+        totals = flights.key_by("origin").aggregate("total", n=cw.count(), far=cw.max("distance"))
+        totals.write("out", cw.discard())
+        assert self.columns(flow, "total") == ["scheduled", "origin", "distance"]
+        assert "(4 channels; only scheduled, origin, distance)" in flow.explain()
+
+    def test_a_window_gets_whole_rows_only_if_its_late_ones_are_used(self, flow, flights):
+        counts = flights.key_by("carrier").window("w", cw.tumbling("1h")).aggregate("count", n=cw.count("delay"))
+        counts.write("out", cw.discard())
+        assert self.columns(flow, "count") == ["scheduled", "carrier", "delay"]
+        counts.late.write("lost", cw.discard())
+        assert self.columns(flow, "count") == ["scheduled", "origin", "carrier", "delay", "distance"]
+
+    def test_the_first_rows_of_a_window_are_whole(self, flow, flights):
+        flights.key_by("carrier").window("w", cw.tumbling("1h")).top("t", 1, by="delay").write("out", cw.discard())
+        assert len(self.columns(flow, "t")) == 5
+
+    def test_what_two_steps_read_is_sent_to_each_by_itself(self, flow, flights):
+        keyed = flights.key_by("origin")
+        keyed.aggregate("a", n=cw.sum("delay")).write("x", cw.discard())
+        keyed.aggregate("b", n=cw.sum("distance")).write("y", cw.discard())
+        assert self.columns(flow, "a") == ["scheduled", "origin", "delay"]
+        assert self.columns(flow, "b") == ["scheduled", "origin", "distance"]
+
+    def test_a_plan_that_sends_a_column_nobody_gives_is_refused(self, flow, flights):
+        flights.key_by("origin").aggregate("n", n=cw.count()).write("out", cw.discard())
+        plan = make_plan(flow, 2)
+        edge = plan.edges[0]
+        odd = dataclasses.replace(edge, schema=edge.schema.append(pa.field("gate", pa.string())))
+        with pytest.raises(InvariantError, match="carries 'gate', which step 'flights' does not give"):
+            validate_plan(dataclasses.replace(plan, edges=(odd, *plan.edges[1:])))
+
+
 class TestChains:
     def test_forward_neighbours_share_a_vertex_and_a_key_begins_a_new_one(self, flow, flights):
         late = flights.filter("late", pl.col("delay") > 15)

@@ -71,10 +71,12 @@ class FusedChain(NamedTuple):
 def make_plan(flow: HasGraph, parallelism: int, max_parallelism: int = 128) -> PhysicalPlan:
     """The physical plan of a dataflow.
 
-    A step joins the vertex of the step before it if it reads that step alone, by a forward edge, at the same
-    parallelism; every other step heads a vertex of its own.  A forward edge between different parallelisms becomes
-    a rebalance edge.  A hash edge becomes a forward one where rows lie in the right subtask already.  Edges that close
-    loops are marked (C1); no chain holds one, and the step at its end heads a vertex.
+    A step joins the vertex of the step before it if it reads that step alone, by a forward edge, and neither or both
+    of them name the same parallelism of their own; every other step heads a vertex of its own.  So the vertices and
+    edges of a program, and their numbers, are the same at every parallelism of the job.  A forward edge between
+    different parallelisms becomes a rebalance edge.  A hash edge becomes a forward one where rows lie in the right
+    subtask already.  Edges that close loops are marked (C1); no chain holds one, and the step at its end heads a
+    vertex.
 
     Args:
         flow: the dataflow or its graph.
@@ -137,7 +139,7 @@ class _Planner:
             t is EdgeType.FORWARD and i.step in self._in_place for i, t in zip(step.inputs, types, strict=True)
         ):
             self._in_place.add(step.id)
-        if types == [EdgeType.FORWARD] and not self._ends_chain(step.inputs[0]):
+        if types == [EdgeType.FORWARD] and self._alike(step, step.inputs[0]) and not self._ends_chain(step.inputs[0]):
             source = step.inputs[0]
             vertex = self._vertex[source.step]
             chain = self._chains[vertex]
@@ -196,6 +198,10 @@ class _Planner:
             loops=_loops(len(vertices), self._edges),
         )
 
+    def _alike(self, step: Step, source: Input) -> bool:
+        """Whether two steps have the same parallelism whatever that of the job is."""
+        return step.parallelism == self._graph.steps[source.step].parallelism
+
     def _ends_chain(self, source: Input) -> bool:
         """Whether the rows of a step leave its chain in any case: it keeps some back, and watermarks behind them."""
         return bool(getattr(self._graph.steps[source.step].spec, "ends_chain", False))
@@ -206,7 +212,7 @@ class _Planner:
     def _edge_type(self, step: Step, source: Input) -> EdgeType:
         same = self._parallelism[step.id] == self._parallelism[source.step]
         keyed = source.step in self._in_place and self._graph.source_of(source).keys == source.keys
-        if source.edge is EdgeType.HASH and same and keyed:
+        if source.edge is EdgeType.HASH and self._alike(step, source) and keyed:
             return EdgeType.FORWARD  # the rows of a key group are in the subtask that owns it already
         if source.edge is EdgeType.FORWARD and not same:
             return EdgeType.REBALANCE

@@ -214,6 +214,12 @@ class Chain:
             for channel in out.timed:
                 channel.offer_watermark(watermark, force=self._force)
 
+    def offer_idle(self, idle: bool) -> None:
+        """Say that nothing is to be expected for now, or that something is."""
+        for out in self.outs:
+            for channel in out.timed:
+                channel.offer_watermark(channel.watermark, idle)
+
     def freeze(self, checkpoint_id: int) -> list[tuple[str, Frozen]]:
         """The state of every operator, under the id of its step."""
         frozen: list[tuple[str, Frozen]] = []

@@ -36,17 +36,30 @@ class Enumerator:
     def __post_init__(self) -> None:
         self._load = [0] * self.parallelism
 
-    def restore(self, records: Mapping[int, Iterable[SplitRecord]], parallelism: int) -> list[list[SplitAssignment]]:
-        """Splits of a snapshot: with the old parallelism each stays where it was, otherwise they are dealt anew."""
+    def restore(
+        self, records: Mapping[int, Iterable[SplitRecord]], parallelism: int, order: Mapping[str, int]
+    ) -> list[list[SplitAssignment]]:
+        """Splits of a snapshot: with the old parallelism each stays where it was, otherwise they are dealt anew.
+
+        Then they come in the order in which the source lists them, as at a first start: where one subtask reads one
+        split after the other, the order of the splits is that of time.
+
+        Args:
+            records: by old subtask.
+            parallelism: old number of subtasks.
+            order: place of each split in the source's list.
+        """
         assigned: list[list[SplitAssignment]] = [[] for _ in range(self.parallelism)]
-        for subtask in sorted(records):
-            for r in records[subtask]:
-                keep = parallelism == self.parallelism
-                target = subtask if keep else min(range(self.parallelism), key=self._load.__getitem__)
-                assigned[target].append(SplitAssignment(r.id, r.data, r.position, r.max_time, r.done))
-                self._known.add(r.id)
-                if not r.done:
-                    self._load[target] += 1
+        keep = parallelism == self.parallelism
+        found = [(subtask, r) for subtask in sorted(records) for r in records[subtask]]
+        if not keep:
+            found.sort(key=lambda one: (order.get(one[1].id, len(order)), one[1].id))
+        for subtask, r in found:
+            target = subtask if keep else min(range(self.parallelism), key=self._load.__getitem__)
+            assigned[target].append(SplitAssignment(r.id, r.data, r.position, r.max_time, r.done))
+            self._known.add(r.id)
+            if not r.done:
+                self._load[target] += 1
         return assigned
 
     def assign(self, splits: Iterable[Split]) -> list[list[SplitAssignment]]:

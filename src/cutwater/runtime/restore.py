@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import pyarrow as pa
-
 from cutwater.dataflow.compatibility import check_compatible
-from cutwater.dataflow.graph import Channel, Edge, EdgeType, PhysicalPlan
-from cutwater.operators.base import MIN_WATERMARK
+from cutwater.dataflow.graph import Channel, Edge, PhysicalPlan
 from cutwater.operators.evolution import Evolution
-from cutwater.operators.partition import HashPartitioner
 from cutwater.runtime.channel_state import edge_name, fitting, to_items
 from cutwater.runtime.control import Deploy
 from cutwater.runtime.net_items import Timed, Watermark
+from cutwater.runtime.redistribution import Redistribution
 from cutwater.state.segments import Segment
 from cutwater.storage.base import Store
 from cutwater.storage.chains import chains_of
-from cutwater.storage.channel_log import CHANNEL_KIND, LogItem, read_log
+from cutwater.storage.channel_log import CHANNEL_KIND, read_log
 from cutwater.storage.local import LocalStore
 from cutwater.storage.manifest import ChannelRecord, Entry, Manifest, SubtaskRecord
 from cutwater.storage.snapshot import load_manifest, read_segment
@@ -37,7 +34,7 @@ class Restore:
     """A chosen snapshot; without manifest everything starts empty.
 
     Keyed segments come back to every subtask whose key groups they overlap, so the parallelism may differ from the
-    snapshot's; numbers of rows and watermarks of channels only hold where it does not.
+    snapshot's; what was on its way, and event time, is then redistributed.
     """
 
     store: Store
@@ -69,9 +66,19 @@ class Restore:
         same = _same_shape(plan, bound.manifest)
         return cls(store, job, bound.manifest, same, plan, foreign is not None, bound.evolutions)
 
-    def record(self, vertex: int, subtask: int) -> SubtaskRecord | None:
-        """What the snapshot says of one subtask (only if the job has the same shape)."""
-        return self._records.get((vertex, subtask))
+    def watermark(self, vertex: int, subtask: int) -> int | None:
+        """Where a subtask's event time begins; ``None``: the snapshot says nothing."""
+        if self._moved is not None:
+            return self._moved.watermark(vertex)
+        record = self._records.get((vertex, subtask))
+        return record.watermark if record is not None else None
+
+    @cached_property
+    def _moved(self) -> Redistribution | None:
+        """Where the subtasks are others than those of the snapshot."""
+        if self.manifest is None or self.same_shape:
+            return None
+        return Redistribution(self.manifest, self.plan, lambda entry: read_log(self.store, self.job, entry))
 
     @property
     def processing_time_ms(self) -> int:
@@ -79,7 +86,9 @@ class Restore:
         return max((r.processing_time_ms for r in self.manifest.subtasks), default=0) if self.manifest else 0
 
     def channel(self, key: Channel, sending: bool) -> ChannelRecord | None:
-        """Row number and watermark of a channel's end at the cut (only if the job has the same shape)."""
+        """Row number and watermark of a channel's end at the cut."""
+        if self._moved is not None:
+            return self._moved.channel(key, sending)
         return self._ends.get((key.edge, key.source, key.target, sending))
 
     @cached_property
@@ -100,20 +109,19 @@ class Restore:
     def waiting(self, edge: Edge, key: Channel) -> list[Timed]:
         """What the snapshot holds of a channel's rows, to be delivered before anything that arrives.
 
-        Rows are numbered up to the sender's next one.  Where the job has another shape than the snapshot, every row
-        goes to its new owner, over the first channel that leads there; its watermark then says nothing.
+        Rows are numbered up to the sender's next one.
         """
-        if not self._logs.get(edge_name(edge)):
-            logged: list[Timed] = []
-        elif self.same_shape:
+        if self._moved is not None:
+            moved = self._moved.waiting(edge, key)
+            return to_items(moved, -sum(i.batch.num_rows for i in moved if i.batch is not None))
+        logged: list[Timed] = []
+        if self._logs.get(edge_name(edge)):
             entries = [e for e in self._logs[edge_name(edge)] if e.channel is not None and e.channel[1:] == key[1:]]
             entries.sort(key=lambda e: (e.side == "sender", e.first_row))
             items = [fitting(edge, item) for e in entries for item in read_log(self.store, self.job, e)]
             sent = self.channel(key, sending=True)
             rows = sum(e.rows for e in entries)
             logged = to_items(items, (sent.next_row if sent is not None else 0) - rows)
-        else:
-            logged = self._redistributed(edge, key)
         return logged if edge.back else logged + self._later_watermark(key, logged)
 
     @cached_property
@@ -136,31 +144,6 @@ class Restore:
         if sent.watermark > watermark or (sent.watermark == watermark and sent.idle != idle):
             return [Watermark(sent.watermark, sent.idle)]
         return []
-
-    def _redistributed(self, edge: Edge, key: Channel) -> list[Timed]:
-        """The rows that a receiving subtask owns now."""
-        if key.source != (key.target if edge.type is EdgeType.FORWARD else 0):
-            return []
-        targets = self.plan.vertices[edge.target].parallelism
-        entries = sorted(self._logs[edge_name(edge)], key=lambda e: (e.channel, e.side == "sender", e.first_row))
-        batches: list[pa.RecordBatch] = []
-        if edge.type is EdgeType.HASH:
-            partitioner = HashPartitioner(edge.schema, edge.keys, targets, self.plan.max_parallelism)
-            for batch in self._batches(edge, entries):
-                batches += [part for target, part in partitioner.split(batch) if target == key.target]
-        elif edge.type is EdgeType.BROADCAST:  # each subtask had a copy of every row
-            had = 1 + max(e.channel[2] for e in entries if e.channel is not None)
-            mine = [e for e in entries if e.channel is not None and e.channel[2] == key.target % had]
-            batches += self._batches(edge, mine)
-        else:
-            batches += [b for n, b in enumerate(self._batches(edge, entries)) if n % targets == key.target]
-        log = [LogItem(batch, MIN_WATERMARK) for batch in batches]
-        return to_items(log, -sum(b.num_rows for b in batches))
-
-    def _batches(self, edge: Edge, entries: Iterable[Entry]) -> Iterator[pa.RecordBatch]:
-        for entry in entries:
-            items = (fitting(edge, item) for item in read_log(self.store, self.job, entry))
-            yield from (i.batch for i in items if i.batch is not None)
 
     def segments(self, step: str, subtask: int, parallelism: int, key_groups: range) -> Iterator[Segment]:
         """Segments of a step that concern a subtask, in the order they apply."""

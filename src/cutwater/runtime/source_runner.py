@@ -71,6 +71,8 @@ class SourceRunner:
     _token_s: float | None = None
     _watermark: int = MIN_WATERMARK
     _turn: int = 0
+    _began: bool = False
+    _moved: bool = False
     _queued: list[Read] = field(default_factory=list[Read])
 
     def __post_init__(self) -> None:
@@ -92,6 +94,7 @@ class SourceRunner:
                 self._splits[s.id] = _Split(Split(s.id, s.data), s.position, s.max_time, s.done)
                 if not s.done:
                     self._order.append(s.id)
+        self._began = self._began or bool(self._order)
         self.no_more = self.no_more or no_more
 
     def records(self) -> list[SplitRecord]:
@@ -104,6 +107,14 @@ class SourceRunner:
     @property
     def exhausted(self) -> bool:
         return self.no_more and not self._order and not self._queued
+
+    @property
+    def idle(self) -> bool:
+        """It was never given anything to read: its event time must not hold others back.
+
+        One that has read all it was given is not idle: what it gets next may be as old as what others read now.
+        """
+        return not self._began and not self.no_more and (self._moved or not self._splits)
 
     @property
     def queued(self) -> bool:
@@ -159,9 +170,9 @@ class SourceRunner:
                 return split.reader.origin
         return ""
 
-    def restore_watermark(self, watermark: int) -> None:
-        """Go on from a snapshot: the watermark never falls."""
-        self._watermark = watermark
+    def restore_watermark(self, watermark: int, moved: bool) -> None:
+        """Go on from a snapshot: the watermark never falls.  ``moved``: the splits were dealt anew."""
+        self._watermark, self._moved = watermark, moved
 
     def close(self) -> None:
         for split in self._splits.values():

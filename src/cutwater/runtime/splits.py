@@ -42,7 +42,8 @@ class Splits:
             for record in manifest.subtasks if manifest else ():
                 if step.id in record.splits:
                     records[record.subtask] = record.splits[step.id]
-            assigned = enumerator.restore(records, max(records, default=-1) + 1)
+            order = {split.id: place for place, split in enumerate(self._discovered.get(step.id, []))}
+            assigned = enumerator.restore(records, max(records, default=-1) + 1, order)
             for subtask, fresh in enumerate(enumerator.assign(self._discovered.get(step.id, []))):
                 assigned[subtask] += fresh
             self._enumerators[step.id] = enumerator

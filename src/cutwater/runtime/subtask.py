@@ -68,6 +68,7 @@ class Subtask:
         self._outputs = self.performer.outputs
         self._waiting: deque[m.Trigger | m.LoopVerdict] = deque()
         self._ending = False
+        self._idle = False
         self._round_s = slice_budget_ms / 1000
         self.busy_s = self.full_s = 0.0
         self._full_since_s: float | None = None
@@ -125,6 +126,7 @@ class Subtask:
         if source is not None and not self._ending:
             wait = source.wait_s(now_s)
             ready = wait is not None and wait <= 0
+            self._tell_idle(source.idle)
             if not pending and source.exhausted and not self._machine.halted:
                 self.performer.handle(m.SourceExhausted())
                 return True
@@ -214,6 +216,13 @@ class Subtask:
         risen = self._merger.update(self.inputs[index].key, watermark, idle)
         if risen is not None:
             self.chain.start_watermark(risen, sharp)
+        if (idle or self._idle) and not self._in_loop:  # what circulates in a loop is still to come
+            self._tell_idle(self._merger.idle)
+
+    def _tell_idle(self, idle: bool) -> None:
+        if idle != self._idle and not (idle and (self.chain.pending or self.chain.keeps_rows)):
+            self._idle = idle
+            self.chain.offer_idle(idle)
 
     def _read(self, max_rows: int, now_s: float) -> bool:
         source = self.source

@@ -275,13 +275,11 @@ class Wiring:
         return operator
 
     def _restore_subtask(self, vertex: Vertex, parts: SubtaskParts, merger: WatermarkMerger) -> None:
-        record = self._restore.record(vertex.index, self._slot)
-        if record is None:
+        watermark = self._restore.watermark(vertex.index, self._slot)
+        if watermark is None:
             return
-        parts.chain.watermark = record.watermark
-        times: dict[Hashable, InputTime] = {
-            Channel(i.edge, i.source, i.target): InputTime(i.watermark, i.idle) for i in record.inputs
-        }
-        merger.restore(times, record.watermark if parts.inputs else MIN_WATERMARK)
+        parts.chain.watermark = watermark
+        times: dict[Hashable, InputTime] = {c.key: InputTime(c.watermark, c.idle) for c in parts.inputs}
+        merger.restore(times, watermark if parts.inputs else MIN_WATERMARK)
         if parts.source is not None:
-            parts.source.restore_watermark(record.watermark)
+            parts.source.restore_watermark(watermark, moved=not self._restore.same_shape)

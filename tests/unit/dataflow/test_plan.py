@@ -96,7 +96,16 @@ class TestChains:
 
     def test_the_same_parallelism_by_number_chains(self, flow, flights):
         flights.filter("f", pl.col("delay") > 1, parallelism=2).write("out", cw.discard(), parallelism=2)
-        assert chains(make_plan(flow, 2)) == [("flights", "f", "out")]
+        assert chains(make_plan(flow, 4)) == [("flights",), ("f", "out")]
+
+    def test_vertices_and_edges_have_the_same_numbers_at_every_parallelism(self, flow, flights):
+        keyed = flights.filter("f", pl.col("delay") > 1, parallelism=2).key_by("origin")
+        keyed.aggregate("n", n=cw.count(), parallelism=3).key_by("origin").aggregate("m", m=cw.count()).write(
+            "out", cw.discard(), parallelism=3
+        )
+        plans = [make_plan(flow, parallelism) for parallelism in (1, 2, 3, 4)]
+        assert {str(chains(plan)) for plan in plans} == {str([("flights",), ("f",), ("n",), ("m",), ("out",)])}
+        assert {str([e.name for e in plan.edges]) for plan in plans} == {str([e.name for e in plans[0].edges])}
 
     def test_a_sink_of_fixed_parallelism_gets_it(self, flow, flights):
         flights.foreach_batch("out", lambda rows, checkpoint_id: None)

@@ -1,0 +1,232 @@
+"""A snapshot's channels at another parallelism: event times, and rows on their way to their new owners.
+
+An edge had channels (s, i) from each old sender to each old receiver; now it has others.  All that was on the way to a
+new receiver comes first, over one of its channels, in an order that a job without failure could have had: of the old
+channels that concern it, the one with the lowest watermark always gives its next item.  The watermark in between is the
+lowest of them all, which is the one of the channel that gave the item.  So every row meets the watermark that stood
+before it in its own channel, and the same rows are late.
+
+After these items, and on all other channels from the beginning, the watermark is that of the slowest old sender at its
+cut: no sender falls behind it, whatever splits it got.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from cutwater.dataflow.graph import Channel, Edge, EdgeType, PhysicalPlan, key_group_range
+from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.operators.partition import HashPartitioner
+from cutwater.protocol.watermarks import InputTime, merged_time
+from cutwater.runtime.channel_state import fitting
+from cutwater.storage.channel_log import CHANNEL_KIND, LogItem
+from cutwater.storage.manifest import ChannelRecord, Entry, Manifest
+
+__all__ = ["Redistribution"]
+
+
+Share: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch | None]
+"""The rows of a batch that a new receiver owns."""
+
+
+class _Ends(NamedTuple):
+    received: InputTime
+    sent: InputTime
+
+
+class _Old(NamedTuple):
+    """An old channel: event time at both ends, and the rows between."""
+
+    ends: _Ends | None
+    entries: list[Entry]
+
+    @property
+    def begin(self) -> InputTime:
+        return self.ends.received if self.ends is not None else InputTime()
+
+
+@dataclass
+class _Replay:
+    """What is left of an old channel."""
+
+    time: InputTime
+    items: deque[LogItem]
+
+    def next(self) -> pa.RecordBatch | None:
+        """Pass the next item, and give its rows."""
+        item = self.items.popleft()
+        self.time = InputTime(max(self.time.watermark, item.watermark), item.flag and item.batch is None)
+        return item.batch
+
+
+@dataclass
+class Redistribution:
+    """A snapshot of a job whose subtasks are not those of the plan.
+
+    Args:
+        manifest: of the snapshot.
+        plan: what runs now.
+        read: gives the items of an entry of kind "channel".
+    """
+
+    manifest: Manifest
+    plan: PhysicalPlan
+    read: Callable[[Entry], list[LogItem]]
+
+    @cached_property
+    def _edge_names(self) -> list[str]:
+        return self.manifest.edges or [e.name for e in self.plan.edges]
+
+    @cached_property
+    def _known(self) -> bool:
+        """Whether the numbers of the snapshot's vertices and edges can be told; older releases did not write that."""
+        told = bool(self.manifest.edges) or any(step.vertex >= 0 for step in self.manifest.steps)
+        return told or {s.id for s in self.manifest.steps} == self.plan.steps.keys()
+
+    def _old_vertex(self, step: str) -> int:
+        """Number of the vertex that a step was in; -1: it was in none."""
+        if not self._known:
+            return -1
+        told = next((s.vertex for s in self.manifest.steps if s.id == step), -1)
+        return told if self.manifest.edges or told >= 0 else self.plan.vertex_of(step).index
+
+    def watermark(self, vertex: int) -> int | None:
+        """Where the event time of a new subtask begins: that of the slowest old one that had not ended."""
+        old = self._old_vertex(self.plan.vertices[vertex].steps[0])
+        times = [
+            InputTime(r.watermark, any(c.idle for c in r.output_rows))
+            for r in self.manifest.subtasks
+            if r.vertex == old
+        ]
+        return merged_time(times).watermark if times else None
+
+    def channel(self, key: Channel, sending: bool) -> ChannelRecord | None:
+        """Where the event time of a new channel begins, on either side; its rows are numbered from 0 on."""
+        edge = self.plan.edges[key.edge]
+        ends = self._ends.get(edge.name)
+        if not ends or edge.back:
+            return None
+        time = merged_time(end.sent for end in ends.values())
+        watermark = time.watermark
+        if sending:
+            reached = self.watermark(edge.source)
+            watermark = watermark if reached is None else min(watermark, reached)
+        elif self._carries(edge, key):
+            watermark = merged_time(old.begin for old in self._concerned(edge, key.target)).watermark
+        return ChannelRecord(*key, 0, watermark)
+
+    def waiting(self, edge: Edge, key: Channel) -> list[LogItem]:
+        """What a new channel delivers before anything that arrives."""
+        if not self._carries(edge, key):
+            return []
+        return list(self._replayed(edge, key.target))
+
+    # ------------------------------------------------------------------------------------------------ old channels
+
+    @cached_property
+    def _ends(self) -> dict[str, dict[tuple[int, int], _Ends]]:
+        """By name of the edge, sender and receiver: both ends of the old channels."""
+        received: dict[tuple[int, int, int], InputTime] = {}
+        sent: dict[tuple[int, int, int], InputTime] = {}
+        for record in self.manifest.subtasks if self._known else ():
+            received |= {(c.edge, c.source, c.target): _time(c) for c in record.inputs}
+            sent |= {(c.edge, c.source, c.target): _time(c) for c in record.output_rows}
+        found: dict[str, dict[tuple[int, int], _Ends]] = {}
+        for (edge, source, target), end in sent.items():
+            both = _Ends(received.get((edge, source, target), end), end)
+            found.setdefault(self._edge_names[edge], {})[source, target] = both
+        return found
+
+    @cached_property
+    def _entries(self) -> dict[tuple[str, int, int], list[Entry]]:
+        """By name of the edge, sender and receiver: rows on their way, in order."""
+        found: dict[tuple[str, int, int], list[Entry]] = {}
+        for entry in self.manifest.entries:
+            if entry.kind == CHANNEL_KIND and entry.channel is not None:
+                found.setdefault((entry.name, *entry.channel[1:]), []).append(entry)
+        for entries in found.values():
+            entries.sort(key=lambda e: (e.side == "sender", e.first_row))
+        return found
+
+    def _old_parallelism(self, step: str) -> int:
+        return next((s.parallelism for s in self.manifest.steps if s.id == step), 1)
+
+    # ------------------------------------------------------------------------------------------------ new channels
+
+    def _carries(self, edge: Edge, key: Channel) -> bool:
+        """Whether this is the channel over which its receiver gets what was on the way to it."""
+        return key.source == (key.target if edge.type is EdgeType.FORWARD else 0)
+
+    def _concerned(self, edge: Edge, target: int) -> list[_Old]:
+        """The old channels on which there may be something for a new receiver."""
+        receivers = self._old_parallelism(edge.target_step)
+        targets = self.plan.vertices[edge.target].parallelism
+        if edge.type is EdgeType.BROADCAST:  # each had a copy of every row; it goes with the broadcast state
+            theirs = [target % receivers]
+        elif self._keys(edge):
+            theirs = self._overlapping(target, targets, receivers)
+        else:
+            theirs = [old for old in range(receivers) if old % targets == target]
+        ends = self._ends.get(edge.name, {})
+        found: list[_Old] = []
+        for old in theirs:
+            for source in range(self._old_parallelism(edge.source_step)):
+                channel = _Old(ends.get((source, old)), self._entries.get((edge.name, source, old), []))
+                if channel.ends is not None or channel.entries:
+                    found.append(channel)
+        return found
+
+    def _keys(self, edge: Edge) -> tuple[str, ...]:
+        """What says where the rows of an edge belong.
+
+        Of a forward edge whose rows have keys: they lie in place, and what follows relies on it.
+        """
+        if edge.type is EdgeType.FORWARD:
+            keys = edge.keys or self.plan.steps[edge.source_step].outputs[edge.source_output].keys
+            return keys if set(keys) <= set(edge.schema.names) else ()  # nobody behind it reads them
+        return edge.keys if edge.type is EdgeType.HASH else ()
+
+    def _share(self, edge: Edge, target: int) -> Share:
+        keys, targets = self._keys(edge), self.plan.vertices[edge.target].parallelism
+        if not keys:
+            return lambda batch: batch
+        partitioner = HashPartitioner(edge.schema, keys, targets, self.plan.max_parallelism)
+        return lambda batch: dict(partitioner.split(batch)).get(target)
+
+    def _overlapping(self, target: int, targets: int, receivers: int) -> list[int]:
+        """Old subtasks that share key groups with a new one."""
+        groups = self.plan.max_parallelism
+        mine = key_group_range(target, targets, groups)
+        theirs = [key_group_range(old, receivers, groups) for old in range(receivers)]
+        return [n for n, them in enumerate(theirs) if them.start < mine.stop and mine.start < them.stop]
+
+    def _replayed(self, edge: Edge, target: int) -> Iterator[LogItem]:
+        share = self._share(edge, target)
+        replays: list[_Replay] = []
+        for old in self._concerned(edge, target):
+            items = deque(fitting(edge, item) for entry in old.entries for item in self.read(entry))
+            if old.ends is not None:
+                items.append(LogItem(None, *old.ends.sent))
+            replays.append(_Replay(old.begin, items))
+        told = merged_time(r.time for r in replays)
+        while left := [r for r in replays if r.items]:
+            batch = min(left, key=lambda r: r.time.watermark).next()
+            time = merged_time(r.time for r in replays)
+            if edge.back or time.watermark < told.watermark:
+                time = InputTime(MIN_WATERMARK) if edge.back else InputTime(told.watermark, time.idle)
+            rows = share(batch) if batch is not None else None
+            if rows is not None and rows.num_rows:
+                yield LogItem(rows, time.watermark, time.watermark > told.watermark)
+            elif time != told and not edge.back:
+                yield LogItem(None, *time)
+            told = time
+
+
+def _time(end: ChannelRecord) -> InputTime:
+    return InputTime(MAX_WATERMARK) if end.ended else InputTime(end.watermark, end.idle)

@@ -1,9 +1,9 @@
 """A disk that forgets: what a directory holds after a process or the whole machine dies at a chosen system call.
 
-The real files are used; only ``os.fsync``, ``os.rename``, ``os.unlink`` and ``os.rmdir`` are watched.  The model of a
-power loss: bytes that were not synced are cut off, a new name in a directory that was not synced is taken back (a
-rename goes back to where it came from), a file removed from the root comes back unless the root was synced since; other
-removals count at once.
+The real files are used; only ``os.fsync``, ``os.rename``, ``os.unlink`` and ``os.rmdir`` are watched, and where a store
+lies beside the output ``os.link``, ``os.mkdir`` and ``os.write`` too.  The model of a power loss: bytes that were not
+synced are cut off, a new name in a directory that was not synced is taken back (a rename goes back to where it came
+from), a file removed from the root comes back unless the root was synced since; other removals count at once.
 """
 
 from __future__ import annotations
@@ -20,8 +20,19 @@ class Killed(BaseException):
 
 
 class ForgetfulDisk:
-    def __init__(self, root: str, patch: pytest.MonkeyPatch, reader: Callable[[], None]) -> None:
+    """
+    Args:
+        root: the output.
+        reader: called before every system call: what another process sees then.
+        store: a checkpoint directory on the same disk.
+    """
+
+    def __init__(
+        self, root: str, patch: pytest.MonkeyPatch, reader: Callable[[], None], store: str | None = None
+    ) -> None:
         self.root = root
+        self.calls = 0
+        self._places = [root] if store is None else [root, store]
         self.kill_in: int | None = None
         self._reader = reader
         self._synced_bytes: dict[int, int] = {}
@@ -29,14 +40,16 @@ class ForgetfulDisk:
         self._renames: list[tuple[str, str]] = []
         self._removed: list[str] = []
         self._graves = f"{root}.graves"
-        self._real = {name: getattr(os, name) for name in ("fsync", "rename", "unlink", "rmdir")}
+        watched = ["rename", "unlink", "rmdir", *(() if store is None else ("link", "mkdir", "write"))]
+        self._real = {name: getattr(os, name) for name in ("fsync", *watched)}
         patch.setattr(os, "fsync", self._fsync)
-        for name in ("rename", "unlink", "rmdir"):
+        for name in watched:
             patch.setattr(os, name, self._watched(name))
 
     def system_call(self) -> None:
         """Another process may look, and this one may die, just before a system call."""
         self._reader()
+        self.calls += 1
         if self.kill_in is not None:
             self.kill_in -= 1
             if self.kill_in < 0:
@@ -83,11 +96,11 @@ class ForgetfulDisk:
             if os.path.exists(target) and os.path.isdir(os.path.dirname(source)):
                 self._real["rename"](target, source)
         self._renames = []
-        for folder, _, names in os.walk(self.root):
-            for name in names:
-                path = os.path.join(folder, name)
-                inode = os.stat(path).st_ino
-                if (folder, inode) not in self._synced_names:
-                    self._real["unlink"](path)
-                elif os.stat(path).st_size > self._synced_bytes.get(inode, 0):
-                    os.truncate(path, self._synced_bytes.get(inode, 0))
+        files = [(folder, name) for place in self._places for folder, _, names in os.walk(place) for name in names]
+        for folder, name in files:
+            path = os.path.join(folder, name)
+            inode = os.stat(path).st_ino
+            if (folder, inode) not in self._synced_names:
+                self._real["unlink"](path)
+            elif os.stat(path).st_size > self._synced_bytes.get(inode, 0):
+                os.truncate(path, self._synced_bytes.get(inode, 0))

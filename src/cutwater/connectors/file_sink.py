@@ -19,6 +19,7 @@ from cutwater.connectors.part_commit import (
     LogState,
     PartCommitter,
     PartHandle,
+    file_digest,
     is_visible,
     part_status,
     part_stem,
@@ -245,13 +246,14 @@ class _Part:
         batches = (batch for cut in self._cuts for batch in open_piece(area, cut, verify=False))
         path = area.path(self._name)
         size = write_part(f"{path}.tmp", parts, schema, batches)
+        digest = file_digest(f"{path}.tmp")
         os.rename(f"{path}.tmp", path)
         fsync_path(area.directory)
         rows = sum(cut.rows for cut in self._cuts)
         files = [cut.file for cut in self._cuts]
         own = [file for file in files if file not in self._shared]
         shared = [file for file in files if file in self._shared]
-        return PartHandle(area.job_uid, self._name, self._name, rows, size, own, shared)
+        return PartHandle(area.job_uid, self._name, self._name, rows, size, own, shared, digest)
 
 
 def _check_neighbours(path: str, parts: PartFormat, schema: pa.Schema) -> None:

@@ -15,12 +15,13 @@ import xxhash
 from cutwater.connectors.base import Json, SinkSnapshot
 from cutwater.connectors.part_formats import PartFormat
 from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, fsync_path, storage_errors
-from cutwater.errors import StorageError
+from cutwater.errors import CorruptSnapshotError, StorageError
 
 __all__ = [
     "LogState",
     "PartCommitter",
     "PartHandle",
+    "file_digest",
     "is_visible",
     "part_status",
     "part_stem",
@@ -43,6 +44,8 @@ class PartHandle(msgspec.Struct, frozen=True, tag="part"):
     bytes: int
     pieces: list[str]
     shared: list[str] = []
+    digest: str = ""
+    """xxh3_128 of the file, hex; empty in handles of releases that had none."""
 
 
 class LogState(msgspec.Struct, frozen=True):
@@ -110,6 +113,16 @@ def write_part(path: str, parts: PartFormat, schema: pa.Schema, batches: Iterato
         return os.stat(path).st_size
 
 
+def file_digest(path: str) -> str:
+    """xxh3_128 of a file, hex; the file is mapped.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    with storage_errors("cannot read", path), pa.memory_map(path) as mapped:
+        return xxhash.xxh3_128_hexdigest(mapped.read_buffer())
+
+
 class PartCommitter:
     """Commits the parts of one write step.
 
@@ -136,11 +149,17 @@ class PartCommitter:
         Raises:
             StorageError: the target is gone or cannot be written, or a foreign file bears a part's name.
         """
+        self._commit(handles, verify=False)  # the worker that made them made them durable just now
+
+    def _commit(self, handles: list[Json], *, verify: bool) -> None:
         decoded = [msgspec.convert(handle, PartHandle | EndHandle) for handle in handles]
         own = [handle for handle in decoded if handle.uid == self._area.job_uid]
         parts = [handle for handle in own if isinstance(handle, PartHandle)]
         # A job that has ended took its staging away: this is the restore of its final checkpoint, all is visible.
         if parts and (len(parts) == len(own) or self._area.exists()):
+            if verify:
+                for part in parts:
+                    self._verify(part)
             for part in parts:
                 self._publish(part)
             fsync_path(self._area.root)
@@ -151,10 +170,11 @@ class PartCommitter:
         """See ``Committer.settle``.
 
         Raises:
+            CorruptSnapshotError: a staged part differs from its digest; nothing was made visible.
             StorageError: as ``commit``.
         """
         if restored is not None:
-            self.commit(restored.checkpoint_id, restored.handles)
+            self._commit(restored.handles, verify=True)
         # Staged parts go before the target is listed: a worker of an earlier attempt that is about to commit one finds
         # nothing to rename, or has renamed it before the listing.
         self._area.sweep(incarnation, keep=set(_pieces(retained)))
@@ -197,6 +217,23 @@ class PartCommitter:
             return False
         match = _SUFFIX.fullmatch(name, len(self._stem))
         return match is not None and int(match[1]) > checkpoint_id and int(match[2]) < incarnation
+
+    def _verify(self, part: PartHandle) -> None:
+        """A staged part was made by another process, perhaps long ago, and is the user's data from now on."""
+        if not part.digest or part_status(self._area, part) == "committed":
+            return
+        path = self._area.path(part.staged)
+        try:
+            same = file_digest(path) == part.digest
+        except StorageError:
+            if part_status(self._area, part) == "committed":  # a second committer was quicker
+                return
+            raise
+        if not same:
+            raise CorruptSnapshotError(
+                f"staged output {path!r} differs from its digest {part.digest}",
+                hint="Restore an older checkpoint: start the job with restore='DIR/JOB@ID'.",
+            )
 
     def _publish(self, part: PartHandle) -> None:
         if part_status(self._area, part) == "committed":

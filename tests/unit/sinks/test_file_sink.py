@@ -17,7 +17,7 @@ from cutwater.connectors.file_sink import FileSink, PartWriter
 from cutwater.connectors.part_commit import part_stem, part_suffix, write_part
 from cutwater.connectors.part_formats import CsvParts, JsonParts, ParquetParts, PartFormat
 from cutwater.connectors.staging import StagingArea
-from cutwater.errors import BuildError, ConfigError, DataError, StorageError
+from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, DataError, StorageError
 
 
 @pytest.fixture
@@ -59,6 +59,26 @@ def test_t4_a_file_ends_by_age_and_not_at_every_checkpoint(out: Path, monkeypatc
     clock.now += 0.25
     commit(sink, 80, checkpoint(writer, 80, 80).handles)
     assert parts(out) == [list(range(1, 81))]
+
+
+@pytest.mark.parametrize("part_format", [ParquetParts(), CsvParts()], ids=["parquet", "csv"])
+def test_a_damaged_part_never_becomes_visible_by_a_restore(out: Path, part_format: PartFormat) -> None:
+    """Every byte flipped, every truncation: found before anything is renamed, also of the healthy neighbour."""
+    sink = FileSink(str(out), part_format, roll_interval_ms=0)
+    made = [checkpoint(sink.writer(SCHEMA, Identity(subtask), []), 1, *range(9)) for subtask in (0, 1)]
+    staged = out / "_cutwater" / "uid" / "out" / made[1].handles[0]["staged"]
+    body = staged.read_bytes()
+    committer = sink.committer(SCHEMA, "uid", "out")
+    restored = snapshot(1, *made)
+    for i in range(len(body)):
+        for damaged in (body[:i], body[:i] + bytes([body[i] ^ 1 << i % 8]) + body[i + 1 :]):
+            staged.write_bytes(damaged)
+            with pytest.raises(CorruptSnapshotError, match=f"{staged.name}.*differs from its digest"):
+                committer.settle(restored, [restored], 2)
+    assert not [name for name in os.listdir(out) if name.startswith("part-")]
+    staged.write_bytes(body)
+    committer.settle(restored, [restored], 2)
+    assert len([name for name in os.listdir(out) if name.startswith("part-")]) == 2
 
 
 def test_t4_age_counts_on_over_a_restore(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,22 @@ def test_a_damaged_piece_is_found_at_the_restore_and_named(area: StagingArea, da
         log_of(area, incarnation=2, restored=cuts)
 
 
+def test_every_flipped_byte_and_every_truncation_of_a_piece_is_found(area: StagingArea) -> None:
+    log = log_of(area)
+    log.append(numbers(*range(50)))
+    log.seal()
+    (cut,) = log.cuts()
+    path = Path(area.path(cut.file))
+    body = path.read_bytes()
+    assert len(body) == cut.length > 500
+    open_piece(area, cut, verify=True).close()
+    for i in range(cut.length):
+        for damaged in (body[:i], body[:i] + bytes([body[i] ^ 1 << i % 8]) + body[i + 1 :]):
+            path.write_bytes(damaged)
+            with pytest.raises(CorruptSnapshotError, match=cut.file):
+                open_piece(area, cut, verify=True)
+
+
 def test_a_full_disk_stops_the_writer_for_good(area: StagingArea, monkeypatch: pytest.MonkeyPatch) -> None:
     log = log_of(area)
     log.append(numbers(1))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pyarrow as pa
 
 from cutwater.state.segments import GROUP_COLUMN, Segment
+from cutwater.storage.chains import extended
 from cutwater.storage.log import JobLog
-from cutwater.storage.manifest import Manifest, SplitRecord, StepRecord, SubtaskRecord
+from cutwater.storage.manifest import Entry, Manifest, SplitRecord, StepRecord, SubtaskRecord
 from cutwater.storage.publish import publish
 from cutwater.storage.recovery import Restorable
 from cutwater.storage.snapshot import SnapshotWriter, read_segment
@@ -41,6 +43,19 @@ def write_parts(store, checkpoint_id: int, attempt: int, *, incarnation: int = 0
             writer.abort()
             raise
     return entries
+
+
+def write_shared(store, checkpoint_id: int, attempt: int, older: list[Entry]) -> list[Entry]:
+    """One segment in a file that later checkpoints may name: a base, or what changed since ``older``."""
+    writer = SnapshotWriter(store, JOB, checkpoint_id, attempt, 0, 100)
+    changes = [msgspec.structs.replace(e, kind="delta") for e in _written(writer, checkpoint_id)] if older else []
+    entries = extended(older, changes) if older else _written(writer, checkpoint_id)
+    writer.close()
+    return entries
+
+
+def _written(writer: SnapshotWriter, checkpoint_id: int) -> list[Entry]:
+    return writer.add("count", 0, [segment(checkpoint_id, 0, 40)], shared=True)
 
 
 def manifest_of(log: JobLog, checkpoint_id: int, entries) -> Manifest:

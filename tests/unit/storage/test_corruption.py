@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from storage_world import JOB, expected_values, restored_values, take_checkpoint
+from storage_world import JOB, expected_values, manifest_of, restored_values, take_checkpoint, write_shared
 
 from cutwater.errors import CorruptSnapshotError, FormatVersionError, StorageError
 from cutwater.storage.log import JobLog
 from cutwater.storage.memory import Fault, MemoryStore
+from cutwater.storage.publish import publish
 from cutwater.storage.recovery import choose, verify_checkpoint
 from cutwater.storage.snapshot import load_manifest, read_segment
 
@@ -122,6 +123,60 @@ def test_every_stale_file_is_found(healthy):
         older = path.replace("chk-2", "chk-1")
         if older != path:
             assert outcome(damaged(healthy, to={path: healthy[older]}), path) == "previous"
+
+
+class TestFilesOfSeveralCheckpoints:
+    """Checkpoint 3 is what changed since 2, whose file it names; 1 stands alone."""
+
+    @pytest.fixture(scope="class")
+    def chained(self):
+        store = MemoryStore()
+        log = JobLog(store, JOB)
+        log.begin_attempt("driver")
+        entries = []
+        for checkpoint_id in (1, 2, 3):
+            entries = write_shared(store, checkpoint_id, log.attempt, entries if checkpoint_id == 3 else [])
+            publish(store, log, manifest_of(log, checkpoint_id, entries))
+        return dict(store.files)
+
+    FALL_BACK = {"chk-3/manifest-1.json": 2, "shared/3-1-0.data": 2, "shared/2-1-0.data": 1}
+    VALUES = {1: [1000], 2: [2000], 3: [2000, 3000]}
+    """Of each checkpoint, the first value of each file; 40 follow each other."""
+
+    def outcome(self, files, path):
+        """Id of the checkpoint that is restored in place of 3, after checks that it is whole, and 3 named."""
+        store = damaged(files)
+        found = choose(store, JOB, JobLog(store, JOB).read())
+        restored = found.completed.checkpoint_id
+        values = [value + i for value in self.VALUES[restored] for i in range(40)]
+        assert restored_values(store, found) == values
+        assert [r.checkpoint_id for r in found.passed_over] == list(range(3, restored, -1))
+        assert all(r.problems[0].file == path for r in found.passed_over)
+        return restored
+
+    def test_undamaged_it_is_the_newest(self, chained):
+        assert self.outcome(chained, "") == 3
+        assert {f"{JOB}/{path}" for path in self.FALL_BACK} <= set(chained)
+
+    def test_every_flipped_byte_and_truncation_is_found(self, chained):
+        mutations = 0
+        for path, expected in self.FALL_BACK.items():
+            path = f"{JOB}/{path}"
+            data = chained[path]
+            flipped = (data[:i] + bytes([data[i] ^ 1 << i % 8]) + data[i + 1 :] for i in range(len(data)))
+            for other in itertools.chain(flipped, (data[:length] for length in range(len(data)))):
+                assert self.outcome({**chained, path: other}, path) == expected, path
+                mutations += 1
+        assert mutations > 5_000
+
+    def test_every_missing_or_stale_or_exchanged_file_is_found(self, chained):
+        for (path, expected), other in itertools.product(self.FALL_BACK.items(), chained):
+            if chained[other] != chained[f"{JOB}/{path}"]:
+                files = {**chained, f"{JOB}/{path}": chained[other]}
+                assert self.outcome(files, f"{JOB}/{path}") == expected, (path, other)
+        for path, expected in self.FALL_BACK.items():
+            files = {p: data for p, data in chained.items() if p != f"{JOB}/{path}"}
+            assert self.outcome(files, f"{JOB}/{path}") == expected, path
 
 
 def test_a_log_entry_of_another_job_is_found(healthy):

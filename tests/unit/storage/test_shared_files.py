@@ -9,7 +9,7 @@ from unittest import mock
 import msgspec
 import pyarrow as pa
 import pytest
-from storage_world import JOB, manifest_of, segment
+from storage_world import JOB, manifest_of, segment, write_shared
 
 from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.state.segments import GROUP_COLUMN, Segment
@@ -26,18 +26,6 @@ from cutwater.storage.snapshot import SnapshotWriter, dumps_manifest, load_manif
 from cutwater.ui.inspect import inspect_snapshot, render_inspect, verify_snapshot
 
 GOLDEN = Path(__file__).parent / "golden" / "format-2"
-
-
-def write_shared(store, checkpoint_id: int, attempt: int, older: list[Entry]) -> list[Entry]:
-    writer = SnapshotWriter(store, JOB, checkpoint_id, attempt, 0, 100)
-    changes = [msgspec.structs.replace(e, kind="delta") for e in written(writer, checkpoint_id)] if older else []
-    entries = extended(older, changes) if older else written(writer, checkpoint_id)
-    writer.close()
-    return entries
-
-
-def written(writer: SnapshotWriter, checkpoint_id: int) -> list[Entry]:
-    return writer.add("count", 0, [segment(checkpoint_id, 0, 40)], shared=True)
 
 
 def publish_shared(store, log: JobLog, retention: Retention, checkpoint_id: int, entries: list[Entry]):

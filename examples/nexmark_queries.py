@@ -146,10 +146,10 @@ def q20(t: Tables) -> cw.Stream:
     return joined.select("told", "auction", "bidder", "price", "channel", "time", "item", "seller")
 
 
-def bids_in_time(t: Tables) -> cw.Stream:
-    """Each bid with its auction, which has to be open at the time of the bid."""
-    auctions = t.auction.select("slim", "id", "item", "seller", "category", "expires", "time").key_by("id")
-    bids = t.bid.select("plain", "auction", "price", "bidder", "time").key_by("auction")
+def bids_in_time(t: Tables, of_auction: tuple[str, ...], of_bid: tuple[str, ...]) -> cw.Stream:
+    """Each bid with its auction, which has to be open at the time of the bid; with these columns of both."""
+    auctions = t.auction.select("slim", "id", "time", "expires", *of_auction).key_by("id")
+    bids = t.bid.select("plain", "auction", "time", *of_bid).key_by("auction")
     pairs = bids.join("offers", auctions, within=("-" + nx.LONGEST, 0))
     inside = pairs.filter("inside", pl.col("time") <= pl.col("expires"))
     return inside.with_event_time("expires")
@@ -160,14 +160,16 @@ CLOSING = "100ms"
 
 
 def q9(t: Tables) -> cw.Stream:
-    sales = bids_in_time(t).key_by("auction").window("closing", cw.tumbling(CLOSING))
+    offers = bids_in_time(t, ("item", "seller", "category"), ("price", "bidder"))
+    sales = offers.key_by("auction").window("closing", cw.tumbling(CLOSING))
     return sales.top("winners", 1, by=["price", "time"], descending=[True, False]).select(
         "told", "auction", "item", "seller", "category", "price", "bidder", expires=pl.col("expires").dt.epoch("us")
     )
 
 
 def q4(t: Tables) -> cw.Stream:
-    sales = bids_in_time(t).key_by("auction", "category").window("closing", cw.tumbling(CLOSING))
+    offers = bids_in_time(t, ("category",), ("price",))
+    sales = offers.key_by("auction", "category").window("closing", cw.tumbling(CLOSING))
     dearest = sales.aggregate("dearest", price=cw.max("price"))
     return dearest.key_by("category").aggregate("mean", sold=cw.count(), price=cw.mean("price"))
 

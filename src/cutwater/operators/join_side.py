@@ -13,8 +13,8 @@ from cutwater.operators import join_kernels as kernels
 from cutwater.operators.join_columns import pairs_per_batch, widest_row_bytes
 from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.row_store import RowStore
 from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
-from cutwater.state.values import ValueStore
 
 __all__ = ["JoinSide", "References", "group_portions"]
 
@@ -26,24 +26,24 @@ _FIRST_ROWS = 1024
 class JoinSide:
     """Rows in the order in which they came, chained by key slot.
 
-    Columns lie in immutable Arrow chunks, times and slots in arrays that are only appended to: a frozen view costs
-    nothing.
+    Columns, times and slots lie in arrays that are only appended to: a frozen view costs nothing.
 
     Args:
         schema: of the rows.
+        rows: how many to have room for.
     """
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, rows: int = _FIRST_ROWS) -> None:
         self.schema = schema
         self.rows = 0
         self.latest = -(2**63)
         """Latest event time of all rows."""
         self.widest = 0
         """Bytes of the widest row, or more."""
-        self._values = ValueStore(pa.struct(list(schema)))
-        self._times: References = np.empty(_FIRST_ROWS, np.int64)
-        self._slots: Slots = np.empty(_FIRST_ROWS, np.int32)
-        self._nexts: References = np.empty(_FIRST_ROWS, np.int64)
+        self._values = RowStore(schema.types, rows)
+        self._times: References = np.empty(rows, np.int64)
+        self._slots: Slots = np.empty(rows, np.int32)
+        self._nexts: References = np.empty(rows, np.int64)
         self._heads: References = np.empty(0, np.int64)
         self._tails: References = np.empty(0, np.int64)
 
@@ -75,7 +75,7 @@ class JoinSide:
             )
         self._times[first : self.rows] = times
         self._slots[first : self.rows] = slots
-        self._values.append(batch.to_struct_array())
+        self._values.append(batch.columns)
         self.latest = max(self.latest, int(times.max()))
         self.widest = max(self.widest, widest_row_bytes(batch))
         kernels.link(self.slots[first:], first, self._heads, self._tails, self._nexts)
@@ -102,7 +102,7 @@ class JoinSide:
 
     def take(self, references: References) -> list[pa.Array]:
         """The columns of some rows."""
-        return self._values.take(references).flatten()
+        return self._values.take(references)
 
     def frozen(self) -> JoinSide:
         """The rows as they are now; serves ``times``, ``slots`` and ``take`` only."""
@@ -112,8 +112,8 @@ class JoinSide:
         return view
 
     def kept(self, references: References, slots: Slots, slot_count: int) -> JoinSide:
-        """A new side with some of the rows, under new slot numbers."""
-        side = JoinSide(self.schema)
+        """A new side with some of the rows, under new slot numbers, and room for as many again."""
+        side = JoinSide(self.schema, 2 * len(references) + _FIRST_ROWS)
         side.reserve(slot_count)
         portion = pairs_per_batch(self.widest)
         for begin in range(0, len(references), portion):

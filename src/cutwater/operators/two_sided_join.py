@@ -102,7 +102,8 @@ class TwoSidedJoin(BaseOperator):
         return self._watermarks.of(key_groups(hash_keys(self._key_columns(side, batch)), self.ctx.max_parallelism))
 
     def _key_columns(self, side: int, batch: pa.RecordBatch) -> list[pa.Array]:
-        return [batch.column(name).cast(kind) for name, kind in zip(self._keys[side], self._key_types, strict=True)]
+        columns = (batch.column(name) for name in self._keys[side])
+        return [c if c.type == kind else c.cast(kind) for c, kind in zip(columns, self._key_types, strict=True)]
 
     def _with_whole_keys(
         self, side: int, batch: pa.RecordBatch, times: References
@@ -143,14 +144,17 @@ class TwoSidedJoin(BaseOperator):
             self._sweep_at = total + total // 2
             return
         slots = [side.slots[rows] for side, rows in zip(self._sides, live, strict=True)]
-        used = np.unique(np.concatenate(slots))
+        wanted = np.zeros(len(self._index), np.bool_)
+        for some in slots:
+            wanted[some] = True
+        used = np.flatnonzero(wanted).astype(np.int32)
         index = NullableIndex(self._key_types)
         if len(used):
             index.upsert(self._index.columns(used))  # used slots become 0, 1, 2 ... in this order
+        numbers = np.cumsum(wanted, dtype=np.int32) - np.int32(1)
         self._index = index
         self._sides = [
-            side.kept(rows, np.searchsorted(used, old).astype(np.int32), len(used))
-            for side, rows, old in zip(self._sides, live, slots, strict=True)
+            side.kept(rows, numbers[old], len(used)) for side, rows, old in zip(self._sides, live, slots, strict=True)
         ]
         self._sweep_at = 2 * remaining + _SLACK_ROWS
 

@@ -26,7 +26,7 @@ run: setup  ## exactly-once demo: real flights on Spark, one worker killed, resu
 	@$(BIN)/python examples/flights.py
 
 test: setup  ## the test suite (under 10 minutes on 2 cores)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout=1800 --durations=15 -rR -m "not chaos and not full"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --session-timeout=1800 --durations=15 -rR -m "not chaos and not full"
 
 test-full: setup  ## also the slow tests
 	@$(BIN)/python -m pytest -m "not chaos"

@@ -21,11 +21,21 @@ REAL_PROCESSES = ("runtime", "spark", "docs")
 """Folders whose tests start workers; on a busy machine one of them may miss a moment that it wants to hit."""
 
 
+SLOWEST_FIRST = ("spark", "docs", "benchmarks", "runtime", "sim")
+"""Folders with tests of minutes: begun first, so that no process works alone at the end."""
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test with real processes has a second try, which is reported (R) and is a matter to look into."""
     for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] in REAL_PROCESSES:
+        if _folder(item) in REAL_PROCESSES:
             item.add_marker(pytest.mark.flaky(reruns=1))
+    order = {folder: place for place, folder in enumerate(SLOWEST_FIRST)}
+    items.sort(key=lambda item: order.get(_folder(item), len(order)))
 
 
 MakeSession = Callable[..., "SparkSession"]

@@ -106,7 +106,7 @@ def state(
 @click.option("--limit", type=click.IntRange(min=0), default=50, show_default=True, metavar="N", help="Rows to show.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, all of them.")
 def diff(first: str, second: str, name: str | None, limit: int, as_json: bool) -> None:
-    """Compare the states of two snapshots: keys added, removed, changed.
+    """Compare the states of two snapshots.
 
     Exits with 1 if they differ.
     """

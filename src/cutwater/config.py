@@ -22,6 +22,7 @@ __all__ = [
 ProtocolName = Literal["none", "synchronous", "chandy_lamport", "aligned", "unaligned", "at_least_once"]
 RecoveryName = Literal["job", "region"]
 StateBackend = Literal["memory", "rocksdb"]
+SchedulerName = Literal["default", "adaptive"]
 
 _UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "m": 60_000.0, "min": 60_000.0, "h": 3_600_000.0, "d": 86_400_000.0}
 _UNITS_US = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1))
@@ -133,6 +134,13 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Workers, and subtasks of every step that does not say otherwise."""
     max_parallelism: int = 128
     """Key groups; fixed for the life of the state."""
+    scheduler: SchedulerName = "default"
+    """``"adaptive"``: where Spark's cores stay lost for ``group_deadline`` the job goes on with fewer workers, and with
+    more as soon as they come back, up to ``parallelism``; see the guide on rescaling."""
+    min_parallelism: int = 1
+    """Scheduler ``adaptive``: with less the job waits, and fails at the ``group_deadline``."""
+    resource_stabilization_timeout_ms: float = 10_000.0
+    """Scheduler ``adaptive``: how long cores that came back must stay before a part of those that lack is used."""
     # -- data path
     batch_rows: int = 65_536
     """A sender's builder flushes at this many rows; operators are called with at most twice as many."""
@@ -177,6 +185,15 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"parallelism {self.parallelism} is above max_parallelism {self.max_parallelism}",
                 hint="Key groups are the unit of scaling: raise max_parallelism before the first run, or lower this.",
+            )
+        if not 1 <= self.min_parallelism <= self.parallelism:
+            raise ConfigError(
+                f"min_parallelism {self.min_parallelism} is not between 1 and parallelism {self.parallelism}"
+            )
+        if self.scheduler == "adaptive" and self.protocol == "none":
+            raise ConfigError(
+                "scheduler 'adaptive' needs checkpoints to go on from, and protocol 'none' keeps none",
+                hint="Choose another protocol, at_least_once for example.",
             )
         if self.protocol in ("unaligned", "synchronous") and self.max_concurrent > 1:
             raise ConfigError(

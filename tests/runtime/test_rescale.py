@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
 
+import polars as pl
 import pytest
-from runtime_world import assert_running_counts, counting, gated, open_gate, wait_until
+from runtime_world import assert_ids, assert_running_counts, counting, gated, open_gate, wait_until
 
 import cutwater as cw
 
@@ -59,3 +63,106 @@ def test_a_later_driver_goes_on_at_the_last_parallelism_until_the_program_asks_f
     open_gate(tmp_path)
     assert changed.await_termination(30)
     assert_running_counts(tmp_path / "out", ROWS)
+
+
+@pytest.mark.parametrize("protocol", [pytest.param("aligned", marks=pytest.mark.full), "unaligned"])
+def test_under_load_and_with_a_kill_in_between_every_row_counts_once(
+    start, fake_spark, tmp_path: Path, protocol: str
+) -> None:
+    source = gated(tmp_path, ROWS, rate=20_000)
+    job = start(counting("load", source, tmp_path / "out"), protocol=protocol, channel_frames=1)
+    wait_until(lambda: job.status.rows_read > 1_000, "rows", job=job)
+    job.rescale(4)
+    os.kill(next(w.pid for w in job.status.workers if w.slot == 3), signal.SIGKILL)
+    wait_until(lambda: job.status.restarts == 1 and job.status.phase == "running", "the restart", job=job)
+    assert len(job.status.workers) == 4
+    job.rescale(2)
+    open_gate(tmp_path)
+    assert job.await_termination(60)
+    assert_running_counts(tmp_path / "out", ROWS)
+
+
+@pytest.mark.full
+def test_a_worker_lost_while_others_are_recruited_ends_the_rescale_and_not_the_job(
+    start, fake_spark, tmp_path: Path
+) -> None:
+    for _ in range(14):
+        fake_spark.cores.acquire()
+    job = start(counting("loss", gated(tmp_path, ROWS), tmp_path / "out"))
+    wait_until(lambda: job.status.rows_read > 1_000, "rows", job=job)
+    failed: list[str] = []
+
+    def ask() -> None:
+        try:
+            job.rescale(3)
+        except cw.CutwaterError as e:
+            failed.append(str(e))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_until(lambda: fake_spark.hosts[0].launches == 3, "the recruit's launch")
+    os.kill(job.status.workers[0].pid, signal.SIGKILL)
+    asking.join(30)
+    assert len(failed) == 1
+    assert "the job had to restart" in failed[0]
+    fake_spark.cores.release(14)
+    open_gate(tmp_path)
+    assert job.await_termination(60)
+    assert job.status.parallelism == 2
+    assert_running_counts(tmp_path / "out", ROWS)
+
+
+def test_an_adaptive_job_goes_on_with_fewer_cores_and_with_more_when_they_come_back(
+    start, fake_spark, tmp_path: Path
+) -> None:
+    for _ in range(13):
+        fake_spark.cores.acquire()
+    adaptive = {"scheduler": "adaptive", "group_deadline": "1s", "resource_stabilization_timeout": "100ms"}
+    job = start(counting("elastic", gated(tmp_path, ROWS), tmp_path / "out"), parallelism=3, **adaptive)
+    wait_until(lambda: job.status.rows_read > 1_000, "rows", job=job)
+    assert job.status.parallelism == 3
+    give_back = fake_spark.cores.release
+    fake_spark.cores.release = lambda: setattr(fake_spark.cores, "release", give_back)  # this core is gone
+    os.kill(next(w.pid for w in job.status.workers if w.slot == 1), signal.SIGKILL)
+    wait_until(lambda: job.status.parallelism == 2 and job.status.phase == "running", "two workers", 60, job=job)
+    assert any("goes on at parallelism 2" in w for w in job.status.warnings)
+    give_back()
+    wait_until(lambda: job.status.parallelism == 3 and job.status.phase == "running", "three workers", 60, job=job)
+    open_gate(tmp_path)
+    assert job.await_termination(60)
+    assert_running_counts(tmp_path / "out", ROWS)
+
+
+def test_subtasks_without_a_split_do_not_hold_event_time_back(start, tmp_path: Path) -> None:
+    flow = cw.Dataflow("few")
+    rows = flow.read("in", cw.rate(2_000, partitions=1), event_time="timestamp")
+    windows = rows.with_columns("k", k=pl.col("value") % 3).key_by("k").window("w", cw.tumbling("50ms"))
+    windows.aggregate("n", n=cw.count()).write("out", cw.discard())
+    job = start(flow, parallelism=1)
+
+    def results() -> int:
+        status = job.status
+        return status.steps["n"].rows_out if "n" in status.steps else 0
+
+    wait_until(lambda: results() > 0, "windows", job=job)
+    job.rescale(3)
+    wait_until(lambda: results() > 0, "windows at the new parallelism", job=job)
+    job.cancel()
+
+
+def test_rows_in_a_loop_move_with_their_keys(start, tmp_path: Path) -> None:
+    flow = cw.Dataflow("round")
+    rows = flow.read("in", gated(tmp_path, ROWS // 4, rate=8_000)).with_columns("start", left=pl.col("value") % 5)
+    loop = flow.loop("loop", rows.key_by("value"))
+    turned = loop.with_columns("turn", left=pl.col("left") - 1)
+    loop.feed_back(turned.filter("more", pl.col("left") >= 0).key_by("value"))
+    turned.filter("done", pl.col("left") < 0).with_columns("eid", eid=pl.col("value")).write(
+        "out", cw.files(str(tmp_path / "out"), roll_rows=1_000)
+    )
+    job = start(flow)
+    wait_until(lambda: job.status.rows_read > 500, "rows", job=job)
+    job.rescale(3)
+    job.rescale(2)
+    open_gate(tmp_path)
+    assert job.await_termination(60)
+    assert_ids(tmp_path / "out", ROWS // 4)

@@ -249,7 +249,7 @@ class _Matching:
                 source = self._old.get(edge.source_step)
                 known = source is not None and len(source.outputs) > edge.source_output
                 before = source.outputs[edge.source_output] if known and source is not None else columns
-                if before == columns:
+                if set(columns) <= set(before):  # an edge carries what is read of the step's columns
                     yield EdgeOutlook(name=name, rows=count, verdict="bound")
                 else:
                     reason = f"rows of edge {name} have other columns now, {what} do not fit"

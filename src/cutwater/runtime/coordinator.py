@@ -76,6 +76,7 @@ class Coordinator(Driver):
             subtasks=_subtasks(plan),
             attempt=publisher.log.state.attempt,
         )
+        self._machine.fewest = self._rescaling.core.fewest
 
     # ------------------------------------------------------------------------------------------ from other threads
 
@@ -122,7 +123,8 @@ class Coordinator(Driver):
                 return done.get(timeout=0.2)
             except queue.Empty:
                 if self.ended.is_set():
-                    raise CutwaterError(f"the job ended before {what}") from None
+                    why = f": {self.error}" if self.error is not None else ""
+                    raise CutwaterError(f"the job ended before {what}{why}") from self.error
 
     # -------------------------------------------------------------------------------------------------- the events
 
@@ -197,12 +199,13 @@ class Coordinator(Driver):
             self._checkpoints.request(lambda answer: self._later(lambda: done(answer)))
 
     def switch(self, plan: PhysicalPlan, parallelism: int, reason: str) -> None:
-        self._checkpointing.stopped(reason)
+        if self._checkpoints is not None:
+            self._checkpoints.stopped(reason)
+            self._checkpoints.reshape(plan)
         self._group.broadcast(c.Reset(self._machine.attempt))
         self._group.resize(plan.parallelism, reason)
         self.plan = self.publisher.plan = self._splits.plan = plan
         self.publisher.parallelism = parallelism
-        self._checkpointing.reshape(plan)
         self.board.rescaled(plan, reason)
         self._job(j.Reshape(plan.parallelism, _subtasks(plan), self._rescaling.core.fewest, now_ms()))
 

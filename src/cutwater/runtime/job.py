@@ -164,13 +164,14 @@ class Job:
         return str(cast(Any, known.spec).directory)
 
     def watch_requests(self, store: Store) -> None:
-        """Let other processes cancel or stop the job through its folder (``cutwater cancel``, ``cutwater stop``)."""
+        """Let other processes cancel, stop or rescale the job through its folder (``cutwater cancel`` and so on)."""
         self._stop_watching = watch(
             store,
             self.name,
             attempt=lambda: self._coordinator.board.status.attempt,
             on_cancel=self.cancel,
             on_stop=self.stop,
+            on_rescale=self.rescale,
             ended=self._coordinator.ended,
         )
 

@@ -75,7 +75,7 @@ class Publisher:
 
     def _resumed_parallelism(self, asked: int) -> int:
         program, rescaled = self.log.state.rescaled or (0, 0)
-        if program != asked:
+        if program != asked or self._config.scheduler == "adaptive":
             return asked
         self.warnings.append(
             f"goes on at parallelism {rescaled}, to which the job was rescaled; the program asks for {asked}, as before"
@@ -96,9 +96,11 @@ class Publisher:
         Raises:
             FencedError: another driver has taken it since this one read it; it stays the other one's.
         """
-        asked, now = self._config.parallelism, self.parallelism
+        asked, now, adaptive = self._config.parallelism, self.parallelism, self._config.scheduler == "adaptive"
         driver = f"{socket.gethostname()}:{os.getpid()}"
-        self.log.begin_attempt(driver, after=attempt - 1, rescaled=(asked, now) if now != asked else None)
+        self.log.begin_attempt(
+            driver, after=attempt - 1, rescaled=(asked, now) if now != asked and not adaptive else None
+        )
         self._retention = Retention(self._store, self.log)
 
     def choose(self) -> Restorable | None:

@@ -30,15 +30,17 @@ __all__ = ["CONTROL_FOLDER", "Answer", "RequestKind", "send", "watch"]
 CONTROL_FOLDER = "control"
 POLL_S = 0.5
 
-RequestKind = Literal["cancel", "stop"]
+RequestKind = Literal["cancel", "stop", "rescale"]
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What lies in a request file."""
 
     kind: RequestKind
     sender: str
     time_ms: int
+    parallelism: int = 0
+    """Of a rescale."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,7 @@ def watch(
     attempt: Callable[[], int],
     on_cancel: Callable[[], None],
     on_stop: Callable[[], None],
+    on_rescale: Callable[[int], None],
     ended: threading.Event,
     poll_s: float = POLL_S,
 ) -> Callable[[], None]:
@@ -79,25 +82,39 @@ def watch(
         attempt: the attempt that this driver is at; requests wait until it is the one that owns the job.
         on_cancel: performs a cancel; returns when the job has ended.
         on_stop: performs a stop; returns when the job has ended.
+        on_rescale: goes on at another parallelism; returns when the job runs there.
         ended: set when the job ends; the thread ends with it.
         poll_s: seconds between two looks at the folder.
 
     Returns:
         A function that ends the watch; it waits until a request that is being answered has its answer.
     """
-    actions: dict[RequestKind, Callable[[], None]] = {"cancel": on_cancel, "stop": on_stop}
+    actions: dict[RequestKind, Callable[[Request], None]] = {
+        "cancel": lambda request: on_cancel(),
+        "stop": lambda request: on_stop(),
+        "rescale": lambda request: on_rescale(request.parallelism),
+    }
     watcher = _Watcher(store, job, attempt, actions, ended, poll_s)
     watcher.thread.start()
     return watcher.close
 
 
-def send(store: Store, job: str, kind: RequestKind, *, claim_s: float = 10.0, done_s: float = 600.0) -> Answer | None:
+def send(
+    store: Store,
+    job: str,
+    kind: RequestKind,
+    *,
+    parallelism: int = 0,
+    claim_s: float = 10.0,
+    done_s: float = 600.0,
+) -> Answer | None:
     """Ask the driver of a job for something and wait for its answer.
 
     Args:
         store: the checkpoint directory.
         job: folder of the job.
         kind: what is asked for.
+        parallelism: of a rescale.
         claim_s: seconds until a driver must have taken the request; after that it is withdrawn.
         done_s: seconds that performing it may take.
 
@@ -108,7 +125,7 @@ def send(store: Store, job: str, kind: RequestKind, *, claim_s: float = 10.0, do
         StorageError: the folder cannot be used, or the request was taken and not answered in time.
     """
     names = _Names(job, uuid.uuid4().hex)
-    request = Request(kind=kind, sender=_me(), time_ms=wall_clock_ms())
+    request = Request(kind=kind, sender=_me(), time_ms=wall_clock_ms(), parallelism=parallelism)
     store.create(names.request, msgspec.json.encode(request))
     if not _appears(store, job, names.claim, claim_s):
         claim = Claim(accepted=False, by=_me())
@@ -147,7 +164,7 @@ class _Watcher:
         store: Store,
         job: str,
         attempt: Callable[[], int],
-        actions: dict[RequestKind, Callable[[], None]],
+        actions: dict[RequestKind, Callable[[Request], None]],
         ended: threading.Event,
         poll_s: float,
     ) -> None:
@@ -187,7 +204,7 @@ class _Watcher:
             self._store.delete(names.claim)
             return
         try:
-            self._actions[request.kind]()
+            self._actions[request.kind](request)
             answer = Answer(ok=True, by=_me())
         except Exception as error:  # whatever it was, the sender must hear of it
             answer = Answer(ok=False, by=_me(), detail=str(error))

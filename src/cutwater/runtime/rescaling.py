@@ -57,9 +57,13 @@ class Rescaling:
     def __init__(self, plan: PhysicalPlan, parallelism: int, config: JobConfig, host: RescaleHost) -> None:
         self._plan, self._config, self._host = plan, config, host
         self._slots: frozenset[int] = frozenset()
+        adaptive = config.scheduler == "adaptive"
+        least = min(config.min_parallelism, parallelism)
         self.core = r.Rescaler(
             r.Shape(parallelism, plan.parallelism),
             deadline_ms=config.group_deadline_ms,
+            least=r.Shape(least, replan(plan, least).parallelism) if adaptive else None,
+            stable_ms=config.resource_stabilization_timeout_ms,
             shape_of=self._shape_of,
         )
 

@@ -206,7 +206,23 @@ def stop(directory: str, job: str, timeout: str) -> None:
     _ask(directory, job, "stop", timeout)
 
 
-def _ask(directory: str, job: str, kind: Any, timeout: str) -> None:
+@cli.command()
+@click.argument("directory", metavar="DIR")
+@click.argument("job")
+@click.argument("parallelism", type=click.IntRange(min=1))
+@click.option("--timeout", default="10s", metavar="TIME", show_default=True, help="For the driver to take the request.")
+def rescale(directory: str, job: str, parallelism: int, timeout: str) -> None:
+    """Have a running job go on at another parallelism.
+
+    It starts the workers that it lacks, takes a checkpoint and goes on from there.
+    """
+    _ask(directory, job, "rescale", timeout, parallelism)
+
+
+_DONE = {"cancel": "cancelled", "stop": "stopped", "rescale": "rescaled"}
+
+
+def _ask(directory: str, job: str, kind: Any, timeout: str, parallelism: int = 0) -> None:
     from cutwater.config import parse_duration_ms
     from cutwater.runtime.requests import send
     from cutwater.storage.addresses import open_existing
@@ -216,7 +232,8 @@ def _ask(directory: str, job: str, kind: Any, timeout: str) -> None:
     jobs = list_jobs(store)
     if job not in jobs:
         raise ConfigError(f"no job {job!r} in {directory}", hint=f"There are: {', '.join(jobs) or 'none'}.")
-    answer = send(store, job, kind, claim_s=parse_duration_ms(timeout, name="timeout") / 1000)
+    claim_s = parse_duration_ms(timeout, name="timeout") / 1000
+    answer = send(store, job, kind, parallelism=parallelism, claim_s=claim_s)
     if answer is None:
         raise CutwaterError(
             f"no driver of job {job!r} took the request within {timeout}: nothing was done",
@@ -224,7 +241,7 @@ def _ask(directory: str, job: str, kind: Any, timeout: str) -> None:
         )
     if not answer.ok:
         raise CutwaterError(f"driver {answer.by} could not {kind} job {job!r}: {answer.detail}")
-    click.echo(f"job {job} {'cancelled' if kind == 'cancel' else 'stopped'} by its driver {answer.by}")
+    click.echo(f"job {job} {_DONE[kind]}{f' to {parallelism}' if parallelism else ''} by its driver {answer.by}")
 
 
 def _settings(pairs: tuple[str, ...]) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def test_verify_exits_with_5_and_names_the_damaged_file(store, tmp_path, capfd):
 # --------------------------------------------------------------------------------------------------- cancel, stop
 
 
-@pytest.mark.parametrize(("kind", "said"), [("cancel", "cancelled"), ("stop", "stopped")])
+@pytest.mark.parametrize(("kind", "said"), [("cancel", "cancelled"), ("stop", "stopped"), ("rescale", "rescaled to 4")])
 def test_a_running_driver_is_reached(store, tmp_path, capfd, kind, said):
     log, done = begin(store, "job"), []
     close = watch(
@@ -180,10 +180,11 @@ def test_a_running_driver_is_reached(store, tmp_path, capfd, kind, said):
         attempt=lambda: log.attempt,
         on_cancel=lambda: done.append("cancel"),
         on_stop=lambda: done.append("stop"),
+        on_rescale=lambda parallelism: done.append("rescale" if parallelism == 4 else f"to {parallelism}"),
         ended=threading.Event(),
         poll_s=0.01,
     )
-    code, out, _ = run_main(capfd, kind, tmp_path, "job")
+    code, out, _ = run_main(capfd, kind, tmp_path, "job", *(["4"] if kind == "rescale" else []))
     close()
     assert (code, done) == (0, [kind])
     assert out == f"job job {said} by its driver {ME}\n"
@@ -263,7 +264,7 @@ def test_settings_reach_the_job(program, capfd, monkeypatch):
 
 
 def test_help_fits_80_columns(capfd):
-    for command in ([], ["run"], ["list"], ["inspect"], ["verify"], ["cancel"], ["stop"], ["explain"]):
+    for command in ([], ["run"], ["list"], ["inspect"], ["verify"], ["cancel"], ["stop"], ["rescale"], ["explain"]):
         code, out, _ = run_main(capfd, *command, "--help")
         assert code == 0
         assert max(map(len, out.splitlines())) <= 80

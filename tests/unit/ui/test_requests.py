@@ -35,6 +35,7 @@ class Driver:
     @contextmanager
     def watching(self, **changes):
         actions = {"on_cancel": self.perform("cancel"), "on_stop": self.perform("stop"), **changes}
+        actions.setdefault("on_rescale", lambda parallelism: self.perform(f"rescale {parallelism}")())
         close = watch(self.store, "job", attempt=lambda: self.attempt, ended=self.ended, poll_s=POLL_S, **actions)
         try:
             yield close

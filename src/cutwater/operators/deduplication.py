@@ -13,6 +13,8 @@ from cutwater.operators.base import Outputs
 from cutwater.operators.changes import op_column
 from cutwater.operators.deduplicate import EXPIRES, ROW
 from cutwater.operators.keyed_operator import KeyedOperator, Touched, as_rows
+from cutwater.operators.keyed_table import KeyedTable
+from cutwater.state.index import Slots
 from cutwater.state.keys import require_valid_keys
 from cutwater.state.words import from_words, to_words, valid_rows
 
@@ -101,7 +103,13 @@ class Deduplicate(KeyedOperator):
     # -- time
 
     def on_watermark(self, watermark: int) -> Outputs:
-        if self._timed and self._watermarks.advance(watermark) and self._worth_a_sweep():
-            expires = to_words(self._table.accumulators[0].result(self._all_slots))
-            self._keep(expires - 1 > watermark)
+        if self._timed and self._watermarks.advance(watermark):
+            if self._worth_a_sweep():
+                self._keep(self._live(self._table, self._all_slots))
+            self._table.clean(self._live)
         return []
+
+    def _live(self, table: KeyedTable, slots: Slots) -> npt.NDArray[np.bool_]:
+        if not self._timed:
+            return super()._live(table, slots)
+        return to_words(table.accumulators[0].result(slots)) - 1 > self._watermarks.current

@@ -13,13 +13,14 @@ from cutwater.operators.accumulators import Aggregate
 from cutwater.operators.base import BaseOperator, Context, Outputs
 from cutwater.operators.event_times import event_times
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.keyed_segments import deleted_segments, group_segments, keyed_rows
+from cutwater.operators.keyed_segments import deleted_segments, group_segments, restore_rows
 from cutwater.operators.keyed_table import FrozenTable, KeyedTable
+from cutwater.operators.spill import Spill, open_store
 from cutwater.state.changes import Changed
 from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.memory import GrowingArray
-from cutwater.state.segments import Frozen, Segment, SegmentKind
+from cutwater.state.segments import Frozen, Segment
 
 __all__ = ["KeyedOperator", "Touched", "as_rows"]
 
@@ -43,10 +44,12 @@ class Touched:
         known: by number, whether the key was there before the batch.
     """
 
-    def __init__(self, rows: Slots, before: int, scratch: GrowingArray) -> None:
+    def __init__(self, rows: Slots, before: int, scratch: GrowingArray, spill: Spill | None) -> None:
         self.local, slots = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
         self.slots: Slots = slots[: aggregate_kernels.localise(rows, scratch.values, self.local, slots)]
         self.known: npt.NDArray[np.bool_] = self.slots < before
+        if spill is not None:
+            self.known |= spill.fetched(self.slots)
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -77,6 +80,7 @@ class KeyedOperator(BaseOperator):
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
+        self._store = open_store(ctx)
         self._clear()
         self._track()
 
@@ -84,8 +88,14 @@ class KeyedOperator(BaseOperator):
         if self.ctx.incremental:
             self._table.track(restored=restored)
 
-    def _clear(self, expected: int = 0) -> None:
-        self._table = KeyedTable(self._key_types, self._held, self._held_schema, expected)
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    def _clear(self) -> None:
+        self._table = KeyedTable(self._key_types, self._held, self._held_schema)
+        if self._store is not None:
+            self._table.spill_to(self._store, self.ctx)
         self._scratch = GrowingArray(np.int32)
         self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
         self._sweep_at = _SLACK_KEYS
@@ -93,11 +103,21 @@ class KeyedOperator(BaseOperator):
     # -- rows
 
     def _touch(self, keys: Sequence[pa.Array]) -> Touched:
-        """Find or make the slots of a batch's rows."""
+        """Find or make the slots of a batch's rows; those of the batches before mean nothing any more."""
+        self._make_room()
         before = len(self._table)
         rows = self._table.upsert(keys)
         self._scratch.reserve(len(self._table))
-        return Touched(rows, before, self._scratch)
+        return Touched(rows, before, self._scratch, self._table.spill)
+
+    def _make_room(self) -> None:
+        """Between batches: move rows to disk that memory does not hold, if they are live."""
+        spill = self._table.spill
+        if spill is not None and spill.full and not spill.busy:
+            live = self._live(self._table, self._all_slots)
+            if not live.all():
+                self._forget(live)
+        self._table.make_room()
 
     def _divert_late(
         self, batch: pa.RecordBatch, keys: Sequence[pa.Array], time: str, output: int, of: str = ""
@@ -118,19 +138,26 @@ class KeyedOperator(BaseOperator):
 
     # -- forgetting
 
+    def _live(self, table: KeyedTable, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Which slots of a table hold anything that is still needed."""
+        return np.ones(len(slots), np.bool_)
+
     def _worth_a_sweep(self) -> bool:
         return len(self._table) >= self._sweep_at
 
     def _keep(self, live: npt.NDArray[np.bool_]) -> None:
         """Forget the keys that are not ``live`` if they are at least half; else look again when there are more."""
-        kept = np.flatnonzero(live).astype(np.int32)
-        if 2 * len(kept) <= len(live):
-            self._table.delete(np.flatnonzero(~live).astype(np.int32))
-            self._table.keep(kept)
-            self._scratch = GrowingArray(np.int32)
-            self._sweep_at = 2 * len(kept) + _SLACK_KEYS
+        kept = int(np.count_nonzero(live))
+        if 2 * kept <= len(live):
+            self._forget(live)
+            self._sweep_at = 2 * kept + _SLACK_KEYS
         else:
             self._sweep_at = len(live) + len(live) // 2
+
+    def _forget(self, live: npt.NDArray[np.bool_]) -> None:
+        self._table.delete(np.flatnonzero(~live).astype(np.int32))
+        self._table.keep(np.flatnonzero(live).astype(np.int32))
+        self._scratch = GrowingArray(np.int32)
 
     @property
     def _all_slots(self) -> Slots:
@@ -143,32 +170,28 @@ class KeyedOperator(BaseOperator):
         watermarks = [self._watermarks.segment()] if self._timed else []
         keys = pa.schema(list(self._state)[: len(self._key_types)])
 
-        def segments(slots: Slots, kind: SegmentKind) -> Iterator[Segment]:
-            return group_segments(STATE, self._state, slots, table.index.columns, table.rows, groups, kind, len(keys))
-
-        def everything() -> Iterator[Segment]:
+        def segments(changed: Changed | None = None) -> Iterator[Segment]:
             yield from watermarks
-            yield from segments(np.arange(len(table), dtype=np.int32), "base")
+            if changed is not None:
+                yield from deleted_segments(STATE, keys, changed.deleted, list, groups)
+            for part, slots, kind in table.parts(changed):
+                of, rows = part.index.columns, part.rows
+                yield from group_segments(STATE, self._state, slots, of, rows, groups, kind, len(keys))
 
-        def changes(changed: Changed) -> Iterator[Segment]:
-            slots, deleted, _ = changed
-            yield from watermarks
-            yield from deleted_segments(STATE, keys, deleted, list, groups)
-            yield from segments(slots, "delta")
-
-        return FrozenTable([table], everything, changes)
+        return FrozenTable([table], segments, segments)
 
     def restore(self, segments: Iterable[Segment]) -> None:
-        states: list[Segment] = []
         self._clear()
+        keys = len(self._key_types)
+        for batch in restore_rows(self._table, self._of_table(segments), self._state, self.ctx.key_groups):
+            self._table.restore(batch.columns[:keys], batch.columns[keys:])
+        self._watermarks.restored()
+        self._track(restored=True)
+
+    def _of_table(self, segments: Iterable[Segment]) -> Iterator[Segment]:
+        """The segments of the table; the watermarks are restored as they come."""
         for segment in segments:
             if segment.name == WATERMARK:
                 self._watermarks.restore(segment)
             else:
-                states.append(segment)
-        self._watermarks.restored()
-        batches = keyed_rows(states, self._state, self.ctx.key_groups)
-        keys = len(self._key_types)
-        for batch in batches:
-            self._table.restore(batch.columns[:keys], batch.columns[keys:])
-        self._track(restored=True)
+                yield segment

@@ -22,6 +22,8 @@ __all__ = ["deleted_segments", "group_segments", "keyed_rows", "restore_rows"]
 
 _SEGMENT_ROWS = 1 << 18
 _HASHED_ROWS = 1 << 16
+_FEW_ROWS = 1 << 10
+"""May be in memory after a restore, whatever the budget."""
 
 
 def group_segments(
@@ -190,8 +192,8 @@ def restore_rows(
         if segment.kind == "base" and segment.key_groups is not None:
             spill.remove_groups(range(*segment.key_groups))
         yield from keyed_rows([replace(segment, kind="delta")], schema, owned)
-        while table.make_room() is None and spill.busy:
-            pass
+        while spill.busy or (spill.full and len(table) > _FEW_ROWS):
+            table.make_room()
 
 
 def _without_deleted(parts: list[_Part]) -> list[pa.RecordBatch]:

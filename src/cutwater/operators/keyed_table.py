@@ -194,6 +194,17 @@ class KeyedTable:
             self.keep(kept)
         return kept
 
+    def clean(self, live: Callable[[KeyedTable, Slots], npt.NDArray[np.bool_]]) -> None:
+        """Remove some of the rows on disk that are not ``live``: a portion of a pass over all of them."""
+        if self._spill is not None:
+            self._spill.clean(live, self._log)
+
+    def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> KeyedTable:
+        """A small table of the same make that holds these rows."""
+        page = KeyedTable(self.index.types, self._aggregates, self._schema, books=self.book_types)
+        page.set_rows(page.upsert(keys), columns)
+        return page
+
     # -- snapshots
 
     def frozen(self, checkpoint_id: int | None = None) -> KeyedTable:
@@ -250,8 +261,7 @@ class KeyedTable:
         if self._spilled is not None:
             rows = self._spilled.rows
             for chunk in rows.chunks() if changed is None else rows.journal(changed.epoch):
-                page = KeyedTable(self.index.types, self._aggregates, self._schema, books=self.book_types)
-                page.set_rows(page.upsert(chunk.keys), chunk.values)
+                page = self.page(chunk.keys, chunk.values)
                 yield page, np.arange(len(page), dtype=np.int32), "delta" if chunk.goes_on else kind
                 latest = "delta"
         yield self, np.arange(len(self), dtype=np.int32) if changed is None else changed.slots, latest

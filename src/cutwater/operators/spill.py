@@ -9,10 +9,11 @@ left, as a sweep makes it anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.state.changes import ChangeLog
@@ -20,7 +21,7 @@ from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.memory import GrowingArray
 from cutwater.state.rocks import RocksStore
-from cutwater.state.spilled_rows import FrozenSpilledRows, RowTypes, SpilledRows
+from cutwater.state.spilled_rows import FrozenSpilledRows, RowTypes, SpilledChunk, SpilledRows
 
 if TYPE_CHECKING:
     from cutwater.operators.base import Context
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["FrozenSpill", "Spill", "open_store"]
 
 _PORTION_ROWS: Final = 4096
+_SLACK_KEYS: Final = 1 << 14
+"""Keys below this number are not worth cleaning."""
 _INDEX_BYTES: Final = 24
 """What a slot takes in the table of an index, roughly."""
 
@@ -66,7 +69,8 @@ class Spill:
         self._stored = GrowingArray(np.bool_)
         self._leaving: Slots | None = None
         self._written = self._seen = 0
-        self._count = 0
+        self._count, self._clean_at = 0, _SLACK_KEYS
+        self._cleaning: Iterator[SpilledChunk] | None = None
         self.journaled: dict[int, int] = {}
         """Rows written to the journal, by epoch."""
 
@@ -83,18 +87,27 @@ class Spill:
             table.set_rows(slots[there], values)
             self._stored.values[slots[there]] = True
 
+    def fetched(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Of slots that came with the last batch, which were there before."""
+        return self._stored.values[slots]
+
     def use(self, slots: Slots) -> None:
         """Rows of these slots are used."""
         self._used.values[slots] = True
 
     # -- out
 
+    @property
+    def full(self) -> bool:
+        """Whether rows should leave."""
+        return self._table.memory_bytes + len(self._table) * _INDEX_BYTES > self._memory_bytes
+
     def make_room(self, log: ChangeLog | None) -> Slots | None:
         """A portion of the work, if there is any; at its end the slots that stay, for ``KeyedTable.keep``."""
         count = len(self._table)
         came, self._seen = count - self._seen, count
         if self._leaving is None:
-            if self._table.memory_bytes + count * _INDEX_BYTES <= self._memory_bytes:
+            if not self.full:
                 return None
             used = self._used.values[:count]
             self._leaving = np.concatenate([np.flatnonzero(~used), np.flatnonzero(used)]).astype(np.int32)[: count // 2]
@@ -161,6 +174,36 @@ class Spill:
     def _drop(self, slots: Slots) -> None:
         if len(slots):
             self._table.keep(np.setdiff1d(np.arange(len(self._table), dtype=np.int32), slots))
+
+    def clean(self, live: Callable[[KeyedTable, Slots], npt.NDArray[np.bool_]], log: ChangeLog | None) -> None:
+        """Look at some of the rows on disk, and remove those that are not ``live``; begins anew when there are more.
+
+        Args:
+            live: of slots of a table, which are worth keeping.
+            log: is told what went.
+        """
+        if self._cleaning is None and self._count >= self._clean_at:
+            self._cleaning = self.rows.freeze().chunks(_PORTION_ROWS)
+        chunk = None if self._cleaning is None else next(self._cleaning, None)
+        if chunk is None:
+            if self._cleaning is not None:
+                self._cleaning, self._clean_at = None, 2 * self._count + _SLACK_KEYS
+            return
+        page = self._table.page(chunk.keys, chunk.values)
+        dead = np.flatnonzero(~live(page, np.arange(len(page), dtype=np.int32)))
+        keys = page.index.columns(dead)
+        in_memory = self._table.index.find(keys) >= 0 if len(dead) else np.empty(0, np.bool_)
+        there, values = self.rows.get([key.filter(pa.array(~in_memory)) for key in keys]) if len(dead) else ([], [])
+        if not any(there):
+            return
+        keys = [key.filter(pa.array(~in_memory)).filter(pa.array(there)) for key in keys]
+        page = self._table.page(keys, values)  # as they are now: the pass shows what there was when it began
+        gone = np.flatnonzero(~live(page, np.arange(len(page), dtype=np.int32))).astype(np.int32)
+        if len(gone):
+            self.rows.remove(page.index.columns(gone), _epochs(log))
+            self._count -= len(gone)
+            if log is not None:
+                log.delete(page.index, gone)
 
     # -- snapshots
 

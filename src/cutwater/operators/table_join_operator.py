@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.operators import table_kernels as kernels
@@ -12,6 +13,7 @@ from cutwater.operators.accumulators import Accumulator
 from cutwater.operators.base import Outputs
 from cutwater.operators.changes import OP, added_rows, op_column
 from cutwater.operators.keyed_operator import KeyedOperator, Touched, as_rows
+from cutwater.operators.keyed_table import KeyedTable
 from cutwater.operators.table_join import TABLES
 from cutwater.state.index import Slots
 from cutwater.state.keys import null_key_mask, require_valid_keys
@@ -93,8 +95,11 @@ class TableJoin(KeyedOperator):
         """Forget keys without a row; renumbers the slots."""
         if self._removed > len(self._table) // 2 and self._worth_a_sweep():
             self._removed = 0
-            left, right = (_is_valid(side.result(self._all_slots)) for side in self._table.accumulators)
-            self._keep(left | right)
+            self._keep(self._live(self._table, self._all_slots))
+
+    def _live(self, table: KeyedTable, slots: Slots) -> npt.NDArray[np.bool_]:
+        left, right = (_is_valid(side.result(slots)) for side in table.accumulators)
+        return left | right
 
     def _joined(self, op: pa.Array, left: pa.Array, right: pa.Array, slots: Slots) -> pa.RecordBatch:
         spec = self._spec

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.operators.base import Outputs
 from cutwater.operators.changes import OP, added_rows, op_column
 from cutwater.operators.keyed_operator import KeyedOperator, as_rows
+from cutwater.operators.keyed_table import KeyedTable
 from cutwater.operators.ranked_rows import RankedRows, Work
+from cutwater.state.index import Slots
 from cutwater.state.keys import require_valid_keys
 
 if TYPE_CHECKING:
@@ -36,15 +40,19 @@ class Top(KeyedOperator):
             return []
         spec = self._spec
         if spec.updating and self._worth_a_sweep():
-            self._keep(self._ranked.used(self._all_slots))
+            self._keep(self._live(self._table, self._all_slots))
         require_valid_keys(batch, spec.keys)
         added = None
         if spec.updating:
             added = added_rows(batch)
             batch = batch.drop_columns([OP])
+        self._make_room()
         slots = self._table.upsert([batch.column(name) for name in spec.keys])
         self._work = self._ranked.work(slots, as_rows(batch), added)
         return self.resume()
+
+    def _live(self, table: KeyedTable, slots: Slots) -> npt.NDArray[np.bool_]:
+        return cast("RankedRows", table.accumulators[0]).used(slots)
 
     @property
     def pending(self) -> bool:

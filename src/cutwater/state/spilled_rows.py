@@ -85,7 +85,7 @@ class SpilledRows:
         found = self._store.get_many(self._places(keys, self._number))
         there = np.array([row is not None for row in found], np.bool_)
         rows = [row for row in found if row is not None]
-        return there, self._codecs[1].decode(rows) if rows else []
+        return there, self._codecs[1].decode(rows) if rows and self._types.values else []
 
     def put(
         self,
@@ -102,7 +102,7 @@ class SpilledRows:
             changed: which of them go into the journal, too.
             epoch: of the journal.
         """
-        rows = self._codecs[1].encode(values)
+        rows = self._codecs[1].encode(values) if values else [b""] * len(keys[0])
         writes: list[Write] = list(zip(self._places(keys, self._number), rows, strict=True))
         if changed is not None and changed.any():
             places = self._places(keys, self._journal + epoch.to_bytes(_EPOCH_BYTES, "big"))
@@ -149,9 +149,9 @@ class FrozenSpilledRows:
         self._snapshot, self._codecs = snapshot, codecs
         self._number, self._journal = number, journal
 
-    def chunks(self) -> Iterator[SpilledChunk]:
-        """All rows, in the order of the key groups, in pieces that fit in memory."""
-        return self._chunks(self._number, self._journal, _PLACE_BYTES)
+    def chunks(self, most: int = _CHUNK_ROWS) -> Iterator[SpilledChunk]:
+        """All rows, in the order of the key groups, in pieces of at most so many rows, that fit in memory."""
+        return self._chunks(self._number, self._journal, _PLACE_BYTES, most)
 
     def journal(self, epoch: int) -> Iterator[SpilledChunk]:
         """Rows as they were when they were moved out, since this epoch; a later one replaces an earlier one."""
@@ -164,7 +164,7 @@ class FrozenSpilledRows:
             self._snapshot.release()
         self._snapshot = None
 
-    def _chunks(self, begin: bytes, end: bytes, skip: int) -> Iterator[SpilledChunk]:
+    def _chunks(self, begin: bytes, end: bytes, skip: int, most: int = _CHUNK_ROWS) -> Iterator[SpilledChunk]:
         if self._snapshot is None:
             return
         places: list[bytes] = []
@@ -174,7 +174,7 @@ class FrozenSpilledRows:
             places.append(place)
             rows.append(row)
             size += len(place) + len(row)
-            if len(rows) == _CHUNK_ROWS or size >= _CHUNK_BYTES:
+            if len(rows) == most or size >= _CHUNK_BYTES:
                 yield self._chunk(places, rows, skip, last)
                 size, last = 0, place[:skip]
                 places, rows = [], []
@@ -183,7 +183,8 @@ class FrozenSpilledRows:
 
     def _chunk(self, places: list[bytes], rows: list[bytes], skip: int, last: bytes) -> SpilledChunk:
         keys, values = self._codecs
-        return SpilledChunk(keys.decode(places, skip), values.decode(rows), places[0][:skip] == last)
+        columns = values.decode(rows) if values.types else []
+        return SpilledChunk(keys.decode(places, skip), columns, places[0][:skip] == last)
 
 
 def _number(number: int) -> bytes:

@@ -12,132 +12,26 @@ import pyarrow as pa
 import pytest
 from incremental_world import JOB, STEP, Content, World, short, written
 from keyed_world import opened, owner, rows_of
+from stage_world import SCHEMA, SPECS, Stage
 
 from cutwater.errors import StorageError
 from cutwater.operators import keyed_operator, open_windows, session_table, two_sided_join
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.as_of_join import AsOfJoinSpec
 from cutwater.operators.as_of_operator import AsOfJoin
-from cutwater.operators.base import Operator, OperatorSpec, Outputs
-from cutwater.operators.changes import marked_schema
-from cutwater.operators.deduplicate import DeduplicateSpec
-from cutwater.operators.interval_join import IntervalJoinSpec
+from cutwater.operators.base import Operator, Outputs
 from cutwater.operators.keyed_table import KeyedTable
 from cutwater.operators.session_table import SessionTable
-from cutwater.operators.table_join import TableJoinSpec
-from cutwater.operators.top import ROWS, TopRows, TopSpec
-from cutwater.operators.window import WindowAggregateSpec
-from cutwater.operators.window_join import WindowJoinSpec
-from cutwater.operators.window_kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow, Window
 from cutwater.operators.window_table import WindowTable
 from cutwater.state.intervals import Intervals
-from cutwater.state.segments import Frozen, Segment
+from cutwater.state.segments import Segment
 from cutwater.storage.chains import Chains, extended
 from cutwater.storage.manifest import Entry
 from cutwater.storage.memory import MemoryStore
 from cutwater.storage.snapshot import SnapshotWriter, read_segment
 
-SCHEMA = pa.schema([("k", pa.string()), ("t", pa.timestamp("us")), ("v", pa.int64())])
-MARKED = marked_schema(SCHEMA)
-FAR_US = 150
-
-
-def windows(window: Window, lateness: int = 0, early: Early | None = None) -> WindowAggregateSpec:
-    aggregates = (Aggregate("n", "count"), Aggregate("most", "max", "v"), Aggregate("latest", "last", "v"))
-    return WindowAggregateSpec(SCHEMA, ("k",), "t", window, aggregates, lateness, early)
-
-
-def top(*, updating: bool) -> TopSpec:
-    rows = TopRows(ROWS, "top", by=("v",), descending=(True,), n=3, removing=updating)
-    return TopSpec(MARKED if updating else SCHEMA, ("k",), rows, updating=updating)
-
-
-SPECS: dict[str, OperatorSpec] = {
-    "tumbling": windows(TumblingWindow(10), 7),
-    "global": windows(GlobalWindow(), early=Early(rows=3)),
-    "slices": windows(SlidingWindow(20, 10), 5),
-    "cut slices": windows(SlidingWindow(15, 10)),
-    "sliding": windows(SlidingWindow(20, 10), early=Early(event_time_us=5)),
-    "sessions": windows(SessionWindow(4), 6),
-    "early sessions": windows(SessionWindow(9), early=Early(rows=4)),
-    "interval join": IntervalJoinSpec(SCHEMA, SCHEMA, ("k",), ("k",), "t", "t", -10, 20),
-    "window join": WindowJoinSpec(SCHEMA, SCHEMA, ("k",), ("k",), "t", "t", SlidingWindow(20, 10), "full"),
-    "as-of join": AsOfJoinSpec(SCHEMA, SCHEMA, ("k",), ("k",), "t", "t"),
-    "table join": TableJoinSpec(MARKED, SCHEMA, ("k",), ("k",), "full", updating=(True, False)),
-    "first": DeduplicateSpec(SCHEMA, ("k",), "first", "t", 15),
-    "last": DeduplicateSpec(SCHEMA, ("k",), "last"),
-    "top": top(updating=False),
-    "updating top": top(updating=True),
-}
 DELETING = {"tumbling", "slices", "cut slices", "sliding", "sessions", "early sessions"}
 SWEEPING = {"table join", "first", "updating top"}
 """Where keys go once they are half of all.  Elsewhere nothing goes, or time says what does."""
 BY_TIME = {"interval join", "as-of join", "window join"}
-
-
-@dataclass
-class Stage:
-    """One subtask of an operator, which gets random rows."""
-
-    spec: OperatorSpec
-    subtask: int
-    parallelism: int
-    now: int = 0
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    """That can be taken back."""
-
-    def __post_init__(self) -> None:
-        self.operator: Operator = opened(self.spec, self.subtask, self.parallelism)
-        self.inputs = 2 if hasattr(self.spec, "left_schema") else 1
-
-    def change(self, dice: random.Random) -> None:
-        if self.rows and dice.random() < 0.3:
-            self.now += dice.randint(0, 9)
-            self.drain(self.operator.on_watermark(self.now))
-            return
-        few = len(self.rows) > 0 and dice.random() < 0.93
-        batch: list[dict[str, Any]] = []
-        for _ in range(dice.randint(*(1, 4) if few else (30, 60))):
-            if self.rows and dice.random() < 0.4:
-                batch.append({**self.rows.pop(dice.randrange(len(self.rows))), "op": "-D"})
-                continue
-            time = max(0, self.now + dice.randint(-8, 12 if few else FAR_US))
-            row = {"k": f"key {dice.randint(0, 2 if few else 60)}", "t": time, "v": dice.randint(0, 99), "op": "+I"}
-            self.rows.append(row)
-            batch.append(row)
-        self.feed(batch, dice.randrange(self.inputs))
-
-    def feed(self, rows: list[dict[str, Any]], input: int = 0) -> None:
-        schema = self.schema(input)
-        if "op" not in schema.names:
-            rows = [row for row in rows if row["op"] == "+I"]
-        self.drain(self.operator.process(input, pa.RecordBatch.from_pylist(rows, schema=schema)))
-
-    def schema(self, input: int) -> pa.Schema:
-        spec: Any = self.spec
-        return spec.input_schema if self.inputs == 1 else (spec.left_schema, spec.right_schema)[input]
-
-    def drain(self, outputs: object) -> None:
-        while self.operator.pending:
-            self.operator.resume()
-
-    def freeze(self, checkpoint_id: int) -> Frozen:
-        return self.operator.freeze(checkpoint_id)
-
-    def expected(self, frozen: Frozen) -> Content:
-        return sorted(content_of(frozen.segments()))
-
-    def restore(self, segments: Iterable[Segment], expected: Content | None = None) -> None:
-        self.rows = []
-        self.operator.restore(segments)
-
-    def content(self) -> Content:
-        return content_of(self.operator.freeze(10**9).segments())
-
-
-def content_of(segments: Iterable[Segment]) -> Content:
-    """Rows of the states and the watermarks."""
-    return [f"{s.name} {sorted(row.items())}" for s in segments for row in s.batch.to_pylist()]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,160 @@
+"""Deduplication, top-n and table joins with memory for a few keys, beside the same step that has all it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from incremental_world import Content, World, short
+from keyed_world import Subtask, opened, rows_of
+from stage_world import SCHEMA, SPECS, Stage
+
+from cutwater.operators import keyed_operator, keyed_segments, spill
+from cutwater.operators.base import BaseOperator, OperatorSpec, Outputs
+from cutwater.operators.keyed_operator import KeyedOperator
+from cutwater.operators.spill import Spill
+from cutwater.state.rocks import RocksStore
+from cutwater.state.segments import Frozen, Segment
+
+pytest.importorskip("rocksdict")
+
+STEPS = ("table join", "first", "last", "top", "updating top")
+
+
+class Both(BaseOperator):
+    """An operator with little memory and one with much, which must do the same."""
+
+    def __init__(self, spec: OperatorSpec, subtask: int, parallelism: int) -> None:
+        self.spec = spec
+        self.large: Any = opened(spec, subtask, parallelism)
+        self.small: Any = spec.build()
+        self.small.open(Subtask(subtask, parallelism, state_memory_bytes=600))
+
+    def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
+        self._same(self.small.process(input, batch), self.large.process(input, batch))
+        return []
+
+    def on_watermark(self, watermark: int) -> Outputs:
+        self._same(self.small.on_watermark(watermark), self.large.on_watermark(watermark))
+        return []
+
+    def _same(self, small: Outputs, large: Outputs) -> None:
+        for output in range(2):
+            rows = [
+                rows_of(drained(operator, outputs), output)
+                for operator, outputs in ((self.small, small), (self.large, large))
+            ]
+            assert sorted(map(repr, rows[0])) == sorted(map(repr, rows[1]))
+
+    def freeze(self, checkpoint_id: int) -> Frozen:
+        return self.small.freeze(checkpoint_id)
+
+    def restore(self, segments: Iterable[Segment]) -> None:
+        everything = list(segments)
+        self.small.restore(iter(everything))
+        self.large.restore(everything)
+
+
+def drained(operator: Any, outputs: Outputs) -> Outputs:
+    while operator.pending:
+        outputs += operator.resume()
+    return outputs
+
+
+def live_rows(operator: KeyedOperator) -> Content:
+    """What is worth keeping of an operator that has all in memory."""
+    table = operator._table
+    slots = np.flatnonzero(operator._live(table, operator._all_slots)).astype(np.int32)
+    rows = pa.RecordBatch.from_arrays(table.rows(slots), schema=operator._state).to_pylist()
+    return [*map(repr, rows)]
+
+
+class Spilled(Stage):
+    def __post_init__(self) -> None:
+        self.operator: Any = Both(self.spec, self.subtask, self.parallelism)
+        self.inputs = 2 if hasattr(self.spec, "left_schema") else 1
+
+    def expected(self, frozen: Frozen) -> Content:
+        return sorted(live_rows(self.operator.large))
+
+    def content(self) -> Content:
+        """What an operator in memory restores."""
+        whole: Any = opened(self.spec, self.subtask, self.parallelism)
+        frozen = self.operator.small.freeze(10**9)
+        whole.restore(list(frozen.segments()))
+        frozen.release()
+        return live_rows(whole)
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Everything happens with few rows, in one store for all tables: each has its own range of keys."""
+    monkeypatch.setattr(spill, "_PORTION_ROWS", 5)
+    monkeypatch.setattr(spill, "_SLACK_KEYS", 4)
+    monkeypatch.setattr(keyed_operator, "_SLACK_KEYS", 4)
+    monkeypatch.setattr(keyed_segments, "_FEW_ROWS", 4)
+    store = RocksStore(1 << 20)
+    monkeypatch.setattr(keyed_operator, "open_store", lambda ctx: ctx.state_memory_bytes and store)
+    yield
+    store.close()
+
+
+def run(name: str, seeds: Iterable[int] = range(1)) -> None:
+    worlds = [World(seed, partial(Spilled, SPECS[name]), short).run(50) for seed in seeds]
+    kinds = {kind for world in worlds for _, kind in world.kinds}
+    assert kinds >= {"base", "delta"}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_whatever_lies_on_disk_the_step_does_the_same(name: str) -> None:
+    run(name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", STEPS)
+def test_whatever_lies_on_disk_the_step_does_the_same_more_often(name: str) -> None:
+    run(name, range(1, 8))
+
+
+def expire(turns: int = 60) -> None:
+    """Keys that come once, and some that come again and again, through a step that knows a key for 15 us."""
+    both = Both(SPECS["first"], 0, 1)
+    for turn in range(turns):
+        keys = [*range(10 * turn, 10 * turn + 10), *range(-12, 0)]
+        rows = [{"k": f"key {key}", "t": 5 * turn, "v": 0} for key in keys]
+        both.process(0, pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+        both.on_watermark(5 * turn - 1)
+        for _ in range(9):
+            both.small._table.clean(both.small._live)
+    assert both.small._table.spill.rows.used
+    frozen = both.small.freeze(1)
+    assert sum(segment.batch.num_rows for segment in frozen.segments()) < 150, "of more than 600 that came"
+    frozen.release()
+
+
+def test_what_has_expired_on_disk_is_removed() -> None:
+    expire()
+
+
+def _nothing_was_there(self: Spill, slots: Any) -> Any:
+    return np.zeros(len(slots), np.bool_)
+
+
+@pytest.mark.parametrize(
+    ("check", "place", "name", "bug"),
+    [
+        (partial(run, "first"), Spill, "fetched", _nothing_was_there),
+        (expire, Spill, "clean", lambda self, live, log: None),
+    ],
+    ids=["known", "cleaning"],
+)
+def test_planted_bugs_are_found(
+    monkeypatch: pytest.MonkeyPatch, check: Callable[[], None], place: Any, name: str, bug: Any
+) -> None:
+    monkeypatch.setattr(place, name, bug)
+    with pytest.raises(AssertionError):
+        check()

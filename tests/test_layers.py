@@ -31,6 +31,7 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
 ALLOWED_UP = {
     ("cutwater.dataflow.flow", "runtime"): "flow.start() hands the dataflow to the runtime, when it is called",
+    ("cutwater.dataflow.restore_plan", "ui"): "print() of a plan shows what the command line shows",
     ("cutwater.network.graph", "runtime"): "network.start() hands the network to the runtime, when it is called",
     ("cutwater.runtime.network_job", "spark"): "start() without a session makes a local one",
     ("cutwater.runtime.job", "spark"): "start() without a session makes a local one",

@@ -140,12 +140,19 @@ class PartWriter:
             piece_bytes=sink.roll_bytes,
             piece_rows=sink.roll_rows,
         )
+        self._others = {cut.file: kind for cut in self._log.cuts() if (kind := self._other_schema(cut)) is not None}
+        """Schemas of pieces that another version of the program wrote, with other columns: their parts end with them."""
         age_ms = max((state.age_ms for state in own), default=0.0)
         self._oldest: float | None = None if self._log.empty else time.monotonic() - age_ms / 1000
         self._pending: list[_Part] = []
         # Pieces that are in some checkpoint's state: to restore it, they must outlive the part that holds their rows.
         self._shared = {cut.file for cut in self._log.cuts()}
         self._roll_asked = False
+
+    def _other_schema(self, cut: PieceCut) -> pa.Schema | None:
+        with open_piece(self._area, cut, verify=False) as rows:
+            found = rows.schema
+        return None if found.equals(self._schema.remove_metadata()) else found
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows.
@@ -187,14 +194,15 @@ class PartWriter:
         groups: list[list[PieceCut]] = []
         full = True
         for cut in cuts:
-            if full:
+            other = self._others.get(cut.file)
+            if full or other != self._others.get(groups[-1][-1].file):
                 groups.append([])
             groups[-1].append(cut)
             full = (
                 sum(c.length for c in groups[-1]) >= sink.roll_bytes
                 or sum(c.rows for c in groups[-1]) >= sink.roll_rows
             )
-        if not full and not everything:
+        if not full and not everything and cuts[-1].file not in self._others:
             groups.pop()
         taken = sum(len(group) for group in groups)
         if taken == len(cuts):
@@ -203,12 +211,13 @@ class PartWriter:
         stem = part_stem(self._ctx.job_uid, self._ctx.step)
         for number, group in enumerate(groups):
             suffix = part_suffix(self._ctx.subtask, checkpoint_id, self._ctx.incarnation, number, sink.parts.suffix)
-            self._pending.append(_Part(stem + suffix, group, self._shared))
+            schema = self._others.get(group[0].file, self._schema)
+            self._pending.append(_Part(stem + suffix, schema, group, self._shared))
 
     def _snapshot(self, parts: list[_Part], state: LogState | None, final: bool) -> PreCommit:
         handles: list[Json] = []
         for part in parts:
-            handle = part.stage(self._area, self._schema, self._sink.parts)
+            handle = part.stage(self._area, self._sink.parts)
             if handle is not None:
                 handles.append(msgspec.to_builtins(handle))
         if state is not None:
@@ -221,20 +230,21 @@ class PartWriter:
 class _Part:
     """A file to be: cut in the loop, made in a snapshot thread, done with once it was committed."""
 
-    def __init__(self, name: str, cuts: Sequence[PieceCut], shared: Container[str]) -> None:
+    def __init__(self, name: str, schema: pa.Schema, cuts: Sequence[PieceCut], shared: Container[str]) -> None:
         self.committed = False
         self._name = name
+        self._schema = schema
         self._cuts = cuts
         self._shared = shared
         self._handle: PartHandle | None = None
         # Two checkpoints may be written at once, and both carry a part that the older one made.
         self._lock = threading.Lock()
 
-    def stage(self, area: StagingArea, schema: pa.Schema, parts: PartFormat) -> PartHandle | None:
+    def stage(self, area: StagingArea, parts: PartFormat) -> PartHandle | None:
         """Make the file durable unless it is already; ``None`` once it is committed."""
         with self._lock:
             if self._handle is None:
-                self._handle = self._make(area, schema, parts)
+                self._handle = self._make(area, parts)
             elif part_status(area, self._handle) == "committed":
                 # The next manifest will not name it any more, so that the rename must not be undone by a crash.
                 fsync_path(area.root)
@@ -242,10 +252,10 @@ class _Part:
                 return None
             return self._handle
 
-    def _make(self, area: StagingArea, schema: pa.Schema, parts: PartFormat) -> PartHandle:
+    def _make(self, area: StagingArea, parts: PartFormat) -> PartHandle:
         batches = (batch for cut in self._cuts for batch in open_piece(area, cut, verify=False))
         path = area.path(self._name)
-        size = write_part(f"{path}.tmp", parts, schema, batches)
+        size = write_part(f"{path}.tmp", parts, self._schema, batches)
         digest = file_digest(f"{path}.tmp")
         os.rename(f"{path}.tmp", path)
         fsync_path(area.directory)

@@ -17,7 +17,7 @@ from cutwater.dataflow.outlook import Compatibility, EdgeOutlook, StepOutlook, V
 from cutwater.dataflow.records import step_records
 from cutwater.dataflow.upgrade import Upgrade, in_new_ids, without_steps
 from cutwater.errors import BuildError
-from cutwater.operators.evolution import Evolution, Evolving, Former
+from cutwater.operators.evolution import Change, Evolution, Evolving, Former
 from cutwater.storage.channel_log import CHANNEL_KIND
 from cutwater.storage.manifest import Manifest, StepRecord
 
@@ -109,7 +109,7 @@ class _Matching:
         if old is None:
             return StepOutlook(id=new.id, kind=new.kind, verdict="new", parallelism=new.parallelism)
         holds = self._holds(old)
-        changes: list[str] = []
+        changes: list[Change] = []
         reasons: list[str] = []
         if holds and new.kind != old.kind:
             reasons.append(
@@ -117,12 +117,12 @@ class _Matching:
             )
         elif holds:
             evolution = self._evolution(old, new)
-            changes += map(str, evolution.changes)
+            changes += evolution.changes
             reasons += evolution.refusals
             if evolution.convert is not None and not evolution.refusals:
                 self.evolutions[new.id] = evolution
         elif new.kind != old.kind:
-            changes.append(f"was of kind {old.kind}")
+            changes.append(Change("changed", "kind", f"from {old.kind} to {new.kind}"))
         if self._renamed_sink(new.id, old) and not self._foreign:
             reasons.append(f"step {self._was[new.id]!r} has uncommitted rows, which are named by its id")
         rows, size = self._amount(new.id)
@@ -149,12 +149,15 @@ class _Matching:
         rows, size = self._amount(old.id)
         verdict: Verdict = "gone" if not holds else "dropped" if self._upgrade.allow_dropped_state else "orphaned"
         reasons: list[str] = []
-        advice = ""
+        advice = likely = ""
         if verdict == "orphaned":
             reasons.append(f"step {old.id!r} ({old.kind}) is gone, its {holds} would be lost")
-            advice = f"Give {old.id!r} back, or let what is kept of it go with allow_dropped_state=True."
+            advice = (
+                f"Give {old.id!r} back, or let what is kept of it go: allow_dropped_state=True (--allow-dropped-state)."
+            )
             if likely := self._likely(old):
-                advice = f"Was {old.id!r} renamed to {likely!r}? Then say step_ids={{{old.id!r}: {likely!r}}}."
+                told = f"step_ids={{{old.id!r}: {likely!r}}} (--map {old.id}={likely})"
+                advice = f"Was {old.id!r} renamed to {likely!r}? Then say {told}."
         return StepOutlook(
             id=old.id,
             kind=old.kind,
@@ -164,6 +167,7 @@ class _Matching:
             bytes=size,
             was_parallelism=old.parallelism,
             reasons=reasons,
+            likely=likely,
             advice=advice,
         )
 
@@ -214,7 +218,8 @@ class _Matching:
             return "state"
         if any(step.id in s.splits for s in subtasks):
             return "read positions"
-        if any(step.id in s.handles or step.id in s.sinks for s in subtasks) and not self._foreign:
+        waiting = any(s.handles.get(step.id) or s.sinks.get(step.id) is not None for s in subtasks)
+        if waiting and not self._foreign:
             return "uncommitted rows"
         entries = self._manifest.entries
         return "state" if any(e.step == step.id and e.kind != CHANNEL_KIND for e in entries) else ""

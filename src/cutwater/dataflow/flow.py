@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from cutwater.config import ProtocolName
     from cutwater.connectors.base import BadRows, Source
+    from cutwater.dataflow.restore_plan import RestorePlan
     from cutwater.runtime.job import Job
 
 __all__ = ["Dataflow"]
@@ -151,6 +153,34 @@ class Dataflow:
         from cutwater.dataflow.explain import explain
 
         return explain(self.graph, parallelism=parallelism, max_parallelism=max_parallelism, protocol=protocol)
+
+    def plan_restore(
+        self,
+        snapshot: str,
+        *,
+        parallelism: int = 2,
+        step_ids: Mapping[str, str] | None = None,
+        state_names: Mapping[str, str] | None = None,
+        allow_dropped_state: bool = False,
+    ) -> RestorePlan:
+        """What would happen if the job began from a snapshot; starts and changes nothing.  Print it to read it.
+
+        Args:
+            snapshot: as ``restore=`` of ``start`` takes it: ``DIR/JOB``, ``DIR/JOB@7``, ``DIR/JOB/chk-7``, a savepoint.
+            parallelism: of the job.
+            step_ids: new ids of steps by those that they have in the snapshot.
+            state_names: new names of aggregates, states and their columns, by ``"step/name"`` or
+                ``"step/state/column"``.
+            allow_dropped_state: state that the program no longer has may go.
+
+        Raises:
+            ConfigError: there is no such snapshot, or the mappings name steps that there are not.
+            CorruptSnapshotError: it is damaged.
+        """
+        from cutwater.dataflow.restore_plan import plan_restore
+
+        upgrade = {"step_ids": step_ids, "state_names": state_names, "allow_dropped_state": allow_dropped_state}
+        return plan_restore(self, snapshot, parallelism=parallelism, **upgrade)
 
     def start(self, spark: SparkSession | None = None, **settings: Any) -> Job:
         """Start the job on a Spark session and return its handle at once.

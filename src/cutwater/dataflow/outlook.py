@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from cutwater.operators.evolution import Change
+
 __all__ = ["Compatibility", "EdgeOutlook", "StepOutlook", "Verdict"]
 
 Verdict = Literal["bound", "changed", "new", "gone", "orphaned", "dropped", "refused"]
@@ -31,11 +33,14 @@ class StepOutlook(msgspec.Struct, frozen=True, kw_only=True):
     """Subtasks now; 0 if it is not in the program."""
     was_parallelism: int = 0
     """Subtasks in the checkpoint; 0 if it is not there."""
-    changes: list[str] = []
+    changes: list[Change] = []
     """What is taken although it is not as it was."""
     reasons: list[str] = []
     """Why it cannot be taken."""
+    likely: str = ""
+    """Of an orphaned step: what it may be called now."""
     advice: str = ""
+    """What to do about the reasons."""
 
     @property
     def rescaled(self) -> bool:
@@ -83,6 +88,12 @@ class Compatibility(msgspec.Struct, frozen=True, kw_only=True):
             f"{step.bytes:,} bytes."
             for step in self.steps
             if step.verdict == "dropped"
+        ]
+        told += [
+            f"Step {step.id!r} no longer has {change.name!r}: dropped {change.detail}."
+            for step in self.steps
+            for change in step.changes
+            if change.what == "dropped"
         ]
         told += [f"{e.rows:,} rows on their way along {e.name} dropped." for e in self.edges if e.verdict == "dropped"]
         return told

@@ -90,7 +90,7 @@ def evolve_states(
         if now not in states:
             if gives_up(name):
                 dropped.append(name)
-                found.append(Change("dropped", name))
+                found.append(Change("dropped", name, f"({former.rows.get(name, 0):,} rows)"))
             else:
                 reasons.append(f"state {name!r} is gone; {hint.format(name=name)}")
             continue

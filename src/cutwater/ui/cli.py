@@ -16,6 +16,7 @@ from cutwater.config import ProtocolName
 from cutwater.errors import ConfigError, CorruptSnapshotError, CutwaterError
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.ui.diagram import check_trace, diagram
+from cutwater.ui.restore_plan import allow_dropped_state, maps, plan, upgrade_settings
 from cutwater.ui.simulate import explore, simulate
 from cutwater.ui.states import diff, state, states
 
@@ -44,6 +45,7 @@ cli.add_command(diagram)
 cli.add_command(check_trace)
 cli.add_command(explore)
 cli.add_command(simulate)
+cli.add_command(plan)
 cli.add_command(states)
 cli.add_command(state)
 cli.add_command(diff)
@@ -59,6 +61,8 @@ cli.add_command(diff)
 @click.option(
     "--protocol", type=click.Choice(list(PROTOCOLS)), metavar="NAME", help=f"{', '.join(PROTOCOLS)} (default: aligned)."
 )
+@maps
+@allow_dropped_state
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line on standard output.")
 @click.option("--debug", is_flag=True, help="Tracebacks, workers' log lines, and all that Spark says.")
@@ -73,8 +77,9 @@ def run(target: str, master: str | None, checkpoint: str | None, restore: str, *
 
     _Options.debug = given.pop("debug")
     view = _view(given.pop("as_json"), _Options.debug)
+    upgrade = upgrade_settings(given.pop("maps"), given.pop("allow_dropped_state"))
     settings = _settings(given.pop("settings")) | {k: v for k, v in given.items() if v is not None}
-    sys.exit(run_file(RunOptions(target, checkpoint, master, restore, settings, _Options.debug), view))
+    sys.exit(run_file(RunOptions(target, checkpoint, master, restore, settings, _Options.debug, upgrade), view))
 
 
 @cli.command()

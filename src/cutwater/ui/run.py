@@ -38,6 +38,8 @@ class RunOptions:
     restore: str = "latest"
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     debug: bool = False
+    upgrade: dict[str, Any] = field(default_factory=dict[str, Any])
+    """``step_ids``, ``state_names``, ``allow_dropped_state``."""
 
 
 def run_file(options: RunOptions, view: View) -> int:
@@ -62,7 +64,8 @@ def run_file(options: RunOptions, view: View) -> int:
         spark = starter.session()
         stack.callback(spark.stop)
         interrupts = stack.enter_context(interrupts_counted())
-        job = flow.start(spark, checkpoint=options.checkpoint, restore=options.restore, **options.settings)
+        settings = {**options.settings, **options.upgrade}
+        job = flow.start(spark, checkpoint=options.checkpoint, restore=options.restore, **settings)
         return _exit_code(follow(job, view, interrupts), interrupts)
 
 

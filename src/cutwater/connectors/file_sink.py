@@ -141,7 +141,7 @@ class PartWriter:
             piece_rows=sink.roll_rows,
         )
         self._others = {cut.file: kind for cut in self._log.cuts() if (kind := self._other_schema(cut)) is not None}
-        """Schemas of pieces that another version of the program wrote, with other columns: their parts end with them."""
+        """Schemas of pieces that another version of the program wrote, with other columns; no part mixes them."""
         age_ms = max((state.age_ms for state in own), default=0.0)
         self._oldest: float | None = None if self._log.empty else time.monotonic() - age_ms / 1000
         self._pending: list[_Part] = []

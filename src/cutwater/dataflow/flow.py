@@ -159,6 +159,7 @@ class Dataflow:
         snapshot: str,
         *,
         parallelism: int = 2,
+        max_parallelism: int = 128,
         step_ids: Mapping[str, str] | None = None,
         state_names: Mapping[str, str] | None = None,
         allow_dropped_state: bool = False,
@@ -168,6 +169,7 @@ class Dataflow:
         Args:
             snapshot: as ``restore=`` of ``start`` takes it: ``DIR/JOB``, ``DIR/JOB@7``, ``DIR/JOB/chk-7``, a savepoint.
             parallelism: of the job.
+            max_parallelism: of the job; that of the snapshot, or it cannot be restored.
             step_ids: new ids of steps by those that they have in the snapshot.
             state_names: new names of aggregates, states and their columns, by ``"step/name"`` or
                 ``"step/state/column"``.
@@ -178,9 +180,10 @@ class Dataflow:
             CorruptSnapshotError: it is damaged.
         """
         from cutwater.dataflow.restore_plan import plan_restore
+        from cutwater.dataflow.upgrade import Upgrade
 
-        upgrade = {"step_ids": step_ids, "state_names": state_names, "allow_dropped_state": allow_dropped_state}
-        return plan_restore(self, snapshot, parallelism=parallelism, **upgrade)
+        upgrade = Upgrade(dict(step_ids or {}), dict(state_names or {}), allow_dropped_state)
+        return plan_restore(self, snapshot, parallelism=parallelism, max_parallelism=max_parallelism, upgrade=upgrade)
 
     def start(self, spark: SparkSession | None = None, **settings: Any) -> Job:
         """Start the job on a Spark session and return its handle at once.

@@ -9,8 +9,7 @@ import msgspec
 from cutwater.dataflow.compatibility import compare
 from cutwater.dataflow.outlook import Compatibility
 from cutwater.dataflow.plan import HasGraph, make_plan
-from cutwater.dataflow.upgrade import upgrade_of
-from cutwater.errors import ConfigError
+from cutwater.dataflow.upgrade import Upgrade
 from cutwater.storage.read_rate import measure_read_rate
 from cutwater.storage.reading import Snapshot, open_snapshot
 
@@ -90,20 +89,14 @@ def plan_restore(
     snapshot: str | SnapshotAddress,
     *,
     parallelism: int = 2,
-    max_parallelism: int | None = None,
-    **upgrade: Any,
+    max_parallelism: int = 128,
+    upgrade: Upgrade | None = None,
 ) -> RestorePlan:
     """What would happen if the dataflow began from the snapshot; see ``Dataflow.plan_restore``."""
-    told, others = upgrade_of(upgrade)
-    if others:
-        raise ConfigError(
-            f"no such setting of a restore: {next(iter(others))}",
-            hint="There are step_ids, state_names and allow_dropped_state.",
-        )
     found: Snapshot = open_snapshot(snapshot)
     manifest = found.manifest
-    plan = make_plan(flow, parallelism, max_parallelism or manifest.max_parallelism)
-    bound = compare(plan, manifest, told, foreign=plan.name != manifest.job)
+    plan = make_plan(flow, parallelism, max_parallelism)
+    bound = compare(plan, manifest, upgrade or Upgrade(), foreign=plan.name != manifest.job)
     rate = measure_read_rate(found)
     return RestorePlan(
         program=plan.name,

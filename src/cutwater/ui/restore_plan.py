@@ -57,11 +57,18 @@ def upgrade_settings(maps: tuple[str, ...], allow: bool) -> dict[str, object]:
 @click.argument("snapshot")
 @click.argument("target", metavar="FILE.py[:NAME]")
 @click.option("--parallelism", type=int, default=2, metavar="N", show_default=True, help="Workers.")
+@click.option("--max-parallelism", type=int, default=128, metavar="N", show_default=True, help="Key groups.")
 @maps
 @allow_dropped_state
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def plan(
-    snapshot: str, target: str, parallelism: int, maps: tuple[str, ...], allow_dropped_state: bool, as_json: bool
+    snapshot: str,
+    target: str,
+    parallelism: int,
+    max_parallelism: int,
+    maps: tuple[str, ...],
+    allow_dropped_state: bool,
+    as_json: bool,
 ) -> None:
     """Show what a restore of SNAPSHOT into FILE.py would do.
 
@@ -70,12 +77,13 @@ def plan(
     SNAPSHOT is DIR/JOB (its newest checkpoint), DIR/JOB@7, DIR/JOB/chk-7, or a savepoint.
     """
     from cutwater.dataflow.restore_plan import plan_restore
+    from cutwater.dataflow.upgrade import upgrade_of
     from cutwater.spark.session import session
     from cutwater.ui.program import load_program
 
     flow = load_program(target).dataflow(session)
-    settings = upgrade_settings(maps, allow_dropped_state)
-    found = plan_restore(flow, snapshot, parallelism=parallelism, **settings)
+    upgrade, _ = upgrade_of(upgrade_settings(maps, allow_dropped_state))
+    found = plan_restore(flow, snapshot, parallelism=parallelism, max_parallelism=max_parallelism, upgrade=upgrade)
     click.echo(json.dumps(found.to_dict()) if as_json else render_restore_plan(found, colours=True), nl=as_json)
     if not found.ok:
         raise SystemExit(CANNOT)

@@ -9,11 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming import StatefulProcessor
 from snapshot_world import Running
 
 import cutwater as cw
 from cutwater.errors import ConfigError
 from cutwater.snapshots import merge
+from cutwater.storage.channel_log import ChannelLog, LogItem, add_log
+from cutwater.storage.manifest import SplitRecord, SubtaskRecord
+from cutwater.storage.snapshot import SnapshotWriter
 
 SCHEMA = "k string, v long"
 
@@ -144,3 +148,65 @@ def test_what_is_not_there_is_told_with_what_is(ask: Any, says: str, tmp_path: P
     running.feed("logic", batch([("a", 1)]))
     with pytest.raises(ConfigError, match=says):
         ask(cw.Snapshot(running.checkpoint()))
+
+
+class Visits(StatefulProcessor):
+    """PySpark's interface."""
+
+    def init(self, handle: Any) -> None:
+        self._count = handle.getValueState("count", "n long")
+        self._rows = handle.getListState("rows", "v long, twice long")
+        self._digits = handle.getMapState("digits", "d long", "v long", ttlDurationMs=60_000)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for row in rows:
+            before = self._count.get()
+            self._count.update(((before[0] if before else 0) + 1,))
+            self._rows.appendValue((row.v, 2 * row.v))
+            self._digits.updateValue((row.v % 10,), (row.v,))
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def test_the_states_of_a_stateful_processor(tmp_path: Path) -> None:
+    made = cw.Dataflow("job")
+    keyed = made.read("in", cw.memory([], schema=SCHEMA)).key_by("k")
+    keyed.transform_with_state("visits", Visits(), "v long", time_mode="ProcessingTime").write("out", cw.discard())
+    running = Running(made, tmp_path)
+    rows = [(f"key {n % 5}", n) for n in range(23)]
+    for part in (rows[:20], rows[20:]):
+        running.feed("visits", batch(part))
+        address = running.checkpoint()
+    snapshot, model = cw.Snapshot(address), Model()
+    model.feed(rows)
+    counts = snapshot.table("visits.count").to_pylist()
+    assert {r["k"]: r["value"] for r in counts} == {k: {"n": len(v)} for k, v in model.rows.items()}
+    lists = snapshot.table("visits.rows").to_pylist()
+    assert {r["k"]: [(e["v"], e["twice"]) for e in r["value"]] for r in lists} == {
+        k: [(v, 2 * v) for v in values] for k, values in model.rows.items()
+    }
+    digits = {r["k"]: dict_of(r["value"]) for r in snapshot.table("visits.digits").to_pylist()}
+    assert digits == {k: {v % 10: (v, 61_000) for v in values} for k, values in model.rows.items()}
+
+
+def dict_of(entries: list[Any]) -> dict[int, tuple[int, int]]:
+    return {key["d"]: (value["value"]["v"], value["expires_ms"]) for key, value in entries}
+
+
+def test_rows_on_their_way_and_positions(tmp_path: Path) -> None:
+    running = Running(flow(), tmp_path)
+    writer = SnapshotWriter(running.store, "job", 1, 1, 7, 0)
+    items = [LogItem(batch([("a", 1), ("b", 2)]), 5), LogItem(None, 6), LogItem(batch([("c", 3)]), 7)]
+    entries = add_log(writer, ChannelLog("totals", 1, "in.0>totals.0", (0, 0, 1), "receiver", 10, items))
+    writer.close()
+    splits = {"in": [SplitRecord("part-0", {"file": "a"}, 13, 60_000_000), SplitRecord("part-1", None, 0)]}
+    subtasks = [SubtaskRecord(0, 0, 0, "unaligned", splits=splits, handles={"a": [{"file": "x"}]})]
+    snapshot = cw.Snapshot(running.checkpoint({"entries": entries, "subtasks": subtasks}))
+    found = snapshot.table("in.0>totals.0", columns=["k", "v", "sender", "receiver", "row_number"]).to_pylist()
+    assert [tuple(row.values()) for row in found] == [("a", 1, 0, 1, 10), ("b", 2, 0, 1, 11), ("c", 3, 0, 1, 12)]
+    read, unread = snapshot.table("in").to_pylist()
+    assert (read["split"], read["position"], read["data"]) == ("part-0", "13", '{"file": "a"}')
+    assert (read["max_time"].isoformat(), unread["max_time"]) == ("1970-01-01T00:01:00+00:00", None)
+    assert snapshot.table("a").to_pylist() == [{"subtask": 0, "handle": '{"file": "x"}'}]

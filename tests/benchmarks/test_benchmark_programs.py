@@ -24,7 +24,7 @@ from benchmarks import network, nexmark, nexmark_check, nexmark_rows, report, tu
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = (
     *("checkpoint_cost", "network", "nexmark", "nexmark_check", "nexmark_rows"),
-    *("report", "tally", "window_work", "workload"),
+    *("report", "rescale", "tally", "window_work", "workload"),
 )
 SHORT_RUNS = {
     "checkpoint_cost": ("",),

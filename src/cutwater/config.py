@@ -170,6 +170,9 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     cancel_timeout_ms: float = 5_000.0
     """Time that workers get to end by themselves before Spark kills them."""
     # -- recovery
+    recovery: RecoveryName = "job"
+    """What goes back to the last checkpoint after a failure: ``"job"``, everything, or ``"region"``, only the parts of
+    the dataflow that are connected with what failed; see the guide on checkpoints."""
     restart: RestartConfig = RestartConfig()
     """When and how often a failed job is restarted."""
 
@@ -209,6 +212,11 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"state_memory_bytes must be at least {1 << 20} (1 MiB), got {self.state_memory_bytes}",
                 hint="It is what each step keeps of its state in memory; the rest lies on disk.",
+            )
+        if self.recovery != "job" and self.trace_dir is not None:
+            raise ConfigError(
+                f"a trace shows recoveries of the whole job only, but recovery is {self.recovery!r}",
+                hint="Leave trace_dir out, or set recovery='job' while you look at traces.",
             )
         if self.tolerable_failed < 0:
             raise ConfigError(f"tolerable_failed must be at least 0, got {self.tolerable_failed}")

@@ -7,7 +7,7 @@ told that the checkpoint completed; commit is idempotent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -26,6 +26,7 @@ __all__ = [
     "SourceContext",
     "Split",
     "SplitReader",
+    "SubtaskCommitter",
     "dead_letter_schema",
 ]
 
@@ -223,6 +224,26 @@ class Committer(Protocol):
         """The final checkpoint is committed and the job log says so: remove all staging up to ``incarnation``.
 
         Idempotent; nothing is restored after it.
+        """
+        ...
+
+
+class SubtaskCommitter(Committer, Protocol):
+    """One that can go back for some subtasks of its step, and leave the others' rows alone.
+
+    Where a sink's committer cannot, all its subtasks go back together (``recovery="region"``).
+    """
+
+    def settle_subtasks(
+        self,
+        restored: SinkSnapshot | None,
+        retained: Sequence[SinkSnapshot],
+        incarnation: int,
+        subtasks: Container[int],
+    ) -> None:
+        """``settle`` for what these subtasks wrote; ``restored`` names theirs only.
+
+        No checkpoint after ``restored`` has completed, so nothing that is visible must be taken back.
         """
         ...
 

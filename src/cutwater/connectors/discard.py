@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -161,6 +161,15 @@ class NothingToCommit:
         """Nothing was kept."""
 
     def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
+        """Nothing was left behind."""
+
+    def settle_subtasks(
+        self,
+        restored: SinkSnapshot | None,
+        retained: Sequence[SinkSnapshot],
+        incarnation: int,
+        subtasks: Container[int],
+    ) -> None:
         """Nothing was left behind."""
 
     def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:

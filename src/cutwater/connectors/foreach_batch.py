@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -186,6 +186,22 @@ class EpochCommitter:
         if restored is not None:
             self.commit(restored.checkpoint_id, restored.handles)
         self._area.sweep(incarnation)
+
+    def settle_subtasks(
+        self,
+        restored: SinkSnapshot | None,
+        retained: Sequence[SinkSnapshot],
+        incarnation: int,
+        subtasks: Container[int],
+    ) -> None:
+        """See ``SubtaskCommitter``.
+
+        Raises:
+            CutwaterError: as ``commit``.
+        """
+        if restored is not None:
+            self.commit(restored.checkpoint_id, restored.handles)
+        self._area.sweep(incarnation, subtasks=subtasks)
 
     def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
         """Nothing to do: what a restore would need is handed over, and removed, before the next one completes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -179,6 +179,22 @@ class PartCommitter:
         # nothing to rename, or has renamed it before the listing.
         self._area.sweep(incarnation, keep=set(_pieces(retained)))
         self._take_back(0 if restored is None else restored.checkpoint_id, incarnation)
+
+    def settle_subtasks(
+        self,
+        restored: SinkSnapshot | None,
+        retained: Sequence[SinkSnapshot],
+        incarnation: int,
+        subtasks: Container[int],
+    ) -> None:
+        """See ``SubtaskCommitter``.
+
+        Raises:
+            StorageError: as ``commit``.
+        """
+        if restored is not None:
+            self.commit(restored.checkpoint_id, restored.handles)
+        self._area.sweep(incarnation, keep=set(_pieces(retained)), subtasks=subtasks)
 
     def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
         """See ``Committer.retire``."""

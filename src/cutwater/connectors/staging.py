@@ -30,6 +30,7 @@ __all__ = [
     "incarnation_of",
     "open_piece",
     "storage_errors",
+    "subtask_of",
 ]
 
 STAGING_FOLDER = "_cutwater"
@@ -146,9 +147,10 @@ class StagingArea:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.path(name))
 
-    def sweep(self, incarnation: int, keep: Container[str] = ()) -> None:
-        """Remove what writers below ``incarnation`` left, except ``keep``."""
-        self.remove(name for name in self.files() if incarnation_of(name) < incarnation and name not in keep)
+    def sweep(self, incarnation: int, keep: Container[str] = (), subtasks: Container[int] | None = None) -> None:
+        """Remove what writers below ``incarnation`` left, except ``keep``; with ``subtasks`` only theirs."""
+        old = (name for name in self.files() if incarnation_of(name) < incarnation and name not in keep)
+        self.remove(name for name in old if subtasks is None or subtask_of(name) in subtasks)
 
     def finish(self, incarnation: int) -> None:
         """Remove what writers up to ``incarnation`` left, and the folder unless a later one is at work there."""
@@ -174,6 +176,18 @@ def incarnation_of(name: str) -> int:
     """Incarnation in the name of a staged file: ``wal-<subtask>-<incarnation>-...``, or a part ``...-<one more>``."""
     try:
         return int(name.split("-")[2] if name.startswith("wal-") else name.rsplit("-", 2)[1])
+    except (IndexError, ValueError):
+        return -1
+
+
+def subtask_of(name: str) -> int:
+    """Subtask in the name of a staged file (see ``incarnation_of``).
+
+    >>> subtask_of("wal-00002-0000000007-000000.arrows"), subtask_of("part-1f-out-00003-0000000001-0000000007-0000.csv")
+    (2, 3)
+    """
+    try:
+        return int(name.split("-")[1] if name.startswith("wal-") else name.rsplit("-", 4)[1])
     except (IndexError, ValueError):
         return -1
 

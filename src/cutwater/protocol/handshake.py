@@ -52,6 +52,8 @@ class Peer(msgspec.Struct, frozen=True):
     """Index of the worker; -1: not assigned yet, or not a worker."""
     attempt: int = 0
     incarnation: int = 0
+    region: int = 0
+    """What of the job the connection is for: regions come and go by themselves."""
 
 
 class Refusal(msgspec.Struct, frozen=True):

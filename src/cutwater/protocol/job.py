@@ -123,7 +123,8 @@ class JobMachine:
         everywhere = frozenset(range(self.slots))
         self.regions = self.regions or (self.subtasks,)
         self._slots = [slots_of(r) if len(self.regions) > 1 else everywhere for r in self.regions]
-        self._parts = frozenset((slot, r) for r, slots in enumerate(self._slots) for slot in slots)
+        self.parts = frozenset((slot, r) for r, slots in enumerate(self._slots) for slot in slots)
+        """Slots and the regions that their workers hold a part of."""
         self._region_of = {subtask: r for r, region in enumerate(self.regions) for subtask in region}
         self._attempts = [self.attempt] * len(self.regions)
 
@@ -165,11 +166,11 @@ class JobMachine:
         problems: list[str] = []
         if any(s < 0 for s in self.workers):
             problems.append(f"a worker fills a slot below 0: {sorted(self.workers)}")
-        missing = {(s, r) for s, r in self._parts if s not in self.workers}
+        missing = {(s, r) for s, r in self.parts if s not in self.workers}
         waiting = frozenset[int]() if self._deploying else self.down
         if self.phase in _ATTEMPT and any(r not in waiting for _, r in missing):
             problems.append(f"attempt {self.attempt} goes on with {self.present} of {self.slots} workers")
-        if self.phase is JobPhase.RUNNING and any(r not in self.down for _, r in self._parts - self._ready):
+        if self.phase is JobPhase.RUNNING and any(r not in self.down for _, r in self.parts - self._ready):
             problems.append("running before every worker was ready")
         if self.down and (self.phase is not JobPhase.RUNNING or len(self.down) == len(self.regions)):
             problems.append(f"regions {sorted(self.down)} are down by themselves while {self.phase.value}")
@@ -256,7 +257,7 @@ class JobMachine:
         if not awaited or not self.is_current(event.attempt, event.region):
             return []
         self._ready.add((event.slot, event.region))
-        if not self._ready >= self._parts:
+        if not self._ready >= self.parts:
             return []
         if self.phase is JobPhase.DEPLOYING:
             self.phase = JobPhase.RUNNING

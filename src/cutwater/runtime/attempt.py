@@ -10,6 +10,7 @@ from cutwater.errors import StorageError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.loops import LoopReport
+from cutwater.protocol.regions import slots_of
 from cutwater.runtime import control as c
 from cutwater.runtime.peers import ConnectedAttempt, PeerLost
 from cutwater.runtime.restore import Restore
@@ -34,7 +35,9 @@ class Attempt(ConnectedAttempt):
     """
 
     def __init__(self, deploy: c.Deploy, worker: Worker, args: WorkerArgs) -> None:
-        super().__init__(deploy, worker)
+        self._regions = args.regions
+        self._members = args.regions[deploy.region]
+        super().__init__(deploy, worker, deploy.region, slots_of(self._members))
         self._deploy, self._plan, self._store = deploy, args.plan, args.store
         self._subtasks: list[Subtask] = []
         self._by_key: dict[tuple[int, int], Subtask] = {}
@@ -61,6 +64,7 @@ class Attempt(ConnectedAttempt):
             self._plan,
             config,
             slot=self._slot,
+            members=self._members,
             attempt=self.number,
             job_uid=self._worker.args.uid,
             connections=self._connections,
@@ -76,13 +80,13 @@ class Attempt(ConnectedAttempt):
             self._store,
             self._worker.args.job,
             attempt=self.number,
-            slot=self._slot,
-            slots=self._plan.parallelism,
+            writer=self._slot + self.region * self._plan.parallelism,
+            writers=self._plan.parallelism * len(self._regions),
             subtasks=len(self._subtasks),
             inline_threshold_bytes=config.inline_threshold_bytes,
             incremental=config.tracks_changes,
             restored=restore.chains(),
-            done=self._worker.post,
+            done=self._post,
         )
         self._start_connections()
 
@@ -128,8 +132,8 @@ class Attempt(ConnectedAttempt):
     def take(self, message: object) -> None:
         """A message of the coordinator, or the outcome of a snapshot."""
         match message:
-            case c.Start():
-                self.running = True
+            case c.Start(attempt=attempt):
+                self.running = self.running or attempt == self.number
             case c.Trigger(checkpoint_id=checkpoint_id, final=final, probe=probe):
                 for subtask in self._subtasks:
                     if subtask.source is not None or self._config.protocol == "synchronous":
@@ -144,7 +148,7 @@ class Attempt(ConnectedAttempt):
                 for subtask in self._subtasks:
                     subtask.performer.outcome(m.CompleteNotice(checkpoint_id, commit))
                 if commit:
-                    self._worker.link.send(c.Committed(self.number, checkpoint_id))
+                    self._worker.link.send(c.Committed(self.number, checkpoint_id, self.region))
             case c.AbortNotice(checkpoint_id=checkpoint_id, latest_completed=latest):
                 self._acknowledged.pop(checkpoint_id, None)
                 self._written.pop(checkpoint_id, None)
@@ -156,15 +160,12 @@ class Attempt(ConnectedAttempt):
                         subtask.when_idle(m.LoopVerdict(checkpoint_id, ended, watermark))
             case Written():
                 self._on_written(message)
-            case PeerLost(attempt=attempt, error=error):
-                if attempt == self.number:
-                    raise error
+            case PeerLost(error=error):
+                raise error
             case _:
                 pass
 
     def _on_written(self, written: Written) -> None:
-        if written.attempt != self.number:
-            return
         if written.fatal:
             raise StorageError(f"checkpoint {written.checkpoint_id}: a sink could not pre-commit: {written.fatal}")
         checkpoint_id = written.checkpoint_id
@@ -212,20 +213,21 @@ class Attempt(ConnectedAttempt):
                 round(sum(part.write_ms for part in parts), 3),
                 reports,
                 probe=not parts,
+                region=self.region,
             )
         )
 
     def probe_wanted(self, subtask: tuple[int, int]) -> None:
-        self._worker.link.send(c.ProbeWanted(self.number, *subtask))
+        self._worker.link.send(c.ProbeWanted(self.number, *subtask, self.region))
 
     def decline(self, subtask: tuple[int, int], effect: m.Decline) -> None:
         vertex, index = subtask
         self._worker.link.send(
-            c.Decline(self.number, effect.checkpoint_id, vertex, index, effect.reason.code, effect.detail)
+            c.Decline(self.number, effect.checkpoint_id, vertex, index, effect.reason.code, effect.detail, self.region)
         )
 
     def finished(self, subtask: tuple[int, int]) -> None:
-        self._worker.link.send(c.Finished(self.number, *subtask))
+        self._worker.link.send(c.Finished(self.number, *subtask, self.region))
 
     # ------------------------------------------------------------------------------------------------------ metrics
 
@@ -256,4 +258,5 @@ class Attempt(ConnectedAttempt):
             busy_ms=busy_ms,
             backpressured_ms=sum(s.full_s for s in self._subtasks) * 1000,
             idle_ms=self.idle_s * 1000,
+            region=self.region,
         )

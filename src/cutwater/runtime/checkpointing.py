@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from cutwater.config import JobConfig
@@ -96,6 +96,21 @@ class Checkpointing:
     def stopped(self, reason: str) -> None:
         self.handle(m.JobStopped(reason, now_ms()))
 
+    @property
+    def final_under_way(self) -> bool:
+        """Some subtasks may have passed a barrier after which they read nothing."""
+        return self._core.final_under_way
+
+    def suspended(self, reason: str) -> None:
+        """A part of the job goes back, the rest runs on: what is pending is given up, and nothing new begins."""
+        self.handle(m.JobStopped(reason, now_ms(), survivors=True))
+
+    def resumed(self, attempt: int) -> None:
+        """All subtasks run again."""
+        self._attempt = attempt
+        self.handle(m.JobRunning(attempt, now_ms()))
+        self._loop(WaveFailed(self._core.last_id, now_ms()))  # a wave that a head asked for meanwhile never began
+
     def reshape(self, plan: PhysicalPlan) -> None:
         """The next attempt runs another plan."""
         self._core.reshape(*_everyone_and_sources(plan))
@@ -105,15 +120,14 @@ class Checkpointing:
         """Somebody wants a checkpoint now; ``done`` gets the answer."""
         self.handle(m.RequestCheckpoint(now_ms(), CheckpointKind.ON_DEMAND, done))
 
-    def acknowledged(self, slot: int, ack: c.Ack) -> None:
-        """All subtasks of a worker did their part."""
+    def acknowledged(self, subtasks: Iterable[Key], ack: c.Ack) -> None:
+        """These subtasks, all that a worker holds of a region, did their part."""
         for r in ack.loops:
             report = LoopReport(r.quiet, r.outside_ended, r.drained, InputTime(*r.outside))
             self._loop(LoopReported(ack.checkpoint_id, (r.vertex, r.subtask), report))
         if ack.probe:
-            for vertex in self._plan.vertices:
-                if slot < vertex.parallelism:
-                    self._acknowledged(ack, (vertex.index, slot), None)
+            for subtask in subtasks:
+                self._acknowledged(ack, subtask, None)
             return
         self._board.acked(ack)
         for record in ack.subtasks:
@@ -122,7 +136,8 @@ class Checkpointing:
             self._acknowledged(ack, (record.vertex, record.subtask), (record, entries))
 
     def _acknowledged(self, ack: c.Ack, subtask: Key, payload: object) -> None:
-        self.handle(m.AckReceived(ack.checkpoint_id, ack.attempt, subtask, payload, now_ms()))
+        attempt = self._core.attempt_of(ack.checkpoint_id)
+        self.handle(m.AckReceived(ack.checkpoint_id, attempt, subtask, payload, now_ms()))
 
     def probe_wanted(self, wanted: c.ProbeWanted) -> None:
         """The head of a loop wants to know whether its loop is quiet (C6, W3)."""
@@ -146,9 +161,8 @@ class Checkpointing:
     def declined(self, decline: c.Decline) -> None:
         reason = FailureReason.of(decline.reason)
         subtask = (decline.vertex, decline.subtask)
-        self.handle(
-            m.DeclineReceived(decline.checkpoint_id, decline.attempt, subtask, reason, now_ms(), decline.message)
-        )
+        attempt = self._core.attempt_of(decline.checkpoint_id)
+        self.handle(m.DeclineReceived(decline.checkpoint_id, attempt, subtask, reason, now_ms(), decline.message))
 
     def handle(self, event: m.CoordinatorEvent) -> None:
         """Feed the core and perform what it asks for.

@@ -61,7 +61,7 @@ class SplitAssignment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
-    """Build all subtasks of an attempt and restore them."""
+    """Build the subtasks of an attempt that belong to a region, and restore them."""
 
     attempt: int
     incarnations: list[int]
@@ -84,10 +84,12 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """Read steps whose splits are all assigned."""
     last_checkpoint_id: int
     """No checkpoint of this attempt has a number up to this one."""
+    region: int = 0
+    """What of the job goes back: a number in ``WorkerArgs.regions``."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """Every worker is ready: rows may flow."""
+    """Everything that begins with the attempt is ready: its rows may flow."""
 
     attempt: int
 
@@ -135,9 +137,11 @@ class AbortNotice(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Reset(msgspec.Struct, frozen=True, tag="reset"):
-    """Drop all subtasks; the process stays for the next attempt."""
+    """Drop all subtasks of some regions; the process stays for the next attempt."""
 
     attempt: int
+    regions: list[int] | None = None
+    """None: all."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -173,6 +177,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     attempt: int
+    region: int = 0
 
 
 class LoopReport(msgspec.Struct, frozen=True, array_like=True):
@@ -200,6 +205,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     loops: list[LoopReport] = []
     probe: bool = False
     """Nothing was stored: every subtask of the worker has passed the wave on."""
+    region: int = 0
 
 
 class ProbeWanted(msgspec.Struct, frozen=True, tag="probe"):
@@ -208,6 +214,7 @@ class ProbeWanted(msgspec.Struct, frozen=True, tag="probe"):
     attempt: int
     vertex: int
     subtask: int
+    region: int = 0
 
 
 class Decline(msgspec.Struct, frozen=True, tag="decline"):
@@ -217,6 +224,7 @@ class Decline(msgspec.Struct, frozen=True, tag="decline"):
     subtask: int
     reason: str
     message: str
+    region: int = 0
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
@@ -225,13 +233,15 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     attempt: int
     vertex: int
     subtask: int
+    region: int = 0
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
-    """All sinks of the worker committed this checkpoint."""
+    """All sinks that the worker holds of a region committed this checkpoint."""
 
     attempt: int
     checkpoint_id: int
+    region: int = 0
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
@@ -247,6 +257,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     hint: str = ""
     secondary: bool = False
     """The loss of another worker: if that one has a story, its own report says more."""
+    region: int = 0
 
 
 class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
@@ -261,6 +272,7 @@ class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
     busy_ms: float
     backpressured_ms: float
     idle_ms: float
+    region: int = 0
 
 
 CONSOLE = "console"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from cutwater.config import JobConfig
@@ -15,11 +15,13 @@ from cutwater.protocol import job_messages as j
 from cutwater.protocol import messages as m
 from cutwater.protocol import rescale as r
 from cutwater.protocol.reasons import FailureReason
+from cutwater.protocol.regions import slots_of
 from cutwater.runtime import control as c
 from cutwater.runtime.checkpointing import Checkpointing, now_ms
 from cutwater.runtime.control_server import WorkerLink
 from cutwater.runtime.driver import Driver, MakeHost
 from cutwater.runtime.publisher import Publisher
+from cutwater.runtime.regions import recovery_regions, subtasks_of
 from cutwater.runtime.rescaling import Rescaling
 from cutwater.runtime.splits import Splits
 from cutwater.runtime.status_board import StatusBoard
@@ -64,7 +66,8 @@ class Coordinator(Driver):
         self._splits = Splits(plan, splits)
         self._rescaling = Rescaling(plan, publisher.parallelism, config, self)
         self._checkpoints: Checkpointing | None = None
-        self._committing: set[int] = set()
+        self._committing: set[tuple[int, int]] = set()
+        """Slots and regions whose sinks have not committed the final checkpoint yet."""
         self._final_id = 0
         self._trace = _open_trace(config, plan, publisher)
         super().__init__(
@@ -73,8 +76,9 @@ class Coordinator(Driver):
             config,
             host,
             self.board,
-            subtasks=_subtasks(plan),
+            subtasks=subtasks_of(plan),
             attempt=publisher.log.state.attempt,
+            regions=recovery_regions(plan, config.recovery),
         )
         self._machine.fewest = self._rescaling.core.fewest
 
@@ -133,33 +137,37 @@ class Coordinator(Driver):
             case c.Metrics():
                 self.board.metrics(link.slot, message)
             case c.Ack():
-                self._checkpointing.acknowledged(link.slot, message)
+                region = self._machine.regions[message.region]
+                held = sorted(subtask for subtask in region if subtask[1] == link.slot)
+                self._checkpointing.acknowledged(held, message)
             case c.ProbeWanted():
                 self._checkpointing.probe_wanted(message)
             case c.Decline():
                 self._checkpointing.declined(message)
             case c.Finished(attempt=attempt, vertex=vertex, subtask=subtask):
                 self._job(j.SubtaskFinished(attempt, (vertex, subtask)))
-            case c.Committed(checkpoint_id=checkpoint_id):
-                self._committed(link.slot, checkpoint_id)
+            case c.Committed(checkpoint_id=checkpoint_id, region=region):
+                self._committed((link.slot, region), checkpoint_id)
             case c.Log(level=c.CONSOLE, message=text):
                 sys.stdout.write(f"{text}\n")
                 sys.stdout.flush()
             case c.Log(level=level, message=text):
                 self.board.log(f"worker {link.slot} {level}: {text}")
-            case _:  # hello, sign of life; parts of global snapshots belong to networks
-                pass
+            case _:
+                pass  # hello, sign of life; parts of global snapshots belong to networks
 
-    def _committed(self, slot: int, checkpoint_id: int) -> None:
+    def _committed(self, part: tuple[int, int], checkpoint_id: int) -> None:
         if checkpoint_id == self._final_id:
-            self._committing.discard(slot)
+            self._committing.discard(part)
             if not self._committing:
                 self._job(j.FinalCommitted(self._machine.attempt))
 
     def _new_splits(self, step: str, splits: list[Split], no_more: bool) -> None:
         for subtask, fresh in self._splits.found(step, splits, no_more):
             if (fresh or no_more) and self._machine.phase in _DEPLOYED:
-                self._group.links[subtask].send(c.AssignSplits(self._machine.attempt, step, fresh, no_more))
+                link = self._group.links.get(subtask)  # a worker that comes back is told of its splits when it begins
+                if link is not None:
+                    link.send(c.AssignSplits(self._machine.attempt, step, fresh, no_more))
 
     def _failed(self, failure: c.Failure) -> None:
         self.board.failed(failure)
@@ -172,7 +180,8 @@ class Coordinator(Driver):
     def _tick(self) -> None:
         self._rescaling.on_time(frozenset(self._group.links))
         due = self._checkpoints.next_due_ms if self._checkpoints else None
-        if due is None or now_ms() < due or self._machine.phase not in (j.JobPhase.RUNNING, j.JobPhase.DRAINING):
+        runs = self._machine.phase in (j.JobPhase.RUNNING, j.JobPhase.DRAINING) and not self._machine.down
+        if due is None or now_ms() < due or not runs:
             return
         self._checkpointing.on_time()
 
@@ -207,7 +216,9 @@ class Coordinator(Driver):
         self.plan = self.publisher.plan = self._splits.plan = plan
         self.publisher.parallelism = parallelism
         self.board.rescaled(plan, reason)
-        self._job(j.Reshape(plan.parallelism, _subtasks(plan), self._rescaling.core.fewest, now_ms()))
+        regions = recovery_regions(plan, self.config.recovery)
+        fewest = self._rescaling.core.fewest
+        self._job(j.Reshape(plan.parallelism, subtasks_of(plan), fewest, now_ms(), regions))
 
     def note(self, text: str) -> None:
         self.board.warn(text)
@@ -280,11 +291,21 @@ class Coordinator(Driver):
     def _deploy_from(self, attempt: int, restorable: Restorable | None) -> None:
         if self._trace is not None and restorable is not None and self.publisher.foreign is None:
             self._trace.restoring(restorable.completed.checkpoint_id, attempt)
-        assignments = self._splits.assign(restorable.manifest if restorable else None)
+        assigned = self._splits.assign(restorable.manifest if restorable else None)
+        splits = {(step, slot): found for step, deal in assigned.items() for slot, found in enumerate(deal)}
+        self._send_deploy(attempt, restorable, range(len(self._machine.regions)), splits)
+
+    def _send_deploy(
+        self,
+        attempt: int,
+        restorable: Restorable | None,
+        regions: Iterable[int],
+        splits: dict[tuple[str, int], list[c.SplitAssignment]],
+    ) -> None:
         links = [self._group.links[slot] for slot in range(self.plan.parallelism)]
-        for slot, link in enumerate(links):
-            link.send(
-                c.Deploy(
+        for region in regions:
+            for slot in sorted(slots_of(self._machine.regions[region])):
+                deploy = c.Deploy(
                     attempt=attempt,
                     incarnations=[other.incarnation for other in links],
                     peers=[cast(c.Hello, other.hello).data_address for other in links],
@@ -292,12 +313,42 @@ class Coordinator(Driver):
                     parallelism=self.publisher.parallelism,
                     restore_foreign=self.publisher.foreign,
                     upgrade=self.publisher.upgrade,
-                    splits={step: a[slot] for step, a in assignments.items() if slot < len(a)},
+                    splits={step: found for (step, subtask), found in splits.items() if subtask == slot},
                     rates=self._splits.rates(slot),
                     no_more_splits=self._splits.complete,
                     last_checkpoint_id=self._checkpointing.last_id,
+                    region=region,
                 )
-            )
+                links[slot].send(deploy)
+
+    # ---------------------------------------------------------------------------------------------------- regions
+
+    def _stop_regions(self, regions: tuple[int, ...], reason: str) -> None:
+        if self._checkpointing.final_under_way:  # the others may have passed it, and read no more
+            self._job(j.Widened(self._machine.attempt, reason, now_ms()))
+            return
+        self.board.restarting(f"{reason} ({len(regions)} of {len(self._machine.regions)} regions go back)")
+        self._checkpointing.suspended(reason)
+        self._rescaling.handle(r.AttemptFailed(reason, now_ms()))
+        self._group.broadcast(c.Reset(self._machine.attempt, list(regions)))
+
+    def _begin_regions(self, attempt: int, regions: tuple[int, ...]) -> None:
+        subtasks = frozenset[tuple[int, int]]().union(*(self._machine.regions[region] for region in regions))
+        try:
+            restorable = self.publisher.restore_subtasks(attempt, subtasks)
+            manifest = restorable.manifest if restorable else None
+            self.board.regions_restored(manifest, set(regions))
+            self._send_deploy(attempt, restorable, regions, self._splits.again(manifest, subtasks))
+        except FencedError:
+            raise
+        except Exception as e:
+            self.board.warn(f"the whole job goes back, because a part of it cannot alone: {e}")
+            self._job(j.Widened(attempt, str(e), now_ms()))
+
+    def _resumed(self) -> None:
+        self.board.running()
+        self._checkpointing.resumed(self._machine.attempt)
+        self._rescaling.handle(r.AttemptRuns(now_ms()))
 
     # ------------------------------------------------------------------------------------------------------ parts
 
@@ -321,7 +372,7 @@ class Coordinator(Driver):
 
     def _checkpoint_completed(self, checkpoint_id: int, final: bool) -> None:
         if final:
-            self._final_id, self._committing = checkpoint_id, set(self._group.members)
+            self._final_id, self._committing = checkpoint_id, set(self._machine.parts)
         self._failures.progressed()
         self._job(j.CheckpointCompleted(self._machine.attempt, now_ms()))
 
@@ -334,13 +385,10 @@ class Coordinator(Driver):
             uid=self.publisher.uid,
             plan=self.plan,
             parallelism=self.publisher.parallelism,
+            regions=self._machine.regions,
             config=self.config,
             store=self._store,
         )
-
-
-def _subtasks(plan: PhysicalPlan) -> frozenset[tuple[int, int]]:
-    return frozenset((v.index, i) for v in plan.vertices for i in range(v.parallelism))
 
 
 def _open_trace(config: JobConfig, plan: PhysicalPlan, publisher: Publisher) -> DriverTrace | None:

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from random import Random
 
 from cutwater.config import JobConfig
-from cutwater.errors import CutwaterError, FencedError
+from cutwater.errors import CutwaterError, FencedError, InvariantError
 from cutwater.protocol import job_messages as j
 from cutwater.protocol.job import JobMachine
+from cutwater.protocol.regions import Region
 from cutwater.protocol.restart import RestartDecider
 from cutwater.runtime import control as c
 from cutwater.runtime.auth import new_secret
@@ -51,6 +52,7 @@ class Driver(abc.ABC):
         subtasks: once all of them have said that they are finished the job ends; what has no end has one that never
             says it.
         attempt: the last one known.
+        regions: parts of ``subtasks`` that go back by themselves; none: only all together.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Driver(abc.ABC):
         *,
         subtasks: frozenset[tuple[int, int]] = frozenset({(0, 0)}),
         attempt: int = 0,
+        regions: tuple[Region, ...] = (),
     ) -> None:
         self.config = config
         self.error: CutwaterError | None = None
@@ -78,6 +81,7 @@ class Driver(abc.ABC):
             config.group_deadline_ms,
             now_ms=now_ms(),
             attempt=attempt,
+            regions=regions,
         )
         made = host(lambda slot, error: self._later(lambda: self._slot_ended(slot, error)))
         self._group = Group(slots, made, roster, self._worker_args, self._after)
@@ -174,12 +178,13 @@ class Driver(abc.ABC):
 
     def _received(self, link: WorkerLink, message: c.FromWorker) -> None:
         link.seen_ms = now_ms()
-        attempt = getattr(message, "attempt", self._machine.attempt)
-        if attempt != self._machine.attempt or not self._group.is_current(link):
+        attempt: int | None = getattr(message, "attempt", None)
+        current = attempt is None or self._machine.is_current(attempt, getattr(message, "region", 0))
+        if not current or not self._group.is_current(link):
             return
         match message:
             case c.Ready():
-                self._job(j.WorkerReady(link.slot, attempt, now_ms()))
+                self._job(j.WorkerReady(link.slot, message.attempt, now_ms(), message.region))
             case c.Failure():
                 if message.secondary:
                     self._after(_PATIENCE_S, lambda: self._still_failed(message))
@@ -196,18 +201,37 @@ class Driver(abc.ABC):
 
     def _failed(self, failure: c.Failure) -> None:
         text = f"{failure.message}\n{failure.traceback}" if failure.traceback else failure.message
-        self._fail(failure.kind, text, step=failure.step, retryable=failure.retryable, hint=failure.hint)
+        self._fail(
+            failure.kind,
+            text,
+            step=failure.step,
+            retryable=failure.retryable,
+            hint=failure.hint,
+            attempt=failure.attempt,
+            region=failure.region,
+        )
 
     def _still_failed(self, failure: c.Failure) -> None:
         """A worker lost another one some time ago, and nobody has told a better reason since."""
-        if failure.attempt == self._machine.attempt and self._machine.phase in _ATTEMPT:
+        if self._machine.is_current(failure.attempt, failure.region) and self._machine.phase in _ATTEMPT:
             self._failed(failure)
 
-    def _fail(self, kind: str, message: str, *, step: str = "", retryable: bool = True, hint: str = "") -> None:
-        """The current attempt failed."""
+    def _fail(
+        self,
+        kind: str,
+        message: str,
+        *,
+        step: str = "",
+        retryable: bool = True,
+        hint: str = "",
+        attempt: int = 0,
+        region: int | None = None,
+    ) -> None:
+        """The current attempt failed, or that of a region."""
         if self._failures.counts(kind, retryable, self._machine.phase):
             retryable = self._failures.note(kind, message, step, retryable, hint)
-            self._job(j.TaskFailed(self._machine.attempt, str(self._failures.error), retryable, now_ms()))
+            reason, number = str(self._failures.error), attempt or self._machine.attempt
+            self._job(j.TaskFailed(number, reason, retryable, now_ms(), region))
 
     # ------------------------------------------------------------------------------------------ effects of the job
 
@@ -225,6 +249,13 @@ class Driver(abc.ABC):
                 case j.StopAttempt(reason=reason):
                     self._stopped(reason)
                     self._group.broadcast(c.Reset(self._machine.attempt))
+                case j.StopRegions(regions=regions, reason=reason):
+                    self._stop_regions(regions, reason)
+                case j.BeginRegions(attempt=attempt, regions=regions):
+                    self._begin_regions(attempt, regions)
+                case j.StartRegions(attempt=attempt):
+                    self._group.broadcast(c.Start(attempt))
+                    self._resumed()
                 case j.GroupShort(workers=workers, reason=reason):
                     self._short(workers, reason)
                 case j.TakeFinalCheckpoint():
@@ -278,6 +309,17 @@ class Driver(abc.ABC):
 
     def _launched(self) -> None:  # noqa: B027 - a hook
         """The workers' Spark jobs are submitted."""
+
+    def _stop_regions(self, regions: tuple[int, ...], reason: str) -> None:
+        """Reset these regions, no others; only where ``regions`` were given."""
+        raise InvariantError(f"{reason}: there are no regions that go back by themselves")
+
+    def _begin_regions(self, attempt: int, regions: tuple[int, ...]) -> None:
+        """Deploy these regions from the newest checkpoint; only where ``regions`` were given."""
+        raise InvariantError("there are no regions that go back by themselves")
+
+    def _resumed(self) -> None:  # noqa: B027 - a hook
+        """Everything runs again after regions went back."""
 
     def _short(self, workers: int, reason: str) -> None:  # noqa: B027 - a hook
         """The group did not become complete, but is large enough to go on."""

@@ -32,9 +32,12 @@ class Enumerator:
     parallelism: int
     _load: list[int] = field(default_factory=list[int])
     _known: set[str] = field(default_factory=set[str])
+    _dealt: list[dict[str, SplitAssignment]] = field(default_factory=list[dict[str, SplitAssignment]])
+    """Per subtask, by id."""
 
     def __post_init__(self) -> None:
         self._load = [0] * self.parallelism
+        self._dealt = [{} for _ in range(self.parallelism)]
 
     def restore(
         self, records: Mapping[int, Iterable[SplitRecord]], parallelism: int, order: Mapping[str, int]
@@ -56,11 +59,17 @@ class Enumerator:
             found.sort(key=lambda one: (order.get(one[1].id, len(order)), one[1].id))
         for subtask, r in found:
             target = subtask if keep else min(range(self.parallelism), key=self._load.__getitem__)
-            assigned[target].append(SplitAssignment(r.id, r.data, r.position, r.max_time, r.done))
+            assigned[target].append(_at(r))
+            self._dealt[target][r.id] = _at(r)
             self._known.add(r.id)
             if not r.done:
                 self._load[target] += 1
         return assigned
+
+    def again(self, subtask: int, records: Iterable[SplitRecord]) -> list[SplitAssignment]:
+        """What a subtask reads that goes back to a snapshot while others read on: every split stays where it is."""
+        known = {r.id: _at(r) for r in records}
+        return [*known.values(), *(split for id, split in self._dealt[subtask].items() if id not in known)]
 
     def assign(self, splits: Iterable[Split]) -> list[list[SplitAssignment]]:
         """Deal the splits not seen before, in order, to the subtasks with the fewest."""
@@ -71,7 +80,9 @@ class Enumerator:
             self._known.add(split.id)
             target = min(range(self.parallelism), key=self._load.__getitem__)
             self._load[target] += 1
-            assigned[target].append(SplitAssignment(split.id, split.data, None, MIN_WATERMARK, False))
+            fresh = SplitAssignment(split.id, split.data, None, MIN_WATERMARK, False)
+            assigned[target].append(fresh)
+            self._dealt[target][split.id] = fresh
         return assigned
 
     def rates(self) -> list[float | None]:
@@ -81,3 +92,7 @@ class Enumerator:
             return [None] * self.parallelism
         sharing = max(1, sum(1 for n in self._load if n)) if self.source and self.source.bounded else self.parallelism
         return [rate / sharing] * self.parallelism
+
+
+def _at(record: SplitRecord) -> SplitAssignment:
+    return SplitAssignment(record.id, record.data, record.position, record.max_time, record.done)

@@ -275,9 +275,8 @@ class NetworkAttempt(ConnectedAttempt):
             case SnapshotAbort(snapshot=snapshot):
                 for cell in self._cells.values():
                     cell.abort(snapshot)
-            case PeerLost(attempt=attempt, error=error):
-                if attempt == self.number:
-                    raise error
+            case PeerLost(error=error):
+                raise error
             case _:
                 pass
 

@@ -6,6 +6,7 @@ import abc
 import contextlib
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from cutwater.errors import CutwaterError, WireError
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from cutwater.runtime import control as c
     from cutwater.runtime.worker import Worker
 
-__all__ = ["ConnectedAttempt", "Deployment", "InterruptedBuildError", "PeerLost"]
+__all__ = ["Built", "ConnectedAttempt", "Deployment", "InterruptedBuildError", "PeerLost", "Posted"]
 
 _CONNECT_DEADLINE_S = 15.0
 
@@ -48,16 +49,27 @@ class ConnectedAttempt(abc.ABC):
     Args:
         deploy: what the coordinator asks for.
         worker: the process it lives in.
+        region: number of the part of the job that it runs.
+        slots: whose workers hold a part of it, too; ``None``: all.
     """
 
-    def __init__(self, deploy: Deployment, worker: Worker) -> None:
-        self.number = deploy.attempt
+    def __init__(
+        self, deploy: Deployment, worker: Worker, region: int = 0, slots: frozenset[int] | None = None
+    ) -> None:
+        self.number, self.region = deploy.attempt, region
+        self.abandoned = False
+        """The coordinator wants something else before it was built."""
+        self.building = True
+        self.early: list[object] = []
+        """Messages that came before it was built."""
+        self._builder: threading.Thread | None = None
         self.running = False
         self.idle_s = 0.0
         self._worker = worker
         self._slot, self._config = worker.args.slot, worker.args.config
         self._connections: dict[int, Connection] = {}
         self._incarnations, self._addresses = deploy.incarnations, deploy.peers
+        self._others = (frozenset(range(len(deploy.peers))) if slots is None else slots) - {self._slot}
         self._arrived = threading.Event()
 
     @abc.abstractmethod
@@ -68,6 +80,27 @@ class ConnectedAttempt(abc.ABC):
             InterruptedBuildError: the coordinator changed its mind.
             CutwaterError: a peer cannot be reached, or the snapshot cannot be read.
         """
+
+    def try_build(self) -> Exception | None:
+        """Build; what went wrong, if something did."""
+        try:
+            self.build()
+        except Exception as e:
+            return e
+        return None
+
+    def build_aside(self) -> None:
+        """Build in a thread, and put ``Built`` into the mailbox."""
+        name = f"cutwater-build-{self.region}"
+        self._builder = threading.Thread(target=lambda: self._worker.post(Built(self, self.try_build())), name=name)
+        self._builder.start()
+
+    def abandon(self) -> None:
+        """Nobody wants it any more; returns when nobody builds it, either."""
+        self.abandoned = True
+        self._arrived.set()
+        if self._builder is not None:
+            self._builder.join()
 
     @abc.abstractmethod
     def round(self, now_s: float) -> float:
@@ -105,8 +138,8 @@ class ConnectedAttempt(abc.ABC):
 
     def _connect(self) -> None:
         slot = self._slot
-        me = Peer("data", self._worker.args.uid, slot, self.number, self._incarnations[slot])
-        for other in range(slot + 1, len(self._addresses)):  # the lower number dials
+        me = Peer("data", self._worker.args.uid, slot, self.number, self._incarnations[slot], self.region)
+        for other in sorted(other for other in self._others if other > slot):  # the lower number dials
             address = (self._addresses[other][0], self._addresses[other][1])
             self._connections[other] = connect(
                 address,
@@ -116,13 +149,13 @@ class ConnectedAttempt(abc.ABC):
                 max_frame_bytes=self._config.max_frame_bytes,
             )
         deadline = time.monotonic() + _CONNECT_DEADLINE_S
-        while len(self._connections) < len(self._addresses) - 1:
+        while self._connections.keys() < self._others:
             self._arrived.wait(0.05)
             self._arrived.clear()
-            if self._worker.wants_something_else:
+            if self.abandoned or self._worker.wants_something_else(self.region):
                 raise InterruptedBuildError
             if time.monotonic() > deadline:
-                missing = sorted(set(range(slot)) - set(self._connections))
+                missing = sorted(self._others - self._connections.keys())
                 raise WireError(f"workers {missing} did not dial worker {slot} within {_CONNECT_DEADLINE_S:.0f} s")
 
     def _start_connections(self) -> None:
@@ -136,14 +169,31 @@ class ConnectedAttempt(abc.ABC):
                 connection.close()
 
     def _lost(self, connection: Connection, error: CutwaterError) -> None:
-        self._worker.post(PeerLost(self.number, error))
+        self._post(PeerLost(error))
+
+    def _post(self, message: object) -> None:
+        """Put something into the worker's mailbox for this attempt, if it lives then (any thread)."""
+        self._worker.post(Posted(self, message))
 
 
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """Something that a thread of an attempt has to say to it."""
+
+    attempt: ConnectedAttempt
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An attempt is built, or what went wrong."""
+
+    attempt: ConnectedAttempt
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
 class PeerLost:
     """The connection to another worker ended."""
 
-    __match_args__ = ("attempt", "error")
-    __slots__ = ("attempt", "error")
-
-    def __init__(self, attempt: int, error: CutwaterError) -> None:
-        self.attempt, self.error = attempt, error
+    error: CutwaterError

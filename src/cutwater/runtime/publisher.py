@@ -24,7 +24,9 @@ from cutwater.dataflow.records import step_records
 from cutwater.dataflow.upgrade import Upgrade
 from cutwater.errors import ConfigError, CorruptSnapshotError, FencedError
 from cutwater.protocol.job_messages import Outcome
+from cutwater.protocol.regions import Region
 from cutwater.runtime.failures import first_line
+from cutwater.runtime.regions import subtasks_of
 from cutwater.runtime.sinks import Sinks
 from cutwater.storage.addresses import SnapshotAddress
 from cutwater.storage.base import Store
@@ -90,8 +92,8 @@ class Publisher:
     def _sinks(self) -> Sinks:
         return Sinks(self.plan, self.uid)  # not before they are bound to their directories
 
-    def begin_attempt(self, attempt: int) -> None:
-        """Take the log for this attempt.
+    def begin_attempt(self, attempt: int, *, survivors: bool = False) -> None:
+        """Take the log for this attempt; with ``survivors`` some subtasks run on from the one before.
 
         Raises:
             FencedError: another driver has taken it since this one read it; it stays the other one's.
@@ -101,7 +103,36 @@ class Publisher:
         self.log.begin_attempt(
             driver, after=attempt - 1, rescaled=(asked, now) if now != asked and not adaptive else None
         )
-        self._retention = Retention(self._store, self.log)
+        if not survivors:  # what they have frozen may build upon a checkpoint that was retired just now
+            self._retention = Retention(self._store, self.log)
+
+    def restore_subtasks(self, attempt: int, subtasks: Region) -> Restorable | None:
+        """Take the log, and bring the sinks of these subtasks to the newest checkpoint; all others run on (R2).
+
+        Returns the checkpoint; ``None`` if none was taken, so that they begin anew.
+
+        Raises:
+            FencedError: as ``begin_attempt``.
+            CorruptSnapshotError: it is damaged.
+            ConfigError: it is another job's, or of another shape.
+        """
+        self.begin_attempt(attempt, survivors=True)
+        found = self._newest()
+        self._sinks.settle_subtasks(found.manifest if found is not None else None, self.log.attempt, subtasks)
+        return found
+
+    def _newest(self) -> Restorable | None:
+        state = self.log.read()
+        if self._origin is not None:
+            raise ConfigError("the job has not completed a checkpoint since it began from a chosen snapshot")
+        if not state.completed:
+            return None
+        found = choose(self._store, self.job, msgspec.structs.replace(state, completed=state.completed[:1]))
+        assert found is not None  # it raises where entries exist and none is usable
+        bound = check_compatible(self.plan, found.manifest, self.upgrade)
+        if frozenset((r.vertex, r.subtask) for r in bound.manifest.subtasks) != subtasks_of(self.plan):
+            raise ConfigError("the newest checkpoint was taken at another parallelism")
+        return replace(found, manifest=bound.manifest)
 
     def choose(self) -> Restorable | None:
         """The checkpoint to restore: the one asked for until this driver has completed one, then the newest.
@@ -223,7 +254,7 @@ class Publisher:
         shared.published(completed, manifest)
         self._sinks.published(manifest)
         self._origin = None
-        older = sum(e.length for e in entries if (w := writer_of_shared(e.file)) and w != (checkpoint_id, attempt))
+        older = sum(e.length for e in entries if (w := writer_of_shared(e.file)) and w[0] != checkpoint_id)
         size = sum(e.length for e in entries)
         return completed, size, size - older
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import cast
 
-from cutwater.connectors.base import Committer, Sink, SinkSnapshot
+import msgspec
+
+from cutwater.connectors.base import Committer, Sink, SinkSnapshot, SubtaskCommitter
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.errors import StorageError
+from cutwater.protocol.regions import Region
 from cutwater.storage.manifest import Manifest
 
 __all__ = ["Sinks"]
@@ -21,6 +24,7 @@ class Sinks:
     """
 
     def __init__(self, plan: PhysicalPlan, uid: str) -> None:
+        self._plan = plan
         self._committers: dict[str, Committer] = {}
         for step in plan.steps.values():
             if step.role == "sink":
@@ -47,6 +51,25 @@ class Sinks:
         for step, committer in self._committers.items():
             chosen = self._known[restored.checkpoint_id][step] if restored is not None else None
             committer.settle(chosen, [snapshots[step] for snapshots in self._known.values()], attempt)
+
+    def settle_subtasks(self, restored: Manifest | None, attempt: int, subtasks: Region) -> None:
+        """``settle`` for these subtasks only; what others have in progress is not touched (R2).
+
+        Every committer of which they are not all the subtasks is a ``SubtaskCommitter``: see ``recovery_regions``.
+        """
+        theirs = None
+        if restored is not None:
+            records = [r for r in restored.subtasks if (r.vertex, r.subtask) in subtasks]
+            theirs = msgspec.structs.replace(restored, subtasks=records)
+        for step, committer in self._committers.items():
+            vertex = self._plan.vertex_of(step)
+            members = {subtask for v, subtask in subtasks if v == vertex.index}
+            chosen = _snapshot(theirs, step) if theirs is not None else None
+            retained = [snapshots[step] for snapshots in self._known.values()]
+            if len(members) == vertex.parallelism:
+                committer.settle(chosen, retained, attempt)
+            elif members:
+                cast(SubtaskCommitter, committer).settle_subtasks(chosen, retained, attempt, members)
 
     def published(self, manifest: Manifest) -> None:
         """A checkpoint is in the log."""

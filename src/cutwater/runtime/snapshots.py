@@ -72,7 +72,6 @@ class _Completed:
 class Written:
     """The outcome of one worker's part of a checkpoint, or of logs that came after it."""
 
-    attempt: int
     checkpoint_id: int
     subtasks: list[SubtaskRecord]
     """Whose state is durable."""
@@ -100,8 +99,8 @@ class SnapshotService:
 
     Args:
         store, job: where to.
-        slot, slots: number of this worker, and of workers: they name its files.
-        subtasks: how many subtasks of this worker take part in each checkpoint.
+        writer, writers: number of this service, and of all in the job: they name its files.
+        subtasks: how many of its subtasks take part in each checkpoint.
         incremental: write what changed since the last completed checkpoint, where that is less.
         restored: by step and subtask, entries of the checkpoint restored that the first ones may build upon.
         done: called from the thread with each finished part.
@@ -113,8 +112,8 @@ class SnapshotService:
         job: str,
         *,
         attempt: int,
-        slot: int,
-        slots: int,
+        writer: int,
+        writers: int,
         subtasks: int,
         inline_threshold_bytes: int,
         incremental: bool,
@@ -122,7 +121,7 @@ class SnapshotService:
         done: Callable[[Written], None],
     ) -> None:
         self._store, self._job = store, job
-        self._attempt, self._slot, self._slots = attempt, slot, slots
+        self._attempt, self._writer, self._writers = attempt, writer, writers
         self._subtasks = subtasks
         self._inline = inline_threshold_bytes
         self._chains = Chains(restored) if incremental else None
@@ -215,7 +214,7 @@ class SnapshotService:
 
     def _take_dropped(self, frozen: FrozenSubtask) -> None:
         """Nobody waits for it any more, except that its sinks' rows exist nowhere else."""
-        written = Written(self._attempt, frozen.checkpoint_id, [], [], [])
+        written = Written(frozen.checkpoint_id, [], [], [])
         self._pre_commit(frozen, written)
         _release(frozen)
         if written.fatal:
@@ -251,9 +250,9 @@ class SnapshotService:
         self._files[checkpoint_id] = number + 1
         while len(self._files) > _DROPPED_REMEMBERED:
             del self._files[min(self._files)]
-        incarnation = self._slot + number * self._slots
+        incarnation = self._writer + number * self._writers
         writer = SnapshotWriter(self._store, self._job, checkpoint_id, self._attempt, incarnation, self._inline)
-        part = self._parts[checkpoint_id] = _Part(writer, Written(self._attempt, checkpoint_id, [], [], []))
+        part = self._parts[checkpoint_id] = _Part(writer, Written(checkpoint_id, [], [], []))
         return part
 
     def _pre_commit(self, frozen: FrozenSubtask, written: Written) -> SubtaskRecord:

@@ -8,6 +8,7 @@ from typing import cast
 
 from cutwater.connectors.base import Source, Split
 from cutwater.dataflow.graph import PhysicalPlan
+from cutwater.protocol.regions import Region
 from cutwater.runtime import control as c
 from cutwater.runtime.enumerator import Enumerator
 from cutwater.storage.manifest import Manifest, SplitRecord
@@ -48,6 +49,18 @@ class Splits:
                 assigned[subtask] += fresh
             self._enumerators[step.id] = enumerator
             result[step.id] = assigned
+        return result
+
+    def again(self, manifest: Manifest | None, subtasks: Region) -> dict[tuple[str, int], list[c.SplitAssignment]]:
+        """By read step and subtask: what these subtasks read when they go back alone (R2)."""
+        records = {(r.vertex, r.subtask): r for r in manifest.subtasks} if manifest else {}
+        result: dict[tuple[str, int], list[c.SplitAssignment]] = {}
+        for vertex, subtask in subtasks:
+            step = self.plan.vertices[vertex].steps[0]
+            if step in self._enumerators:
+                record = records.get((vertex, subtask))
+                known = record.splits.get(step, []) if record is not None else []
+                result[step, subtask] = self._enumerators[step].again(subtask, known)
         return result
 
     def rates(self, slot: int) -> dict[str, float | None]:

@@ -35,8 +35,9 @@ class StatusBoard:
             name=plan.name, uid="", phase="forming", parallelism=plan.parallelism, attempt=publisher.log.state.attempt
         )
         self._hellos: dict[int, c.Hello] = {}
-        self._metrics: dict[int, c.Metrics] = {}
-        self._shares: dict[int, tuple[float, float]] = {}
+        self._metrics: dict[tuple[int, int], c.Metrics] = {}
+        """By slot and region."""
+        self._shares: dict[tuple[int, int], tuple[float, float]] = {}
         self._history: deque[tuple[float, int]] = deque()
         self._read_before = 0
         self._warnings: deque[str] = deque(maxlen=100)
@@ -60,7 +61,8 @@ class StatusBoard:
 
     def _worker(self, slot: int) -> WorkerStatus:
         hello = self._hellos[slot]
-        busy, blocked = self._shares.get(slot, (0.0, 0.0))
+        shares = [share for (where, _), share in self._shares.items() if where == slot]
+        busy, blocked = (round(min(sum(part), 1.0), 3) for part in zip(*shares, strict=True)) if shares else (0.0, 0.0)
         return WorkerStatus(slot=slot, pid=hello.pid, host=hello.host, busy=busy, backpressured=blocked)
 
     def _update(self, **changes: Any) -> None:
@@ -94,6 +96,15 @@ class StatusBoard:
         with self._lock:
             self._checkpoints = msgspec.structs.replace(self._checkpoints, restored_id=restored_id)
             self._metrics.clear()
+            self._history.clear()
+            if self._failures and self._failures[-1].running_ms is None:
+                self._failures[-1] = msgspec.structs.replace(self._failures[-1], restored_id=restored_id)
+
+    def regions_restored(self, manifest: Manifest | None, regions: set[int]) -> None:
+        """These regions count anew, the others go on."""
+        restored_id = manifest.checkpoint_id if manifest else 0
+        with self._lock:
+            self._metrics = {where: found for where, found in self._metrics.items() if where[1] not in regions}
             self._history.clear()
             if self._failures and self._failures[-1].running_ms is None:
                 self._failures[-1] = msgspec.structs.replace(self._failures[-1], restored_id=restored_id)
@@ -158,14 +169,15 @@ class StatusBoard:
 
     def metrics(self, slot: int, metrics: c.Metrics) -> None:
         """A worker's report."""
+        where = slot, metrics.region
         with self._lock:
-            before = self._metrics.get(slot)
-            self._metrics[slot] = metrics
+            before = self._metrics.get(where)
+            self._metrics[where] = metrics
             if before is not None and metrics.time_ms > before.time_ms:
                 span = metrics.time_ms - before.time_ms
                 busy = (metrics.busy_ms - before.busy_ms) / span
                 full = (metrics.backpressured_ms - before.backpressured_ms) / span
-                self._shares[slot] = (round(min(busy, 1.0), 3), round(min(full, 1.0), 3))
+                self._shares[where] = (round(min(busy, 1.0), 3), round(min(full, 1.0), 3))
             steps = self._steps()
             rows = sum(steps[s].rows_out for s in self._sources if s in steps)
             watermarks = [w for m in self._metrics.values() for s, w in m.watermarks.items() if s in self._sources]

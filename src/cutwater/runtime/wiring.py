@@ -13,6 +13,7 @@ from cutwater.dataflow.plan import FusedNode, fuse_links
 from cutwater.operators.base import MIN_WATERMARK, BaseOperator, Operator, OperatorSpec
 from cutwater.operators.partition import HashPartitioner
 from cutwater.protocol.loop import SubtaskLoop
+from cutwater.protocol.regions import Region
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.protocol.watermarks import InputTime, WatermarkMerger
@@ -70,7 +71,7 @@ class _SourceNode(BaseOperator):
 
 
 class Wiring:
-    """Builds all subtasks of one worker for one attempt."""
+    """Builds the subtasks among ``members`` that one worker holds, for one attempt."""
 
     def __init__(
         self,
@@ -78,6 +79,7 @@ class Wiring:
         config: JobConfig,
         *,
         slot: int,
+        members: Region,
         attempt: int,
         job_uid: str,
         connections: dict[int, Connection],
@@ -88,6 +90,7 @@ class Wiring:
         trace: WorkerTrace | None = None,
     ) -> None:
         self._plan, self._config, self._slot, self._attempt = plan, config, slot, attempt
+        self._members = members
         self._uid, self._connections, self._restore, self._deploy = job_uid, connections, restore, deploy
         self._notify, self._count, self._trace = notify, count, trace
         self._clock = ProcessingClock(restore.processing_time_ms)
@@ -98,12 +101,14 @@ class Wiring:
         """All subtasks, restored but not running.  The order lets rows flow down within one round."""
         for edge in self._plan.edges:
             self._make_channels(edge)
-        return [self._subtask(v, port) for v in self._plan.vertices if self._slot < v.parallelism]
+        return [self._subtask(v, port) for v in self._plan.vertices if (v.index, self._slot) in self._members]
 
     # --------------------------------------------------------------------------------------------------- channels
 
     def _make_channels(self, edge: Edge) -> None:
         for key in self._plan.channels(edge):
+            if (edge.source, key.source) not in self._members:
+                continue
             receives, sends = key.target == self._slot, key.source == self._slot
             if receives:
                 self._make_input(edge, key, local=sends)

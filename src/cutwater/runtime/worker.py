@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.dataflow.plan import replan
 from cutwater.errors import CutwaterError, FencedError, WireError
 from cutwater.protocol.handshake import Peer, Refusal
+from cutwater.protocol.regions import Region
 from cutwater.runtime import control as c
 from cutwater.runtime.attempt import Attempt
 from cutwater.runtime.auth import Secret
@@ -32,7 +34,8 @@ from cutwater.runtime.connections import Connection, DataServer
 from cutwater.runtime.control_server import ControlLink, dial_coordinator
 from cutwater.runtime.net_signal import Signal
 from cutwater.runtime.network_messages import NetworkDeploy
-from cutwater.runtime.peers import ConnectedAttempt, InterruptedBuildError
+from cutwater.runtime.peers import Built, ConnectedAttempt, InterruptedBuildError, Posted
+from cutwater.runtime.regions import recovery_regions
 from cutwater.storage.base import Store
 
 __all__ = ["SlotArgs", "Worker", "WorkerArgs", "run_worker"]
@@ -68,12 +71,17 @@ class WorkerArgs(SlotArgs):
     plan: PhysicalPlan
     parallelism: int
     """What the plan is made for; a rescaled job's worker makes its own for another one."""
+    regions: tuple[Region, ...]
+    """What goes back together after a failure."""
     store: Store
     """The checkpoint directory."""
 
     def attempt(self, deploy: Any, worker: Worker) -> ConnectedAttempt:
-        plan = self.plan if deploy.parallelism == self.parallelism else replan(self.plan, deploy.parallelism)
-        return Attempt(deploy, worker, replace(self, plan=plan, parallelism=deploy.parallelism))
+        if deploy.parallelism == self.parallelism:
+            return Attempt(deploy, worker, self)
+        plan = replan(self.plan, deploy.parallelism)
+        regions = recovery_regions(plan, self.config.recovery)
+        return Attempt(deploy, worker, replace(self, plan=plan, parallelism=deploy.parallelism, regions=regions))
 
 
 def run_worker(args: SlotArgs) -> str:
@@ -94,7 +102,8 @@ class Worker:
         self.args = args
         self.signal = Signal()
         self._mailbox: deque[Any] = deque()
-        self._attempt: ConnectedAttempt | None = None
+        self._attempts: dict[int, ConnectedAttempt] = {}
+        """By region; replaced, never changed: threads of the data server look into it."""
         self._end: str | None = None
         self._reported_s = 0.0
         self.link = dial_coordinator(
@@ -132,7 +141,7 @@ class Worker:
                 self._turn()
         finally:
             logging.getLogger().removeHandler(handler)
-            self._drop_attempt()
+            self._drop(self._attempts)
             self.data_server.close()
             self.link.close(_LINGER_S)
         return self._end
@@ -141,37 +150,36 @@ class Worker:
 
     def _turn(self) -> None:
         while self._mailbox:
-            self._guarded(self._take, self._mailbox.popleft())
+            self._take(self._mailbox.popleft())
         if self._end is not None:
             return
         now_s = time.monotonic()
         sleep_s = _MAX_SLEEP_S
-        attempt = self._attempt
-        if attempt is not None and attempt.running:
-            got = self._guarded(attempt.round, now_s)
-            sleep_s = min(sleep_s, got) if got is not None else 0.0
-        if attempt is not None and now_s - self._reported_s >= _REPORT_S:
+        attempts = self._attempts
+        for attempt in attempts.values():
+            if attempt.running:
+                got = self._guarded(attempt, attempt.round, now_s)
+                sleep_s = min(sleep_s, got) if got is not None else 0.0
+        if attempts and now_s - self._reported_s >= _REPORT_S:
             self._reported_s = now_s
             self._report()
         if sleep_s > 0 and not self._mailbox:
             started = time.monotonic()
             self.signal.wait(sleep_s)
-            if attempt is not None:
+            for attempt in attempts.values():
                 attempt.idle_s += time.monotonic() - started
 
-    def _guarded(self, function: Any, argument: Any) -> Any:
+    def _guarded(self, attempt: ConnectedAttempt, function: Any, argument: Any) -> Any:
         """Call; a failure of the attempt goes to the coordinator, the process stays."""
         try:
             return function(argument)
         except Exception as e:
-            self.fail(e)
+            self._fail(attempt.number, attempt.region, e)
             return None
 
-    def fail(self, error: BaseException) -> None:
-        """Report a failure of the current attempt and drop it."""
+    def _fail(self, number: int, region: int, error: BaseException) -> None:
+        """Report a failure of the attempt of a region and drop it; those of other regions go on."""
         self._report()  # a peer that stopped first looks like a lost one: what this worker did counts all the same
-        attempt = self._attempt
-        number = attempt.number if attempt is not None else 0
         ours = isinstance(error, CutwaterError)
         self.link.send(
             c.Failure(
@@ -185,13 +193,15 @@ class Worker:
                 retryable=not isinstance(error, FencedError),
                 hint=error.hint if ours else "",
                 secondary=isinstance(error, WireError),
+                region=region,
             )
         )
-        self._drop_attempt()
+        self._drop([region])
 
     def _report(self) -> None:
-        if self._attempt is not None:
-            self.link.send(self._attempt.metrics())
+        for attempt in self._attempts.values():
+            if not attempt.building:
+                self.link.send(attempt.metrics())
 
     # ---------------------------------------------------------------------------------------------------- messages
 
@@ -199,49 +209,79 @@ class Worker:
         match message:
             case c.Deploy() | NetworkDeploy():
                 self._deploy(message)
-            case c.Reset():
-                self._drop_attempt()
+            case c.Reset(regions=regions):
+                self._drop(self._attempts if regions is None else regions)
+            case Posted(attempt=attempt, message=posted):
+                self._deliver(attempt, posted)
+            case Built(attempt=attempt, error=error):
+                self._built(attempt, error)
             case c.Stop(reason=reason):
                 self._report()  # the last counts
                 self._end = reason
             case _LinkLost(reason=reason):
                 self._end = f"lost the coordinator: {reason}"
-            case _:
-                attempt = self._attempt
-                if attempt is not None and getattr(message, "attempt", attempt.number) == attempt.number:
-                    attempt.take(message)
+            case _:  # what the coordinator says to an attempt, it says to those that survived it, too
+                for attempt in self._attempts.values():
+                    if message.attempt >= attempt.number:
+                        self._deliver(attempt, message)
+
+    def _deliver(self, attempt: ConnectedAttempt, message: object) -> None:
+        if self._attempts.get(attempt.region) is not attempt:
+            return
+        if attempt.building:
+            attempt.early.append(message)
+        else:
+            self._guarded(attempt, attempt.take, message)
 
     def _deploy(self, deploy: c.Deploy | NetworkDeploy) -> None:
-        self._drop_attempt()
-        self._attempt = attempt = self.args.attempt(deploy, self)
+        region = 0 if isinstance(deploy, NetworkDeploy) else deploy.region
+        self._drop([region])
         try:
-            attempt.build()
-        except InterruptedBuildError:
-            self._drop_attempt()
+            attempt = self.args.attempt(deploy, self)
+        except Exception as e:
+            self._fail(deploy.attempt, region, e)
             return
-        self.link.send(c.Ready(deploy.attempt))
+        self._attempts = {**self._attempts, region: attempt}
+        if len(self._attempts) == 1:
+            self._built(attempt, attempt.try_build())
+        else:  # other regions go on meanwhile
+            attempt.build_aside()
 
-    @property
-    def wants_something_else(self) -> bool:
-        """A message waits that makes what is being built useless."""
-        return any(isinstance(x, c.Reset | c.Stop | c.Deploy | NetworkDeploy | _LinkLost) for x in list(self._mailbox))
+    def _built(self, attempt: ConnectedAttempt, error: Exception | None) -> None:
+        if self._attempts.get(attempt.region) is not attempt:
+            return
+        attempt.building = False
+        if error is None:
+            self.link.send(c.Ready(attempt.number, attempt.region))
+            for message in attempt.early:
+                self._deliver(attempt, message)
+        elif isinstance(error, InterruptedBuildError):
+            self._drop([attempt.region])
+        else:
+            self._fail(attempt.number, attempt.region, error)
+
+    def wants_something_else(self, region: int) -> bool:
+        """A message waits that makes what is being built for a region useless."""
+        return any(_ends(message, region) for message in list(self._mailbox))
 
     def _check_peer(self, peer: Peer) -> Refusal | None:
         if peer.role != "data" or peer.job != self.args.uid:
             return Refusal("this is a worker of another job")
-        attempt = self._attempt
+        attempt = self._attempts.get(peer.region)
         return attempt.check_peer(peer) if attempt is not None else Refusal("nothing is deployed here yet", later=True)
 
     def _accepted(self, connection: Connection) -> None:
-        attempt = self._attempt
+        attempt = self._attempts.get(connection.peer.region)
         if attempt is None or attempt.check_peer(connection.peer) is not None:
             connection.close()
             return
         attempt.accept(connection)
 
-    def _drop_attempt(self) -> None:
-        attempt, self._attempt = self._attempt, None
-        if attempt is not None:
+    def _drop(self, regions: Iterable[int]) -> None:
+        dropped = [self._attempts[region] for region in regions if region in self._attempts]
+        self._attempts = {region: a for region, a in self._attempts.items() if a not in dropped}
+        for attempt in dropped:
+            attempt.abandon()
             with contextlib.suppress(Exception):  # the failure that led here is reported already
                 attempt.close()
 
@@ -249,6 +289,19 @@ class Worker:
 @dataclass(frozen=True, slots=True)
 class _LinkLost:
     reason: str
+
+
+def _ends(message: Any, region: int) -> bool:
+    """Whether the coordinator says that it wants nothing more of what runs for a region."""
+    match message:
+        case c.Reset(regions=regions):
+            return regions is None or region in regions
+        case c.Deploy():
+            return message.region == region
+        case c.Stop() | NetworkDeploy() | _LinkLost():
+            return True
+        case _:
+            return False
 
 
 class _ToDriver(logging.Handler):

@@ -58,7 +58,7 @@ class SharedFiles:
         Raises:
             StorageError: one may be gone; the checkpoint must not count.
         """
-        older = {f for f in shared_files(manifest.entries) if writer_of_shared(f) != _writer(manifest)}
+        older = {f for f in shared_files(manifest.entries) if _checkpoint_of(f) != manifest.checkpoint_id}
         if not older:
             return
         self._read_manifests()
@@ -117,5 +117,7 @@ class SharedFiles:
             return True
 
 
-def _writer(manifest: Manifest) -> tuple[int, int]:
-    return manifest.checkpoint_id, manifest.attempt
+def _checkpoint_of(file: str) -> int | None:
+    """What it was written for.  Workers that survived a restart of others write under an older attempt (R2)."""
+    writer = writer_of_shared(file)
+    return writer[0] if writer is not None else None

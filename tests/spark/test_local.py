@@ -7,6 +7,7 @@ import random
 import threading
 from pathlib import Path
 
+import polars as pl
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from spark_world import Killer, assert_exact, counting, held, release, wait_until
@@ -28,6 +29,22 @@ def test_three_kills_over_a_million_unique_ids(spark: SparkSession, tmp_path: Pa
     assert job.await_termination(120)
     assert job.status.restarts >= 3
     assert_exact(tmp_path / "out", rows)
+
+
+@pytest.mark.full
+def test_r2_a_dead_worker_of_spark_takes_only_its_region_along(spark: SparkSession, tmp_path: Path) -> None:
+    rows = 400_000
+    flow = cw.Dataflow("regions")
+    read = flow.read("in", held(tmp_path, rows, rate=200_000)).with_columns("eid", eid=pl.col("value"))
+    read.write("out", cw.files(str(tmp_path / "out")))
+    job = flow.start(spark, checkpoint=tmp_path / "chk", interval="200ms", parallelism=2, recovery="region")
+    killer = Killer(job, random.Random(3))
+    for _ in range(2):
+        killer.kill()
+    release(tmp_path)
+    assert job.await_termination(120)
+    assert all("1 of 2 regions go back" in failure.reason for failure in job.status.failures)
+    assert lost_and_doubled(tmp_path / "out", rows) == (0, 0)
 
 
 def test_jobs_side_by_side_and_one_after_the_other(spark: SparkSession, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from spark_world import Killer, assert_exact, counting, held, release, wait_until
+from spark_world import Killer, assert_exact, counting, held, lost_and_doubled, release, wait_until
 
 import cutwater as cw
 from cutwater.errors import CutwaterError, ResourceError, UserCodeError
@@ -41,6 +41,7 @@ def test_r2_a_dead_worker_of_spark_takes_only_its_region_along(spark: SparkSessi
     killer = Killer(job, random.Random(3))
     for _ in range(2):
         killer.kill()
+        wait_until(lambda: job.status.failures[-1].running_ms is not None, "the region to be back")
     release(tmp_path)
     assert job.await_termination(120)
     assert all("1 of 2 regions go back" in failure.reason for failure in job.status.failures)

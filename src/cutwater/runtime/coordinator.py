@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Split
@@ -19,6 +19,7 @@ from cutwater.protocol.regions import slots_of
 from cutwater.runtime import control as c
 from cutwater.runtime.checkpointing import Checkpointing, now_ms
 from cutwater.runtime.control_server import WorkerLink
+from cutwater.runtime.deploying import deploys
 from cutwater.runtime.driver import Driver, MakeHost
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.regions import recovery_regions, subtasks_of
@@ -303,23 +304,10 @@ class Coordinator(Driver):
         splits: dict[tuple[str, int], list[c.SplitAssignment]],
     ) -> None:
         links = [self._group.links[slot] for slot in range(self.plan.parallelism)]
-        for region in regions:
-            for slot in sorted(slots_of(self._machine.regions[region])):
-                deploy = c.Deploy(
-                    attempt=attempt,
-                    incarnations=[other.incarnation for other in links],
-                    peers=[cast(c.Hello, other.hello).data_address for other in links],
-                    restore=restorable.completed if restorable else None,
-                    parallelism=self.publisher.parallelism,
-                    restore_foreign=self.publisher.foreign,
-                    upgrade=self.publisher.upgrade,
-                    splits={step: found for (step, subtask), found in splits.items() if subtask == slot},
-                    rates=self._splits.rates(slot),
-                    no_more_splits=self._splits.complete,
-                    last_checkpoint_id=self._checkpointing.last_id,
-                    region=region,
-                )
-                links[slot].send(deploy)
+        members = {region: slots_of(self._machine.regions[region]) for region in regions}
+        last_id = self._checkpointing.last_id
+        for link, deploy in deploys(attempt, restorable, self.publisher, links, members, splits, self._splits, last_id):
+            link.send(deploy)
 
     # ---------------------------------------------------------------------------------------------------- regions
 
@@ -349,6 +337,7 @@ class Coordinator(Driver):
         self.board.running()
         self._checkpointing.resumed(self._machine.attempt)
         self._rescaling.handle(r.AttemptRuns(now_ms()))
+        self._machine.fewest = self._rescaling.core.fewest
 
     # ------------------------------------------------------------------------------------------------------ parts
 

@@ -198,6 +198,11 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "scheduler 'adaptive' needs checkpoints to go on from, and protocol 'none' keeps none",
                 hint="Choose another protocol, at_least_once for example.",
             )
+        if self.scheduler == "adaptive" and self.trace_dir is not None:
+            raise ConfigError(
+                "a trace tells of one parallelism, and scheduler 'adaptive' changes it",
+                hint="Leave trace_dir out, or the scheduler.",
+            )
         if self.protocol in ("unaligned", "synchronous") and self.max_concurrent > 1:
             raise ConfigError(
                 f"protocol {self.protocol!r} takes one checkpoint at a time, "

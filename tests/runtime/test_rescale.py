@@ -37,6 +37,8 @@ def test_too_few_cores_leave_it_as_it_was(start, fake_spark, tmp_path: Path) -> 
     wait_until(lambda: job.status.rows_read > 1_000, "rows", job=job)
     with pytest.raises(cw.CutwaterError, match=r"of 4 workers got a core.*; the job goes on at parallelism 2"):
         job.rescale(4)
+    with pytest.raises(cw.CutwaterError, match=r"parallelism 129 is above max_parallelism 128"):
+        job.rescale(129)
     attempt = job.status.attempt
     open_gate(tmp_path)
     assert job.await_termination(30)
@@ -166,3 +168,14 @@ def test_rows_in_a_loop_move_with_their_keys(start, tmp_path: Path) -> None:
     open_gate(tmp_path)
     assert job.await_termination(60)
     assert_ids(tmp_path / "out", ROWS // 4)
+
+
+@pytest.mark.full
+def test_a_traced_job_stays_at_its_parallelism(start, tmp_path: Path) -> None:
+    flow = counting("traced", gated(tmp_path, ROWS), tmp_path / "out")
+    with pytest.raises(cw.ConfigError, match="a trace tells of one parallelism"):
+        start(flow, trace_dir=tmp_path / "trace", scheduler="adaptive")
+    job = start(flow, trace_dir=tmp_path / "trace")
+    with pytest.raises(cw.CutwaterError, match="a trace tells of one parallelism"):
+        job.rescale(3)
+    job.cancel()

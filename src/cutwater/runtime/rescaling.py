@@ -77,6 +77,10 @@ class Rescaling:
         try:
             if self._config.protocol == "none":
                 raise ConfigError("protocol 'none' keeps no checkpoint to rescale from")
+            if self._config.trace_dir is not None:
+                raise ConfigError("a trace tells of one parallelism, and the job has a trace_dir")
+            if parallelism < 1:
+                raise ConfigError(f"parallelism must be at least 1, got {parallelism}")
             shape = r.Shape(parallelism, replan(self._plan, parallelism).parallelism)
         except (BuildError, ConfigError) as e:
             done.put(str(e))

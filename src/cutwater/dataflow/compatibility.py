@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.dataflow.outlook import Compatibility, EdgeOutlook, StepOutlook, Verdict
-from cutwater.dataflow.records import step_records
+from cutwater.dataflow.records import edge_records, step_records
 from cutwater.dataflow.upgrade import Upgrade, in_new_ids, without_steps
 from cutwater.errors import BuildError
 from cutwater.operators.evolution import Change, Evolution, Evolving, Former
@@ -231,7 +231,8 @@ class _Matching:
 
         That an edge closes a loop now, or no longer does, is no hindrance: rows that were on it come first on any edge.
         """
-        there = {edge.name: edge for edge in self._plan.edges}
+        now = {edge.name: edge.columns for edge in edge_records(self._plan)}
+        before = {edge.name: edge.columns for edge in self._manifest.edges}
         rows: dict[str, int] = {}
         for entry in self._manifest.entries:
             if entry.kind == CHANNEL_KIND and entry.rows:
@@ -243,22 +244,17 @@ class _Matching:
         ]
         for name, count in rows.items():
             what = f"{count:,} {'row' if count == 1 else 'rows'} on the way there"
-            edge = there.get(name)
-            if edge is None and any(name.startswith(f"{step}.") or f">{step}." in name for step in dropped):
+            if name not in now and any(name.startswith(f"{step}.") or f">{step}." in name for step in dropped):
                 yield EdgeOutlook(name=name, rows=count, verdict="dropped")
-            elif edge is None:
+            elif name not in now:
                 reason = f"edge {name} is gone, {what} would be lost"
                 yield EdgeOutlook(name=name, rows=count, verdict="refused", reason=reason)
+            elif missing := [column for column in now[name] if before.get(name) and column not in before[name]]:
+                column, kind = missing[0]
+                reason = f"edge {name} has the column {column!r} ({kind}) now, {what} have it not"
+                yield EdgeOutlook(name=name, rows=count, verdict="refused", reason=reason)
             else:
-                columns = [(f.name, str(f.type)) for f in edge.schema]
-                source = self._old.get(edge.source_step)
-                known = source is not None and len(source.outputs) > edge.source_output
-                before = source.outputs[edge.source_output] if known and source is not None else columns
-                if set(columns) <= set(before):  # an edge carries what is read of the step's columns
-                    yield EdgeOutlook(name=name, rows=count, verdict="bound")
-                else:
-                    reason = f"rows of edge {name} have other columns now, {what} do not fit"
-                    yield EdgeOutlook(name=name, rows=count, verdict="refused", reason=reason)
+                yield EdgeOutlook(name=name, rows=count, verdict="bound")
 
 
 def _tells(old: StepRecord, new: StepRecord) -> bool:

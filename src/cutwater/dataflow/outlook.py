@@ -78,7 +78,10 @@ class Compatibility(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def advice(self) -> list[str]:
         """What to do about the reasons."""
-        return list(dict.fromkeys(s.advice for s in self.steps if s.reasons and s.advice))
+        found = [s.advice for s in self.steps if s.reasons and s.advice]
+        if any(edge.verdict == "refused" for edge in self.edges):
+            found.append("Take a savepoint with the old program: it is aligned, and no rows are on their way in it.")
+        return list(dict.fromkeys(found))
 
     @property
     def warnings(self) -> list[str]:

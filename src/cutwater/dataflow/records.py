@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Any, cast
 from cutwater.config import format_us
 from cutwater.dataflow.graph import PhysicalPlan, Step
 from cutwater.operators.evolution import Evolving
-from cutwater.storage.manifest import StepRecord
+from cutwater.storage.manifest import EdgeRecord, StepRecord
 
 if TYPE_CHECKING:
     from cutwater.operators.base import OperatorSpec
 
-__all__ = ["describe_state", "step_records"]
+__all__ = ["describe_state", "edge_records", "step_records"]
 
 
 def step_records(plan: PhysicalPlan) -> list[StepRecord]:
     """What the manifest says of every step, for the upgrade check of a later program."""
     vertices = {id: v for v in plan.vertices for id in v.steps}
     return [_record(step, vertices[step.id].parallelism, vertices[step.id].index) for step in plan.steps.values()]
+
+
+def edge_records(plan: PhysicalPlan) -> list[EdgeRecord]:
+    """What the manifest says of every edge: a later program may give it another number, or other columns."""
+    return [EdgeRecord(e.name, [(f.name, str(f.type)) for f in e.schema]) for e in plan.edges]
 
 
 def _record(step: Step, parallelism: int, vertex: int) -> StepRecord:

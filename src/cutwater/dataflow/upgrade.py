@@ -120,7 +120,7 @@ def in_new_ids(manifest: Manifest, plan: PhysicalPlan, step_ids: Mapping[str, st
         steps=[msgspec.structs.replace(s, id=new_id(s.id)) for s in manifest.steps],
         entries=[entry(e) for e in manifest.entries],
         subtasks=[subtask(r) for r in manifest.subtasks],
-        edges=[names.get(name, name) for name in manifest.edges],
+        edges=[msgspec.structs.replace(e, name=names.get(e.name, e.name)) for e in manifest.edges],
         back_edges=[(new_id(a), new_id(b)) for a, b in manifest.back_edges],
     )
 

@@ -139,7 +139,7 @@ def refusals(old: pa.DataType, new: pa.DataType, renames: Renames, where: str = 
     elif pt.is_map(old) and pt.is_map(new) and old.key_type == new.key_type:
         yield from _nested(old.item_field, new.item_field, where)
     elif not _wider(old, new):
-        yield f"column {where!r} was {old} and is {new}, which is not wider"
+        yield f"{f'column {where!r} was' if where else 'it was'} {old} and is {new}, which is not wider"
 
 
 def _nested(old: pa.Field, new: pa.Field, where: str) -> Iterator[str]:
@@ -253,15 +253,21 @@ def _as_float(value: int, kind: pa.DataType) -> float:
     return float(value)
 
 
-def element_type(kind: str, stored: pa.DataType) -> tuple[pa.DataType, pa.DataType, bool]:
-    """Of a state as it is stored: the type of a key of a map (else null), of a value, and whether that expires."""
+def element_type(kind: str, stored: pa.DataType, *, records: bool) -> tuple[pa.DataType, pa.DataType, bool]:
+    """Of a state as it is stored: the type of a key of a map (else null), of a value, and whether that expires.
+
+    Args:
+        kind: of the state.
+        stored: how one key's content lies in a snapshot.
+        records: values are structs always: one of two fields with the names of a stamp is none.
+    """
     key: pa.DataType = pa.null()
     if kind == "list":
         stored = stored.value_type
     elif kind == "map":
         key, stored = stored.key_type, stored.item_type
     record = stored.field(0).type if pt.is_struct(stored) and stored.num_fields == 2 else stored
-    expires = pt.is_struct(record) and stored == stamped_type(record)
+    expires = (pt.is_struct(record) or not records) and stored == stamped_type(record)
     return key, record if expires else stored, expires
 
 

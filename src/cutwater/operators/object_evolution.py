@@ -38,6 +38,8 @@ class StateForm:
 
     kind: str
     type: pa.DataType
+    records: bool = False
+    """Values are structs always."""
 
     @property
     def shape(self) -> str:
@@ -52,7 +54,7 @@ class StateForm:
         if self.kind == "broadcast":
             element = self.type.value_type
             return element.field("key").type, element.field("value").type, False
-        return element_type(self.shape, self.type)
+        return element_type(self.shape, self.type, records=self.records)
 
 
 def evolve_states(
@@ -98,7 +100,8 @@ def evolve_states(
             reasons.append(f"two states would be called {now!r}: {name!r} and another")
             continue
         taken[name] = now
-        was = StateForm(former.parts.get(name) or _kind_of(old.field(name).type), old.field(name).type)
+        kind = former.parts.get(name) or _kind_of(old.field(name).type)
+        was = StateForm(kind, old.field(name).type, states[now].records)
         columns = {path[1]: new for path, new in renames.items() if len(path) == 2 and path[0] == name}
         why = list(_state_refusals(was, states[now], columns))
         reasons += [f"state {now!r}: {reason}" for reason in why]
@@ -134,7 +137,7 @@ def _kind_of(stored: pa.DataType) -> str:
 
 def _state_refusals(old: StateForm, new: StateForm, columns: Renames) -> Iterator[str]:
     if old.shape != new.shape:
-        yield f"it was stored as {old.type}, a {old.kind} state, and is a {new.kind} state now"
+        yield f"it was stored as {old.type}, of the kind {old.kind!r}, and is a state of the kind {new.kind!r} now"
         return
     if old.type == new.type and not columns:
         return

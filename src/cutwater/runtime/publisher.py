@@ -20,7 +20,7 @@ from cutwater import __version__
 from cutwater.config import JobConfig
 from cutwater.dataflow.compatibility import check_compatible
 from cutwater.dataflow.graph import PhysicalPlan
-from cutwater.dataflow.records import step_records
+from cutwater.dataflow.records import edge_records, step_records
 from cutwater.dataflow.upgrade import Upgrade
 from cutwater.errors import ConfigError, CorruptSnapshotError, FencedError
 from cutwater.protocol.job_messages import Outcome
@@ -242,7 +242,7 @@ class Publisher:
             steps=step_records(self.plan),
             subtasks=sorted(subtasks, key=lambda r: (r.vertex, r.subtask)),
             entries=entries,
-            edges=[edge.name for edge in self.plan.edges],
+            edges=edge_records(self.plan),
             back_edges=self.plan.back_edges,
             final=final,
             engine=__version__,

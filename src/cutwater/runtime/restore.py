@@ -207,4 +207,4 @@ def _same_shape(plan: PhysicalPlan, manifest: Manifest) -> bool:
         return True  # a manifest that does not tell
     vertices = {step.id: step.vertex for step in manifest.steps}
     heads = all(vertices.get(v.steps[0]) == v.index for v in plan.vertices)
-    return heads and manifest.edges == [edge.name for edge in plan.edges]
+    return heads and [edge.name for edge in manifest.edges] == [edge.name for edge in plan.edges]

@@ -10,6 +10,7 @@ __all__ = [
     "FORMAT_VERSION",
     "KNOWN_VERSIONS",
     "ChannelRecord",
+    "EdgeRecord",
     "Entry",
     "Manifest",
     "SplitRecord",
@@ -114,6 +115,14 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Number of the chain that the step lies in."""
 
 
+class EdgeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An edge: what it is called, and the columns of the rows that go over it."""
+
+    name: str
+    columns: list[tuple[str, str]] = []
+    """(column, type)."""
+
+
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """A completed checkpoint."""
 
@@ -130,8 +139,8 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     steps: list[StepRecord]
     subtasks: list[SubtaskRecord]
     entries: list[Entry]
-    edges: list[str] = []
-    """Names of the edges, by number."""
+    edges: list[EdgeRecord] = []
+    """By number."""
     back_edges: list[tuple[str, str]] = []
     final: bool = False
     """Nothing is left to do: a restore of it reruns nothing (A7)."""

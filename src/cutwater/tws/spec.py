@@ -117,7 +117,10 @@ class ProcessorSpec:
         return evolve_states(
             former,
             self.key_fields,
-            {name: StateForm(state.kind, state.make().stored_type) for name, state in self.states.items()},
+            {
+                name: StateForm(state.kind, state.make().stored_type, records=True)
+                for name, state in self.states.items()
+            },
             {**own, **renames},
             gives_up=lambda name: drop or name in self.deleted,
             hint="handle.deleteIfExists({name!r}) gives it up, renames={{{name!r}: ...}} says what it is called now",

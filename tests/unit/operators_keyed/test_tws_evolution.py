@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[Version, Version, str]] = {
     "another kind": (
         Version("value", "n long"),
         Version("list", "n long"),
-        "was stored as struct.* is a list state now",
+        "was stored as struct.* is a state of the kind 'list' now",
     ),
     "a time to live": (
         Version("list", "n long"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import threading
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ __all__ = [
     "after_sending",
     "barriers_before_rows",
     "before_taking",
+    "cut_connections",
     "failing_writes",
     "forgetting_the_log",
     "happens",
@@ -75,6 +79,42 @@ def after_sending(
                 _die()
 
         ControlLink.send = dying
+
+    return prepare
+
+
+def cut_connections(marker: Path, *, silent: bool) -> Callable[[Any], None]:
+    """Once ``marker`` is there, a connection between workers breaks, or stays open and carries nothing any more.
+
+    What a worker dials goes through a relay in its process, so that the other end and the system notice nothing else.
+    """
+
+    def relay(source: socket.socket, target: socket.socket, cut: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if marker.exists() and happens(marker):
+                    cut.set()
+                if cut.is_set() and silent:
+                    continue
+                if cut.is_set():
+                    break
+                target.sendall(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def prepare(args: Any) -> None:
+        from cutwater.runtime import connections
+
+        def dial(address: Any, timeout: float | None = None) -> socket.socket:
+            far, (near, end), cut = socket.create_connection(address, timeout), socket.socketpair(), threading.Event()
+            far.settimeout(None)
+            for pair in ((end, far), (far, end)):
+                threading.Thread(target=relay, args=(*pair, cut), daemon=True).start()
+            near.settimeout(timeout)
+            return near
+
+        connections.socket = types.SimpleNamespace(**vars(socket) | {"create_connection": dial})
 
     return prepare
 

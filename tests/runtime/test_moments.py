@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_host import FakeSpark
-from faults import after_sending, before_taking, failing_writes
+from faults import after_sending, before_taking, cut_connections, failing_writes
 from runtime_world import assert_running_counts, counting, gated, kill_some, open_gate, wait_until
 
 from cutwater.runtime import control as c
@@ -112,6 +112,25 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["lost", "silent"])
+def test_a_connection_between_workers_is_cut(start, fake_spark: FakeSpark, tmp_path: Path, silent: bool) -> None:
+    """Broken, it is noticed at once; half-open (alive, and nothing comes through), when a checkpoint takes too long."""
+    cut = tmp_path / "cut"
+    fake_spark.prepare = cut_connections(cut, silent=silent)
+    job = start(counting("cut", gated(tmp_path, ROWS), tmp_path / "out"), timeout="700ms")
+    wait_until(lambda: job.status.checkpoints.completed >= 2, "two checkpoints")
+    workers = {w.pid for w in job.status.workers}
+    cut.touch()
+    wait_until(lambda: job.status.failures and job.status.failures[-1].running_ms, "a restart")
+    completed = job.status.checkpoints.completed
+    wait_until(lambda: job.status.checkpoints.completed > completed, "a checkpoint behind it")
+    open_gate(tmp_path)
+    assert job.await_termination(30)
+    assert len(list(tmp_path.glob("cut-*"))) == 1, "void"
+    assert {w.pid for w in job.status.workers} <= workers, "the processes live on"
+    assert_running_counts(tmp_path / "out", ROWS)
 
 
 def test_a_pause_shorter_than_the_heartbeat_is_no_failure(start, fake_spark: FakeSpark, tmp_path: Path) -> None:

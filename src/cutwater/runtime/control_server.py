@@ -19,6 +19,7 @@ from cutwater.protocol.handshake import ClientHandshake, Peer, Refusal, ServerHa
 from cutwater.protocol.wire import ControlDecoder, encode_control
 from cutwater.runtime import control as c
 from cutwater.runtime.auth import Secret, shake
+from cutwater.runtime.net_connection import tune
 
 __all__ = ["ControlLink", "ControlServer", "WorkerLink", "dial_coordinator"]
 
@@ -45,7 +46,7 @@ class ControlLink:
         name: str,
         heartbeat_s: float | None = None,
     ) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tune(sock)  # a worker behind a cut network ends by itself, and gives its core back
         self._sock, self._received, self._lost = sock, received, lost
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._heartbeat_s = heartbeat_s

@@ -28,7 +28,7 @@ from cutwater.runtime.net_reader import FrameReader
 from cutwater.runtime.net_spill import NO_LIMIT, make_input
 from cutwater.runtime.net_writer import SocketWriter
 
-__all__ = ["JOIN_S", "Connection", "decode_rows", "shut"]
+__all__ = ["JOIN_S", "Connection", "decode_rows", "shut", "tune"]
 
 JOIN_S: Final = 5.0
 """How long ``close`` waits for threads that have nothing left to wait for."""
@@ -53,7 +53,7 @@ class Connection:
         self._lock = threading.Lock()
         self._over = self._started = self._peer_left = False
         self._on_lost: Callable[[Connection, CutwaterError], None] | None = None
-        _tune(sock)
+        tune(sock)
         self._writer = SocketWriter(sock, f"cutwater-write-{peer.worker}", self._write_failed)
         self._reader = FrameReader(
             sock,
@@ -292,7 +292,7 @@ def decode_rows(header: Header, body: pa.Buffer | None, schema: pa.Schema) -> pa
     return batch
 
 
-def _tune(sock: socket.socket) -> None:
+def tune(sock: socket.socket) -> None:
     """Small frames go at once; a peer whose machine is gone is noticed."""
     sock.settimeout(None)
     if sock.family in (socket.AF_INET, socket.AF_INET6):

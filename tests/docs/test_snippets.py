@@ -163,8 +163,9 @@ def test_every_row_of_a_generated_table_explains_itself(name: str):
     assert [line for line in generated.TABLES[name]().splitlines() if line.endswith("|  |")] == []
 
 
-def test_names_of_tests_in_the_architecture_exist():
-    text = (pages.ROOT / "docs" / "architecture.md").read_text()
+@pytest.mark.parametrize("page", ["architecture", "what-is-tested"])
+def test_names_of_tests_in_a_page_exist(page: str):
+    text = (pages.ROOT / "docs" / f"{page}.md").read_text()
     named = set(re.findall(r"`(tests/[\w/.]+\.py)`", text)) | set(re.findall(r"`(test_\w+)`", text))
     files = {p.relative_to(pages.ROOT).as_posix(): p.read_text() for p in (pages.ROOT / "tests").rglob("*.py")}
     missing = [n for n in named if n not in files and not any(f"def {n}(" in t for t in files.values())]

@@ -13,6 +13,7 @@ from snapshot_world import Running
 
 import cutwater as cw
 from cutwater.errors import BuildError, ConfigError, CutwaterError, DataError
+from cutwater.snapshots.compare import comparable_states, compare_states
 
 SCHEMA = "k string, t timestamp, v long"
 
@@ -80,6 +81,9 @@ def test_what_is_read_and_written_again_is_the_same(tmp_path: Path) -> None:
     tables = {name: snapshot.table(name, raw=name == "totals") for name in names}
     cw.write_savepoint(tmp_path / "copy", {"best": snapshot.table("best", raw=True), **tables}, base=snapshot)
     assert content(cw.Snapshot(tmp_path / "copy")) == content(snapshot)
+    names_of_all = comparable_states(snapshot, cw.Snapshot(tmp_path / "copy"))
+    assert len(names_of_all) == 11
+    assert [d for n in names_of_all for d in compare_states(snapshot, cw.Snapshot(tmp_path / "copy"), n)] == []
     cw.write_savepoint(tmp_path / "new", tables, flow=flow(), max_parallelism=16)
     new = cw.Snapshot(tmp_path / "new")
     for name in names:
@@ -87,6 +91,17 @@ def test_what_is_read_and_written_again_is_the_same(tmp_path: Path) -> None:
         rows = [sorted(map(repr, s.table(name, columns=columns).to_pylist())) for s in (snapshot, new)]
         assert rows[0] == rows[1], name
     assert new.table("logic.latest").num_rows == 0
+
+
+def test_rows_without_key_differ_by_how_often_they_are_there(tmp_path: Path) -> None:
+    snapshot = taken(tmp_path / "chk")
+    left = snapshot.table("pairs.left")
+    some = pa.concat_tables([left.slice(0, 3), left.slice(0, 1), left.slice(5)])
+    cw.write_savepoint(tmp_path / "edited", {"pairs.left": some}, base=snapshot)
+    found = list(compare_states(snapshot, cw.Snapshot(tmp_path / "edited"), "pairs.left"))
+    assert sorted((d.kind, d.key["v"]) for d in found) == sorted(
+        [("added", left["v"][0].as_py()), *(("removed", left["v"][n].as_py()) for n in (3, 4))]
+    )
 
 
 def test_one_state_is_replaced_and_everything_else_stays(tmp_path: Path) -> None:

@@ -141,6 +141,14 @@ def check_windows(taken: Taken) -> None:
     found = {(key, start): n for key, start, n in taken.rows("sliding.slices", "key", "slice_start", "n")}
     assert {s for _, s in found} >= {at(newest // 1000 * 1000)}, "the open slice is there"
     assert found == {place: slices[place] for place in found}
+    overlapping: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for value in taken.values:
+        for begin in (value // 1000 * 1000, value // 1000 * 1000 - 1000):
+            if begin + 2000 > newest:
+                overlapping[value % KEYS, begin].append(value)
+    assert taken.rows("sliding", "key", "window_start", "window_end", "window_fired", "n", "last") == {
+        (key, at(begin), at(begin + 2000), False, len(v), v[-1]) for (key, begin), v in overlapping.items()
+    }
     # Rows of a key come every 37 ms, beyond the gap: only the sessions of the last 30 ms are open.
     sessions = {(v % KEYS, at(v), at(v + 30), 1, v) for v in taken.values if v + 30 > newest}
     assert taken.rows("sessions", "key", "window_start", "window_end", "n", "first") == sessions

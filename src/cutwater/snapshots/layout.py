@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -94,6 +94,8 @@ class TableLayout:
     identity: tuple[str, ...] = ()
     record: StepRecord | None = None
     main: bool = True
+    beside: tuple[TableLayout, ...] = ()
+    """Of sliding windows: the slices that they are made of, and the watermarks that say which have come out."""
 
     @property
     def partitioning(self) -> list[str]:
@@ -131,7 +133,15 @@ def layouts(manifest: Manifest, schema_of: SchemaOf) -> list[TableLayout]:
     return tables
 
 
-def _of_step(record: StepRecord, entries: dict[str, list[Entry]], schema_of: SchemaOf) -> Iterator[TableLayout]:
+def _of_step(record: StepRecord, entries: dict[str, list[Entry]], schema_of: SchemaOf) -> list[TableLayout]:
+    tables = list(_plain_tables(record, entries, schema_of))
+    beside = tuple(t for t in tables if t.name in ("slices", "watermarks"))
+    if record.kind == "window" and len(beside) == 2:
+        tables = [replace(t, beside=beside) if t.name == "windows" else t for t in tables]
+    return tables
+
+
+def _plain_tables(record: StepRecord, entries: dict[str, list[Entry]], schema_of: SchemaOf) -> Iterator[TableLayout]:
     declared = _declared(record)
     columns = {name: _columns(found, schema_of) or declared.get(name) for name, found in entries.items()}
     columns = {**declared, **{name: found for name, found in columns.items() if found is not None}}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +15,13 @@ import pyarrow.compute
 from cutwater.errors import ConfigError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.snapshots.layout import Shape, TableLayout, layouts
+from cutwater.snapshots.manifest_tables import HANDLES, PLACES, POSITIONS, handles, positions, rows_on_their_way
 from cutwater.snapshots.merge import Segments, chunks, merged, with_clocks
+from cutwater.snapshots.sliding import open_windows, sliding_of
 from cutwater.snapshots.values import Column, columns_of, exploded
 from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.segments import GROUP_COLUMN
 from cutwater.storage.addresses import resolve_snapshot
-from cutwater.storage.channel_log import read_log
 from cutwater.storage.manifest import Entry
 from cutwater.storage.reading import open_snapshot
 
@@ -29,12 +29,6 @@ __all__ = ["Snapshot", "StateTable"]
 
 _compute: Any = pyarrow.compute
 _BATCH_ROWS = 1 << 16
-_TIME = pa.timestamp("us", "UTC")
-_INT, _TEXT = pa.int32(), pa.string()
-_POSITIONS = pa.schema(
-    {"subtask": _INT, "split": _TEXT, "position": _TEXT, "max_time": _TIME, "done": pa.bool_(), "data": _TEXT}
-)
-_HANDLES = pa.schema({"subtask": _INT, "handle": _TEXT})
 
 
 @dataclass(frozen=True)
@@ -195,7 +189,10 @@ class Snapshot:
 
     def entries(self, name: str) -> tuple[Entry, ...]:
         """Where the segments of a table lie, in the order they apply."""
-        return self.layouts[self._find(name)].entries
+        return self._entries_of(self.layouts[self._find(name)])
+
+    def _entries_of(self, layout: TableLayout) -> tuple[Entry, ...]:
+        return (*layout.entries, *(entry for part in layout.beside[:1] for entry in part.entries))
 
     # ------------------------------------------------------------------------------------------------------ finding
 
@@ -252,14 +249,13 @@ class Snapshot:
 
     def _columns(self, layout: TableLayout, raw: bool) -> list[Column]:
         if layout.shape is Shape.POSITIONS:
-            return _from_schema(_POSITIONS)
+            return _from_schema(POSITIONS)
         if layout.shape is Shape.HANDLES:
-            return _from_schema(_HANDLES)
+            return _from_schema(HANDLES)
         if layout.shape is Shape.CHANNEL:
-            places = {"__sender": _INT, "__receiver": _INT, "__side": _TEXT, "__row_number": pa.int64()}
-            return _from_schema(pa.schema([*layout.stored, *(pa.field(n, t) for n, t in places.items())]))
+            return _from_schema(pa.schema([*layout.stored, *PLACES]))
         if layout.shape is Shape.REQUESTS:
-            return _from_schema(pa.schema([*layout.stored, pa.field("__subtask", _INT)]))
+            return _from_schema(pa.schema([*layout.stored, pa.field("__subtask", pa.int32())]))
         return columns_of(layout, self.max_parallelism, raw=raw)
 
     def _read(
@@ -271,7 +267,7 @@ class Snapshot:
         keep: Callable[[pa.RecordBatch], pa.RecordBatch],
         raw: bool,
     ) -> Iterator[pa.RecordBatch]:
-        for batch in self._stored(layout, groups):
+        for batch in self._stored(layout, groups, raw):
             batch = keep(batch)
             if layout.shape is Shape.TOP and not raw:
                 batch = exploded(batch)
@@ -280,64 +276,40 @@ class Snapshot:
                 arrays = [column.of(part) for column in wanted]
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _stored(self, layout: TableLayout, groups: range) -> Iterator[pa.RecordBatch]:
+    def _stored(self, layout: TableLayout, groups: range, raw: bool) -> Iterator[pa.RecordBatch]:
         if layout.shape is Shape.POSITIONS:
-            yield self._positions(layout.step)
+            yield positions(self.manifest, layout.step)
         elif layout.shape is Shape.HANDLES:
-            yield self._handles(layout.step)
+            yield handles(self.manifest, layout.step)
         elif layout.shape is Shape.CHANNEL:
             for entry in sorted(layout.entries, key=lambda e: (e.channel, e.side == "sender", e.first_row)):
-                yield from self._on_their_way(entry)
+                yield from rows_on_their_way(self.store, self.folder, entry)
         elif layout.shape is Shape.REQUESTS:
             for entry in layout.entries:
                 batch = self.segments.read(entry).batch
-                yield batch.append_column("__subtask", pa.array([entry.subtask] * batch.num_rows, _INT))
+                yield batch.append_column("__subtask", pa.array([entry.subtask] * batch.num_rows, pa.int32()))
         else:
-            for part, name in itertools.product(chunks(layout.entries, groups), layout.segments):
-                for batch in merged(layout, name, self.segments, part):
-                    yield with_clocks(batch, name) if layout.shape is Shape.TIMERS else batch
+            for part in chunks(self._entries_of(layout), groups):
+                yield from self._merged(layout, part)
+                yield from self._not_out_yet(layout, part) if layout.beside and not raw else ()
 
-    def _on_their_way(self, entry: Entry) -> Iterator[pa.RecordBatch]:
-        assert entry.channel is not None
-        number = entry.first_row
-        for item in read_log(self.store, self.folder, entry):
-            if item.batch is None:
-                continue
-            rows = item.batch.num_rows
-            _, sender, receiver = entry.channel
-            more = {
-                "__sender": pa.array([sender] * rows, _INT),
-                "__receiver": pa.array([receiver] * rows, _INT),
-                "__side": pa.array([entry.side] * rows, _TEXT),
-                "__row_number": pa.array(np.arange(number, number + rows)),
-            }
-            number += rows
-            yield pa.RecordBatch.from_arrays(
-                [*item.batch.columns, *more.values()], names=[*item.batch.schema.names, *more]
-            )
+    def _merged(self, layout: TableLayout, groups: range) -> Iterator[pa.RecordBatch]:
+        for name in layout.segments:
+            for batch in merged(layout, name, self.segments, groups):
+                yield with_clocks(batch, name) if layout.shape is Shape.TIMERS else batch
 
-    def _positions(self, step: str) -> pa.RecordBatch:
-        rows = [
-            {
-                "subtask": record.subtask,
-                "split": split.id,
-                "position": json.dumps(split.position),
-                "max_time": None if split.max_time == MIN_WATERMARK else split.max_time,
-                "done": split.done,
-                "data": json.dumps(split.data),
-            }
-            for record in self.manifest.subtasks
-            for split in record.splits.get(step, ())
-        ]
-        return pa.RecordBatch.from_pylist(rows, schema=_POSITIONS)
-
-    def _handles(self, step: str) -> pa.RecordBatch:
-        rows = [
-            {"subtask": record.subtask, "handle": json.dumps(handle)}
-            for record in self.manifest.subtasks
-            for handle in record.handles.get(step, ())
-        ]
-        return pa.RecordBatch.from_pylist(rows, schema=_HANDLES)
+    def _not_out_yet(self, layout: TableLayout, groups: range) -> Iterator[pa.RecordBatch]:
+        """Sliding windows that only their slices tell of."""
+        slices, marks = layout.beside
+        sliding = sliding_of(layout)
+        if sliding is None:
+            return
+        watermarks = np.full(self.max_parallelism, MIN_WATERMARK, np.int64)
+        for batch in self._merged(marks, groups):
+            watermarks[batch.column(GROUP_COLUMN).to_numpy()] = batch.column(1).to_numpy()
+        parts = list(self._merged(slices, groups))
+        if parts:
+            yield open_windows(layout, pa.concat_batches(parts), watermarks, sliding)
 
 
 def _from_schema(schema: pa.Schema) -> list[Column]:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from cutwater.errors import BuildError, DataError
-from cutwater.snapshots.layout import VALUE, Shape, TableLayout
+from cutwater.snapshots.layout import VALUE, WINDOW_START, Shape, TableLayout
 from cutwater.snapshots.values import AggregateColumns, aggregate_columns
 from cutwater.state.keys import NullableKeys, hash_keys, key_groups, require_valid_keys, show_row
 from cutwater.state.nullable_index import NullableIndex
@@ -63,6 +63,9 @@ def segments_of(layout: TableLayout, table: pa.Table, max_parallelism: int) -> l
     address = f"{layout.step}.{layout.name}"
     if layout.shape not in _WRITABLE:
         raise BuildError(f"state {address} cannot be written", hint="Write the states of keys; the rest is kept.")
+    if layout.beside:
+        hint = f"Write {layout.step}.slices, which windows are put together from."
+        raise BuildError(f"state {address} is no state of its own", hint=hint)
     fields = [field for field in layout.stored if field.name != GROUP_COLUMN]
     arrays = [_column(layout, field, table, address) for field in fields]
     batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
@@ -100,6 +103,8 @@ def _column(layout: TableLayout, field: pa.Field, table: pa.Table, address: str)
     """One stored column."""
     name = field.name
     source = name if name in table.column_names else name.lstrip(".")
+    if layout.segments == ("slice",) and name == WINDOW_START and name not in table.column_names:
+        source = "slice_start"
     if layout.shape is Shape.OBJECT and name == VALUE:
         source = VALUE if VALUE in table.column_names else "value"
         if "expires" in table.column_names and source == "value" and "expires" not in layout.stored.names:

@@ -57,6 +57,7 @@ class KeyedTable:
         self._log: ChangeLog | None = None
         self._changes: Changes | None = None
         self._spill: Spill | None = None
+        self._renumbered: Callable[[Slots], object] | None = None
         self._spilled: FrozenSpill | None = None
 
     def __len__(self) -> int:
@@ -158,19 +159,29 @@ class KeyedTable:
             self._log.keep(slots)
         if self._spill is not None:
             self._spill.keep(slots)
+        if self._renumbered is not None:
+            self._renumbered(slots)
 
     # -- more than memory holds
 
-    def spill_to(self, store: RocksStore, ctx: Context, *, hashed: int = 0, tables: int = 1) -> None:
+    def spill_to(
+        self,
+        store: RocksStore,
+        ctx: Context,
+        *,
+        hashed: int = 0,
+        renumbered: Callable[[Slots], object] | None = None,
+    ) -> None:
         """Keep rows on disk that do not fit in memory; the table is empty.
 
         Args:
             store: where.
             ctx: tells the number of all key groups, and how much memory the step has.
             hashed: how many index columns lie before those whose hash decides the key group.
-            tables: how many tables share the memory.
+            renumbered: called by ``keep``, with the slots that stayed.
         """
-        self._spill = Spill(self, store, hashed, ctx.max_parallelism, (ctx.state_memory_bytes or 0) // 2 // tables)
+        self._spill = Spill(self, store, hashed, ctx.max_parallelism, (ctx.state_memory_bytes or 0) // 2)
+        self._renumbered = renumbered
 
     @property
     def spill(self) -> Spill | None:
@@ -193,6 +204,16 @@ class KeyedTable:
         if kept is not None:
             self.keep(kept)
         return kept
+
+    def put_page(self, page: KeyedTable, slots: Slots) -> None:
+        """Slots of a page of rows on disk, and of none in memory, have changed."""
+        if self._spill is not None:
+            self._spill.put_page(page, slots, self._log)
+
+    def delete_page(self, page: KeyedTable, slots: Slots) -> None:
+        """The keys of slots of a page of rows on disk are gone."""
+        if self._spill is not None and len(slots):
+            self._spill.delete_page(page, slots, self._log)
 
     def clean(self, live: Callable[[KeyedTable, Slots], npt.NDArray[np.bool_]]) -> None:
         """Remove some of the rows on disk that are not ``live``: a portion of a pass over all of them."""

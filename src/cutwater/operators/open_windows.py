@@ -78,6 +78,25 @@ class OpenWindows:
             found += self._slots[start]
         return np.concatenate(found) if found else _NONE
 
+    def firing(self, watermark: int) -> list[int]:
+        """Starts of the windows that are ``due``, in time order."""
+        return sorted(start for start in self._to_fire if start + self._reach_us <= watermark)
+
+    def ending(self, watermark: int) -> list[int]:
+        """Starts of the windows that can be forgotten once those that are due have come out, in time order."""
+        reach = self._reach_us + self._lateness_us
+        return sorted(start for start in (*self._to_fire, *self._to_forget) if start + reach <= watermark)
+
+    def keep(self, slots: Slots) -> None:
+        """Only these slots are left, which become 0, 1, 2 ...; windows stay that have none now."""
+        last = max((int(part.max()) for parts in self._slots.values() for part in parts if len(part)), default=-1)
+        renumbered = np.full(max(last, int(slots.max(initial=-1))) + 1, -1, np.int32)
+        renumbered[slots] = np.arange(len(slots), dtype=np.int32)
+        for start, parts in self._slots.items():
+            moved = renumbered[join_slots(parts)]
+            self._slots[start] = [moved[moved >= 0]]
+        self._live, self._dead = len(slots), 0
+
     def forget(self, watermark: int) -> Slots:
         """Forget fired windows that take no more rows; their slots are dead: no row can find them again."""
         reach = self._reach_us + self._lateness_us

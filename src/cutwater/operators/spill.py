@@ -32,6 +32,8 @@ __all__ = ["FrozenSpill", "Spill", "open_store"]
 _PORTION_ROWS: Final = 4096
 _SLACK_KEYS: Final = 1 << 14
 """Keys below this number are not worth cleaning."""
+_DELETED_KEYS: Final = 1 << 17
+"""More keys that went from disk between two freezes are not told one by one."""
 _INDEX_BYTES: Final = 24
 """What a slot takes in the table of an index, roughly."""
 
@@ -126,14 +128,21 @@ class Spill:
     def _write(self, slots: Slots, log: ChangeLog | None) -> None:
         if len(slots) == 0:
             return
-        table = self._table
-        books = [pa.array(table.book(number)[slots]) for number in range(len(table.book_types))]
-        columns, keys = [*table.rows(slots), *books], len(table.index.types)
-        changed = None if log is None else log.changed(slots)
-        epoch = 0 if log is None else log.epoch
-        self.rows.put(columns[:keys], columns[keys:], changed, epoch)
+        self._put(self._table, slots, log, None if log is None else log.changed(slots))
         self._count += len(slots) - int(np.count_nonzero(self._stored.values[slots]))
         self._stored.values[slots] = True
+
+    def put_page(self, page: KeyedTable, slots: Slots, log: ChangeLog | None) -> None:
+        """Slots of a table made of rows on disk have changed."""
+        self._put(page, slots, log, None if log is None or not log.tracking else np.ones(len(slots), np.bool_))
+
+    def _put(
+        self, table: KeyedTable, slots: Slots, log: ChangeLog | None, changed: npt.NDArray[np.bool_] | None
+    ) -> None:
+        books = [pa.array(table.book(number)[slots]) for number in range(len(table.book_types))]
+        columns, keys = [*table.rows(slots), *books], len(table.index.types)
+        epoch = 0 if log is None else log.epoch
+        self.rows.put(columns[:keys], columns[keys:], changed, epoch)
         if changed is not None:
             self.journaled[epoch] = self.journaled.get(epoch, 0) + int(np.count_nonzero(changed))
 
@@ -149,7 +158,7 @@ class Spill:
         slots = slots[self._stored.values[slots]]
         if len(slots):
             self.rows.remove(self._table.index.columns(slots), _epochs(log))
-            self._count -= len(slots)
+            self._count = max(0, self._count - len(slots))
 
     def keep(self, slots: Slots) -> None:
         """The table has been made anew of these slots."""
@@ -200,10 +209,15 @@ class Spill:
         page = self._table.page(keys, values)  # as they are now: the pass shows what there was when it began
         gone = np.flatnonzero(~live(page, np.arange(len(page), dtype=np.int32))).astype(np.int32)
         if len(gone):
-            self.rows.remove(page.index.columns(gone), _epochs(log))
-            self._count -= len(gone)
-            if log is not None:
-                log.delete(page.index, gone)
+            self.delete_page(page, gone, log)
+
+    def delete_page(self, page: KeyedTable, slots: Slots, log: ChangeLog | None) -> None:
+        """The keys of slots of a table made of rows on disk are gone."""
+        self.rows.remove(page.index.columns(slots), _epochs(log))
+        self._count = max(0, self._count - len(slots))
+        if log is not None:
+            log.delete(page.index, slots)
+            log.restart(_DELETED_KEYS)
 
     # -- snapshots
 

@@ -135,6 +135,14 @@ class WindowAggregateSpec:
         return isinstance(window, SlidingWindow) and window.size_us > window.every_us and self.early is None
 
     @property
+    def state_on_disk(self) -> bool:
+        """Whether rows that memory does not hold can lie on disk: ``check_state_backend`` asks.
+
+        Not where windows are looked for that may change or be put together: early results, sessions, slices.
+        """
+        return not (self.sliced or isinstance(self.window, SessionWindow) or self.early is not None)
+
+    @property
     def kept(self) -> tuple[Aggregate, ...]:
         """The aggregates as the state keeps them: parts that are put together must know their order."""
         if not (self.sliced or isinstance(self.window, SessionWindow)):

@@ -13,7 +13,7 @@ import pyarrow as pa
 from cutwater.operators.base import MAX_WATERMARK, BaseOperator, Context, Outputs
 from cutwater.operators.event_times import event_times
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.keyed_segments import keyed_rows
+from cutwater.operators.keyed_segments import restore_rows
 from cutwater.operators.keyed_table import FrozenTable, KeyedTable
 from cutwater.operators.ordered_accumulator import ARRIVAL
 from cutwater.state.changes import Changed
@@ -284,27 +284,29 @@ class WindowOperator(BaseOperator, Generic[W]):
         return FrozenTable([table], segments, segments)
 
     def restore(self, segments: Iterable[Segment]) -> None:
-        states = self._restore_watermarks(segments)
-        for batch in self._rows(states.get(STATE, [])):
+        self._clear()
+        of_windows = (segment for segment in self._with_watermarks(segments) if segment.name == STATE)
+        for batch in self._rows(self._windows.table, of_windows):
             self._windows.restore(batch)
+        self._watermarks_restored()
         self._track(restored=True)
 
-    def _restore_watermarks(self, segments: Iterable[Segment]) -> dict[str, list[Segment]]:
-        """Begin anew, with the watermarks; returns the other segments by name."""
-        self._clear()
-        states: dict[str, list[Segment]] = {}
+    def _with_watermarks(self, segments: Iterable[Segment]) -> Iterator[Segment]:
+        """The other segments; the watermarks are restored as they come."""
         for segment in segments:
             if segment.name == WATERMARK:
                 self._watermarks.restore(segment)
             else:
-                states.setdefault(segment.name, []).append(segment)
+                yield segment
+
+    def _watermarks_restored(self) -> None:
+        """All segments have been taken."""
         self._watermarks.restored()
         self._before = self._watermarks.copy()
-        return states
 
-    def _rows(self, segments: list[Segment]) -> Iterator[pa.RecordBatch]:
+    def _rows(self, table: KeyedTable, segments: Iterable[Segment]) -> Iterator[pa.RecordBatch]:
         """The rows to restore; the numbers of rows to come go on after those that these have seen."""
-        for batch in keyed_rows(segments, self._spec.state_schema, self.ctx.key_groups):
+        for batch in restore_rows(table, segments, self._spec.state_schema, self.ctx.key_groups):
             for aggregate in self._spec.kept:
                 if aggregate.ordered:
                     orders = to_words(batch.column(f"{aggregate.name}.order"))

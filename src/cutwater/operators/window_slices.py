@@ -208,11 +208,15 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         return FrozenTable([slices, windows], segments, changes)
 
     def restore(self, segments: Iterable[Segment]) -> None:
-        states = self._restore_watermarks(segments)
+        self._clear()
+        states: dict[str, list[Segment]] = {}
+        for segment in self._with_watermarks(segments):
+            states.setdefault(segment.name, []).append(segment)
+        self._watermarks_restored()
         width = len(self._spec.keys)
-        for batch in self._rows(states.get(STATE, [])):
+        for batch in self._rows(self._windows.table, states.get(STATE, [])):
             self._windows.restore(batch)
-        for batch in self._rows(states.get(SLICES, [])):
+        for batch in self._rows(self._slices, states.get(SLICES, [])):
             start, columns = batch.column(width), batch.columns
             known = len(self._slices)
             slots = self._slices.restore([start, *columns[:width]], columns[width + 2 :])

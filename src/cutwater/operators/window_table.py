@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +23,16 @@ from cutwater.state.segments import Segment
 from cutwater.state.words import fixed_view, from_words
 
 if TYPE_CHECKING:
+    from cutwater.operators.base import Context
+    from cutwater.operators.spill import Spill
     from cutwater.operators.window import WindowAggregateSpec
     from cutwater.operators.window_operator import MakeSegments, Times
+    from cutwater.state.rocks import RocksStore
 
 __all__ = ["WindowTable"]
 
+PORTION_ROWS = 1 << 14
+"""Rows on disk that one call fires."""
 _FIRED, _PENDING = 0, 1
 """Books of the table."""
 _NONE: npt.NDArray[np.int64] = np.empty(0, np.int64)
@@ -52,6 +58,14 @@ class WindowTable:
         self._windows = OpenWindows(self.reach_us, spec.allowed_lateness_us)
         self._limit = (spec.early.rows or 0) if spec.early else 0
         self._starts: Times = np.empty(0, np.int64)
+
+    def spill_to(self, store: RocksStore, ctx: Context) -> None:
+        """See ``KeyedTable.spill_to``."""
+        self.table.spill_to(store, ctx, hashed=1, renumbered=self._renumber)
+
+    def _renumber(self, kept: Slots) -> None:
+        self._windows.keep(kept)
+        self._starts = self._starts[kept]
 
     @property
     def _fired(self) -> npt.NDArray[np.bool_]:
@@ -155,11 +169,58 @@ class WindowTable:
 
     def forget(self, watermark: int) -> None:
         """Forget windows that take no more rows."""
-        self.table.delete(self._windows.forget(watermark))
-        if self._windows.wasteful:
+        gone = self._windows.forget(watermark)
+        self.table.delete(gone)
+        if self.table.spill is not None:
+            if len(gone):  # at once: what is dead must not be written when rows leave
+                self.table.keep(join_slots(self._windows.live_parts()))
+        elif self._windows.wasteful:
             kept = self._windows.sweep()
             self.table.keep(kept)
             self._starts = self._starts[kept]
+
+    # -- windows on disk
+
+    def fire_on_disk(self, watermark: int, groups: range) -> Iterator[Outputs] | None:
+        """What comes out of rows on disk after those in memory, in portions; forgets those that take no more rows.
+
+        Call it before ``due``, and take from it afterwards.
+
+        Args:
+            watermark: has risen to this.
+            groups: key groups of the subtask.
+        """
+        firing, ending = self._windows.firing(watermark), self._windows.ending(watermark)
+        spill = self.table.spill
+        if spill is None or not spill.rows.used or not (firing or ending):
+            return None
+        return self._fire_on_disk(spill, sorted({*firing, *ending}), set(firing), set(ending), groups)
+
+    def _fire_on_disk(
+        self, spill: Spill, starts: list[int], firing: set[int], ending: set[int], groups: range
+    ) -> Iterator[Outputs]:
+        frozen = spill.rows.freeze()
+        for start in starts:
+            for chunk in frozen.beginning(np.int64(start).tobytes(), groups, PORTION_ROWS):
+                page = self.table.page(chunk.keys, chunk.values)
+                slots = np.arange(len(page), dtype=np.int32)
+                only = slots[(self.table.index.find(chunk.keys) < 0) & ~page.book(_FIRED)[slots]]
+                outputs = self._page_results(page, only, start) if start in firing and len(only) else []
+                if start in ending:
+                    self.table.delete_page(page, slots)
+                elif len(only):
+                    self.table.put_page(page, only)
+                yield outputs
+        frozen.release()
+
+    def _page_results(self, page: KeyedTable, slots: Slots, start: int) -> Outputs:
+        """The windows of these slots come out: they are on disk only, and have not fired."""
+        columns = [accumulator.result(slots) for accumulator in page.accumulators]
+        starts: Times = np.full(len(slots), start, np.int64)
+        outputs = self._output(page.index.columns(slots)[1:], starts, columns)
+        page.book(_FIRED)[slots] = True
+        self._fold.begin_anew(page, slots)
+        return outputs
 
     # -- snapshots
 
@@ -168,29 +229,27 @@ class WindowTable:
         table, parts = self.table.frozen(checkpoint_id), self._windows.live_parts()
         width = len(self._spec.keys) + 1
 
-        def rows(slots: Slots) -> list[pa.Array]:
-            start, *columns = table.rows(slots)
+        def rows(part: KeyedTable, slots: Slots) -> list[pa.Array]:
+            start, *columns = part.rows(slots)
             window = [] if self._endless else [start]
-            window.append(pa.array(table.book(_FIRED)[slots]))
+            window.append(pa.array(part.book(_FIRED)[slots]))
             if self._counted:
-                window.append(pa.array(table.book(_PENDING)[slots]))
+                window.append(pa.array(part.book(_PENDING)[slots]))
             return [*columns[: width - 1], *window, *columns[width - 1 :]]
 
-        def keys(slots: Slots) -> list[pa.Array]:
-            return table.index.columns(slots)[1:]
+        def keys(part: KeyedTable, slots: Slots) -> list[pa.Array]:
+            return part.index.columns(slots)[1:]
 
         def segments(name: str, groups: int, changed: Changed | None = None) -> Iterator[Segment]:
             schema = self._spec.state_schema
             live = join_slots(parts)
-            if changed is None:
-                yield from group_segments(name, schema, live, keys, rows, groups)
-                return
-            slots, deleted, _ = changed
-            if deleted:  # of windows that have a start
+            if changed is not None and changed.deleted:  # of windows that have a start
                 fields = [*self._spec.window_fields[:1], *list(schema)[: width - 1]]
-                yield from deleted_segments(name, pa.schema(fields), deleted, lambda c: c[1:], groups)
-            slots = np.intersect1d(slots, live, assume_unique=True)
-            yield from group_segments(name, schema, slots, keys, rows, groups, "delta")
+                yield from deleted_segments(name, pa.schema(fields), changed.deleted, lambda c: c[1:], groups)
+            for part, slots, kind in table.parts(changed):
+                if part is table:
+                    slots = np.intersect1d(slots, live, assume_unique=True)
+                yield from group_segments(name, schema, slots, partial(keys, part), partial(rows, part), groups, kind)
 
         return table, segments
 

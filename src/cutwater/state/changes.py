@@ -173,6 +173,17 @@ class ChangeLog:
         if not most_changed:
             self._next_rest = 1
 
+    @property
+    def tracking(self) -> bool:
+        """Whether somebody may ask for changes of the present epoch."""
+        return not self._resting and self._intervals.kept is not None
+
+    def restart(self, most_deleted: int) -> None:
+        """Of more deletions than these keep nothing: the next checkpoint is whole."""
+        if sum(len(deleted.slots) for deleted in self._deleted) > most_deleted:
+            self._intervals.begin(None)
+            self._bits, self._deleted = np.zeros(0, np.uint8), []
+
     def completed(self, checkpoint_id: int) -> None:
         """Nobody will ask for changes since older freezes than this.  May be called from another thread."""
         self._intervals.completed(checkpoint_id)

@@ -153,6 +153,13 @@ class FrozenSpilledRows:
         """All rows, in the order of the key groups, in pieces of at most so many rows, that fit in memory."""
         return self._chunks(self._number, self._journal, _PLACE_BYTES, most)
 
+    def beginning(self, key: bytes, groups: range, most: int) -> Iterator[SpilledChunk]:
+        """Rows whose keys begin with these bytes, group by group."""
+        for group in groups:
+            begin = self._number + _number(group) + key
+            end = (int.from_bytes(begin, "big") + 1).to_bytes(len(begin), "big")
+            yield from self._chunks(begin, end, _PLACE_BYTES, most)
+
     def journal(self, epoch: int) -> Iterator[SpilledChunk]:
         """Rows as they were when they were moved out, since this epoch; a later one replaces an earlier one."""
         end = _number(int.from_bytes(self._journal, "big") + 1)

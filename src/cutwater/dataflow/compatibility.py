@@ -172,15 +172,24 @@ class _Matching:
         )
 
     def _likely(self, old: StepRecord) -> str:
-        """What this step may be called now: the one new step of its kind, with its keys and state; else nothing."""
-        found = [
-            new.id
+        """What this step may be called now: the one new step that is as it was, or else could take its state."""
+        near = [
+            new
             for new in self._new.values()
-            if new.id not in self._old
-            and (new.kind, new.keys, new.state, new.settings) == (old.kind, old.keys, old.state, old.settings)
-            and (old.state is not None or new.outputs == old.outputs)
+            if new.id not in self._old and (new.kind, new.keys) == (old.kind, old.keys)
         ]
-        return found[0] if len(found) == 1 else ""
+        if old.state is None:
+            found = [new for new in near if new.outputs == old.outputs]
+        else:
+            found = [new for new in near if (new.state, new.settings) == (old.state, old.settings)]
+            found = found or [new for new in near if self._could_take(old, new)]
+        return found[0].id if len(found) == 1 else ""
+
+    def _could_take(self, old: StepRecord, new: StepRecord) -> bool:
+        """Whether something of the state would go on there, and nothing refuses it."""
+        evolution = self._evolution(old, new)
+        dropped = sum(change.what == "dropped" for change in evolution.changes)
+        return not evolution.refusals and dropped < len(old.parts)
 
     def _evolution(self, old: StepRecord, new: StepRecord) -> Evolution:
         """What becomes of the state; refusals are whole sentences."""

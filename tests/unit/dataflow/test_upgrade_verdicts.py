@@ -306,3 +306,46 @@ def test_the_rate_is_told_only_where_it_was_measured(tmp_path: Path) -> None:
 
     assert ReadingTime(bytes=100, sample_bytes=100, bytes_per_s=None).seconds is None
     assert ReadingTime(bytes=3_000_000, sample_bytes=2_000_000, bytes_per_s=1e6).seconds == 6
+
+
+def test_the_command_line_tells_the_same_and_exits_with_3_where_it_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cutwater.storage.local import LocalStore
+    from cutwater.storage.log import JobLog
+    from cutwater.storage.publish import publish
+    from cutwater.ui.cli import main
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["cutwater", "plan", str(tmp_path / "chk" / "job"), *map(str, arguments)])
+        with pytest.raises(SystemExit) as exited:
+            main()
+        return int(str(exited.value.code)), capsys.readouterr().out
+
+    (tmp_path / "chk").mkdir()
+    log = JobLog(LocalStore(str(tmp_path / "chk")), "job")
+    log.create()
+    log.begin_attempt("here", after=0)
+    manifest = msgspec.structs.replace(snapshot(program()), uid=log.state.uid, checkpoint_id=1, entries=[])
+    publish(LocalStore(str(tmp_path / "chk")), log, manifest)
+    file = tmp_path / "renamed_steps.py"
+    file.write_text(
+        "import cutwater as cw\n"
+        "flow = cw.Dataflow('job')\n"
+        f"rows = flow.read('in', cw.memory([], schema='{SCHEMA}'), event_time='t')\n"
+        "rows.key_by('k').aggregate('counts', n=cw.count(), most=cw.max('v')).write('out', cw.discard())\n"
+    )
+    code, text = run(file, "--parallelism", 3)
+    assert code == 3
+    assert "--map agg=counts" in text
+    assert "parallelism 2 -> 3" in text
+    code, text = run(file, "--map", "agg=counts", "--map", "counts/n=n", "--json")
+    assert code == 0
+    assert [(s["id"], s["verdict"], s["was_id"]) for s in json.loads(text)["steps"]] == [
+        ("in", "bound", ""),
+        ("counts", "bound", "agg"),
+        ("out", "bound", ""),
+    ]
+    assert run(file, "--allow-dropped-state")[0] == 0
+    assert run(file, "--max-parallelism", 64, "--map", "agg=counts")[0] == 3
+    assert run(file, "--map", "agg")[0] == 2

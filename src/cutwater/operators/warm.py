@@ -17,11 +17,17 @@ from cutwater.operators.aggregate import RunningAggregateSpec
 from cutwater.operators.partition import HashPartitioner
 from cutwater.operators.window import WindowAggregateSpec
 from cutwater.operators.window_kinds import SessionWindow, SlidingWindow, TumblingWindow
+from cutwater.state.capture import Capture
+from cutwater.state.changes import ChangeLog
 from cutwater.state.kernels import cache_directory
+from cutwater.state.memory import GrowingArray, populate
+from cutwater.state.nullable_index import NullableIndex
 
 __all__ = ["is_warm", "warm_up"]
 
 _GROUPS = 128
+_GROWN_ROWS = 5_000
+"""Keys for which an index has to grow."""
 
 
 class _Context:
@@ -98,7 +104,28 @@ def warm_up() -> None:
             frozen.release()
             operator.process(0, batch)  # late by now, so that windows come out again
             operator.close()
+    _warm_up_large_tables()
     marker = _marker()
     if marker is not None:
         with contextlib.suppress(OSError):  # then the next process looks again
             marker.touch()
+
+
+def _warm_up_large_tables() -> None:
+    """What a table of few rows does without: growing, setting chunks aside, telling what changed."""
+    numbers = pa.array(np.arange(_GROWN_ROWS))
+    texts = pa.array([f"text-{i}" for i in range(_GROWN_ROWS)])
+    for columns in ([numbers], [numbers, numbers], [texts]):
+        NullableIndex([column.type for column in columns]).upsert(columns)
+    slot = np.zeros(1, np.int32)
+    column, copy = GrowingArray(np.int64), GrowingArray(np.int64)
+    column.reserve(1)
+    copy.reserve(1)
+    populate(column.values, 0, 1)
+    capture = Capture([column.values], 1, [copy])
+    capture.preserve(slot)
+    capture.complete()
+    log = ChangeLog()
+    log.cut(1)
+    log.mark(slot)
+    log.cut(2).since(1)

@@ -145,7 +145,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_rows: int = 65_536
     """A sender's builder flushes at this many rows; operators are called with at most twice as many."""
     buffer_timeout_ms: float = 2.0
-    """A sender's builder flushes at the latest after this time."""
+    """A sender's builder flushes at the latest after this time; at once if its worker has nothing else to do."""
     channel_frames: int = 8
     """Frames a channel holds at the receiver (its credit); in loops, and on the way into one, at most 2."""
     slice_budget_ms: float = 10.0

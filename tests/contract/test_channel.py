@@ -262,6 +262,24 @@ def test_the_builder_flushes_when_due_on_the_clock_of_the_loop(pair: Pair) -> No
     assert out.flush_if_due(200.0) == pytest.approx(200.02), "the timeout starts anew"
 
 
+def test_a_worker_that_rests_sends_what_waits_unless_frames_wait_for_credit(pair: Pair) -> None:
+    out, inp = pair.make(capacity=1, batch_rows=10)
+    assert not out.flush_idle()
+    out.offer(batch(0, 2))
+    assert inp.head() == EMPTY
+    assert out.flush_idle()
+    assert not out.flush_idle()
+    out.offer(batch(2, 10))  # waits for credit
+    out.offer(batch(12, 1))
+    assert not out.flush_idle(), "a slow receiver gets fewer, larger batches"
+    assert numbers(pair.take(2)) == list(range(12))
+    until(lambda: not out.full)
+    out.offer_watermark(7)
+    assert out.flush_idle()
+    (rows,) = pair.take(1)
+    assert (numbers([rows]), rows.watermark) == ([12], 7)
+
+
 def test_next_row_counts_rows_that_still_wait_in_the_builder(pair: Pair) -> None:
     out, _ = pair.make(output={"next_row": 40}, input={"next_row": 40})
     out.offer(batch(40, 3))

@@ -124,6 +124,9 @@ class Attempt(ConnectedAttempt):
         for subtask in self._subtasks:
             worked |= subtask.round(now_s)
         wake_s = min((s.flush_if_due(now_s) for s in self._subtasks), default=float("inf"))
+        if not worked:
+            for subtask in self._subtasks:
+                worked |= subtask.flush_idle()  # whoever gets it may be in this worker
         if worked:
             return 0.0
         sleep_s = min((s.wait_s(now_s) for s in self._subtasks), default=float("inf"))

@@ -28,7 +28,8 @@ class OutputChannel:
         send: hands an item to the other side; never blocks.  Called with the channel's lock held.
         credit: frames that may be sent at once; ``grant`` adds more.
         batch_rows: the builder flushes at this many rows; a batch of half of it passes without a copy.
-        buffer_timeout_ms: rows (and watermarks) wait in the builder for at most this time, see ``flush_if_due``.
+        buffer_timeout_ms: rows (and watermarks) wait in the builder for at most this time while there is other work,
+            see ``flush_if_due`` and ``flush_idle``.
         max_batch_bytes: larger batches are split.
         on_ready: called when a full channel has room again (in the thread of ``grant``).
         next_row: number of the next row, as restored.
@@ -199,6 +200,17 @@ class OutputChannel:
             return self._due_s
         self.flush()
         return math.inf
+
+    def flush_idle(self) -> bool:
+        """Send what the builder holds, because its worker has nothing else to do; says whether there was anything.
+
+        So few rows do not wait for others that are not there.  Where all work is done by a worker that never rests,
+        ``flush_if_due`` decides, and batches are large.
+        """
+        if not (self._buffer or self._watermark_unsent) or self._waiting:
+            return False
+        self.flush()
+        return True
 
     @property
     def full(self) -> bool:

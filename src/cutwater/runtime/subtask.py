@@ -92,6 +92,13 @@ class Subtask:
         """Send what waited long enough in the builders; returns when the next is due (seconds, monotonic)."""
         return min((c.flush_if_due(now_s) for c in self._outputs), default=float("inf"))
 
+    def flush_idle(self) -> bool:
+        """Send what waits in the builders; says whether anything did."""
+        sent = False
+        for channel in self._outputs:
+            sent |= channel.flush_idle()
+        return sent
+
     def wait_s(self, now_s: float) -> float:
         """How long the loop may sleep for this subtask if nothing wakes it."""
         due = self.performer.due_s - now_s

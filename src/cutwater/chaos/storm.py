@@ -8,9 +8,8 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from random import Random
-from typing import Any
 
 import msgspec
 
@@ -19,7 +18,7 @@ from cutwater.errors import ConfigError, CutwaterError
 from cutwater.runtime.job import Job
 from cutwater.runtime.status import WorkerStatus
 
-__all__ = ["FAULTS", "Storm", "Strike"]
+__all__ = ["FAULTS", "RECOVERY_LIMIT_S", "Storm", "Strike", "recovery_ms"]
 
 FAULTS = {
     "kill": "SIGKILL of a worker's process; one in four is followed by another one during the recovery",
@@ -32,7 +31,8 @@ FAULTS = {
 """Name and meaning of what can strike."""
 
 _POLL_S = 0.005
-_RECOVERY_LIMIT_S = 120.0
+RECOVERY_LIMIT_S = 120.0
+"""A job that does not run again so long after a fault has failed the trial."""
 _ORDER_LIMIT_S = 10.0
 """An order that nobody comes by to take, or a full disk that nobody wants to write to, is given up after so long."""
 _BEHIND_A_CHECKPOINT = 0.75
@@ -199,19 +199,12 @@ class Storm:
 
     def _recovered(self, kind: str, slot: int, began_s: float, restarts: int, dead: set[int], detail: str = "") -> None:
         """Wait until the job runs again, without the dead."""
-
-        def back() -> bool:
-            status = self._job.status
-            runs = bool(status.failures) and status.failures[-1].running_ms is not None
-            return status.restarts > restarts and runs and not dead & {w.pid for w in status.workers}
-
-        if self._until(back, _RECOVERY_LIMIT_S):
-            failures = self._job.status.failures[restarts:]  # a worker may have failed before it was seen to
-            noticed_ms, running_ms = failures[0].failed_ms, failures[-1].running_ms or 0.0
-            self._note(kind, slot, running_ms - min(began_s * 1000, noticed_ms), detail)
+        took_ms = recovery_ms(self._job, began_s, restarts, dead)
+        if took_ms is not None:
+            self._note(kind, slot, took_ms, detail)
         elif self._job.is_active:
             raise CutwaterError(
-                f"the job was not running again {_RECOVERY_LIMIT_S:.0f} s after fault {len(self.strikes) + 1}: {kind} "
+                f"the job was not running again {RECOVERY_LIMIT_S:.0f} s after fault {len(self.strikes) + 1}: {kind} "
                 f"of worker {slot}; it is {self._job.status.phase}"
             )
         elif self._job.exception() is None:
@@ -238,14 +231,8 @@ class Storm:
         self._until(lambda: not self._orders.open(order), _ORDER_LIMIT_S)
         return not self._orders.take(order)
 
-    def _until(self, condition: Callable[[], Any], limit_s: float = _RECOVERY_LIMIT_S) -> bool:
-        """Poll; False after the time, or when the job has ended."""
-        deadline = time.monotonic() + limit_s
-        while not condition():
-            if not self._job.is_active or time.monotonic() > deadline:
-                return bool(condition())
-            time.sleep(_POLL_S)
-        return True
+    def _until(self, condition: Callable[[], object], limit_s: float = RECOVERY_LIMIT_S) -> bool:
+        return _until(self._job, condition, limit_s)
 
     def _wait(self, seconds: float) -> None:
         self._until(lambda: False, seconds)
@@ -273,6 +260,43 @@ class Storm:
         """Restarts and failed checkpoints."""
         status = self._job.status
         return status.restarts, status.checkpoints.failed
+
+
+def recovery_ms(
+    job: Job, began_s: float, restarts: int, dead: Collection[int] = (), limit_s: float = RECOVERY_LIMIT_S
+) -> float | None:
+    """Wait until a job that was struck has all its workers at work again, and say how long that took.
+
+    Args:
+        job: what was struck.
+        began_s: when (``time.monotonic``).
+        restarts: ``job.status.restarts`` before.
+        dead: processes that are not among the workers any more when it is over.
+        limit_s: how long to wait.
+
+    Returns ``None`` if it has not come to that in time, or the job has ended.
+    """
+
+    def back() -> bool:
+        status = job.status
+        runs = bool(status.failures) and status.failures[-1].running_ms is not None
+        return status.restarts > restarts and runs and not set(dead) & {w.pid for w in status.workers}
+
+    if not _until(job, back, limit_s):
+        return None
+    failures = job.status.failures[restarts:]  # a worker may have failed before it was seen to
+    noticed_ms, running_ms = failures[0].failed_ms, failures[-1].running_ms or 0.0
+    return running_ms - min(began_s * 1000, noticed_ms)
+
+
+def _until(job: Job, condition: Callable[[], object], limit_s: float) -> bool:
+    """Poll; False after the time, or when the job has ended."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if not job.is_active or time.monotonic() > deadline:
+            return bool(condition())
+        time.sleep(_POLL_S)
+    return True
 
 
 def _signal(pid: int, number: signal.Signals) -> bool:

@@ -132,8 +132,8 @@ class _GapsWriter:
         np.save(self._folder / f"newest-{self._name}.npy", self._newest)
 
 
-def start(folder: Path, spark: Any, keys: int, interval: str, touches: int) -> Job:
-    """The job; its sink leaves its notes in ``folder / "notes"``."""
+def start(folder: Path, spark: Any, keys: int, interval: str, touches: int, memory_bytes: int) -> Job:
+    """The job; its sink leaves its notes in ``folder / "notes"``.  With ``memory_bytes`` its state lies on disk."""
     notes = folder / "notes"
     notes.mkdir(parents=True, exist_ok=True)
     flow = cw.Dataflow("state")
@@ -144,7 +144,10 @@ def start(folder: Path, spark: Any, keys: int, interval: str, touches: int) -> J
     both = load.union("both", flow.read("touches", random_keys))
     both.key_by("k").aggregate("agg", n=cw.count(), s=cw.sum("v")).write("out", Gaps(str(notes), keys))
     checkpoints = folder / "checkpoints"
-    return flow.start(spark, checkpoint=checkpoints, parallelism=PARALLELISM, interval=interval, num_retained=8)
+    on_disk: dict[str, Any] = {"state_backend": "rocksdb", "state_memory_bytes": memory_bytes} if memory_bytes else {}
+    return flow.start(
+        spark, checkpoint=checkpoints, parallelism=PARALLELISM, interval=interval, num_retained=8, **on_disk
+    )
 
 
 def first_output_s(job: Job, notes: Path, begun_ns: int, known: set[str]) -> float:
@@ -184,7 +187,7 @@ def written_shares(folder: Path) -> list[float]:
     return shares
 
 
-def run(folder: Path, keys: int) -> None:
+def run(folder: Path, keys: int, memory_bytes: int) -> None:
     """One round; prints the result."""
     from cutwater.spark.session import session
 
@@ -195,7 +198,7 @@ def run(folder: Path, keys: int) -> None:
         place = folder / name
         load_s = 30 * keys // 10_000_000 + 5
         begun_ns = time.monotonic_ns()
-        job = start(place, spark, keys, interval, rate * (load_s + 3 * STEADY_S))
+        job = start(place, spark, keys, interval, rate * (load_s + 3 * STEADY_S), memory_bytes)
         result[f"first_{name}_s"] = first_output_s(job, place / "notes", begun_ns, set())
         until_s = time.monotonic() + load_s + STEADY_S
         while job.status.checkpoints.in_progress or time.monotonic() < until_s:
@@ -207,7 +210,7 @@ def run(folder: Path, keys: int) -> None:
     place = folder / "checkpoints"
     known = {path.name for path in (place / "notes").iterdir()}
     begun_ns = time.monotonic_ns()
-    job = start(place, spark, keys, "1s", rate * (load_s + 3 * STEADY_S))
+    job = start(place, spark, keys, "1s", rate * (load_s + 3 * STEADY_S), memory_bytes)
     restored_s = first_output_s(job, place / "notes", begun_ns, known)
     result["restore_s"] = max(0.0, restored_s - result["first_none_s"])
     job.await_termination()
@@ -240,25 +243,28 @@ def verify(notes: Path, known: set[str], keys: int, touches: int) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == [_CHILD]:
-        run(Path(sys.argv[2]), int(sys.argv[3]))
+        run(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--keys", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory-mb", type=int, default=0, help="state on disk, and so much of it in memory")
     parser.add_argument("--quick", action="store_true", help="one round of 200,000 keys")
     arguments = parser.parse_args()
     keys, rounds = (200_000, 1) if arguments.quick else (arguments.keys, arguments.rounds)
+    memory_bytes = arguments.memory_mb << 20
     runs: list[dict[str, Any]] = []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="cutwater-bench-") as scratch:
             others = busy_cpus()
-            command = [sys.executable, "-m", "benchmarks.state", _CHILD, scratch, str(keys)]
+            command = [sys.executable, "-m", "benchmarks.state", _CHILD, scratch, str(keys), str(memory_bytes)]
             try:
                 runs.append({"others_cpus": others, **run_json(command, 600)})
             except RunError as e:
                 sys.exit(str(e))
     print(json.dumps({"machine": facts(), "runs": runs}, indent=1))
-    print(f"\n{keys:,} keys, two int64 columns, {SHARE:.0%} touched a second, medians of {rounds}:\n")
+    where = f"on disk, {arguments.memory_mb} MiB of it in memory" if memory_bytes else "in memory"
+    print(f"\n{keys:,} keys {where}, two int64 columns, {SHARE:.0%} touched a second, medians of {rounds}:\n")
     for text, value in (
         ("longest gap between output batches, a checkpoint every second (ms)", [r["gap_checkpoints_ms"] for r in runs]),
         ("longest gap between output batches, no checkpoint (ms)", [r["gap_none_ms"] for r in runs]),

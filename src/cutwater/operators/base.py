@@ -37,7 +37,7 @@ class Context(Protocol):
     incremental: bool
     """Whether a snapshot may ask for what changed since an older one: then changes are to be kept track of."""
     state_memory_bytes: int | None
-    """Keyed objects lie on this worker's disk, and so much of them in memory; ``None``: all lie in memory."""
+    """Keyed state lies on this worker's disk, and so much of it in memory; ``None``: all lies in memory."""
 
     def processing_time_ms(self) -> int:
         """Processing time, milliseconds since the epoch.  It is in every snapshot, and never falls: not when the wall

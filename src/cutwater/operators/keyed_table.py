@@ -272,20 +272,38 @@ class KeyedTable:
     def parts(self, changed: Changed | None = None) -> Iterator[tuple[KeyedTable, Slots, SegmentKind]]:
         """Of a frozen table: tables and slots to write one after the other, and what as.
 
-        What lies on disk comes first, in tables that are made for a moment; rows in memory replace it.
+        What lies on disk comes in tables that are made for a moment, with the rows in memory of the same key groups.
 
         Args:
             changed: only what changed.
         """
-        kind: SegmentKind = "base" if changed is None else "delta"
-        latest = kind
-        if self._spilled is not None:
-            rows = self._spilled.rows
-            for chunk in rows.chunks() if changed is None else rows.journal(changed.epoch):
+        if changed is not None:
+            for chunk in () if self._spilled is None else self._spilled.rows.journal(changed.epoch):
                 page = self.page(chunk.keys, chunk.values)
-                yield page, np.arange(len(page), dtype=np.int32), "delta" if chunk.goes_on else kind
-                latest = "delta"
-        yield self, np.arange(len(self), dtype=np.int32) if changed is None else changed.slots, latest
+                yield page, np.arange(len(page), dtype=np.int32), "delta"
+            yield self, changed.slots, "delta"
+            return
+        slots: Slots = np.arange(len(self), dtype=np.int32)
+        if self._spilled is not None and len(slots):
+            groups = self._spilled.group_of(self.index.columns(slots))
+            slots = np.argsort(groups, kind="stable").astype(np.int32)
+            groups = groups[slots]
+        else:
+            groups = slots
+        for chunk in () if self._spilled is None else self._spilled.rows.chunks():
+            page = self.page(chunk.keys, chunk.values)
+            here = int(np.searchsorted(groups, chunk.until))
+            if here:
+                page.set_rows(*self._copied(page, slots[:here]))
+                slots, groups = slots[here:], groups[here:]
+            yield page, np.arange(len(page), dtype=np.int32), "delta" if chunk.goes_on else "base"
+        yield self, slots, "base"
+
+    def _copied(self, page: KeyedTable, slots: Slots) -> tuple[Slots, list[pa.Array]]:
+        """Slots of a page for the keys of some slots, and what they hold."""
+        columns, keys = self.rows(slots), len(self.index.types)
+        books = [pa.array(self.book(number)[slots]) for number in range(len(self.book_types))]
+        return page.upsert(columns[:keys]), [*columns[keys:], *books]
 
     def learn(self, *, most_changed: bool) -> None:
         """Of a frozen table: whether what changed was too much to be written as such; see ``ChangeLog.learn``."""

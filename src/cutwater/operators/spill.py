@@ -176,9 +176,12 @@ class Spill:
         """All keys of some key groups are gone; for a restore, before anything is frozen."""
         slots = np.arange(len(self._table), dtype=np.int32)
         if len(slots):
-            found = key_groups(hash_keys(self._table.index.columns(slots)[self._hashed :]), self._groups)
+            found = self._group_of(self._table.index.columns(slots))
             self._drop(slots[(found >= groups.start) & (found < groups.stop)])
         self.rows.remove_groups(groups)
+
+    def _group_of(self, keys: Sequence[pa.Array]) -> npt.NDArray[np.uint16]:
+        return key_groups(hash_keys(keys[self._hashed :]), self._groups)
 
     def _drop(self, slots: Slots) -> None:
         if len(slots):
@@ -223,7 +226,7 @@ class Spill:
 
     def freeze(self, log: ChangeLog | None) -> FrozenSpill:
         """What lies on disk now."""
-        frozen = FrozenSpill(self.rows.freeze(), self._count, dict(self.journaled))
+        frozen = FrozenSpill(self.rows.freeze(), self._group_of, self._count, dict(self.journaled))
         begin = _epochs(log).start  # of what later freezes may be asked for
         self.rows.forget(begin)
         self.journaled = {epoch: rows for epoch, rows in self.journaled.items() if epoch >= begin}
@@ -235,12 +238,19 @@ class FrozenSpill:
 
     Args:
         rows: the rows.
+        group_of: key group of each of some keys.
         count: how many there are, roughly.
         journaled: how many of them the journal has, by epoch.
     """
 
-    def __init__(self, rows: FrozenSpilledRows, count: int, journaled: dict[int, int]) -> None:
-        self.rows, self.count = rows, count
+    def __init__(
+        self,
+        rows: FrozenSpilledRows,
+        group_of: Callable[[Sequence[pa.Array]], npt.NDArray[np.uint16]],
+        count: int,
+        journaled: dict[int, int],
+    ) -> None:
+        self.rows, self.group_of, self.count = rows, group_of, count
         self._journaled = journaled
 
     def changed(self, epoch: int) -> int:

@@ -24,6 +24,8 @@ __all__ = ["FrozenSpilledRows", "RowTypes", "SpilledChunk", "SpilledRows"]
 
 _CHUNK_ROWS: Final = 1 << 16
 _CHUNK_BYTES: Final = 1 << 24
+_SPLIT_BYTES: Final = 1 << 26
+"""Chunks end with a key group, unless they become larger than this."""
 _PLACE_BYTES: Final = 4
 _EPOCH_BYTES: Final = 4
 
@@ -51,11 +53,13 @@ class SpilledChunk(NamedTuple):
         keys: the key columns.
         values: the other columns.
         goes_on: the chunk begins in the key group in which the one before it ended.
+        until: all rows of key groups below this one have come with this chunk.
     """
 
     keys: list[pa.Array]
     values: list[pa.Array]
     goes_on: bool
+    until: int
 
 
 class SpilledRows:
@@ -150,7 +154,7 @@ class FrozenSpilledRows:
         self._number, self._journal = number, journal
 
     def chunks(self, most: int = _CHUNK_ROWS) -> Iterator[SpilledChunk]:
-        """All rows, in the order of the key groups, in pieces of at most so many rows, that fit in memory."""
+        """All rows, in the order of the key groups, in pieces of about so many rows, that fit in memory."""
         return self._chunks(self._number, self._journal, _PLACE_BYTES, most)
 
     def beginning(self, key: bytes, groups: range, most: int) -> Iterator[SpilledChunk]:
@@ -178,20 +182,22 @@ class FrozenSpilledRows:
         rows: list[bytes] = []
         size, last = 0, b""
         for place, row in self._snapshot.items(begin, end):
+            enough = len(rows) >= most or size >= _CHUNK_BYTES
+            if enough and (place[:skip] != places[-1][:skip] or size >= _SPLIT_BYTES):
+                yield self._chunk(places, rows, skip, last, splits=place[:skip] == places[-1][:skip])
+                size, last = 0, places[-1][:skip]
+                places, rows = [], []
             places.append(place)
             rows.append(row)
             size += len(place) + len(row)
-            if len(rows) == most or size >= _CHUNK_BYTES:
-                yield self._chunk(places, rows, skip, last)
-                size, last = 0, place[:skip]
-                places, rows = [], []
         if rows:
-            yield self._chunk(places, rows, skip, last)
+            yield self._chunk(places, rows, skip, last, splits=False)
 
-    def _chunk(self, places: list[bytes], rows: list[bytes], skip: int, last: bytes) -> SpilledChunk:
+    def _chunk(self, places: list[bytes], rows: list[bytes], skip: int, last: bytes, *, splits: bool) -> SpilledChunk:
         keys, values = self._codecs
         columns = values.decode(rows) if values.types else []
-        return SpilledChunk(keys.decode(places, skip), columns, places[0][:skip] == last)
+        until = int.from_bytes(places[-1][skip - 2 : skip], "big") + (not splits)
+        return SpilledChunk(keys.decode(places, skip), columns, places[0][:skip] == last, until)
 
 
 def _number(number: int) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from cutwater.protocol.messages import InputId
+from cutwater.protocol.order_log import CONTROL, OrderLog
 from cutwater.protocol.subtask import SubtaskMachine
 
 __all__ = [
@@ -135,6 +136,7 @@ class SubtaskLoop:
         self, machine: SubtaskMachine, inputs: Sequence[InputId], slice_budget_ms: float, max_rows: int
     ) -> None:
         self._machine = machine
+        self._order: OrderLog | None = None
         self._inputs = tuple(inputs)
         self.loop_first = tuple(i for i, input in enumerate(self._inputs) if input in machine.loop_first)
         """Places of the inputs whose rows go before those of the others; ``decide`` wants to know how many wait."""
@@ -187,6 +189,11 @@ class SubtaskLoop:
             return _IDLE[IdleReason.HALTED]
         if operator_pending:
             return _IDLE[IdleReason.OUTPUTS_FULL] if outputs_full else _RESUME
+        if self._order is not None:
+            run = self._order.next_run()
+            if run is not None:
+                return self._follow(*run, heads, outputs_full)
+            self._order = None
         self._fired = timers_due and not self._fired and not outputs_full and self._machine.may_read
         if self._fired:
             return _FIRE
@@ -202,6 +209,19 @@ class SubtaskLoop:
             return _IDLE[IdleReason.OUTPUTS_FULL]
         self._controls = 0
         return self._take_rows[self._whose_turn(heads, rows, loop_rows)]
+
+    def follow(self, order: OrderLog) -> None:
+        """Take what the log says, as far as it goes, and nothing else (R0)."""
+        self._order = order
+
+    def _follow(self, input: InputId, rows: int, heads: Sequence[int], outputs_full: bool) -> Action:
+        """The next choice of the log, once what it needs is there: rows that are sent again come as they come."""
+        index = self._index[input]
+        if heads[index] == Head.CONTROL:  # also where rows come next: what says nothing new is no choice
+            return self._take_control[index]
+        if rows == CONTROL or heads[index] != Head.ROWS:
+            return _IDLE[IdleReason.NOTHING_TO_DO]
+        return _IDLE[IdleReason.OUTPUTS_FULL] if outputs_full else TakeRows(index, min(rows, self._rows))
 
     def observe(self, rows: int, elapsed_ms: float) -> None:
         """A call of the operators took ``elapsed_ms`` for ``rows`` rows: adapt the rows per call to the budget.

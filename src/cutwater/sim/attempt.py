@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cutwater.protocol.order_log import OrderLog
 from cutwater.sim.channels import END, WATERMARK, Item, Link
 from cutwater.sim.disk import Done
 
@@ -25,7 +26,10 @@ class Attempt:
         before: the attempt in which all else has run so far, and runs on.
     """
 
-    __slots__ = ("_channels", "attempt_of", "first_id", "links", "number", "parts", "regions", "restored", "tasks")
+    __slots__ = (
+        "_channels", "_orders", "attempt_of", "first_id", "lineage", "links", "number", "parts", "regions", "restored",
+        "tasks",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -46,10 +50,19 @@ class Attempt:
             self.attempt_of[task] = number
         self.parts: dict[int, Part] = restored.manifest if restored else {}
         self._channels = graph.channels
+        self.lineage = number if before is None else before.lineage
+        """The attempt that all subtasks began with at last."""
+        self._orders: dict[int, OrderLog] = {} if before is None else before._orders.copy()
         self.links: list[Link] = []
         for spec in graph.channels:
-            if before is not None and region_of[spec.source] not in regions:
+            sender_lives = before is not None and region_of[spec.source] not in regions
+            receiver_lives = before is not None and region_of[spec.target] not in regions
+            if before is not None and sender_lives and receiver_lives:
                 self.links.append(before.links[spec.index])
+            elif before is not None and sender_lives:
+                self.links.append(Link.after_receiver(spec, before.links[spec.index], self.parts.get(spec.target)))
+            elif before is not None and receiver_lives:
+                self.links.append(Link.after_sender(spec, before.links[spec.index], self.parts.get(spec.source)))
             elif self.parts:
                 sender, receiver = self.parts[spec.source], self.parts[spec.target]
                 log = self.log(sender, receiver, spec.index, spec.back)
@@ -59,6 +72,14 @@ class Attempt:
                 self.links.append(Link(world, spec, taken, sent, log, really))
             else:
                 self.links.append(Link(world, spec, 0, 0, [], []))
+
+    def order(self, world: World, task: int) -> OrderLog | None:
+        """The order log of a subtask that begins with this attempt; ``None``: none is kept."""
+        if not world.keeps_output:
+            return None
+        old = self._orders.get(task)
+        self._orders[task] = OrderLog() if old is None else old.copy()
+        return self._orders[task]
 
     def ended(self, task: int, back: frozenset[int]) -> frozenset[int]:
         """Inputs that have ended.  With an open protocol an end may lie after the sender's cut."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from cutwater.sim.graphs import Channel
-    from cutwater.sim.subtask import SimSubtask
+    from cutwater.sim.subtask import Part, SimSubtask
     from cutwater.sim.world import World
 
 __all__ = ["BARRIER", "END", "SENDER_FULL", "WATERMARK", "Item", "Link", "Pipe"]
@@ -33,8 +33,9 @@ class Link:
     """
 
     __slots__ = (
-        "_came", "_pumping", "_took", "back", "base", "clogs", "dead", "history", "index", "queue", "receiver",
-        "rows_in", "rows_out", "sender", "sent", "taken", "urgent", "waiting", "world",
+        "_again", "_came", "_pumping", "_took", "back", "base", "before", "clogs", "dead", "history", "index", "items",
+        "keeps", "kept", "log_items", "queue", "receiver", "rows_in", "rows_out", "sender", "sent", "serial", "taken",
+        "urgent", "waiting", "world",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +58,41 @@ class Link:
         self._came, self._took = len(log), 0
         self.sender: SimSubtask | None = None
         self.receiver: SimSubtask | None = None
+        self.keeps = world.keeps_output
+        self.kept: list[Item] = list(log)
+        """R4: everything but barriers that was sent, from the beginning of the channel's ``serial`` on."""
+        self.log_items = len(log)
+        self.items = 0
+        """How much of that was taken."""
+        self.serial = world.next_serial()
+        self.before: Link | None = None
+        """The channel that this one goes on for, until whoever survived has taken it over."""
+        self._again = 0
+        """Items that come again, and that the receiver has."""
+
+    # ------------------------------------------------------------------------------------------- one end went back
+
+    @classmethod
+    def after_sender(cls, spec: Channel, old: Link, part: Part | None) -> Link:
+        """The receiver lives; the sender sends again from its part of the checkpoint on."""
+        link = cls(old.world, spec, 0, part.outs[spec.index] if part else 0, [], [])
+        link.before, link.serial = old, old.serial
+        link._again = -old.mark(part.kept if part else {}, old.log_items)
+        return link
+
+    @classmethod
+    def after_receiver(cls, spec: Channel, old: Link, part: Part | None) -> Link:
+        """The sender lives; it sends again what it keeps, from the receiver's part of the checkpoint on."""
+        taken = part.ins[spec.index] if part else 0
+        link = cls(old.world, spec, taken, taken, [], [])
+        link.before, link.serial = old, old.serial
+        link.items = old.mark(part.items if part else {}, 0)
+        return link
+
+    def mark(self, marks: dict[int, tuple[int, int]], first: int) -> int:
+        """Where the channel was at a checkpoint: ``first``, if that is from before the channel began."""
+        serial, items = marks.get(self.index, (-1, 0))
+        return items if serial == self.serial else first
 
     def head(self) -> int:
         """0: nothing, 1: rows, 2: control item, 3: a barrier that overtook (``protocol.loop.Head``)."""
@@ -66,19 +102,64 @@ class Link:
             return 0
         return 1 if type(self.queue[0]) is int else 2
 
+    def take_over_receiver(self, receiver: SimSubtask) -> None:
+        """The receiver lives, and takes nothing more of the old sender's: what it has comes again, and is dropped."""
+        old = self.before
+        assert old is not None
+        self.queue, self.urgent, self._came, self._took = old.queue, old.urgent, old._came, old._took
+        self.base, self.taken, self.items, self.rows_in = old.base, old.taken, old.items, old.rows_in
+        self.history = old.history[: old.taken + old.rows_in - old.base]
+        first = -self._again
+        has = old.items + sum(not _is_barrier(item) for item in old.queue)
+        self.kept, self._again = old.kept[:first], has - first
+        self.receiver, self.before, old.dead = receiver, None, True
+
+    def take_over_sender(self, sender: SimSubtask) -> None:
+        """The sender lives, and sends again what the receiver's part of the checkpoint does not hold."""
+        old = self.before
+        assert old is not None
+        self.base, self.history, self.sent, self.kept = old.base, old.history, old.sent, old.kept
+        self.waiting = deque(self.kept[self.items :])
+        self.rows_out = sum(type(item) is int for item in self.waiting)
+        self.sender, self.before, old.dead = sender, None, True
+        self.flush()
+
+    @property
+    def behind(self) -> bool:
+        """The sender has not yet sent again what the receiver had."""
+        return self._again > 0
+
+    def _comes_again(self, item: Item) -> bool:
+        """Keep what is sent; true if the receiver has it, and drops it by its number."""
+        self.kept.append(item)
+        if self._again <= 0:
+            return False
+        self._again -= 1
+        if type(item) is int:
+            was = self.history[self.sent - self.base : self.sent - self.base + 1]
+            if was != [item]:
+                text = f"row {self.sent} of channel {self.index} was {was} and is {item} now"
+                self.world.judge.broken("replay", text)
+        return True
+
     def send(self, row: int) -> None:
+        if self.keeps and self._comes_again(row):
+            self.sent += 1
+            return
         self.waiting.append(row)
         self.history.append(row)
         self.sent += 1
         self.rows_out += 1
 
     def send_control(self, item: tuple[Any, ...]) -> None:
+        if self.keeps and item[0] != BARRIER and self._comes_again(item):
+            return
         self.waiting.append(item)
         self.flush()
 
     def flush(self) -> None:
         """What waits at the sender is on its way, if there is credit."""
-        if not self._pumping and self.waiting and not self.clogs and not self.dead:
+        if not self._pumping and self.waiting and not self.clogs and not self.dead and self.before is None:
             self._pumping = True
             self.world.after(self.world.latency(), self._pump)
 
@@ -89,6 +170,7 @@ class Link:
             rows.append(queue.popleft())  # type: ignore[arg-type]
         self.rows_in -= len(rows)
         self.taken += len(rows)
+        self.items += len(rows)
         self._took += len(rows)
         if self.waiting:
             self.flush()
@@ -97,6 +179,7 @@ class Link:
     def take_control(self) -> tuple[Any, ...]:
         item = self.queue.popleft()
         self._took += 1
+        self.items += item[0] != BARRIER  # type: ignore[index]
         assert type(item) is tuple
         if self.waiting:
             self.flush()
@@ -180,6 +263,8 @@ class Link:
             self._came += 1
         receiver = self.receiver
         if receiver is not None:
+            if self.keeps and self.sender is not None:
+                receiver.worker.hear_of(self.sender.worker)
             if barriers and self.world.row.switches:
                 self._tell_of(barriers)
             receiver.wake()
@@ -195,6 +280,10 @@ class Link:
                 self.sender.barrier_left(barrier[1])
             if self.receiver is not None and self.queue and self.queue[0] is not barrier:
                 self.receiver.barrier_waits(self, barrier)
+
+
+def _is_barrier(item: Item) -> bool:
+    return type(item) is tuple and item[0] == BARRIER
 
 
 def _is_urgent(item: Item) -> bool:

@@ -56,6 +56,8 @@ class Driver(DriverProcess):
         """The checkpoint after whose commit nothing is left to do, or the job stops."""
         self._committing: set[int] = set()
         self._deployed: Attempt | None = None
+        self._behind: set[int] = set()
+        """Subtasks that send again what others have."""
         for slot in range(graph.workers):
             self.launch(slot)
 
@@ -112,6 +114,9 @@ class Driver(DriverProcess):
             self.job(j.WorkerReady(worker.slot, attempt or 0, now, region))
         elif kind == "failed":
             self.job(j.TaskFailed(attempt or 0, "a function raised an exception", True, now, region))
+        elif kind == "caught_up" and rest[0] in self._behind:
+            self._behind.discard(rest[0])
+            self._resume()
         elif kind == "finished":
             self.job(j.SubtaskFinished(attempt or 0, self.world.graph.tasks[rest[0]]))
         elif kind == "ack":
@@ -193,6 +198,7 @@ class Driver(DriverProcess):
                     self.coordinate(m.JobRunning(attempt, self.clock_ms))
                 case j.StopAttempt(reason=reason):
                     self.world.seen["restart"] += 1
+                    self._behind.clear()
                     if self._coordinator is not None:
                         self.coordinate(m.JobStopped(reason, self.clock_ms))
                     self.broadcast("reset", self.machine.attempt, range(len(self.world.regions)))
@@ -203,8 +209,9 @@ class Driver(DriverProcess):
                 case j.StartRegions(attempt=attempt, regions=regions):
                     self.world.seen["regions restarted"] += 1
                     self.broadcast("start", attempt)
-                    self.coordinate(m.JobRunning(attempt, self.clock_ms))
-                    self._watch_loops(WaveFailed(self.coordinator.last_id, self.clock_ms))
+                    if self.world.keeps_output and self.world.waits:
+                        self._behind |= {t for t, region in enumerate(self.world.region_of) if region in regions}
+                    self._resume()
                 case j.GroupShort():
                     raise AssertionError("no simulated job goes on with fewer workers")
                 case j.TakeFinalCheckpoint():
@@ -216,6 +223,12 @@ class Driver(DriverProcess):
                     self.job(j.WorkersGone())
                 case j.Ended(outcome=outcome, reason=reason):
                     self._end(outcome, reason)
+
+    def _resume(self) -> None:
+        """Checkpoints go on, once everything that went back is where it was."""
+        if not self._behind and not self.machine.down:
+            self.coordinate(m.JobRunning(self.machine.attempt, self.clock_ms))
+            self._watch_loops(WaveFailed(self.coordinator.last_id, self.clock_ms))
 
     def _stop_regions(self, regions: tuple[int, ...], reason: str) -> None:
         if self.coordinator.final_under_way:  # the others may have passed it, and read no more

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
-from cutwater.protocol.regions import regions_of
+from cutwater.protocol.regions import Region, regions_of
 
 __all__ = ["WORLDS", "Channel", "Edge", "Graph", "Step", "key_of", "row_time", "source_row"]
 
@@ -118,8 +118,15 @@ class Graph:
         ends = ((self.tasks[c.source], self.tasks[c.target]) for c in self.channels)
         self.regions = regions_of(self.tasks, ends)
         """What can be restarted by itself (R2)."""
-        self.region_of = [next(r for r, region in enumerate(self.regions) if t in region) for t in self.tasks]
         self.moves = [_Moves(self, t) for t in range(len(self.tasks))]
+
+    def divided(self, recovery: str) -> tuple[Region, ...]:
+        """What goes back together."""
+        if recovery == "job":
+            return (frozenset(self.tasks),)
+        if recovery == "region":
+            return self.regions
+        return tuple(frozenset(t for t in self.tasks if t[1] == slot) for slot in range(self.workers))
 
     @cached_property
     def loops(self) -> list[frozenset[int]]:
@@ -266,10 +273,19 @@ def _worlds() -> Iterator[Graph]:
         [("first", "a", "hash"), ("second", "b", "forward"), ("a", "b", "hash"), ("b", "a", "hash"),
          ("b", "sink", "forward")],
     )  # fmt: skip
+    yield from _worlds_of_parts()
+
+
+def _worlds_of_parts() -> Iterator[Graph]:
+    """Worlds of which a part can go back while others run."""
     yield Graph(
         "two_jobs", [Step("read", 2), Step("count", 2), Step("sink"), Step("other"), Step("loop", 2), Step("out")],
         [("read", "count", "hash"), ("count", "sink", "hash"), ("other", "loop", "hash"), ("loop", "loop", "hash"),
          ("loop", "out", "hash")],
+    )  # fmt: skip
+    yield Graph(
+        "wide", [Step("read", 2), Step("count", 2), Step("again", 3), Step("sink", 3)],
+        [("read", "count", "hash"), ("count", "again", "hash"), ("again", "sink", "hash")],
     )  # fmt: skip
     yield Graph(
         "side_by_side", [Step("read", 3), Step("count", 3), Step("sink", 3)],

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from cutwater.config import RecoveryName, RestartConfig
+from cutwater.config import RestartConfig
 from cutwater.errors import DataError
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.sim.graphs import WORLDS
+from cutwater.protocol.rows import PROTOCOLS, ProtocolRow
+from cutwater.sim.graphs import WORLDS, Graph
 
 __all__ = ["FAULTS", "REQUESTS", "Fault", "Schedule", "make_schedule"]
 
@@ -62,7 +63,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     aligned_timeout_ms: float = 0.0
     roll_rows: int = 0
     """Rows that make a part of the output; fewer wait for a later checkpoint."""
-    recovery: RecoveryName = "job"
+    recovery: Literal["job", "region", "task"] = "job"
     """What goes back after a failure."""
     publishes_aside: bool = False
     """The driver hears messages while it publishes."""
@@ -108,7 +109,6 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
         Fault(round(5 + chance() * _FAULT_PHASE_MS, 1), REQUESTS[int(chance() * len(REQUESTS))], int(chance() * 2), 0.0)
         for _ in range(int(chance() * 3))
     )
-    graph = WORLDS[world]
     alone = PROTOCOLS[protocol].switches or PROTOCOLS[protocol].halts
     return Schedule(
         world=world,
@@ -128,5 +128,13 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
         faults=tuple(faults),
         requests=tuple(requests),
         planted=planted,
-        recovery="region" if len(graph.regions) > 1 and chance() < 0.8 else "job",
+        recovery=_recovery(WORLDS[world], PROTOCOLS[protocol], chance),
     )
+
+
+def _recovery(graph: Graph, row: ProtocolRow, chance: Callable[[], float]) -> Literal["job", "region", "task"]:
+    """Whatever the world allows; ``task`` where no loop is, and every row is there once."""
+    if len(graph.regions) > 1 and chance() < 0.5:
+        return "region"
+    alone = not graph.cyclic and graph.workers > 1 and row.name not in ("none", "at_least_once")
+    return "task" if alone and chance() < 0.5 else "job"

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 from cutwater.protocol import messages as m
 from cutwater.protocol.loop import ReadSource, TakeControl, TakeRows
 from cutwater.protocol.loops import LoopReport
-from cutwater.protocol.stages import Phase
+from cutwater.protocol.order_log import CONTROL
 from cutwater.protocol.watermarks import InputTime
 from cutwater.sim.channels import BARRIER, END, SENDER_FULL, WATERMARK, Item, Link
 from cutwater.sim.graphs import key_of, row_time, source_row
-from cutwater.sim.subtask_state import ROWS_PER_SLICE, Part, SubtaskState
+from cutwater.sim.replaying import ReplayingSubtask
+from cutwater.sim.subtask_state import ROWS_PER_SLICE, Part
 
 if TYPE_CHECKING:
     from cutwater.sim.attempt import Attempt
@@ -24,7 +25,7 @@ _NO_HEADS: list[int] = []
 WATERMARK_EVERY = 8
 
 
-class SimSubtask(SubtaskState):
+class SimSubtask(ReplayingSubtask):
     """A running subtask of one attempt."""
 
     def __init__(self, worker: SimWorker, attempt: Attempt, task: int, part: Part | None) -> None:
@@ -82,6 +83,7 @@ class SimSubtask(SubtaskState):
     def start(self) -> None:
         """All subtasks of the attempt are ready.  What had sent its end before the snapshot only says so again."""
         self.running = True
+        self.tell_if_caught_up()
         if self._had_ended:
             self.finished = True
             self.worker.tell("finished", self.attempt.number, self.task)
@@ -95,12 +97,14 @@ class SimSubtask(SubtaskState):
             self.world.judge.broken("fifo", f"{self.name} took {rows} as rows {first}.. of {link.index}")
         if self.machine.recording(link.index):
             self.handle(m.RowsTaken(link.index, len(rows)), rows)
+        self.chose(link, len(rows))
         self._process(link, first, rows)
         self.loop.observe(len(rows), 0.5)
 
     def _take_control(self, link: Link) -> None:
         item = link.take_control()
         kind = item[0]
+        before = self.merger.snapshot() if self.order is not None else None
         if kind == BARRIER:
             if not item[3]:
                 self.world.note("marker taken", self.task, self.attempt.number, item[1], link.index, link.taken)
@@ -116,6 +120,8 @@ class SimSubtask(SubtaskState):
                 self._advance(self.merger.end(link.index))
             self.handle(m.EndTaken(link.index))
             self._want_probe()
+        if self.order is not None and (kind == END or self.merger.snapshot() != before):
+            self.chose(link, CONTROL)
 
     def _take_urgent(self, link: Link) -> None:
         barrier, left = link.take_urgent()
@@ -150,14 +156,6 @@ class SimSubtask(SubtaskState):
             self._aborted.add(id)
         self._asked = False
         self._want_probe()
-
-    def _want_probe(self) -> None:
-        """A head asks for a wave while it holds a watermark, or while its outside has ended and its loop has not."""
-        if not self._is_head or self._asked or self.machine.phase in (Phase.ENDED, Phase.FINISHED):
-            return
-        if self.merger.held or (self._outside and self._outside <= self.machine.ended):
-            self._asked = True
-            self.worker.tell("probe", self.attempt.number, self.task)
 
     def _read(self, most: int) -> None:
         world, position = self.world, self.position
@@ -195,27 +193,20 @@ class SimSubtask(SubtaskState):
         sends = [(out.index, n, out.sent - n) for out, n in zip(self.outputs, sent, strict=True) if out.sent > n]
         for out in self.outputs:
             out.flush()
+        if self.behind:
+            self.tell_if_caught_up()
         took = (link.index, first, len(rows)) if link is not None else ()
         world.note("step", self.task, self.attempt.number, took, sends, before, sign)
-
-    def _advance(self, risen: int | None) -> None:
-        if risen is not None and risen > self.watermark:
-            self.watermark = risen
-            for out in self.outputs:
-                if not out.back:
-                    out.send_control((WATERMARK, risen))
 
     def _end(self) -> bool:
         self._advance(MAX_WATERMARK)
         for out in self.outputs:
             out.send_control((END,))
         self.finished = True
+        if self.behind:
+            self.tell_if_caught_up()
         self.worker.tell("finished", self.attempt.number, self.task)
         return True
-
-    @property
-    def name(self) -> str:
-        return self.world.graph.names[self.task]
 
     # -------------------------------------------------------------------------------------------------- the protocol
 
@@ -256,6 +247,10 @@ class SimSubtask(SubtaskState):
         part.counts, part.sign = dict(self.counts), self.sign
         part.ins = {link.index: link.taken for link in self.inputs}
         part.outs = {link.index: link.sent for link in self.outputs}
+        if self.order is not None:
+            part.items = {link.index: (link.serial, link.items) for link in self.inputs}
+            part.kept = {link.index: (link.serial, len(link.kept)) for link in self.outputs}
+            part.choice = self.attempt.lineage, self.order.position
         part.watermarks, part.merger, part.combined = self.watermark, self.merger.snapshot(), self.merger.combined
         part.ended = self.machine.ended
         part.exhausted = self._is_source and self._exhausted

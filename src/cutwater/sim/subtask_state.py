@@ -24,8 +24,8 @@ class Part:
     """A subtask's part of a snapshot."""
 
     __slots__ = (
-        "attempt", "combined", "counts", "ended", "exhausted", "files", "handles", "has_ended", "ins", "logs", "merger",
-        "outs", "overtaken", "pieces", "position", "sign", "task", "watermarks",
+        "attempt", "choice", "combined", "counts", "ended", "exhausted", "files", "handles", "has_ended", "ins",
+        "items", "kept", "logs", "merger", "outs", "overtaken", "pieces", "position", "sign", "task", "watermarks",
     )  # fmt: skip
 
     task: int
@@ -39,6 +39,12 @@ class Part:
     """Channel -> rows taken."""
     outs: dict[int, int]
     """Channel -> rows sent."""
+    items: dict[int, tuple[int, int]]
+    """R4, input -> serial of the channel, rows and control items taken."""
+    kept: dict[int, tuple[int, int]]
+    """R4, output -> serial of the channel, rows and control items sent."""
+    choice: tuple[int, int]
+    """R0: lineage of the order log, and position in it."""
     watermarks: int
     """Last watermark sent."""
     merger: Any
@@ -114,6 +120,10 @@ class SubtaskState:
         """All that begins with it is ready."""
         self.dropped = False
         """Its region, or the whole job, goes back; it does nothing any more."""
+        self.order = attempt.order(world, task)
+        self._choice = part.choice[1] if part and self.order is not None and part.choice[0] == attempt.lineage else 0
+        self.behind = self.order is not None and attempt.lineage != attempt.number
+        """It sends again what receivers have."""
         if part:
             self.merger.restore(part.merger, part.combined)
 
@@ -121,3 +131,15 @@ class SubtaskState:
     def loop_rows(self) -> int:
         """Rows that wait in the inputs that ``SubtaskLoop`` puts first."""
         return sum(self.inputs[i].rows_in for i in self.loop.loop_first)
+
+    @property
+    def name(self) -> str:
+        return self.world.graph.names[self.task]
+
+    def _want_probe(self) -> None:
+        """A head asks for a wave while it holds a watermark, or while its outside has ended and its loop has not."""
+        if not self._is_head or self._asked or self.machine.phase in (Phase.ENDED, Phase.FINISHED):
+            return
+        if self.merger.held or (self._outside and self._outside <= self.machine.ended):
+            self._asked = True
+            self.worker.tell("probe", self.attempt.number, self.task)

@@ -28,6 +28,8 @@ class SimWorker:
         self.number = 0
         """Of the newest attempt that it is part of; 0: of none."""
         self.subtasks: list[SimSubtask] = []
+        self.known: dict[int, int] = {}
+        """R0: of each subtask's order log, how much this worker has heard of."""
         self.from_driver = Pipe(world, self.post)
         self.to_driver = Pipe(world, driver.hear)
         self.slow = 0
@@ -176,6 +178,8 @@ class SimWorker:
     def _deploy(self, attempt: Attempt) -> None:
         world, graph = self.world, self.world.graph
         self._reset(self._of(attempt.regions))
+        for subtask in self.subtasks:
+            subtask.survive(attempt)
         mine = [task for task in attempt.tasks if graph.tasks[task][1] == self.slot]
         if not mine:
             return
@@ -183,8 +187,28 @@ class SimWorker:
         self.subtasks += [world.subtask_class(self, attempt, task, attempt.parts.get(task)) for task in mine]
         self.subtasks.sort(key=lambda s: s.task)
         world.note("restored", self.slot, attempt.number, attempt.restored.checkpoint_id if attempt.restored else None)
-        for region in {world.region_of[task]: None for task in mine}:
+        if len(attempt.regions) == len(world.regions):
+            self.known = {}
+        self._ready(attempt)
+
+    def _ready(self, attempt: Attempt) -> None:
+        """Every survivor has turned to the new channels; only now they say all that they know."""
+        fresh = [s for s in self.subtasks if s.attempt is attempt]
+        if any(link.before is not None for s in fresh for link in (*s.inputs, *s.outputs)):
+            self.world.after(1.0, lambda _: self.post(lambda: self._ready(attempt)))
+            return
+        for subtask in fresh:
+            subtask.follow()
+        for region in {self.world.region_of[s.task]: None for s in fresh}:
             self.tell("ready", attempt.number, region)
+
+    def hear_of(self, other: SimWorker) -> None:
+        """What leaves a worker tells all that it knows."""
+        if other is not self:
+            own = {s.task for s in other.subtasks}
+            for task, choices in other.known.items():
+                if choices > self.known.get(task, 0) and (self.world.passes_on or task in own):
+                    self.known[task] = choices
 
     def _reset(self, subtasks: list[SimSubtask]) -> None:
         """R1, R2: the process stays, these subtasks are dropped."""

@@ -65,10 +65,12 @@ class World:
             tolerable_failed=schedule.tolerable_failed,
             aligned_timeout_ms=schedule.aligned_timeout_ms,
         )
-        together = schedule.recovery == "job"
-        self.regions = (frozenset(self.graph.tasks),) if together else self.graph.regions
-        """What goes back together (R1, R2)."""
-        self.region_of = [0] * len(self.graph.tasks) if together else self.graph.region_of
+        self.regions = self.graph.divided(schedule.recovery)
+        """What goes back together (R1, R2); of recovery ``task`` (R4) what lives in one worker."""
+        self.region_of = [next(r for r, found in enumerate(self.regions) if t in found) for t in self.graph.tasks]
+        self.keeps_output = schedule.recovery == "task"
+        self.passes_on = self.waits = True
+        self._serial = 0
         self.judge = Judge(self)
         self.triggers_all = self.row.freeze_on is FreezeOn.TRIGGER
         self.judges_lateness = self.judge.exactly
@@ -170,6 +172,11 @@ class World:
                 self.driver = others[-1]
             else:  # who took the job from it is gone, too: somebody starts it again
                 self.after(5.0, lambda _: self.start_driver())
+
+    def next_serial(self) -> int:
+        """Of a channel whose items are counted anew."""
+        self._serial += 1
+        return self._serial
 
     def new_monitor(self) -> LoopMonitor:
         return self._monitor_class(self.graph.loop_tasks)

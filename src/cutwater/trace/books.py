@@ -13,7 +13,7 @@ __all__ = ["ChannelBook", "SnapshotBook", "compare", "ranges"]
 class ChannelBook:
     """Where the two ends of a channel stand.  Each end is in an attempt of its own while a recovery is on its way."""
 
-    __slots__ = ("ahead", "attempt", "limits", "name", "sent", "source", "taken", "target")
+    __slots__ = ("ahead", "attempt", "here", "limits", "name", "sent", "source", "taken", "target")
 
     def __init__(self, link: Link) -> None:
         self.name, self.source, self.target = link.name, link.source, link.target
@@ -25,10 +25,12 @@ class ChannelBook:
         """Attempt of the sender."""
         self.limits: dict[int, int] = {}
         """Rows that a receiver in another attempt than the sender's may take: up to this number."""
+        self.here = 0
+        """Rows that a receiver may have had already when others went back: up to this number."""
 
     def available(self, attempt: int) -> int:
         """Up to which row number a receiver of this attempt can find rows."""
-        return self.sent if self.attempt == attempt else self.limits.get(attempt, self.sent)
+        return max(self.here, self.sent if self.attempt == attempt else self.limits.get(attempt, self.sent))
 
     def sender_restored(self, attempt: int, position: int) -> None:
         """The sender goes on from ``position``."""
@@ -36,10 +38,14 @@ class ChannelBook:
         self.limits[attempt] = position
         self.sent, self.attempt = position, attempt
 
+    def receiver_survived(self, attempt: int) -> None:
+        """What was sent in its attempt so far may be there, whatever becomes of the sender."""
+        self.here = self.available(attempt)
+
     def receiver_restored(self, attempt: int, taken: int, ahead: frozenset[int], sent: int) -> None:
         """The receiver goes on from ``taken``; ``sent`` is the sender's position at the same cut."""
         self.limits.setdefault(attempt, sent)
-        self.taken, self.ahead = taken, set(ahead)
+        self.taken, self.ahead, self.here = taken, set(ahead), 0
 
     def take_out_of_order(self, span: Span) -> str | None:
         """Book rows of a channel without FIFO order; what is wrong, if something is."""

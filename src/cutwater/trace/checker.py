@@ -287,6 +287,8 @@ class Checker:
         process, attempt = event.process, event.attempt
         if process in self._down:
             self._wrong(Kind.STATE, "it is down, and is said to have survived", process=process)
+        for channel in self._inputs.get(process, ()):
+            channel.receiver_survived(self._attempts.get(process, attempt))
         self._attempts[process] = attempt
         self._restored.add(attempt)
         for channel in self._outputs.get(process, ()):

@@ -1,0 +1,67 @@
+"""The order log of a simulated subtask, and what a replacement and its neighbours do with it (R0, R4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from cutwater.sim.channels import WATERMARK, Link
+from cutwater.sim.subtask_state import SubtaskState
+
+if TYPE_CHECKING:
+    from cutwater.sim.attempt import Attempt
+    from cutwater.sim.subtask import SimSubtask
+
+__all__ = ["ReplayingSubtask"]
+
+
+class ReplayingSubtask(SubtaskState):
+    """Logs its choices; follows them where others know of them; stays where it is while others go back."""
+
+    def survive(self, attempt: Attempt) -> None:
+        """Others go back (R4): turn to the channels that they will use."""
+        for place, link in enumerate(self.inputs):
+            now = attempt.links[link.index]
+            if now is not link:
+                now.take_over_receiver(cast("SimSubtask", self))
+                self.inputs[place] = now
+        for place, link in enumerate(self.outputs):
+            now = attempt.links[link.index]
+            if now is not link:
+                now.take_over_sender(cast("SimSubtask", self))
+                self.outputs[place] = now
+        self._links = attempt.links
+
+    def follow(self) -> None:
+        """Take inputs in the order that survivors know of, from the checkpoint on."""
+        order = self.order
+        if order is None:
+            return
+        others = (w for w in self.worker.driver.workers.values() if not w.dead and w is not self.worker)
+        known = max((w.known.get(self.task, 0) for w in others), default=0)
+        order.go_back(self._choice, known)
+        self.worker.known[self.task] = order.length
+        if order.next_run() is not None:
+            self.world.seen["followed an order"] += 1
+            self.loop.follow(order)
+
+    def chose(self, link: Link, rows: int) -> None:
+        if self.order is not None:
+            self.order.took(link.index, rows)
+            self.worker.known[self.task] = self.order.length
+
+    def tell_if_caught_up(self) -> None:
+        """No barrier may leave before the receivers have nothing that is still to be sent."""
+        if not self.behind or any(link.behind for link in self.outputs):
+            return
+        if self.order is None or self.order.next_run() is None:
+            self.behind = False
+            self.worker.tell("caught_up", self.attempt.number, self.task)
+
+    def _advance(self, risen: int | None) -> None:
+        if risen is not None and risen > self.watermark:
+            self.watermark = risen
+            for out in self.outputs:
+                if not out.back:
+                    out.send_control((WATERMARK, risen))
+            if self.behind:
+                self.tell_if_caught_up()

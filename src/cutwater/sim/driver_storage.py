@@ -44,7 +44,8 @@ class DriverStorage:
             self._begins = attempt, regions
             return
         disk = self._world.disk
-        if disk.owner != attempt - 1 or (self._taken and disk.owner != self._taken):
+        finished = bool(disk.log) and type(disk.log[-1]) is Finished
+        if finished or disk.owner != attempt - 1 or (self._taken and disk.owner != self._taken):
             self._driver.fenced()
             return
         self._known = len(disk.log)

@@ -177,8 +177,8 @@ class JobLog:
         self._in_doubt = False
         self._attempt = 0
         for _ in range(_MAX_TRIES):
-            if after is not None and self.state.attempt != after:
-                raise self._fenced(after)
+            if after is not None and (self.state.attempt != after or self.state.finished):
+                raise self._fenced(after)  # finished: by a driver that this one was about to replace
             attempt = self.state.attempt + 1
             if self._try_append(AttemptBegan(attempt, driver, self._clock_ms(), rescaled)):
                 self._attempt = attempt

@@ -227,6 +227,11 @@ class JobLog:
     def _fenced(self, attempt: int) -> FencedError:
         state = self.state
         since = datetime.fromtimestamp(state.began_ms / 1000, UTC).isoformat(timespec="seconds")
+        if state.finished:
+            return FencedError(
+                f"job {self.job!r} finished, with attempt {state.attempt} of {state.driver or 'nobody'}",
+                hint="Nothing is left to do; stop this driver.",
+            )
         return FencedError(
             f"attempt {attempt} of job {self.job!r} was superseded by attempt {state.attempt} "
             f"of {state.driver or 'nobody'}, begun {since}",

@@ -113,6 +113,17 @@ def test_a_restarting_driver_does_not_take_the_job_back():
     assert open_log(store).read().attempt == 3
 
 
+def test_a_driver_that_was_about_to_replace_another_does_not_begin_a_finished_job():
+    store = MemoryStore()
+    mine, other = open_log(store), open_log(store)
+    other.begin_attempt("b")
+    mine.read()
+    other.append(JobFinished(1, 0, 5))
+    with pytest.raises(FencedError, match="finished, with attempt 1 of b"):
+        mine.begin_attempt("a", after=1)
+    assert open_log(store).read().finished
+
+
 def test_a_new_attempt_removes_what_dead_drivers_left_in_the_log(tmp_path):
     store = LocalStore.open(tmp_path)
     open_log(store).begin_attempt("a")

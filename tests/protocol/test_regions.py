@@ -145,3 +145,20 @@ def test_a_slot_that_stays_empty_ends_the_job() -> None:
     (effect,) = m.handle(j.Tick(due))
     assert isinstance(effect, j.ShutDown)
     assert "2 of 3 workers" in effect.reason
+
+
+def test_a_job_that_can_go_on_with_fewer_workers_does_not_wait_beside_an_empty_slot_for_ever() -> None:
+    m = job()
+    m.fewest = 2
+    m.handle(j.WorkerLost(2, 3, "killed", 1.0))
+    m.handle(j.Progress(3, 2, 2.0))
+    due = m.next_due_ms
+    assert due is not None
+    (effect,) = m.handle(j.Tick(due))
+    assert isinstance(effect, j.StopAttempt)
+    found: list[j.Effect] = []
+    while not found:
+        due = m.next_due_ms
+        assert due is not None
+        found = m.handle(j.Tick(due))
+    assert isinstance(found[0], j.GroupShort)

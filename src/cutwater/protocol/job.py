@@ -284,18 +284,17 @@ class JobMachine:
             self.phase = JobPhase.FORMING
             self._progress_ms = self.now_ms
             return self._maybe_begin()
-        waits = self.phase is JobPhase.FORMING
-        if self.phase is JobPhase.RUNNING and self.down and self.now_ms >= self._resume_ms:
-            effects = self._maybe_begin()
-            if effects:
-                return effects
-            waits = not self._deploying
-        if waits and self.now_ms >= self._deadline():
-            if self.phase is JobPhase.FORMING and self.fewest and len(self.workers) >= self.fewest:
-                self._progress_ms = self.now_ms
-                return [GroupShort(len(self.workers), self.shortage())]
+        if effects := self._maybe_begin():
+            return effects
+        waits = self.phase is JobPhase.FORMING or (self.down and not self._deploying and self.now_ms >= self._resume_ms)
+        if not waits or self.now_ms < self._deadline():
+            return []
+        if not self.fewest or len(self.workers) < self.fewest:
             return self._end(Outcome.FAILED, self.shortage())
-        return []
+        if self.down:  # fewer workers are another group, and that is for all
+            return self._restart(self.shortage(), self.now_ms)
+        self._progress_ms = self.now_ms
+        return [GroupShort(len(self.workers), self.shortage())]
 
     def _reshape(self, event: Reshape) -> list[Effect]:
         if self.phase not in _LIVE:

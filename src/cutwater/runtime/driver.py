@@ -165,7 +165,8 @@ class Driver(abc.ABC):
 
     def _on_time(self) -> None:
         now = now_ms()
-        if self._machine.phase is j.JobPhase.FORMING and now - self._polled_ms > _POLL_MS:
+        incomplete = self._machine.phase is j.JobPhase.FORMING or self._machine.down
+        if incomplete and now - self._polled_ms > _POLL_MS:
             self._polled_ms = now
             self._job(self._group.progress())
         self._job(j.Tick(now))

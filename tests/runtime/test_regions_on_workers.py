@@ -48,7 +48,11 @@ def two_pipelines(name: str, folder: Path) -> cw.Dataflow:
 
 def after_checkpoints(job: Job, more: int) -> None:
     known = job.status.checkpoints.completed
-    wait_until(lambda: job.status.checkpoints.completed >= known + more or not job.is_active, "checkpoints", job=job)
+
+    def there() -> bool:
+        return job.status.checkpoints.completed >= known + more or not job.is_active
+
+    wait_until(there, "checkpoints", 60.0, job=job)  # the first ones may wait for a compiler
 
 
 def end(job: Job, folder: Path) -> None:

@@ -164,8 +164,8 @@ def barriers_before_rows(args: Any) -> None:
     from cutwater.runtime.net_items import Barrier
     from cutwater.runtime.net_output import OutputChannel
 
-    def early(self: OutputChannel, id: int, final: bool = False, overtake: bool = False, probe: bool = False) -> Any:
-        self._enqueue(Barrier(id, final, overtake, probe=probe))
+    def early(self: OutputChannel, id: int, final: bool, overtake: bool, probe: bool, savepoint: bool) -> Any:
+        self._enqueue(Barrier(id, final, overtake, probe=probe, savepoint=savepoint))
         return []
 
     OutputChannel.offer_barrier = early

@@ -26,6 +26,7 @@ RARE = (
     "lists the output before the staging is empty",
     "takes back what a successor committed",
     "staged rows of older checkpoints are removed",
+    "hands a savepoint out before a checkpoint follows",
 )
 """Planted bugs that need some hundred seeds, because several faults have to meet."""
 

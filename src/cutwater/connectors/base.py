@@ -173,6 +173,10 @@ class SinkWriter(Protocol):
         """
         ...
 
+    def roll(self) -> None:
+        """A savepoint follows: the next ``pre_commit`` leaves no row in progress, all of them are in its handles."""
+        ...
+
     def close(self) -> None:
         """Stop without committing anything.  Called once, also after a failure."""
         ...

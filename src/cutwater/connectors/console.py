@@ -85,6 +85,9 @@ class _ConsoleWriter:
         self._rows += [row_contents(batch, index) for index in range(shown)]
         self._count += batch.num_rows
 
+    def roll(self) -> None:
+        """Nothing is in progress."""
+
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
         rows, count = self._rows, self._count
         self._rows, self._count = [], 0

@@ -139,6 +139,9 @@ class _DiscardWriter:
             if born_ns is not None:
                 self._latency.add(time.time_ns() - born_ns)
 
+    def roll(self) -> None:
+        """Nothing is in progress."""
+
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
         latency = self._latency
         stats: dict[str, float] = {}

@@ -166,7 +166,7 @@ class PartWriter:
         self._log.append(cast_batch(batch, self._schema))
 
     def roll(self) -> None:
-        """The next ``pre_commit`` puts every row into a part: for savepoints, which must not refer to open pieces."""
+        """See ``SinkWriter.roll``: the next ``pre_commit`` puts every row into a part."""
         self._roll_asked = True
 
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:

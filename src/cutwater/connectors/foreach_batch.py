@@ -123,6 +123,9 @@ class EpochWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         self._log.append(cast_batch(batch, self._schema))
 
+    def roll(self) -> None:
+        """Every ``pre_commit`` seals what was written."""
+
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
         self._log.seal()
         uid, subtask = self._ctx.job_uid, self._ctx.subtask

@@ -65,6 +65,8 @@ class CheckpointCoordinator(CoordinatorState):
                 self._on_request(event)
             case m.RequestFinal():
                 self._final_wanted = self._running
+            case m.RequestDrain():
+                self._on_drain(event)
             case m.AckReceived():
                 self._on_ack(event)
             case m.DeclineReceived():
@@ -95,6 +97,16 @@ class CheckpointCoordinator(CoordinatorState):
             self._waiting.append(event.request_id)
         else:
             self._trigger(event.kind, event.request_id)
+
+    def _on_drain(self, event: m.RequestDrain) -> None:
+        """From here on only the final checkpoint may be triggered: no other may say that a source is exhausted."""
+        refused = self._refusal(CheckpointKind.STOP_WITH_SAVEPOINT)
+        if refused is not None:
+            self._effects.append(m.RequestAnswered(event.request_id, None, refused))
+            return
+        self._refuse_waiting(FailureReason.JOB_ENDING, "")
+        self._drain = event.request_id
+        self._effects.append(m.SendDrain())
 
     def _refusal(self, kind: CheckpointKind) -> FailureReason | None:
         if not self._running:
@@ -186,6 +198,9 @@ class CheckpointCoordinator(CoordinatorState):
             self._give_up(pending, FailureReason.JOB_STOPPED, event.reason)
             self._failed_count += pending.kind.stored
         self._refuse_waiting(FailureReason.JOB_STOPPED, event.reason)
+        if self._drain is not None:
+            self._effects.append(m.RequestAnswered(self._drain, None, FailureReason.JOB_STOPPED, event.reason))
+            self._drain = None
 
     # --------------------------------------------------------------------------------------------------- triggers
 
@@ -196,16 +211,15 @@ class CheckpointCoordinator(CoordinatorState):
         if self._final_wanted:
             self._refuse_waiting(FailureReason.JOB_ENDING, "")
             if not any(p.kind.final for p in self._pending.values()):
-                self._trigger(CheckpointKind.FINAL, None)
-        if not self._may_trigger:
-            return
-        while self._waiting and self._place_free:
+                drain, self._drain = self._drain, None
+                self._trigger(CheckpointKind.FINAL, drain)
+        while self._waiting and self._may_trigger and self._place_free:
             self._trigger(CheckpointKind.ON_DEMAND, self._waiting.popleft())
-        if self._place_free and self._periodic_due_ms <= self._now_ms:
+        if self._may_trigger and self._place_free and self._periodic_due_ms <= self._now_ms:
             missed = math.floor((self._now_ms - self._periodic_ms) / self._settings.interval_ms)
             self._periodic_ms += (missed + 1) * self._settings.interval_ms
             self._trigger(CheckpointKind.PERIODIC, None)
-        if self._probe_wanted and not self._pending:
+        if self._probe_wanted and self._may_probe and not self._pending:
             self._trigger(CheckpointKind.PROBE, None)
 
     def _trigger(self, kind: CheckpointKind, request_id: Hashable | None) -> None:
@@ -219,7 +233,8 @@ class CheckpointCoordinator(CoordinatorState):
         self._pending[self._last_id] = PendingCheckpoint(
             self._last_id, kind, self._attempt, now, now + timeout, request_id
         )
-        self._effects.append(m.SendTrigger(self._last_id, kind, kind.final))
+        savepoint = kind.user_owned or (kind is CheckpointKind.FINAL and request_id is not None)
+        self._effects.append(m.SendTrigger(self._last_id, kind, kind.final, savepoint))
 
     def _expire(self) -> None:
         for pending in list(self._pending.values()):
@@ -277,7 +292,8 @@ class CheckpointCoordinator(CoordinatorState):
             return
         if reason.counts and not kind.user_owned:
             self._consecutive_failed += 1
-        if kind is CheckpointKind.STOP_WITH_SAVEPOINT or self._consecutive_failed > self._settings.tolerable_failed:
+        awaited = kind.final and pending.request_id is not None  # a user's stop: it must not end without the savepoint
+        if awaited or self._consecutive_failed > self._settings.tolerable_failed:
             self._running = False
             what = f"{kind.value} checkpoint {pending.checkpoint_id}, {self._consecutive_failed} failed in a row"
             self._effects.append(m.FailJob(reason, f"{what}: {detail}".removesuffix(": ")))

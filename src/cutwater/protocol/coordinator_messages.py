@@ -25,8 +25,10 @@ __all__ = [
     "Published",
     "RequestAnswered",
     "RequestCheckpoint",
+    "RequestDrain",
     "RequestFinal",
     "RequestProbe",
+    "SendDrain",
     "SendTrigger",
     "SubtaskId",
     "Tick",
@@ -58,6 +60,18 @@ class RequestFinal:
     """Every subtask has handled its end of data (A7)."""
 
     now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDrain:
+    """A user wants the job to end as if its sources were exhausted, with a savepoint of that end.
+
+    The request is answered when the final checkpoint has completed; the attempt's end, or the final checkpoint's
+    failure, is the end of the request, too.
+    """
+
+    now_ms: float
+    request_id: Hashable
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +142,8 @@ class JobStopped:
 
 
 CoordinatorEvent: TypeAlias = (
-    Tick | RequestCheckpoint | RequestFinal | RequestProbe | AckReceived | DeclineReceived | Published | PublishFailed
-    | JobRunning | JobStopped
+    Tick | RequestCheckpoint | RequestFinal | RequestDrain | RequestProbe | AckReceived | DeclineReceived | Published
+    | PublishFailed | JobRunning | JobStopped
 )  # fmt: skip
 
 # ----------------------------------------------------------------------------------------------------------- effects
@@ -142,6 +156,13 @@ class SendTrigger:
     checkpoint_id: int
     kind: CheckpointKind
     final: bool
+    savepoint: bool = False
+    """A savepoint is wanted of it: the wave is aligned, whatever the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendDrain:
+    """Tell every source that it has read its last row; from here on only the final checkpoint is triggered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,5 +233,6 @@ class RequestAnswered:
 
 
 CoordinatorEffect: TypeAlias = (
-    SendTrigger | Publish | NotifyComplete | NotifyAborted | Discard | AckAnswered | FailJob | RequestAnswered
-)
+    SendTrigger | SendDrain | Publish | NotifyComplete | NotifyAborted | Discard | AckAnswered | FailJob
+    | RequestAnswered
+)  # fmt: skip

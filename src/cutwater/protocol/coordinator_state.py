@@ -18,6 +18,7 @@ from cutwater.protocol.pending import (
     PendingStep,
 )
 from cutwater.protocol.reasons import CheckpointKind
+from cutwater.protocol.rows import PROTOCOLS
 
 __all__ = ["CoordinatorState"]
 
@@ -47,6 +48,7 @@ class CoordinatorState:
         self._survivors = False
         self._final_wanted = False
         self._probe_wanted = False
+        self._drain: Hashable | None = None
         self._ending = False
         self._periodic_ms = math.inf
         self._last_end_ms = -math.inf
@@ -93,7 +95,7 @@ class CoordinatorState:
     @property
     def final_under_way(self) -> bool:
         """A wave after which nothing is read has begun or completed: subtasks that have passed it never go on alone."""
-        return self._ending or any(p.kind.final for p in self._pending.values())
+        return self._ending or self._drain is not None or any(p.kind.final for p in self._pending.values())
 
     def attempt_of(self, checkpoint_id: int) -> int:
         """The attempt that a checkpoint belongs to: the present one, unless it was begun under an older one."""
@@ -123,11 +125,18 @@ class CoordinatorState:
 
     @property
     def _may_trigger(self) -> bool:
+        return self._may_probe and self._drain is None
+
+    @property
+    def _may_probe(self) -> bool:
         final_pending = any(p.kind.final for p in self._pending.values())
         return self._running and not (self._final_wanted or self._ending or final_pending)
 
     @property
     def _place_free(self) -> bool:
+        row = PROTOCOLS[self._settings.protocol]
+        if (row.switches or row.halts) and any(p.kind.user_owned for p in self._pending.values()):
+            return False  # its barriers would overtake those of the savepoint, and end it
         taken = sum(p.kind.stored and not p.kind.user_owned for p in self._pending.values())
         return taken < self._settings.max_concurrent
 

@@ -31,8 +31,10 @@ from cutwater.protocol.coordinator_messages import (
     PublishFailed,
     RequestAnswered,
     RequestCheckpoint,
+    RequestDrain,
     RequestFinal,
     RequestProbe,
+    SendDrain,
     SendTrigger,
     SubtaskId,
     Tick,
@@ -45,8 +47,9 @@ __all__ = [
     "Decline", "DeclineReceived", "Discard", "Durable", "Effect", "EndOfInput", "EndTaken", "Event", "Expedite",
     "FailJob", "Forget", "Freeze", "InputId", "JobRunning", "JobStopped", "LogsDurable", "LoopVerdict",
     "NotifyAborted", "NotifyComplete", "Overtake", "Publish", "PublishFailed", "Published", "Record",
-    "ReleaseWatermark", "RequestAnswered", "RequestCheckpoint", "RequestFinal", "RequestProbe", "RowsOvertaken",
-    "RowsTaken", "SendTrigger", "SourceExhausted", "StartRecording", "StopRecording", "SubtaskId", "Tick", "Trigger",
+    "ReleaseWatermark", "RequestAnswered", "RequestCheckpoint", "RequestDrain", "RequestFinal", "RequestProbe",
+    "RowsOvertaken", "RowsTaken", "SendDrain", "SendTrigger", "SourceExhausted", "StartRecording", "StopRecording",
+    "SubtaskId", "Tick", "Trigger",
     "Unblock", "WatchAlignment", "WatermarkTaken", "WriteFailed", "WriteLogs",
 ]  # fmt: skip
 
@@ -67,6 +70,8 @@ class Trigger:
     final: bool = False
     probe: bool = False
     """Nothing is stored: the wave only asks whether the loops are quiet (C6)."""
+    savepoint: bool = False
+    """The wave is aligned, whatever the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ class BarrierTaken:
     """Rows that still wait at the receiver ahead of the barrier; ``None``: the barrier came in its turn."""
     overtook_time: bool = False
     """A watermark or an idleness was among what it overtook (a header of rows does not count: rows do)."""
+    savepoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +104,7 @@ class BarrierWaits:
     checkpoint_id: int
     final: bool = False
     probe: bool = False
+    savepoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +250,8 @@ class Freeze:
     checkpoint_id: int
     final: bool
     probe: bool = False
+    savepoint: bool = False
+    """Of a savepoint: the whole state is wanted, in its canonical form; sinks leave nothing open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +266,7 @@ class BroadcastBarrier:
     final: bool
     probe: bool = False
     overtake: bool = False
+    savepoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)

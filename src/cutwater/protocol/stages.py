@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from cutwater.protocol.messages import InputId
+from cutwater.protocol.rows import ProtocolRow
 
 __all__ = ["PHASES", "STAGES", "Part", "Phase", "PhaseStep", "Snapshot", "Stage", "StageStep"]
 
@@ -107,7 +108,10 @@ class Snapshot:
 
     checkpoint_id: int
     final: bool
+    row: ProtocolRow = field(repr=False)
+    """The job's, or that of a savepoint: aligned."""
     probe: bool = False
+    savepoint: bool = False
     may_switch: bool = False
     """It may go over to freezing at once (row ``unaligned``)."""
     switched: bool = False

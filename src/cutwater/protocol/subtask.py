@@ -9,7 +9,7 @@ writing while a newer one aligns.  An acknowledgement leaves only when everythin
 Row ``unaligned`` begins like ``aligned``.  When that takes too long (``AlignmentTimeout``), or when a barrier comes
 that has overtaken rows elsewhere, the checkpoint *switches* here: the subtask freezes at once, its own barriers go
 first, and what they pass becomes part of the snapshot.  Row ``synchronous`` stands still from its freeze to the
-outcome.
+outcome.  A savepoint is aligned under every row: nothing overtakes it, and only back-edges are in it.
 
 Events are taken here, what they have in common is in ``subtask_steps``, the state with its invariants in
 ``subtask_state``.
@@ -46,8 +46,8 @@ class SubtaskMachine(SubtaskSteps):
     >>> machine.handle(m.BarrierTaken("a", 1))
     [Block(input='a')]
     >>> for effect in machine.handle(m.BarrierTaken("b", 1)): print(effect)
-    Freeze(checkpoint_id=1, final=False, probe=False)
-    BroadcastBarrier(checkpoint_id=1, final=False, probe=False, overtake=False)
+    Freeze(checkpoint_id=1, final=False, probe=False, savepoint=False)
+    BroadcastBarrier(checkpoint_id=1, final=False, probe=False, overtake=False, savepoint=False)
     Unblock(input='a')
     >>> machine.handle(m.Durable(1))
     [Acknowledge(checkpoint_id=1, quiet=True, outside_ended=False)]
@@ -104,7 +104,7 @@ class SubtaskMachine(SubtaskSteps):
         id = event.checkpoint_id
         if self._is_over(id) or id in self._snapshots or (id <= self._newest_id and not self.protocol.any_order):
             return []
-        snapshot = self._begin(id, event.final, event.probe)
+        snapshot = self._begin(id, event.final, event.probe, event.savepoint)
         return self._watch(snapshot) + self._freeze(snapshot)
 
     def _on_barrier(self, event: m.BarrierTaken) -> list[Effect]:
@@ -128,19 +128,19 @@ class SubtaskMachine(SubtaskSteps):
                 self._remember_aborted(id)
                 reason = f"input {input!r} brought barrier {id} after another input had skipped it"
                 return [*effects, m.Decline(id, FailureReason.BARRIER_SKIPPED, reason)]
-            snapshot = self._begin(id, event.final, event.probe)
+            snapshot = self._begin(id, event.final, event.probe, event.savepoint)
             if not overtook:
                 effects += self._watch(snapshot)
         return effects + self._arrive(snapshot, event)
 
     def _arrive(self, snapshot: Snapshot, event: m.BarrierTaken) -> list[Effect]:
         input, id, overtook = event.input, event.checkpoint_id, event.overtook is not None
-        if (snapshot.final, snapshot.probe) != (event.final, event.probe):
+        if (snapshot.final, snapshot.probe, snapshot.savepoint) != (event.final, event.probe, event.savepoint):
             raise self._broken(f"barrier {id} is another kind of barrier on input {input!r} than before")
         if input in snapshot.arrived:
             raise self._broken(f"input {input!r} brought barrier {id} twice")
-        if overtook and not (snapshot.may_switch or self.protocol.halts):
-            raise self._broken(f"barrier {id} overtook rows, but is final or a probe")
+        if overtook and not (snapshot.may_switch or snapshot.row.halts):
+            raise self._broken(f"barrier {id} overtook rows, but is final, a probe or a savepoint's")
         snapshot.arrived.add(input)
         snapshot.waiting.discard(input)
         if snapshot.frozen:
@@ -151,7 +151,7 @@ class SubtaskMachine(SubtaskSteps):
             return self._switch(snapshot, event)
         if self._freeze_is_due(snapshot):
             return self._freeze(snapshot, event)
-        if self.protocol.before_freeze is BeforeFreeze.BLOCK:  # A3, and C2 for a back-edge
+        if snapshot.row.before_freeze is BeforeFreeze.BLOCK:  # A3, and C2 for a back-edge
             self._blocked[input] = id
             self.block_version += 1
             return [m.Block(input)]
@@ -171,14 +171,15 @@ class SubtaskMachine(SubtaskSteps):
         input, id = event.input, event.checkpoint_id
         if input not in self._last_barrier:
             raise self._broken(f"{input!r} is not an input")
-        if not self.protocol.switches or event.final or event.probe or id <= self._last_barrier[input]:
+        aligned = event.final or event.probe or event.savepoint
+        if not self.protocol.switches or aligned or id <= self._last_barrier[input]:
             return []
         snapshot = self._snapshots.get(id)
         effects: list[Effect] = []
         if snapshot is None:
             if self._is_over(id) or id <= self._newest_id:
                 return []
-            snapshot = self._begin(id, False, False)
+            snapshot = self._begin(id, False, False, False)
             effects = self._watch(snapshot)
         snapshot.waiting.add(input)
         return [m.Expedite(input, id)] if snapshot.switched and input in snapshot.logs else effects

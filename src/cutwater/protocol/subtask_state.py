@@ -140,15 +140,15 @@ class SubtaskState:
 
     def _overtakes(self, snapshot: Snapshot) -> bool:
         """Its barriers go before what waits in the output queues."""
-        return snapshot.switched or self.protocol.halts
+        return snapshot.switched or snapshot.row.halts
 
     def _freeze_is_due(self, snapshot: Snapshot) -> bool:
-        at_once = self.protocol.freeze_on in (FreezeOn.FIRST, FreezeOn.TRIGGER) or snapshot.switched
+        at_once = snapshot.row.freeze_on in (FreezeOn.FIRST, FreezeOn.TRIGGER) or snapshot.switched
         return at_once or self._regular <= snapshot.arrived
 
     def _to_record(self, snapshot: Snapshot) -> list[InputId]:
         """The inputs to record from the freeze on (C3, CL2)."""
-        everything = self.protocol.after_freeze is AfterFreeze.RECORD_ALL or snapshot.switched
+        everything = snapshot.row.after_freeze is AfterFreeze.RECORD_ALL or snapshot.switched
         inputs = self._inputs if everything else [i for i in self._inputs if i in self._back_edges]
         return [i for i in inputs if i not in snapshot.arrived]
 
@@ -199,27 +199,25 @@ class SubtaskState:
         aligning = [s for s in found if s.stage is Stage.ALIGNING]
         recorders = {(i, s.checkpoint_id) for i, recording in self._recorders.items() for s in recording}
         done = len(self._ended) == len(self._inputs) if self._inputs else None
-        open_protocol = self.protocol.before_freeze is BeforeFreeze.OPEN
+        blocking = [s for s in aligning if s.row.before_freeze is BeforeFreeze.BLOCK]
         return [
             ("ids are newer than the restored one and not above the newest",
              all(self._restored_id < id <= self._newest_id for id in snapshots)),
             ("no pending checkpoint is remembered as over",
              not snapshots.keys() & (self._aborted.keys() | self._done.keys())),
             ("the memory of ids is bounded", max(len(self._aborted), len(self._done)) <= IDS_REMEMBERED),
-            ("an open protocol blocks nothing", not (open_protocol and self._blocked)),
-            ("a blocking protocol aligns one checkpoint at a time",
-             open_protocol or sum(bool(s.arrived) for s in aligning) <= 1),
-            ("exactly the inputs that are ahead are blocked", open_protocol
-             or set(self._blocked.items()) == {(i, s.checkpoint_id) for s in aligning for i in s.arrived}),
+            ("one checkpoint at a time aligns and blocks", sum(bool(s.arrived) for s in blocking) <= 1),
+            ("exactly the inputs that are ahead, where rows block, are blocked",
+             set(self._blocked.items()) == {(i, s.checkpoint_id) for s in blocking for i in s.arrived}),
             ("who is due to freeze has frozen", not any(self._freeze_is_due(s) for s in aligning)),
             ("an alignment has begun with a barrier", all(s.arrived or s.waiting for s in aligning)),
             ("no barrier waits where it has come", not any(s.waiting & s.arrived for s in found)),
             ("a switch is at once a freeze, of a checkpoint that may switch",
              all(s.frozen and s.may_switch for s in found if s.switched)),
             ("only an unaligned checkpoint that is neither final nor a probe may switch",
-             not any(s.may_switch and (s.final or s.probe or not self.protocol.switches) for s in found)),
-            ("what is frozen in a halting row halts", not self.protocol.halts or self._halted >= {
-                s.checkpoint_id for s in found if s.frozen}),
+             not any(s.may_switch and (s.final or s.probe or not s.row.switches) for s in found)),
+            ("what is frozen in a halting row halts",
+             self._halted >= {s.checkpoint_id for s in found if s.frozen and s.row.halts}),
             ("it halts only for what is undecided, or for ever", not self._halted or (self.protocol.halts and all(
                 id in snapshots or self.phase in (Phase.STOPPED, Phase.FINISHED) for id in self._halted))),
             ("recorded inputs have not brought the barrier", not any(s.logs.keys() & s.arrived for s in found)),

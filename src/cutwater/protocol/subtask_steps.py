@@ -8,7 +8,7 @@ from __future__ import annotations
 from cutwater.protocol import messages as m
 from cutwater.protocol.messages import Effect, InputId
 from cutwater.protocol.reasons import FailureReason
-from cutwater.protocol.rows import FreezeOn
+from cutwater.protocol.rows import PROTOCOLS, FreezeOn
 from cutwater.protocol.stages import Part, PhaseStep, Snapshot, Stage, StageStep
 from cutwater.protocol.subtask_state import IDS_REMEMBERED, SubtaskState
 
@@ -18,10 +18,11 @@ __all__ = ["SubtaskSteps"]
 class SubtaskSteps(SubtaskState):
     """What events have in common; ``SubtaskMachine`` takes the events."""
 
-    def _begin(self, id: int, final: bool, probe: bool) -> Snapshot:
+    def _begin(self, id: int, final: bool, probe: bool, savepoint: bool) -> Snapshot:
         if self.protocol.freeze_on is FreezeOn.NEVER and not (final or probe):
             raise self._broken("protocol 'none' takes no checkpoint but the final one")
-        snapshot = Snapshot(id, final, probe, may_switch=self.protocol.switches and not (final or probe))
+        row = PROTOCOLS["aligned"] if savepoint else self.protocol
+        snapshot = Snapshot(id, final, row, probe, savepoint, may_switch=row.switches and not (final or probe))
         self._step(snapshot, StageStep.BEGIN)
         self._snapshots[id] = snapshot
         self._newest_id = max(self._newest_id, id)
@@ -45,11 +46,11 @@ class SubtaskSteps(SubtaskState):
         if snapshot.final:
             self._final_id = id
             self._turn(PhaseStep.FINAL_FREEZE)
-        if self.protocol.halts:
+        if snapshot.row.halts:
             self._halted.add(id)
             self.block_version += 1
-        effects.append(m.Freeze(id, snapshot.final, snapshot.probe))
-        effects.append(m.BroadcastBarrier(id, snapshot.final, snapshot.probe, overtakes))
+        effects.append(m.Freeze(id, snapshot.final, snapshot.probe, snapshot.savepoint))
+        effects.append(m.BroadcastBarrier(id, snapshot.final, snapshot.probe, overtakes, snapshot.savepoint))
         if not snapshot.probe:
             effects += [m.StartRecording(id, input) for input in snapshot.logs]
         if first is not None and first.overtook is not None:

@@ -26,6 +26,7 @@ __all__ = [
     "IDLE",
     "PROBE",
     "PROTOCOL_VERSION",
+    "SAVEPOINT",
     "SHARP",
     "ControlDecoder",
     "Frame",
@@ -63,6 +64,8 @@ SHARP: Final = 8
 """Flag of rows: their watermark stands before the next rows on every further channel too (rule W1)."""
 PROBE: Final = 16
 """Flag of a barrier: its wave stores nothing (rule C6)."""
+SAVEPOINT: Final = 32
+"""Flag of a barrier: its wave is aligned, whatever the protocol."""
 
 _HEADER: Final = struct.Struct("<BBHHHQIqIQ")
 HEADER_BYTES: Final = _HEADER.size
@@ -73,7 +76,7 @@ _MAX_CREDIT: Final = 2**20
 _FLAGS: Final[dict[int, int]] = {
     Kind.ROWS: SHARP,
     Kind.WATERMARK: IDLE,
-    Kind.BARRIER: FINAL | CUT | PROBE,
+    Kind.BARRIER: FINAL | CUT | PROBE | SAVEPOINT,
     Kind.END: 0,
     Kind.CREDIT: 0,
     Kind.GOODBYE: 0,

@@ -59,14 +59,15 @@ class Attempt(ConnectedAttempt):
         """
         self._connect()
         deploy, config = self._deploy, self._config
-        restore = Restore.load(self._store, self._worker.args.job, deploy, self._plan)
+        args = self._worker.args
+        restore = Restore.load(self._store, args.job, args.uid, deploy, self._plan)
         wiring = Wiring(
             self._plan,
             config,
             slot=self._slot,
             members=self._members,
             attempt=self.number,
-            job_uid=self._worker.args.uid,
+            job_uid=args.uid,
             connections=self._connections,
             restore=restore,
             deploy=deploy,
@@ -78,7 +79,7 @@ class Attempt(ConnectedAttempt):
         self._by_key = {s.key: s for s in self._subtasks}
         self._snapshots = SnapshotService(
             self._store,
-            self._worker.args.job,
+            args.job,
             attempt=self.number,
             writer=self._slot + self.region * self._plan.parallelism,
             writers=self._plan.parallelism * len(self._regions),
@@ -137,10 +138,12 @@ class Attempt(ConnectedAttempt):
         match message:
             case c.Start(attempt=attempt):
                 self.running = self.running or attempt == self.number
-            case c.Trigger(checkpoint_id=checkpoint_id, final=final, probe=probe):
+            case c.Trigger():
+                self._trigger(message)
+            case c.Drain():
                 for subtask in self._subtasks:
-                    if subtask.source is not None or self._config.protocol == "synchronous":
-                        subtask.when_idle(m.Trigger(checkpoint_id, final, probe))
+                    if subtask.source is not None:
+                        subtask.source.drain()
             case c.AssignSplits(step=step, splits=splits, no_more=no_more):
                 for subtask in self._subtasks:
                     if subtask.source is not None and subtask.source.step == step:
@@ -167,6 +170,17 @@ class Attempt(ConnectedAttempt):
                 raise error
             case _:
                 pass
+
+    def _trigger(self, trigger: c.Trigger) -> None:
+        """To the sources; to every subtask where all freeze at once (``synchronous``), which a savepoint does not."""
+        if trigger.savepoint:
+            assert self._snapshots is not None
+            self._snapshots.savepoint(trigger.checkpoint_id, trigger.savepoint)
+        event = m.Trigger(trigger.checkpoint_id, trigger.final, trigger.probe, bool(trigger.savepoint))
+        everyone = self._config.protocol == "synchronous" and not event.savepoint
+        for subtask in self._subtasks:
+            if everyone or subtask.source is not None:
+                subtask.when_idle(event)
 
     def _on_written(self, written: Written) -> None:
         if written.fatal:
@@ -217,6 +231,7 @@ class Attempt(ConnectedAttempt):
                 reports,
                 probe=not parts,
                 region=self.region,
+                files=[file for part in parts for file in part.files],
             )
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cutwater.config import JobConfig
 from cutwater.dataflow.graph import PhysicalPlan
@@ -27,8 +27,10 @@ from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
 from cutwater.protocol.watermarks import InputTime
 from cutwater.runtime import control as c
 from cutwater.runtime.publisher import Publisher
+from cutwater.runtime.savepoints import Follow, SavepointRequest, Savepoints
 from cutwater.runtime.status_board import StatusBoard
-from cutwater.storage.manifest import SubtaskRecord
+from cutwater.storage.manifest import Entry, SubtaskRecord
+from cutwater.storage.savepoint_files import SavepointFile
 
 if TYPE_CHECKING:
     from cutwater.runtime.tracing import DriverTrace
@@ -76,6 +78,7 @@ class Checkpointing:
         self._attempt = 0
         self._triggered: dict[int, int] = {}
         self._trace = trace
+        self._savepoints = Savepoints(failed)
 
     @property
     def next_due_ms(self) -> float | None:
@@ -95,6 +98,7 @@ class Checkpointing:
 
     def stopped(self, reason: str) -> None:
         self.handle(m.JobStopped(reason, now_ms()))
+        self._savepoints.stopped(reason)
 
     @property
     def final_under_way(self) -> bool:
@@ -104,6 +108,7 @@ class Checkpointing:
     def suspended(self, reason: str) -> None:
         """A part of the job goes back, the rest runs on: what is pending is given up, and nothing new begins."""
         self.handle(m.JobStopped(reason, now_ms(), survivors=True))
+        self._savepoints.stopped(reason)
 
     def resumed(self, attempt: int) -> None:
         """All subtasks run again."""
@@ -120,6 +125,14 @@ class Checkpointing:
         """Somebody wants a checkpoint now; ``done`` gets the answer."""
         self.handle(m.RequestCheckpoint(now_ms(), CheckpointKind.ON_DEMAND, done))
 
+    def request_savepoint(self, request: SavepointRequest) -> None:
+        """A user wants a savepoint, perhaps the end of the job with it; the request gets its answer."""
+        if request.kind == "drain":
+            self.handle(m.RequestDrain(now_ms(), request))
+        else:
+            kind = CheckpointKind.SAVEPOINT if request.kind == "savepoint" else CheckpointKind.STOP_WITH_SAVEPOINT
+            self.handle(m.RequestCheckpoint(now_ms(), kind, request))
+
     def acknowledged(self, subtasks: Iterable[Key], ack: c.Ack) -> None:
         """These subtasks, all that a worker holds of a region, did their part."""
         for r in ack.loops:
@@ -133,7 +146,8 @@ class Checkpointing:
         for record in ack.subtasks:
             steps = self._plan.vertices[record.vertex].steps
             entries = [e for e in ack.entries if e.subtask == record.subtask and e.step in steps]
-            self._acknowledged(ack, (record.vertex, record.subtask), (record, entries))
+            files = [f for f in ack.files if f.subtask == record.subtask and f.step in steps]
+            self._acknowledged(ack, (record.vertex, record.subtask), (record, entries, files))
 
     def _acknowledged(self, ack: c.Ack, subtask: Key, payload: object) -> None:
         attempt = self._core.attempt_of(ack.checkpoint_id)
@@ -180,7 +194,11 @@ class Checkpointing:
             case m.SendTrigger(checkpoint_id=checkpoint_id, kind=kind, final=final):
                 if kind.stored:
                     self._triggered[checkpoint_id] = int(time.time() * 1000)
-                self._broadcast(c.Trigger(self._attempt, checkpoint_id, final, not kind.stored))
+                request = self._request(checkpoint_id)
+                folder = request.path if request is not None else ""
+                self._broadcast(c.Trigger(self._attempt, checkpoint_id, final, not kind.stored, folder))
+            case m.SendDrain():
+                self._broadcast(c.Drain(self._attempt))
             case m.Publish():
                 effects = self._core.handle(self._publish(effect))
                 if self._publisher.in_doubt:  # it may count for the next attempt, which looks
@@ -198,6 +216,10 @@ class Checkpointing:
                 self._loop(WaveFailed(checkpoint_id, now_ms()))
             case m.FailJob(reason=reason, detail=detail):
                 self._failed(f"checkpoint failed: {reason.message} {detail}".rstrip())
+            case m.RequestAnswered(request_id=SavepointRequest() | Follow()):
+                follow = self._savepoints.answered(effect)
+                if follow is not None:
+                    return self._core.handle(m.RequestCheckpoint(now_ms(), CheckpointKind.ON_DEMAND, follow))
             case m.RequestAnswered(request_id=request_id):
                 cast("Callable[[m.RequestAnswered], None]", request_id)(effect)
             case m.AckAnswered(answer=answer) if answer is AckAnswer.UNKNOWN:
@@ -206,32 +228,44 @@ class Checkpointing:
                 pass  # what an aborted checkpoint wrote lies in its folder, which retention removes
         return []
 
+    def _request(self, checkpoint_id: int) -> SavepointRequest | None:
+        """The savepoint that a pending checkpoint was asked for as."""
+        pending = next((p for p in self._core.pending if p.checkpoint_id == checkpoint_id), None)
+        request = pending.request_id if pending is not None else None
+        return request if isinstance(request, SavepointRequest) else None
+
     def _notify_complete(self, effect: m.NotifyComplete) -> None:
         checkpoint_id, kind = effect.checkpoint_id, effect.kind
         final = kind is CheckpointKind.FINAL
-        if kind.stored:
+        if kind.commits:
             self._completed(checkpoint_id, final)
         self._broadcast(c.CompleteNotice(self._attempt, checkpoint_id, final, effect.commit))
         self._loop(WaveCompleted(checkpoint_id, now_ms()))
-        if kind.stored:
+        if kind.commits:
+            self._savepoints.committed(checkpoint_id)
             for warning in self._publisher.collect():
                 self._board.warn(warning)
 
     def _publish(self, effect: m.Publish) -> m.Published | m.PublishFailed:
-        parts = [cast("tuple[SubtaskRecord, list[Any]]", payload) for _, payload in effect.payloads]
-        try:
-            completed, size, written = self._publisher.publish(
-                effect.checkpoint_id,
-                attempt=self._attempt,
-                final=effect.kind is CheckpointKind.FINAL,
-                triggered_ms=self._triggered.pop(effect.checkpoint_id, 0),
-                parts=parts,
-            )
-        except FencedError:
-            raise
-        except CutwaterError as e:
-            return m.PublishFailed(effect.checkpoint_id, str(e), now_ms())
-        self._board.completed(completed.checkpoint_id, size, written)
+        parts = [cast("tuple[SubtaskRecord, list[Entry], list[SavepointFile]]", p) for _, p in effect.payloads]
+        manifest = self._publisher.manifest(
+            effect.checkpoint_id,
+            attempt=self._attempt,
+            final=effect.kind is CheckpointKind.FINAL,
+            triggered_ms=self._triggered.pop(effect.checkpoint_id, 0),
+            parts=[(record, entries) for record, entries, _ in parts],
+        )
+        if effect.kind.commits:
+            try:
+                size, written = self._publisher.publish(manifest)
+            except FencedError:
+                raise
+            except CutwaterError as e:
+                return m.PublishFailed(effect.checkpoint_id, str(e), now_ms())
+            self._board.completed(effect.checkpoint_id, size, written)
+        request = self._request(effect.checkpoint_id)
+        if request is not None:
+            self._savepoints.durable(request, manifest, [file for _, _, files in parts for file in files])
         if self._trace is not None:
             self._trace.completed(effect.checkpoint_id, self._attempt)
         return m.Published(effect.checkpoint_id, now_ms())

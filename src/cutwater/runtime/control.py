@@ -14,6 +14,7 @@ from cutwater.errors import WireError
 from cutwater.runtime.network_messages import NetworkToWorker, SnapshotParts
 from cutwater.storage.log_entries import CheckpointCompleted
 from cutwater.storage.manifest import Entry, SubtaskRecord
+from cutwater.storage.savepoint_files import SavepointFile
 
 __all__ = [
     "CONSOLE",
@@ -24,6 +25,7 @@ __all__ = [
     "CompleteNotice",
     "Decline",
     "Deploy",
+    "Drain",
     "Failure",
     "Finished",
     "FromWorker",
@@ -72,8 +74,8 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """The log's entry of the checkpoint to restore; None: start empty."""
     parallelism: int
     """Of steps that name none: what to plan the program for."""
-    restore_foreign: tuple[str, str] | None
-    """Directory and job that the checkpoint belongs to, where it is not this job."""
+    restore_from: tuple[str, str] | None
+    """Directory and folder that it lies in, where that is not the job's: another job, or a savepoint."""
     upgrade: Upgrade
     """How the checkpoint is read, if another version of the program wrote it."""
     splits: dict[str, list[SplitAssignment]]
@@ -109,6 +111,14 @@ class Trigger(msgspec.Struct, frozen=True, tag="trigger"):
     final: bool
     probe: bool = False
     """The wave stores nothing (C6)."""
+    savepoint: str = ""
+    """The wave is aligned, whatever the protocol, and every worker writes its state into this folder."""
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Sources have read their last row."""
+
+    attempt: int
 
 
 class CompleteNotice(msgspec.Struct, frozen=True, tag="complete"):
@@ -155,6 +165,7 @@ ToWorker = (
     | Start
     | AssignSplits
     | Trigger
+    | Drain
     | CompleteNotice
     | AbortNotice
     | LoopVerdict
@@ -206,6 +217,8 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     probe: bool = False
     """Nothing was stored: every subtask of the worker has passed the wave on."""
     region: int = 0
+    files: list[SavepointFile] = []
+    """Of a savepoint."""
 
 
 class ProbeWanted(msgspec.Struct, frozen=True, tag="probe"):

@@ -24,6 +24,7 @@ from cutwater.runtime.driver import Driver, MakeHost
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.regions import recovery_regions, subtasks_of
 from cutwater.runtime.rescaling import Rescaling
+from cutwater.runtime.savepoints import SavepointKind, SavepointRequest
 from cutwater.runtime.splits import Splits
 from cutwater.runtime.status_board import StatusBoard
 from cutwater.runtime.worker import WorkerArgs
@@ -121,6 +122,28 @@ class Coordinator(Driver):
         self._later(lambda: self._rescaling.request(parallelism, done))
         if error := self._answer(done, "it was rescaled"):
             raise CutwaterError(f"not rescaled to {parallelism}: {error}")
+
+    def request_savepoint(self, kind: SavepointKind, directory: str) -> str:
+        """Take a savepoint and wait until it is whole; returns where it lies.
+
+        Raises:
+            CutwaterError: there is none, with the reason.
+        """
+        request = SavepointRequest.prepare(kind, directory, self.publisher.job)
+        self._later(lambda: self._request_savepoint(request))
+        try:
+            error = self._answer(request.done, "the savepoint was whole")
+        except CutwaterError as e:
+            error = request.give_up(e)
+        if error is not None:
+            raise error
+        return request.path
+
+    def _request_savepoint(self, request: SavepointRequest) -> None:
+        if self._checkpoints is None:
+            request.answer(CutwaterError(f"the savepoint failed: {FailureReason.JOB_NOT_RUNNING.message}"))
+        else:
+            self._checkpoints.request_savepoint(request)
 
     def _answer(self, done: queue.SimpleQueue[T], what: str) -> T:
         while True:
@@ -277,7 +300,7 @@ class Coordinator(Driver):
             if self._checkpoints is None:
                 self._checkpoints = self._make_checkpointing()
             self.board.restored(manifest)
-            if manifest is not None and manifest.final and self.publisher.foreign is None:  # nothing is left to do (A7)
+            if manifest is not None and manifest.final and not self.publisher.foreign:  # nothing is left to do (A7)
                 self._final_id = manifest.checkpoint_id
                 self._job(j.FinalCommitted(attempt))
             else:
@@ -290,7 +313,7 @@ class Coordinator(Driver):
             self._fail("StorageError", f"{type(e).__name__}: {e}")
 
     def _deploy_from(self, attempt: int, restorable: Restorable | None) -> None:
-        if self._trace is not None and restorable is not None and self.publisher.foreign is None:
+        if self._trace is not None and restorable is not None and not self.publisher.foreign:
             self._trace.restoring(restorable.completed.checkpoint_id, attempt)
         assigned = self._splits.assign(restorable.manifest if restorable else None)
         splits = {(step, slot): found for step, deal in assigned.items() for slot, found in enumerate(deal)}

@@ -39,7 +39,7 @@ def deploys(
                 peers=[cast(c.Hello, other.hello).data_address for other in links],
                 restore=restorable.completed if restorable else None,
                 parallelism=publisher.parallelism,
-                restore_foreign=publisher.foreign,
+                restore_from=publisher.location,
                 upgrade=publisher.upgrade,
                 splits={step: found for (step, subtask), found in assigned.items() if subtask == slot},
                 rates=splits.rates(slot),

@@ -129,14 +129,53 @@ class Job:
         """
         self._coordinator.request_rescale(parallelism)
 
-    def stop(self) -> None:
-        """Take a last checkpoint and stop; a later start resumes there.  Returns when all workers are gone."""
+    def savepoint(self, directory: str | os.PathLike[str]) -> str:
+        """Take a savepoint: a snapshot that is yours, whole and in a form of its own.  The job goes on.
+
+        Args:
+            directory: a folder that driver and workers see; the savepoint gets a new folder in it.
+
+        Returns:
+            The savepoint's folder: give it to ``restore=``, move it, copy it, delete it as you like.
+
+        Raises:
+            CutwaterError: there is none, with the reason; the job goes on.
+        """
+        return self._coordinator.request_savepoint("savepoint", _absolute(directory))
+
+    def stop(self, savepoint: str | os.PathLike[str] | None = None, *, drain: bool = False) -> str | None:
+        """Take a last checkpoint and stop; a later start resumes there.  Returns when all workers are gone.
+
+        Args:
+            savepoint: a folder for a savepoint of the very moment at which the job stops: no row is read behind it.
+            drain: with ``savepoint``: the job ends as if its sources were exhausted, so that the last windows fire. It
+                has finished then, and does not go on.
+
+        Returns:
+            The savepoint's folder, if one was wanted.
+
+        Raises:
+            ConfigError: ``drain`` without ``savepoint``.
+            CutwaterError: there is no savepoint, with the reason; the job goes on.
+        """
+        if savepoint is not None:
+            path = self._coordinator.request_savepoint("drain" if drain else "stop", _absolute(savepoint))
+            if drain:
+                self.await_termination()
+            else:
+                self._end(Outcome.STOPPED, f"stopped by the user, with savepoint {path}")
+            return path
+        if drain:
+            raise ConfigError(
+                "a job is drained with a savepoint", hint="Say where to: stop(savepoint=..., drain=True)."
+            )
         if self.is_active:
             try:
                 self.checkpoint()
             except CutwaterError as e:
                 self._coordinator.board.warn(f"stopped without a last checkpoint: {e}")
         self._end(Outcome.STOPPED, "stopped by the user")
+        return None
 
     def cancel(self) -> None:
         """Stop now, without a checkpoint; what was committed stays.  Returns when all workers are gone."""
@@ -164,14 +203,15 @@ class Job:
         return str(cast(Any, known.spec).directory)
 
     def watch_requests(self, store: Store) -> None:
-        """Let other processes cancel, stop or rescale the job through its folder (``cutwater cancel`` and so on)."""
+        """Let other processes use the handle through the job's folder (``cutwater stop`` and others)."""
         self._stop_watching = watch(
             store,
             self.name,
             attempt=lambda: self._coordinator.board.status.attempt,
-            on_cancel=self.cancel,
-            on_stop=self.stop,
-            on_rescale=self.rescale,
+            on_cancel=lambda _: self.cancel(),
+            on_stop=lambda r: self.stop(r.savepoint or None, drain=r.drain),
+            on_savepoint=lambda r: self.savepoint(r.savepoint),
+            on_rescale=lambda r: self.rescale(r.parallelism),
             ended=self._coordinator.ended,
         )
 

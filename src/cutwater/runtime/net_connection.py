@@ -19,7 +19,7 @@ from cutwater.dataflow.graph import Channel
 from cutwater.errors import CutwaterError, DataError, InvariantError, WireError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol.handshake import Peer
-from cutwater.protocol.wire import CUT, FINAL, IDLE, PROBE, SHARP, Header, Kind, encode_header
+from cutwater.protocol.wire import CUT, FINAL, IDLE, PROBE, SAVEPOINT, SHARP, Header, Kind, encode_header
 from cutwater.runtime.net_input import InputChannel
 from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark, nothing
 from cutwater.runtime.net_output import OutputChannel
@@ -230,10 +230,8 @@ class Connection:
             channel.put(Watermark(header.watermark, bool(header.flags & IDLE)))
         elif kind == Kind.BARRIER:
             flags = header.flags
-            barrier = Barrier(
-                header.first_row, bool(flags & FINAL), bool(flags & CUT), probe=bool(flags & PROBE), behind=header.rows
-            )
-            channel.put(barrier)
+            final, cut, probe, savepoint = (bool(flags & flag) for flag in (FINAL, CUT, PROBE, SAVEPOINT))
+            channel.put(Barrier(header.first_row, final, cut, probe=probe, behind=header.rows, savepoint=savepoint))
         else:
             if header.first_row > channel.next_arrival:
                 raise WireError(
@@ -275,7 +273,8 @@ def _control_header(key: Channel, item: Item, channel: OutputChannel) -> Header:
     if isinstance(item, Watermark):
         return Header(Kind.WATERMARK, IDLE if item.idle else 0, *key, watermark=item.watermark)
     if isinstance(item, Barrier):
-        flags = (FINAL if item.final else 0) | (CUT if item.overtake else 0) | (PROBE if item.probe else 0)
+        flags = (FINAL if item.final else 0) | (CUT if item.overtake else 0)
+        flags |= (PROBE if item.probe else 0) | (SAVEPOINT if item.savepoint else 0)
         return Header(Kind.BARRIER, flags, *key, first_row=item.checkpoint_id, rows=item.behind)
     return Header(Kind.END, 0, *key, first_row=channel.next_row)
 

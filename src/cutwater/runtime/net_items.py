@@ -45,6 +45,8 @@ class Barrier(NamedTuple):
     probe: bool = False
     behind: int = 0
     """So many rows it overtook at the sender: they are still to arrive."""
+    savepoint: bool = False
+    """Of a savepoint: it is aligned, whatever the protocol."""
 
 
 class End(NamedTuple):

@@ -117,7 +117,12 @@ class OutputChannel:
             self._sharp = False
 
     def offer_barrier(
-        self, checkpoint_id: int, final: bool = False, overtake: bool = False, probe: bool = False
+        self,
+        checkpoint_id: int,
+        final: bool = False,
+        overtake: bool = False,
+        probe: bool = False,
+        savepoint: bool = False,
     ) -> list[Timed]:
         """Send a barrier behind everything offered so far (``next_row`` is its place in the row order).
 
@@ -126,7 +131,7 @@ class OutputChannel:
         checkpoint that waits already is moved, and only what lies before it counts.
         """
         self.flush()
-        barrier = Barrier(checkpoint_id, final, overtake, probe=probe)
+        barrier = Barrier(checkpoint_id, final, overtake, probe=probe, savepoint=savepoint)
         if not overtake:
             self._enqueue(barrier)
             return []

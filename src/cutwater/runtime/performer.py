@@ -71,6 +71,8 @@ class SubtaskParts:
     """Inputs from the same loop, back-edges among them."""
     loop_outputs: frozenset[Channel]
     """Outputs to the same loop."""
+    key_groups: range
+    """Those that the subtask owns."""
     aligned_timeout_ms: float
     spill: bool
     """Blocked inputs do not hold their senders up."""
@@ -131,14 +133,14 @@ class Performer:
 
     def barrier(self, channel: InputChannel, barrier: Barrier) -> None:
         """A barrier was taken from an input."""
-        checkpoint_id, final, overtake, overtaken, probe, _ = barrier
+        checkpoint_id, final, overtake, overtaken, probe, _, savepoint = barrier
         overtook: int | None = None
         time_too = False
         if overtake:
             overtook = sum(i.batch.num_rows for i in overtaken if type(i) is Rows)
             time_too = any(type(i) is Watermark for i in overtaken)
             self._logs.overtaken(checkpoint_id, channel.key, overtaken)
-        self.handle(m.BarrierTaken(channel.key, checkpoint_id, final, probe, overtook, time_too))
+        self.handle(m.BarrierTaken(channel.key, checkpoint_id, final, probe, overtook, time_too, savepoint))
         if overtaken:
             self._logs.keep_only(self._machine.pending)
 
@@ -164,8 +166,8 @@ class Performer:
                 while channel.announced:
                     barrier = channel.announced.popleft()
                     if channel.waits(barrier.checkpoint_id):
-                        event = m.BarrierWaits(channel.key, barrier.checkpoint_id, barrier.final, barrier.probe)
-                        self.handle(event)
+                        id, final, probe = barrier.checkpoint_id, barrier.final, barrier.probe
+                        self.handle(m.BarrierWaits(channel.key, id, final, probe, barrier.savepoint))
         if self._parts.spill:
             for key in self._machine.blocked:
                 self._inputs[cast(Channel, key)].relieve()
@@ -249,19 +251,22 @@ class Performer:
             self._events.append(m.Durable(checkpoint_id))
             return
         started = time.perf_counter()
-        record = self._record()
+        record = self._record("aligned" if effect.savepoint else self._machine.protocol.name)
         states = self._parts.chain.freeze(checkpoint_id)
-        sinks = [(sink, sink.pre_commit(checkpoint_id, effect.final)) for sink in self._parts.sinks]
+        ends = effect.final and self.finished  # a job that was stopped in the middle goes on some day
+        sinks = [(sink, sink.pre_commit(checkpoint_id, ends, effect.savepoint)) for sink in self._parts.sinks]
         freeze_ms = (time.perf_counter() - started) * 1000
-        self._frozen.append(FrozenSubtask(checkpoint_id, record, states, sinks, freeze_ms))
+        frozen = FrozenSubtask(checkpoint_id, record, states, sinks, freeze_ms, self._parts.key_groups)
+        frozen.savepoint, frozen.checkpoint = effect.savepoint, effect.final or not effect.savepoint
+        self._frozen.append(frozen)
 
-    def _record(self) -> SubtaskRecord:
+    def _record(self, protocol: str) -> SubtaskRecord:
         parts, source = self._parts, self._parts.source
         return SubtaskRecord(
             vertex=parts.key[0],
             subtask=parts.key[1],
             incarnation=parts.incarnation,
-            protocol=self._machine.protocol.name,
+            protocol=protocol,
             inputs=[ChannelRecord(*c.key, c.next_row, c.watermark, c.idle, c.ended) for c in parts.inputs],
             output_rows=[ChannelRecord(*c.key, c.next_row, c.watermark, c.idle, c.ended) for c in self.outputs],
             splits={source.step: source.records()} if source else {},
@@ -273,7 +278,8 @@ class Performer:
     def _broadcast(self, effect: m.BroadcastBarrier) -> None:
         checkpoint_id, overtake = effect.checkpoint_id, effect.overtake
         overtaken = [
-            (c.key, c.offer_barrier(checkpoint_id, effect.final, overtake, effect.probe)) for c in self.outputs
+            (c.key, c.offer_barrier(checkpoint_id, effect.final, overtake, effect.probe, effect.savepoint))
+            for c in self.outputs
         ]
         if overtake:
             if not effect.probe:

@@ -30,10 +30,11 @@ from cutwater.runtime.regions import subtasks_of
 from cutwater.runtime.sinks import Sinks
 from cutwater.storage.addresses import SnapshotAddress
 from cutwater.storage.base import Store
-from cutwater.storage.log import CheckpointCompleted, JobEnded, JobFinished, JobLog, RolledBack, wall_clock_ms
+from cutwater.storage.log import JobEnded, JobFinished, JobLog, RolledBack, wall_clock_ms
 from cutwater.storage.manifest import Entry, Manifest, SubtaskRecord
 from cutwater.storage.paths import writer_of_shared
 from cutwater.storage.publish import publish
+from cutwater.storage.reading import no_such_checkpoint, snapshots_at
 from cutwater.storage.recovery import Restorable, choose, next_checkpoint_id
 from cutwater.storage.retention import Retention
 from cutwater.storage.snapshot import load_manifest
@@ -69,7 +70,8 @@ class Publisher:
         self.parallelism = self._resumed_parallelism(config.parallelism)
         """What the job runs at: the program's, unless it was rescaled since the program last asked for another one."""
         self._origin = origin
-        if origin is not None and self._is_foreign(origin) and self.log.state.completed:
+        self._origin_uid = "" if origin is None else snapshots_at(origin).uid
+        if self.foreign and self.log.state.completed:
             raise ConfigError(
                 f"job {self.job!r} has checkpoints of its own in this directory and cannot begin from {origin}",
                 hint="Give another checkpoint directory, or leave restore out.",
@@ -144,23 +146,34 @@ class Publisher:
         state = self.log.read()
         if state.completed and self.foreign:  # one was in doubt when this driver's last attempt failed
             self._origin = None
+        if self._origin is None and state.newest_id and not state.completed:
+            raise ConfigError(
+                f"job {self.job!r} went back to a savepoint, and has completed no checkpoint since",
+                hint="Give the savepoint again: restore=... (--restore).",
+            )
         restorable = choose(self._store, self.job, state) if self._origin is None else self._choose_origin(self._origin)
         if restorable is None:
             return None
-        bound = check_compatible(self.plan, restorable.manifest, self.upgrade, foreign=self.foreign is not None)
+        bound = check_compatible(self.plan, restorable.manifest, self.upgrade, foreign=self.foreign)
         self.warnings += [w for w in (*restorable.warnings, *bound.outlook.warnings) if w not in self.warnings]
         self._roll_back(restorable)
         return replace(restorable, manifest=bound.manifest)
 
     def _choose_origin(self, origin: SnapshotAddress) -> Restorable:
-        state = JobLog(origin.store, origin.job).read()
+        state = snapshots_at(origin)
         wanted = origin.checkpoint_id
         entries = tuple(e for e in state.completed if wanted in (None, e.checkpoint_id))
         if not entries:
-            known = ", ".join(str(e.checkpoint_id) for e in state.completed)
-            raise ConfigError(f"no completed checkpoint {origin}", hint=f"Retained there: {known or 'none'}.")
+            raise no_such_checkpoint(origin, state)
         found = choose(origin.store, origin.job, msgspec.structs.replace(state, completed=entries))
         assert found is not None  # it raises where entries exist and none is usable
+        unread = [s.id for r in found.manifest.subtasks for splits in r.splits.values() for s in splits if not s.done]
+        if found.manifest.final and unread and self.foreign:
+            raise ConfigError(
+                f"{origin} was taken when its job had been drained: its windows have fired and its time has ended, "
+                f"but its sources have not, as {unread[0]!r}",
+                hint="Begin from a savepoint that was taken without draining.",
+            )
         return found
 
     def _roll_back(self, restorable: Restorable) -> None:
@@ -178,14 +191,16 @@ class Publisher:
                 "under new checkpoint ids. Undo there what came with higher ids."
             )
 
-    def _is_foreign(self, origin: SnapshotAddress) -> bool:
-        return JobLog(origin.store, origin.job).read().uid != self.uid
+    @property
+    def foreign(self) -> bool:
+        """The snapshot to restore is another job's."""
+        return self._origin is not None and self._origin_uid != self.uid
 
     @property
-    def foreign(self) -> tuple[str, str] | None:
-        """Directory and job of the snapshot to restore, if it is another job's."""
+    def location(self) -> tuple[str, str] | None:
+        """Directory and folder of the snapshot to restore, if that is not this job's: another job's, or a savepoint."""
         origin = self._origin
-        return (origin.directory, origin.job) if origin is not None and self._is_foreign(origin) else None
+        return (origin.directory, origin.job) if origin is not None and (origin.is_savepoint or self.foreign) else None
 
     def next_checkpoint_id(self) -> int:
         return next_checkpoint_id(self._store, self.job, self.log.state)
@@ -200,6 +215,8 @@ class Publisher:
 
     def _retained(self, restored: Manifest | None) -> Iterator[Manifest]:
         """``restored``, and the older checkpoints that a later restore may fall back to."""
+        if restored is not None and restored.checkpoint_id not in [c.checkpoint_id for c in self.log.state.completed]:
+            yield restored  # a savepoint
         for completed in self.log.state.completed:
             if restored is not None and completed.checkpoint_id == restored.checkpoint_id:
                 yield restored
@@ -209,7 +226,7 @@ class Publisher:
             except CorruptSnapshotError:
                 continue  # it will not be restored
 
-    def publish(
+    def manifest(
         self,
         checkpoint_id: int,
         *,
@@ -217,19 +234,14 @@ class Publisher:
         final: bool,
         triggered_ms: int,
         parts: Iterable[tuple[SubtaskRecord, list[Entry]]],
-    ) -> tuple[CheckpointCompleted, int, int]:
-        """Write manifest and log entry; returns the entry, the bytes of state, and how many of them are new.
-
-        Raises:
-            FencedError: another driver owns the job.
-            StorageError: the checkpoint does not count.
-        """
+    ) -> Manifest:
+        """What a checkpoint consists of, from what the subtasks acknowledged."""
         subtasks: list[SubtaskRecord] = []
         entries: list[Entry] = []
         for record, segments in parts:
             subtasks.append(record)
             entries += segments
-        manifest = Manifest(
+        return Manifest(
             job=self.job,
             uid=self.uid,
             checkpoint_id=checkpoint_id,
@@ -247,16 +259,26 @@ class Publisher:
             final=final,
             engine=__version__,
         )
+
+    def publish(self, manifest: Manifest) -> tuple[int, int]:
+        """Write manifest and log entry; returns the bytes of state, and how many of them are new.
+
+        Raises:
+            FencedError: another driver owns the job.
+            StorageError: the checkpoint does not count.
+        """
         assert self._retention is not None  # an attempt was begun
         shared = self._retention.shared
         shared.check(manifest)
-        completed = publish(self._store, self.log, manifest, kind="final" if final else "checkpoint")
+        completed = publish(self._store, self.log, manifest, kind="final" if manifest.final else "checkpoint")
         shared.published(completed, manifest)
         self._sinks.published(manifest)
         self._origin = None
-        older = sum(e.length for e in entries if (w := writer_of_shared(e.file)) and w[0] != checkpoint_id)
-        size = sum(e.length for e in entries)
-        return completed, size, size - older
+        older = sum(
+            e.length for e in manifest.entries if (w := writer_of_shared(e.file)) and w[0] != manifest.checkpoint_id
+        )
+        size = sum(e.length for e in manifest.entries)
+        return size, size - older
 
     @property
     def in_doubt(self) -> bool:

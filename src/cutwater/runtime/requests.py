@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -25,12 +25,12 @@ from cutwater.errors import CorruptSnapshotError, CutwaterError, StorageError
 from cutwater.storage.base import Store
 from cutwater.storage.log import JobLog, wall_clock_ms
 
-__all__ = ["CONTROL_FOLDER", "Answer", "RequestKind", "send", "watch"]
+__all__ = ["CONTROL_FOLDER", "Action", "Answer", "Request", "RequestKind", "send", "watch"]
 
 CONTROL_FOLDER = "control"
 POLL_S = 0.5
 
-RequestKind = Literal["cancel", "stop", "rescale"]
+RequestKind = Literal["cancel", "stop", "rescale", "savepoint"]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,6 +41,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     time_ms: int
     parallelism: int = 0
     """Of a rescale."""
+    savepoint: str = ""
+    """Directory for a savepoint, absolute."""
+    drain: bool = False
+    """With a stop and a savepoint."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +62,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     by: str
     detail: str = ""
     """Why it failed."""
+    savepoint: str = ""
+    """Where the savepoint lies that was asked for."""
 
+
+Action: TypeAlias = Callable[[Request], str | None]
+"""Performs a request; what it returns is the answer's ``savepoint``."""
 
 _Read = TypeVar("_Read", Request, Claim, Answer)
 
@@ -68,9 +77,10 @@ def watch(
     job: str,
     *,
     attempt: Callable[[], int],
-    on_cancel: Callable[[], None],
-    on_stop: Callable[[], None],
-    on_rescale: Callable[[int], None],
+    on_cancel: Action,
+    on_stop: Action,
+    on_rescale: Action,
+    on_savepoint: Action,
     ended: threading.Event,
     poll_s: float = POLL_S,
 ) -> Callable[[], None]:
@@ -83,16 +93,18 @@ def watch(
         on_cancel: performs a cancel; returns when the job has ended.
         on_stop: performs a stop; returns when the job has ended.
         on_rescale: goes on at another parallelism; returns when the job runs there.
+        on_savepoint: takes a savepoint.
         ended: set when the job ends; the thread ends with it.
         poll_s: seconds between two looks at the folder.
 
     Returns:
         A function that ends the watch; it waits until a request that is being answered has its answer.
     """
-    actions: dict[RequestKind, Callable[[Request], None]] = {
-        "cancel": lambda request: on_cancel(),
-        "stop": lambda request: on_stop(),
-        "rescale": lambda request: on_rescale(request.parallelism),
+    actions: dict[RequestKind, Action] = {
+        "cancel": on_cancel,
+        "stop": on_stop,
+        "rescale": on_rescale,
+        "savepoint": on_savepoint,
     }
     watcher = _Watcher(store, job, attempt, actions, ended, poll_s)
     watcher.thread.start()
@@ -105,6 +117,8 @@ def send(
     kind: RequestKind,
     *,
     parallelism: int = 0,
+    savepoint: str = "",
+    drain: bool = False,
     claim_s: float = 10.0,
     done_s: float = 600.0,
 ) -> Answer | None:
@@ -115,6 +129,8 @@ def send(
         job: folder of the job.
         kind: what is asked for.
         parallelism: of a rescale.
+        savepoint: directory for a savepoint, as driver and workers see it.
+        drain: stop as if the sources were exhausted.
         claim_s: seconds until a driver must have taken the request; after that it is withdrawn.
         done_s: seconds that performing it may take.
 
@@ -125,7 +141,8 @@ def send(
         StorageError: the folder cannot be used, or the request was taken and not answered in time.
     """
     names = _Names(job, uuid.uuid4().hex)
-    request = Request(kind=kind, sender=_me(), time_ms=wall_clock_ms(), parallelism=parallelism)
+    sender, now = _me(), wall_clock_ms()
+    request = Request(kind=kind, sender=sender, time_ms=now, parallelism=parallelism, savepoint=savepoint, drain=drain)
     store.create(names.request, msgspec.json.encode(request))
     if not _appears(store, job, names.claim, claim_s):
         claim = Claim(accepted=False, by=_me())
@@ -164,7 +181,7 @@ class _Watcher:
         store: Store,
         job: str,
         attempt: Callable[[], int],
-        actions: dict[RequestKind, Callable[[Request], None]],
+        actions: dict[RequestKind, Action],
         ended: threading.Event,
         poll_s: float,
     ) -> None:
@@ -204,8 +221,7 @@ class _Watcher:
             self._store.delete(names.claim)
             return
         try:
-            self._actions[request.kind](request)
-            answer = Answer(ok=True, by=_me())
+            answer = Answer(ok=True, by=_me(), savepoint=self._actions[request.kind](request) or "")
         except Exception as error:  # whatever it was, the sender must hear of it
             answer = Answer(ok=False, by=_me(), detail=str(error))
         self._store.create(names.done, msgspec.json.encode(answer))

@@ -22,7 +22,8 @@ from cutwater.storage.chains import chains_of
 from cutwater.storage.channel_log import CHANNEL_KIND, read_log
 from cutwater.storage.local import LocalStore
 from cutwater.storage.manifest import ChannelRecord, Entry, Manifest, SubtaskRecord
-from cutwater.storage.snapshot import load_manifest, read_segment
+from cutwater.storage.reading import load_snapshot
+from cutwater.storage.snapshot import read_segment
 
 __all__ = ["Restore"]
 
@@ -42,13 +43,15 @@ class Restore:
     manifest: Manifest | None
     same_shape: bool
     plan: PhysicalPlan
+    elsewhere: bool = False
+    """Not in the job's folder (another job's, or a savepoint): none of its files is built upon."""
     foreign: bool = False
     """Of another job: what its sinks have in progress stays theirs (T3)."""
     evolutions: Mapping[str, Evolution] = field(default_factory=dict[str, Evolution])
     """By step: what becomes of state that another version of the program wrote."""
 
     @classmethod
-    def load(cls, store: Store, job: str, deploy: Deploy, plan: PhysicalPlan) -> Restore:
+    def load(cls, store: Store, job: str, uid: str, deploy: Deploy, plan: PhysicalPlan) -> Restore:
         """The snapshot that the coordinator chose, verified once more.
 
         Raises:
@@ -57,14 +60,14 @@ class Restore:
         """
         if deploy.restore is None:
             return cls(store, job, None, True, plan)
-        foreign = deploy.restore_foreign
-        if foreign is not None:
-            store, job = LocalStore(foreign[0]), foreign[1]
-        bound = check_compatible(
-            plan, load_manifest(store, job, deploy.restore), deploy.upgrade, foreign=foreign is not None
-        )
+        elsewhere = deploy.restore_from
+        if elsewhere is not None:
+            store, job = LocalStore(elsewhere[0]), elsewhere[1]
+        manifest = load_snapshot(store, job, deploy.restore)
+        foreign = manifest.uid != uid
+        bound = check_compatible(plan, manifest, deploy.upgrade, foreign=foreign)
         same = _same_shape(plan, bound.manifest)
-        return cls(store, job, bound.manifest, same, plan, foreign is not None, bound.evolutions)
+        return cls(store, job, bound.manifest, same, plan, elsewhere is not None, foreign, bound.evolutions)
 
     def watermark(self, vertex: int, subtask: int) -> int | None:
         """Where a subtask's event time begins; ``None``: the snapshot says nothing."""
@@ -164,7 +167,7 @@ class Restore:
 
     def chains(self) -> dict[tuple[str, int], list[Entry]]:
         """By step and subtask: what incremental checkpoints of the new attempt may build upon."""
-        own = self.manifest is not None and self.same_shape and not self.foreign
+        own = self.manifest is not None and self.same_shape and not self.elsewhere
         if self.manifest is None or not own:
             return {}
         return {key: chain for key, chain in chains_of(self.manifest.entries).items() if key[0] not in self.evolutions}

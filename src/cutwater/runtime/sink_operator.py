@@ -45,8 +45,13 @@ class SinkOperator(BaseOperator):
         self._writer.write(batch)
         return []
 
-    def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
-        """Cut at the barrier; the returned function runs in the snapshot thread."""
+    def pre_commit(self, checkpoint_id: int, final: bool, savepoint: bool) -> Callable[[], PreCommit]:
+        """Cut at the barrier; the returned function runs in the snapshot thread.
+
+        A savepoint leaves no row in progress: it must not depend on files that the writer goes on with.
+        """
+        if savepoint:
+            self._writer.roll()
         return self._writer.pre_commit(checkpoint_id, final)
 
     def pre_committed(self, checkpoint_id: int, handles: list[Json]) -> list[Json]:

@@ -15,6 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -25,7 +26,9 @@ from cutwater.state.segments import Frozen
 from cutwater.storage.base import Store
 from cutwater.storage.chains import Chains, extended, worth_extending
 from cutwater.storage.channel_log import add_log
+from cutwater.storage.local import LocalStore
 from cutwater.storage.manifest import Entry, SubtaskRecord
+from cutwater.storage.savepoint_files import SavepointFile, SavepointWriter
 from cutwater.storage.snapshot import SnapshotWriter
 
 __all__ = ["FrozenSubtask", "SnapshotService", "SubtaskLogs", "Written"]
@@ -45,6 +48,11 @@ class FrozenSubtask:
     states: list[tuple[str, Frozen]]
     sinks: list[tuple[SinkOperator, Callable[[], Any]]]
     freeze_ms: float
+    key_groups: range
+    savepoint: bool = False
+    """It is part of a savepoint, whose folder is told with ``SnapshotService.savepoint``."""
+    checkpoint: bool = True
+    """It is part of a checkpoint in the job's folder."""
     logs_follow: bool = False
     """Logs of its channels will be handed over, too."""
 
@@ -56,6 +64,12 @@ class SubtaskLogs:
     checkpoint_id: int
     subtask: Key
     logs: list[LoggedChannel]
+
+
+@dataclass(slots=True)
+class _Savepoint:
+    checkpoint_id: int
+    folder: str
 
 
 @dataclass(slots=True)
@@ -78,6 +92,8 @@ class Written:
     logs_of: list[Key]
     """Whose logs are durable."""
     entries: list[Entry]
+    files: list[SavepointFile] = field(default_factory=list[SavepointFile])
+    """Of a savepoint."""
     freeze_ms: float = 0.0
     write_ms: float = 0.0
     error: str = ""
@@ -89,9 +105,20 @@ class Written:
 class _Part:
     writer: SnapshotWriter
     written: Written
+    savepoint: SavepointWriter | None
+    checkpoint: bool
     awaited: set[Key] = field(default_factory=set[Key])
     """Announced logs that are not there yet."""
     early: set[Key] = field(default_factory=set[Key])
+
+    def abort(self) -> None:
+        """Drop what was written."""
+        self.writer.abort()
+        if self.savepoint is not None:
+            self.savepoint.abort()
+
+
+_Handed: TypeAlias = FrozenSubtask | SubtaskLogs | _Savepoint | _Forget | _Completed
 
 
 class SnapshotService:
@@ -128,15 +155,21 @@ class SnapshotService:
         self._done = done
         self._parts: dict[int, _Part] = {}
         self._files: dict[int, int] = {}
+        self._folders: dict[int, str] = {}  # of savepoints
+        self._stashed: dict[int, list[FrozenSubtask | SubtaskLogs]] = {}  # of those whose folder is not known yet
         self._dropped: deque[int] = deque(maxlen=_DROPPED_REMEMBERED)
         self._closed = False
-        self._queue: queue.SimpleQueue[FrozenSubtask | SubtaskLogs | _Forget | _Completed | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Handed | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cutwater-snapshots", daemon=True)
         self._thread.start()
 
     def submit(self, part: FrozenSubtask | SubtaskLogs) -> None:
         """Hand over; returns at once."""
         self._queue.put(part)
+
+    def savepoint(self, checkpoint_id: int, folder: str) -> None:
+        """Where the parts of a savepoint go; told before or after the first of them."""
+        self._queue.put(_Savepoint(checkpoint_id, folder))
 
     def forget(self, checkpoint_id: int) -> None:
         """The checkpoint will not complete: skip its state.  Sinks still make their rows durable (see ``Forget``)."""
@@ -153,36 +186,58 @@ class SnapshotService:
         self._queue.put(None)
         self._thread.join()
         for part in self._parts.values():
-            part.writer.abort()
+            part.abort()
+        for stashed in self._stashed.values():
+            for handed in stashed:
+                if isinstance(handed, FrozenSubtask):
+                    _release(handed)
 
     def _run(self) -> None:
         while (handed := self._queue.get()) is not None:
             if self._closed:
                 if isinstance(handed, FrozenSubtask):
                     _release(handed)
-            elif isinstance(handed, FrozenSubtask):
-                self._take_state(handed)
-            elif isinstance(handed, SubtaskLogs):
-                self._take_logs(handed)
+            elif isinstance(handed, FrozenSubtask | SubtaskLogs):
+                self._take(handed)
             elif isinstance(handed, _Completed):
                 if self._chains is not None:
                     self._chains.completed(handed.checkpoint_id)
+            elif isinstance(handed, _Savepoint):
+                self._folders[handed.checkpoint_id] = handed.folder
+                while len(self._folders) > _DROPPED_REMEMBERED:
+                    del self._folders[min(self._folders)]
+                for stashed in self._stashed.pop(handed.checkpoint_id, ()):
+                    self._take(stashed)
             else:
                 self._drop(handed.checkpoint_id)
+
+    def _take(self, handed: FrozenSubtask | SubtaskLogs) -> None:
+        checkpoint_id = handed.checkpoint_id
+        homeless = isinstance(handed, FrozenSubtask) and handed.savepoint and checkpoint_id not in self._folders
+        if (homeless or checkpoint_id in self._stashed) and checkpoint_id not in self._dropped:
+            self._stashed.setdefault(checkpoint_id, []).append(handed)
+        elif isinstance(handed, FrozenSubtask):
+            self._take_state(handed)
+        else:
+            self._take_logs(handed)
 
     def _take_state(self, frozen: FrozenSubtask) -> None:
         checkpoint_id = frozen.checkpoint_id
         if checkpoint_id in self._dropped:
             self._take_dropped(frozen)
             return
-        part = self._parts.get(checkpoint_id) or self._begin(checkpoint_id)
+        part = self._parts.get(checkpoint_id) or self._begin(checkpoint_id, frozen)
         written = part.written
         started = time.perf_counter()
         record = self._pre_commit(frozen, written)
         try:
             if not written.error:
                 for step, state in frozen.states:
-                    written.entries += self._write(part.writer, checkpoint_id, (step, record.subtask), state)
+                    if part.savepoint is not None:
+                        subtask, groups, segments = record.subtask, frozen.key_groups, state.segments()
+                        written.files += part.savepoint.add_state(step, subtask, groups, segments)
+                    if part.checkpoint:
+                        written.entries += self._write(part.writer, checkpoint_id, (step, record.subtask), state)
         except Exception as e:
             written.error = f"{type(e).__name__}: {e}"
         finally:
@@ -233,7 +288,10 @@ class SnapshotService:
         try:
             if not written.error:
                 for log in logs.logs:
-                    written.entries += add_log(part.writer, log.to_log())
+                    if part.savepoint is not None:
+                        written.files += part.savepoint.add_log(log.to_log())
+                    if part.checkpoint:
+                        written.entries += add_log(part.writer, log.to_log())
         except Exception as e:
             written.error = f"{type(e).__name__}: {e}"
         written.logs_of.append(logs.subtask)
@@ -245,14 +303,19 @@ class SnapshotService:
         else:
             self._finish_if_complete(checkpoint_id, part)
 
-    def _begin(self, checkpoint_id: int) -> _Part:
+    def _begin(self, checkpoint_id: int, frozen: FrozenSubtask | None = None) -> _Part:
         number = self._files.get(checkpoint_id, 0)
         self._files[checkpoint_id] = number + 1
         while len(self._files) > _DROPPED_REMEMBERED:
             del self._files[min(self._files)]
         incarnation = self._writer + number * self._writers
         writer = SnapshotWriter(self._store, self._job, checkpoint_id, self._attempt, incarnation, self._inline)
-        part = self._parts[checkpoint_id] = _Part(writer, Written(checkpoint_id, [], [], []))
+        savepoint: SavepointWriter | None = None
+        if frozen is not None and frozen.savepoint:
+            folder = Path(self._folders[checkpoint_id])
+            savepoint = SavepointWriter(LocalStore(folder.parent), folder.name)
+        written = Written(checkpoint_id, [], [], [])
+        part = self._parts[checkpoint_id] = _Part(writer, written, savepoint, frozen is None or frozen.checkpoint)
         return part
 
     def _pre_commit(self, frozen: FrozenSubtask, written: Written) -> SubtaskRecord:
@@ -279,7 +342,7 @@ class SnapshotService:
         written = part.written
         started = time.perf_counter()
         if written.error:
-            part.writer.abort()
+            part.abort()
         else:
             try:
                 part.writer.close()
@@ -291,10 +354,12 @@ class SnapshotService:
     def _drop(self, checkpoint_id: int) -> None:
         if self._chains is not None:
             self._chains.dropped(checkpoint_id)
+        for stashed in self._stashed.pop(checkpoint_id, ()):
+            self._take(stashed)
         part = self._parts.pop(checkpoint_id, None)
         if part is None:
             return
-        part.writer.abort()
+        part.abort()
         if part.written.fatal:
             self._done(part.written)
 

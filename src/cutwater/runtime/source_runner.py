@@ -97,6 +97,11 @@ class SourceRunner:
         self._began = self._began or bool(self._order)
         self.no_more = self.no_more or no_more
 
+    def drain(self) -> None:
+        """Read nothing more, as if that were all; the positions stay where they are."""
+        self.no_more = True
+        self._order.clear()
+
     def records(self) -> list[SplitRecord]:
         """Positions for the snapshot: the next unread row of each split."""
         return [

@@ -200,6 +200,7 @@ class Wiring:
             back_edges=frozenset(c for c, e in edges.items() if e.back),
             loop_inputs=frozenset(c for c, e in edges.items() if e.source in loop),
             loop_outputs=frozenset(c for c, e in outgoing.items() if e.target in loop),
+            key_groups=key_group_range(self._slot, vertex.parallelism, self._plan.max_parallelism),
             aligned_timeout_ms=self._config.aligned_timeout_ms or 0.0,
             spill=self._config.spill,
         )

@@ -16,7 +16,7 @@ __all__ = ["BARRIER", "END", "SENDER_FULL", "WATERMARK", "Item", "Link", "Pipe"]
 BARRIER, WATERMARK, END = "barrier", "watermark", "end"
 
 Item: TypeAlias = "int | tuple[Any, ...]"
-"""A row, or (BARRIER, id, final, probe, position), (WATERMARK, time), (END,)."""
+"""A row, or (BARRIER, id, final, probe, position, savepoint), (WATERMARK, time), (END,)."""
 
 CREDIT = 6
 """Rows that wait at the receiver at most; a back-edge has no limit (C7)."""

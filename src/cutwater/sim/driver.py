@@ -244,8 +244,9 @@ class Driver(DriverProcess):
             self.coordinator.validate()
         for effect in effects:
             match effect:
-                case m.SendTrigger(checkpoint_id=id, final=final, kind=kind):
-                    self.broadcast("trigger", self.machine.attempt, id, final, kind is CheckpointKind.PROBE)
+                case m.SendTrigger(checkpoint_id=id, final=final, kind=kind, savepoint=savepoint):
+                    probe = kind is CheckpointKind.PROBE
+                    self.broadcast("trigger", self.machine.attempt, id, final, probe, savepoint)
                 case m.Publish():
                     self._storage.publish(effect)
                 case m.NotifyComplete(checkpoint_id=id, kind=kind, commit=commit):
@@ -260,6 +261,9 @@ class Driver(DriverProcess):
                     self.broadcast("abort", self.machine.attempt, id, latest)
                 case m.FailJob(detail=detail):
                     self.job(j.TaskFailed(self.machine.attempt, detail, True, self.clock_ms))
+                case m.RequestAnswered(request_id="savepoint", reason=None):
+                    follow = m.RequestCheckpoint(self.clock_ms, CheckpointKind.ON_DEMAND, "what commits its rows")
+                    self.coordinate(follow)
                 case m.RequestAnswered(request_id="stop"):
                     self.job(j.EndRequested(j.Outcome.STOPPED, "stopped by the user", self.clock_ms))
                 case m.AckAnswered(answer=answer):

@@ -33,6 +33,8 @@ class DriverStorage:
         self._publishing = False
         self._begins: tuple[int, tuple[int, ...]] | None = None
         """The attempt that begins once it is known what was published, and its regions."""
+        self._saved: list[Done] = []
+        """Savepoints that are durable, and no checkpoint behind them yet."""
         self._done: dict[int, Done] = {}
         """What the sinks know as restorable."""
 
@@ -40,6 +42,7 @@ class DriverStorage:
 
     def begin(self, attempt: int, regions: tuple[int, ...] = ()) -> None:
         """Take the job: every older attempt is fenced from here on.  ``regions``: what begins; none: everything."""
+        self._saved.clear()
         if self._publishing:
             self._begins = attempt, regions
             return
@@ -162,10 +165,10 @@ class DriverStorage:
                 self._published(done, "failed")
             elif effect.kind.commits:
                 world.disk.append(driver, self._known, done, driver.when_awake(lambda a: self._published(done, a)))
-            elif world.disk.owner != attempt:  # it looks before it answers: a successor may have used the id, too
-                self._published(done, "taken")
             else:  # a savepoint is the user's: no recovery depends on it, the log does not name it
-                world.judge.published(done, logged=False)
+                self._saved.append(done)
+                if not world.savepoints_wait:
+                    self._hand_out()
                 self._published(done, "saved")
 
         world.disk.write(driver, f"{id}/manifest-{attempt}", driver.when_awake(written))
@@ -181,6 +184,7 @@ class DriverStorage:
                 self._known += 1
                 self._done[id] = done
                 self._origin = 0
+                self._hand_out()
             driver.coordinate(m.Published(id, driver.clock_ms))
             self._collect()
         else:
@@ -192,6 +196,12 @@ class DriverStorage:
             begins, self._begins = self._begins, None
             self.begin(*begins)
         driver.go_on()
+
+    def _hand_out(self) -> None:
+        """An entry of the log is behind these savepoints: no other driver had the job, and their rows are committed."""
+        for done in self._saved:
+            self._world.judge.published(done, logged=False)
+        self._saved.clear()
 
     def _collect(self) -> None:
         """Retention: what no checkpoint that may be restored needs goes."""

@@ -56,6 +56,8 @@ class Judge:
         if id in world.published:
             self.broken("id used twice", f"checkpoint {id} completed twice (A1)")
         world.published.add(id)
+        if not logged and world.disk.owner != done.attempt:
+            self.broken("fencing", f"savepoint {id} is handed out by attempt {done.attempt}, of {world.disk.owner}")
         if logged and world.disk.retained and world.disk.retained[-1].checkpoint_id > id:
             newer = world.disk.retained[-1].checkpoint_id
             self.broken("history runs backwards", f"checkpoint {id} completed after checkpoint {newer}")

@@ -216,6 +216,11 @@ def _removes_shared_pieces(world: World) -> None:
     output.commit = commit_and_remove
 
 
+def _savepoints_at_once(world: World) -> None:
+    """A savepoint is handed out when its parts are durable, before a checkpoint behind it is in the log."""
+    world.savepoints_wait = False
+
+
 def _network_without_order(world: World) -> None:
     world.reorders = True
 
@@ -278,6 +283,7 @@ PLANTED_HOSTS: tuple[tuple[str, str, str, Callable[[World], None]], ...] = (
     ("the log does not say that it went back", "four", "aligned", _no_word_of_going_back),
     ("staged rows of older checkpoints are removed", "four", "aligned", _retires_early),
     ("a commit removes what older checkpoints name", "four", "aligned", _removes_shared_pieces),
+    ("hands a savepoint out before a checkpoint follows", "diamond", "aligned", _savepoints_at_once),
     ("a region's restore sweeps what others have staged", "side_by_side", "aligned", _settling(_sweeps_everything)),
     ("survivors never hear that a checkpoint was given up", "side_by_side", "synchronous", _forgets_survivors),
     ("a replacement chooses its own order (R0)", "sources", "aligned", _subtask(_ChoosesAnew)),

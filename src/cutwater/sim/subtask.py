@@ -108,7 +108,7 @@ class SimSubtask(ReplayingSubtask):
         if kind == BARRIER:
             if not item[3]:
                 self.world.note("marker taken", self.task, self.attempt.number, item[1], link.index, link.taken)
-            self.handle(m.BarrierTaken(link.index, item[1], item[2], item[3]))
+            self.handle(m.BarrierTaken(link.index, item[1], item[2], item[3], savepoint=item[5]))
         elif kind == WATERMARK:
             if self.machine.recording(link.index):
                 self.handle(m.WatermarkTaken(link.index), [item])
@@ -134,8 +134,8 @@ class SimSubtask(ReplayingSubtask):
 
     def barrier_waits(self, link: Link, barrier: tuple[Any, ...]) -> None:
         """A barrier lies behind other items in the input."""
-        _, id, final, probe, *_ = barrier
-        self.worker.post(lambda: self._if_current(m.BarrierWaits(link.index, id, final, probe)))
+        _, id, final, probe, _, savepoint, *_ = barrier
+        self.worker.post(lambda: self._if_current(m.BarrierWaits(link.index, id, final, probe, savepoint)))
 
     def barrier_left(self, id: int) -> None:
         """A barrier that goes in its turn has left an output queue."""
@@ -171,7 +171,7 @@ class SimSubtask(ReplayingSubtask):
 
     def _process(self, link: Link | None, first: int, rows: list[int]) -> None:
         world = self.world
-        if world.row.halts and self._times:
+        if world.row.halts and not all(savepoint for *_, savepoint in self._times.values()):
             world.judge.broken("not halted", f"{self.name} moves rows while {[*self._times]} are undecided")
         before, sign, moves, links, counts = self.sign, self.sign, self._moves, self._links, self.counts
         sink = self.sink
@@ -237,7 +237,7 @@ class SimSubtask(ReplayingSubtask):
         if id in self._aborted:
             self.world.judge.broken("froze after the abort", f"{self.name} freezes for {id}, which was given up (A8)")
         self.merger.mark(id)
-        self._times[id] = self.merger.drained, self.merger.outside
+        self._times[id] = self.merger.drained, self.merger.outside, effect.savepoint
         if effect.probe:
             self.worker.post(lambda: self._if_current(m.Durable(id)))
             return
@@ -283,10 +283,10 @@ class SimSubtask(ReplayingSubtask):
             if not effect.probe:
                 self.world.note("marker sent", self.task, self.attempt.number, id, link.index, link.sent)
         if effect.overtake:
-            self._overtaken(id, [(link, link.send_urgent((*kind, link.sent))) for link in self.outputs])
+            self._overtaken(id, [(link, link.send_urgent((*kind, link.sent, False))) for link in self.outputs])
             return
         for link in self.outputs:
-            link.send_control((*kind, link.sent))
+            link.send_control((*kind, link.sent, effect.savepoint))
         if not self.outputs and self.world.row.switches:
             self.worker.post(lambda: self._if_current(m.BarriersSent(id)))
 
@@ -353,7 +353,7 @@ class SimSubtask(ReplayingSubtask):
     def _acknowledge(self, effect: m.Acknowledge, _: object) -> None:
         id = effect.checkpoint_id
         part = self._parts.get(id)
-        report = LoopReport(effect.quiet, effect.outside_ended, *self._times.get(id, (False, InputTime())))
+        report = LoopReport(effect.quiet, effect.outside_ended, *self._times.get(id, (False, InputTime(), False))[:2])
         self.worker.tell("ack", self.attempt.number, id, self.task, part, report)
 
     def _decline(self, effect: m.Decline, _: object) -> None:

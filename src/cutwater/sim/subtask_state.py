@@ -92,7 +92,7 @@ class SubtaskState:
         self._is_head, self._outside = bool(back), frozenset(graph.inputs[task]) - graph.loop_inputs[task]
         self._in_loop = graph.loop_outputs[task]
         self._asked = False
-        self._times: dict[int, tuple[bool, InputTime]] = {}
+        self._times: dict[int, tuple[bool, InputTime, bool]] = {}
         """At the freeze of a wave: all has passed; time of what comes from outside the loop."""
         self._aborted: set[int] = set()
         self._blocked: list[Any] = []

@@ -156,10 +156,10 @@ class SimWorker:
                 for subtask in self.subtasks:
                     if subtask.attempt.number == number:
                         subtask.start()
-            case ("trigger", _, id, final, probe):
+            case ("trigger", _, id, final, probe, savepoint):
                 for subtask in self.subtasks:
-                    if subtask.machine.is_source or self.world.triggers_all:
-                        subtask.handle(m.Trigger(id, final, probe))
+                    if subtask.machine.is_source or (self.world.triggers_all and not savepoint):
+                        subtask.handle(m.Trigger(id, final, probe, savepoint))
             case ("complete", number, id, commit, final):
                 for subtask in self.subtasks:
                     subtask.outcome(m.CompleteNotice(id, commit))

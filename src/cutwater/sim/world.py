@@ -76,7 +76,7 @@ class World:
         self.judges_lateness = self.judge.exactly
         self.settle: Settle = settle
         self.retire = retire
-        self.fences = self.rolls_back = True
+        self.fences = self.rolls_back = self.savepoints_wait = True
         self.goes_back = 0
         """The next driver begins so many checkpoints before the newest: a user wants that."""
         self.reorders = False

@@ -61,26 +61,17 @@ class SavepointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Taken after the job was drained: its windows have fired, and nothing is left to do."""
     engine: str = ""
 
+    @classmethod
+    def of(cls, manifest: Manifest, files: list[SavepointFile], *, committed_by: int) -> SavepointManifest:
+        """A snapshot as a savepoint; the manifest's own entries are not part of it."""
+        fields = {name: getattr(manifest, name) for name in manifest.__struct_fields__ if name in cls.__struct_fields__}
+        fields["format_version"] = SAVEPOINT_VERSION
+        return cls(**fields, files=files, committed_by=committed_by)
+
     def to_manifest(self) -> Manifest:
         """The same as the manifest of a checkpoint, whose files lie in the savepoint's folder."""
-        return Manifest(
-            job=self.job,
-            uid=self.uid,
-            checkpoint_id=self.checkpoint_id,
-            attempt=self.attempt,
-            protocol=self.protocol,
-            max_parallelism=self.max_parallelism,
-            parallelism=self.parallelism,
-            triggered_ms=self.triggered_ms,
-            completed_ms=self.completed_ms,
-            steps=self.steps,
-            subtasks=self.subtasks,
-            entries=entries_of(self.files),
-            back_edges=self.back_edges,
-            final=self.final,
-            engine=self.engine,
-            format_version=self.format_version,
-        )
+        names = [name for name in self.__struct_fields__ if name not in ("files", "committed_by")]
+        return Manifest(**{name: getattr(self, name) for name in names}, entries=entries_of(self.files))
 
 
 class _Versioned(msgspec.Struct):

@@ -21,6 +21,7 @@ from cutwater.ui.simulate import explore, simulate
 from cutwater.ui.states import diff, state, states
 
 if TYPE_CHECKING:
+    from cutwater.runtime.requests import RequestKind
     from cutwater.ui.views import View
 
 __all__ = ["main"]
@@ -203,12 +204,17 @@ def cancel(directory: str, job: str, timeout: str) -> None:
 @click.argument("directory", metavar="DIR")
 @click.argument("job")
 @click.option("--timeout", default="10s", metavar="TIME", show_default=True, help="For the driver to take the request.")
-def stop(directory: str, job: str, timeout: str) -> None:
+@click.option("--savepoint", "target", metavar="TO", help="Stop with a savepoint, in a new folder below TO.")
+@click.option("--drain", is_flag=True, help="With --savepoint: end as if the sources were exhausted.")
+def stop(directory: str, job: str, timeout: str, target: str | None, drain: bool) -> None:
     """Stop a running job after a last checkpoint.
 
-    The next run goes on from there.
+    The next run goes on from there.  With --savepoint, no row is read behind it, and its folder is the last line of the
+    output.  With --drain the last windows fire, and the job has finished.
     """
-    _ask(directory, job, "stop", timeout)
+    if drain and target is None:
+        raise ConfigError("a job is drained with a savepoint", hint="Say where to: --savepoint TO --drain.")
+    _ask(directory, job, "stop", timeout, savepoint=target, drain=drain)
 
 
 @cli.command()
@@ -221,13 +227,35 @@ def rescale(directory: str, job: str, parallelism: int, timeout: str) -> None:
 
     It starts the workers that it lacks, takes a checkpoint and goes on from there.
     """
-    _ask(directory, job, "rescale", timeout, parallelism)
+    _ask(directory, job, "rescale", timeout, parallelism=parallelism)
 
 
-_DONE = {"cancel": "cancelled", "stop": "stopped", "rescale": "rescaled"}
+@cli.command()
+@click.argument("directory", metavar="DIR")
+@click.argument("job")
+@click.argument("target", metavar="TO")
+@click.option("--timeout", default="10s", metavar="TIME", show_default=True, help="For the driver to take the request.")
+def savepoint(directory: str, job: str, target: str, timeout: str) -> None:
+    """Take a savepoint of a running job.
+
+    It lies in a new folder below TO, the last line of the output, and is yours: restore it, move it, delete it.
+    """
+    _ask(directory, job, "savepoint", timeout, savepoint=target)
 
 
-def _ask(directory: str, job: str, kind: Any, timeout: str, parallelism: int = 0) -> None:
+_DONE = {"cancel": "cancelled", "stop": "stopped", "rescale": "rescaled", "savepoint": "saved"}
+
+
+def _ask(
+    directory: str,
+    job: str,
+    kind: RequestKind,
+    timeout: str,
+    *,
+    parallelism: int = 0,
+    savepoint: str | None = None,
+    drain: bool = False,
+) -> None:
     from cutwater.config import parse_duration_ms
     from cutwater.runtime.requests import send
     from cutwater.storage.addresses import open_existing
@@ -237,16 +265,20 @@ def _ask(directory: str, job: str, kind: Any, timeout: str, parallelism: int = 0
     jobs = list_jobs(store)
     if job not in jobs:
         raise ConfigError(f"no job {job!r} in {directory}", hint=f"There are: {', '.join(jobs) or 'none'}.")
+    target = "" if savepoint is None else os.path.abspath(savepoint)
     claim_s = parse_duration_ms(timeout, name="timeout") / 1000
-    answer = send(store, job, kind, parallelism=parallelism, claim_s=claim_s)
+    answer = send(store, job, kind, parallelism=parallelism, savepoint=target, drain=drain, claim_s=claim_s)
     if answer is None:
         raise CutwaterError(
             f"no driver of job {job!r} took the request within {timeout}: nothing was done",
             hint=f"Is it running? See: cutwater list {directory}.",
         )
     if not answer.ok:
-        raise CutwaterError(f"driver {answer.by} could not {kind} job {job!r}: {answer.detail}")
+        what = f"take a savepoint of job {job!r}" if kind == "savepoint" else f"{kind} job {job!r}"
+        raise CutwaterError(f"driver {answer.by} could not {what}: {answer.detail}")
     click.echo(f"job {job} {_DONE[kind]}{f' to {parallelism}' if parallelism else ''} by its driver {answer.by}")
+    if answer.savepoint:
+        click.echo(answer.savepoint)
 
 
 def _settings(pairs: tuple[str, ...]) -> dict[str, Any]:

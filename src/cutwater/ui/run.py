@@ -136,7 +136,7 @@ def follow(job: Job, view: View, interrupts: Interrupts) -> JobStatus:
         view.update(job.status)
 
 
-def _in_thread(action: Callable[[], None]) -> None:
+def _in_thread(action: Callable[[], object]) -> None:
     """They block until the job has ended, and the display goes on meanwhile."""
     threading.Thread(target=action, name="cutwater-interrupt", daemon=True).start()
 

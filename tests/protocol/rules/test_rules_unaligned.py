@@ -155,17 +155,17 @@ def test_a_switch_while_a_back_edge_is_recorded_expedites_its_barrier():
     assert feed(machine, BarrierTaken("back", 1, overtook=2))[0] == StopRecording(1, "back", 3)
 
 
-@pytest.mark.parametrize("options", [{"final": True}, {"probe": True}])
-def test_final_waves_and_probes_stay_aligned(options):
+@pytest.mark.parametrize("options", [{"final": True}, {"probe": True}, {"savepoint": True}])
+def test_54_final_waves_probes_and_savepoints_stay_aligned(options):
     machine = subtask("a", "b")
     assert feed(machine, BarrierWaits("b", 1, **options), BarrierTaken("a", 1, **options)) == [Block("a")]
     assert feed(machine, AlignmentTimeout(1)) == []
     assert feed(machine, BarrierTaken("b", 1, **options))[1] == BroadcastBarrier(
-        1, options.get("final", False), options.get("probe", False)
+        1, options.get("final", False), options.get("probe", False), savepoint=options.get("savepoint", False)
     )
     feed(machine, Durable(1))
     machine = subtask("a", "b")
-    with pytest.raises(InvariantError, match="final or a probe"):
+    with pytest.raises(InvariantError, match="final, a probe or a savepoint"):
         machine.handle(BarrierTaken("a", 1, overtook=1, **options))
 
 

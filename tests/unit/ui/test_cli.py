@@ -178,9 +178,10 @@ def test_a_running_driver_is_reached(store, tmp_path, capfd, kind, said):
         store,
         "job",
         attempt=lambda: log.attempt,
-        on_cancel=lambda: done.append("cancel"),
-        on_stop=lambda: done.append("stop"),
-        on_rescale=lambda parallelism: done.append("rescale" if parallelism == 4 else f"to {parallelism}"),
+        on_cancel=lambda _: done.append("cancel"),
+        on_stop=lambda _: done.append("stop"),
+        on_rescale=lambda r: done.append("rescale" if r.parallelism == 4 else f"to {r.parallelism}"),
+        on_savepoint=lambda _: None,
         ended=threading.Event(),
         poll_s=0.01,
     )
@@ -188,6 +189,29 @@ def test_a_running_driver_is_reached(store, tmp_path, capfd, kind, said):
     close()
     assert (code, done) == (0, [kind])
     assert out == f"job job {said} by its driver {ME}\n"
+
+
+def test_a_savepoint_is_asked_for_with_its_place_and_answered_with_its_folder(store, tmp_path, capfd, monkeypatch):
+    log, asked = begin(store, "job"), []
+    monkeypatch.chdir(tmp_path)
+
+    def perform(request):
+        asked.append((request.kind, request.savepoint, request.drain))
+        return f"{request.savepoint}/savepoint-job-1"
+
+    actions = {f"on_{kind}": perform for kind in ("cancel", "stop", "rescale", "savepoint")}
+    close = watch(store, "job", attempt=lambda: log.attempt, ended=threading.Event(), poll_s=0.01, **actions)
+    assert run_main(capfd, "savepoint", tmp_path, "job", "mine")[1].splitlines() == [
+        f"job job saved by its driver {ME}",
+        f"{tmp_path}/mine/savepoint-job-1",
+    ]
+    out = run_main(capfd, "stop", tmp_path, "job", "--savepoint", "/there", "--drain")[1]
+    close()
+    assert out.splitlines()[1] == "/there/savepoint-job-1"
+    assert asked == [("savepoint", f"{tmp_path}/mine", False), ("stop", "/there", True)]
+    code, _, err = run_main(capfd, "stop", tmp_path, "job", "--drain")
+    assert code == 2
+    assert "--savepoint TO --drain" in err
 
 
 def test_without_a_driver_nothing_happens_and_that_is_said(store, tmp_path, capfd):

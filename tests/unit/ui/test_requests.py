@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from cutwater.errors import CutwaterError, StorageError
-from cutwater.runtime.requests import send, watch
+from cutwater.runtime.requests import Request, send, watch
 from cutwater.storage.local import LocalStore
 from cutwater.storage.log import JobLog
 from cutwater.storage.memory import MemoryStore
@@ -26,16 +26,18 @@ class Driver:
         self.ended = threading.Event()
 
     def perform(self, what: str):
-        def action() -> None:
+        def action(request: Request) -> str | None:
             self.done.append(what)
             self.ended.set()
+            return f"{request.savepoint}/made" if request.savepoint else None
 
         return action
 
     @contextmanager
     def watching(self, **changes):
-        actions = {"on_cancel": self.perform("cancel"), "on_stop": self.perform("stop"), **changes}
-        actions.setdefault("on_rescale", lambda parallelism: self.perform(f"rescale {parallelism}")())
+        actions = {f"on_{kind}": self.perform(kind) for kind in ("cancel", "stop", "savepoint")}
+        actions["on_rescale"] = lambda request: self.perform(f"rescale {request.parallelism}")(request)
+        actions |= changes
         close = watch(self.store, "job", attempt=lambda: self.attempt, ended=self.ended, poll_s=POLL_S, **actions)
         try:
             yield close
@@ -57,18 +59,19 @@ def control(store) -> list[str]:
     return store.names("job/control")
 
 
-@pytest.mark.parametrize("kind", ["cancel", "stop"])
+@pytest.mark.parametrize("kind", ["cancel", "stop", "savepoint"])
 def test_a_request_is_performed_and_answered(driver, kind):
     with driver.watching():
-        answer = send(driver.store, "job", kind, claim_s=10)
+        answer = send(driver.store, "job", kind, savepoint="/there" if kind == "savepoint" else "", claim_s=10)
     assert answer is not None
     assert answer.ok
+    assert answer.savepoint == ("/there/made" if kind == "savepoint" else "")
     assert driver.done == [kind]
     assert control(driver.store) == [], "the sender removes its files"
 
 
 def test_a_request_that_fails_says_why(driver):
-    def refuse() -> None:
+    def refuse(_: Request) -> None:
         raise CutwaterError("the disk is full")
 
     with driver.watching(on_stop=refuse):
@@ -108,7 +111,7 @@ def test_of_two_watchers_only_one_performs(driver):
     driver.ended = threading.Event()
     both = []
 
-    def action() -> None:
+    def action(_: Request) -> None:
         both.append(1)
 
     with driver.watching(on_stop=action), driver.watching(on_stop=action):
@@ -137,7 +140,7 @@ def test_a_request_withdrawn_between_look_and_claim_is_not_performed():
 def test_closing_waits_for_the_answer_in_hand(driver):
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow() -> None:
+    def slow(_: Request) -> None:
         begun.set()
         go_on.wait(10)
         driver.done.append("stop")
@@ -156,7 +159,7 @@ def test_closing_waits_for_the_answer_in_hand(driver):
 
 def test_a_driver_that_hangs_is_reported(driver):
     go_on = threading.Event()
-    with driver.watching(on_stop=lambda: go_on.wait(10)):
+    with driver.watching(on_stop=lambda _: go_on.wait(10) and None):
         try:
             with pytest.raises(StorageError, match="took the request to stop and did not finish it in 0 s"):
                 send(driver.store, "job", "stop", claim_s=10, done_s=0.0)

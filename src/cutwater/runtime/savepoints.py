@@ -1,0 +1,145 @@
+"""The driver's side of savepoints: where they go, when they are whole, and what the user is told.
+
+A savepoint is handed out only when a checkpoint behind it is in the log: then its sinks have committed, or will for
+certain, all that they handed out before it, and the entry proves that no other driver had taken the job.  Until then
+its files lie there without a manifest, and are no savepoint.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cutwater.errors import ConfigError, CutwaterError, StorageError
+from cutwater.protocol import messages as m
+from cutwater.protocol.reasons import FailureReason
+from cutwater.storage.local import LocalStore
+from cutwater.storage.manifest import Manifest
+from cutwater.storage.savepoint import SavepointManifest, publish_savepoint
+from cutwater.storage.savepoint_files import SavepointFile
+from cutwater.storage.stores import open_store
+
+__all__ = ["Follow", "SavepointKind", "SavepointRequest", "Savepoints"]
+
+SavepointKind = Literal["savepoint", "stop", "drain"]
+"""The job goes on; it stops behind it; it ends as if its sources were exhausted."""
+
+
+@dataclass(eq=False)
+class SavepointRequest:
+    """A user's wish for a savepoint; ``done`` gets its answer once."""
+
+    kind: SavepointKind
+    store: LocalStore
+    """The directory that the user named."""
+    folder: str
+    """Of the savepoint, in ``store``; new."""
+    done: queue.SimpleQueue[CutwaterError | None] = field(default_factory=queue.SimpleQueue[CutwaterError | None])
+    """The savepoint is whole, or why there is none."""
+
+    @classmethod
+    def prepare(cls, kind: SavepointKind, directory: str, job: str) -> SavepointRequest:
+        """Make the directory, and the savepoint's folder in it.
+
+        Raises:
+            ConfigError: no directory was named, or it is a file.
+            StorageError: it cannot be written.
+        """
+        if not re.match(r"file:|[^:]*$|.:[\\/]", directory):
+            raise ConfigError(f"no savepoint can be written to {directory!r}", hint="Give a path that all workers see.")
+        store = open_store(directory)
+        assert isinstance(store, LocalStore)
+        folder = f"savepoint-{job}-{uuid.uuid4().hex[:12]}"
+        try:
+            (store.root / folder).mkdir()
+        except OSError as e:
+            raise StorageError(f"cannot make {store.root / folder}: {e.strerror or e}") from e
+        return cls(kind, store, folder)
+
+    @property
+    def path(self) -> str:
+        """Where the savepoint will lie."""
+        return str(Path(self.store.root, self.folder))
+
+    def give_up(self, error: CutwaterError) -> CutwaterError | None:
+        """The job has ended, and nobody will answer any more, unless somebody just did."""
+        if self.done.empty():
+            self.answer(error)
+        return self.done.get()
+
+    def answer(self, error: CutwaterError | None) -> None:
+        """It is whole, or there is none: then nothing is left of it."""
+        if error is not None:
+            try:
+                self.store.delete(self.folder)
+            except StorageError as e:
+                error.hint = f"{error.hint} Remove what lies in {self.path}: {e}".strip()
+        self.done.put(error)
+
+
+@dataclass(frozen=True)
+class Follow:
+    """Asks for the checkpoint that commits what was handed out before a savepoint."""
+
+    request: SavepointRequest
+
+
+class Savepoints:
+    """The savepoints of one job that are durable and not handed out yet.  Belongs to the coordinator's thread.
+
+    Args:
+        failed: called when a savepoint with which the job was to stop could not be made whole.
+    """
+
+    def __init__(self, failed: Callable[[str], None]) -> None:
+        self._failed = failed
+        self._held: dict[int, tuple[SavepointRequest, Manifest, list[SavepointFile]]] = {}
+
+    def durable(self, request: SavepointRequest, manifest: Manifest, files: list[SavepointFile]) -> None:
+        """Every worker has written its part."""
+        self._held[manifest.checkpoint_id] = (request, manifest, files)
+
+    def committed(self, checkpoint_id: int) -> None:
+        """A checkpoint is in the log: savepoints up to it are handed out."""
+        for held in [id for id in self._held if id <= checkpoint_id]:
+            request, manifest, files = self._held.pop(held)
+            try:
+                whole = SavepointManifest.of(manifest, files, committed_by=checkpoint_id)
+                publish_savepoint(request.store, request.folder, whole)
+            except CutwaterError as e:
+                request.answer(e)
+                if request.kind != "savepoint":
+                    self._failed(f"the job was to stop with a savepoint, which failed: {e}")
+            else:
+                request.answer(None)
+
+    def answered(self, answer: m.RequestAnswered) -> Follow | None:
+        """What the core says of a request; the follow-up that a plain savepoint needs."""
+        follows = isinstance(answer.request_id, Follow)
+        request = answer.request_id.request if isinstance(answer.request_id, Follow) else answer.request_id
+        assert isinstance(request, SavepointRequest)
+        if answer.reason is None:
+            return Follow(request) if request.kind == "savepoint" and not follows else None
+        if follows and answer.reason is FailureReason.JOB_ENDING:
+            return None  # the final checkpoint does as well
+        held = [id for id, (holder, _, _) in self._held.items() if holder is request]
+        for id in held:
+            del self._held[id]
+        if held or not follows:
+            what = "the checkpoint behind the savepoint" if follows else "the savepoint"
+            request.answer(CutwaterError(f"{what} failed: {answer.reason.message} {answer.detail}".rstrip()))
+        return None
+
+    def stopped(self, reason: str) -> None:
+        """The attempt is over: nothing commits what was handed out before those that wait."""
+        for request, _, _ in self._held.values():
+            why = (
+                f"the savepoint failed: the job stopped or restarted before its output up to it was committed: {reason}"
+            )
+            request.answer(CutwaterError(why, hint="Ask again when the job runs."))
+        self._held.clear()

@@ -124,26 +124,10 @@ class Coordinator(Driver):
             raise CutwaterError(f"not rescaled to {parallelism}: {error}")
 
     def request_savepoint(self, kind: SavepointKind, directory: str) -> str:
-        """Take a savepoint and wait until it is whole; returns where it lies.
-
-        Raises:
-            CutwaterError: there is none, with the reason.
-        """
+        """Take a savepoint and wait until it is whole; returns where it lies, or raises why there is none."""
         request = SavepointRequest.prepare(kind, directory, self.publisher.job)
-        self._later(lambda: self._request_savepoint(request))
-        try:
-            error = self._answer(request.done, "the savepoint was whole")
-        except CutwaterError as e:
-            error = request.give_up(e)
-        if error is not None:
-            raise error
-        return request.path
-
-    def _request_savepoint(self, request: SavepointRequest) -> None:
-        if self._checkpoints is None:
-            request.answer(CutwaterError(f"the savepoint failed: {FailureReason.JOB_NOT_RUNNING.message}"))
-        else:
-            self._checkpoints.request_savepoint(request)
+        self._later(lambda: request.hand_to(self._checkpoints))
+        return request.result(lambda: self._answer(request.done, "the savepoint was whole"))
 
     def _answer(self, done: queue.SimpleQueue[T], what: str) -> T:
         while True:

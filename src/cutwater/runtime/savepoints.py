@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cutwater.errors import ConfigError, CutwaterError, StorageError
 from cutwater.protocol import messages as m
@@ -23,6 +23,9 @@ from cutwater.storage.manifest import Manifest
 from cutwater.storage.savepoint import SavepointManifest, publish_savepoint
 from cutwater.storage.savepoint_files import SavepointFile
 from cutwater.storage.stores import open_store
+
+if TYPE_CHECKING:
+    from cutwater.runtime.checkpointing import Checkpointing
 
 __all__ = ["Follow", "SavepointKind", "SavepointRequest", "Savepoints"]
 
@@ -66,11 +69,31 @@ class SavepointRequest:
         """Where the savepoint will lie."""
         return str(Path(self.store.root, self.folder))
 
-    def give_up(self, error: CutwaterError) -> CutwaterError | None:
-        """The job has ended, and nobody will answer any more, unless somebody just did."""
-        if self.done.empty():
-            self.answer(error)
-        return self.done.get()
+    def hand_to(self, checkpoints: Checkpointing | None) -> None:
+        """Ask, if there is somebody to ask."""
+        if checkpoints is None:
+            self.answer(CutwaterError(f"the savepoint failed: {FailureReason.JOB_NOT_RUNNING.message}"))
+        else:
+            checkpoints.request_savepoint(self)
+
+    def result(self, wait: Callable[[], CutwaterError | None]) -> str:
+        """Where the savepoint lies.
+
+        Args:
+            wait: for the answer; raises if the job has ended, so that nobody will answer unless somebody just did.
+
+        Raises:
+            CutwaterError: there is none, with the reason.
+        """
+        try:
+            error = wait()
+        except CutwaterError as ended:
+            if self.done.empty():
+                self.answer(ended)
+            error = self.done.get()
+        if error is not None:
+            raise error
+        return self.path
 
     def answer(self, error: CutwaterError | None) -> None:
         """It is whole, or there is none: then nothing is left of it."""

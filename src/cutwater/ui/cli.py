@@ -161,7 +161,8 @@ def inspect(snapshot: str, as_json: bool) -> None:
 
     Steps with their rows and bytes, positions of the sources, watermarks.
 
-    SNAPSHOT is DIR/JOB (its newest checkpoint), DIR/JOB@7 or DIR/JOB/chk-7.
+    SNAPSHOT is DIR/JOB (its newest checkpoint), DIR/JOB@7, DIR/JOB/chk-7, or the
+    folder of a savepoint.
     """
     from cutwater.storage.addresses import resolve_snapshot
     from cutwater.ui.inspect import inspect_snapshot, render_inspect
@@ -179,7 +180,8 @@ def verify(snapshot: str, as_json: bool) -> None:
 
     Reads every byte; names the files that differ and exits with 5 if there are any.
 
-    SNAPSHOT is DIR/JOB (all its checkpoints), DIR/JOB@7 or DIR/JOB/chk-7.
+    SNAPSHOT is DIR/JOB (all its checkpoints), DIR/JOB@7, DIR/JOB/chk-7, or the
+    folder of a savepoint.
     """
     from cutwater.storage.addresses import resolve_snapshot
     from cutwater.ui.inspect import render_verify, verify_snapshot

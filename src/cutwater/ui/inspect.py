@@ -12,10 +12,11 @@ from cutwater.errors import ConfigError
 from cutwater.storage.base import Store
 from cutwater.storage.log import CheckpointCompleted, JobLog, LogState
 from cutwater.storage.manifest import Entry, Manifest, SplitRecord, SubtaskRecord
-from cutwater.storage.paths import writer_of_shared
+from cutwater.storage.paths import SAVEPOINT_FILE, writer_of_shared
+from cutwater.storage.reading import load_snapshot
 from cutwater.storage.recovery import verify_checkpoint
 from cutwater.storage.retention import list_jobs
-from cutwater.storage.snapshot import load_manifest
+from cutwater.storage.savepoint import is_savepoint, savepoint_state
 from cutwater.ui.text import lines_of_table, plural, size
 
 __all__ = ["inspect_snapshot", "render_inspect", "render_verify", "verify_snapshot"]
@@ -31,8 +32,8 @@ def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -
     Returns:
         ``job``, ``uid``, ``outcome`` of the job (empty while an attempt owns it), ``reason``, ``checkpoint_id``,
         ``attempt``, ``protocol``, ``final``, ``completed`` (ISO time), ``bytes``, ``files`` (``older_bytes``,
-        ``older_files``: those written for older checkpoints, which it shares), ``retained`` (ids, newest first),
-        ``steps`` (id, kind, parallelism, rows, bytes, states), ``subtasks`` (vertex, subtask, watermark, positions per
+        ``older_files``: those written for older checkpoints, which it shares), ``savepoint`` (whether it is one),
+        ``retained`` (ids, newest first), ``steps`` (id, kind, parallelism, rows, bytes, states), ``subtasks`` (vertex, subtask, watermark, positions per
         read step, handles per write step, channels).
 
     Raises:
@@ -40,7 +41,7 @@ def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -
         CorruptSnapshotError: log or manifest are damaged.
     """
     state, completed = _find(store, job, checkpoint_id)
-    manifest = load_manifest(store, job, completed)
+    manifest = load_snapshot(store, job, completed)
     older = [
         e for e in manifest.entries if (writer := writer_of_shared(e.file)) and writer[0] != completed.checkpoint_id
     ]
@@ -62,6 +63,7 @@ def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -
         "files": len({e.file for e in manifest.entries if e.file}),
         "older_bytes": sum(e.length for e in older),
         "older_files": len({e.file for e in older}),
+        "savepoint": completed.path == SAVEPOINT_FILE,
         "retained": [c.checkpoint_id for c in state.completed],
         "steps": _steps(manifest),
         "subtasks": [_subtask(s) for s in manifest.subtasks],
@@ -101,14 +103,16 @@ def verify_snapshot(store: Store, job: str, checkpoint_id: int | None = None) ->
 
 def render_inspect(info: dict[str, Any]) -> str:
     """The result of ``inspect_snapshot`` as text."""
+    kind = "savepoint" if info["savepoint"] else "checkpoint"
     lines = [
-        f"checkpoint {info['checkpoint_id']} of {info['job']}{' (final)' if info['final'] else ''}",
+        f"{kind} {info['checkpoint_id']} of {info['job']}{' (final)' if info['final'] else ''}",
         f"  {info['protocol']}, attempt {info['attempt']}, parallelism {info['parallelism']}"
         f" of at most {info['max_parallelism']}",
         f"  completed {info['completed']} after {info['duration_ms']} ms",
         f"  {size(info['bytes'])} in {plural(info['files'], 'file')} besides the manifest",
-        f"  retained: {', '.join(map(str, info['retained']))}",
     ]
+    if not info["savepoint"]:
+        lines.append(f"  retained: {', '.join(map(str, info['retained']))}")
     if info["older_files"]:
         older = f"{size(info['older_bytes'])} of it in {plural(info['older_files'], 'file')} of older checkpoints"
         lines.insert(4, f"  {older}")
@@ -139,6 +143,9 @@ def render_verify(info: dict[str, Any]) -> str:
 
 
 def _find(store: Store, job: str, checkpoint_id: int | None) -> tuple[LogState, CheckpointCompleted]:
+    if is_savepoint(store, job):
+        state = savepoint_state(store, job)
+        return state, state.completed[0]
     jobs = list_jobs(store)
     if job not in jobs:
         raise ConfigError(f"no job {job!r} in {store!r}", hint=f"There are: {', '.join(jobs) or 'none'}.")

@@ -24,6 +24,10 @@ from cutwater.storage.reading import open_snapshot, snapshots_at
 from cutwater.storage.recovery import choose
 from cutwater.storage.savepoint import SavepointManifest, delete_savepoint, publish_savepoint
 from cutwater.storage.savepoint_files import SavepointWriter
+from cutwater.ui.inspect import inspect_snapshot, render_inspect, verify_snapshot
+
+GOLDEN = Path(__file__).parent / "golden"
+GOLDEN_ROWS = ((7, 9), (0, 5), (3, 1), (0, 2))
 
 Row = tuple[int, str, int]
 """Key group, key, value."""
@@ -186,6 +190,39 @@ def test_a_newer_format_is_refused_with_its_version(tmp_path: Path) -> None:
     publish_savepoint(store, "newer", msgspec.structs.replace(body, format_version=99))
     with pytest.raises(FormatVersionError, match="version 99, this release knows 1"):
         open_snapshot(str(tmp_path / "newer"))
+
+
+def test_inspect_and_verify_take_savepoints(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "sp", segments_of(rows_of(40)), a_log())
+    found = resolve_snapshot(str(path))
+    info = inspect_snapshot(found.store, found.job)
+    assert (info["savepoint"], info["job"], info["checkpoint_id"]) == (True, "delays", 8)
+    assert render_inspect(info).startswith("savepoint 8 of delays\n")
+    assert verify_snapshot(found.store, found.job)["ok"]
+    file = path / "count" / "agg.00000-00007.arrow"
+    data = file.read_bytes()
+    file.write_bytes(data[:-3] + b"\0" + data[-2:])  # behind all batches
+    (report,) = verify_snapshot(found.store, found.job)["checkpoints"]
+    assert [p["file"] for p in report["problems"]] == ["sp/count/agg.00000-00007.arrow"]
+
+
+def test_golden_files_of_every_version_can_be_read_for_ever() -> None:
+    """``golden/savepoint-1`` was made by ``make_golden`` below with the first release that took savepoints."""
+    snapshot = open_snapshot(str(GOLDEN / "savepoint-1"))
+    report = choose(snapshot.store, snapshot.folder, snapshots_at(resolve_snapshot(str(GOLDEN / "savepoint-1"))))
+    assert report is not None
+    manifest = snapshot.manifest
+    assert (manifest.job, manifest.checkpoint_id, manifest.attempt, manifest.parallelism) == ("delays", 8, 2, 1)
+    assert [(s.id, s.kind, s.keys) for s in manifest.steps] == [("count", "aggregate", ["key"])]
+    assert manifest.subtasks[0].splits["read"] == [SplitRecord("s", None, 70)]
+    assert content(GOLDEN / "savepoint-1") == [(g, f"key {i}", 100 * i) for g, i in ((0, 2), (0, 5), (3, 1), (7, 9))]
+    ((entry, items),) = snapshot.logs()
+    assert (entry.channel, entry.first_row, items[0].batch.to_pydict()) == ((3, 0, 0), 41, {"value": [7, 8, 9]})
+
+
+def make_golden(version: int) -> None:
+    """Run once for each version of the format."""
+    written(GOLDEN / f"savepoint-{version}", segments_of([(g, f"key {i}", 100 * i) for g, i in GOLDEN_ROWS]), a_log())
 
 
 def test_deleting_takes_what_belongs_to_it_and_nothing_else(tmp_path: Path) -> None:

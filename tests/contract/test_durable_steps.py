@@ -98,7 +98,8 @@ class Life:
                 sinks={} if pre_commit.state is None else {"out": pre_commit.state},
             )
             parts.append((record, self._write_state(id, worker)))
-        self.publisher.publish(id, attempt=self.attempt, final=final, triggered_ms=0, parts=parts)
+        manifest = self.publisher.manifest(id, attempt=self.attempt, final=final, triggered_ms=0, parts=parts)
+        self.publisher.publish(manifest)
         self.published = id
         for record, _ in parts:
             self.sink.committer(SCHEMA, self.publisher.uid, "out").commit(id, record.handles["out"])

@@ -17,6 +17,7 @@ import cutwater as cw
 from cutwater.errors import CorruptSnapshotError, CutwaterError, FencedError
 from cutwater.runtime import job as job_module
 from cutwater.runtime.publisher import Publisher
+from cutwater.storage.manifest import Manifest
 
 ROWS = 12_000
 
@@ -28,13 +29,13 @@ def drive(folder: str, server: str, die: str = "") -> None:
     path = Path(folder)
     publish = Publisher.publish
 
-    def dying(self: Publisher, checkpoint_id: int, **rest: Any) -> Any:
-        if die == "before publishing" and checkpoint_id >= 4:
+    def dying(self: Publisher, manifest: Manifest) -> Any:
+        if die == "before publishing" and manifest.checkpoint_id >= 4:
             os.kill(os.getpid(), signal.SIGKILL)
-        result = publish(self, checkpoint_id, **rest)
-        if die == "after publishing" and checkpoint_id >= 4:
+        result = publish(self, manifest)
+        if die == "after publishing" and manifest.checkpoint_id >= 4:
             os.kill(os.getpid(), signal.SIGKILL)
-        if die == "after publishing the final checkpoint" and rest["final"]:
+        if die == "after publishing the final checkpoint" and manifest.final:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 

@@ -185,6 +185,19 @@ def test_no_claim_nothing_of_the_savepoint_is_needed_behind_the_first_checkpoint
     assert_goes_on(tmp_path / "second")
 
 
+def test_58_a_claimed_savepoint_goes_when_the_job_has_checkpoints_of_its_own(start, tmp_path: Path) -> None:
+    job = seen(start(flow_of(tmp_path)))
+    path = job.stop(savepoint=tmp_path / "kept")
+    with pytest.raises(cw.ConfigError, match="only a savepoint can be claimed"):
+        start(flow_of(tmp_path, "none"), checkpoint=tmp_path / "chk3", claim="claim")
+    second = flow_of(tmp_path, "second", 4_000, "second")
+    second = seen(start(second, checkpoint=tmp_path / "chk2", restore=path, claim="claim", num_retained=2), 1)
+    wait_until(lambda: not (tmp_path / "kept").exists() or not list((tmp_path / "kept").iterdir()), "its removal")
+    assert second.status.checkpoints.completed >= 2, "one damaged checkpoint must not be the end"
+    finish(second, tmp_path)
+    assert_goes_on(tmp_path / "second")
+
+
 def test_a_savepoint_of_a_job_that_has_ended_or_keeps_nothing_is_refused(start, tmp_path: Path) -> None:
     open_gate(tmp_path)
     job = start(flow_of(tmp_path, rate=None))

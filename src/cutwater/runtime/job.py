@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
@@ -233,6 +233,7 @@ def start(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     restore: str = "latest",
+    claim: Literal["no_claim", "claim"] = "no_claim",
     **settings: Any,
 ) -> Job:
     """Start a dataflow on a Spark session; returns at once.
@@ -242,7 +243,9 @@ def start(
         checkpoint: directory for checkpoints (shared by driver and workers).  Without one a temporary directory
             serves, which survives failures of workers but not of the driver.
         restore: "latest" goes on from the newest checkpoint in ``checkpoint``, if there is one; or a snapshot to begin
-            from: ``DIR/JOB``, ``DIR/JOB@7`` or ``DIR/JOB/chk-7``.
+            from: ``DIR/JOB``, ``DIR/JOB@7``, ``DIR/JOB/chk-7``, or the folder of a savepoint.
+        claim: "claim" gives the savepoint to the job, which removes it when it has ``num_retained`` checkpoints of its
+            own, or has finished; else it stays the user's.
         settings: fields of ``JobConfig`` and ``Upgrade``; names without ``_ms`` (``interval="1s"``) take durations.
 
     Raises:
@@ -260,7 +263,9 @@ def start(
         if config.protocol not in ("none", "at_least_once"):
             require_exactly_once(store)
         origin = None if restore == "latest" else resolve_snapshot(restore)
-        publisher = Publisher(store, plan, config, origin, upgrade)
+        if claim not in ("no_claim", "claim"):
+            raise ConfigError(f"claim {claim!r} is unknown", hint="Choose 'no_claim' or 'claim'.")
+        publisher = Publisher(store, plan, config, origin, upgrade, claim=claim == "claim")
         if publisher.parallelism != config.parallelism:
             plan = replan(plan, publisher.parallelism)
         from cutwater.spark.session import require_classic, session

@@ -30,6 +30,7 @@ from cutwater.runtime.regions import subtasks_of
 from cutwater.runtime.sinks import Sinks
 from cutwater.storage.addresses import SnapshotAddress
 from cutwater.storage.base import Store
+from cutwater.storage.claim import Claim
 from cutwater.storage.log import JobEnded, JobFinished, JobLog, RolledBack, wall_clock_ms
 from cutwater.storage.manifest import Entry, Manifest, SubtaskRecord
 from cutwater.storage.paths import writer_of_shared
@@ -55,6 +56,8 @@ class Publisher:
         config: JobConfig,
         origin: SnapshotAddress | None = None,
         upgrade: Upgrade | None = None,
+        *,
+        claim: bool = False,
     ) -> None:
         self.job = plan.name
         self.upgrade = upgrade or Upgrade()
@@ -70,6 +73,12 @@ class Publisher:
         self.parallelism = self._resumed_parallelism(config.parallelism)
         """What the job runs at: the program's, unless it was rescaled since the program last asked for another one."""
         self._origin = origin
+        if claim and (origin is None or not origin.is_savepoint):
+            raise ConfigError(
+                "only a savepoint can be claimed", hint="Give restore= the folder of one, or leave claim away."
+            )
+        self._claims = claim
+        self._claim = Claim(store, self.job)
         self._origin_uid = "" if origin is None else snapshots_at(origin).uid
         if self.foreign and self.log.state.completed:
             raise ConfigError(
@@ -156,6 +165,9 @@ class Publisher:
             return None
         bound = check_compatible(self.plan, restorable.manifest, self.upgrade, foreign=self.foreign)
         self.warnings += [w for w in (*restorable.warnings, *bound.outlook.warnings) if w not in self.warnings]
+        if self._claims and self._origin is not None:
+            origin, digest = self._origin, restorable.completed.digest
+            self._claim.take(origin.directory, origin.job, digest, state.newest_id)
         self._roll_back(restorable)
         return replace(restorable, manifest=bound.manifest)
 
@@ -298,7 +310,7 @@ class Publisher:
         try:
             if outcome is Outcome.FINISHED:
                 log.append(JobFinished(log.attempt, checkpoint_id, now))
-                for warning in self._sinks.finish(log.attempt):
+                for warning in [*self._sinks.finish(log.attempt), *self._claim.collect((), needed=0)]:
                     warn(warning)
             else:
                 log.append(JobEnded(log.attempt, outcome.value, first_line(reason), now))
@@ -321,7 +333,9 @@ class Publisher:
         if self._retention is None or self.log.in_doubt or not (ended or now_s >= self._collected_s + _COLLECT_EVERY_S):
             return []
         self._collected_s = now_s
-        return self._retention.collect() + self._sinks.collect(e.checkpoint_id for e in self.log.state.completed)
+        retained = [e.checkpoint_id for e in self.log.state.completed]
+        claimed = self._claim.collect(retained, needed=self._config.num_retained)
+        return self._retention.collect() + self._sinks.collect(retained) + claimed
 
     def sweep(self) -> None:
         """Remove the staged output of a finished job: its driver may have died before it could."""

@@ -27,7 +27,8 @@ def canonical(segments: Iterable[Segment]) -> Iterator[Segment]:
     """All segments of one subtask's state, in canonical form; holds about a key group of them in memory.
 
     Args:
-        segments: the whole state (no deletions), the rows of each name in ascending order of key groups.
+        segments: the whole state (no deletions), the rows of each name in ascending order of key groups; deltas may
+            begin anew, with rows that replace earlier ones of their keys.
 
     >>> def segment(groups, keys):
     ...     columns = {GROUP_COLUMN: pa.array(groups, pa.uint16()), "key": keys}
@@ -45,14 +46,18 @@ def canonical(segments: Iterable[Segment]) -> Iterator[Segment]:
 
 def _in_order(name: str, identity: int, run: Iterable[Segment]) -> Iterator[Segment]:
     waiting: list[pa.RecordBatch] = []
+    again = False  # rows come that replace, by key, some that came before
     count = of_last = 0  # rows that wait, and those among them of the last key group, of which more may come
     last = -1
     for segment in run:
         if segment.batch.num_rows == 0:
             continue
         groups = _groups(segment.batch)
-        if int(groups[0]) < last or segment.kind == "delete":
+        if segment.kind == "delete" or (int(groups[0]) < last and segment.kind == "base"):
             raise InvariantError(f"state {name!r}: its segments are not those of a whole state in order of key groups")
+        if int(groups[0]) < last:
+            yield from _rest(name, identity, waiting, again)
+            waiting, again, count, of_last, last = [], True, 0, 0, -1
         of_last = of_last if int(groups[0]) == int(groups[-1]) == last else 0
         last = int(groups[-1])
         of_last += int(np.count_nonzero(groups == last))
@@ -62,14 +67,18 @@ def _in_order(name: str, identity: int, run: Iterable[Segment]) -> Iterator[Segm
             rows = pa.concat_batches(waiting)
             start = 0
             for cut in _cuts(_groups(rows)[: count - of_last]):
-                yield from _pieces(name, identity, rows.slice(start, cut - start))
+                yield from _pieces(name, identity, rows.slice(start, cut - start), again)
                 start = cut
             waiting, count = [rows.slice(start)], count - start
+    yield from _rest(name, identity, waiting, again)
+
+
+def _rest(name: str, identity: int, waiting: list[pa.RecordBatch], again: bool) -> Iterator[Segment]:
     if waiting:
         rows = pa.concat_batches(waiting)
         start = 0
         for cut in [*_cuts(_groups(rows)), rows.num_rows]:
-            yield from _pieces(name, identity, rows.slice(start, cut - start))
+            yield from _pieces(name, identity, rows.slice(start, cut - start), again)
             start = cut
 
 
@@ -91,8 +100,8 @@ def _cuts(groups: npt.NDArray[np.uint16]) -> list[int]:
     return cuts
 
 
-def _pieces(name: str, identity: int, rows: pa.RecordBatch) -> Iterator[Segment]:
-    """Whole groups as one segment, or, where a group is large, a base and what adds to it."""
+def _pieces(name: str, identity: int, rows: pa.RecordBatch, again: bool) -> Iterator[Segment]:
+    """Whole groups as one segment, or, where a group is large, a base and what adds to it; ``again``: only deltas."""
     if rows.num_rows == 0:
         return
     groups = _groups(rows)
@@ -100,7 +109,7 @@ def _pieces(name: str, identity: int, rows: pa.RecordBatch) -> Iterator[Segment]
     order = _order(rows, 1 + identity)
     for start in range(0, rows.num_rows, 2 * BATCH_ROWS):
         batch = rows.take(order.slice(start, 2 * BATCH_ROWS))
-        yield Segment(name, "delta" if start else "base", batch, covered, identity)
+        yield Segment(name, "delta" if start or again else "base", batch, covered, identity)
 
 
 def _order(rows: pa.RecordBatch, columns: int) -> Any:

@@ -59,6 +59,7 @@ cli.add_command(diff)
 @click.option("--checkpoint", metavar="DIR", help="Where checkpoints go; shared by driver and workers.")
 @click.option("--interval", metavar="TIME", help="Between two checkpoints, for example 500ms or 1s.")
 @click.option("--restore", default="latest", metavar="latest|SNAPSHOT", show_default=True, help="Where to begin.")
+@click.option("--claim", is_flag=True, help="Remove the restored savepoint when it is not needed any more.")
 @click.option(
     "--protocol", type=click.Choice(list(PROTOCOLS)), metavar="NAME", help=f"{', '.join(PROTOCOLS)} (default: aligned)."
 )
@@ -79,8 +80,10 @@ def run(target: str, master: str | None, checkpoint: str | None, restore: str, *
     _Options.debug = given.pop("debug")
     view = _view(given.pop("as_json"), _Options.debug)
     upgrade = upgrade_settings(given.pop("maps"), given.pop("allow_dropped_state"))
+    claim = given.pop("claim")
     settings = _settings(given.pop("settings")) | {k: v for k, v in given.items() if v is not None}
-    sys.exit(run_file(RunOptions(target, checkpoint, master, restore, settings, _Options.debug, upgrade), view))
+    options = RunOptions(target, checkpoint, master, restore, settings, _Options.debug, upgrade, claim)
+    sys.exit(run_file(options, view))
 
 
 @cli.command()

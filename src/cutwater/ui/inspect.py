@@ -33,8 +33,8 @@ def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -
         ``job``, ``uid``, ``outcome`` of the job (empty while an attempt owns it), ``reason``, ``checkpoint_id``,
         ``attempt``, ``protocol``, ``final``, ``completed`` (ISO time), ``bytes``, ``files`` (``older_bytes``,
         ``older_files``: those written for older checkpoints, which it shares), ``savepoint`` (whether it is one),
-        ``retained`` (ids, newest first), ``steps`` (id, kind, parallelism, rows, bytes, states), ``subtasks`` (vertex, subtask, watermark, positions per
-        read step, handles per write step, channels).
+        ``retained`` (ids, newest first), ``steps`` (id, kind, parallelism, rows, bytes, states), ``subtasks`` (vertex,
+        subtask, watermark, positions per read step, handles per write step, channels).
 
     Raises:
         ConfigError: no such job or checkpoint; the hint lists what there is.

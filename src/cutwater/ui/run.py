@@ -40,6 +40,7 @@ class RunOptions:
     debug: bool = False
     upgrade: dict[str, Any] = field(default_factory=dict[str, Any])
     """``step_ids``, ``state_names``, ``allow_dropped_state``."""
+    claim: bool = False
 
 
 def run_file(options: RunOptions, view: View) -> int:
@@ -65,7 +66,8 @@ def run_file(options: RunOptions, view: View) -> int:
         stack.callback(spark.stop)
         interrupts = stack.enter_context(interrupts_counted())
         settings = {**options.settings, **options.upgrade}
-        job = flow.start(spark, checkpoint=options.checkpoint, restore=options.restore, **settings)
+        claim = "claim" if options.claim else "no_claim"
+        job = flow.start(spark, checkpoint=options.checkpoint, restore=options.restore, claim=claim, **settings)
         return _exit_code(follow(job, view, interrupts), interrupts)
 
 

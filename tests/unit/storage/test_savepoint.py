@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -145,6 +146,13 @@ def test_the_same_state_gives_the_same_bytes_however_it_came(
     replaced = [g for s in segments if s.kind == "base" and s.key_groups for g in range(*s.key_groups)]
     assert len(replaced) == len(set(replaced)), "a later base must not replace what an earlier one brought"
     assert len(segments) > 1 or batch_rows > 400
+
+
+def test_rows_that_replace_others_come_behind_them() -> None:
+    """As from a table that lies partly on disk: what is in memory is newer."""
+    (disk,), (memory,) = segments_of([(0, "a", 1), (5, "b", 2)]), segments_of([(0, "a", 9)])
+    found = list(canonical([disk, replace(memory, kind="delta")]))
+    assert [(s.kind, s.batch.column("value").to_pylist()) for s in found] == [("base", [1, 2]), ("delta", [9])]
 
 
 def test_state_whose_order_says_something_stays_as_it_is() -> None:

@@ -16,7 +16,7 @@ import xxhash
 from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, StorageError
 from cutwater.storage.base import Store
 from cutwater.storage.log_entries import CheckpointCompleted, LogState
-from cutwater.storage.manifest import Manifest, StepRecord, SubtaskRecord
+from cutwater.storage.manifest import EdgeRecord, Manifest, StepRecord, SubtaskRecord
 from cutwater.storage.paths import SAVEPOINT_FILE
 from cutwater.storage.savepoint_files import SavepointFile, entries_of
 
@@ -56,6 +56,7 @@ class SavepointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     steps: list[StepRecord]
     subtasks: list[SubtaskRecord]
     files: list[SavepointFile]
+    edges: list[EdgeRecord] = []
     back_edges: list[tuple[str, str]] = []
     final: bool = False
     """Taken after the job was drained: its windows have fired, and nothing is left to do."""

@@ -20,7 +20,7 @@ from cutwater.storage.addresses import resolve_snapshot
 from cutwater.storage.canonical import canonical
 from cutwater.storage.channel_log import ChannelLog, LogItem
 from cutwater.storage.local import LocalStore
-from cutwater.storage.manifest import SplitRecord, StepRecord, SubtaskRecord
+from cutwater.storage.manifest import Manifest, SplitRecord, StepRecord, SubtaskRecord
 from cutwater.storage.reading import open_snapshot, snapshots_at
 from cutwater.storage.recovery import choose
 from cutwater.storage.savepoint import SavepointManifest, delete_savepoint, publish_savepoint
@@ -226,6 +226,10 @@ def test_golden_files_of_every_version_can_be_read_for_ever() -> None:
     assert content(GOLDEN / "savepoint-1") == [(g, f"key {i}", 100 * i) for g, i in ((0, 2), (0, 5), (3, 1), (7, 9))]
     ((entry, items),) = snapshot.logs()
     assert (entry.channel, entry.first_row, items[0].batch.to_pydict()) == ((3, 0, 0), 41, {"value": [7, 8, 9]})
+
+
+def test_a_savepoint_says_all_that_a_checkpoint_says() -> None:
+    assert set(Manifest.__struct_fields__) - {"entries"} <= set(SavepointManifest.__struct_fields__)
 
 
 def make_golden(version: int) -> None:

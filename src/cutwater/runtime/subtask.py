@@ -11,7 +11,7 @@ import time
 from collections import deque
 
 from cutwater.errors import CutwaterError, InvariantError
-from cutwater.operators.base import MAX_WATERMARK
+from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.loop import (
     Action,
@@ -241,7 +241,8 @@ class Subtask:
         rows = sum(b.num_rows for o, b in got.outputs if o == 0)
         try:
             self.chain.emit(0, got.outputs)
-            if got.watermark > self.chain.watermark:
+            # Where a late row begins a read, the read before told its watermark, and not yet ahead of rows to come.
+            if got.watermark > self.chain.watermark or (got.force and got.watermark > MIN_WATERMARK):
                 self.chain.start_watermark(got.watermark, got.force)
         except CutwaterError as e:
             raise self._positioned(e, source.origin, None) from e

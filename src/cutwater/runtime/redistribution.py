@@ -81,7 +81,7 @@ class Redistribution:
 
     @cached_property
     def _edge_names(self) -> list[str]:
-        return self.manifest.edges or [e.name for e in self.plan.edges]
+        return [e.name for e in self.manifest.edges or self.plan.edges]
 
     @cached_property
     def _known(self) -> bool:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import cutwater as cw
 from cutwater.dataflow.graph import Channel, PhysicalPlan, key_group_range
 from cutwater.dataflow.plan import make_plan
+from cutwater.dataflow.records import edge_records
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, Operator, Outputs
 from cutwater.operators.partition import HashPartitioner
 from cutwater.protocol.watermarks import InputTime, WatermarkMerger
@@ -236,7 +237,7 @@ class Cut:
         ]
         manifest = Manifest(
             "world", "uid", 1, 1, "unaligned", GROUPS, plan.parallelism, 0, 0, steps, subtasks, entries,
-            edges=[e.name for e in plan.edges],
+            edges=edge_records(plan),
         )  # fmt: skip
         return cls(store, manifest, sent)
 

@@ -83,6 +83,7 @@ class Snapshot:
         found = resolve_snapshot(os.fspath(address))
         opened = open_snapshot(found)
         self.store, self.folder, self.manifest = opened.store, opened.folder, opened.manifest
+        self.is_savepoint = opened.is_savepoint
         self.segments = Segments(self.store, self.folder)
         whole = f"{found.directory}/{found.job}"
         self.address = whole if opened.is_savepoint else f"{whole}@{self.checkpoint_id}"

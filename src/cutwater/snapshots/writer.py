@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from cutwater.state.keys import key_group_range
 from cutwater.state.segments import Segment
 from cutwater.storage.channel_log import CHANNEL_KIND, ChannelLog, read_log
 from cutwater.storage.manifest import Manifest
-from cutwater.storage.savepoint import SAVEPOINT_VERSION, SavepointManifest, is_savepoint, publish_savepoint
+from cutwater.storage.savepoint import SavepointManifest, is_savepoint, load_savepoint, publish_savepoint
 from cutwater.storage.savepoint_files import SavepointFile, SavepointWriter
 from cutwater.storage.snapshot import read_segment
 from cutwater.storage.stores import open_store
@@ -94,7 +94,7 @@ def write_savepoint(
         if source is not None:
             files += _kept_state(writer, source, set(given))
             files += _logs(writer, source)
-        publish_savepoint(store, target.name, _described(manifest, files))
+        publish_savepoint(store, target.name, _described(manifest, source, files))
     except BaseException:
         writer.abort()
         raise
@@ -195,23 +195,10 @@ def _logs(writer: SavepointWriter, source: Snapshot) -> Iterator[SavepointFile]:
             yield from writer.add_log(ChannelLog(*place, items))
 
 
-def _described(manifest: Manifest, files: Iterable[SavepointFile]) -> SavepointManifest:
-    return SavepointManifest(
-        format_version=SAVEPOINT_VERSION,
-        job=manifest.job,
-        uid=manifest.uid,
-        checkpoint_id=manifest.checkpoint_id,
-        committed_by=manifest.checkpoint_id,
-        attempt=manifest.attempt,
-        protocol=manifest.protocol,
-        max_parallelism=manifest.max_parallelism,
-        parallelism=manifest.parallelism,
-        triggered_ms=manifest.triggered_ms,
-        completed_ms=manifest.completed_ms,
-        steps=manifest.steps,
-        subtasks=manifest.subtasks,
-        files=list(files),
-        back_edges=manifest.back_edges,
-        final=manifest.final,
-        engine=__version__,
-    )
+def _described(manifest: Manifest, source: Snapshot | None, files: list[SavepointFile]) -> SavepointManifest:
+    """The new savepoint: for its job it is the one that it was made from."""
+    committed_by = manifest.checkpoint_id
+    if source is not None and source.is_savepoint:
+        committed_by = load_savepoint(source.store, source.folder).committed_by
+    replaced = msgspec.structs.replace(manifest, engine=__version__)
+    return SavepointManifest.of(replaced, files, committed_by=committed_by)

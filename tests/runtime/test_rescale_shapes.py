@@ -26,7 +26,6 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "at_least_once": {},
 }
 SHAPES = {"plain": counting, "self": circulating, "counted": counted_loop, "nested": nested}
-QUICK = {("chandy_lamport", "nested")}
 
 
 def up_and_down(job: Job, *steps: int) -> None:
@@ -36,14 +35,9 @@ def up_and_down(job: Job, *steps: int) -> None:
         job.rescale(parallelism)
 
 
-@pytest.mark.parametrize(
-    ("protocol", "shape"),
-    [
-        pytest.param(protocol, shape, marks=[] if (protocol, shape) in QUICK else pytest.mark.full)
-        for protocol in PROTOCOLS
-        for shape in SHAPES
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_nothing_is_lost_or_doubled(start, tmp_path: Path, protocol: str, shape: str) -> None:
     flow = SHAPES[shape]("wider", gated(tmp_path, ROWS, rate=6_000), tmp_path / "out")
     job = start(flow, protocol=protocol, channel_frames=1, **PROTOCOLS[protocol])

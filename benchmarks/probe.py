@@ -154,6 +154,9 @@ class _ProbeWriter:
         if self._probe.latency and self._last_ns >= self._latencies_from_ns:
             _add_latencies(batch.column("t").to_numpy(), self._last_ns, self._latencies)
 
+    def roll(self) -> None:
+        """Nothing is in progress."""
+
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
         state = {"rows": self._rows}
         return lambda: PreCommit(state=state)

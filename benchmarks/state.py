@@ -123,6 +123,9 @@ class _GapsWriter:
         for values, name in zip(self._newest, ("n", "s"), strict=True):
             values[keys] = batch.column(name).to_numpy()
 
+    def roll(self) -> None:
+        """Nothing is in progress."""
+
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
         return lambda: PreCommit(state=None)
 

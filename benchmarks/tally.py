@@ -56,6 +56,9 @@ class _TallyWriter:
             self._newest |= {key: batch.slice(row, 1) for key, row in places.items()}
         self._last_ns = time.monotonic_ns()
 
+    def roll(self) -> None:
+        """Nothing is in progress."""
+
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
         return PreCommit
 

@@ -120,6 +120,9 @@ class _FailingWriter:
         self._fails("sink write")
         self._inner.write(batch)
 
+    def roll(self) -> None:
+        self._inner.roll()
+
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
         self._fails("sink snapshot")
         made = self._inner.pre_commit(checkpoint_id, final)

@@ -237,6 +237,9 @@ class _Writer:
         self._orders.maybe_raise("write")
         self._inner.write(batch)
 
+    def roll(self) -> None:
+        self._inner.roll()
+
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
         make_durable = self._inner.pre_commit(checkpoint_id, final)
 

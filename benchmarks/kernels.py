@@ -37,6 +37,7 @@ class Subtask:
     max_parallelism: int = GROUPS
     key_groups: range = key_group_range(0, 1, GROUPS)
     incremental: bool = False
+    state_memory_bytes: int | None = None
 
     def wake(self) -> None:
         return None

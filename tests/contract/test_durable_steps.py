@@ -22,6 +22,7 @@ from cutwater.connectors.base import PreCommit, SinkWriter
 from cutwater.connectors.file_sink import FileSink
 from cutwater.dataflow.plan import make_plan
 from cutwater.errors import CutwaterError
+from cutwater.runtime import publisher
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.sink_operator import SinkIdentity
 from cutwater.state.segments import GROUP_COLUMN, Segment
@@ -153,6 +154,7 @@ def struck(folder: Path, rolling: str, deaths: Sequence[int | None], *, power: b
     """
     calls: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publisher, "_COLLECT_EVERY_S", 0.0)  # a death may come while old checkpoints are removed
         disk = ForgetfulDisk(str(folder / "out"), patch, lambda: None, store=str(folder / "chk"))
         life = Life(folder, ROLLING[rolling])
         for death in deaths:

@@ -91,6 +91,7 @@ def test_what_make_run_runs_heals_and_agrees_with_spark_sql():
     assert "xactly-once" in done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_the_example_with_loops_heals_and_agrees_with_networkx(tmp_path: Path):
     """In a process of its own: it makes its own session and kills a worker in it."""

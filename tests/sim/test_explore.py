@@ -82,8 +82,8 @@ def test_the_way_is_a_shortest_one_and_readable() -> None:
     assert str(found).splitlines()[1:] == [
         "  1. read 0 reads a row",
         "  2. request",
-        "  3. read 0 hears Trigger(checkpoint_id=1, final=False, probe=False)",
-        "  4. read 1 hears Trigger(checkpoint_id=1, final=False, probe=False)",
+        "  3. read 0 hears Trigger(checkpoint_id=1, final=False, probe=False, savepoint=False)",
+        "  4. read 1 hears Trigger(checkpoint_id=1, final=False, probe=False, savepoint=False)",
         "  5. take read 1 > sink 0 0: barrier 1",
         "  6. publish: checkpoint 1",
     ]

@@ -100,6 +100,7 @@ def test_a_bounded_job_runs_to_its_end_and_its_snapshot_can_be_looked_at(program
     assert "had finished already" in again.stderr
 
 
+@pytest.mark.full
 def test_a_job_is_stopped_from_elsewhere_goes_on_and_is_interrupted(program, tmp_path):
     chk = tmp_path / "chk"
     arguments = ["run", f"{program}:endless", "--checkpoint", chk, "--interval", "200ms", "--json"]

@@ -59,6 +59,7 @@ def test_local_cluster_survives_a_lost_executor(make_session: MakeSession, tmp_p
         spark.stop()
 
 
+@pytest.mark.full
 def test_a_standalone_cluster_survives_a_lost_executor(
     make_session: MakeSession, standalone: str, tmp_path: Path
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_standalone_cluster_survives_a_lost_executor(
     assert_exact(tmp_path / "after", 20_000)
 
 
+@pytest.mark.full
 def test_foreach_batch_with_an_idempotent_function_sees_every_row_once(
     make_session: MakeSession, standalone: str, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from cutwater.operators.base import MAX_WATERMARK
 from cutwater.state.index import Slots
 
 __all__ = ["OpenWindows"]
@@ -35,6 +36,7 @@ class OpenWindows:
         self._to_forget: list[int] = []
         self._live = 0
         self._dead = 0
+        self._ended = False
 
     def add(self, first_slot: int, starts: npt.NDArray[np.int64]) -> list[int]:
         """New slots ``first_slot``, ``first_slot + 1`` ... belong to the windows with these starts.
@@ -98,7 +100,11 @@ class OpenWindows:
         self._live, self._dead = len(slots), 0
 
     def forget(self, watermark: int) -> Slots:
-        """Forget fired windows that take no more rows; their slots are dead: no row can find them again."""
+        """Forget fired windows that take no more rows; their slots are dead: no row may find them again.
+
+        At the end of time that is only true of slots that are swept out: by the clock, windows may come again.
+        """
+        self._ended = watermark == MAX_WATERMARK
         reach = self._reach_us + self._lateness_us
         parts: list[Slots] = []
         while self._to_forget and self._to_forget[0] + reach <= watermark:
@@ -111,7 +117,7 @@ class OpenWindows:
     @property
     def wasteful(self) -> bool:
         """Whether the dead slots should be swept out."""
-        return self._dead > max(_DEAD_SLOTS, self._live)
+        return self._dead > (0 if self._ended else max(_DEAD_SLOTS, self._live))
 
     def live_parts(self) -> list[Slots]:
         """The live slots, in pieces that never change."""

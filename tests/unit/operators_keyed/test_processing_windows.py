@@ -196,6 +196,24 @@ def test_after_the_last_watermark_a_loop_may_bring_rows_again() -> None:
     assert [r["sum_v"] for r in plain(steps.restored(2).watermark(MAX_WATERMARK))] == [2]
 
 
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_rows_that_a_loop_brings_into_a_window_that_came_out_with_the_last_watermark_come_out_too(
+    window: Window,
+) -> None:
+    """They had been added to the dead slot of their window and key, which nobody looked at any more."""
+    steps = Steps(spec_of(window))
+    came_out: list[Outputs] = []
+    for turn in range(3):
+        steps.clock.now_ms = 1_002
+        outputs = steps.rows([("a", turn), ("b", None)])
+        outputs += steps.watermark(MAX_WATERMARK)
+        assert not any(operator.timers_pending for operator in steps.operators)
+        came_out.append(outputs)
+    counts = [sum(row["count_v"] for _, batch in outputs for row in batch.to_pylist()) for outputs in came_out]
+    assert counts[0] > 0
+    assert counts == [counts[0]] * 3
+
+
 def test_early_results_by_the_clock_besides() -> None:
     steps = Steps(spec_of(WINDOWS[0], Early(processing_time_us=4 * MS)))
     steps.rows([("a", 1)])

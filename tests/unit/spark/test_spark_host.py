@@ -29,6 +29,6 @@ def test_join_waits_no_longer_for_many_workers_than_for_one(monkeypatch: pytest.
     monkeypatch.setattr(spark_host, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     session: Any = SimpleNamespace(sparkContext=None)
     host = SparkHost(session, "job", lambda slot, error: None)
-    host._threads = {slot: Stuck(clock) for slot in range(8)}  # type: ignore[misc]
+    host._threads = [Stuck(clock) for _ in range(8)]  # type: ignore[misc]
     assert not host.join(5.0)
     assert clock[0] == 105.0

@@ -39,6 +39,7 @@ def kill_and_check(spark: SparkSession, folder: Path, *, workers: int, of_execut
     assert_exact(folder / "out", ROWS)
 
 
+@pytest.mark.full
 def test_a_plain_local_session_where_spark_retries_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One failure of a task ends its Spark job there: the coordinator submits it again."""
     ensure_java()

@@ -146,6 +146,7 @@ def test_a_full_disk_stops_the_writer_for_good(area: StagingArea, monkeypatch: p
 
 def test_a_writer_that_nobody_closed_gives_its_descriptor_back(area: StagingArea) -> None:
     """A thousand of them once took a process over the 1,023 descriptors that select() can watch."""
+    gc.collect()  # what other tests left
     before = psutil.Process().num_fds()
     for incarnation in range(1, 20):
         log = log_of(area, incarnation=incarnation)
@@ -153,7 +154,7 @@ def test_a_writer_that_nobody_closed_gives_its_descriptor_back(area: StagingArea
         log.flush()
     del log
     gc.collect()
-    assert psutil.Process().num_fds() == before
+    assert psutil.Process().num_fds() <= before
 
 
 def test_rows_that_were_removed_under_the_job_are_an_error(area: StagingArea) -> None:

@@ -128,7 +128,7 @@ def run(name: str, seeds: Iterable[int] = range(1)) -> set[str]:
     return {kind for world in worlds for _, kind in world.kinds}
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", ["last", "tumbling", "table join"])
 def test_whatever_lies_on_disk_the_step_does_the_same(name: str) -> None:
     run(name)
 

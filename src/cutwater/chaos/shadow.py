@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -28,9 +28,8 @@ from cutwater.connectors.base import (
     SplitReader,
 )
 from cutwater.connectors.collect import CollectSink
-from cutwater.connectors.file_sink import FileSink
 from cutwater.dataflow.graph import LogicalGraph, Step
-from cutwater.errors import BuildError, InvariantError, UserCodeError
+from cutwater.errors import BuildError, UserCodeError
 
 __all__ = ["HOOKS", "SLOW", "Orders", "Pace", "Shadow", "shadowed"]
 
@@ -190,43 +189,21 @@ class _Reader:
         return self._inner.read(max_rows)
 
 
-@dataclass(frozen=True)
-class Shadow:
+@dataclass(frozen=True, kw_only=True)
+class Shadow(CollectSink):
     """Takes the rows of a sink and keeps them in the job's folder, from where ``Job.result_table`` reads them.
 
     Its files end at every checkpoint, so that every checkpoint has something to commit.
     """
 
     orders: Orders
-    directory: str | None = None
-
-    @property
-    def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
-        return "exactly-once"
-
-    @property
-    def parallelism(self) -> int | None:
-        """The step has that of the user's sink."""
-        return None
-
-    def bind(self, directory: str) -> Shadow:
-        """The same, writing to ``directory``."""
-        return replace(self, directory=os.path.abspath(directory))
-
-    def check(self, schema: pa.Schema) -> None:
-        """See ``Sink.check``."""
-        CollectSink().check(schema)
+    roll_interval_ms: float | str = 0
 
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> SinkWriter:
-        return _Writer(self._files().writer(schema, ctx, restored), self.orders)
+        return _Writer(super().writer(schema, ctx, restored), self.orders)
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> Committer:
-        return _Committer(self._files().committer(schema, job_uid, step), self.orders)
-
-    def _files(self) -> FileSink:
-        if self.directory is None:
-            raise InvariantError("a shadow sink was started before it was bound to a directory")
-        return FileSink(self.directory, roll_interval_ms=0)
+        return _Committer(super().committer(schema, job_uid, step), self.orders)
 
 
 class _Writer:
@@ -296,7 +273,7 @@ def _shadowed(graph: LogicalGraph, step: Step, orders: Orders, pace: Pace) -> St
             )
         return replace(step, spec=PacedSource(source, step.id, orders, pace))
     if step.role == "sink":
-        shadow = Shadow(orders)
+        shadow = Shadow(orders=orders)
         try:
             shadow.check(graph.source_of(step.inputs[0]).schema)
         except BuildError as e:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cutwater.connectors.base import Committer, Json, SinkContext
-from cutwater.connectors.file_sink import FileSink, PartWriter
+from cutwater.connectors.base import Committer, Json, SinkContext, SinkWriter
+from cutwater.connectors.file_sink import FileSink
 from cutwater.connectors.parquet_types import cast_batch, parquet_schema
 from cutwater.connectors.part_commit import is_visible
 from cutwater.errors import InvariantError, StorageError
@@ -23,9 +23,14 @@ class CollectSink:
     """Keeps the rows, exactly once, in a folder of the job, for the driver to read when the job has ended.
 
     The runtime gives it that folder by ``bind``; ``spark.read.parquet(directory)`` or ``read_result`` reads it.
+
+    Args:
+        directory: that folder.
+        roll_interval_ms: see ``FileSink``.
     """
 
     directory: str | None = None
+    roll_interval_ms: float | str = FileSink.roll_interval_ms
 
     @property
     def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
@@ -35,15 +40,15 @@ class CollectSink:
     def parallelism(self) -> int | None:
         return None
 
-    def bind(self, directory: str) -> CollectSink:
+    def bind(self, directory: str) -> Self:
         """The same sink, writing to ``directory``."""
-        return CollectSink(os.path.abspath(directory))
+        return replace(self, directory=os.path.abspath(directory))
 
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink.check``."""
         parquet_schema(schema)
 
-    def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> PartWriter:
+    def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> SinkWriter:
         return self._parquet().writer(schema, ctx, restored)
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> Committer:
@@ -52,7 +57,7 @@ class CollectSink:
     def _parquet(self) -> FileSink:
         if self.directory is None:
             raise InvariantError("a collecting sink was started before it was bound to a directory")
-        return FileSink(self.directory)
+        return FileSink(self.directory, roll_interval_ms=self.roll_interval_ms)
 
 
 def read_result(directory: str, schema: pa.Schema) -> pa.Table:

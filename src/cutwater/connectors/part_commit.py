@@ -190,10 +190,11 @@ class PartCommitter:
         """See ``SubtaskCommitter``.
 
         Raises:
+            CorruptSnapshotError: as ``settle``.
             StorageError: as ``commit``.
         """
         if restored is not None:
-            self.commit(restored.checkpoint_id, restored.handles)
+            self._commit(restored.handles, verify=True)
         self._area.sweep(incarnation, keep=set(_pieces(retained)), subtasks=subtasks)
 
     def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:

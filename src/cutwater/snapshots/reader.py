@@ -158,9 +158,8 @@ class Snapshot:
             CorruptSnapshotError: bytes differ from their digest.
         """
         layout = self.layouts[self._find(name)]
-        shown = self._columns(layout, raw)
-        wanted = _chosen(shown, columns, layout) if columns is not None else shown
-        schema = pa.schema([pa.field(c.name, c.type) for c in wanted])
+        wanted = self._wanted(layout, columns, raw)
+        schema = _schema_of(wanted)
         keep: Callable[[pa.RecordBatch], pa.RecordBatch] = _same
         whole = range(self.max_parallelism)
         groups = whole if groups is None else range(max(groups.start, 0), min(groups.stop, whole.stop))
@@ -174,10 +173,8 @@ class Snapshot:
         """All rows as one Arrow table; arguments and errors as of ``batches``."""
         found = list(self.batches(name, **which))
         layout = self.layouts[self._find(name)]
-        shown = self._columns(layout, bool(which.get("raw")))
-        columns = which.get("columns")
-        wanted = _chosen(shown, columns, layout) if columns is not None else shown
-        return pa.Table.from_batches(found, pa.schema([pa.field(c.name, c.type) for c in wanted]))
+        wanted = self._wanted(layout, which.get("columns"), bool(which.get("raw")))
+        return pa.Table.from_batches(found, _schema_of(wanted))
 
     def key_group(self, name: str, key: Mapping[str, Any]) -> int:
         """The key group that a key of a table lies in.
@@ -221,7 +218,7 @@ class Snapshot:
             layout.step,
             layout.name,
             kind,
-            pa.schema([pa.field(c.name, c.type) for c in shown]),
+            _schema_of(shown),
             tuple(_shown_key(name, names) for name in layout.identity) if layout.shape is not Shape.TOP else (),
             self._rows_of(layout),
             sum(e.length for e in layout.entries),
@@ -247,6 +244,11 @@ class Snapshot:
             raise ConfigError(f"no key of {layout.step}.{layout.name}: {error}") from error
 
     # ------------------------------------------------------------------------------------------------------ reading
+
+    def _wanted(self, layout: TableLayout, names: Sequence[str] | None, raw: bool) -> list[Column]:
+        """The columns of a table, or some of them."""
+        shown = self._columns(layout, raw)
+        return shown if names is None else _chosen(shown, names, layout)
 
     def _columns(self, layout: TableLayout, raw: bool) -> list[Column]:
         if layout.shape is Shape.POSITIONS:
@@ -311,6 +313,10 @@ class Snapshot:
         parts = list(self._merged(slices, groups))
         if parts:
             yield open_windows(layout, pa.concat_batches(parts), watermarks, sliding)
+
+
+def _schema_of(columns: Sequence[Column]) -> pa.Schema:
+    return pa.schema([pa.field(column.name, column.type) for column in columns])
 
 
 def _from_schema(schema: pa.Schema) -> list[Column]:

@@ -12,7 +12,7 @@ __all__ = ["Retention", "list_jobs"]
 
 
 class Retention:
-    """Deletes retired checkpoints and leftovers of one job.  Call ``collect`` after each publish.
+    """Deletes retired checkpoints and leftovers of one job.  Call ``collect`` now and then, after a publish.
 
     Kept are the completed checkpoints in the log's state (its newest ``num_retained``).  Gone are, of ids *below* the
     newest completed one, all others: retired, aborted, subsumed, left by dead attempts.  Ids above it may still be
@@ -20,7 +20,7 @@ class Retention:
 
     Files in the shared folder go once no retained checkpoint names them (see ``SharedFiles``).
 
-    The first call looks through the job's folder, later ones only at ids since then: a call after each checkpoint costs
+    The first call looks through the job's folder, later ones only at ids since then: a call costs
     two folder listings (one more where files are shared) and the deletes.  One per attempt.
     """
 

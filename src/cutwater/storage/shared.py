@@ -5,8 +5,8 @@ needed while a retained manifest names it, so a crash at any moment leaves files
 ``collect`` finds them.
 
 One checkpoint may be under way that builds on one which has just been retired: a worker froze before it heard of the
-newer one.  So a file stays for one collection longer than it is named, and ``check`` refuses a manifest that names a
-file which is gone all the same.
+newer one.  So a file stays for one collection longer than it is named, however many checkpoints complete between two
+collections, and ``check`` refuses a manifest that names a file which is gone all the same.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ class SharedFiles:
         self._log = log
         self._named: dict[CheckpointCompleted, frozenset[str]] = {}
         """By retained checkpoint."""
-        self._retired: frozenset[str] = frozenset()
-        """Named by those that were retained at the last collection."""
+        self._kept: frozenset[str] = frozenset()
+        """What the last collection left."""
+        self._leaving: set[str] = set()
+        """Named by those that were retired since then."""
         self._unseen = True
         """Nobody has looked yet what lies there."""
 
@@ -62,7 +64,7 @@ class SharedFiles:
         if not older:
             return
         self._read_manifests()
-        lost = older - self._retired.union(*self._named.values())
+        lost = older - self._kept.union(self._leaving, *self._named.values())
         if lost:
             raise StorageError(
                 f"checkpoint {manifest.checkpoint_id} builds on {min(lost)}, which no retained checkpoint names",
@@ -76,20 +78,19 @@ class SharedFiles:
         """
         newest = self._log.state.newest_id
         try:
-            before = frozenset[str]().union(*self._named.values())
             self._read_manifests()
-            named = before.union(*self._named.values())
-            self._retired = before
-            if not (named or self._unseen):
+            kept = frozenset[str]().union(self._leaving, *self._named.values())
+            if not (kept or self._unseen):
                 return []  # no checkpoint of this job shares anything
             self._unseen = False
             doomed = [
                 file
                 for file, (checkpoint_id, attempt) in list_shared(self._store, self._log.job)
-                if checkpoint_id < newest and attempt <= self._log.attempt and file not in named
+                if checkpoint_id < newest and attempt <= self._log.attempt and file not in kept
             ]
         except StorageError as error:  # also a manifest that cannot be read: nobody knows what it names
             return [f"shared files stay for now: {error}"] if self._has_files() else []
+        self._kept, self._leaving = kept, set()
         warnings: list[str] = []
         for file in doomed:
             try:
@@ -101,7 +102,7 @@ class SharedFiles:
     def _read_manifests(self) -> None:
         completed = self._log.state.completed
         for gone in self._named.keys() - set(completed):
-            del self._named[gone]
+            self._leaving |= self._named.pop(gone)
         for each in completed:
             if each not in self._named:
                 self._named[each] = shared_files(load_manifest(self._store, self._log.job, each).entries)

@@ -75,6 +75,8 @@ def test_a_damaged_part_never_becomes_visible_by_a_restore(out: Path, part_forma
             staged.write_bytes(damaged)
             with pytest.raises(CorruptSnapshotError, match=f"{staged.name}.*differs from its digest"):
                 committer.settle(restored, [restored], 2)
+            with pytest.raises(CorruptSnapshotError, match=f"{staged.name}.*differs from its digest"):
+                committer.settle_subtasks(restored, [restored], 2, {0, 1})
     assert not [name for name in os.listdir(out) if name.startswith("part-")]
     staged.write_bytes(body)
     committer.settle(restored, [restored], 2)

@@ -94,6 +94,23 @@ def test_a_checkpoint_under_way_may_build_on_one_that_is_retired_meanwhile():
     assert verify_checkpoint(store, JOB, completed).ok
 
 
+def test_the_same_if_nothing_was_collected_in_between():
+    """Old checkpoints are collected once a second, however many complete meanwhile."""
+    store = MemoryStore()
+    log, retention = begun(store, 1)
+    base = write_shared(store, 1, 1, [])
+    publish_shared(store, log, retention, 1, base)
+    third = write_shared(store, 3, 1, base)
+    publish_shared(store, log, retention, 2, write_shared(store, 2, 1, []))
+    completed = publish_shared(store, log, retention, 3, third)
+    retention.collect()
+    assert verify_checkpoint(store, JOB, completed).ok
+    publish_shared(store, log, retention, 4, write_shared(store, 4, 1, []))
+    for _ in range(2):
+        retention.collect()
+    assert [file for file, _ in list_shared(store, JOB)] == ["shared/4-1-0.data"]
+
+
 def test_a_checkpoint_that_names_a_file_which_is_gone_never_counts():
     store = MemoryStore()
     log, retention = begun(store, 1)

@@ -5,40 +5,17 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 import pyarrow as pa
 from hypothesis import strategies as st
+from subtask_context import Subtask
 
 from cutwater.operators.base import Operator, OperatorSpec, Outputs
 from cutwater.state.keys import hash_keys, key_group_range, key_groups
 from cutwater.state.segments import GROUP_COLUMN, Segment
-
-
-@dataclass
-class Subtask:
-    """A context that owns its share of ``max_parallelism`` key groups, and counts."""
-
-    subtask: int = 0
-    parallelism: int = 1
-    max_parallelism: int = 16
-    step: str = "step"
-    incremental: bool = True
-    state_memory_bytes: int | None = None
-    counters: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def key_groups(self) -> range:
-        return key_group_range(self.subtask, self.parallelism, self.max_parallelism)
-
-    def processing_time_ms(self) -> int:
-        raise AssertionError("the keyed operators read no clock")
-
-    def count(self, metric: str, amount: int = 1) -> None:
-        self.counters[metric] += amount
 
 
 def opened(spec: OperatorSpec, subtask: int = 0, parallelism: int = 1) -> Operator:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from keyed_world import Subtask, owner
+from keyed_world import owner
+from subtask_context import Subtask
 
 from cutwater.operators.base import Operator, OperatorSpec, Outputs
 from cutwater.state.segments import Segment

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from incremental_world import JOB, Content, World, short
-from keyed_world import Subtask
+from subtask_context import Subtask
 
 from cutwater.errors import StorageError
 from cutwater.operators import spill

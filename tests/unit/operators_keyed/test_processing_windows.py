@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from keyed_world import Subtask, owner, rows_of, snapshot
+from keyed_world import owner, rows_of, snapshot
+from subtask_context import Subtask
 from windows_world import KINDS, Model, Result, advance, assert_same, batch_of, plain
 
 from cutwater.errors import BuildError

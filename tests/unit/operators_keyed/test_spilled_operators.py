@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from incremental_world import Content, World, short
-from keyed_world import Subtask, opened, rows_of, snapshot
+from keyed_world import opened, rows_of, snapshot
 from stage_world import SCHEMA, Stage, windows
 from stage_world import SPECS as ALL_SPECS
+from subtask_context import Subtask
 
 from cutwater.operators import keyed_operator, keyed_segments, spill, window_table, windowing
 from cutwater.operators.base import MAX_WATERMARK, BaseOperator, OperatorSpec, Outputs

@@ -10,7 +10,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from keyed_world import Subtask, cuts, feed, same, snapshot
+from keyed_world import cuts, feed, same, snapshot
+from subtask_context import Subtask
 
 from cutwater.operators import spill
 from cutwater.operators.accumulators import Aggregate

@@ -8,7 +8,8 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from keyed_world import Subtask, opened, rows_of, snapshot
+from keyed_world import opened, rows_of, snapshot
+from subtask_context import Subtask
 from windows_world import TIME, advance, batch_of, plain, spec_of
 
 from cutwater.errors import BuildError, DataError

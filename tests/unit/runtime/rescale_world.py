@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+from subtask_context import Subtask
 
 import cutwater as cw
 from cutwater.dataflow.graph import Channel, PhysicalPlan, key_group_range
@@ -34,32 +35,6 @@ SCHEMA = pa.schema([("key", pa.int64()), ("time", pa.timestamp("us")), ("id", pa
 
 Event = tuple[int, int, int]
 """Key, time, id."""
-
-
-@dataclass
-class Context:
-    """Of one subtask of the counting step."""
-
-    subtask: int
-    parallelism: int
-    max_parallelism: int = GROUPS
-    step: str = "count"
-    incremental: bool = False
-    state_memory_bytes: int | None = None
-    counters: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def key_groups(self) -> range:
-        return key_group_range(self.subtask, self.parallelism, self.max_parallelism)
-
-    def processing_time_ms(self) -> int:
-        raise AssertionError("no clock is needed")
-
-    def count(self, metric: str, amount: int = 1) -> None:
-        self.counters[metric] += amount
-
-    def wake(self) -> None:
-        """Nothing sleeps."""
 
 
 def plan_of(parallelism: int, sources: int | None = None) -> PhysicalPlan:
@@ -140,7 +115,7 @@ class Receiver:
         (self.edge,) = plan.inputs(self.vertex.index)
         self.channels = [c for c in plan.channels(self.edge) if c.target == subtask]
         self.operator: Operator = plan.steps["count"].spec.build()  # type: ignore[union-attr]
-        self.operator.open(Context(subtask, self.vertex.parallelism))
+        self.operator.open(Subtask(subtask, self.vertex.parallelism, GROUPS, incremental=False))
         self.merger = WatermarkMerger(self.channels)
 
     def take(self, channel: Channel, batch: pa.RecordBatch | None, watermark: int) -> None:

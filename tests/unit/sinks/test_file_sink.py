@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -18,6 +19,7 @@ from cutwater.connectors.part_commit import part_stem, part_suffix, write_part
 from cutwater.connectors.part_formats import CsvParts, JsonParts, ParquetParts, PartFormat
 from cutwater.connectors.staging import StagingArea
 from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, DataError, StorageError
+from damage import flipped, truncated
 
 
 @pytest.fixture
@@ -70,13 +72,12 @@ def test_a_damaged_part_never_becomes_visible_by_a_restore(out: Path, part_forma
     body = staged.read_bytes()
     committer = sink.committer(SCHEMA, "uid", "out")
     restored = snapshot(1, *made)
-    for i in range(len(body)):
-        for damaged in (body[:i], body[:i] + bytes([body[i] ^ 1 << i % 8]) + body[i + 1 :]):
-            staged.write_bytes(damaged)
-            with pytest.raises(CorruptSnapshotError, match=f"{staged.name}.*differs from its digest"):
-                committer.settle(restored, [restored], 2)
-            with pytest.raises(CorruptSnapshotError, match=f"{staged.name}.*differs from its digest"):
-                committer.settle_subtasks(restored, [restored], 2, {0, 1})
+    for damaged in itertools.chain(flipped(body), truncated(body)):
+        staged.write_bytes(damaged)
+        with pytest.raises(CorruptSnapshotError, match=f"{staged.name}.*differs from its digest"):
+            committer.settle(restored, [restored], 2)
+        with pytest.raises(CorruptSnapshotError, match=f"{staged.name}.*differs from its digest"):
+            committer.settle_subtasks(restored, [restored], 2, {0, 1})
     assert not [name for name in os.listdir(out) if name.startswith("part-")]
     staged.write_bytes(body)
     committer.settle(restored, [restored], 2)

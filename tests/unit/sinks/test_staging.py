@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from sink_identity import SCHEMA, numbers
 
 from cutwater.connectors.staging import PieceCut, StagingArea, StagingLog, open_piece
 from cutwater.errors import CorruptSnapshotError, StorageError
+from damage import flipped, truncated
 
 
 @pytest.fixture
@@ -113,11 +115,10 @@ def test_every_flipped_byte_and_every_truncation_of_a_piece_is_found(area: Stagi
     body = path.read_bytes()
     assert len(body) == cut.length > 300
     open_piece(area, cut, verify=True).close()
-    for i in range(cut.length):
-        for damaged in (body[:i], body[:i] + bytes([body[i] ^ 1 << i % 8]) + body[i + 1 :]):
-            path.write_bytes(damaged)
-            with pytest.raises(CorruptSnapshotError, match=cut.file):
-                open_piece(area, cut, verify=True)
+    for damaged in itertools.chain(flipped(body), truncated(body)):
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptSnapshotError, match=cut.file):
+            open_piece(area, cut, verify=True)
 
 
 def test_a_full_disk_stops_the_writer_for_good(area: StagingArea, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from subtask_context import Subtask
 
 import cutwater as cw
 from cutwater.dataflow.plan import make_plan, step_records
 from cutwater.operators.base import MAX_WATERMARK
-from cutwater.state.keys import hash_keys, key_group_owner, key_group_range, key_groups
+from cutwater.state.keys import hash_keys, key_group_owner, key_groups
 from cutwater.storage.chains import Chains, extended
 from cutwater.storage.local import LocalStore
 from cutwater.storage.log import JobLog
@@ -23,33 +23,6 @@ from cutwater.storage.snapshot import SnapshotWriter
 __all__ = ["GROUPS", "Running"]
 
 GROUPS = 16
-
-
-@dataclass
-class Subtask:
-    """The operators' context."""
-
-    step: str
-    subtask: int
-    parallelism: int
-    max_parallelism: int = GROUPS
-    incremental: bool = True
-    state_memory_bytes: int | None = None
-    now_ms: int = 1_000
-    counted: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def key_groups(self) -> range:
-        return key_group_range(self.subtask, self.parallelism, self.max_parallelism)
-
-    def processing_time_ms(self) -> int:
-        return self.now_ms
-
-    def count(self, metric: str, amount: int = 1) -> None:
-        self.counted[metric] = self.counted.get(metric, 0) + amount
-
-    def wake(self) -> None:
-        """Nobody waits."""
 
 
 class Running:
@@ -66,7 +39,7 @@ class Running:
         for step in self.plan.steps.values():
             for subtask in range(parallelism if step.role == "operator" else 0):
                 operator = self.operators[step.id, subtask] = step.spec.build()
-                operator.open(Subtask(step.id, subtask, parallelism))
+                operator.open(Subtask(subtask, parallelism, GROUPS, step.id, now_ms=1_000))
 
     def feed(self, step: str, rows: pa.RecordBatch, input: int = 0) -> None:
         (key,) = self.plan.steps[step].inputs[input].keys

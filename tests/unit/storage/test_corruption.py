@@ -13,6 +13,7 @@ from cutwater.storage.memory import Fault, MemoryStore
 from cutwater.storage.publish import publish
 from cutwater.storage.recovery import choose, verify_checkpoint
 from cutwater.storage.snapshot import load_manifest, read_segment
+from damage import flipped, truncated
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +70,8 @@ def test_undamaged_it_is_the_newest(healthy):
 def test_every_flipped_byte_is_found(healthy):
     mutations = 0
     for path in of_newest(healthy):
-        data = healthy[path]
-        for i in range(len(data)):
-            flipped = data[:i] + bytes([data[i] ^ 1 << i % 8]) + data[i + 1 :]
-            assert outcome(damaged(healthy, to={path: flipped}), path) == wanted(path), (path, i)
+        for i, other in enumerate(flipped(healthy[path])):
+            assert outcome(damaged(healthy, to={path: other}), path) == wanted(path), (path, i)
             mutations += 1
     assert mutations > 5_000
 
@@ -80,8 +79,8 @@ def test_every_flipped_byte_is_found(healthy):
 def test_every_truncation_is_found(healthy):
     mutations = 0
     for path in of_newest(healthy):
-        for length in range(len(healthy[path])):
-            assert outcome(damaged(healthy, to={path: healthy[path][:length]}), path) == wanted(path), (path, length)
+        for other in truncated(healthy[path]):
+            assert outcome(damaged(healthy, to={path: other}), path) == wanted(path), (path, len(other))
             mutations += 1
     assert mutations > 5_000
 
@@ -162,9 +161,7 @@ class TestFilesOfSeveralCheckpoints:
         mutations = 0
         for path, expected in self.FALL_BACK.items():
             path = f"{JOB}/{path}"
-            data = chained[path]
-            flipped = (data[:i] + bytes([data[i] ^ 1 << i % 8]) + data[i + 1 :] for i in range(len(data)))
-            for other in itertools.chain(flipped, (data[:length] for length in range(len(data)))):
+            for other in itertools.chain(flipped(chained[path]), truncated(chained[path])):
                 assert self.outcome({**chained, path: other}, path) == expected, path
                 mutations += 1
         assert mutations > 5_000

@@ -171,6 +171,7 @@ class KeyedTable:
         *,
         hashed: int = 0,
         renumbered: Callable[[Slots], object] | None = None,
+        tables: int = 1,
     ) -> None:
         """Keep rows on disk that do not fit in memory; the table is empty.
 
@@ -179,8 +180,9 @@ class KeyedTable:
             ctx: tells the number of all key groups, and how much memory the step has.
             hashed: how many index columns lie before those whose hash decides the key group.
             renumbered: called by ``keep``, with the slots that stayed.
+            tables: that share the memory of the step.
         """
-        self._spill = Spill(self, store, hashed, ctx.max_parallelism, (ctx.state_memory_bytes or 0) // 2)
+        self._spill = Spill(self, store, hashed, ctx.max_parallelism, (ctx.state_memory_bytes or 0) // 2 // tables)
         self._renumbered = renumbered
 
     @property
@@ -205,10 +207,10 @@ class KeyedTable:
             self.keep(kept)
         return kept
 
-    def put_page(self, page: KeyedTable, slots: Slots) -> None:
-        """Slots of a page of rows on disk, and of none in memory, have changed."""
+    def put_page(self, page: KeyedTable, slots: Slots, *, came: bool = False) -> None:
+        """Slots of a page of rows on disk, and of none in memory, have changed, or all of them are new."""
         if self._spill is not None:
-            self._spill.put_page(page, slots, self._log)
+            self._spill.put_page(page, slots, self._log, came)
 
     def delete_page(self, page: KeyedTable, slots: Slots) -> None:
         """The keys of slots of a page of rows on disk are gone."""
@@ -222,9 +224,13 @@ class KeyedTable:
 
     def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> KeyedTable:
         """A small table of the same make that holds these rows."""
-        page = KeyedTable(self.index.types, self._aggregates, self._schema, books=self.book_types)
+        page = self.empty_page()
         page.set_rows(page.upsert(keys), columns)
         return page
+
+    def empty_page(self) -> KeyedTable:
+        """A small table of the same make without rows."""
+        return KeyedTable(self.index.types, self._aggregates, self._schema, books=self.book_types)
 
     # -- snapshots
 

@@ -62,6 +62,12 @@ class OpenWindows:
             self._slots[start].append(slots[begin:end])
         return opened
 
+    def fired(self, start: int) -> None:
+        """A window has come out without slots: remember when it can be forgotten."""
+        if start not in self._slots:
+            self._slots[start] = []
+            heapq.heappush(self._to_forget, start)
+
     @property
     def next_instant(self) -> int | None:
         """At which watermark the next window fires; ``None``: none is waiting."""

@@ -132,8 +132,9 @@ class Spill:
         self._count += len(slots) - int(np.count_nonzero(self._stored.values[slots]))
         self._stored.values[slots] = True
 
-    def put_page(self, page: KeyedTable, slots: Slots, log: ChangeLog | None) -> None:
-        """Slots of a table made of rows on disk have changed."""
+    def put_page(self, page: KeyedTable, slots: Slots, log: ChangeLog | None, came: bool) -> None:
+        """Slots of a table made of rows on disk have changed, or are new there."""
+        self._count += came * len(slots)
         self._put(page, slots, log, None if log is None or not log.tracking else np.ones(len(slots), np.bool_))
 
     def _put(

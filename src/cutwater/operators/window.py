@@ -138,9 +138,9 @@ class WindowAggregateSpec:
     def state_on_disk(self) -> bool:
         """Whether rows that memory does not hold can lie on disk: ``check_state_backend`` asks.
 
-        Not where windows are looked for that may change or be put together: early results, sessions, slices.
+        Not where windows are looked for that may change: early results, sessions.
         """
-        return not (self.sliced or isinstance(self.window, SessionWindow) or self.early is not None)
+        return not (isinstance(self.window, SessionWindow) or self.early is not None)
 
     @property
     def kept(self) -> tuple[Aggregate, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -16,6 +16,7 @@ from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.keyed_segments import restore_rows
 from cutwater.operators.keyed_table import FrozenTable, KeyedTable
 from cutwater.operators.ordered_accumulator import ARRIVAL
+from cutwater.operators.spill import open_store
 from cutwater.state.changes import Changed
 from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
@@ -109,8 +110,13 @@ class WindowOperator(BaseOperator, Generic[W]):
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
+        self._store = open_store(ctx)
         self._clear()
         self._track()
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
 
     def _track(self, *, restored: bool = False) -> None:
         """Keep track of changes, if they are asked for."""
@@ -126,6 +132,7 @@ class WindowOperator(BaseOperator, Generic[W]):
         self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
         self._before = self._watermarks.copy()
         self._due: Slots = NO_SLOTS
+        self._on_disk: Iterator[Outputs] | None = None  # what has still to come out from there, in portions
         self._arrived = 0
         self._next_ms: int | None = None
 
@@ -213,9 +220,14 @@ class WindowOperator(BaseOperator, Generic[W]):
 
     @property
     def pending(self) -> bool:
-        return len(self._due) > 0
+        return len(self._due) > 0 or self._on_disk is not None
 
     def resume(self) -> Outputs:
+        if len(self._due) == 0 and self._on_disk is not None:
+            portion = next(self._on_disk, None)
+            if portion is not None:
+                return portion
+            self._on_disk = None
         if len(self._due) == 0:
             self._due = self._more()
         slots, self._due = self._due[:SLICE_ROWS], self._due[SLICE_ROWS:]
@@ -285,11 +297,25 @@ class WindowOperator(BaseOperator, Generic[W]):
 
     def restore(self, segments: Iterable[Segment]) -> None:
         self._clear()
-        of_windows = (segment for segment in self._with_watermarks(segments) if segment.name == STATE)
-        for batch in self._rows(self._windows.table, of_windows):
+        for _, batch in self._named_rows({STATE: self._windows.table}, segments):
             self._windows.restore(batch)
         self._watermarks_restored()
         self._track(restored=True)
+
+    def _named_rows(
+        self, tables: Mapping[str, KeyedTable], segments: Iterable[Segment]
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The rows to restore, with the name of their state; those of tables on disk as they come."""
+        states: dict[str, list[Segment]] = {name: [] for name in tables}
+        for segment in self._with_watermarks(segments):
+            if segment.name in tables and tables[segment.name].spill is not None:
+                for batch in self._rows(tables[segment.name], [segment]):
+                    yield segment.name, batch
+            elif segment.name in tables:
+                states[segment.name].append(segment)
+        for name, table in tables.items():
+            for batch in self._rows(table, states[name]):
+                yield name, batch
 
     def _with_watermarks(self, segments: Iterable[Segment]) -> Iterator[Segment]:
         """The other segments; the watermarks are restored as they come."""

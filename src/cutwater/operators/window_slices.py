@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,13 +21,15 @@ from cutwater.operators.base import Outputs
 from cutwater.operators.keyed_segments import deleted_segments, group_segments
 from cutwater.operators.keyed_table import FrozenTable, KeyedTable
 from cutwater.operators.open_windows import OpenWindows, join_slots
+from cutwater.operators.spill import Spill
 from cutwater.operators.window_kinds import SlidingWindow
 from cutwater.operators.window_operator import NO_SLOTS, SLICE_ROWS, STATE, Times, WindowOperator
-from cutwater.operators.window_table import WindowTable
+from cutwater.operators.window_table import PORTION_ROWS, WindowTable
 from cutwater.operators.windowing import expand
 from cutwater.state.changes import Changed
 from cutwater.state.index import Slots
 from cutwater.state.segments import Frozen, Segment
+from cutwater.state.spilled_rows import FrozenSpilledRows
 from cutwater.state.words import fixed_view, from_words
 
 if TYPE_CHECKING:
@@ -56,6 +59,9 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         self._slices = KeyedTable(types, spec.kept, spec.input_schema)
         self._open = OpenWindows(self._reach_us, 0)
         self._windows = WindowTable(spec)
+        if self._store is not None:
+            self._slices.spill_to(self._store, self.ctx, hashed=1, renumbered=self._open.keep, tables=2)
+            self._windows.spill_to(self._store, self.ctx, tables=2)
         self._ahead: list[int] = []  # starts of the windows to fire, a heap
         self._known: set[int] = set()
         self._parts: Iterator[tuple[int, Slots]] = iter(())  # what has still to be put together
@@ -64,6 +70,8 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
     # -- rows
 
     def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
+        for table in self._tables:
+            table.make_room()
         window, lateness = self._window, self._spec.allowed_lateness_us
         times = self._times(batch)
         starts: Times = np.empty(batch.num_rows, np.int64)
@@ -129,19 +137,27 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         while self._ahead and self._ahead[0] + self._reach_us <= self._watermarks.current:
             due.append(heapq.heappop(self._ahead))
             self._known.remove(due[-1])
+        spill = self._slices.spill
+        if spill is not None and any(table.spill and table.spill.rows.used for table in self._tables):
+            self._on_disk = self._fire_by_group(spill, due)
+            return NO_SLOTS
         self._parts = self._to_put_together(due)
         self._busy = bool(due)
         return NO_SLOTS
 
     def _to_put_together(self, due: list[int]) -> Iterator[tuple[int, Slots]]:
         """The slots of the slices of each window, in portions."""
-        window = self._window
         for begin in due:
-            slices = range(begin, begin + window.size_us, window.every_us)
-            starts = itertools.chain.from_iterable((s, s + window.cut_us) if window.cut_us else (s,) for s in slices)
-            slots = join_slots(part for s in starts if s < begin + window.size_us for part in self._open.of(s))
+            slots = join_slots(part for start in self._slices_of(begin) for part in self._open.of(start))
             for first in range(0, len(slots), SLICE_ROWS):
                 yield begin, slots[first : first + SLICE_ROWS]
+
+    def _slices_of(self, begin: int) -> list[int]:
+        """Where the slices of a window start."""
+        window = self._window
+        slices = range(begin, begin + window.size_us, window.every_us)
+        starts = itertools.chain.from_iterable((s, s + window.cut_us) if window.cut_us else (s,) for s in slices)
+        return [start for start in starts if start < begin + window.size_us]
 
     @property
     def pending(self) -> bool:
@@ -160,17 +176,66 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
             waiting = begin + self._reach_us > self._before.of(self._groups(keys))
             slots, keys = slots[waiting], [key.filter(pa.array(waiting)) for key in keys]
         into = self._windows.upsert(np.full(len(slots), begin, np.int64), keys)
-        pairs = zip(self._windows.table.accumulators, self._slices.accumulators, strict=True)
-        for accumulator, source in pairs:
-            accumulator.merge(into, source.state(slots))
+        _merge(self._windows.table, into, self._slices, slots)
         return fresh
 
     def _forget(self) -> None:
         super()._forget()
         self._open.due(self._watermarks.current)
-        self._slices.delete(self._open.forget(self._watermarks.current))
-        if self._open.wasteful:
+        gone = self._open.forget(self._watermarks.current)
+        self._slices.delete(gone)
+        if self._slices.spill is not None:
+            if len(gone):  # at once: what is dead must not be written when rows leave
+                self._slices.keep(join_slots(self._open.live_parts()))
+        elif self._open.wasteful:
             self._slices.keep(self._open.sweep())
+
+    # -- slices on disk
+
+    def _fire_by_group(self, spill: Spill, due: list[int]) -> Iterator[Outputs]:
+        """The windows that are due, a key group at a time; then slices and windows on disk are forgotten.
+
+        On disk the slices of a window are a range in each group, and so are those of the keys of one group together:
+        what is put together at once fits in memory, and nothing of it is written unless late rows are welcome.
+        """
+        watermark, frozen = self._watermarks.current, spill.rows.freeze()
+        for begin in due:
+            starts = self._slices_of(begin)
+            slots = join_slots(part for start in starts for part in self._open.of(start))
+            of_slots = self._groups(self._slices.index.columns(slots)[1:])
+            order = np.argsort(of_slots, kind="stable")
+            slots, of_slots = slots[order], of_slots[order]
+            for group in self.ctx.key_groups:
+                floor = self._before.of(np.array([group], np.uint16))
+                if begin + self._reach_us <= int(floor[0]):
+                    continue
+                first, last = (int(n) for n in np.searchsorted(of_slots, [group, group + 1]))
+                page = self._put_together(frozen, begin, group, slots[first:last])
+                yield self._windows.fire_page(page, begin, watermark) if len(page) else []
+        for start in self._open.ending(watermark):
+            for chunk in frozen.beginning(np.int64(start).tobytes(), self.ctx.key_groups, PORTION_ROWS):
+                page = self._slices.page(chunk.keys, chunk.values)
+                self._slices.delete_page(page, np.arange(len(page), dtype=np.int32))
+                yield []
+        frozen.release()
+        yield from self._windows.fire_on_disk(watermark, self.ctx.key_groups) or ()
+
+    def _put_together(self, frozen: FrozenSpilledRows, begin: int, group: int, slots: Slots) -> KeyedTable:
+        """A window of the keys of a group: of these slots of slices, and what lies on disk only."""
+        whole = self._windows.table.empty_page()
+        self._add_slices(whole, begin, self._slices, slots)
+        for start in self._slices_of(begin):
+            for chunk in frozen.beginning(np.int64(start).tobytes(), range(group, group + 1), PORTION_ROWS):
+                only = np.flatnonzero(self._slices.index.find(chunk.keys) < 0).astype(np.int32)
+                self._add_slices(whole, begin, self._slices.page(chunk.keys, chunk.values), only)
+        return whole
+
+    def _add_slices(self, whole: KeyedTable, begin: int, slices: KeyedTable, slots: Slots) -> None:
+        if len(slots) == 0:
+            return
+        starts = from_words(np.full(len(slots), begin, np.int64), self._spec.time_type)
+        into = whole.upsert([starts, *slices.index.columns(slots)[1:]])
+        _merge(whole, into, slices, slots)
 
     # -- snapshots
 
@@ -185,40 +250,50 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         width, schema = len(self._spec.keys), self._spec.state_schema
         identity = pa.schema([*self._spec.window_fields[:1], *list(schema)[:width]])
 
-        def keys(slots: Slots) -> list[pa.Array]:
-            return slices.index.columns(slots)[1:]
+        def keys(part: KeyedTable, slots: Slots) -> list[pa.Array]:
+            return part.index.columns(slots)[1:]
 
-        def rows(slots: Slots) -> list[pa.Array]:
-            start, *columns = slices.rows(slots)
+        def rows(part: KeyedTable, slots: Slots) -> list[pa.Array]:
+            start, *columns = part.rows(slots)
             return [*columns[:width], start, pa.array(np.zeros(len(slots), np.bool_)), *columns[width:]]
 
-        def segments() -> Iterator[Segment]:
+        def segments(of_slices: Changed | None = None, of_windows: Changed | None = None) -> Iterator[Segment]:
             yield watermarks
-            yield from group_segments(SLICES, schema, join_slots(parts), keys, rows, groups)
-            yield from make(STATE, groups)
-
-        def changes(of_slices: Changed, of_windows: Changed) -> Iterator[Segment]:
-            slots, deleted, _ = of_slices
-            yield watermarks
-            yield from deleted_segments(SLICES, identity, deleted, lambda columns: columns[1:], groups)
-            slots = np.intersect1d(slots, join_slots(parts), assume_unique=True)
-            yield from group_segments(SLICES, schema, slots, keys, rows, groups, "delta")
+            if of_slices is not None:
+                yield from deleted_segments(SLICES, identity, of_slices.deleted, lambda c: c[1:], groups)
+            live = join_slots(parts)
+            for part, slots, kind in slices.parts(of_slices):
+                if part is slices:
+                    slots = np.intersect1d(slots, live, assume_unique=True)
+                of, make_rows = partial(keys, part), partial(rows, part)
+                yield from group_segments(SLICES, schema, slots, of, make_rows, groups, kind)
             yield from make(STATE, groups, of_windows)
 
-        return FrozenTable([slices, windows], segments, changes)
+        return FrozenTable([slices, windows], segments, segments)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         self._clear()
-        states: dict[str, list[Segment]] = {}
-        for segment in self._with_watermarks(segments):
-            states.setdefault(segment.name, []).append(segment)
+        tables = {STATE: self._windows.table, SLICES: self._slices}
+        for name, batch in self._named_rows(tables, segments):
+            if name == STATE:
+                self._windows.restore(batch)
+            else:
+                self._restore_slices(batch)
         self._watermarks_restored()
-        width = len(self._spec.keys)
-        for batch in self._rows(self._windows.table, states.get(STATE, [])):
-            self._windows.restore(batch)
-        for batch in self._rows(self._slices, states.get(SLICES, [])):
-            start, columns = batch.column(width), batch.columns
-            known = len(self._slices)
-            slots = self._slices.restore([start, *columns[:width]], columns[width + 2 :])
-            self._admit(known, slots, fixed_view(start, np.int64))
+        self._ahead = [begin for begin in self._ahead if begin + self._reach_us > self._watermarks.current]
+        self._known = set(self._ahead)
+        heapq.heapify(self._ahead)
         self._track(restored=True)
+
+    def _restore_slices(self, batch: pa.RecordBatch) -> None:
+        width = len(self._spec.keys)
+        start, columns = batch.column(width), batch.columns
+        known = len(self._slices)
+        slots = self._slices.restore([start, *columns[:width]], columns[width + 2 :])
+        self._admit(known, slots, fixed_view(start, np.int64))
+
+
+def _merge(into: KeyedTable, slots: Slots, of: KeyedTable, parts: Slots) -> None:
+    """Add the values of some slots of a table to those of slots of another one."""
+    for accumulator, source in zip(into.accumulators, of.accumulators, strict=True):
+        accumulator.merge(slots, source.state(parts))

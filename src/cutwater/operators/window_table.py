@@ -59,9 +59,9 @@ class WindowTable:
         self._limit = (spec.early.rows or 0) if spec.early else 0
         self._starts: Times = np.empty(0, np.int64)
 
-    def spill_to(self, store: RocksStore, ctx: Context) -> None:
+    def spill_to(self, store: RocksStore, ctx: Context, tables: int = 1) -> None:
         """See ``KeyedTable.spill_to``."""
-        self.table.spill_to(store, ctx, hashed=1, renumbered=self._renumber)
+        self.table.spill_to(store, ctx, hashed=1, renumbered=self._renumber, tables=tables)
 
     def _renumber(self, kept: Slots) -> None:
         self._windows.keep(kept)
@@ -212,6 +212,18 @@ class WindowTable:
                     self.table.put_page(page, only)
                 yield outputs
         frozen.release()
+
+    def fire_page(self, page: KeyedTable, start: int, watermark: int) -> Outputs:
+        """A window of some keys comes out whose values were put together outside of the table.
+
+        Where late rows are welcome, it is on disk from now on.
+        """
+        slots = np.arange(len(page), dtype=np.int32)
+        outputs = self._page_results(page, slots, start)
+        if start + self.reach_us + self._spec.allowed_lateness_us > watermark:
+            self.table.put_page(page, slots, came=True)
+            self._windows.fired(start)
+        return outputs
 
     def _page_results(self, page: KeyedTable, slots: Slots, start: int) -> Outputs:
         """The windows of these slots come out: they are on disk only, and have not fired."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pyarrow as pa
 
 from cutwater.operators import window_kernels as kernels
-from cutwater.operators.base import Context, Outputs
-from cutwater.operators.spill import open_store
+from cutwater.operators.base import Outputs
 from cutwater.operators.window_kinds import SlidingWindow, TumblingWindow
 from cutwater.operators.window_operator import Times, WindowOperator
 from cutwater.operators.window_table import WindowTable
@@ -21,37 +18,15 @@ __all__ = ["WindowAggregate", "expand"]
 class WindowAggregate(WindowOperator[WindowTable]):
     """Every row goes into each of its windows."""
 
-    def open(self, ctx: Context) -> None:
-        self._store = open_store(ctx)
-        super().open(ctx)
-
-    def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-
     def _clear(self) -> None:
         super()._clear()
         self._windows = WindowTable(self._spec)
         if self._store is not None:
             self._windows.spill_to(self._store, self.ctx)
-        self._on_disk: Iterator[Outputs] | None = None  # what has still to come out from there
 
     def _advance(self) -> Slots:
         self._on_disk = self._windows.fire_on_disk(self._watermarks.current, self.ctx.key_groups)
         return super()._advance()
-
-    @property
-    def pending(self) -> bool:
-        return self._on_disk is not None or super().pending
-
-    def resume(self) -> Outputs:
-        if super().pending or self._on_disk is None:
-            return super().resume()
-        outputs = next(self._on_disk, None)
-        if outputs is None:
-            self._on_disk = None
-            return super().resume()
-        return outputs
 
     def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
         self._windows.table.make_room()

@@ -15,21 +15,23 @@ from stage_world import SCHEMA, Stage, windows
 from stage_world import SPECS as ALL_SPECS
 from subtask_context import Subtask
 
-from cutwater.operators import keyed_operator, keyed_segments, spill, window_table, windowing
-from cutwater.operators.base import MAX_WATERMARK, BaseOperator, OperatorSpec, Outputs
+from cutwater.operators import keyed_operator, keyed_segments, spill, window_operator, window_slices, window_table
+from cutwater.operators.base import MAX_WATERMARK, BaseOperator, Operator, OperatorSpec, Outputs
 from cutwater.operators.join_watermarks import WATERMARK
 from cutwater.operators.keyed_operator import KeyedOperator
 from cutwater.operators.keyed_table import KeyedTable
+from cutwater.operators.open_windows import OpenWindows
 from cutwater.operators.spill import Spill
-from cutwater.operators.window_kinds import GlobalWindow, TumblingWindow
+from cutwater.operators.window_kinds import GlobalWindow, SlidingWindow, TumblingWindow
 from cutwater.operators.window_table import WindowTable
-from cutwater.operators.windowing import WindowAggregate
 from cutwater.state.rocks import RocksStore
 from cutwater.state.segments import Frozen, Segment
+from cutwater.state.spilled_rows import FrozenSpilledRows
 
 pytest.importorskip("rocksdict")
 
 STEPS = ("table join", "first", "last", "top", "updating top", "tumbling", "late", "global")
+STEPS += ("slices", "cut slices", "late slices")
 
 
 SPECS: dict[str, OperatorSpec] = {
@@ -37,6 +39,7 @@ SPECS: dict[str, OperatorSpec] = {
     "tumbling": windows(TumblingWindow(40)),
     "late": windows(TumblingWindow(20), 30),
     "global": windows(GlobalWindow()),
+    "late slices": windows(SlidingWindow(40, 20), 30),
 }
 
 
@@ -80,11 +83,11 @@ def drained(operator: Any, outputs: Outputs) -> Outputs:
     return outputs
 
 
-def live_rows(operator: KeyedOperator | WindowAggregate) -> Content:
+def live_rows(operator: KeyedOperator | Operator) -> Content:
     """What is worth keeping of an operator that has all in memory."""
-    if isinstance(operator, WindowAggregate):
+    if not isinstance(operator, KeyedOperator):
         frozen = operator.freeze(10**9 + 1)
-        return [repr(row) for s in frozen.segments() if s.name == "window" for row in s.batch.to_pylist()]
+        return [f"{s.name} {row}" for s in frozen.segments() if s.name != WATERMARK for row in s.batch.to_pylist()]
     table = operator._table
     slots = np.flatnonzero(operator._live(table, operator._all_slots)).astype(np.int32)
     rows = pa.RecordBatch.from_arrays(table.rows(slots), schema=operator._state).to_pylist()
@@ -116,9 +119,10 @@ def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(keyed_operator, "_SLACK_KEYS", 4)
     monkeypatch.setattr(keyed_segments, "_FEW_ROWS", 4)
     store = RocksStore(1 << 20)
-    for module in (keyed_operator, windowing):
+    for module in (keyed_operator, window_operator):
         monkeypatch.setattr(module, "open_store", lambda ctx: ctx.state_memory_bytes and store)
-    monkeypatch.setattr(window_table, "PORTION_ROWS", 3)
+    for module in (window_table, window_slices):
+        monkeypatch.setattr(module, "PORTION_ROWS", 3)
     yield
     store.close()
 
@@ -160,7 +164,7 @@ def test_what_has_expired_on_disk_is_removed() -> None:
     expire()
 
 
-def fire(name: str) -> None:
+def fire(name: str, *, late: bool = True) -> None:
     """Windows of far more keys than memory holds, over which the watermark passes; some rows are late but welcome."""
     both = Both(SPECS[name], 0, 1)
     for turn in range(6):
@@ -169,17 +173,17 @@ def fire(name: str) -> None:
             times = [20 * turn + key % 20 for key in keys]
             rows = [{"k": f"key {k}", "t": t, "v": k} for k, t in zip(keys, times, strict=True)]
             both.process(0, pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
-        assert both.small._windows.table.spill.rows.used
+        assert any(table.spill.rows.used for table in both.small._tables)
         both.on_watermark(20 * turn - 1)
-        late = [{"k": f"key {k}", "t": max(0, 20 * turn - 5), "v": k} for k in range(3, 120, 7)]
-        both.process(0, pa.RecordBatch.from_pylist(late, schema=SCHEMA))
+        after = [{"k": f"key {k}", "t": max(0, 20 * turn - 5), "v": k} for k in range(3, 120, 7) if late]
+        both.process(0, pa.RecordBatch.from_pylist(after, schema=SCHEMA))
         if turn == 3:
             both.small.restore(snapshot(both.small))
     both.on_watermark(MAX_WATERMARK)
     assert [segment.name for segment in snapshot(both.small)] == [WATERMARK]
 
 
-@pytest.mark.parametrize("name", ["tumbling", "late", "global"])
+@pytest.mark.parametrize("name", ["tumbling", "late", "global", "cut slices", "late slices"])
 def test_windows_on_disk_fire_once_and_are_forgotten(name: str) -> None:
     fire(name)
 
@@ -194,10 +198,12 @@ def _nothing_was_there(self: Spill, slots: Any) -> Any:
         (partial(run, "first"), Spill, "fetched", _nothing_was_there),
         (expire, Spill, "clean", lambda self, live, log: None),
         (partial(fire, "tumbling"), WindowTable, "_page_results", lambda self, page, slots, start: []),
-        (partial(fire, "late"), KeyedTable, "put_page", lambda self, page, slots: None),
+        (partial(fire, "late"), KeyedTable, "put_page", lambda self, page, slots, came=False: None),
         (partial(fire, "tumbling"), KeyedTable, "delete_page", lambda self, page, slots: None),
+        (partial(fire, "cut slices"), FrozenSpilledRows, "beginning", lambda self, key, groups, most: iter(())),
+        (partial(fire, "late slices", late=False), OpenWindows, "fired", lambda self, start: None),
     ],
-    ids=["known", "cleaning", "windows on disk", "fired on disk", "gone from disk"],
+    ids=["known", "cleaning", "windows on disk", "fired on disk", "gone from disk", "slices", "forgotten windows"],
 )
 def test_planted_bugs_are_found(
     monkeypatch: pytest.MonkeyPatch, check: Callable[[], object], place: Any, name: str, bug: Any

@@ -10,7 +10,7 @@ import time
 from importlib import metadata
 from typing import Any
 
-__all__ = ["QUIET_CPUS", "busy_cpus", "facts"]
+__all__ = ["QUIET_CPUS", "busy_cpus", "facts", "stalls_ms"]
 
 QUIET_CPUS = 0.15
 """Processors that others may use while nothing of ours runs, for the machine to count as quiet."""
@@ -44,6 +44,23 @@ def busy_cpus(seconds: float = 0.5) -> float:
     before = _busy_ticks()
     time.sleep(seconds)
     return round((_busy_ticks() - before) / os.sysconf("SC_CLK_TCK") / seconds, 2)
+
+
+def stalls_ms(seconds: int = 5) -> list[float]:
+    """Of each second, how long the machine stopped a thread for that does nothing but look at the clock.
+
+    On a shared machine that is milliseconds.  No engine's gaps are shorter.
+    """
+    found: list[float] = []
+    for _ in range(seconds):
+        last = time.monotonic_ns()
+        until, longest = last + 10**9, 0
+        while last < until:
+            now = time.monotonic_ns()
+            longest = max(longest, now - last)
+            last = now
+        found.append(longest / 1e6)
+    return found
 
 
 def _busy_ticks() -> int:

@@ -8,9 +8,9 @@ sink notes the time of every batch once the load is over: of every second, the l
 subtask.  That is reported for both, beside what the machine does to a thread that only looks at the clock
 (``machine.stalls_ms``), because shared machines have gaps of their own: the medians tell what a checkpoint adds.
 
-What a checkpoint wrote is in its manifest: bytes in files of older checkpoints against all.  Then the job is stopped and
-started again: the time to its first output, less that of a start without state, is the restore.  Keys that came after
-it must have the counts and sums of the closed form.
+What a checkpoint wrote is in its manifest: bytes in files of older checkpoints against all.  Then the job is stopped
+and started again: the time to its first output, less that of a start without state, is the restore.  Keys that came
+after it must have the counts and sums of the closed form.
 """
 
 from __future__ import annotations

@@ -4,14 +4,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+WARM := $(VENV)/.warm
 export PYTHONUNBUFFERED := 1
+# Compiled modules are kept, here and whatever the shell says: else every process of a test or job compiles what it imports.
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup run test test-full check bench chaos docs lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-setup: $(STAMP)  ## make .venv with everything, from the lock file
+setup: $(WARM)  ## make .venv with everything, from the lock file
 
 $(STAMP): requirements/dev.lock pyproject.toml
 	@echo "setting up $(VENV) (once, a minute or so: Spark is large)"
@@ -19,7 +23,11 @@ $(STAMP): requirements/dev.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$$(cat requirements/uv.version)"
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements/dev.lock
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
-	@echo "compiling kernels (once)"; $(BIN)/python -c "from cutwater.operators.warm import warm_up; warm_up()"
+	@touch $@
+
+$(WARM): $(STAMP) $(wildcard src/cutwater/*/*kernels.py) src/cutwater/state/hashing.py
+	@echo "compiling kernels (whenever they change)"
+	@$(BIN)/python -c "from cutwater.operators.warm import warm_up; warm_up()"
 	@touch $@
 
 run: setup  ## exactly-once demo: real flights on Spark, one worker killed, result checked by Spark SQL

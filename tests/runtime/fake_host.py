@@ -25,7 +25,7 @@ __all__ = ["FakeHost", "FakeSpark", "adopt", "context", "server_address"]
 def context() -> ForkServerContext:
     """The fork server, started at the first call."""
     made = mp.get_context("forkserver")
-    made.set_forkserver_preload(["preloaded"])
+    made.set_forkserver_preload(["preloaded", "runtime_world", "loop_world", "faults"])  # a worker's pickles name them
     old = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(Path(__file__).parent) + (f":{old}" if old else "")
     try:

@@ -90,7 +90,7 @@ def expected_inside() -> Counter[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("kills", [0, 2])
+@pytest.mark.parametrize("kills", [pytest.param(0, marks=pytest.mark.full), 2])
 def test_w3_no_row_of_a_loop_is_late_behind_it(
     start, fake_spark: FakeSpark, tmp_path: Path, protocol: str, kills: int
 ) -> None:
@@ -108,7 +108,7 @@ def test_w3_no_row_of_a_loop_is_late_behind_it(
 
 
 @pytest.mark.parametrize("protocol", ["none", *PROTOCOLS])
-@pytest.mark.parametrize("kills", [0, 2])
+@pytest.mark.parametrize("kills", [pytest.param(0, marks=pytest.mark.full), 2])
 def test_c6_the_last_watermark_starts_the_loop_again_before_it_ends(
     start, fake_spark: FakeSpark, tmp_path: Path, protocol: str, kills: int
 ) -> None:

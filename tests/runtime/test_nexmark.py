@@ -49,7 +49,7 @@ def over_windows(found: pl.DataFrame, query: Query) -> pl.DataFrame:
     return found.group_by(query.key).agg(pl.sum(*query.summed))
 
 
-SLOW_OR_LIKE_ANOTHER = ("q1", "q2", "q6", "q10", "q14", "q15", "q16", "q18", "q22")
+SLOW_OR_LIKE_ANOTHER = ("q0", "q1", "q2", "q6", "q7", "q10", "q14", "q15", "q16", "q17", "q18", "q20", "q21", "q22")
 
 
 @pytest.mark.parametrize(

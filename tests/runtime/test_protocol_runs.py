@@ -21,15 +21,23 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
 }
 
 
+QUICK = {(shape, 2, protocol) for shape in ("plain", "nested") for protocol in PROTOCOLS} | {("count", 2, "unaligned")}
+"""Of the runs with a shape, a number of kills and a protocol; all of them are made with the full tests."""
+
+
+def runs(*shapes: str) -> list[Any]:
+    every = [(shape, kills, protocol) for shape in shapes for kills in (0, 2) for protocol in PROTOCOLS]
+    return [run if run in QUICK else pytest.param(*run, marks=pytest.mark.full) for run in every]
+
+
 def settings(name: str) -> dict[str, Any]:
     return {"protocol": name.split()[0], **PROTOCOLS[name]}
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("kills", [0, 2])
-def test_without_loops(start, fake_spark: FakeSpark, tmp_path: Path, protocol: str, kills: int) -> None:
+@pytest.mark.parametrize(("shape", "kills", "protocol"), runs("plain"))
+def test_without_loops(start, fake_spark: FakeSpark, tmp_path: Path, shape: str, kills: int, protocol: str) -> None:
     rows = 20_000
-    flow = counting("plain", gated(tmp_path, rows, rate=60_000), tmp_path / "out")
+    flow = counting(shape, gated(tmp_path, rows, rate=60_000), tmp_path / "out")
     job = start(flow, **settings(protocol))
     kill_some(job, fake_spark, kills, seed=1)
     open_gate(tmp_path)
@@ -47,10 +55,8 @@ def assert_ids_at_least(out: Path, rows: int) -> None:
     assert pl.read_parquet(f"{out}/*.parquet")["eid"].unique().sort().to_list() == list(range(rows))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("kills", [0, 2])
-@pytest.mark.parametrize("shape", ["self", "count", "nested"])
-def test_with_loops(start, fake_spark: FakeSpark, tmp_path: Path, protocol: str, kills: int, shape: str) -> None:
+@pytest.mark.parametrize(("shape", "kills", "protocol"), runs("self", "count", "nested"))
+def test_with_loops(start, fake_spark: FakeSpark, tmp_path: Path, shape: str, kills: int, protocol: str) -> None:
     rows = 12_000
     make = {"self": circulating, "count": counted_loop, "nested": nested}[shape]
     job = start(make("loop", gated(tmp_path, rows, rate=40_000), tmp_path / "out"), **settings(protocol))

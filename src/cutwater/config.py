@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 ProtocolName = Literal["none", "synchronous", "chandy_lamport", "aligned", "unaligned", "at_least_once"]
-RecoveryName = Literal["job", "region"]
+RecoveryName = Literal["job", "region", "task"]
 StateBackend = Literal["memory", "rocksdb"]
 SchedulerName = Literal["default", "adaptive"]
 
@@ -173,6 +173,9 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     recovery: RecoveryName = "job"
     """What goes back to the last checkpoint after a failure: ``"job"``, everything, or ``"region"``, only the parts of
     the dataflow that are connected with what failed; see the guide on checkpoints."""
+    replay_memory_bytes: int = 1 << 26
+    """With ``recovery="task"``: of what a channel sent since the last checkpoint, so much is kept in memory for a
+    receiver that goes back; the rest lies on the worker's disk (its temporary directory)."""
     restart: RestartConfig = RestartConfig()
     """When and how often a failed job is restarted."""
 
@@ -213,6 +216,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"aligned_timeout_ms must be at least 0, got {self.aligned_timeout_ms}")
         if self.spill_memory_bytes < 0:
             raise ConfigError(f"spill_memory_bytes must be at least 0, got {self.spill_memory_bytes}")
+        if self.replay_memory_bytes < 0:
+            raise ConfigError(f"replay_memory_bytes must be at least 0, got {self.replay_memory_bytes}")
         if self.state_memory_bytes < 1 << 20:
             raise ConfigError(
                 f"state_memory_bytes must be at least {1 << 20} (1 MiB), got {self.state_memory_bytes}",

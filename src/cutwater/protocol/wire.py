@@ -7,8 +7,8 @@ A frame is a header of 40 bytes, an optional order log and a body::
             u8    u8     u16   u16     u16     u64        u32   i64        u32        u64
 
 Rows are numbered per channel (``first_row``); a barrier carries its checkpoint id there, a credit the frames granted,
-an end the number of rows that went before.  ``rows`` of a barrier are those it overtook at its sender.  The body of
-rows is an Arrow IPC record batch message without a schema: both ends know it from the plan.
+an end the number of rows that went before, an arrival the next row wanted.  ``rows`` of a barrier are those it overtook
+at its sender.  The body of rows is an Arrow IPC record batch message without a schema: both ends know it from the plan.
 """
 
 from __future__ import annotations
@@ -52,12 +52,14 @@ class Kind(enum.IntEnum):
     CREDIT = 5
     GOODBYE = 6
     """The last frame of an orderly close; an end of stream without it is a lost peer."""
+    ARRIVED = 8
+    """What a receiver that lives has of a channel whose sender was replaced (R4): the next row it lacks."""
 
 
 IDLE: Final = 1
 """Flag of a watermark: the sender has nothing to say for now."""
 FINAL: Final = 2
-"""Flag of a barrier: the job's last checkpoint (rule A7)."""
+"""Flag of a barrier: the job's last checkpoint (rule A7).  Of what arrived: so did the end of data."""
 CUT: Final = 4
 """Flag of a barrier: it overtook waiting rows (unaligned)."""
 SHARP: Final = 8
@@ -80,6 +82,7 @@ _FLAGS: Final[dict[int, int]] = {
     Kind.END: 0,
     Kind.CREDIT: 0,
     Kind.GOODBYE: 0,
+    Kind.ARRIVED: FINAL,
 }
 """Kinds, and the flags that each may carry."""
 
@@ -164,8 +167,8 @@ def decode_header(data: bytes | bytearray | memoryview, *, max_frame_bytes: int,
     if kind == Kind.CREDIT:
         if not 0 < first_row <= _MAX_CREDIT:
             raise WireError(f"credit of {first_row} frames is out of range")
-    elif first_row and kind not in (Kind.BARRIER, Kind.END):
-        raise WireError(f"only rows, barriers, ends and credits carry a number: {header}")
+    elif first_row and kind not in (Kind.BARRIER, Kind.END, Kind.ARRIVED):
+        raise WireError(f"only rows, barriers, ends, arrivals and credits carry a number: {header}")
     return header
 
 

@@ -10,12 +10,12 @@ from cutwater.errors import StorageError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.loops import LoopReport
-from cutwater.protocol.regions import slots_of
 from cutwater.runtime import control as c
-from cutwater.runtime.peers import ConnectedAttempt, PeerLost
+from cutwater.runtime.peers import PeerLost
 from cutwater.runtime.restore import Restore
 from cutwater.runtime.snapshots import FrozenSubtask, SnapshotService, SubtaskLogs, Written
 from cutwater.runtime.subtask import Subtask
+from cutwater.runtime.surviving import PeerArrived, SurvivingAttempt
 from cutwater.runtime.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Attempt"]
 
 
-class Attempt(ConnectedAttempt):
+class Attempt(SurvivingAttempt):
     """Everything of one attempt.  Owned by the worker's loop thread.
 
     Args:
@@ -37,7 +37,7 @@ class Attempt(ConnectedAttempt):
     def __init__(self, deploy: c.Deploy, worker: Worker, args: WorkerArgs) -> None:
         self._regions = args.regions
         self._members = args.regions[deploy.region]
-        super().__init__(deploy, worker, deploy.region, slots_of(self._members))
+        super().__init__(deploy, worker, args.regions)
         self._deploy, self._plan, self._store = deploy, args.plan, args.store
         self._subtasks: list[Subtask] = []
         self._by_key: dict[tuple[int, int], Subtask] = {}
@@ -61,7 +61,7 @@ class Attempt(ConnectedAttempt):
         deploy, config = self._deploy, self._config
         args = self._worker.args
         restore = Restore.load(self._store, args.job, args.uid, deploy, self._plan)
-        wiring = Wiring(
+        self._wiring = Wiring(
             self._plan,
             config,
             slot=self._slot,
@@ -75,7 +75,7 @@ class Attempt(ConnectedAttempt):
             count=self._count,
             trace=self._open_trace(),
         )
-        self._subtasks = wiring.build(self)
+        self._subtasks = self._wiring.build(self)
         self._by_key = {s.key: s for s in self._subtasks}
         self._snapshots = SnapshotService(
             self._store,
@@ -90,6 +90,7 @@ class Attempt(ConnectedAttempt):
             done=self._post,
         )
         self._start_connections()
+        self.owe()
 
     def close(self) -> None:
         """Stop everything of this attempt; commits nothing."""
@@ -124,6 +125,8 @@ class Attempt(ConnectedAttempt):
         worked = False
         for subtask in self._subtasks:
             worked |= subtask.round(now_s)
+        if self.catches_up:
+            self.tell_if_caught_up(following=False)
         wake_s = min((s.flush_if_due(now_s) for s in self._subtasks), default=float("inf"))
         if not worked:
             for subtask in self._subtasks:
@@ -166,8 +169,12 @@ class Attempt(ConnectedAttempt):
                         subtask.when_idle(m.LoopVerdict(checkpoint_id, ended, watermark))
             case Written():
                 self._on_written(message)
-            case PeerLost(error=error):
-                raise error
+            case c.Turn():
+                self.turn(message)
+            case PeerArrived(connection=connection):
+                self.arrived(connection)
+            case PeerLost():
+                self.peer_lost(message)
             case _:
                 pass
 

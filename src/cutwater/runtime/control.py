@@ -21,6 +21,7 @@ __all__ = [
     "AbortNotice",
     "Ack",
     "AssignSplits",
+    "CaughtUp",
     "Committed",
     "CompleteNotice",
     "Decline",
@@ -43,6 +44,7 @@ __all__ = [
     "Stop",
     "ToWorker",
     "Trigger",
+    "Turn",
     "decode_from_worker",
     "decode_to_worker",
     "encode",
@@ -88,12 +90,28 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """No checkpoint of this attempt has a number up to this one."""
     region: int = 0
     """What of the job goes back: a number in ``WorkerArgs.regions``."""
+    survivors: list[int] = []
+    """Slots whose workers run on, and will turn to this one (R4)."""
+    attempts: list[int] = []
+    """Per slot: the attempt that its subtasks began with (R4)."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
     """Everything that begins with the attempt is ready: its rows may flow."""
 
     attempt: int
+
+
+class Turn(msgspec.Struct, frozen=True, tag="turn"):
+    """Others go back without this worker (R4): give their connections up, and accept those of the attempt."""
+
+    attempt: int
+    slots: list[int]
+    """Those that go back."""
+    incarnations: list[int]
+    """Per slot."""
+    checkpoint_id: int
+    """What they go back to; 0: the beginning."""
 
 
 class AssignSplits(msgspec.Struct, frozen=True, tag="splits"):
@@ -170,6 +188,7 @@ ToWorker = (
     | AbortNotice
     | LoopVerdict
     | Reset
+    | Turn
     | Stop
     | NetworkToWorker
 )
@@ -219,6 +238,13 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     region: int = 0
     files: list[SavepointFile] = []
     """Of a savepoint."""
+
+
+class CaughtUp(msgspec.Struct, frozen=True, tag="caught_up"):
+    """What was restored beside survivors has sent again all that they have (R4)."""
+
+    attempt: int
+    region: int
 
 
 class ProbeWanted(msgspec.Struct, frozen=True, tag="probe"):
@@ -313,6 +339,7 @@ FromWorker = (
     | Metrics
     | Log
     | ProbeWanted
+    | CaughtUp
     | SnapshotParts
 )
 

@@ -15,11 +15,10 @@ from cutwater.protocol import job_messages as j
 from cutwater.protocol import messages as m
 from cutwater.protocol import rescale as r
 from cutwater.protocol.reasons import FailureReason
-from cutwater.protocol.regions import slots_of
 from cutwater.runtime import control as c
 from cutwater.runtime.checkpointing import Checkpointing, now_ms
 from cutwater.runtime.control_server import WorkerLink
-from cutwater.runtime.deploying import deploys
+from cutwater.runtime.deploying import Deploying
 from cutwater.runtime.driver import Driver, MakeHost
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.regions import recovery_regions, subtasks_of
@@ -82,6 +81,7 @@ class Coordinator(Driver):
             attempt=publisher.log.state.attempt,
             regions=recovery_regions(plan, config.recovery),
         )
+        self._deploying = Deploying(publisher, self._splits, self._machine, config.recovery)
         self._machine.fewest = self._rescaling.core.fewest
 
     # ------------------------------------------------------------------------------------------ from other threads
@@ -150,6 +150,9 @@ class Coordinator(Driver):
                 self._checkpointing.acknowledged(held, message)
             case c.ProbeWanted():
                 self._checkpointing.probe_wanted(message)
+            case c.CaughtUp(region=region):
+                if self._deploying.caught_up(region) and not self._machine.down:
+                    self._resumed()
             case c.Decline():
                 self._checkpointing.declined(message)
             case c.Finished(attempt=attempt, vertex=vertex, subtask=subtask):
@@ -189,9 +192,8 @@ class Coordinator(Driver):
         self._rescaling.on_time(frozenset(self._group.links))
         due = self._checkpoints.next_due_ms if self._checkpoints else None
         runs = self._machine.phase in (j.JobPhase.RUNNING, j.JobPhase.DRAINING) and not self._machine.down
-        if due is None or now_ms() < due or not runs:
-            return
-        self._checkpointing.on_time()
+        if due is not None and now_ms() >= due and runs:
+            self._checkpointing.on_time()
 
     def _stepped(self) -> None:
         self.board.phase(self._machine)
@@ -303,26 +305,13 @@ class Coordinator(Driver):
         splits = {(step, slot): found for step, deal in assigned.items() for slot, found in enumerate(deal)}
         self._send_deploy(attempt, restorable, range(len(self._machine.regions)), splits)
 
-    def _send_deploy(
-        self,
-        attempt: int,
-        restorable: Restorable | None,
-        regions: Iterable[int],
-        splits: dict[tuple[str, int], list[c.SplitAssignment]],
-    ) -> None:
-        links = [self._group.links[slot] for slot in range(self.plan.parallelism)]
-        members = {region: slots_of(self._machine.regions[region]) for region in regions}
-        last_id = self._checkpointing.last_id
-        for link, deploy in deploys(attempt, restorable, self.publisher, links, members, splits, self._splits, last_id):
-            link.send(deploy)
-
     # ---------------------------------------------------------------------------------------------------- regions
 
     def _stop_regions(self, regions: tuple[int, ...], reason: str) -> None:
         if self._checkpointing.final_under_way:  # the others may have passed it, and read no more
             self._job(j.Widened(self._machine.attempt, reason, now_ms()))
             return
-        self.board.restarting(f"{reason} ({len(regions)} of {len(self._machine.regions)} regions go back)")
+        self.board.restarting(f"{reason} ({self._deploying.stopped(regions)} go back)")
         self._checkpointing.suspended(reason)
         self._rescaling.handle(r.AttemptFailed(reason, now_ms()))
         self._group.broadcast(c.Reset(self._machine.attempt, list(regions)))
@@ -340,7 +329,21 @@ class Coordinator(Driver):
             self.board.warn(f"the whole job goes back, because a part of it cannot alone: {e}")
             self._job(j.Widened(attempt, str(e), now_ms()))
 
+    def _send_deploy(
+        self,
+        attempt: int,
+        restorable: Restorable | None,
+        regions: Iterable[int],
+        splits: dict[tuple[str, int], list[c.SplitAssignment]],
+    ) -> None:
+        links = [self._group.links[slot] for slot in range(self.plan.parallelism)]
+        last_id = self._checkpointing.last_id
+        for link, message in self._deploying.messages(attempt, restorable, regions, links, splits, last_id):
+            link.send(message)
+
     def _resumed(self) -> None:
+        if self._deploying.behind:
+            return
         self.board.running()
         self._checkpointing.resumed(self._machine.attempt)
         self._rescaling.handle(r.AttemptRuns(now_ms()))

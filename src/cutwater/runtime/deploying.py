@@ -1,50 +1,93 @@
-"""What each worker is told to build when an attempt begins, or regions go back."""
+"""What each worker is told when an attempt begins, or regions go back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias, cast
 
+from cutwater.config import RecoveryName
+from cutwater.protocol.job import JobMachine
+from cutwater.protocol.regions import slots_of
 from cutwater.runtime import control as c
 from cutwater.runtime.control_server import WorkerLink
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.splits import Splits
 from cutwater.storage.recovery import Restorable
 
-__all__ = ["deploys"]
+__all__ = ["Deploying"]
+
+Assigned: TypeAlias = Mapping[tuple[str, int], list[c.SplitAssignment]]
+"""By read step and subtask, what it reads."""
 
 
-def deploys(
-    attempt: int,
-    restorable: Restorable | None,
-    publisher: Publisher,
-    links: Sequence[WorkerLink],
-    members: Mapping[int, frozenset[int]],
-    assigned: Mapping[tuple[str, int], list[c.SplitAssignment]],
-    splits: Splits,
-    last_checkpoint_id: int,
-) -> Iterator[tuple[WorkerLink, c.Deploy]]:
-    """A message for each region that begins, and each worker that holds a part of it.
+class Deploying:
+    """Belongs to the coordinator's thread.
 
     Args:
-        links: per slot, the worker that fills it.
-        members: by region, its slots.
-        assigned: by read step and subtask, what it reads.
+        machine: knows the regions.
+        recovery: with ``"task"`` rows pass between regions, so that those who run on must know of those who go back.
     """
-    for region, slots in members.items():
-        for slot in sorted(slots):
-            deploy = c.Deploy(
-                attempt=attempt,
-                incarnations=[other.incarnation for other in links],
-                peers=[cast(c.Hello, other.hello).data_address for other in links],
-                restore=restorable.completed if restorable else None,
-                parallelism=publisher.parallelism,
-                restore_from=publisher.location,
-                upgrade=publisher.upgrade,
-                splits={step: found for (step, subtask), found in assigned.items() if subtask == slot},
-                rates=splits.rates(slot),
-                no_more_splits=splits.complete,
-                last_checkpoint_id=last_checkpoint_id,
-                region=region,
-            )
-            yield links[slot], deploy
+
+    def __init__(self, publisher: Publisher, splits: Splits, machine: JobMachine, recovery: RecoveryName) -> None:
+        self._publisher, self._splits, self._machine = publisher, splits, machine
+        self._task = recovery == "task"
+        self._attempts: dict[int, int] = {}
+        self.behind: set[int] = set()
+        """Regions that have not sent again yet what survivors have: no checkpoint may begin (R4)."""
+
+    def stopped(self, regions: Sequence[int]) -> str:
+        """These go back (again); in a user's words."""
+        self.behind.difference_update(regions)
+        return f"{len(regions)} of {len(self._machine.regions)} {'workers' if self._task else 'regions'}"
+
+    def caught_up(self, region: int) -> bool:
+        """A region did; returns whether none is behind any more."""
+        self.behind.discard(region)
+        return not self.behind
+
+    def messages(
+        self,
+        attempt: int,
+        restorable: Restorable | None,
+        regions: Iterable[int],
+        links: Sequence[WorkerLink],
+        assigned: Assigned,
+        last_checkpoint_id: int,
+    ) -> Iterator[tuple[WorkerLink, c.Deploy | c.Turn]]:
+        """For each worker that runs on, who goes back; for each region that begins, what its workers build.
+
+        Args:
+            links: per slot, the worker that fills it.
+        """
+        members = {region: slots_of(self._machine.regions[region]) for region in regions}
+        begins = frozenset[int]().union(*members.values())
+        survivors = [slot for slot in range(len(links)) if slot not in begins]
+        incarnations = [link.incarnation for link in links]
+        if not survivors:
+            self.behind.clear()
+        for slot in begins:
+            self._attempts[slot] = attempt
+        if self._task and survivors:
+            self.behind |= members.keys()
+            restored = restorable.completed.checkpoint_id if restorable else 0
+            for slot in survivors:  # first: nobody else lets the replacements in
+                yield links[slot], c.Turn(attempt, sorted(begins), incarnations, restored)
+        for region, slots in members.items():
+            for slot in sorted(slots):
+                deploy = c.Deploy(
+                    attempt=attempt,
+                    incarnations=incarnations,
+                    peers=[cast(c.Hello, other.hello).data_address for other in links],
+                    restore=restorable.completed if restorable else None,
+                    parallelism=self._publisher.parallelism,
+                    restore_from=self._publisher.location,
+                    upgrade=self._publisher.upgrade,
+                    splits={step: found for (step, subtask), found in assigned.items() if subtask == slot},
+                    rates=self._splits.rates(slot),
+                    no_more_splits=self._splits.complete,
+                    last_checkpoint_id=last_checkpoint_id,
+                    region=region,
+                    survivors=survivors if self._task else [],
+                    attempts=[self._attempts[other] for other in range(len(links))],
+                )
+                yield links[slot], deploy

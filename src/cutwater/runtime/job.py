@@ -27,6 +27,7 @@ from cutwater.protocol.rows import PROTOCOLS
 from cutwater.runtime.coordinator import Coordinator
 from cutwater.runtime.net_items import nothing
 from cutwater.runtime.publisher import Publisher
+from cutwater.runtime.regions import check_recovery
 from cutwater.runtime.requests import watch
 from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.status import JobStatus
@@ -291,6 +292,7 @@ def _checked_plan(flow: Dataflow | LogicalGraph, config: JobConfig) -> PhysicalP
     plan = make_plan(flow, config.parallelism, config.max_parallelism)
     check_guarantees(flow.graph, config.protocol)
     check_state_backend(flow.graph, config.state_backend)
+    check_recovery(config.recovery)
     return plan
 
 

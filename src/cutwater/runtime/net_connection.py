@@ -20,6 +20,7 @@ from cutwater.errors import CutwaterError, DataError, InvariantError, WireError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol.handshake import Peer
 from cutwater.protocol.wire import CUT, FINAL, IDLE, PROBE, SAVEPOINT, SHARP, Header, Kind, encode_header
+from cutwater.runtime.kept_output import KeptOutput
 from cutwater.runtime.net_input import InputChannel
 from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark, nothing
 from cutwater.runtime.net_output import OutputChannel
@@ -50,6 +51,9 @@ class Connection:
         self._sock, self._max_frame_bytes = sock, max_frame_bytes
         self._inputs: dict[tuple[int, int, int], InputChannel] = {}
         self._outputs: dict[tuple[int, int, int], OutputChannel] = {}
+        self._survivors: list[InputChannel] = []
+        self.arrived: dict[tuple[int, int, int], tuple[int, bool]] = {}
+        """R4: of outputs whose receivers lived on, the next row that they lack and whether the end arrived there."""
         self._lock = threading.Lock()
         self._over = self._started = self._peer_left = False
         self._on_lost: Callable[[Connection, CutwaterError], None] | None = None
@@ -82,17 +86,13 @@ class Connection:
         knows).
         """
         self._check_new(key, schema)
-
-        def give_credit(frames: int) -> None:
-            self._send(Header(Kind.CREDIT, 0, *key, first_row=frames))
-
         channel = self._inputs[key] = make_input(
             key,
             schema,
             capacity_frames,
             on_ready,
             memory_bytes=memory_bytes,
-            on_credit=give_credit if capacity_frames < NO_LIMIT else None,
+            on_credit=self._credit_giver(key) if capacity_frames < NO_LIMIT else None,
             credit_batch=max(1, capacity_frames // 2),
             next_row=next_row,
             watermark=watermark,
@@ -112,23 +112,17 @@ class Connection:
         on_ready: Callable[[], None] = nothing,
         next_row: int = 0,
         watermark: int = MIN_WATERMARK,
+        kept: KeptOutput | None = None,
     ) -> OutputChannel:
         """The sending end of a channel to the peer, which grants the credit; arguments as for ``OutputChannel``.
 
         A feedback channel has ``NO_LIMIT`` of it from the beginning.
         """
         self._check_new(key, schema)
-
-        def send(item: Item) -> None:
-            if type(item) is Rows:
-                self._send_rows(key, item)
-            else:
-                self._send(_control_header(key, item, channel))
-
         channel = self._outputs[key] = OutputChannel(
             key,
             schema,
-            send,
+            self._sender(key),
             credit=credit,
             batch_rows=batch_rows,
             buffer_timeout_ms=buffer_timeout_ms,
@@ -136,8 +130,26 @@ class Connection:
             on_ready=on_ready,
             next_row=next_row,
             watermark=watermark,
+            kept=kept,
         )
         return channel
+
+    def take_over_input(self, channel: InputChannel) -> None:
+        """Go on with a receiver that lives, and whose sender was replaced (R4): the peer learns what arrived."""
+        self._check_new(channel.key, channel.schema)
+        channel.take_over(self._credit_giver(channel.key))
+        self._inputs[channel.key] = channel
+        self._survivors.append(channel)
+
+    def take_over_output(self, channel: OutputChannel, checkpoint_id: int) -> None:
+        """Go on with a sender that lives, and whose receiver was restored from this checkpoint (R4).
+
+        Raises:
+            InvariantError: what the receiver lacks is not kept.
+        """
+        self._check_new(channel.key, channel.schema)
+        self._outputs[channel.key] = channel
+        channel.take_over(self._sender(channel.key), checkpoint_id)
 
     def start(self, on_lost: Callable[[Connection, CutwaterError], None]) -> None:
         """Begin to read and write.
@@ -151,9 +163,12 @@ class Connection:
                 raise InvariantError(f"connection to worker {self.peer.worker}: start after start or close")
             self._started, self._on_lost = True, on_lost
         self._writer.start()
+        for channel in self._survivors:
+            flags = FINAL if channel.end_arrived else 0
+            self._send(Header(Kind.ARRIVED, flags, *channel.key, first_row=channel.next_arrival))
         for key, channel in self._inputs.items():
-            if channel.capacity_frames < NO_LIMIT:
-                self._send(Header(Kind.CREDIT, 0, *key, first_row=channel.capacity_frames))
+            if channel.capacity_frames < NO_LIMIT and channel.places > 0:
+                self._send(Header(Kind.CREDIT, 0, *key, first_row=channel.places))
         self._reader.start()
 
     def close(self, flush_s: float = 0.0) -> None:
@@ -184,6 +199,18 @@ class Connection:
         return self._peer_left
 
     # -- sending
+
+    def _credit_giver(self, key: Channel) -> Callable[[int], None]:
+        return lambda frames: self._send(Header(Kind.CREDIT, 0, *key, first_row=frames))
+
+    def _sender(self, key: Channel) -> Callable[[Item], None]:
+        def send(item: Item) -> None:
+            if type(item) is Rows:
+                self._send_rows(key, item)
+            else:
+                self._send(_control_header(key, item, self._outputs[key]))
+
+        return send
 
     def _send(self, header: Header) -> None:
         data = encode_header(header)
@@ -219,6 +246,9 @@ class Connection:
             return
         if kind == Kind.GOODBYE:
             self._peer_left = True
+            return
+        if kind == Kind.ARRIVED:
+            self.arrived[key] = header.first_row, bool(header.flags & FINAL)
             return
         channel = self._inputs.get(key)
         if channel is None:

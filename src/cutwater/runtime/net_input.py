@@ -288,6 +288,25 @@ class InputChannel:
                 self._put_rows(item)
             self._uncredited += len(self._queue) - before
 
+    # -- a sender that goes back by itself (R4)
+
+    def take_over(self, on_credit: Callable[[int], None]) -> None:
+        """The sender is another one, which sends again what arrived already: that is dropped by its number.
+
+        What waits stays; the new sender's first credit is ``places``.  Nothing of the old sender's may arrive any more.
+        """
+        self.on_credit, self._taken = on_credit, 0
+
+    @property
+    def places(self) -> int:
+        """Frames that the sender may send now, if nothing of them is on its way."""
+        return self.capacity_frames - (self._credited_in - self._credited_out)
+
+    @property
+    def end_arrived(self) -> bool:
+        """The end of data arrived; it may not have been taken."""
+        return self._end_arrived
+
     # -- what a status shows
 
     @property

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
 from cutwater.dataflow.graph import Channel
 from cutwater.errors import InvariantError
 from cutwater.operators.base import MIN_WATERMARK
+from cutwater.runtime.kept_output import KeptOutput
 from cutwater.runtime.net_items import Barrier, End, Item, Rows, Timed, Watermark, nothing, through_last_row
 
 __all__ = ["OutputChannel"]
@@ -34,12 +35,13 @@ class OutputChannel:
         on_ready: called when a full channel has room again (in the thread of ``grant``).
         next_row: number of the next row, as restored.
         watermark: the last one sent, as restored.
+        kept: for receivers that go back by themselves (R4); ``None``: all go back together.
     """
 
     __slots__ = (
-        "_buffer", "_buffered_rows", "_credit", "_due_s", "_lock", "_max_batch_bytes", "_max_fixed_rows", "_send",
-        "_sharp", "_timeout_s", "_waiting", "_watermark_unsent", "batch_rows", "ended", "idle", "key", "next_row",
-        "on_ready", "schema", "watermark",
+        "_buffer", "_buffered_rows", "_credit", "_due_s", "_kept", "_lock", "_max_batch_bytes", "_max_fixed_rows",
+        "_send", "_sharp", "_timeout_s", "_waiting", "_watermark_unsent", "batch_rows", "ended", "idle", "key",
+        "next_row", "on_ready", "schema", "watermark",
     )  # fmt: skip
 
     def __init__(
@@ -55,7 +57,9 @@ class OutputChannel:
         on_ready: Callable[[], None] = nothing,
         next_row: int = 0,
         watermark: int = MIN_WATERMARK,
+        kept: KeptOutput | None = None,
     ) -> None:
+        self._kept = kept
         self.key, self.schema, self.on_ready = key, schema, on_ready
         self.batch_rows, self._timeout_s = batch_rows, buffer_timeout_ms / 1000
         self.next_row, self.watermark, self.idle, self.ended = next_row, watermark, False, False
@@ -72,6 +76,38 @@ class OutputChannel:
         """Have items handed to ``send`` from now on; returns where they went before, for ``send`` to pass them on."""
         before, self._send = self._send, send
         return before
+
+    # -- a receiver that goes back by itself (R4)
+
+    def mark(self, checkpoint_id: int) -> None:
+        """The subtask froze: what follows is what a receiver needs that goes back to this checkpoint."""
+        if self._kept is not None:
+            self.flush()
+            self._kept.mark(checkpoint_id)
+
+    def settled(self, checkpoint_id: int, completed: bool) -> None:
+        """A checkpoint completed, so that nobody goes behind it any more, or was given up."""
+        if self._kept is not None:
+            with self._lock:
+                settle = self._kept.completed if completed else self._kept.aborted
+                settle(checkpoint_id)
+
+    def restore(self, items: Iterable[Timed]) -> None:
+        """What a barrier overtook here: a receiver that lives may not have it.  Call before the first credit."""
+        with self._lock:
+            self._waiting.extend(items)
+
+    def take_over(self, send: Callable[[Item], None], checkpoint_id: int) -> None:
+        """The receiver is another one, which was restored from a checkpoint: send it all that it lacks, on its credit.
+
+        Raises:
+            InvariantError: what it lacks is not kept.
+        """
+        if self._kept is None:
+            raise InvariantError(f"{self.key}: nothing is kept for a new receiver")
+        with self._lock:
+            self._send, self._credit = send, 0
+            self._waiting = deque(self._kept.since(checkpoint_id))
 
     def offer(self, batch: pa.RecordBatch) -> None:
         """Send rows, at once or with their neighbours.  Accepted even when ``full`` (a call may overshoot).
@@ -259,19 +295,23 @@ class OutputChannel:
 
     def _enqueue(self, item: Item) -> None:
         with self._lock:
-            waiting = self._waiting
-            if not waiting:
-                if self._affordable(item):
-                    self._send(item)
-                    return
-            elif type(item) is Watermark:  # at most one watermark waits behind the last rows
-                last = waiting[-1]
+            waiting, kept = self._waiting, self._kept
+            if type(item) is Watermark and waiting and (kept is None or not kept.at_mark):
+                last, joined = waiting[-1], None  # at most one watermark waits behind the last rows
                 if type(last) is Watermark:
-                    waiting[-1] = item
+                    joined = item
+                elif type(last) is Rows and not item.idle:
+                    joined = last._replace(watermark=item.watermark, sharp=True)
+                if joined is not None:
+                    waiting[-1] = joined
+                    if kept is not None:
+                        kept.replace_last(joined)
                     return
-                if type(last) is Rows and not item.idle:
-                    waiting[-1] = last._replace(watermark=item.watermark, sharp=True)
-                    return
+            if kept is not None and not isinstance(item, Barrier):
+                item = kept.add(item)
+            if not waiting and self._affordable(item):
+                self._send(item)
+                return
             waiting.append(item)
 
     def _affordable(self, item: Item) -> bool:

@@ -138,8 +138,10 @@ class ConnectedAttempt(abc.ABC):
 
     def _connect(self) -> None:
         slot = self._slot
-        me = Peer("data", self._worker.args.uid, slot, self.number, self._incarnations[slot], self.region)
-        for other in sorted(other for other in self._others if other > slot):  # the lower number dials
+        for other in sorted(other for other in self._others if self._dials(other)):
+            me = Peer(
+                "data", self._worker.args.uid, slot, self.number, self._incarnations[slot], self._region_at(other)
+            )
             address = (self._addresses[other][0], self._addresses[other][1])
             self._connections[other] = connect(
                 address,
@@ -158,6 +160,14 @@ class ConnectedAttempt(abc.ABC):
                 missing = sorted(self._others - self._connections.keys())
                 raise WireError(f"workers {missing} did not dial worker {slot} within {_CONNECT_DEADLINE_S:.0f} s")
 
+    def _dials(self, other: int) -> bool:
+        """Whether this worker dials that one, or waits for it."""
+        return other > self._slot
+
+    def _region_at(self, other: int) -> int:
+        """The region that another worker runs, as far as this one has to do with it."""
+        return self.region
+
     def _start_connections(self) -> None:
         for connection in self._connections.values():
             connection.start(self._lost)
@@ -169,7 +179,7 @@ class ConnectedAttempt(abc.ABC):
                 connection.close()
 
     def _lost(self, connection: Connection, error: CutwaterError) -> None:
-        self._post(PeerLost(error))
+        self._post(PeerLost(error, connection))
 
     def _post(self, message: object) -> None:
         """Put something into the worker's mailbox for this attempt, if it lives then (any thread)."""
@@ -197,3 +207,4 @@ class PeerLost:
     """The connection to another worker ended."""
 
     error: CutwaterError
+    connection: Connection

@@ -147,6 +147,9 @@ class Performer:
     def outcome(self, event: m.CompleteNotice | m.AbortNotice) -> None:
         """What became of a wave."""
         self.handle(event)
+        completed = isinstance(event, m.CompleteNotice) and event.commit
+        for channel in self.outputs:
+            channel.settled(event.checkpoint_id, completed)
         self._times.pop(event.checkpoint_id, None)
         self._logs.forget(event.checkpoint_id)
         self._asked = False
@@ -252,6 +255,8 @@ class Performer:
             return
         started = time.perf_counter()
         record = self._record("aligned" if effect.savepoint else self._machine.protocol.name)
+        for channel in self.outputs:
+            channel.mark(checkpoint_id)
         states = self._parts.chain.freeze(checkpoint_id)
         ends = effect.final and self.finished  # a job that was stopped in the middle goes on some day
         sinks = [(sink, sink.pre_commit(checkpoint_id, ends, effect.savepoint)) for sink in self._parts.sinks]

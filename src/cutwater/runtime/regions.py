@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 from typing import cast
 
 from cutwater.config import RecoveryName
 from cutwater.connectors.base import Sink
 from cutwater.dataflow.graph import PhysicalPlan
+from cutwater.errors import ConfigError
 from cutwater.protocol.regions import Region, Subtask, regions_of
 
-__all__ = ["recovery_regions", "subtasks_of"]
+__all__ = ["check_recovery", "recovery_regions", "subtasks_of"]
 
 
 def subtasks_of(plan: PhysicalPlan) -> frozenset[Subtask]:
@@ -19,17 +20,40 @@ def subtasks_of(plan: PhysicalPlan) -> frozenset[Subtask]:
     return frozenset((v.index, i) for v in plan.vertices for i in range(v.parallelism))
 
 
+def check_recovery(recovery: RecoveryName) -> None:
+    """Refuse what would not be exact.
+
+    Raises:
+        ConfigError: the order in which inputs are taken is not known to others yet.
+    """
+    if recovery == "task":
+        raise ConfigError("recovery 'task' is not exact yet", hint="Choose 'region' or 'job'.")
+
+
 def recovery_regions(plan: PhysicalPlan, recovery: RecoveryName) -> tuple[Region, ...]:
-    """The parts that go back by themselves after a failure (R1, R2)."""
+    """The parts that go back by themselves after a failure: connected ones (R2), or what lives in one worker (R4)."""
     everything = subtasks_of(plan)
-    return (everything,) if recovery == "job" else regions_of(everything, _together(plan))
+    if recovery == "job":
+        return (everything,)
+    ties = _connected(plan) if recovery == "region" else _same_worker(everything)
+    return regions_of(everything, chain(ties, _settled_together(plan)))
 
 
-def _together(plan: PhysicalPlan) -> Iterator[tuple[Subtask, Subtask]]:
-    """Both ends of each channel, and the subtasks of a sink that cannot go back for some of them only."""
+def _connected(plan: PhysicalPlan) -> Iterator[tuple[Subtask, Subtask]]:
+    """Both ends of each channel."""
     for edge in plan.edges:
         for channel in plan.channels(edge):
             yield (edge.source, channel.source), (edge.target, channel.target)
+
+
+def _same_worker(subtasks: Iterable[Subtask]) -> Iterator[tuple[Subtask, Subtask]]:
+    first: dict[int, Subtask] = {}
+    for vertex, slot in sorted(subtasks):
+        yield first.setdefault(slot, (vertex, slot)), (vertex, slot)
+
+
+def _settled_together(plan: PhysicalPlan) -> Iterator[tuple[Subtask, Subtask]]:
+    """The subtasks of a sink that cannot go back for some of them only."""
     for vertex in plan.vertices:
         if not all(_settles_subtasks(plan, step) for step in vertex.steps):
             yield from pairwise((vertex.index, i) for i in range(vertex.parallelism))

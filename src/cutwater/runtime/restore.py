@@ -127,6 +127,20 @@ class Restore:
             logged = to_items(items, (sent.next_row if sent is not None else 0) - rows)
         return logged if edge.back else logged + self._later_watermark(key, logged)
 
+    def overtaken(self, edge: Edge, key: Channel) -> list[Timed]:
+        """What a barrier overtook in the sender's queue: a receiver that lives on may not have it (R4).
+
+        Behind it stands what the sender had said of time.
+        """
+        sent = self.channel(key, sending=True)
+        if sent is None:
+            return []
+        entries = [e for e in self._logs.get(edge_name(edge), ()) if e.channel is not None and e.channel[1:] == key[1:]]
+        entries = sorted((e for e in entries if e.side == "sender"), key=lambda e: e.first_row)
+        items = [fitting(edge, item) for e in entries for item in read_log(self.store, self.job, e)]
+        first_row = sent.next_row - sum(e.rows for e in entries)
+        return [*to_items(items, first_row), Watermark(sent.watermark, sent.idle)]
+
     @cached_property
     def _logs(self) -> dict[str, list[Entry]]:
         """Entries of channels, by the name of the edge."""

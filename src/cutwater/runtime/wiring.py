@@ -22,6 +22,7 @@ from cutwater.runtime.channels import InputChannel, OutputChannel, Rows
 from cutwater.runtime.clock import ProcessingClock
 from cutwater.runtime.connections import Connection
 from cutwater.runtime.control import Deploy
+from cutwater.runtime.kept_output import KeptOutput
 from cutwater.runtime.net_spill import NO_LIMIT, make_input
 from cutwater.runtime.restore import Restore
 from cutwater.runtime.sink_operator import SinkIdentity, SinkOperator
@@ -107,7 +108,7 @@ class Wiring:
 
     def _make_channels(self, edge: Edge) -> None:
         for key in self._plan.channels(edge):
-            if (edge.source, key.source) not in self._members:
+            if self._members.isdisjoint(((edge.source, key.source), (edge.target, key.target))):
                 continue
             receives, sends = key.target == self._slot, key.source == self._slot
             if receives:
@@ -129,7 +130,7 @@ class Wiring:
             edge.schema,
             NO_LIMIT if edge.back else self._frames(edge),
             self._notify,
-            memory_bytes=self._config.spill_memory_bytes if edge.back or self._config.spill else None,
+            memory_bytes=self._config.spill_memory_bytes if edge.back or self._spills else None,
             next_row=next_row,
             watermark=known.watermark if known else MIN_WATERMARK,
             idle=known.idle if known else False,
@@ -151,7 +152,10 @@ class Wiring:
                 on_ready=self._notify,
                 next_row=next_row,
                 watermark=watermark,
+                kept=self._keep(),
             )
+            if key.target in self._deploy.survivors:
+                self._outputs[key].restore(self._restore.overtaken(edge, key))
             return
         receiver = self._inputs[key]
         output = self._outputs[key] = OutputChannel(
@@ -167,6 +171,25 @@ class Wiring:
         )
         if not edge.back:
             receiver.on_credit = output.grant
+
+    @property
+    def _spills(self) -> bool:
+        """Inputs overflow to disk: where a sender must not be held up, nor whoever takes inputs in a given order."""
+        return self._config.spill or bool(self._deploy.survivors)
+
+    def _keep(self) -> KeptOutput | None:
+        if self._config.recovery != "task":
+            return None
+        base = self._deploy.restore.checkpoint_id if self._deploy.restore is not None else 0
+        return KeptOutput(memory_bytes=self._config.replay_memory_bytes, base=base)
+
+    def inputs_from(self, slot: int) -> list[InputChannel]:
+        """Receiving ends of the channels from a worker."""
+        return [channel for key, channel in self._inputs.items() if key.source == slot]
+
+    def outputs_to(self, slot: int) -> list[OutputChannel]:
+        """Sending ends of the channels to a worker."""
+        return [channel for key, channel in self._outputs.items() if key.target == slot]
 
     def _frames(self, edge: Edge) -> int:
         """Frames that a channel may hold: in a loop, and on the way into one, few."""

@@ -179,6 +179,11 @@ class Worker:
 
     def _fail(self, number: int, region: int, error: BaseException) -> None:
         """Report a failure of the attempt of a region and drop it; those of other regions go on."""
+        self.report(error, number, region)
+        self._drop([region])
+
+    def report(self, error: BaseException, number: int, region: int) -> None:
+        """Tell the coordinator of a failure of the attempt of a region, which may be another worker's."""
         self._report()  # a peer that stopped first looks like a lost one: what this worker did counts all the same
         ours = isinstance(error, CutwaterError)
         self.link.send(
@@ -196,7 +201,6 @@ class Worker:
                 region=region,
             )
         )
-        self._drop([region])
 
     def _report(self) -> None:
         for attempt in self._attempts.values():

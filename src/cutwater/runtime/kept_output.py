@@ -1,0 +1,118 @@
+"""What a channel sent since the newest checkpoint, for a receiver that goes back to it by itself (R4)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from cutwater.errors import InvariantError
+from cutwater.runtime.net_items import End, Rows, Timed
+from cutwater.runtime.net_spill import SpillFile
+
+__all__ = ["KeptOutput"]
+
+
+class KeptOutput:
+    """The items of one channel, in the order in which they were sent, barriers left out.
+
+    It begins at a *mark*: the place of the newest completed checkpoint's barrier among them.  What lay in the channel
+    at that cut comes behind the barrier's place, or is in the snapshot.  An end of data is kept for ever, because no
+    snapshot tells a receiver of it.
+
+    Belongs to its ``OutputChannel``, under whose lock everything but ``mark`` is called.
+
+    Args:
+        memory_bytes: rows beyond this lie in a file.
+        base: the checkpoint that the channel was restored from; 0: none.
+
+    >>> import pyarrow as pa
+    >>> kept, rows = KeptOutput(memory_bytes=1 << 20), pa.record_batch({"n": [1]})
+    >>> _ = kept.add(Rows(rows, 0)); kept.mark(1); _ = kept.add(Rows(rows, 1))
+    >>> kept.completed(1); [item.first_row for item in kept.since(1)]
+    [1]
+    """
+
+    def __init__(self, *, memory_bytes: int, base: int = 0) -> None:
+        self._memory_bytes, self._base = memory_bytes, base
+        self._items: deque[tuple[Timed, int]] = deque()
+        """With the bytes that each takes in memory."""
+        self._first = 0
+        """Number of the first item that is kept, counted from the channel's beginning."""
+        self._marks: dict[int, int] = {}
+        self._ended = False
+        self._file: SpillFile | None = None
+        self.memory_bytes = 0
+        """Bytes of rows that are kept in memory now."""
+
+    @property
+    def _next(self) -> int:
+        return self._first + len(self._items)
+
+    def add(self, item: Timed | End) -> Timed | End:
+        """Keep an item that is being sent; returns it as it is to be sent, its rows perhaps in the file's pages.
+
+        Raises:
+            StorageError: the disk is full, or fails.
+        """
+        if type(item) is End:
+            self._ended = True
+            return item
+        size = 0
+        if type(item) is Rows:
+            size = item.batch.nbytes
+            if self.memory_bytes + size > self._memory_bytes:
+                self._file = self._file or SpillFile()
+                item, size = item._replace(batch=self._file.store(item.batch)), 0
+            self.memory_bytes += size
+        assert not isinstance(item, End)
+        self._items.append((item, size))
+        return item
+
+    @property
+    def at_mark(self) -> bool:
+        """Nothing was sent since the last barrier: what comes now must not be joined with what lies before it."""
+        return not self._items or self._next in self._marks.values()
+
+    def replace_last(self, item: Timed) -> None:
+        """The last item was joined with a watermark while it waited."""
+        self._items[-1] = item, self._items[-1][1]
+
+    # ------------------------------------------------------------------------------------------------- checkpoints
+
+    def mark(self, checkpoint_id: int) -> None:
+        """The barrier of a checkpoint has its place here."""
+        self._marks[checkpoint_id] = self._next
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """The mark is of no use."""
+        self._marks.pop(checkpoint_id, None)
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Nobody goes behind this checkpoint any more: forget what lies before it."""
+        place = self._marks.get(checkpoint_id)
+        if place is None:
+            return
+        while self._first < place:
+            self.memory_bytes -= self._items.popleft()[1]
+            self._first += 1
+        self._base = checkpoint_id
+        self._marks = {id: at for id, at in self._marks.items() if id > checkpoint_id}
+
+    def since(self, checkpoint_id: int) -> Iterator[Timed | End]:
+        """Everything behind a checkpoint's barrier, with the end if there was one.
+
+        Raises:
+            InvariantError: what it needs is not kept (any more).
+        """
+        place = self._marks.get(checkpoint_id, self._first if checkpoint_id == self._base else None)
+        if place is None:
+            raise InvariantError(f"what was sent since checkpoint {checkpoint_id} is not kept, only since {self._base}")
+        for i in range(place - self._first, len(self._items)):
+            yield self._items[i][0]
+        if self._ended:
+            yield End()
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Written to disk so far."""
+        return self._file.stored_bytes if self._file is not None else 0

@@ -47,7 +47,7 @@ check: setup  ## style, types, structure
 bench: setup  ## W1 against Flink, Bytewax and bare kernels (installs the peers for it)
 	@$(BIN)/python -m benchmarks.compare
 
-chaos: setup  ## 50 random SIGKILLs over jobs of a million unique ids
+chaos: setup  ## 250 SIGKILLs of workers, executors and drivers: every recovery scope, every protocol (15 minutes)
 	@$(BIN)/python -m pytest -m chaos -s
 
 lock:  ## write the lock file anew from pyproject.toml

@@ -21,7 +21,7 @@ from cutwater.runtime.status import WorkerStatus
 __all__ = ["FAULTS", "RECOVERY_LIMIT_S", "Storm", "Strike", "recovery_ms"]
 
 FAULTS = {
-    "kill": "SIGKILL of a worker's process; one in four is followed by another one during the recovery",
+    "kill": "SIGKILL of a worker's process; one in four hits two at once, or another one during the recovery",
     "stop": "SIGSTOP of a worker's process until it has been replaced, then SIGCONT",
     "exception": "an exception in a worker: while it reads, writes, pre-commits or commits",
     "disk-full": "no file of a worker can grow, until that has failed something",
@@ -37,8 +37,10 @@ _ORDER_LIMIT_S = 10.0
 """An order that nobody comes by to take, or a full disk that nobody wants to write to, is given up after so long."""
 _BEHIND_A_CHECKPOINT = 0.75
 """How often a fault waits for a checkpoint since the last one, so that it finds something to restore."""
+_PROMPTLY = 0.25
+"""How often it strikes then at once, while sinks hear of that checkpoint and commit."""
 _AGAIN = 0.25
-"""How often a kill is followed by one during the recovery."""
+"""How often a kill is not the only one: another worker dies with it, or during the recovery."""
 
 
 class Strike(msgspec.Struct, frozen=True):
@@ -105,9 +107,11 @@ class Storm:
             tries += 1
             if len(self.strikes) + 1 == self._count:
                 self._pace.at_will()  # once the last one has hit
-            if self._dice.random() < _BEHIND_A_CHECKPOINT:
+            behind = self._dice.random() < _BEHIND_A_CHECKPOINT
+            if behind:
                 self._checkpointed()
-            self._wait(self._dice.uniform(0, 2 * self._interval_s))
+            if not behind or self._dice.random() > _PROMPTLY:
+                self._wait(self._dice.uniform(0, 2 * self._interval_s))
             if self._running():
                 self._require_here()
                 acts[self._dice.choice(self._kinds)]()
@@ -124,20 +128,27 @@ class Storm:
     def _kill(self) -> None:
         first = self._victim()
         restarts, began_s = self._restarts, time.monotonic()
-        if not _signal(first.pid, signal.SIGKILL):
+        again = len(self.strikes) + 1 < self._count and self._dice.random() < _AGAIN
+        at_once = again and self._dice.random() < 0.5
+        second = self._another({first.pid}) if at_once else None
+        if not _kill_living(first):
             return
-        dead = {first.pid}
-        detail = ""
-        if len(self.strikes) + 1 < self._count and self._dice.random() < _AGAIN:
+        dead, detail = {first.pid}, ""
+        if at_once:
+            detail = self._kill_too(second, dead, "at once")
+        elif again:
             self._until(lambda: self._restarts > restarts and bool(self._alive(dead)))
-            others = self._alive(dead)
-            if others and self._job.status.phase != "running":
-                second = self._dice.choice(others)
-                if _signal(second.pid, signal.SIGKILL):
-                    dead.add(second.pid)
-                    self._note("kill", second.slot, None, "during the recovery")
-                    detail = "and one more"
+            if not self._all_run:
+                detail = self._kill_too(self._another(dead), dead, "during the recovery")
         self._recovered("kill", first.slot, began_s, restarts, dead, detail)
+
+    def _kill_too(self, second: WorkerStatus | None, dead: set[int], when: str) -> str:
+        """Kill one more worker, which counts by itself; says so of the first kill."""
+        if second is None or not _kill_living(second):
+            return ""
+        dead.add(second.pid)
+        self._note("kill", second.slot, None, when)
+        return f"one more {when}"
 
     def _stop(self) -> None:
         victim = self._victim()
@@ -188,6 +199,17 @@ class Storm:
 
     def _victim(self) -> WorkerStatus:
         return self._dice.choice(self._job.status.workers)
+
+    def _another(self, dead: set[int]) -> WorkerStatus | None:
+        """A victim that is none of the dead."""
+        others = self._alive(dead)
+        return self._dice.choice(others) if others else None
+
+    @property
+    def _all_run(self) -> bool:
+        """Whether nothing recovers.  A job with a region that is down is running all the same."""
+        failures = self._job.status.failures
+        return bool(failures) and failures[-1].running_ms is not None
 
     def _alive(self, dead: set[int]) -> list[WorkerStatus]:
         return [w for w in self._job.status.workers if w.pid not in dead]
@@ -297,6 +319,17 @@ def _until(job: Job, condition: Callable[[], object], limit_s: float) -> bool:
             return bool(condition())
         time.sleep(_POLL_S)
     return True
+
+
+def _kill_living(worker: WorkerStatus) -> bool:
+    """SIGKILL; False if there is nothing to kill: the process is gone, or it has died and nobody has asked after it."""
+    try:
+        with open(f"/proc/{worker.pid}/stat", encoding="ascii", errors="replace") as file:
+            if file.read().rpartition(")")[2].split()[0] in "ZX":
+                return False
+    except OSError:  # it is gone, or this system keeps no such files
+        pass
+    return _signal(worker.pid, signal.SIGKILL)
 
 
 def _signal(pid: int, number: signal.Signals) -> bool:

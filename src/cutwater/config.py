@@ -236,6 +236,11 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Whether steps note what changes between checkpoints: in vain where only the end of the job has one."""
         return self.incremental and self.protocol != "none"
 
+    @property
+    def records_order(self) -> bool:
+        """Whether subtasks log in which order they do things: only where a recovery makes some of it once more (R0)."""
+        return self.recovery not in ("job", "region")
+
     def replace(self, **changes: Any) -> JobConfig:
         """A copy with some settings changed.
 

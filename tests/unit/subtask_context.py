@@ -20,6 +20,7 @@ class Subtask:
     step: str = "step"
     incremental: bool = True
     state_memory_bytes: int | None = None
+    repeatable: bool = False
     now_ms: int | None = None
     counters: Counter[str] = field(default_factory=Counter)
 

@@ -62,6 +62,8 @@ class ObjectOperator(BaseOperator):
     def open(self, ctx: Context) -> None:
         super().open(ctx)
         self._cursor.now_ms = ctx.processing_time_ms
+        for timers in self._timers.values():
+            timers.by_key = ctx.repeatable
         self._watermarks = GroupWatermarks(ctx.key_groups, ctx.max_parallelism)
         if ctx.state_memory_bytes is not None and self._states:
             half_bytes = ctx.state_memory_bytes // 2

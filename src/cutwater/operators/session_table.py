@@ -237,6 +237,10 @@ class SessionTable:
         self._fold.begin_anew(self.table, slots)
         return output
 
+    def times(self, slots: Slots) -> Times:
+        """When the sessions of some slots end."""
+        return self._ends[slots]
+
     def keys(self, slots: Slots) -> list[pa.Array]:
         """The key columns of some slots."""
         return self.table.index.columns(slots)[1:]

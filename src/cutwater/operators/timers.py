@@ -55,8 +55,10 @@ class Timers:
 
     def __init__(self) -> None:
         self._by_key: KeyedObjects[dict[int, None]] = ObjectTable(dict)
-        self._queue: list[tuple[int, int, Key]] = []
+        self._queue: list[tuple[int, int | str, Key]] = []
         self._number = 0  # timers of one time fire in the order in which they were registered
+        self.by_key = False
+        """Instead, in an order of their keys, which a restore does not change."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -82,7 +84,7 @@ class Timers:
             return False
         else:
             times[time] = None
-        heapq.heappush(self._queue, (time, self._number, key))
+        heapq.heappush(self._queue, (time, repr(key) if self.by_key else self._number, key))
         self._number += 1
         self._count += 1
         return True
@@ -139,11 +141,11 @@ class Timers:
 
     def _sweep(self) -> None:
         """Rebuild the heap from what is there; a timer that was deleted and set again keeps one entry."""
-        kept: dict[tuple[int, Key], int] = {}
-        for time, number, key in self._queue:
+        kept: dict[tuple[int, Key], int | str] = {}
+        for time, place, key in sorted(self._queue, key=lambda entry: entry[:2]):
             if self._has(key, time):
-                kept[time, key] = min(number, kept.get((time, key), number))
-        self._queue = [(time, number, key) for (time, key), number in kept.items()]
+                kept.setdefault((time, key), place)
+        self._queue = [(time, place, key) for (time, key), place in kept.items()]
         heapq.heapify(self._queue)
 
 

@@ -40,6 +40,7 @@ class _Context:
     key_groups = range(_GROUPS)
     incremental = True
     state_memory_bytes: int | None = None
+    repeatable = False
 
     def processing_time_ms(self) -> int:
         return 0

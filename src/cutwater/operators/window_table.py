@@ -158,6 +158,10 @@ class WindowTable:
         self._fold.begin_anew(self.table, slots)
         return outputs
 
+    def times(self, slots: Slots) -> Times:
+        """When the windows of some slots start."""
+        return self._starts[slots]
+
     def keys(self, slots: Slots) -> list[pa.Array]:
         """The key columns of some slots."""
         return self.table.index.columns(slots)[1:]

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from cutwater.protocol.messages import InputId
-from cutwater.protocol.order_log import CONTROL, OrderLog
+from cutwater.protocol.order_log import CONTROL, OWN, Order
 from cutwater.protocol.subtask import SubtaskMachine
 
 __all__ = [
     "Action",
     "FireTimers",
+    "Follow",
     "Head",
     "Idle",
     "IdleReason",
@@ -84,17 +85,22 @@ class FireTimers(NamedTuple):
     """Let the operators do a slice of what is due by processing time."""
 
 
+class Follow(NamedTuple):
+    """Make the next choice of the order log, which needs no input."""
+
+
 class Idle(NamedTuple):
     """Wait until something changes."""
 
     reason: IdleReason
 
 
-Action: TypeAlias = Resume | TakeControl | TakeRows | ReadSource | FireTimers | Idle
+Action: TypeAlias = Resume | TakeControl | TakeRows | ReadSource | FireTimers | Follow | Idle
 
 _URGENT = int(Head.URGENT)
 _RESUME = Resume()
 _FIRE = FireTimers()
+_FOLLOW = Follow()
 _IDLE = {reason: Idle(reason) for reason in IdleReason}
 
 
@@ -136,7 +142,7 @@ class SubtaskLoop:
         self, machine: SubtaskMachine, inputs: Sequence[InputId], slice_budget_ms: float, max_rows: int
     ) -> None:
         self._machine = machine
-        self._order: OrderLog | None = None
+        self._order: Order | None = None
         self._inputs = tuple(inputs)
         self.loop_first = tuple(i for i, input in enumerate(self._inputs) if input in machine.loop_first)
         """Places of the inputs whose rows go before those of the others; ``decide`` wants to know how many wait."""
@@ -210,12 +216,14 @@ class SubtaskLoop:
         self._controls = 0
         return self._take_rows[self._whose_turn(heads, rows, loop_rows)]
 
-    def follow(self, order: OrderLog) -> None:
+    def follow(self, order: Order) -> None:
         """Take what the log says, as far as it goes, and nothing else (R0)."""
         self._order = order
 
     def _follow(self, input: InputId, rows: int, heads: Sequence[int], outputs_full: bool) -> Action:
         """The next choice of the log, once what it needs is there: rows that are sent again come as they come."""
+        if input is OWN:
+            return _IDLE[IdleReason.OUTPUTS_FULL] if outputs_full else _FOLLOW
         index = self._index[input]
         if heads[index] == Head.CONTROL:  # also where rows come next: what says nothing new is no choice
             return self._take_control[index]

@@ -14,14 +14,26 @@ nobody knows nobody depends, and there it is free to choose anew.
 
 from __future__ import annotations
 
+from typing import Final, Protocol
+
 from cutwater.errors import InvariantError
 from cutwater.protocol.messages import InputId
 
-__all__ = ["CONTROL", "OrderLog", "Run"]
+__all__ = ["CONTROL", "OWN", "Order", "OrderLog", "Run"]
 
 Run = tuple[InputId, int]
 """So many rows from an input in a row; 0: a control item."""
 CONTROL = 0
+OWN: Final = "own"
+"""Instead of an input: a choice that needs none, which the subtask knows how to make again."""
+
+
+class Order(Protocol):
+    """What a subtask loop follows."""
+
+    def next_run(self) -> Run | None:
+        """What comes next; ``None`` where the log ends."""
+        ...
 
 
 class OrderLog:

@@ -9,6 +9,9 @@ A frame is a header of 40 bytes, an optional order log and a body::
 Rows are numbered per channel (``first_row``); a barrier carries its checkpoint id there, a credit the frames granted,
 an end the number of rows that went before, an arrival the next row wanted.  ``rows`` of a barrier are those it overtook
 at its sender.  The body of rows is an Arrow IPC record batch message without a schema: both ends know it from the plan.
+
+The order log is what the sender knows of the choices of subtasks and the receiver may not (``choices``, R0).  It goes
+with whatever is for a subtask; alone, as the first frame of a connection, and when it is large.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ class Kind(enum.IntEnum):
     CREDIT = 5
     GOODBYE = 6
     """The last frame of an orderly close; an end of stream without it is a lost peer."""
+    ORDER = 7
+    """An order log alone."""
     ARRIVED = 8
     """What a receiver that lives has of a channel whose sender was replaced (R4): the next row it lacks."""
 
@@ -82,9 +87,11 @@ _FLAGS: Final[dict[int, int]] = {
     Kind.END: 0,
     Kind.CREDIT: 0,
     Kind.GOODBYE: 0,
+    Kind.ORDER: 0,
     Kind.ARRIVED: FINAL,
 }
 """Kinds, and the flags that each may carry."""
+_NO_ORDER: Final = frozenset({Kind.CREDIT, Kind.GOODBYE, Kind.ARRIVED})
 
 
 class Header(NamedTuple):
@@ -160,8 +167,10 @@ def decode_header(data: bytes | bytearray | memoryview, *, max_frame_bytes: int,
             raise WireError(f"rows missing or out of range in {header}")
         return header
     behind = kind == Kind.BARRIER and flags & CUT
-    if (rows and not behind) or body_length or order_log_length or first_row > _MAX_ROW:
+    if (rows and not behind) or body_length or first_row > _MAX_ROW:
         raise WireError(f"only rows carry data: {header}")
+    if order_log_length and kind in _NO_ORDER:
+        raise WireError(f"no order log goes with this: {header}")
     if watermark != _NO_WATERMARK and kind != Kind.WATERMARK:
         raise WireError(f"only rows and watermarks carry a watermark: {header}")
     if kind == Kind.CREDIT:

@@ -6,11 +6,12 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from cutwater.errors import StorageError
+from cutwater.errors import StorageError, WireError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.loops import LoopReport
 from cutwater.runtime import control as c
+from cutwater.runtime.order_news import OrderNews
 from cutwater.runtime.peers import PeerLost
 from cutwater.runtime.restore import Restore
 from cutwater.runtime.snapshots import FrozenSubtask, SnapshotService, SubtaskLogs, Written
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from cutwater.runtime.worker import Worker, WorkerArgs
 
 __all__ = ["Attempt"]
+
+NEWS_DEADLINE_S = 15.0
+"""For the first word of every other worker, which has built its part by then."""
 
 
 class Attempt(SurvivingAttempt):
@@ -74,6 +78,7 @@ class Attempt(SurvivingAttempt):
             notify=self._worker.signal.set,
             count=self._count,
             trace=self._open_trace(),
+            order=self._order,
         )
         self._subtasks = self._wiring.build(self)
         self._by_key = {s.key: s for s in self._subtasks}
@@ -89,8 +94,29 @@ class Attempt(SurvivingAttempt):
             restored=restore.chains(),
             done=self._post,
         )
+        if self._order is not None:
+            for connection in self._connections.values():
+                connection.share(self._order)
         self._start_connections()
+        if self._order is not None:
+            self._begin(self._order)
         self.owe()
+
+    def _begin(self, order: OrderNews) -> None:
+        """Each subtask follows what anybody knows of its order log, as far as that goes."""
+        from cutwater.runtime.order_recording import OrderedSubtask
+
+        if not order.await_first(self._others, self._check_wanted, NEWS_DEADLINE_S):
+            raise WireError(f"not every worker told worker {self._slot} its order logs within {NEWS_DEADLINE_S:.0f} s")
+        ordered = [s for s in self._subtasks if isinstance(s, OrderedSubtask)]
+        logs = order.begin((s.key for s in ordered), self._restored)
+        for subtask in ordered:
+            subtask.begin(logs[subtask.key])
+
+    @property
+    def following(self) -> bool:
+        """A subtask makes choices once more that somebody knows: no checkpoint may begin."""
+        return any(subtask.following for subtask in self._subtasks)
 
     def close(self) -> None:
         """Stop everything of this attempt; commits nothing."""
@@ -126,7 +152,7 @@ class Attempt(SurvivingAttempt):
         for subtask in self._subtasks:
             worked |= subtask.round(now_s)
         if self.catches_up:
-            self.tell_if_caught_up(following=False)
+            self.tell_if_caught_up(following=self.following)
         wake_s = min((s.flush_if_due(now_s) for s in self._subtasks), default=float("inf"))
         if not worked:
             for subtask in self._subtasks:
@@ -154,6 +180,8 @@ class Attempt(SurvivingAttempt):
             case c.CompleteNotice(checkpoint_id=checkpoint_id, commit=commit):
                 assert self._snapshots is not None
                 self._snapshots.completed(checkpoint_id)
+                if commit and self._order is not None:  # a recovery relies on it
+                    self._order.completed(checkpoint_id)
                 for subtask in self._subtasks:
                     subtask.performer.outcome(m.CompleteNotice(checkpoint_id, commit))
                 if commit:

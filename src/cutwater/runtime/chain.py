@@ -51,6 +51,10 @@ class EdgeOut:
         self._columns = columns
         self._next = 0
 
+    def begin_turns(self) -> None:
+        """The first channel is the next one: where the state is frozen, if what follows may have to be done again."""
+        self._next = 0
+
     def send(self, batch: pa.RecordBatch) -> None:
         if self._columns is not None:
             batch = batch.select(self._columns)

@@ -27,12 +27,15 @@ from cutwater.runtime.net_output import OutputChannel
 from cutwater.runtime.net_plain import check_plain
 from cutwater.runtime.net_reader import FrameReader
 from cutwater.runtime.net_spill import NO_LIMIT, make_input
-from cutwater.runtime.net_writer import SocketWriter
+from cutwater.runtime.net_writer import Part, SocketWriter
+from cutwater.runtime.order_news import OrderNews, PeerNews
 
 __all__ = ["JOIN_S", "Connection", "decode_rows", "shut", "tune"]
 
 JOIN_S: Final = 5.0
 """How long ``close`` waits for threads that have nothing left to wait for."""
+_NEWS_INLINE_BYTES: Final = 8 * 1024
+"""Up to this size the news of order logs ride on the frame that they have to go before."""
 
 
 class Connection:
@@ -57,6 +60,8 @@ class Connection:
         self._lock = threading.Lock()
         self._over = self._started = self._peer_left = False
         self._on_lost: Callable[[Connection, CutwaterError], None] | None = None
+        self._news: PeerNews | None = None
+        self._news_lock = threading.Lock()  # news leave in the order in which they were taken out
         tune(sock)
         self._writer = SocketWriter(sock, f"cutwater-write-{peer.worker}", self._write_failed)
         self._reader = FrameReader(
@@ -134,6 +139,13 @@ class Connection:
         )
         return channel
 
+    def share(self, order: OrderNews) -> None:
+        """Tell the peer what this worker knows of order logs, and hear what it knows (R0).  Before ``start``.
+
+        All that is known goes first, before any other frame; from then on what is new goes with every frame.
+        """
+        self._news = order.peer(self.peer.worker)
+
     def take_over_input(self, channel: InputChannel) -> None:
         """Go on with a receiver that lives, and whose sender was replaced (R4): the peer learns what arrived."""
         self._check_new(channel.key, channel.schema)
@@ -163,6 +175,8 @@ class Connection:
                 raise InvariantError(f"connection to worker {self.peer.worker}: start after start or close")
             self._started, self._on_lost = True, on_lost
         self._writer.start()
+        if self._news is not None:
+            self._send(Header(Kind.ORDER))
         for channel in self._survivors:
             flags = FINAL if channel.end_arrived else 0
             self._send(Header(Kind.ARRIVED, flags, *channel.key, first_row=channel.next_arrival))
@@ -212,9 +226,29 @@ class Connection:
 
         return send
 
-    def _send(self, header: Header) -> None:
-        data = encode_header(header)
-        self._writer.send((data,), len(data))
+    def _send(self, header: Header, body: pa.Buffer | None = None) -> None:
+        """A frame, with what the peer was not told of order logs; nothing that depends on a choice goes before it."""
+        if self._news is None or header.kind in (Kind.CREDIT, Kind.GOODBYE, Kind.ARRIVED):
+            self._write(header, b"", body)
+            return
+        with self._news_lock:
+            news = self._news.news()
+            room = min(_NEWS_INLINE_BYTES, self._max_frame_bytes - header.body_length)
+            if len(news) > room and header.kind != Kind.ORDER:
+                self._write(Header(Kind.ORDER), news, None)
+                news = b""
+            self._write(header, news, body)
+
+    def _write(self, header: Header, news: bytes, body: pa.Buffer | None) -> None:
+        if len(news) > self._max_frame_bytes:
+            raise DataError(
+                f"the order logs since the last checkpoint have {len(news)} bytes, a frame holds "
+                f"{self._max_frame_bytes}",
+                hint="Take checkpoints more often, or raise max_frame_bytes.",
+            )
+        head = encode_header(header._replace(order_log_length=len(news)) if news else header)
+        parts: list[Part] = [part for part in (head, news, body) if part is not None and len(part)]
+        self._writer.send(parts, sum(len(part) for part in parts))
 
     def _send_rows(self, key: Channel, item: Rows) -> None:
         batch, first_row, watermark, sharp = item
@@ -226,18 +260,22 @@ class Connection:
                 f"{self._max_frame_bytes}",
                 hint="Raise max_frame_bytes, or keep such values in files and send their paths.",
             )
-        header = encode_header(
-            Header(Kind.ROWS, SHARP if sharp else 0, *key, first_row, batch.num_rows, watermark, 0, size)
-        )
-        self._writer.send((header, body), len(header) + size)
+        flags = SHARP if sharp else 0
+        self._send(Header(Kind.ROWS, flags, *key, first_row, batch.num_rows, watermark, 0, size), body)
 
     # -- receiving (the reader's thread)
 
-    def _dispatch(self, header: Header, body: pa.Buffer | None) -> None:
+    def _dispatch(self, header: Header, order: bytes, body: pa.Buffer | None) -> None:
         kind = header.kind
         key = header[2:5]
         if self._peer_left:
             raise WireError(f"a frame follows the goodbye: {header}")
+        if order or kind == Kind.ORDER:
+            if self._news is None:
+                raise WireError(f"an order log was not agreed upon: {header}")
+            self._news.hear(order)
+            if kind == Kind.ORDER:
+                return
         if kind == Kind.CREDIT:
             output = self._outputs.get(key)
             if output is None:

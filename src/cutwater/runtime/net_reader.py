@@ -25,7 +25,8 @@ class FrameReader:
         sock: a blocking socket; shutting it down ends the thread.
         name: of the thread.
         max_frame_bytes: larger frames are refused before anything is allocated.
-        on_frame: called for each frame with its body (aligned, one allocation of its own; ``None`` for an empty body).
+        on_frame: called for each frame with its order log and its body (aligned, one allocation of its own;
+            ``None`` for an empty body).
         on_end: called once: with ``None`` at the end of the stream between two frames, else with the reason.
     """
 
@@ -35,7 +36,7 @@ class FrameReader:
         name: str,
         *,
         max_frame_bytes: int,
-        on_frame: Callable[[Header, pa.Buffer | None], None],
+        on_frame: Callable[[Header, bytes, pa.Buffer | None], None],
         on_end: Callable[[CutwaterError | None], None],
     ) -> None:
         self._sock, self._max_frame_bytes = sock, max_frame_bytes
@@ -75,26 +76,33 @@ class FrameReader:
             high += count
             while high - low >= HEADER_BYTES:
                 header = decode_header(staging, max_frame_bytes=self._max_frame_bytes, offset=low)
+                start, size, order = low + HEADER_BYTES, header.body_length, b""
                 if header.order_log_length:
-                    raise WireError(f"an order log was not agreed upon: {header}")
-                start, size = low + HEADER_BYTES, header.body_length
+                    start += header.order_log_length
+                    if start <= high:
+                        order = bytes(staging[start - header.order_log_length : start])
+                    elif start - low <= _STAGING_BYTES:
+                        break
+                    else:
+                        begun = staging[low + HEADER_BYTES : high]
+                        order, start = self._large(header.order_log_length, begun).to_pybytes(), high
                 if not size:
-                    self._on_frame(header, None)
+                    self._on_frame(header, order, None)
                     low = start
                 elif start + size <= high:
-                    self._on_frame(header, pa.py_buffer(bytes(staging[start : start + size])))
+                    self._on_frame(header, order, pa.py_buffer(bytes(staging[start : start + size])))
                     low = start + size
-                elif HEADER_BYTES + size <= _STAGING_BYTES:
+                elif HEADER_BYTES + header.order_log_length + size <= _STAGING_BYTES:
                     break  # the rest comes with the next read
                 else:
-                    self._on_frame(header, self._large_body(size, staging[start:high]))
+                    self._on_frame(header, order, self._large(size, staging[start:high]))
                     low = high
             if low:
                 staging[: high - low] = staging[low:high]
                 low, high = 0, high - low
 
-    def _large_body(self, size: int, begun: memoryview) -> pa.Buffer:
-        """The body whose first bytes were read with its header."""
+    def _large(self, size: int, begun: memoryview) -> pa.Buffer:
+        """An order log or a body whose first bytes were read with its header."""
         body = pa.allocate_buffer(size)
         view = memoryview(body).cast("B")
         have = len(begun)
@@ -102,6 +110,6 @@ class FrameReader:
         while have < size:
             count = self._sock.recv_into(view[have:], 0, socket.MSG_WAITALL)
             if not count:
-                raise WireError(f"the stream ended in the middle of a frame, {have} of {size} bytes of its body came")
+                raise WireError(f"the stream ended in the middle of a frame, {have} of {size} bytes of it came")
             have += count
         return body

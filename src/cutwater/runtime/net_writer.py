@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from cutwater.runtime.net_signal import Signal
 
-__all__ = ["SocketWriter"]
+__all__ = ["Part", "SocketWriter"]
 
 Part: TypeAlias = bytes | memoryview | pa.Buffer
 

@@ -154,8 +154,7 @@ class ConnectedAttempt(abc.ABC):
         while self._connections.keys() < self._others:
             self._arrived.wait(0.05)
             self._arrived.clear()
-            if self.abandoned or self._worker.wants_something_else(self.region):
-                raise InterruptedBuildError
+            self._check_wanted()
             if time.monotonic() > deadline:
                 missing = sorted(self._others - self._connections.keys())
                 raise WireError(f"workers {missing} did not dial worker {slot} within {_CONNECT_DEADLINE_S:.0f} s")
@@ -167,6 +166,10 @@ class ConnectedAttempt(abc.ABC):
     def _region_at(self, other: int) -> int:
         """The region that another worker runs, as far as this one has to do with it."""
         return self.region
+
+    def _check_wanted(self) -> None:
+        if self.abandoned or self._worker.wants_something_else(self.region):
+            raise InterruptedBuildError
 
     def _start_connections(self) -> None:
         for connection in self._connections.values():

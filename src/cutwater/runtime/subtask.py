@@ -16,6 +16,7 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.loop import (
     Action,
     FireTimers,
+    Follow,
     Idle,
     IdleReason,
     ReadSource,
@@ -28,6 +29,7 @@ from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.protocol.watermarks import WatermarkMerger
 from cutwater.runtime.channels import Barrier, End, Item, Rows, Watermark
 from cutwater.runtime.performer import Performer, SubtaskParts, SubtaskPort
+from cutwater.runtime.source_runner import Read, SourceRunner
 
 __all__ = ["Subtask", "SubtaskParts", "SubtaskPort"]
 
@@ -72,6 +74,9 @@ class Subtask:
         self._round_s = slice_budget_ms / 1000
         self.busy_s = self.full_s = 0.0
         self._full_since_s: float | None = None
+
+    following = False
+    """It makes choices once more that others know (R0)."""
 
     # ---------------------------------------------------------------------------------------------------- the loop
 
@@ -160,6 +165,8 @@ class Subtask:
                 self._resume()
             case FireTimers():
                 self._fire_timers()
+            case Follow():
+                pass  # done, where an order log is followed
             case Idle(reason=reason):
                 if reason is IdleReason.OUTPUTS_FULL and self._full_since_s is None:
                     self._full_since_s = now_s
@@ -186,6 +193,14 @@ class Subtask:
         if not isinstance(item, Rows):  # a barrier that overtakes has arrived since the rows were looked at
             self._control(index, item)
             return
+        self._took(index, item)
+        self._process(index, item)
+
+    def _took(self, index: int, item: Rows | Watermark | End) -> None:
+        """Something that counts was taken from an input; nothing has come of it yet."""
+
+    def _process(self, index: int, item: Rows) -> None:
+        channel = self.inputs[index]
         started = time.perf_counter()
         try:
             self.chain.process(self._input_numbers[index], item.batch)
@@ -210,10 +225,12 @@ class Subtask:
             case Barrier():
                 self.performer.barrier(channel, item)
             case Watermark(watermark=watermark, idle=idle):
+                self._took(index, item)
                 if self._machine.recording(channel.key):
                     self.performer.handle(m.WatermarkTaken(channel.key))
                 self._advance(index, watermark, idle, True)
             case End():
+                self._took(index, item)
                 self._advance(index, MAX_WATERMARK, False, True)
                 self.performer.handle(m.EndTaken(channel.key))
             case Rows():
@@ -238,6 +255,11 @@ class Subtask:
         got = source.read(self._fitting(max_rows), now_s)
         if got is None:
             return False
+        self._hand_on(got, source, started)
+        return True
+
+    def _hand_on(self, got: Read, source: SourceRunner, started: float) -> None:
+        """What was read goes through the operators."""
         rows = sum(b.num_rows for o, b in got.outputs if o == 0)
         try:
             self.chain.emit(0, got.outputs)
@@ -250,7 +272,6 @@ class Subtask:
         self.busy_s += elapsed
         if rows:
             self._loop.observe(rows, elapsed * 1000)
-        return True
 
     # ------------------------------------------------------------------------------------------------ the protocol
 

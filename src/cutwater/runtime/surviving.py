@@ -10,6 +10,7 @@ from cutwater.protocol.handshake import Peer, Refusal
 from cutwater.protocol.regions import Region, slots_of
 from cutwater.runtime import control as c
 from cutwater.runtime.connections import Connection
+from cutwater.runtime.order_news import OrderNews
 from cutwater.runtime.peers import ConnectedAttempt, PeerLost
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ class SurvivingAttempt(ConnectedAttempt):
         slots = frozenset[int]().union(*map(slots_of, regions)) if self._alone else slots_of(regions[deploy.region])
         super().__init__(deploy, worker, deploy.region, slots)
         self._wiring: Wiring | None = None
+        self._restored = deploy.restore.checkpoint_id if deploy.restore is not None else 0
+        self._order = OrderNews(self._restored) if worker.args.config.records_order else None
+        """What the worker knows of order logs, if a recovery needs them (R0)."""
         self._region_of = {slot: r for r, region in enumerate(regions) for slot in slots_of(region)}
         self._numbers = list(deploy.attempts)
         self._incarnations = list(deploy.incarnations)
@@ -118,6 +122,8 @@ class SurvivingAttempt(ConnectedAttempt):
         self._connections[slot] = connection
         wiring = self._wiring
         assert wiring is not None  # it was built
+        if self._order is not None:
+            connection.share(self._order)  # what is known goes first
         for receiver in wiring.inputs_from(slot):
             connection.take_over_input(receiver)
         for sender in wiring.outputs_to(slot):

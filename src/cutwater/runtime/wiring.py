@@ -10,7 +10,7 @@ from cutwater.config import JobConfig
 from cutwater.connectors.base import Sink
 from cutwater.dataflow.graph import Channel, Edge, EdgeType, PhysicalPlan, Vertex, key_group_range
 from cutwater.dataflow.plan import FusedNode, fuse_links
-from cutwater.operators.base import MIN_WATERMARK, BaseOperator, Operator, OperatorSpec
+from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, BaseOperator, Operator, OperatorSpec
 from cutwater.operators.partition import HashPartitioner
 from cutwater.protocol.loop import SubtaskLoop
 from cutwater.protocol.regions import Region
@@ -30,6 +30,8 @@ from cutwater.runtime.source_runner import SourceRunner
 from cutwater.runtime.subtask import Subtask, SubtaskParts, SubtaskPort
 
 if TYPE_CHECKING:
+    from cutwater.runtime.order_news import OrderNews
+    from cutwater.runtime.subtask_order import SubtaskOrder
     from cutwater.runtime.tracing import WorkerTrace
 
 __all__ = ["OperatorContext", "Wiring"]
@@ -53,6 +55,7 @@ class OperatorContext:
     incremental: bool
     notify: Callable[[], None]
     state_memory_bytes: int | None
+    repeatable: bool
 
     def processing_time_ms(self) -> int:
         """Milliseconds since the epoch."""
@@ -89,12 +92,15 @@ class Wiring:
         notify: Callable[[], None],
         count: Callable[[str, str, int], None],
         trace: WorkerTrace | None = None,
+        order: OrderNews | None = None,
     ) -> None:
         self._plan, self._config, self._slot, self._attempt = plan, config, slot, attempt
         self._members = members
         self._uid, self._connections, self._restore, self._deploy = job_uid, connections, restore, deploy
         self._notify, self._count, self._trace = notify, count, trace
         self._clock = ProcessingClock(restore.processing_time_ms)
+        self._news = order
+        self._order: SubtaskOrder | None = None  # of the subtask that is being built
         self._inputs: dict[Channel, InputChannel] = {}
         self._outputs: dict[Channel, OutputChannel] = {}
 
@@ -208,6 +214,7 @@ class Wiring:
         }
         loop = self._plan.loops[n] if (n := self._plan.loop_of(vertex.index)) is not None else frozenset[int]()
         inputs = [self._inputs[channel] for channel in edges]
+        self._order = self._order_of(key, list(edges)) if outgoing else None
         chain, sinks = self._chain(vertex)
         parts = SubtaskParts(
             key=key,
@@ -239,14 +246,33 @@ class Wiring:
         decider = SubtaskLoop(machine, keys, self._config.slice_budget_ms, self._config.batch_rows * 2)
         merger = WatermarkMerger(keys, frozenset[Hashable](parts.back_edges), frozenset[Hashable](parts.loop_inputs))
         self._restore_subtask(vertex, parts, merger)
+        budget_ms = self._config.slice_budget_ms
+        if self._order is not None:
+            from cutwater.runtime.order_recording import OrderedSubtask
+
+            return OrderedSubtask(parts, machine, decider, merger, port, budget_ms, order=self._order)
         make = Subtask if self._trace is None else self._trace.subtask
-        return make(parts, machine, decider, merger, port, self._config.slice_budget_ms)
+        return make(parts, machine, decider, merger, port, budget_ms)
+
+    def _order_of(self, key: tuple[int, int], inputs: list[Channel]) -> SubtaskOrder | None:
+        """Where a recovery needs it: the order log of a subtask on whose choices others depend (R0)."""
+        if self._news is None:
+            return None
+        from cutwater.runtime.subtask_order import SubtaskOrder
+
+        return SubtaskOrder(self._news, key, inputs, self._clock)
 
     def _source(self, vertex: Vertex) -> SourceRunner | None:
         step = self._plan.steps[vertex.steps[0]]
         if step.role != "source":
             return None
-        runner = SourceRunner(step, self._slot, self._deploy.rates.get(step.id))
+        rate = self._deploy.rates.get(step.id)
+        if self._order is None:
+            runner = SourceRunner(step, self._slot, rate)
+        else:
+            from cutwater.runtime.order_recording import OrderedSource
+
+            runner = OrderedSource(step, self._slot, rate, self._order)
         runner.assign(self._deploy.splits.get(step.id, []), step.id in self._deploy.no_more_splits)
         return runner
 
@@ -298,7 +324,9 @@ class Wiring:
         shape = (self._slot, vertex.parallelism, self._plan.max_parallelism, groups)
         incremental = self._config.tracks_changes
         on_disk = self._config.state_memory_bytes if self._config.state_backend == "rocksdb" else None
-        operator.open(OperatorContext(step.id, *shape, self._count, self._clock, incremental, self._notify, on_disk))
+        clock = self._clock if self._order is None else self._order.clock
+        again = self._order is not None
+        operator.open(OperatorContext(step.id, *shape, self._count, clock, incremental, self._notify, on_disk, again))
         if step.role == "operator":
             operator.restore(self._restore.segments(step.id, self._slot, vertex.parallelism, groups))
         return operator
@@ -309,6 +337,10 @@ class Wiring:
             return
         parts.chain.watermark = watermark
         times: dict[Hashable, InputTime] = {c.key: InputTime(c.watermark, c.idle) for c in parts.inputs}
+        if self._order is not None:  # an end that was taken before the cut is not in the log
+            records = (self._restore.channel(c.key, sending=False) for c in parts.inputs)
+            ended = InputTime(MAX_WATERMARK)
+            times |= {Channel(r.edge, r.source, r.target): ended for r in records if r is not None and r.ended}
         merger.restore(times, watermark if parts.inputs else MIN_WATERMARK)
         if parts.source is not None:
             parts.source.restore_watermark(watermark, moved=not self._restore.same_shape)

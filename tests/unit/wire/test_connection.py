@@ -278,7 +278,7 @@ def test_a_peer_that_dies_in_the_middle_of_a_large_body_is_lost(ends: Ends) -> N
     data = rows_frame(0, 100_000)
     peer.sendall(data[: len(data) // 2])
     peer.shutdown(socket.SHUT_WR)
-    assert "bytes of its body came" in ends.reason()
+    assert "bytes of it came" in ends.reason()
     assert inp.head() == EMPTY
 
 

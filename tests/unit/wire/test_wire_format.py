@@ -31,11 +31,12 @@ VALID = [
     Header(Kind.END, 0, 1, 2, 3, first_row=1000),
     Header(Kind.CREDIT, 0, 1, 2, 3, first_row=8),
     Header(Kind.GOODBYE),
+    Header(Kind.ORDER, order_log_length=3),
 ]
 
 INVALID = {
     "kind 0": Header(0),
-    "kind 7": Header(7),
+    "kind 9": Header(9),
     "flag of another kind": Header(Kind.ROWS, IDLE, rows=1, body_length=8),
     "unknown flag": Header(Kind.BARRIER, 128),
     "rows without rows": Header(Kind.ROWS, body_length=8),
@@ -49,7 +50,9 @@ INVALID = {
     "barrier with a watermark": Header(Kind.BARRIER, first_row=1, watermark=0),
     "barrier with rows": Header(Kind.BARRIER, first_row=1, rows=1),
     "checkpoint id above i64": Header(Kind.BARRIER, first_row=2**63),
-    "end with an order log": Header(Kind.END, order_log_length=1),
+    "credit with an order log": Header(Kind.CREDIT, first_row=8, order_log_length=1),
+    "goodbye with an order log": Header(Kind.GOODBYE, order_log_length=1),
+    "order log with a body": Header(Kind.ORDER, order_log_length=1, body_length=1),
     "credit of 0": Header(Kind.CREDIT),
     "credit beyond reason": Header(Kind.CREDIT, first_row=2**21),
     "goodbye with a number": Header(Kind.GOODBYE, first_row=1),
@@ -100,7 +103,7 @@ def test_frames_come_out_whole_however_the_stream_is_cut(size: int) -> None:
         while (frame := decoder.next_frame()) is not None:
             frames.append(frame)
     assert [f.header for f in frames] == headers
-    assert [f.order_log for f in frames] == [b"log"] * 5 + [b""] * 5
+    assert [f.order_log for f in frames] == [b"log"[: h.order_log_length] for h in headers]
     assert [f.body for f in frames] == [b"b" * h.body_length for h in headers]
     assert decoder.at_boundary
 

@@ -1,0 +1,210 @@
+"""The order log of a running subtask as bytes: what it chose, call by call, so that it can be made to choose it again.
+
+``OrderLog`` counts single rows, which is what the simulator judges.  A running subtask takes rows by the thousand, and
+what it sends depends on how many came in one call, too: turns are taken batch by batch, and where two ways meet again
+within a chain, rows lie by batches.  So a choice is a call here, and its entry says all that was not determined by the
+choices before it: from which input how many rows were taken, and which watermark was seen after them; which slice of
+timers fired at what time; what the clock said; from which split how many rows were read.
+
+An entry is a few varints (least significant seven bits first); watermarks and times are differences from the last one
+of the same input, counted from the last mark.  A *mark* stands where the state was frozen: whoever goes back to that
+checkpoint follows what lies behind it.  So entries behind a mark can be read without those before it, and a place in a
+log is a number of bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from cutwater.errors import WireError
+
+__all__ = ["Choice", "ChoiceKind", "ChoiceReader", "ChoiceWriter", "read_varint", "write_varint"]
+
+_MAX_SHIFT: Final = 126
+
+
+class ChoiceKind(enum.IntEnum):
+    """What was chosen."""
+
+    ROWS = 0
+    """Rows of an input, with no news of its watermark."""
+    TIMED_ROWS = 1
+    """Rows of an input, and the watermark after them."""
+    SHARP_ROWS = 2
+    """As ``TIMED_ROWS``; the watermark goes on before the next rows do (rule W1)."""
+    WATERMARK = 3
+    """A watermark of an input by itself."""
+    IDLE = 4
+    """As ``WATERMARK``; the input has nothing to say for now."""
+    END = 5
+    """The end of an input."""
+    MARK = 6
+    """No choice: the state was frozen here."""
+    TIMERS = 7
+    """A slice of what is due by processing time; ``value`` is that time in milliseconds."""
+    CLOCK = 8
+    """What the operators saw of the clock, milliseconds since the epoch, during the choice before this one."""
+    READ = 9
+    """``rows`` of split number ``place``; with ``value`` 1 it gives no more."""
+    READ_ON = 10
+    """What the last read left to be handed on."""
+    SPLITS = 11
+    """``place`` splits are known to the source."""
+
+
+_TIMED: Final = frozenset({ChoiceKind.TIMED_ROWS, ChoiceKind.SHARP_ROWS, ChoiceKind.WATERMARK, ChoiceKind.IDLE})
+_COUNTED: Final = frozenset({ChoiceKind.ROWS, ChoiceKind.TIMED_ROWS, ChoiceKind.SHARP_ROWS, ChoiceKind.READ})
+_CLOCKED: Final = frozenset({ChoiceKind.TIMERS, ChoiceKind.CLOCK})
+_KINDS: Final = {int(kind): kind for kind in ChoiceKind}
+
+
+class Choice(NamedTuple):
+    """One entry.
+
+    ``place``: number of the input, or see the kind.  ``value``: watermark in microseconds or time in milliseconds since
+    the epoch, or see the kind.
+    """
+
+    kind: ChoiceKind
+    place: int = 0
+    rows: int = 0
+    value: int = 0
+
+
+class _Bases:
+    """The last watermark of each input, and the last time: an entry says how much more it is."""
+
+    def __init__(self, inputs: int) -> None:
+        self._inputs = inputs
+        self.watermarks = [0] * inputs
+        self.clock_ms = 0
+
+    def clear(self) -> None:
+        self.watermarks = [0] * self._inputs
+        self.clock_ms = 0
+
+
+class ChoiceWriter:
+    """Encodes the choices of one subtask.
+
+    Args:
+        inputs: how many the subtask has.
+
+    >>> writer = ChoiceWriter(inputs=2)
+    >>> data = writer.entry(Choice(ChoiceKind.TIMED_ROWS, 1, rows=300, value=7))
+    >>> len(data), ChoiceReader(data, inputs=2).next()
+    (4, Choice(kind=<ChoiceKind.TIMED_ROWS: 1>, place=1, rows=300, value=7))
+    """
+
+    def __init__(self, inputs: int) -> None:
+        self._bases = _Bases(inputs)
+
+    @classmethod
+    def after(cls, reader: ChoiceReader) -> ChoiceWriter:
+        """Goes on where a reader stands."""
+        writer = cls(0)
+        writer._bases = reader.bases
+        return writer
+
+    def entry(self, choice: Choice) -> bytes:
+        """The bytes of the next entry."""
+        kind, place, rows, value = choice
+        out = bytearray()
+        write_varint(out, place << 4 | kind)
+        if kind in _COUNTED:
+            write_varint(out, rows)
+        if kind in _TIMED:
+            bases = self._bases.watermarks
+            write_varint(out, _zigzag(value - bases[place]))
+            bases[place] = value
+        elif kind in _CLOCKED:
+            write_varint(out, _zigzag(value - self._bases.clock_ms))
+            self._bases.clock_ms = value
+        elif kind is ChoiceKind.READ:
+            write_varint(out, value)
+        elif kind is ChoiceKind.MARK:
+            self._bases.clear()
+        return bytes(out)
+
+
+class ChoiceReader:
+    """Decodes entries that begin behind a mark.
+
+    Args:
+        data: whole entries.
+        inputs: how many the subtask has.
+    """
+
+    def __init__(self, data: bytes, inputs: int) -> None:
+        self._data, self._at = data, 0
+        self._inputs, self.bases = inputs, _Bases(inputs)
+
+    def next(self) -> Choice | None:
+        """The next entry; ``None`` at the end.
+
+        Raises:
+            WireError: these are no entries of such a subtask.
+        """
+        data, at = self._data, self._at
+        if at == len(data):
+            return None
+        head, at = read_varint(data, at)
+        kind, place = _KINDS.get(head & 15), head >> 4
+        if kind is None or (kind <= ChoiceKind.END and place >= self._inputs):
+            raise WireError(f"byte {self._at} of an order log of {len(data)} bytes begins no choice (head {head})")
+        rows = value = 0
+        if kind in _COUNTED:
+            rows, at = read_varint(data, at)
+        if kind in _TIMED:
+            more, at = read_varint(data, at)
+            value = self.bases.watermarks[place] = self.bases.watermarks[place] + _unzigzag(more)
+        elif kind in _CLOCKED:
+            more, at = read_varint(data, at)
+            value = self.bases.clock_ms = self.bases.clock_ms + _unzigzag(more)
+        elif kind is ChoiceKind.READ:
+            value, at = read_varint(data, at)
+        elif kind is ChoiceKind.MARK:
+            self.bases.clear()
+        self._at = at
+        return Choice(kind, place, rows, value)
+
+
+def write_varint(out: bytearray, value: int) -> None:
+    """Append a number of at least 0.
+
+    >>> out = bytearray(); write_varint(out, 300); read_varint(out, 0)
+    (300, 2)
+    """
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+
+
+def read_varint(data: Sequence[int], at: int) -> tuple[int, int]:
+    """The number that begins at ``at``, and where it ends.
+
+    Raises:
+        WireError: the data ends within it, or it is far too large.
+    """
+    value = shift = 0
+    while at < len(data):
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+        if shift > _MAX_SHIFT:
+            raise WireError("a number of an order log does not end")
+    raise WireError(f"an order log ends within a number, after {len(data)} bytes")
+
+
+def _zigzag(value: int) -> int:
+    return value << 1 if value >= 0 else ~value << 1 | 1
+
+
+def _unzigzag(value: int) -> int:
+    return value >> 1 if not value & 1 else ~(value >> 1)

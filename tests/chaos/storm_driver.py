@@ -9,9 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from storm_world import NAME, REFUSED, SHAPES, combinations, paced
+from storm_world import NAME, SHAPES, combinations, paced
 
-from cutwater.errors import BuildError, ConfigError
 from cutwater.runtime.job import start
 from cutwater.spark.session import session
 
@@ -26,11 +25,7 @@ def main(folder: Path, name: str) -> None:
     pace.hold(_PACE_S)
     settings = combination.settings
     spark = session(settings["parallelism"])
-    try:
-        job = start(graph, spark, checkpoint=folder / "chk", **settings)
-    except (BuildError, ConfigError) as error:
-        print(error)
-        sys.exit(REFUSED)
+    job = start(graph, spark, checkpoint=folder / "chk", **settings)
     while job.is_active and not (folder / "gate").exists():
         time.sleep(0.05)
     pace.release()

@@ -26,9 +26,9 @@ sys.path.append(str(Path(__file__).parent.parent / "runtime"))
 from loop_world import counted_loop, expected_visits, visits
 
 __all__ = [
+    "DO_EVERYTHING",
     "INTERVAL_S",
     "NAME",
-    "REFUSED",
     "SHAPES",
     "Combination",
     "Found",
@@ -37,6 +37,7 @@ __all__ = [
     "combinations",
     "paced",
     "run_struck",
+    "shapes_of",
 ]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not have this module
@@ -47,15 +48,13 @@ KEYS = 97
 INTERVAL_S = 0.25
 NAME = "storm"
 """Of each job; they differ by their folders."""
-REFUSED = 3
-"""Exit code of a driver whose combination of settings is refused."""
 
 
 # --------------------------------------------------------------------------------------------------------- dataflows
 
 
-def acyclic(name: str, plant: Callable[[Any], None] | None = None) -> cw.Dataflow:
-    """Two streams: united into running counts by key, joined by id; and a third one, which meets nobody.
+def united(name: str, plant: Callable[[Any], None] | None = None, *, joined: bool = False) -> cw.Dataflow:
+    """Two streams, united into running counts by key; and a third one, which meets nobody.
 
     So ``recovery="region"`` has regions that differ: a dead worker takes all of the first part along, and its own share
     of the other.
@@ -66,10 +65,15 @@ def acyclic(name: str, plant: Callable[[Any], None] | None = None) -> cw.Dataflo
     rows = rows.with_columns("key", key=pl.col("value") % KEYS)
     counts = rows.key_by("key").aggregate("count", n=cw.count(), total=cw.sum("value"), eid=cw.last("value"))
     counts.collect("counts")
-    pairs = one.key_by("value").join("pair", two.key_by("value"), within=("-1s", "1s"))
-    pairs.collect("pairs")
+    if joined:
+        one.key_by("value").join("pair", two.key_by("value"), within=("-1s", "1s")).collect("pairs")
     _aside(flow, plant)
     return flow
+
+
+def acyclic(name: str, plant: Callable[[Any], None] | None = None) -> cw.Dataflow:
+    """The same two streams are joined by id, too."""
+    return united(name, plant, joined=True)
 
 
 def cyclic(name: str, plant: Callable[[Any], None] | None = None) -> cw.Dataflow:
@@ -99,16 +103,22 @@ class Found:
     wrong: str = ""
 
 
-def acyclic_found(output: Path) -> Found:
+def united_found(output: Path, *, joined: bool = False) -> Found:
     """DuckDB over all that was committed."""
-    parts = [_once(output / "counts", "eid", 2 * ROWS), _once(output / "pairs", "value", ROWS)]
-    parts.append(_once(output / "copies", "eid", ROWS))
+    parts = [_once(output / "counts", "eid", 2 * ROWS), _once(output / "copies", "eid", ROWS)]
+    if joined:
+        parts.append(_once(output / "pairs", "value", ROWS))
     running = f"""SELECT key, n, row_number() OVER w AS rank, total, sum(eid) OVER w AS sum
         FROM '{output}/counts/*.parquet' WINDOW w AS (PARTITION BY key ORDER BY n ROWS UNBOUNDED PRECEDING)
         QUALIFY n <> rank OR total <> sum OR key <> eid % {KEYS} LIMIT 3"""
     with duckdb.connect() as db:
         wrong = db.execute(running).fetchall()
     return Found(3 * ROWS, sum(p[0] for p in parts), sum(p[1] for p in parts), f"running counts: {wrong}" * bool(wrong))
+
+
+def acyclic_found(output: Path) -> Found:
+    """The same of the pairs."""
+    return united_found(output, joined=True)
 
 
 def cyclic_found(output: Path) -> Found:
@@ -135,7 +145,10 @@ def _once(folder: Path, column: str, rows: int) -> tuple[int, int]:
 SHAPES: dict[str, tuple[Callable[..., cw.Dataflow], Callable[[Path], Found]]] = {
     "acyclic": (acyclic, acyclic_found),
     "cyclic": (cyclic, cyclic_found),
+    "united": (united, united_found),
 }
+DO_EVERYTHING = ("job", "region")
+"""Scopes that every dataflow can have; others may refuse some, and get a plainer one as well."""
 
 
 # -------------------------------------------------------------------------------------------------- what is tried
@@ -183,10 +196,15 @@ def combinations() -> list[Combination]:
     found: list[Combination] = []
     for i, recovery in enumerate(get_args(RecoveryName)):
         for j, protocol in enumerate(p for p in get_args(ProtocolName) if p != "none"):
-            for shape in SHAPES:
+            for shape in shapes_of(recovery):
                 on_disk = shape == "cyclic" and (i + j) % 2
                 found.append(Combination(recovery, protocol, shape, "rocksdb" if on_disk else "memory"))
     return found
+
+
+def shapes_of(recovery: str) -> list[str]:
+    """Those that a scope is tried on."""
+    return [shape for shape in SHAPES if shape != "united" or recovery not in DO_EVERYTHING]
 
 
 def paced(flow: cw.Dataflow, folder: Path) -> tuple[Any, Orders, Pace]:

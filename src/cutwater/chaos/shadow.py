@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, cast
@@ -16,7 +16,6 @@ from typing import Any, cast
 import pyarrow as pa
 
 from cutwater.connectors.base import (
-    Committer,
     Json,
     PreCommit,
     SinkContext,
@@ -26,6 +25,7 @@ from cutwater.connectors.base import (
     SourceContext,
     Split,
     SplitReader,
+    SubtaskCommitter,
 )
 from cutwater.connectors.collect import CollectSink
 from cutwater.dataflow.graph import LogicalGraph, Step
@@ -202,7 +202,7 @@ class Shadow(CollectSink):
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> SinkWriter:
         return _Writer(super().writer(schema, ctx, restored), self.orders)
 
-    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> Committer:
+    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> SubtaskCommitter:
         return _Committer(super().committer(schema, job_uid, step), self.orders)
 
 
@@ -234,7 +234,7 @@ class _Writer:
 class _Committer:
     takes_back = True
 
-    def __init__(self, inner: Committer, orders: Orders) -> None:
+    def __init__(self, inner: SubtaskCommitter, orders: Orders) -> None:
         self._inner, self._orders = inner, orders
 
     def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
@@ -243,6 +243,15 @@ class _Committer:
 
     def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
         self._inner.settle(restored, retained, incarnation)
+
+    def settle_subtasks(
+        self,
+        restored: SinkSnapshot | None,
+        retained: Sequence[SinkSnapshot],
+        incarnation: int,
+        subtasks: Container[int],
+    ) -> None:
+        self._inner.settle_subtasks(restored, retained, incarnation, subtasks)
 
     def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
         self._inner.retire(retired, retained)

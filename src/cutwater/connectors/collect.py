@@ -9,7 +9,7 @@ from typing import Literal, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cutwater.connectors.base import Committer, Json, SinkContext, SinkWriter
+from cutwater.connectors.base import Json, SinkContext, SinkWriter, SubtaskCommitter
 from cutwater.connectors.file_sink import FileSink
 from cutwater.connectors.parquet_types import cast_batch, parquet_schema
 from cutwater.connectors.part_commit import is_visible
@@ -51,7 +51,7 @@ class CollectSink:
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> SinkWriter:
         return self._parquet().writer(schema, ctx, restored)
 
-    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> Committer:
+    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> SubtaskCommitter:
         return self._parquet().committer(schema, job_uid, step)
 
     def _parquet(self) -> FileSink:

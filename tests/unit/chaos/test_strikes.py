@@ -1,11 +1,17 @@
-"""What counts as a hit."""
+"""What counts as a hit, and that a dataflow under faults recovers as the user's own would."""
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
+import cutwater as cw
+from cutwater.chaos.shadow import Orders, Pace, shadowed
 from cutwater.chaos.storm import _kill_living
+from cutwater.dataflow.plan import make_plan
+from cutwater.runtime.job import _prepare
+from cutwater.runtime.regions import recovery_regions
 from cutwater.runtime.status import WorkerStatus
 
 
@@ -17,3 +23,11 @@ def test_only_a_kill_of_a_living_process_counts() -> None:
     assert not _kill_living(worker)
     assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
     assert not _kill_living(worker)
+
+
+def test_regions_of_a_shadowed_dataflow_are_those_of_the_users(tmp_path: Path) -> None:
+    flow = cw.Dataflow("aside")
+    flow.read("in", cw.rate(None, rows=10)).write("out", cw.files(str(tmp_path)))
+    graphs = flow.graph, shadowed(flow.graph, Orders(str(tmp_path)), Pace({}))
+    plans = [_prepare(make_plan(graph, 3, 8), tmp_path) for graph in graphs]
+    assert [len(recovery_regions(plan, "region")) for plan in plans] == [3, 3]

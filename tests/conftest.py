@@ -17,6 +17,11 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SHORT_LIVED_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A Java process of a test ends before code that is compiled thoroughly has paid for its compilation."""
+
+os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JAVA)  # of every driver, also of one in a process of its own
+
 REAL_PROCESSES = ("runtime", "spark", "docs")
 """Folders whose tests start workers; on a busy machine one of them may miss a moment that it wants to hit."""
 
@@ -50,7 +55,8 @@ def make_session() -> Iterator[MakeSession]:
         from cutwater.spark.session import session
 
         stop(made)
-        names = {key.replace("_", "."): value for key, value in conf.items()}
+        names = {"spark.executor.extraJavaOptions": SHORT_LIVED_JAVA}
+        names |= {key.replace("_", "."): value for key, value in conf.items()}
         made.append(session(parallelism, master=master, conf=names))
         return made[-1]
 
@@ -81,6 +87,7 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     url = f"spark://127.0.0.1:{port}"
     launcher = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment["SPARK_DAEMON_JAVA_OPTS"] = SHORT_LIVED_JAVA
     deploy = "org.apache.spark.deploy"
     commands = [[f"{deploy}.master.Master", "-h", "127.0.0.1", "-p", str(port), "--webui-port", "0"]]
     worker = [f"{deploy}.worker.Worker", "-h", "127.0.0.1", "-c", "2", "-m", "2g", "--webui-port", "0", url]

@@ -25,7 +25,7 @@ from cutwater.storage.log import JobLog
 from cutwater.storage.snapshot import load_manifest
 
 ROWS = 12_000
-EACH, ACROSS = 1, 40
+EACH, ACROSS = 1, 12
 """Rows after which a file ends: at every checkpoint; about every second one, so that files hold rows of several."""
 
 
@@ -80,12 +80,15 @@ def finish(start: Any, folder: Path, roll_rows: int, **settings: Any) -> Job:
     return job
 
 
-@pytest.mark.parametrize(("damaged", "roll_rows"), [(1, EACH), (2, ACROSS)])
+@pytest.mark.parametrize(("at_least", "roll_rows"), [(1, EACH), (2, ACROSS)])
 def test_rows_that_a_damaged_checkpoint_had_committed_come_once(
-    start, tmp_path: Path, damaged: int, roll_rows: int
+    start, tmp_path: Path, at_least: int, roll_rows: int
 ) -> None:
-    stopped(start, tmp_path, roll_rows, num_retained=4)
+    """The newest checkpoints are damaged, so many that one of them had committed a file."""
+    stopped(start, tmp_path, roll_rows, num_retained=6)
     checkpoints = retained(tmp_path)
+    newest = max(committed_by(tmp_path))
+    damaged = max(at_least, len([c for c in checkpoints if number(c) >= newest]))
     victims, chosen = checkpoints[-damaged:], number(checkpoints[-damaged - 1])
     for victim in victims:
         damage(victim)

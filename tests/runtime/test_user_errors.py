@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from faults import happens
-from runtime_world import assert_ids, assert_running_counts, counting, gated, open_gate, query
+from runtime_world import assert_ids, assert_running_counts, counting, gated, open_gate, query, wait_until
 
 import cutwater as cw
 from cutwater.dataflow.stream import Stream
@@ -152,13 +153,14 @@ def test_null_keys_can_be_diverted(start, tmp_path: Path) -> None:
 def test_a_sink_that_cannot_write_ends_the_job(start, tmp_path: Path) -> None:
     """Rows that could not be made durable are nowhere else: the attempt fails, and in the end the job."""
     target = tmp_path / "out"
-    open_gate(tmp_path)
     flow = counting("sink", gated(tmp_path, 20_000), target)
     job = start(flow, restart={"strategy": "fixed_delay", "attempts": 2})
-    while not target.exists() and job.is_active:
-        pass
-    shutil.rmtree(target, ignore_errors=True)
-    target.write_text("a file where the directory was")
+    wait_until(target.exists, "the first rows")
+    while not target.is_file():  # the job may just be making the directory again
+        shutil.rmtree(target, ignore_errors=True)
+        with contextlib.suppress(IsADirectoryError):
+            target.write_text("a file where the directory was")
+    open_gate(tmp_path)
     with pytest.raises(cw.CutwaterError, match="out"):
         job.await_termination(30)
     assert job.status.outcome == "failed"

@@ -82,6 +82,6 @@ def test_a_step_that_keeps_its_state_in_memory_only_is_refused(start: Any, tmp_p
     rows = flow.read("in", cw.memory([{"k": 1}], schema="k long"))
     visits = rows.key_by("k").window("visits", cw.session("1m", time="processing"))
     visits.aggregate("n-by-k", n=cw.count()).write("out", cw.files(tmp_path / "out"))
-    with pytest.raises(BuildError, match="keeps its state in memory only") as e:
+    with pytest.raises(BuildError, match="in memory only, because each row of a session looks for neighbours") as e:
         start(flow, state_backend="rocksdb")
     assert e.value.step == "n-by-k"

@@ -175,8 +175,9 @@ def check_state_backend(graph: LogicalGraph, backend: StateBackend) -> None:
     for step in graph.steps.values():
         spec = cast("OperatorSpec", step.spec)
         if step.role == "operator" and spec.state_schema is not None and not getattr(spec, "state_on_disk", False):
+            why = getattr(spec, "why_in_memory", "")
             raise BuildError(
-                f"a step of kind {step.kind!r} keeps its state in memory only, and state_backend is {backend!r}",
+                f"a step of kind {step.kind!r} keeps its state in memory only{why}, and state_backend is {backend!r}",
                 step=step.id,
                 hint="Leave state_backend at 'memory', or write the step as a process function (stream.process).",
             )

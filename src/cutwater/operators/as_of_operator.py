@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.operators.base import MIN_WATERMARK, Outputs
+from cutwater.operators.base import Outputs
 from cutwater.operators.join_columns import pairs_per_batch
 from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.two_sided_join import LEFT, RIGHT, TwoSidedJoin
 from cutwater.state.index import Slots
-from cutwater.state.keys import require_valid_keys
+from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
+from cutwater.state.spill_queue import NEVER
 
 if TYPE_CHECKING:
     from cutwater.operators.as_of_join import AsOfJoinSpec
@@ -35,7 +36,9 @@ class AsOfJoin(TwoSidedJoin):
     def _clear(self) -> None:
         super()._clear()
         self._due = _NO_ROWS
-        self._settled = MIN_WATERMARK
+        self._bringing = False
+        """Whether keys on disk may have rows that come out now."""
+        self._before = self._watermarks.copy()
 
     # -- rows
 
@@ -57,8 +60,8 @@ class AsOfJoin(TwoSidedJoin):
         if input == RIGHT or self._spec.how == "inner":
             batch, times = self._with_whole_keys(input, batch, times)
         if batch.num_rows:
-            self._sweep()
-            self._store(input, batch, times)
+            self._make_room()
+            self._add(input, batch, times)
         return outputs
 
     # -- time
@@ -67,25 +70,41 @@ class AsOfJoin(TwoSidedJoin):
         outputs: Outputs = []
         while self.pending:
             outputs += self.resume()
-        before = self._watermarks.current
+        before = self._watermarks.copy()
         if self._watermarks.advance(watermark):
-            times = self._sides[LEFT].times
-            due = np.flatnonzero((times <= watermark) & (times > before))
-            self._due = due[np.argsort(times[due], kind="stable")]
-            self._settled = before
+            self._before = before
+            self._due = self._due_rows(0)
+            self._bringing = True
+            self._clean()
         return outputs + self.resume()
+
+    def _due_rows(self, first: int) -> References:
+        """Rows that come out now, in the order of time, of the keys from this slot on."""
+        left = self._sides[LEFT]
+        due = np.flatnonzero((left.times <= self._watermarks.current) & (left.times > self._before.current))
+        due = due[left.slots[due] >= first] if first else due
+        due = due[left.times[due] > self._rows.done[left.slots[due]]]
+        if self._before.differ:
+            groups = key_groups(hash_keys(self._index.columns(left.slots[due])), self.ctx.max_parallelism)
+            due = due[left.times[due] > self._before.of(groups)]
+        self._rows.came_out(left.slots[due], self._watermarks.current)
+        return due[np.argsort(left.times[due], kind="stable")]
 
     @property
     def pending(self) -> bool:
-        return len(self._due) > 0
+        return len(self._due) > 0 or self._bringing
 
     def resume(self) -> Outputs:
-        if not self.pending:
+        if len(self._due) == 0 and self._bringing:
+            first = self._bring()
+            self._bringing = first is not None
+            self._due = _NO_ROWS if first is None else self._due_rows(first)
+        if len(self._due) == 0:
             return []
         left, right = self._sides
         portion = pairs_per_batch(left.widest + right.widest)
         rows, self._due = self._due[:portion], self._due[portion:]
-        versions = right.latest_at(left.slots[rows], left.times[rows], self._settled)
+        versions = right.latest_at(left.slots[rows], left.times[rows], self._before.current)
         if self._spec.how == "inner":
             rows, versions = rows[versions >= 0], versions[versions >= 0]
         if len(rows) == 0:
@@ -93,6 +112,11 @@ class AsOfJoin(TwoSidedJoin):
         columns = right.take(versions)
         joined = [*left.take(rows), *(columns[i] for i in self._carried)]
         return [(0, pa.RecordBatch.from_arrays(joined, schema=self._spec.outputs[0]))]
+
+    def _wakes(self, side: int, times: References) -> References:
+        """A row of the left side waits for the watermark."""
+        waits = (times > self._watermarks.current) if side == LEFT else np.zeros(len(times), np.bool_)
+        return np.where(waits, times, NEVER)
 
     def _live(self, sides: Sequence[JoinSide], watermark: int) -> list[References]:
         """Rows that have not come out, and versions that a row to come may see."""

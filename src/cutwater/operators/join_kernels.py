@@ -8,7 +8,7 @@ import numpy as np
 
 from cutwater.state.kernels import kernel
 
-__all__ = ["FROM_HEAD", "latest", "link", "probe"]
+__all__ = ["FROM_HEAD", "latest", "link", "probe", "rows_of"]
 
 FROM_HEAD = -2
 """Cursor of a row whose chain has not been entered yet."""
@@ -27,6 +27,24 @@ def link(slots: Any, first: Any, heads: Any, tails: Any, nexts: Any) -> None:
         else:
             nexts[last] = row
         tails[slot] = row
+
+
+@kernel
+def rows_of(slots: Any, heads: Any, nexts: Any, bounds: Any, rows: Any) -> None:
+    """The rows of the chains of some slots, one chain behind the other; ``bounds`` says where each begins.
+
+    With no room for them only ``bounds`` is set.
+    """
+    count = 0
+    for i in range(slots.shape[0]):
+        bounds[i] = count
+        at = heads[slots[i]]
+        while at >= 0:
+            if rows.shape[0] > 0:
+                rows[count] = at
+            count += 1
+            at = nexts[at]
+    bounds[slots.shape[0]] = count
 
 
 @kernel

@@ -64,8 +64,8 @@ class IntervalJoin(TwoSidedJoin):
         batch, times = self._with_whole_keys(input, batch, times)
         if batch.num_rows == 0:
             return outputs
-        self._sweep()
-        slots = self._store(input, batch, times)
+        self._make_room()
+        slots = self._add(input, batch, times)
         limit = pairs_per_batch(self._sides[1 - input].widest + widest_row_bytes(batch))
         self._waiting = _Arrivals(input, batch, slots, times, limit)
         return outputs + self.resume()
@@ -121,10 +121,10 @@ class IntervalJoin(TwoSidedJoin):
         outputs: Outputs = []
         while self.pending:
             outputs += self.resume()
-        if self._watermarks.advance(watermark) and all(
-            side.latest < self._dead_below(number) for number, side in enumerate(self._sides)
-        ):
-            self._forget_rows()
+        if self._watermarks.advance(watermark):
+            if all(side.latest < self._dead_below(number) for number, side in enumerate(self._sides)):
+                self._forget_rows()
+            self._clean()
         return outputs
 
     def _dead_below(self, side: int, watermark: int | None = None) -> int:

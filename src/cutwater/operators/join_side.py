@@ -21,6 +21,8 @@ __all__ = ["JoinSide", "References", "group_portions"]
 References: TypeAlias = npt.NDArray[np.int64]
 
 _FIRST_ROWS = 1024
+_ROW_BYTES = 20
+"""What a row takes besides its columns."""
 
 
 class JoinSide:
@@ -99,6 +101,19 @@ class JoinSide:
         chains = (self._heads, self._tails, self._nexts, self._times)
         kernels.latest(slots, times, settled, *chains, references)
         return references
+
+    def of(self, slots: Slots) -> tuple[References, References]:
+        """The rows of some slots, those of a slot in the order in which they came, and where those of each begin."""
+        bounds, rows = np.empty(len(slots) + 1, np.int64), np.empty(0, np.int64)
+        kernels.rows_of(slots, self._heads, self._nexts, bounds, rows)
+        rows = np.empty(int(bounds[-1]), np.int64)
+        kernels.rows_of(slots, self._heads, self._nexts, bounds, rows)
+        return rows, bounds
+
+    @property
+    def nbytes(self) -> int:
+        """What the rows take, roughly."""
+        return self._values.nbytes + self.rows * _ROW_BYTES
 
     def take(self, references: References) -> list[pa.Array]:
         """The columns of some rows."""

@@ -44,7 +44,7 @@ class Touched:
         known: by number, whether the key was there before the batch.
     """
 
-    def __init__(self, rows: Slots, before: int, scratch: GrowingArray, spill: Spill | None) -> None:
+    def __init__(self, rows: Slots, before: int, scratch: GrowingArray, spill: Spill[KeyedTable] | None) -> None:
         self.local, slots = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
         self.slots: Slots = slots[: aggregate_kernels.localise(rows, scratch.values, self.local, slots)]
         self.known: npt.NDArray[np.bool_] = self.slots < before

@@ -56,7 +56,7 @@ class KeyedTable:
         self._capture: Capture | None = None
         self._log: ChangeLog | None = None
         self._changes: Changes | None = None
-        self._spill: Spill | None = None
+        self._spill: Spill[KeyedTable] | None = None
         self._renumbered: Callable[[Slots], object] | None = None
         self._spilled: FrozenSpill | None = None
 
@@ -135,14 +135,19 @@ class KeyedTable:
             self.book(number)[slots] = column.to_numpy(zero_copy_only=False)
 
     @property
-    def state_types(self) -> list[pa.DataType]:
-        """Of the state columns in ``rows``."""
-        return [field.type for aggregate in self._aggregates for field in aggregate.state_fields(self._schema)]
+    def value_types(self) -> list[pa.DataType]:
+        """Of the state columns and books in ``whole_rows``."""
+        state = [field.type for aggregate in self._aggregates for field in aggregate.state_fields(self._schema)]
+        return [*state, *(pa.from_numpy_dtype(kind) for kind in self.book_types)]
 
     def rows(self, slots: Slots) -> list[pa.Array]:
         """Index columns and state columns of some slots."""
         state = [array for accumulator in self.accumulators for array in accumulator.state(slots)]
         return [*self.index.columns(slots), *state]
+
+    def whole_rows(self, slots: Slots) -> list[pa.Array]:
+        """Index columns, state columns and books of some slots."""
+        return [*self.rows(slots), *(pa.array(self.book(n)[slots]) for n in range(len(self.book_types)))]
 
     def keep(self, slots: Slots) -> None:
         """Forget all slots but these, which become 0, 1, 2 ..."""
@@ -186,7 +191,7 @@ class KeyedTable:
         self._renumbered = renumbered
 
     @property
-    def spill(self) -> Spill | None:
+    def spill(self) -> Spill[KeyedTable] | None:
         """What moves rows to disk, if anything does."""
         return self._spill
 
@@ -307,9 +312,8 @@ class KeyedTable:
 
     def _copied(self, page: KeyedTable, slots: Slots) -> tuple[Slots, list[pa.Array]]:
         """Slots of a page for the keys of some slots, and what they hold."""
-        columns, keys = self.rows(slots), len(self.index.types)
-        books = [pa.array(self.book(number)[slots]) for number in range(len(self.book_types))]
-        return page.upsert(columns[:keys]), [*columns[keys:], *books]
+        columns, keys = self.whole_rows(slots), len(self.index.types)
+        return page.upsert(columns[:keys]), columns[keys:]
 
     def learn(self, *, most_changed: bool) -> None:
         """Of a frozen table: whether what changed was too much to be written as such; see ``ChangeLog.learn``."""

@@ -10,24 +10,24 @@ left, as a sweep makes it anew.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.state.changes import ChangeLog
-from cutwater.state.index import Slots
+from cutwater.state.index import KeyIndex, Slots
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.memory import GrowingArray
 from cutwater.state.rocks import RocksStore
+from cutwater.state.spill_queue import SpillQueue
 from cutwater.state.spilled_rows import FrozenSpilledRows, RowTypes, SpilledChunk, SpilledRows
 
 if TYPE_CHECKING:
     from cutwater.operators.base import Context
-    from cutwater.operators.keyed_table import KeyedTable
 
-__all__ = ["FrozenSpill", "Spill", "open_store"]
+__all__ = ["FrozenSpill", "Spill", "Spillable", "open_store"]
 
 _PORTION_ROWS: Final = 4096
 _SLACK_KEYS: Final = 1 << 14
@@ -49,7 +49,43 @@ def open_store(ctx: Context) -> RocksStore | None:
     return None if ctx.state_memory_bytes is None else RocksStore(ctx.state_memory_bytes // 2)
 
 
-class Spill:
+class Spillable(Protocol):
+    """A table in memory whose rows a ``Spill`` moves."""
+
+    @property
+    def index(self) -> KeyIndex: ...
+
+    @property
+    def value_types(self) -> Sequence[pa.DataType]:
+        """Of what a row holds besides its key."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def whole_rows(self, slots: Slots) -> list[pa.Array]:
+        """Index columns and values of some slots."""
+        ...
+
+    def set_rows(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+        """Set slots, which are new, to values."""
+        ...
+
+    def keep(self, slots: Slots) -> None:
+        """Forget all slots but these, which become 0, 1, 2 ..."""
+        ...
+
+    def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> Spillable:
+        """A small table of the same make that holds these rows."""
+        ...
+
+
+T = TypeVar("T", bound=Spillable)
+
+
+class Spill(Generic[T]):
     """Moves the rows of one table out and in.
 
     Args:
@@ -60,12 +96,12 @@ class Spill:
         memory_bytes: what the table in memory may take, roughly.
     """
 
-    def __init__(
-        self, table: KeyedTable, store: RocksStore, hashed: int, max_parallelism: int, memory_bytes: int
-    ) -> None:
+    def __init__(self, table: T, store: RocksStore, hashed: int, max_parallelism: int, memory_bytes: int) -> None:
         self._table, self._hashed, self._groups = table, hashed, max_parallelism
-        values = [*table.state_types, *(pa.from_numpy_dtype(kind) for kind in table.book_types)]
-        self.rows = SpilledRows(store, RowTypes(table.index.types, values, hashed, max_parallelism))
+        self._store = store
+        self.rows = SpilledRows(store, RowTypes(table.index.types, table.value_types, hashed, max_parallelism))
+        self._queue: SpillQueue | None = None
+        self._instants: Callable[[T, Slots], npt.NDArray[np.int64]] | None = None
         self._memory_bytes = memory_bytes
         self._used = GrowingArray(np.bool_)
         self._stored = GrowingArray(np.bool_)
@@ -132,20 +168,37 @@ class Spill:
         self._count += len(slots) - int(np.count_nonzero(self._stored.values[slots]))
         self._stored.values[slots] = True
 
-    def put_page(self, page: KeyedTable, slots: Slots, log: ChangeLog | None, came: bool) -> None:
+    def put_page(self, page: T, slots: Slots, log: ChangeLog | None, came: bool) -> None:
         """Slots of a table made of rows on disk have changed, or are new there."""
         self._count += came * len(slots)
         self._put(page, slots, log, None if log is None or not log.tracking else np.ones(len(slots), np.bool_))
 
-    def _put(
-        self, table: KeyedTable, slots: Slots, log: ChangeLog | None, changed: npt.NDArray[np.bool_] | None
-    ) -> None:
-        books = [pa.array(table.book(number)[slots]) for number in range(len(table.book_types))]
-        columns, keys = [*table.rows(slots), *books], len(table.index.types)
+    def _put(self, table: T, slots: Slots, log: ChangeLog | None, changed: npt.NDArray[np.bool_] | None) -> None:
+        columns, keys = table.whole_rows(slots), len(table.index.types)
         epoch = 0 if log is None else log.epoch
         self.rows.put(columns[:keys], columns[keys:], changed, epoch)
+        if self._queue is not None and self._instants is not None:
+            self._queue.put(columns[:keys], self._instants(table, slots))
         if changed is not None:
             self.journaled[epoch] = self.journaled.get(epoch, 0) + int(np.count_nonzero(changed))
+
+    # -- when to look at what has left
+
+    def look_again(self, instants: Callable[[T, Slots], npt.NDArray[np.int64]]) -> None:
+        """Rows on disk want to be looked at when their time comes.
+
+        Args:
+            instants: of slots of a table that leave: when; ``NEVER`` for those that do not ask.
+        """
+        self._queue, self._instants = SpillQueue(self._store, self._table.index.types), instants
+
+    def wanted(self, now: int) -> bool:
+        """Whether rows on disk may want to be looked at: then take them with ``take``, until there are none."""
+        return self._queue is not None and self._queue.due(now)
+
+    def take(self, now: int, most: int) -> list[pa.Array]:
+        """Keys that want to be looked at, some of them perhaps in vain: to be looked up in the table."""
+        return [] if self._queue is None else self._queue.take(now, most)
 
     @property
     def busy(self) -> bool:
@@ -177,18 +230,19 @@ class Spill:
         """All keys of some key groups are gone; for a restore, before anything is frozen."""
         slots = np.arange(len(self._table), dtype=np.int32)
         if len(slots):
-            found = self._group_of(self._table.index.columns(slots))
+            found = self.group_of(self._table.index.columns(slots))
             self._drop(slots[(found >= groups.start) & (found < groups.stop)])
         self.rows.remove_groups(groups)
 
-    def _group_of(self, keys: Sequence[pa.Array]) -> npt.NDArray[np.uint16]:
+    def group_of(self, keys: Sequence[pa.Array]) -> npt.NDArray[np.uint16]:
+        """The key group of each key."""
         return key_groups(hash_keys(keys[self._hashed :]), self._groups)
 
     def _drop(self, slots: Slots) -> None:
         if len(slots):
             self._table.keep(np.setdiff1d(np.arange(len(self._table), dtype=np.int32), slots))
 
-    def clean(self, live: Callable[[KeyedTable, Slots], npt.NDArray[np.bool_]], log: ChangeLog | None) -> None:
+    def clean(self, live: Callable[[T, Slots], npt.NDArray[np.bool_]], log: ChangeLog | None) -> None:
         """Look at some of the rows on disk, and remove those that are not ``live``; begins anew when there are more.
 
         Args:
@@ -202,7 +256,7 @@ class Spill:
             if self._cleaning is not None:
                 self._cleaning, self._clean_at = None, 2 * self._count + _SLACK_KEYS
             return
-        page = self._table.page(chunk.keys, chunk.values)
+        page = self._page(chunk.keys, chunk.values)
         dead = np.flatnonzero(~live(page, np.arange(len(page), dtype=np.int32)))
         keys = page.index.columns(dead)
         in_memory = self._table.index.find(keys) >= 0 if len(dead) else np.empty(0, np.bool_)
@@ -210,12 +264,15 @@ class Spill:
         if not any(there):
             return
         keys = [key.filter(pa.array(~in_memory)).filter(pa.array(there)) for key in keys]
-        page = self._table.page(keys, values)  # as they are now: the pass shows what there was when it began
+        page = self._page(keys, values)  # as they are now: the pass shows what there was when it began
         gone = np.flatnonzero(~live(page, np.arange(len(page), dtype=np.int32))).astype(np.int32)
         if len(gone):
             self.delete_page(page, gone, log)
 
-    def delete_page(self, page: KeyedTable, slots: Slots, log: ChangeLog | None) -> None:
+    def _page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> T:
+        return cast("T", self._table.page(keys, columns))
+
+    def delete_page(self, page: T, slots: Slots, log: ChangeLog | None) -> None:
         """The keys of slots of a table made of rows on disk are gone."""
         self.rows.remove(page.index.columns(slots), _epochs(log))
         self._count = max(0, self._count - len(slots))
@@ -227,7 +284,7 @@ class Spill:
 
     def freeze(self, log: ChangeLog | None) -> FrozenSpill:
         """What lies on disk now."""
-        frozen = FrozenSpill(self.rows.freeze(), self._group_of, self._count, dict(self.journaled))
+        frozen = FrozenSpill(self.rows.freeze(), self.group_of, self._count, dict(self.journaled))
         begin = _epochs(log).start  # of what later freezes may be asked for
         self.rows.forget(begin)
         self.journaled = {epoch: rows for epoch, rows in self.journaled.items() if epoch >= begin}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -14,25 +14,33 @@ import pyarrow as pa
 from cutwater.errors import StorageError
 from cutwater.operators.base import BaseOperator, Context
 from cutwater.operators.event_times import event_times
+from cutwater.operators.join_rows import FrozenJoinRows, JoinPart, JoinRows, JoinTypes, Live
 from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.keyed_segments import keyed_rows
+from cutwater.operators.spill import open_store
 from cutwater.state.index import KeyIndex, Slots
 from cutwater.state.intervals import RESTORED, History, Intervals
 from cutwater.state.keys import hash_keys, key_groups, null_key_mask
-from cutwater.state.nullable_index import NullableIndex
-from cutwater.state.segments import Frozen, FrozenSegments, Segment, SegmentKind
+from cutwater.state.row_journal import RowJournal
+from cutwater.state.segments import Frozen, FrozenSegments, Segment
+from cutwater.state.spill_queue import NEVER
 
 __all__ = ["LEFT", "RIGHT", "SIDES", "TwoSidedJoin", "TwoSidedJoinSpec"]
 
 LEFT, RIGHT = 0, 1
 SIDES = ("left", "right")
+_NO_ROWS: References = np.empty(0, np.int64)
+PORTION_KEYS = 1 << 14
+"""Keys on disk that are brought in at once."""
+_FEW_ROWS = 1 << 10
+"""May be in memory after a restore, whatever the budget."""
 _SLACK_ROWS = 1 << 16
 """Dead rows below this number are not worth a sweep."""
 
 
-Counts: TypeAlias = tuple[int, int]
-"""Rows of the left and of the right side."""
+Counts: TypeAlias = tuple[int, int, int]
+"""Rows of the left and of the right side, and the epoch: how many freezes there were."""
 
 
 class TwoSidedJoinSpec(Protocol):
@@ -57,53 +65,103 @@ class TwoSidedJoinSpec(Protocol):
 
 
 class TwoSidedJoin(BaseOperator):
-    """One index over the keys of both sides; the rows of each side in chains by key."""
+    """One index over the keys of both sides; the rows of each side in chains by key.
+
+    What was added since a freeze are the rows behind those of then, until keys leave memory.  From then on rows that
+    come are written to a journal, too, by epoch.
+    """
 
     def __init__(self, spec: TwoSidedJoinSpec) -> None:
-        self._key_types = spec.key_types
-        self._schemas = (spec.left_schema, spec.right_schema)
-        self._keys = (spec.left_keys, spec.right_keys)
-        self._time = (spec.left_time, spec.right_time)
+        schemas, keys = (spec.left_schema, spec.right_schema), (spec.left_keys, spec.right_keys)
+        self._types = JoinTypes(spec.key_types, schemas, keys, (spec.left_time, spec.right_time))
+        self._schemas, self._keys = schemas, keys
         self._carried = [i for i, name in enumerate(spec.right_schema.names) if name not in spec.dropped]
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
+        self._store = open_store(ctx)
         self._clear()
         self._track()
 
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
     def _track(self, *, restored: bool = False) -> None:
         """Keep in mind which rows come after a freeze."""
-        self._first = _rows(self._sides)
+        self._first = self._counts_now
         self._log = Intervals[Counts](_earlier, RESTORED if restored else None) if self.ctx.incremental else None
+        spill = self._rows.spill
+        if spill is not None and spill.rows.used:
+            self._begin_journals()
+
+    def _begin_journals(self) -> None:
+        if self._store is not None and self._log is not None:
+            self._journals = [RowJournal(self._store, schema.types) for schema in self._schemas]
 
     def _clear(self) -> None:
         self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
         self._log: Intervals[Counts] | None = None
-        self._forget_rows()
+        self._journals: list[RowJournal] = []
+        self._epoch = 0
+        self._first: Counts = (0, 0, 0)
+        """Rows of each side that were there at the last freeze."""
+        self._rows = JoinRows(self._types, self._renumbered)
+        if self._store is not None:
+            self._rows.spill_to(self._store, self.ctx, self._wakes)
+        self._sweep_at = _SLACK_ROWS
+
+    def _wakes(self, side: int, times: References) -> References:
+        """When rows of a side want to be looked at though they are on disk; ``NEVER``: they do not."""
+        return np.full(len(times), NEVER, np.int64)
+
+    @property
+    def _sides(self) -> list[JoinSide]:
+        return self._rows.sides
+
+    @property
+    def _index(self) -> KeyIndex:
+        return self._rows.index
+
+    @property
+    def _counts_now(self) -> Counts:
+        left, right = self._sides
+        return left.rows, right.rows, self._epoch
 
     def _forget_rows(self) -> None:
-        self._first: Counts = (0, 0)
-        """Rows of each side that were there at the last freeze."""
-        if self._log is not None:
-            self._log.change(lambda _: (0, 0))
-        self._index: KeyIndex = NullableIndex(self._key_types)
-        self._sides = [JoinSide(schema) for schema in self._schemas]
+        """No row in memory counts any more."""
+        if self._rows.spill is not None:
+            self._rows.spill.delete(np.arange(len(self._rows), dtype=np.int32), None)
+            self._rows.retain(np.empty(0, np.int32), [_NO_ROWS, _NO_ROWS])
+        else:
+            self._renumbered([_NO_ROWS, _NO_ROWS])
+            self._rows = JoinRows(self._types, self._renumbered)
         self._sweep_at = _SLACK_ROWS
+
+    def _renumbered(self, kept: Sequence[References]) -> None:
+        """These rows of each side have become 0, 1, 2 ..., the others are gone."""
+
+        def moved(first: Counts) -> Counts:
+            left, right = (int(np.searchsorted(rows, row)) for rows, row in zip(kept, first[:2], strict=True))
+            return left, right, first[2]
+
+        self._first = moved(self._first)
+        if self._log is not None:
+            self._log.change(moved)
 
     # -- rows
 
     def _event_times(self, side: int, batch: pa.RecordBatch) -> References:
-        return event_times(batch, self._time[side], f" of the {SIDES[side]} side")
+        return event_times(batch, self._types.times[side], f" of the {SIDES[side]} side")
 
     def _reached(self, side: int, batch: pa.RecordBatch) -> int | References:
         """The watermark that counts for each row."""
         if not self._watermarks.differ:
             return self._watermarks.current
-        return self._watermarks.of(key_groups(hash_keys(self._key_columns(side, batch)), self.ctx.max_parallelism))
+        return self._watermarks.of(self._groups(side, batch))
 
-    def _key_columns(self, side: int, batch: pa.RecordBatch) -> list[pa.Array]:
-        columns = (batch.column(name) for name in self._keys[side])
-        return [c if c.type == kind else c.cast(kind) for c, kind in zip(columns, self._key_types, strict=True)]
+    def _groups(self, side: int, batch: pa.RecordBatch) -> npt.NDArray[np.uint16]:
+        return key_groups(hash_keys(self._types.key_columns(side, batch)), self.ctx.max_parallelism)
 
     def _with_whole_keys(
         self, side: int, batch: pa.RecordBatch, times: References
@@ -116,12 +174,21 @@ class TwoSidedJoin(BaseOperator):
         times.flags.writeable = False  # one specialisation of the kernels
         return batch.filter(pa.array(~null)), times
 
-    def _store(self, side: int, batch: pa.RecordBatch, times: References) -> Slots:
-        slots = self._index.upsert(self._key_columns(side, batch))
-        for each in self._sides:
-            each.reserve(len(self._index))
-        self._sides[side].append(batch, slots, times)
-        return slots
+    def _add(self, side: int, batch: pa.RecordBatch, times: References) -> Slots:
+        if self._journals:
+            self._journals[side].append(batch.columns, self._groups(side, batch), self._epoch)
+        return self._rows.add(side, batch, times)
+
+    def _make_room(self) -> None:
+        """Between batches, when nobody holds slots: forget what does not count, and move what memory does not hold."""
+        spill = self._rows.spill
+        crowded = spill is not None and spill.full and not spill.busy
+        if crowded or self._rows.count >= self._sweep_at:
+            self._sweep(always=crowded)
+        self._rows.make_room()
+        if spill is not None and spill.rows.used and self._log is not None and not self._journals:
+            self._log.begin(None)  # what came before is not in the journals
+            self._begin_journals()
 
     # -- forgetting
 
@@ -133,80 +200,107 @@ class TwoSidedJoin(BaseOperator):
     def _counts(self, side: int, batch: pa.RecordBatch, times: References) -> npt.NDArray[np.bool_]:
         """Which rows that some snapshot held may still count: it may have been taken before they did not."""
 
-    def _sweep(self) -> None:
+    def _sweep(self, *, always: bool = False) -> None:
         """Forget the other rows, and keys without rows, once they are at least half."""
-        total = sum(side.rows for side in self._sides)
-        if total < self._sweep_at:
-            return
+        total = self._rows.count
         live = self._live(self._sides, self._watermarks.current)
         remaining = sum(len(rows) for rows in live)
-        if 2 * remaining > total:
+        if 2 * remaining > total and not (always and remaining < total):
             self._sweep_at = total + total // 2
             return
-        slots = [side.slots[rows] for side, rows in zip(self._sides, live, strict=True)]
-        wanted = np.zeros(len(self._index), np.bool_)
-        for some in slots:
-            wanted[some] = True
-        used = np.flatnonzero(wanted).astype(np.int32)
-        index = NullableIndex(self._key_types)
-        if len(used):
-            index.upsert(self._index.columns(used))  # used slots become 0, 1, 2 ... in this order
-        numbers = np.cumsum(wanted, dtype=np.int32) - np.int32(1)
-        self._index = index
-        self._sides = [
-            side.kept(rows, numbers[old], len(used)) for side, rows, old in zip(self._sides, live, slots, strict=True)
-        ]
+        wanted = self._rows.with_rows(live)
+        if self._rows.spill is not None:
+            self._rows.spill.delete(np.flatnonzero(~wanted).astype(np.int32), None)
+        self._rows.retain(np.flatnonzero(wanted).astype(np.int32), live)
         self._sweep_at = 2 * remaining + _SLACK_ROWS
 
-        def renumbered(first: Counts) -> Counts:
-            left, right = (int(np.searchsorted(rows, row)) for rows, row in zip(live, first, strict=True))
-            return left, right
+    def _clean(self) -> None:
+        """The watermark has risen: forget some keys on disk without a row that counts."""
+        watermark = self._watermarks.current
+        self._rows.clean(lambda sides: self._live(sides, watermark))
 
-        self._first = renumbered(self._first)
-        if self._log is not None:
-            self._log.change(renumbered)
+    # -- rows on disk whose time comes
+
+    def _bring(self) -> int | None:
+        """Bring a portion of the keys in that want to be looked at; nobody holds slots.
+
+        Returns the first of their slots; ``None``: there are none.
+        """
+        spill = self._rows.spill
+        if spill is None or not spill.wanted(self._watermarks.current):
+            return None
+        self._make_room()
+        first = len(self._rows)
+        keys = spill.take(self._watermarks.current, PORTION_KEYS)
+        if keys:
+            self._rows.upsert(keys)
+        return first
 
     # -- snapshots
 
     def freeze(self, checkpoint_id: int) -> Frozen:
         watermark, groups = self._watermarks.segment(), self.ctx.max_parallelism
-        history = self._log.cut(checkpoint_id, self._first) if self._log is not None else None
-        self._first = _rows(self._sides)
-        sides = [side.frozen() for side in self._sides]
-        live = functools.partial(self._live, sides, self._watermarks.current)
-        keys = self._index.frozen().columns
+        history = None
+        if self._log is not None:
+            history = self._log.cut(checkpoint_id, self._first)
+            for journal in self._journals:
+                journal.forget((self._log.kept or [(0, 0, self._epoch)])[0][2])
+        self._epoch += 1
+        self._first = self._counts_now
+        now = self._watermarks.current
 
-        def segments(rows: Sequence[References], kind: SegmentKind) -> Iterator[Segment]:
+        def segments(parts: Iterable[JoinPart]) -> Iterator[Segment]:
             yield watermark
-            for name, side, references in zip(SIDES, sides, rows, strict=True):
-                yield from side.segments(name, references, keys, groups, kind)
+            for keys, sides, rows, kind in parts:
+                for name, side, references in zip(SIDES, sides, rows, strict=True):
+                    yield from side.segments(name, references, keys, groups, kind)
 
-        return _FrozenJoin(live, segments, self._log, history)
+        frozen = FrozenJoinRows(self._rows, self._journals)
+        return _FrozenJoin(frozen, lambda sides: self._live(sides, now), segments, self._log, history)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         self._clear()
-        found: dict[str, list[Segment]] = {name: [] for name in (*SIDES, WATERMARK)}
+        for side, batch in self._to_restore(segments):
+            times = self._event_times(side, batch)
+            counts = self._counts(side, batch, times)
+            if not counts.all():
+                batch = batch.filter(pa.array(counts))
+            if batch.num_rows:
+                self._add(side, batch, self._event_times(side, batch))
+        self._track(restored=True)
+        self._sweep_at = self._rows.count + _SLACK_ROWS
+
+    def _to_restore(self, segments: Iterable[Segment]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows of each side; where rows lie on disk, segments are taken as they come."""
+        spill, owned = self._rows.spill, self.ctx.key_groups
+        waiting: tuple[list[Segment], list[Segment]] = ([], [])
+        reached: list[tuple[int, int]] = [(owned.stop, owned.start)] * len(SIDES)  # groups that have had rows
         for segment in segments:
-            if segment.name not in found:
+            if segment.name == WATERMARK:
+                self._watermarks.restore(segment)
+                continue
+            if segment.name not in SIDES:
                 raise StorageError(
                     f"the snapshot has a state {segment.name!r}, which a join does not know",
                     hint="Give the changed step a new id, or restore with the program that wrote the snapshot.",
                 )
-            found[segment.name].append(segment)
-        for segment in found[WATERMARK]:
-            self._watermarks.restore(segment)
+            side = SIDES.index(segment.name)
+            if spill is None:
+                waiting[side].append(segment)
+                continue
+            first, last = segment.key_groups or (owned.start, owned.stop)
+            if segment.kind == "base" and first < reached[side][1] and reached[side][0] < last:
+                self._rows.remove(side, range(first, last))
+            reached[side] = min(first, reached[side][0]), max(last, reached[side][1])
+            for batch in keyed_rows([replace(segment, kind="delta")], self._schemas[side], owned):
+                for begin in range(0, batch.num_rows, PORTION_KEYS):
+                    yield side, batch.slice(begin, PORTION_KEYS)
+                    while spill.busy or (spill.full and self._rows.count > _FEW_ROWS):
+                        self._rows.make_room()
         self._watermarks.restored()
-        for side, name in enumerate(SIDES):
-            for batch in keyed_rows(found[name], self._schemas[side], self.ctx.key_groups):
-                times = self._event_times(side, batch)
-                counts = self._counts(side, batch, times)
-                if counts.all():
-                    self._store(side, batch, times)
-                elif counts.any():
-                    batch = batch.filter(pa.array(counts))
-                    self._store(side, batch, self._event_times(side, batch))
-        self._track(restored=True)
-        self._sweep_at = sum(side.rows for side in self._sides) + _SLACK_ROWS
+        for side, of_side in enumerate(waiting):
+            for batch in keyed_rows(of_side, self._schemas[side], owned):
+                yield side, batch
 
 
 class _FrozenJoin(FrozenSegments):
@@ -218,13 +312,14 @@ class _FrozenJoin(FrozenSegments):
 
     def __init__(
         self,
-        live: Callable[[], Sequence[References]],
-        make: Callable[[Sequence[References], SegmentKind], Iterator[Segment]],
+        frozen: FrozenJoinRows,
+        live: Live,
+        make: Callable[[Iterable[JoinPart]], Iterator[Segment]],
         log: Intervals[Counts] | None,
         history: History[Counts] | None,
     ) -> None:
-        super().__init__(lambda: make(live(), "base"))
-        self._live, self._make_of = live, make
+        super().__init__(lambda: make(frozen.parts(live)))
+        self._frozen, self._live, self._make_of = frozen, live, make
         self._log, self._history = log, history
 
     @property
@@ -235,19 +330,20 @@ class _FrozenJoin(FrozenSegments):
         if self._log is None or self._history is None or not (later := self._history.since(since)):
             return None
         self._log.completed(since)
-        live = self._live()
-        added = [rows[np.searchsorted(rows, first) :] for rows, first in zip(live, later[0], strict=True)]
-        most = 2 * sum(map(len, added)) > sum(map(len, live))
-        return None if most else self._make_of(added, "delta")
+        left, right, epoch = later[0]
+        if self._frozen.journaled:
+            return self._make_of(self._frozen.added(epoch, self._live))
+        sides = self._frozen.sides
+        live = self._live(sides)
+        added = [rows[np.searchsorted(rows, first) :] for rows, first in zip(live, (left, right), strict=True)]
+        if 2 * sum(map(len, added)) > sum(map(len, live)):
+            return None
+        return self._make_of([JoinPart(self._frozen.index.columns, sides, added, "delta")])
 
     def release(self) -> None:
         super().release()
-        self._live, self._make_of = tuple, lambda rows, kind: iter(())
-
-
-def _rows(sides: Sequence[JoinSide]) -> Counts:
-    left, right = sides
-    return left.rows, right.rows
+        self._frozen.release()
+        self._make_of = lambda parts: iter(())
 
 
 def _earlier(first: Counts, second: Counts) -> Counts:

@@ -138,9 +138,14 @@ class WindowAggregateSpec:
     def state_on_disk(self) -> bool:
         """Whether rows that memory does not hold can lie on disk: ``check_state_backend`` asks.
 
-        Not where windows are looked for that may change: early results, sessions.
+        Not those of sessions: each row looks for neighbours in time, which may become one.
         """
-        return not (isinstance(self.window, SessionWindow) or self.early is not None)
+        return not isinstance(self.window, SessionWindow)
+
+    @property
+    def why_in_memory(self) -> str:
+        """For the message that refuses it otherwise."""
+        return ", because each row of a session looks for neighbours in time"
 
     @property
     def kept(self) -> tuple[Aggregate, ...]:

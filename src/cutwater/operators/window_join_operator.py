@@ -14,10 +14,10 @@ import pyarrow.compute
 from cutwater.operators.base import Outputs
 from cutwater.operators.join_columns import pairs_per_batch
 from cutwater.operators.join_side import JoinSide, References
-from cutwater.operators.join_watermarks import GroupWatermarks
 from cutwater.operators.two_sided_join import LEFT, RIGHT, TwoSidedJoin
 from cutwater.operators.windowing import expand
 from cutwater.state.keys import NullableKeys, hash_keys, key_groups, null_key_mask, require_valid_keys
+from cutwater.state.spill_queue import NEVER
 from cutwater.state.words import from_words
 
 if TYPE_CHECKING:
@@ -59,6 +59,9 @@ class WindowJoin(TwoSidedJoin):
     def _clear(self) -> None:
         super()._clear()
         self._closing: _Closing | None = None
+        self._bringing = False
+        """Whether keys on disk may have rows in the windows that close."""
+        self._before = self._watermarks.copy()
 
     # -- rows
 
@@ -78,8 +81,8 @@ class WindowJoin(TwoSidedJoin):
         if not self._lonely[input]:
             batch, times = self._with_whole_keys(input, batch, times)
         if batch.num_rows:
-            self._sweep()
-            self._store(input, batch, times)
+            self._make_room()
+            self._add(input, batch, times)
         return outputs
 
     def _divert(self, side: int, batch: pa.RecordBatch, late: Any, outside: int) -> Outputs:
@@ -97,9 +100,9 @@ class WindowJoin(TwoSidedJoin):
         outputs = self._drained()
         before = self._watermarks.copy()
         if self._watermarks.advance(watermark) and self._closes(before.current):
-            self._closing = self._close(before)
-            if self._closing is None:
-                self._tidy()
+            self._before = before
+            self._closing = self._close(0)
+            self._bringing = True
         return outputs + self.resume()
 
     def _closes(self, before: int) -> bool:
@@ -108,9 +111,11 @@ class WindowJoin(TwoSidedJoin):
         first, now = (w + 1 - window.offset_us - window.size_us for w in (before, self._watermarks.current))
         return first // window.every_us < now // window.every_us
 
-    def _close(self, before: GroupWatermarks) -> _Closing | None:
-        """Bring the rows of the windows that close together."""
-        (lefts, left_starts), (rights, right_starts) = (self._due(side, before) for side in (LEFT, RIGHT))
+    def _close(self, slot: int) -> _Closing | None:
+        """Bring the rows of the windows that close together, of the keys from this slot on."""
+        (lefts, left_starts), (rights, right_starts) = (self._due(side, slot) for side in (LEFT, RIGHT))
+        for side, rows in enumerate((lefts, rights)):
+            self._rows.came_out(self._sides[side].slots[rows], self._watermarks.current)
         if len(lefts) + len(rights) == 0:
             return None
         both = np.concatenate([left_starts, right_starts])
@@ -140,14 +145,18 @@ class WindowJoin(TwoSidedJoin):
         bounds = np.concatenate([[0], np.cumsum(counts[order])])
         return _Closing(left_starts[order], lefts[order], first[order], bounds, rights)
 
-    def _due(self, side: int, before: GroupWatermarks) -> tuple[References, References]:
+    def _due(self, side: int, slot: int) -> tuple[References, References]:
         """Rows of the windows that close, as often as they lie in one, and the starts of those."""
-        stored, now = self._sides[side], self._watermarks.current
+        stored, now, before = self._sides[side], self._watermarks.current, self._before
         rows = np.flatnonzero((stored.times <= now) & (_last_instants(self._spec, stored.times) > before.current))
+        rows = rows[stored.slots[rows] >= slot] if slot else rows
+        done = self._rows.done[stored.slots[rows]]
         reached: References = np.full(1, before.current, np.int64)
         if before.differ and len(rows):
             keys = self._index.columns(stored.slots[rows])
             reached = before.of(key_groups(hash_keys(keys), self.ctx.max_parallelism))
+        if self._rows.spill is not None and (done > before.current).any():
+            reached = np.maximum(reached, done)
         times = stored.times[rows]
         times.flags.writeable = False  # as event times are: one specialisation of the kernel
         numbers, starts = expand(self._window, times, 0, reached, complete=False)
@@ -156,7 +165,7 @@ class WindowJoin(TwoSidedJoin):
 
     @property
     def pending(self) -> bool:
-        return self._closing is not None
+        return self._closing is not None or self._bringing
 
     def _drained(self) -> Outputs:
         outputs: Outputs = []
@@ -165,6 +174,12 @@ class WindowJoin(TwoSidedJoin):
         return outputs
 
     def resume(self) -> Outputs:
+        if self._closing is None and self._bringing:
+            slot = self._bring()
+            self._bringing = slot is not None
+            self._closing = None if slot is None else self._close(slot)
+            if slot is None:
+                self._tidy()
         work = self._closing
         if work is None:
             return []
@@ -175,7 +190,6 @@ class WindowJoin(TwoSidedJoin):
         batch = self._joined(work, numbers) if len(numbers) else None
         if work.done == total:
             self._closing = None
-            self._tidy()
         return [] if batch is None else [(0, batch)]
 
     def _joined(self, work: _Closing, numbers: References) -> pa.RecordBatch:
@@ -212,6 +226,16 @@ class WindowJoin(TwoSidedJoin):
         """Nothing is left to come out: forget everything if no row counts any more."""
         if all(_last_instants(self._spec, side.latest) <= self._watermarks.current for side in self._sides):
             self._forget_rows()
+        self._clean()
+
+    def _wakes(self, side: int, times: References) -> References:
+        """A row waits for the next window over it to close."""
+        window, now = self._window, min(self._watermarks.current, NEVER - 1)
+        earliest = times - window.size_us + 1
+        closes = earliest + (window.offset_us - earliest) % window.every_us + window.size_us - 1
+        closes += np.maximum(0, -(-(now + 1 - closes) // window.every_us)) * window.every_us
+        last = _last_instants(self._spec, times)
+        return np.where((last > now) & (closes <= last), closes, NEVER)
 
     def _live(self, sides: Sequence[JoinSide], watermark: int) -> list[References]:
         """Rows that lie in a window which has not closed."""

@@ -66,6 +66,14 @@ class Windows(Protocol):
         """
         ...
 
+    def changed_on_disk(self, passed: Callable[..., Any]) -> Iterator[Outputs]:
+        """What comes out early of windows that memory does not hold, in portions; goes on where another one stopped.
+
+        Args:
+            passed: as above; it is given the slots of a table, and a function that gives their keys.
+        """
+        ...
+
     def keys(self, slots: Slots) -> list[pa.Array]:
         """The key columns of some slots."""
         ...
@@ -219,13 +227,15 @@ class WindowOperator(BaseOperator, Generic[W]):
             return due
         return np.concatenate([due, self._windows.changed(self._passed, _ALL_SLOTS)])
 
-    def _passed(self, slots: Slots) -> bool | npt.NDArray[np.bool_]:
+    def _passed(
+        self, slots: Slots, keys: Callable[[Slots], list[pa.Array]] | None = None
+    ) -> bool | npt.NDArray[np.bool_]:
         """Whether this rise of the watermark passed a multiple of the interval of early results."""
         assert self._spec.early is not None
         interval_us = self._spec.early.event_time_us or 1
         if not self._before.differ:
             return self._before.current // interval_us < self._watermarks.current // interval_us
-        groups = self._groups(self._windows.keys(slots))
+        groups = self._groups((keys or self._windows.keys)(slots))
         return self._before.of(groups) // interval_us < self._watermarks.of(groups) // interval_us
 
     @property
@@ -274,9 +284,12 @@ class WindowOperator(BaseOperator, Generic[W]):
             return outputs
         outputs += self._drain()
         slots = self._windows.changed(lambda _: True, SLICE_ROWS)
-        if len(slots) < SLICE_ROWS:
+        if len(slots):
+            outputs += self._windows.results(slots)
+        portion = next(self._windows.changed_on_disk(lambda *_: True), None) if len(slots) < SLICE_ROWS else []
+        if portion is None:
             self._next_ms = None  # until rows come
-        return outputs + self._windows.results(slots) if len(slots) else outputs
+        return outputs + (portion or [])
 
     def _set_clock(self) -> None:
         """There are rows: with early results by the clock, they come out at the next multiple of the interval."""

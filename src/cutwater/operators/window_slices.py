@@ -192,7 +192,7 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
 
     # -- slices on disk
 
-    def _fire_by_group(self, spill: Spill, due: list[int]) -> Iterator[Outputs]:
+    def _fire_by_group(self, spill: Spill[KeyedTable], due: list[int]) -> Iterator[Outputs]:
         """The windows that are due, a key group at a time; then slices and windows on disk are forgotten.
 
         On disk the slices of a window are a range in each group, and so are those of the keys of one group together:

@@ -20,6 +20,7 @@ from cutwater.operators.window_kinds import GlobalWindow, SessionWindow
 from cutwater.state.changes import Changed
 from cutwater.state.index import Slots
 from cutwater.state.segments import Segment
+from cutwater.state.spill_queue import NEVER
 from cutwater.state.words import fixed_view, from_words
 
 if TYPE_CHECKING:
@@ -58,10 +59,19 @@ class WindowTable:
         self._windows = OpenWindows(self.reach_us, spec.allowed_lateness_us)
         self._limit = (spec.early.rows or 0) if spec.early else 0
         self._starts: Times = np.empty(0, np.int64)
+        self._round = 0
+        """How often windows on disk have been asked for early results."""
 
     def spill_to(self, store: RocksStore, ctx: Context, tables: int = 1) -> None:
         """See ``KeyedTable.spill_to``."""
         self.table.spill_to(store, ctx, hashed=1, renumbered=self._renumber, tables=tables)
+        if self.table.spill is not None and self._counted and not self._limit:
+            self.table.spill.look_again(self._next_round)
+
+    def _next_round(self, table: KeyedTable, slots: Slots) -> Times:
+        """Windows that leave with rows which have not come out want to be looked at in the next round."""
+        waits = (table.book(_PENDING)[slots] > 0) & ~table.book(_FIRED)[slots]
+        return np.where(waits, self._round, NEVER)
 
     def _renumber(self, kept: Slots) -> None:
         self._windows.keep(kept)
@@ -201,7 +211,7 @@ class WindowTable:
         return self._fire_on_disk(spill, sorted({*firing, *ending}), set(firing), set(ending), groups)
 
     def _fire_on_disk(
-        self, spill: Spill, starts: list[int], firing: set[int], ending: set[int], groups: range
+        self, spill: Spill[KeyedTable], starts: list[int], firing: set[int], ending: set[int], groups: range
     ) -> Iterator[Outputs]:
         frozen = spill.rows.freeze()
         for start in starts:
@@ -209,7 +219,7 @@ class WindowTable:
                 page = self.table.page(chunk.keys, chunk.values)
                 slots = np.arange(len(page), dtype=np.int32)
                 only = slots[(self.table.index.find(chunk.keys) < 0) & ~page.book(_FIRED)[slots]]
-                outputs = self._page_results(page, only, start) if start in firing and len(only) else []
+                outputs = self._page_fires(page, only, start) if start in firing and len(only) else []
                 if start in ending:
                     self.table.delete_page(page, slots)
                 elif len(only):
@@ -223,19 +233,53 @@ class WindowTable:
         Where late rows are welcome, it is on disk from now on.
         """
         slots = np.arange(len(page), dtype=np.int32)
-        outputs = self._page_results(page, slots, start)
+        outputs = self._page_fires(page, slots, start)
         if start + self.reach_us + self._spec.allowed_lateness_us > watermark:
             self.table.put_page(page, slots, came=True)
             self._windows.fired(start)
         return outputs
 
-    def _page_results(self, page: KeyedTable, slots: Slots, start: int) -> Outputs:
-        """The windows of these slots come out: they are on disk only, and have not fired."""
-        columns = [accumulator.result(slots) for accumulator in page.accumulators]
-        starts: Times = np.full(len(slots), start, np.int64)
-        outputs = self._output(page.index.columns(slots)[1:], starts, columns)
+    def _page_fires(self, page: KeyedTable, slots: Slots, start: int) -> Outputs:
+        """The windows of these slots fire: they are on disk only, and have not fired."""
         page.book(_FIRED)[slots] = True
+        if self._counted and self._spec.discarding:
+            slots = slots[page.book(_PENDING)[slots] > 0]
+        return self._page_results(page, slots, np.full(len(slots), start, np.int64))
+
+    def _page_results(self, page: KeyedTable, slots: Slots, starts: Times) -> Outputs:
+        """The windows of these slots come out."""
+        if len(slots) == 0:
+            return []
+        columns = [accumulator.result(slots) for accumulator in page.accumulators]
+        outputs = self._output(page.index.columns(slots)[1:], starts, columns)
+        if self._counted:
+            page.book(_PENDING)[slots] = 0
         self._fold.begin_anew(page, slots)
+        return outputs
+
+    def changed_on_disk(self, passed: Callable[..., Any]) -> Iterator[Outputs]:
+        """See ``Windows.changed_on_disk``."""
+        spill = self.table.spill
+        before, self._round = self._round, self._round + 1  # what is put back now is for the next round
+        while spill is not None and spill.wanted(before):
+            keys = spill.take(before, PORTION_ROWS)
+            yield self._page_changed(spill, keys, passed) if keys else []
+
+    def _page_changed(self, spill: Spill[KeyedTable], keys: list[pa.Array], passed: Callable[..., Any]) -> Outputs:
+        """What comes out early of these windows, if they are on disk only."""
+        only = pa.array(self.table.index.find(keys) < 0)
+        keys = [key.filter(only) for key in keys]
+        there, values = spill.rows.get(keys)
+        if not there.any():
+            return []
+        page = self.table.page([key.filter(pa.array(there)) for key in keys], values)
+        slots = np.arange(len(page), dtype=np.int32)
+        waiting = slots[(page.book(_PENDING)[slots] > 0) & ~page.book(_FIRED)[slots]]
+        ready = waiting[np.broadcast_to(passed(waiting, lambda slots: page.index.columns(slots)[1:]), len(waiting))]
+        starts = fixed_view(page.index.columns(ready)[0], np.int64)
+        outputs = self._page_results(page, ready, starts)
+        if len(waiting):
+            self.table.put_page(page, waiting)
         return outputs
 
     # -- snapshots

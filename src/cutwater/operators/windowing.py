@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 
@@ -25,8 +27,13 @@ class WindowAggregate(WindowOperator[WindowTable]):
             self._windows.spill_to(self._store, self.ctx)
 
     def _advance(self) -> Slots:
-        self._on_disk = self._windows.fire_on_disk(self._watermarks.current, self.ctx.key_groups)
-        return super()._advance()
+        firing = self._windows.fire_on_disk(self._watermarks.current, self.ctx.key_groups)
+        slots = super()._advance()
+        if self._spec.early is not None and self._spec.early.event_time_us is not None:
+            self._on_disk = itertools.chain(firing or (), self._windows.changed_on_disk(self._passed))
+        else:
+            self._on_disk = firing
+        return slots
 
     def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
         self._windows.table.make_room()

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from cutwater.errors import DataError
 from cutwater.state import index_kernels as kernels
+from cutwater.state import row_kernels
 from cutwater.state.keys import decimal_bytes, is_word_key
 from cutwater.state.memory import GrowingArray
 from cutwater.state.next_table import AT_ONCE_SLOTS, NextTable
@@ -330,7 +331,7 @@ class BytesIndex(HashIndex):
         data = np.empty(int(joined[-1]), np.uint8)
         cursors = joined[:-1].copy()
         for content, offsets in spans:
-            kernels.join_spans(content, offsets, cursors, data)
+            row_kernels.join_spans(content, offsets, cursors, data)
         data.flags.writeable = joined.flags.writeable = False
         return _matrix(parts + lengths, rows), data, joined
 

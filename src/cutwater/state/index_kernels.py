@@ -21,7 +21,6 @@ __all__ = [
     "find_word",
     "find_words",
     "gather_spans",
-    "join_spans",
     "rehash_bytes",
     "rehash_word",
     "rehash_words",
@@ -355,18 +354,6 @@ def rehash_bytes(keys: Any, arena: Any, spans: Any, first: Any, count: Any, tabl
         while table[at] != 0:
             at = (at + 1) & mask
         table[at] = (h & ~_LOW) | (slot + 1)
-
-
-@kernel
-def join_spans(data: Any, offsets: Any, cursors: Any, out: Any) -> None:
-    """Append each row's bytes to ``out`` at the row's cursor, and move the cursor."""
-    for i in range(cursors.shape[0]):
-        start = np.int64(offsets[i])
-        length = np.int64(offsets[i + 1]) - start
-        at = cursors[i]
-        for b in range(length):
-            out[at + b] = data[start + b]
-        cursors[i] = at + length
 
 
 @kernel

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pt
 
-from cutwater.state import index_kernels as kernels
+from cutwater.state import index_kernels, row_kernels
 from cutwater.state.packing import Packer
 from cutwater.state.words import bytes_view, fixed_view, valid_rows
 
@@ -58,8 +58,50 @@ class RowCodec:
             columns: of ``types``, all of one length.
             prefix: bytes to begin each row with.
         """
-        leaves = [leaf for column in columns for leaf in _leaves_of(column)]
         rows = len(columns[0]) if prefix is None else len(prefix)
+        fixed, spans = self._parts(columns, rows, prefix)
+        if not spans:
+            return fixed.view(f"V{fixed.shape[1]}").reshape(-1).tolist() if rows else []
+        data, bounds = _joined(fixed, spans)
+        whole = data.tobytes()
+        return [whole[begin:end] for begin, end in itertools.pairwise(bounds.tolist())]
+
+    def pack(self, columns: Sequence[pa.Array], bounds: npt.NDArray[np.int64]) -> pa.Array:
+        """Rows that belong together as one value: those from ``bounds[i]`` to before ``bounds[i + 1]``.
+
+        >>> codec = RowCodec([pa.string()])
+        >>> packed = codec.pack([pa.array(["a", None, "bc"])], np.array([0, 2, 2, 3]))
+        >>> (rows,), counts = codec.unpack(packed)
+        >>> rows.to_pylist(), counts.tolist()
+        (['a', None, 'bc'], [2, 0, 1])
+        """
+        fixed, spans = self._parts(columns, len(columns[0]), None)
+        if spans:
+            data, of_rows = _joined(fixed, spans)
+            offsets = of_rows[bounds]
+        else:
+            data, offsets = fixed.reshape(-1), bounds * fixed.shape[1]
+        places = pa.py_buffer(np.ascontiguousarray(offsets))
+        return pa.Array.from_buffers(pa.large_binary(), len(bounds) - 1, [None, places, pa.py_buffer(data)])
+
+    def unpack(self, packed: pa.Array) -> tuple[list[pa.Array], npt.NDArray[np.int64]]:
+        """The columns of all rows of ``pack``, and how many rows each value has."""
+        data, offsets = bytes_view(packed)
+        width, sizes = self._fixed_bytes, np.diff(offsets)
+        if not self._varying:
+            content = data[int(offsets[0]) : int(offsets[-1])] if len(packed) else data[:0]
+            return self._columns(content, content.reshape(-1, width), np.empty(0, np.int64)), sizes // width
+        begins = np.cumsum([0, *self._widths])
+        starts, counts = np.empty(int(sizes.sum()) // width, np.int64), np.empty(len(packed), np.int64)
+        rows = row_kernels.row_starts(data, offsets, width, begins[self._varying], starts, counts)
+        starts = starts[:rows]
+        return self._columns(data, data[starts[:, None] + np.arange(width)], starts + width), counts
+
+    def _parts(
+        self, columns: Sequence[pa.Array], rows: int, prefix: Matrix | None
+    ) -> tuple[Matrix, list[tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]]]:
+        """The fixed part of each row, and the data and offsets of what comes behind it."""
+        leaves = [leaf for column in columns for leaf in _leaves_of(column)]
         at = 0 if prefix is None else prefix.shape[1]
         fixed: Matrix = np.zeros((rows, at + self._fixed_bytes), np.uint8)
         if prefix is not None:
@@ -80,9 +122,7 @@ class RowCodec:
             fixed[:, at : at + width] = content if valid is None else np.where(valid[:, None], content, 0)
             at += width
         fixed[:, at:] = np.packbits(nulls, axis=1, bitorder="little")
-        if not spans:
-            return fixed.view(f"V{fixed.shape[1]}").reshape(-1).tolist() if rows else []
-        return _joined(fixed, spans)
+        return fixed, spans
 
     def decode(self, rows: Sequence[bytes], skip: int = 0) -> list[pa.Array]:
         """The columns.
@@ -100,6 +140,13 @@ class RowCodec:
             cursors = starts + width
         else:
             fixed, cursors = data.reshape(len(rows), width), ends
+        return self._columns(data, fixed, cursors, skip)
+
+    def _columns(
+        self, data: npt.NDArray[np.uint8], fixed: Matrix, cursors: npt.NDArray[np.int64], skip: int = 0
+    ) -> list[pa.Array]:
+        """The columns of rows with these fixed parts, and with the others in the data from ``cursors`` on."""
+        width = skip + self._fixed_bytes
         marks = fixed[:, width - -(-len(self._leaves) // 8) :]
         nulls = np.unpackbits(marks, axis=1, bitorder="little").astype(np.bool_)
         leaves: list[pa.Array] = []
@@ -189,7 +236,7 @@ def _from_spans(
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     content = np.empty(int(offsets[-1]), np.uint8)
-    kernels.gather_spans(data, starts, offsets, content)
+    index_kernels.gather_spans(data, starts, offsets, content)
     bitmap = None if null is None else pa.py_buffer(np.packbits(~null, bitorder="little"))
     text = pt.is_string(kind) or pt.is_large_string(kind)
     large = pa.large_string() if text else pa.large_binary()
@@ -199,8 +246,10 @@ def _from_spans(
     return pa.array([None if value is None else packer.unpack(value) for value in column.to_pylist()], kind)
 
 
-def _joined(fixed: Matrix, spans: Sequence[tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]]) -> list[bytes]:
-    """The rows of a matrix, each with its bytes of the spans behind it."""
+def _joined(
+    fixed: Matrix, spans: Sequence[tuple[npt.NDArray[np.uint8], npt.NDArray[Any]]]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """The rows of a matrix, each with its bytes of the spans behind it, and where each begins."""
     rows, width = fixed.shape
     bounds = np.zeros(rows + 1, np.int64)
     np.cumsum(sum((np.diff(offsets).astype(np.int64) for _, offsets in spans), np.full(rows, width)), out=bounds[1:])
@@ -209,6 +258,5 @@ def _joined(fixed: Matrix, spans: Sequence[tuple[npt.NDArray[np.uint8], npt.NDAr
     flat, offsets = fixed.reshape(-1), np.arange(0, (rows + 1) * width, width, dtype=np.int64)[: rows + 1]
     flat.flags.writeable = offsets.flags.writeable = False  # as views of Arrow are: one specialisation of the kernel
     for data, places in ((flat, offsets), *spans):
-        kernels.join_spans(data, places, cursors, out)
-    whole = out.tobytes()
-    return [whole[begin:end] for begin, end in itertools.pairwise(bounds.tolist())]
+        row_kernels.join_spans(data, places, cursors, out)
+    return out, bounds

@@ -78,6 +78,14 @@ class RowStore:
     def __len__(self) -> int:
         return self._rows
 
+    @property
+    def nbytes(self) -> int:
+        """What the rows take, roughly."""
+        return sum(
+            store.nbytes if isinstance(store, ValueStore) else self._rows * store.values.itemsize
+            for store in self._columns
+        )
+
     def append(self, columns: Sequence[pa.Array]) -> None:
         """Add rows; their references follow those of the last ones."""
         if not columns or len(columns[0]) == 0:

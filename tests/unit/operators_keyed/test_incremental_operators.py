@@ -20,6 +20,7 @@ from cutwater.operators.as_of_operator import AsOfJoin
 from cutwater.operators.base import Operator, Outputs
 from cutwater.operators.keyed_table import KeyedTable
 from cutwater.operators.session_table import SessionTable
+from cutwater.operators.two_sided_join import TwoSidedJoin
 from cutwater.operators.window_table import WindowTable
 from cutwater.state.intervals import Intervals
 from cutwater.state.segments import Segment
@@ -193,6 +194,11 @@ def sessions_swept(_: str) -> None:
 JOINS_SWEPT = test_rows_that_time_forgets_are_not_counted_as_new
 
 
+def _one_row_too_many(join: TwoSidedJoin) -> tuple[int, int, int]:
+    left, right = join._sides
+    return left.rows + 1, right.rows, join._epoch
+
+
 def _touches_no_anchor(self: SessionTable, slots: Any) -> None:
     self.table.touch(slots)
 
@@ -213,7 +219,7 @@ def _forgets_what_fired(self: WindowTable, watermark: int) -> Any:
         (sessions_swept, ["sessions"], SessionTable, "_touch", _touches_no_anchor),
         (test_a_freeze_is_of_its_moment, ["sessions"], KeyedTable, "capturing", property(lambda self: False)),
         (JOINS_SWEPT, ["as-of join"], Intervals, "change", lambda self, change: None),
-        (run, ["as-of join"], two_sided_join, "_rows", lambda sides: (sides[0].rows + 1, sides[1].rows)),
+        (run, ["as-of join"], TwoSidedJoin, "_counts_now", property(_one_row_too_many)),
     ],
     ids=["deletion", "sweep", "fired", "anchor", "captured", "renumbered", "first"],
 )

@@ -15,23 +15,34 @@ from stage_world import SCHEMA, Stage, windows
 from stage_world import SPECS as ALL_SPECS
 from subtask_context import Subtask
 
-from cutwater.operators import keyed_operator, keyed_segments, spill, window_operator, window_slices, window_table
+from cutwater.operators import (
+    keyed_operator,
+    keyed_segments,
+    spill,
+    two_sided_join,
+    window_operator,
+    window_slices,
+    window_table,
+)
 from cutwater.operators.base import MAX_WATERMARK, BaseOperator, Operator, OperatorSpec, Outputs
+from cutwater.operators.join_rows import FrozenJoinRows, JoinRows
 from cutwater.operators.join_watermarks import WATERMARK
 from cutwater.operators.keyed_operator import KeyedOperator
 from cutwater.operators.keyed_table import KeyedTable
 from cutwater.operators.open_windows import OpenWindows
 from cutwater.operators.spill import Spill
-from cutwater.operators.window_kinds import GlobalWindow, SlidingWindow, TumblingWindow
+from cutwater.operators.window_kinds import Early, GlobalWindow, SlidingWindow, TumblingWindow
 from cutwater.operators.window_table import WindowTable
 from cutwater.state.rocks import RocksStore
 from cutwater.state.segments import Frozen, Segment
+from cutwater.state.spill_queue import SpillQueue
 from cutwater.state.spilled_rows import FrozenSpilledRows
 
 pytest.importorskip("rocksdict")
 
 STEPS = ("table join", "first", "last", "top", "updating top", "tumbling", "late", "global")
-STEPS += ("slices", "cut slices", "late slices")
+STEPS += ("slices", "cut slices", "late slices", "interval join", "window join", "as-of join")
+STEPS += ("sliding", "early by rows", "early")
 
 
 SPECS: dict[str, OperatorSpec] = {
@@ -39,6 +50,8 @@ SPECS: dict[str, OperatorSpec] = {
     "tumbling": windows(TumblingWindow(40)),
     "late": windows(TumblingWindow(20), 30),
     "global": windows(GlobalWindow()),
+    "early by rows": windows(TumblingWindow(40), early=Early(rows=3)),
+    "early": windows(TumblingWindow(60), 20, Early(event_time_us=5)),
     "late slices": windows(SlidingWindow(40, 20), 30),
 }
 
@@ -118,8 +131,10 @@ def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(spill, "_SLACK_KEYS", 4)
     monkeypatch.setattr(keyed_operator, "_SLACK_KEYS", 4)
     monkeypatch.setattr(keyed_segments, "_FEW_ROWS", 4)
+    monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 4)
+    monkeypatch.setattr(two_sided_join, "PORTION_KEYS", 3)
     store = RocksStore(1 << 20)
-    for module in (keyed_operator, window_operator):
+    for module in (keyed_operator, window_operator, two_sided_join):
         monkeypatch.setattr(module, "open_store", lambda ctx: ctx.state_memory_bytes and store)
     for module in (window_table, window_slices):
         monkeypatch.setattr(module, "PORTION_ROWS", 3)
@@ -183,7 +198,7 @@ def fire(name: str, *, late: bool = True) -> None:
     assert [segment.name for segment in snapshot(both.small)] == [WATERMARK]
 
 
-@pytest.mark.parametrize("name", ["tumbling", "late", "global", "cut slices", "late slices"])
+@pytest.mark.parametrize("name", ["tumbling", "late", "global", "cut slices", "late slices", "early"])
 def test_windows_on_disk_fire_once_and_are_forgotten(name: str) -> None:
     fire(name)
 
@@ -197,13 +212,20 @@ def _nothing_was_there(self: Spill, slots: Any) -> Any:
     [
         (partial(run, "first"), Spill, "fetched", _nothing_was_there),
         (expire, Spill, "clean", lambda self, live, log: None),
-        (partial(fire, "tumbling"), WindowTable, "_page_results", lambda self, page, slots, start: []),
+        (partial(fire, "tumbling"), WindowTable, "_page_fires", lambda self, page, slots, start: []),
         (partial(fire, "late"), KeyedTable, "put_page", lambda self, page, slots, came=False: None),
         (partial(fire, "tumbling"), KeyedTable, "delete_page", lambda self, page, slots: None),
         (partial(fire, "cut slices"), FrozenSpilledRows, "beginning", lambda self, key, groups, most: iter(())),
         (partial(fire, "late slices", late=False), OpenWindows, "fired", lambda self, start: None),
+        (partial(run, "window join", range(1, 4)), JoinRows, "came_out", lambda self, slots, watermark: None),
+        (partial(run, "window join", range(1, 4)), SpillQueue, "put", lambda self, keys, instants: None),
+        (partial(fire, "early"), SpillQueue, "put", lambda self, keys, instants: None),
+        (partial(run, "interval join", range(1, 4)), FrozenJoinRows, "added", lambda self, epoch, live: []),
     ],
-    ids=["known", "cleaning", "windows on disk", "fired on disk", "gone from disk", "slices", "forgotten windows"],
+    ids=(
+        *("known", "cleaning", "windows on disk", "fired on disk", "gone from disk", "slices", "forgotten windows"),
+        *("twice", "due", "early", "added"),
+    ),
 )
 def test_planted_bugs_are_found(
     monkeypatch: pytest.MonkeyPatch, check: Callable[[], object], place: Any, name: str, bug: Any

@@ -10,13 +10,15 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from keyed_world import cuts, feed, same, snapshot
+from keyed_world import cuts, feed, owner, same, snapshot
 from subtask_context import Subtask
 
 from cutwater.operators import spill
 from cutwater.operators.accumulators import Aggregate
 from cutwater.operators.aggregate import RunningAggregateSpec
 from cutwater.operators.base import Operator, OperatorSpec
+from cutwater.operators.interval_join import IntervalJoinSpec
+from cutwater.operators.join_watermarks import WATERMARK
 
 pytest.importorskip("rocksdict")
 
@@ -133,3 +135,79 @@ def test_the_budget_bounds_the_table(opened: Opened) -> None:
         keys = np.arange(begin, begin + 1_000)
         ((_, out),) = operator.process(0, pa.record_batch([keys, keys], schema=schema))
         assert out.column("total").to_pylist() == (2 * keys).tolist()
+
+
+JOINED = pa.schema([("k", pa.string()), ("t", pa.timestamp("us")), ("v", pa.int64())])
+JOIN = IntervalJoinSpec(JOINED, JOINED, ("k",), ("k",), "t", "t", -4_000, 1_000)
+WHOLE_JOIN = (
+    "select l.k, l.v, r.v from t l join t r on l.k = r.k and l.side = 0 and r.side = 1 "
+    "and r.t between l.t - interval 4 milliseconds and l.t + interval 1 millisecond order by all"
+)
+
+
+def sides(n: int, keys: int) -> list[tuple[int, pa.RecordBatch]]:
+    """Batches of either side in turn, of far more keys than memory holds, in the order of time."""
+    random = np.random.default_rng(3)
+    made: list[tuple[int, pa.RecordBatch]] = []
+    for number, begin in enumerate(range(0, n, 100)):
+        columns = [
+            pa.array([f"key {k}" for k in random.integers(0, keys, 100)]),
+            pa.array(np.arange(begin, begin + 100)).cast(pa.timestamp("us")),
+            pa.array(np.arange(begin, begin + 100)),
+        ]
+        made.append((number % 2, pa.RecordBatch.from_arrays(columns, schema=JOINED)))
+    return made
+
+
+def joined(operators: list[Operator], batches: Iterable[tuple[int, pa.RecordBatch]]) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+    for side, batch in batches:
+        owners = owner(batch, ("k",), len(operators))
+        for number, operator in enumerate(operators):
+            mine = batch.filter(pa.array([o == number for o in owners], pa.bool_()))
+            out = operator.process(side, mine)
+            while operator.pending:
+                out += operator.resume()
+            out += operator.on_watermark(max(0, batch.column("v")[0].as_py() - 1))
+            found += [(row["k"], row["v"], row["v_right"]) for _, part in out for row in part.to_pylist()]
+    return found
+
+
+@pytest.mark.parametrize(("before", "after"), BACKENDS)
+def test_interval_joins_agree_with_duckdb_over_a_restore_with_another_parallelism(
+    opened: Opened, before: int | None, after: int | None
+) -> None:
+    batches = sides(12_000, 1_500)
+    tables = [pa.Table.from_batches([b]).append_column("side", pa.array([s] * b.num_rows)) for s, b in batches]
+    wanted = duckdb.from_arrow(pa.concat_tables(tables)).query("t", WHOLE_JOIN).fetchall()
+    operators = opened(JOIN, 1, before)
+    found = joined(operators, batches[:70])
+    segments = [segment for operator in operators for segment in snapshot(operator)]
+    restored = opened(JOIN, 2, after)
+    for operator in restored:
+        operator.restore(iter(segments))
+    found += joined(restored, batches[70:])
+    assert sorted(found) == wanted
+    assert len(wanted) > 3_000
+    for operator, memory_bytes in ((operators[0], before), *((r, after) for r in restored)):
+        kept: Any = operator._rows  # type: ignore[attr-defined]
+        if memory_bytes is not None:
+            assert kept.spill.rows.used
+            assert kept.memory_bytes < memory_bytes, "most rows are on disk only"
+
+
+def test_an_increment_of_a_join_on_disk_is_the_rows_that_came(opened: Opened) -> None:
+    (operator,) = opened(JOIN, 1, BUDGET_BYTES)
+    batches = sides(9_000, 3_000)
+    joined([operator], batches[:80])
+    for checkpoint_id in (1, 2):
+        frozen = operator.freeze(checkpoint_id)
+        assert sum(s.batch.num_rows for s in frozen.segments() if s.name != WATERMARK) > 2_000
+        frozen.release()
+    joined([operator], batches[80:85])
+    frozen = operator.freeze(3)
+    changes = frozen.changes(2)
+    assert changes is not None
+    came = [row["v"] for s in changes if s.name != WATERMARK for row in s.batch.to_pylist()]
+    assert sorted(came) == [*range(8_000, 8_500)]
+    frozen.release()

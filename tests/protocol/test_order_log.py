@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutwater.errors import InvariantError
-from cutwater.protocol.loop import Head, Idle, SubtaskLoop, TakeControl, TakeRows
-from cutwater.protocol.order_log import CONTROL, OrderLog, Run
+from cutwater.protocol.loop import Follow, Head, Idle, SubtaskLoop, TakeControl, TakeRows
+from cutwater.protocol.order_log import CONTROL, OrderLog, Run, Verdict
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
 
@@ -71,3 +71,26 @@ def test_r0_a_loop_that_follows_takes_nothing_else() -> None:
     assert decide(Head.ROWS, Head.CONTROL) == TakeRows(0, 1)
     log.took("a", 1)
     assert decide(Head.EMPTY, Head.ROWS) == TakeRows(1, loop.rows_per_call)  # free again
+
+
+def test_r0_what_a_verdict_on_the_loop_changed_is_a_choice() -> None:
+    log, verdict = OrderLog(), Verdict(watermark=8, ended=False)
+    log.took("in", 1)
+    log.heard(verdict)
+    log.took("back", 1)
+    log.go_back(0, known=3)
+    machine = SubtaskMachine("loop 0", ["in", "back"], protocol=PROTOCOLS["aligned"], back_edges=frozenset({"back"}))
+    loop = SubtaskLoop(machine, ["in", "back"], 5.0, 1000)
+    loop.follow(log)
+
+    def decide() -> object:
+        return loop.decide([Head.ROWS, Head.ROWS], outputs_full=False, operator_pending=False, source_ready=False)
+
+    assert decide() == TakeRows(0, 1)
+    log.took("in", 1)
+    assert decide() == Follow()
+    assert log.next_verdict() == verdict
+    with pytest.raises(InvariantError, match="choice 1 was"):
+        log.heard(Verdict(watermark=9, ended=False))
+    log.heard(verdict)
+    assert decide() == TakeRows(1, 1)

@@ -1,4 +1,4 @@
-"""What goes back together, and a job of which only a part goes back (R2)."""
+"""What goes back together, and a job of which only a part goes back (R2, R3)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutwater.config import RestartConfig
+from cutwater.errors import InvariantError
 from cutwater.protocol import job_messages as j
 from cutwater.protocol.job import JobMachine
-from cutwater.protocol.regions import regions_of, slots_of
+from cutwater.protocol.regions import regions_of, slots_of, units_of
 from cutwater.protocol.restart import RestartDecider
 
 A = frozenset({(0, 0), (0, 1)})
@@ -32,6 +33,37 @@ def test_r2_regions_are_the_connected_components(nodes: set[tuple[int, int]], da
     regions = regions_of(nodes, edges)
     assert {*regions} == {frozenset(found) for found in nx.connected_components(graph)}
     assert [min(region) for region in regions] == sorted(min(region) for region in regions)
+
+
+@given(st.sets(subtasks, min_size=1), st.data())
+def test_r3_units_are_whole_loops_and_take_along_what_they_depend_on(
+    nodes: set[tuple[int, int]], data: st.DataObject
+) -> None:
+    node = st.sampled_from(sorted(nodes))
+    channels = data.draw(st.lists(st.tuples(node, node)))
+    graph = nx.DiGraph(channels)
+    graph.add_nodes_from(nodes)
+    units, upstream = units_of(nodes, channels)
+    assert {*units} == {frozenset(found) for found in nx.strongly_connected_components(graph)}
+    for unit, needed in zip(units, upstream, strict=True):
+        depends_on = unit.union(*(nx.ancestors(graph, subtask) for subtask in unit))
+        assert frozenset().union(*(units[other] for other in needed)) == depends_on
+
+
+def test_r3_a_failure_takes_down_what_it_depends_on() -> None:
+    read, also, count, sink = (0, 0), (0, 1), (1, 1), (2, 0)
+    units, upstream = units_of([read, also, count, sink], [(read, count), (also, count), (count, sink)])
+    decider = RestartDecider(RestartConfig(strategy="fixed_delay", delay_ms=0.0), random.Random(0))
+    m = JobMachine(2, frozenset({read, also, count, sink}), decider, 10_000.0, regions=units, upstream=upstream)
+    for slot in range(2):
+        m.handle(j.WorkerJoined(slot, slot + 1, 0.0))
+    for slot, region in sorted(m.parts):
+        m.handle(j.WorkerReady(slot, 1, 0.0, region))
+    assert m.handle(j.WorkerLost(1, 2, "killed", 1.0)) == [j.StopRegions((0, 1, 2), "worker 1 was lost: killed")]
+    assert m.handle(j.WorkerJoined(1, 9, 2.0)) == [j.BeginRegions(2, (0, 1, 2))]
+    m.down.remove(0)
+    with pytest.raises(InvariantError, match="without what they depend on"):
+        m.validate()
 
 
 def job(*, delay_ms: float = 0.0, attempts: int = 9) -> JobMachine:

@@ -1,4 +1,4 @@
-"""Not everything goes back (R2, R4), in simulation: judged as every run, and counted."""
+"""Not everything goes back (R2, R3, R4), in simulation: judged as every run, and counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.sim.graphs import WORLDS
-from cutwater.sim.schedule import Schedule, make_schedule
+from cutwater.sim.schedule import Fault, Recovery, Schedule, make_schedule
 from cutwater.sim.simulate import play
 
 WORLDS_OF_REGIONS = [name for name, graph in WORLDS.items() if len(graph.regions) > 1]
@@ -56,3 +56,46 @@ def test_r4_a_replacement_makes_the_same_rows_again(protocol: str) -> None:
             seen.update(world.seen)
     assert seen["regions restarted"] > 10
     assert seen["followed an order"] > 10
+
+
+LOOPS = [name for name, graph in WORLDS.items() if graph.cyclic and graph.workers > 1]
+
+
+@pytest.mark.parametrize("recovery", ["task", "upstream"])
+@pytest.mark.parametrize("protocol", ["aligned", "unaligned", "chandy_lamport", "synchronous"])
+def test_r3_r4_loops_go_on_as_they_had_begun(protocol: str, recovery: Recovery) -> None:
+    """Verdicts on loops are choices, and feedback channels are numbered as all others."""
+    seen = Counter[str]()
+    for name in LOOPS:
+        for seed in range(3):
+            schedule = msgspec.structs.replace(make_schedule(seed, name, protocol), recovery=recovery)
+            world, violation = play(schedule, validates=True)
+            assert violation is None, f"{name}, seed {seed}: {violation}"
+            seen.update(world.seen)
+    assert seen["regions restarted"] > 2
+    assert seen["followed an order"] > 2
+    assert seen["loop ended"] > 10
+
+
+def test_r3_what_goes_back_takes_along_what_it_depends_on() -> None:
+    graph = WORLDS["moody_loop"]
+    units, upstream = graph.divided("upstream")
+    names = {unit: {graph.names[graph.tasks.index(t)] for t in found} for unit, found in enumerate(units)}
+    back = [{name for other in needed for name in names[other]} for needed in upstream]
+    loop = {"loop 0", "loop 1", "loop 2"}
+    assert sorted(back, key=sorted) == sorted(
+        [{"read 0"}, loop | {"read 0"}, loop | {"read 0", "sink 0"}, loop | {"read 0", "sink 1"}], key=sorted
+    )
+
+
+@pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name != "none"])
+def test_a_job_is_rescaled_in_the_middle_of_a_schedule(protocol: str) -> None:
+    """Also in loops, and from snapshots with rows on their way: each of these goes to the owner of its key."""
+    seen, wishes = Counter[str](), tuple(Fault(at_ms, "rescale", at_ms // 15, 0.0) for at_ms in (20, 45, 70))
+    for name in ("four", "sources", "self_loop", "nested", "moody_loop", "two_jobs"):
+        for seed in range(4):
+            schedule = msgspec.structs.replace(make_schedule(seed, name, protocol), requests=wishes)
+            world, violation = play(schedule, validates=True)
+            assert violation is None, f"{name}, seed {seed}: {violation}"
+            seen.update(world.seen)
+    assert seen["rescaled"] > 10

@@ -27,6 +27,12 @@ RARE = (
     "takes back what a successor committed",
     "staged rows of older checkpoints are removed",
     "hands a savepoint out before a checkpoint follows",
+    "barriers do not overtake after the switch",
+    "choices are told to neighbours only (R0)",
+    "a replacement asks for its own choices only (R0)",
+    "what was overtaken is not sent again (R4)",
+    "a replacement asks before all have turned (R0)",
+    "a rescale leaves rows with the number of their subtask",
 )
 """Planted bugs that need some hundred seeds, because several faults have to meet."""
 

@@ -64,7 +64,7 @@ from cutwater.protocol.job_messages import (
     WorkerReady,
     WorkersGone,
 )
-from cutwater.protocol.regions import Region, slots_of
+from cutwater.protocol.regions import Division, Region
 from cutwater.protocol.restart import GiveUp, RestartDecider
 
 __all__ = ["JobMachine"]
@@ -87,6 +87,7 @@ class JobMachine:
         fewest: with so many workers the job can go on, where the group does not become complete; 0: with no fewer than
             all.
         regions: parts of ``subtasks`` that can be restarted by themselves; none: only all of them together.
+        upstream: of each region, the numbers of those that go back with it (R3); none: each goes back alone.
     """
 
     slots: int
@@ -98,6 +99,7 @@ class JobMachine:
     attempt: int = 0
     fewest: int = 0
     regions: tuple[Region, ...] = ()
+    upstream: tuple[frozenset[int], ...] = ()
     phase: JobPhase = JobPhase.FORMING
     workers: dict[int, int] = field(default_factory=dict[int, int])
     """Live workers: slot -> incarnation; those of slots beyond the group are recruits."""
@@ -120,12 +122,10 @@ class JobMachine:
 
     def _divide(self) -> None:
         """Work out what the regions need."""
-        everywhere = frozenset(range(self.slots))
         self.regions = self.regions or (self.subtasks,)
-        self._slots = [slots_of(r) if len(self.regions) > 1 else everywhere for r in self.regions]
-        self.parts = frozenset((slot, r) for r, slots in enumerate(self._slots) for slot in slots)
+        self._division = Division(self.regions, self.upstream, self.slots)
+        self.parts = self._division.parts
         """Slots and the regions that their workers hold a part of."""
-        self._region_of = {subtask: r for r, region in enumerate(self.regions) for subtask in region}
         self._attempts = [self.attempt] * len(self.regions)
 
     def handle(self, event: Event) -> list[Effect]:
@@ -174,6 +174,8 @@ class JobMachine:
             problems.append("running before every worker was ready")
         if self.down and (self.phase is not JobPhase.RUNNING or len(self.down) == len(self.regions)):
             problems.append(f"regions {sorted(self.down)} are down by themselves while {self.phase.value}")
+        if self._division.with_upstream(self.down) != self.down:
+            problems.append(f"regions {sorted(self.down)} are down without what they depend on (R3)")
         if self.phase is JobPhase.DRAINING and self._finished < self.subtasks:
             problems.append("draining before every subtask finished")
         if self.phase in (JobPhase.ENDING, JobPhase.ENDED) and self._outcome is None:
@@ -228,7 +230,7 @@ class JobMachine:
             return []
         effects: list[Effect] = []
         if self.phase in _ATTEMPT and known is not None and event.slot < self.slots:  # its end was not seen yet
-            effects = self._fail(f"the worker of slot {event.slot} was replaced", True, self._regions_at(event.slot))
+            effects = self._fail(f"the worker of slot {event.slot} was replaced", True, self._division.at(event.slot))
             if self.phase not in _LIVE:
                 return effects
         self.workers[event.slot] = event.incarnation
@@ -240,7 +242,7 @@ class JobMachine:
             return []
         del self.workers[event.slot]
         if self.phase in _ATTEMPT and event.slot < self.slots:
-            return self._fail(f"worker {event.slot} was lost: {event.reason}", True, self._regions_at(event.slot))
+            return self._fail(f"worker {event.slot} was lost: {event.reason}", True, self._division.at(event.slot))
         # While ENDING the loss of a connection is no proof that the process is gone: WorkersGone says that.
         self._progress_ms = self.now_ms
         return []
@@ -270,7 +272,7 @@ class JobMachine:
     def _subtask_finished(self, event: SubtaskFinished) -> list[Effect]:
         if event.subtask not in self.subtasks:
             raise InvariantError(f"unknown subtask {event.subtask} finished")
-        region = self._region_of[event.subtask]
+        region = self._division.region_of[event.subtask]
         if self.phase is not JobPhase.RUNNING or region in self.down or event.attempt != self._attempts[region]:
             return []
         self._finished.add(event.subtask)
@@ -299,7 +301,8 @@ class JobMachine:
     def _reshape(self, event: Reshape) -> list[Effect]:
         if self.phase not in _LIVE:
             return []
-        self.slots, self.subtasks, self.fewest, self.regions = event.slots, event.subtasks, event.fewest, event.regions
+        self.slots, self.subtasks, self.fewest = event.slots, event.subtasks, event.fewest
+        self.regions, self.upstream = event.regions, event.upstream
         self._divide()
         self.workers = {slot: number for slot, number in self.workers.items() if slot < event.slots}
         self._spark = (0, 0)
@@ -342,9 +345,6 @@ class JobMachine:
             return [BeginRegions(self.attempt, tuple(sorted(self.down)))]
         return []
 
-    def _regions_at(self, slot: int) -> set[int]:
-        return {region for region, slots in enumerate(self._slots) if slot in slots}
-
     def _task_failed(self, event: TaskFailed) -> list[Effect]:
         if self.phase not in _LIVE:
             return []
@@ -366,7 +366,8 @@ class JobMachine:
             return self._end(Outcome.FAILED, reason)
         if self.phase in (JobPhase.RESTARTING, JobPhase.FORMING):
             return []  # this attempt's failure is already being handled
-        alone = regions if self.phase is JobPhase.RUNNING else None
+        known = regions if self.phase is JobPhase.RUNNING else None
+        alone = None if known is None else self._division.with_upstream(known)
         if alone is not None and alone <= self.down and not self._deploying:
             return []
         decision = self.restart.on_failure(self.now_ms)
@@ -378,7 +379,7 @@ class JobMachine:
         self.down |= alone
         self._deploying = False
         self._ready = {part for part in self._ready if part[1] not in self.down}
-        self._finished = {subtask for subtask in self._finished if self._region_of[subtask] not in self.down}
+        self._finished = {subtask for subtask in self._finished if self._division.region_of[subtask] not in self.down}
         self._resume_ms, self._progress_ms = resume_ms, self.now_ms
         return [StopRegions(tuple(sorted(self.down)), reason)]
 

@@ -162,6 +162,8 @@ class Reshape:
     now_ms: float
     regions: tuple[frozenset[tuple[int, int]], ...] = ()
     """Parts of ``subtasks`` that can be restarted by themselves."""
+    upstream: tuple[frozenset[int], ...] = ()
+    """Of each of them, the numbers of those that go back with it (R3)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,30 +2,49 @@
 
 What a deterministic subtask sends depends on its state and on the order in which it took its inputs.  So the order is
 all that must be known to make every row again under its old number, whatever reads it.  A *choice* is a row or a
-control item (a watermark, the end of data) taken from an input.  Barriers are none, nor are watermarks that say nothing
-new: they change nothing that is sent, and after a restore some come twice.
+control item (a watermark, the end of data) taken from an input, or what a verdict on its loop changed.  Barriers are
+none, nor are watermarks that say nothing new: they change nothing that is sent, and after a restore some come twice.
 
 Theory of operation.  The log belongs to one subtask and counts its choices.  Before anything depends on a choice, it is
 known to somebody else: with what leaves a worker goes all that the worker knows of any log, of its own subtasks' and of
 those that it has heard of.  So whoever survives knows every choice that anything it holds depends on, however many
 workers die together.  A replacement goes back to the checkpoint and follows what survivors know from there on; on what
 nobody knows nobody depends, and there it is free to choose anew.
+
+A verdict on a loop rests on choices of all its subtasks, also on some of which the head that hears it has not heard: a
+barrier on a back-edge tells only its receiver.  So acknowledgements of subtasks in loops tell the coordinator, too, and
+a replacement asks it with the survivors.
+
+A replacement takes over all that survivors know, also of subtasks that are not its own: to follow a choice is to depend
+on what it depended on, and whoever told it may die next.
 """
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from cutwater.errors import InvariantError
 from cutwater.protocol.messages import InputId
 
-__all__ = ["CONTROL", "OWN", "Order", "OrderLog", "Run"]
+__all__ = ["CONTROL", "OWN", "Order", "OrderLog", "Run", "Verdict"]
 
 Run = tuple[InputId, int]
 """So many rows from an input in a row; 0: a control item."""
 CONTROL = 0
 OWN: Final = "own"
 """Instead of an input: a choice that needs none, which the subtask knows how to make again."""
+
+
+class Verdict(NamedTuple):
+    """What a verdict on its loop changed in a subtask (C6, W3)."""
+
+    watermark: int
+    """The combined watermark after it, in microseconds since the epoch."""
+    ended: bool
+    """Its back-edges ended."""
+
+
+_Choice: TypeAlias = tuple[InputId, bool] | Verdict
 
 
 class Order(Protocol):
@@ -52,7 +71,7 @@ class OrderLog:
     def __init__(self) -> None:
         self.position = 0
         """Number of the next choice."""
-        self._choices: list[tuple[InputId, bool]] = []
+        self._choices: list[_Choice] = []
 
     @property
     def length(self) -> int:
@@ -66,12 +85,15 @@ class OrderLog:
             InvariantError: the log says that something else comes next.
         """
         for choice in [(input, False)] if rows == CONTROL else [(input, True)] * rows:
-            if self.position == len(self._choices):
-                self._choices.append(choice)
-            elif self._choices[self.position] != choice:
-                expected = self._choices[self.position]
-                raise InvariantError(f"choice {self.position} was {choice} where the order log has {expected}")
-            self.position += 1
+            self._chose(choice)
+
+    def heard(self, verdict: Verdict) -> None:
+        """A verdict on the loop of the subtask changed something.
+
+        Raises:
+            InvariantError: the log says that something else comes next.
+        """
+        self._chose(verdict)
 
     def go_back(self, position: int, known: int) -> None:
         """The subtask is at ``position`` again; choices from ``known`` on are known to nobody, and forgotten."""
@@ -79,17 +101,38 @@ class OrderLog:
         self.position = position
 
     def next_run(self) -> Run | None:
-        """What comes next; ``None`` where the log ends."""
+        """What comes next, ``OWN`` for a verdict; ``None`` where the log ends."""
         choices, end = self._choices, self.position
         if end == len(choices):
             return None
         first = choices[end]
+        if isinstance(first, Verdict):
+            return OWN, CONTROL
         while first[1] and end < len(choices) and choices[end] == first:
             end += 1
         return first[0], end - self.position
+
+    def next_verdict(self) -> Verdict:
+        """What comes next, where that is ``OWN``.
+
+        Raises:
+            InvariantError: it is something else.
+        """
+        choice = self._choices[self.position] if self.position < len(self._choices) else None
+        if not isinstance(choice, Verdict):
+            raise InvariantError(f"choice {self.position} is {choice} in the order log, and no verdict")
+        return choice
 
     def copy(self) -> OrderLog:
         """The same log, for a replacement: whoever it replaces may still write."""
         other = OrderLog()
         other.position, other._choices = self.position, self._choices.copy()
         return other
+
+    def _chose(self, choice: _Choice) -> None:
+        if self.position == len(self._choices):
+            self._choices.append(choice)
+        elif self._choices[self.position] != choice:
+            expected = self._choices[self.position]
+            raise InvariantError(f"choice {self.position} was {choice} where the order log has {expected}")
+        self.position += 1

@@ -1,8 +1,12 @@
-"""Which subtasks must go back together (R2): the connected components of the physical graph.
+"""Which subtasks must go back together.
 
-Rows never pass from one region to another, and a barrier reaches each region through its own sources.  So a region that
-goes back to the last completed checkpoint makes nothing wrong in the others, wherever they are: every later checkpoint
-cuts each region by itself.
+*Regions* (R2) are the connected components of the physical graph.  Rows never pass from one region to another, and a
+barrier reaches each region through its own sources.  So a region that goes back to the last completed checkpoint makes
+nothing wrong in the others, wherever they are: every later checkpoint cuts each region by itself.
+
+*Units* (R3) are its strongly connected components: single subtasks, and whole loops.  What goes back takes with it all
+that it depends on, up to the sources, so that nobody need keep what was sent; what depends on it stays where it is, and
+drops by number what it has.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-__all__ = ["Region", "Subtask", "regions_of", "slots_of"]
+__all__ = ["Division", "Region", "Subtask", "regions_of", "slots_of", "units_of"]
 
 Subtask: TypeAlias = tuple[int, int]
 """Vertex and index; the index is the slot of the worker that it lives in."""
@@ -41,6 +45,75 @@ def regions_of(subtasks: Iterable[Subtask], together: Iterable[tuple[Subtask, Su
     for subtask in sorted(above):
         found.setdefault(top(subtask), set()).add(subtask)
     return tuple(frozenset(members) for members in found.values())
+
+
+def units_of(
+    subtasks: Iterable[Subtask], channels: Iterable[tuple[Subtask, Subtask]]
+) -> tuple[tuple[Region, ...], tuple[frozenset[int], ...]]:
+    """The units (R3) in the order of their first subtasks, and for each the numbers of those that go back with it.
+
+    Args:
+        subtasks: all of them.
+        channels: sender and receiver of each.
+
+    >>> source, loop, also, sink = (0, 0), (1, 0), (1, 1), (2, 0)
+    >>> channels = [(source, loop), (loop, also), (also, loop), (loop, sink)]
+    >>> units, upstream = units_of([source, loop, also, sink], channels)
+    >>> [sorted(unit) for unit in units], [sorted(found) for found in upstream]
+    ([[(0, 0)], [(1, 0), (1, 1)], [(2, 0)]], [[0], [0, 1], [0, 1, 2]])
+    """
+    senders: dict[Subtask, set[Subtask]] = {subtask: set() for subtask in subtasks}
+    for sender, receiver in channels:
+        senders[receiver].add(sender)
+    needs: dict[Subtask, set[Subtask]] = {}
+    for subtask in senders:
+        seen, todo = {subtask}, [subtask]
+        while todo:
+            fresh = senders[todo.pop()] - seen
+            seen |= fresh
+            todo += fresh
+        needs[subtask] = seen
+    unit_of: dict[Subtask, int] = {}
+    units: list[Region] = []
+    for subtask in sorted(senders):
+        if subtask not in unit_of:
+            unit = frozenset(other for other in needs[subtask] if subtask in needs[other])
+            unit_of.update(dict.fromkeys(unit, len(units)))
+            units.append(unit)
+    return tuple(units), tuple(frozenset(unit_of[s] for s in needs[min(unit)]) for unit in units)
+
+
+class Division:
+    """A job divided into parts that are restarted by themselves.
+
+    Args:
+        regions: the parts; every subtask is in one.
+        slots: number of workers.
+        upstream: of each part, the numbers of those that go back with it; none: each goes back alone.
+
+    >>> source, sink, other = (0, 0), (1, 0), (1, 1)
+    >>> division = Division(*units_of([source, sink, other], [(source, sink), (source, other)]), slots=2)
+    >>> sorted(division.at(1)), sorted(division.with_upstream({2}))
+    ([2], [0, 2])
+    """
+
+    def __init__(self, regions: tuple[Region, ...], upstream: tuple[frozenset[int], ...], slots: int) -> None:
+        everywhere = frozenset(range(slots))
+        self.slots = [slots_of(r) if len(regions) > 1 else everywhere for r in regions]
+        """Of each part, the slots whose workers hold something of it."""
+        self.parts = frozenset((slot, r) for r, found in enumerate(self.slots) for slot in found)
+        """Slots and the regions that their workers hold a part of."""
+        self.region_of = {subtask: r for r, region in enumerate(regions) for subtask in region}
+        self._upstream = upstream
+
+    def at(self, slot: int) -> set[int]:
+        """What a failure of the slot's worker concerns."""
+        return {region for region, slots in enumerate(self.slots) if slot in slots}
+
+    def with_upstream(self, regions: Iterable[int]) -> set[int]:
+        """What goes back when these do."""
+        found = set(regions)
+        return found.union(*(self._upstream[region] for region in found)) if self._upstream else found
 
 
 def slots_of(region: Region) -> frozenset[int]:

@@ -123,6 +123,13 @@ class WatermarkMerger:
         self.combined = marked
         return marked
 
+    def let_pass(self, watermark: int) -> int | None:
+        """A verdict let this pass before, and does so once more (R0).  Returns the watermark if it rose."""
+        if watermark <= self.combined:
+            return None
+        self.combined = watermark
+        return watermark
+
     def snapshot(self) -> dict[InputId, InputTime]:
         """Event time of every input; together with ``combined`` all that ``restore`` needs."""
         return dict(self._times)

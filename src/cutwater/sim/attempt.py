@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol.order_log import OrderLog
 from cutwater.sim.channels import END, WATERMARK, Item, Link
 from cutwater.sim.disk import Done
+from cutwater.sim.plan import Plan, reroute, rescaled
 
 if TYPE_CHECKING:
     from cutwater.sim.subtask import Part
+    from cutwater.sim.worker import SimWorker
     from cutwater.sim.world import World
 
 __all__ = ["Attempt"]
@@ -19,6 +22,7 @@ class Attempt:
     """What the subtasks of one attempt share.
 
     Args:
+        plan: the dataflow at its present parallelism.
         number: of the attempt.
         first_id: every checkpoint of the attempt has a higher id.
         restored: the checkpoint it goes on from.
@@ -27,13 +31,14 @@ class Attempt:
     """
 
     __slots__ = (
-        "_channels", "_orders", "attempt_of", "first_id", "lineage", "links", "number", "parts", "regions", "restored",
-        "tasks",
+        "_channels", "_orders", "attempt_of", "first_id", "lineage", "links", "number", "others_live", "parts",
+        "plan", "regions", "rescales", "restored", "tasks",
     )  # fmt: skip
 
     def __init__(
         self,
         world: World,
+        plan: Plan,
         number: int,
         first_id: int,
         restored: Done | None,
@@ -41,7 +46,9 @@ class Attempt:
         before: Attempt | None,
     ) -> None:
         self.number, self.first_id, self.restored, self.regions = number, first_id, restored, regions
-        graph, region_of = world.graph, world.region_of
+        self.plan = plan
+        graph, region_of = plan.graph, plan.region_of
+        self.others_live = before is not None
         self.tasks = [t for t, region in enumerate(region_of) if region in regions]
         """Those that begin with it."""
         self.attempt_of = [number] * len(graph.tasks) if before is None else before.attempt_of.copy()
@@ -49,6 +56,9 @@ class Attempt:
         for task in self.tasks:
             self.attempt_of[task] = number
         self.parts: dict[int, Part] = restored.manifest if restored else {}
+        self.rescales = restored is not None and world.attempts[restored.attempt].plan is not plan
+        """The checkpoint was taken at another parallelism."""
+        rerouted = self._rescale(world, world.attempts[restored.attempt].plan) if restored and self.rescales else {}
         self._channels = graph.channels
         self.lineage = number if before is None else before.lineage
         """The attempt that all subtasks began with at last."""
@@ -63,6 +73,10 @@ class Attempt:
                 self.links.append(Link.after_receiver(spec, before.links[spec.index], self.parts.get(spec.target)))
             elif before is not None and receiver_lives:
                 self.links.append(Link.after_sender(spec, before.links[spec.index], self.parts.get(spec.source)))
+            elif self.rescales:
+                sender, receiver, rows = self.parts[spec.source], self.parts[spec.target], rerouted.get(spec.index, [])
+                log = self.log(sender, receiver, spec.index, spec.back)
+                self.links.append(Link(world, spec, 0, sender.outs[spec.index], log, rows))
             elif self.parts:
                 sender, receiver = self.parts[spec.source], self.parts[spec.target]
                 log = self.log(sender, receiver, spec.index, spec.back)
@@ -73,13 +87,36 @@ class Attempt:
             else:
                 self.links.append(Link(world, spec, 0, 0, [], []))
 
+    def _rescale(self, world: World, old: Plan) -> dict[int, list[Any]]:
+        """Bring the parts to the present parallelism; what was really on its way, by channel."""
+        rows: dict[int, list[Item]] = {}
+        sent: dict[int, list[Item]] = {}
+        for spec in old.graph.channels:
+            c, sender, receiver = spec.index, self.parts[spec.source], self.parts[spec.target]
+            rows[c] = self.log(sender, receiver, c, spec.back)
+            known = world.attempts[sender.attempt].links[c]
+            sent[c] = [*known.history[receiver.ins[c] - known.base : sender.outs[c] - known.base]]
+        graph = self.plan.graph
+        self.parts = rescaled(self.parts, old.graph, graph, world.reroute(rows, old.graph, graph))
+        return reroute(sent, old.graph, graph)
+
     def order(self, world: World, task: int) -> OrderLog | None:
         """The order log of a subtask that begins with this attempt; ``None``: none is kept."""
-        if not world.keeps_output:
+        if not world.keeps_order:
             return None
         old = self._orders.get(task)
         self._orders[task] = OrderLog() if old is None else old.copy()
         return self._orders[task]
+
+    def turned(self, workers: Iterable[SimWorker]) -> bool:
+        """Whoever goes back is gone, and whoever does not has turned to the new channels, and lives."""
+        if not self.others_live:
+            return True
+        ends = [end for link in self.links for end in (link.sender, link.receiver) if end is not None]
+        if any(link.before is not None for link in self.links) or any(end.dropped for end in ends):
+            return False
+        going = set(self.tasks)
+        return all(s.attempt is self for w in workers if not w.dead for s in w.subtasks if s.task in going)
 
     def ended(self, task: int, back: frozenset[int]) -> frozenset[int]:
         """Inputs that have ended.  With an open protocol an end may lie after the sender's cut."""

@@ -34,8 +34,8 @@ class Link:
 
     __slots__ = (
         "_again", "_came", "_pumping", "_took", "back", "base", "before", "clogs", "dead", "history", "index", "items",
-        "keeps", "kept", "log_items", "queue", "receiver", "rows_in", "rows_out", "sender", "sent", "serial", "taken",
-        "urgent", "waiting", "world",
+        "keeps", "keeps_output", "kept", "log_items", "overtaken", "queue", "receiver", "rows_in", "rows_out",
+        "sender", "sent", "serial", "taken", "urgent", "waiting", "world",
     )  # fmt: skip
 
     def __init__(
@@ -58,7 +58,7 @@ class Link:
         self._came, self._took = len(log), 0
         self.sender: SimSubtask | None = None
         self.receiver: SimSubtask | None = None
-        self.keeps = world.keeps_output
+        self.keeps, self.keeps_output = world.keeps_order, world.keeps_output
         self.kept: list[Item] = list(log)
         """R4: everything but barriers that was sent, from the beginning of the channel's ``serial`` on."""
         self.log_items = len(log)
@@ -69,6 +69,8 @@ class Link:
         """The channel that this one goes on for, until whoever survived has taken it over."""
         self._again = 0
         """Items that come again, and that the receiver has."""
+        self.overtaken: list[Item] = []
+        """The end of what the sender's part holds, for a receiver that does not have it."""
 
     # ------------------------------------------------------------------------------------------- one end went back
 
@@ -76,8 +78,9 @@ class Link:
     def after_sender(cls, spec: Channel, old: Link, part: Part | None) -> Link:
         """The receiver lives; the sender sends again from its part of the checkpoint on."""
         link = cls(old.world, spec, 0, part.outs[spec.index] if part else 0, [], [])
-        link.before, link.serial = old, old.serial
+        link.before, link.serial, link.log_items = old, old.serial, old.log_items
         link._again = -old.mark(part.kept if part else {}, old.log_items)
+        link.overtaken = part.overtaken.get(spec.index, []) if part else []
         return link
 
     @classmethod
@@ -85,7 +88,9 @@ class Link:
         """The sender lives; it sends again what it keeps, from the receiver's part of the checkpoint on."""
         taken = part.ins[spec.index] if part else 0
         link = cls(old.world, spec, taken, taken, [], [])
-        link.before, link.serial = old, old.serial
+        if not link.keeps_output:
+            old.world.judge.broken("replay", f"nobody keeps what was sent on channel {spec.index}")
+        link.before, link.serial, link.log_items = old, old.serial, old.log_items
         link.items = old.mark(part.items if part else {}, 0)
         return link
 
@@ -111,14 +116,29 @@ class Link:
         self.history = old.history[: old.taken + old.rows_in - old.base]
         first = -self._again
         has = old.items + sum(not _is_barrier(item) for item in old.queue)
-        self.kept, self._again = old.kept[:first], has - first
+        self.kept, self._again = old.kept[:first], max(has - first, 0)
+        if has < first:  # a barrier had overtaken the rest at the sender
+            self._send_first(self.overtaken[has - first :], old)
         self.receiver, self.before, old.dead = receiver, None, True
+
+    def _send_first(self, items: list[Item], old: Link) -> None:
+        """What the sender's part holds of the channel, and the receiver does not have."""
+        rows = [item for item in items if type(item) is int]
+        self.world.seen["sent again what was overtaken"] += 1
+        place = old.taken + old.rows_in - old.base
+        if old.history[place : place + len(rows)] != rows:
+            text = f"channel {self.index}: {rows} were overtaken, sent was {old.history[place : place + len(rows)]}"
+            self.world.judge.broken("replay", text)
+        self.history += rows
+        self.waiting.extend(items)
+        self.rows_out += len(rows)
 
     def take_over_sender(self, sender: SimSubtask) -> None:
         """The sender lives, and sends again what the receiver's part of the checkpoint does not hold."""
         old = self.before
         assert old is not None
         self.base, self.history, self.sent, self.kept = old.base, old.history, old.sent, old.kept
+        del self.history[self.sent - self.base :]  # what it had yet to send again was for who is gone
         self.waiting = deque(self.kept[self.items :])
         self.rows_out = sum(type(item) is int for item in self.waiting)
         self.sender, self.before, old.dead = sender, None, True
@@ -135,7 +155,7 @@ class Link:
         if self._again <= 0:
             return False
         self._again -= 1
-        if type(item) is int:
+        if type(item) is int and not self.dead:
             was = self.history[self.sent - self.base : self.sent - self.base + 1]
             if was != [item]:
                 text = f"row {self.sent} of channel {self.index} was {was} and is {item} now"
@@ -159,7 +179,8 @@ class Link:
 
     def flush(self) -> None:
         """What waits at the sender is on its way, if there is credit."""
-        if not self._pumping and self.waiting and not self.clogs and not self.dead and self.before is None:
+        moves = self.receiver is not None and not (self._pumping or self.clogs or self.dead or self.before)
+        if moves and self.waiting:
             self._pumping = True
             self.world.after(self.world.latency(), self._pump)
 

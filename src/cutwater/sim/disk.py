@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    from cutwater.sim.plan import Plan
     from cutwater.sim.world import World
 
 __all__ = ["RETAINED", "AttemptBegan", "Disk", "Done", "Entry", "Finished", "RolledBack"]
@@ -19,6 +20,8 @@ class AttemptBegan(NamedTuple):
 
     attempt: int
     driver: int
+    plan: Plan
+    """The dataflow at the parallelism of the attempt."""
 
 
 class Done(NamedTuple):
@@ -66,6 +69,8 @@ class Disk:
         """Completed checkpoints that may be restored, oldest first; each follows from the one before it."""
         self.owner = 0
         """The attempt that owns the job."""
+        self.plan: Plan | None = None
+        """Of that attempt."""
         self.full = 0
         self.failing = 0
         """Above 0: about this many of 256 writes fail."""
@@ -167,5 +172,5 @@ class Disk:
         elif type(entry) is RolledBack:
             self.retained = [done for done in self.retained if done.checkpoint_id <= entry.checkpoint_id]
         elif type(entry) is AttemptBegan:
-            self.owner = entry.attempt
+            self.owner, self.plan = entry.attempt, entry.plan
         return True

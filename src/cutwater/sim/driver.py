@@ -11,14 +11,17 @@ from cutwater.protocol.coordinator import CheckpointCoordinator
 from cutwater.protocol.job import JobMachine
 from cutwater.protocol.loops import LoopEvent, LoopReported, ProbeWanted, StartProbe, WaveCompleted, WaveFailed
 from cutwater.protocol.reasons import CheckpointKind
+from cutwater.protocol.rescale import AttemptFailed, AttemptRuns
 from cutwater.protocol.restart import RestartDecider
 from cutwater.sim.disk import Done
 from cutwater.sim.driver_process import DriverProcess
+from cutwater.sim.driver_rescaling import DriverRescaling
 from cutwater.sim.driver_storage import DriverStorage
 from cutwater.sim.worker import SimWorker
 
 if TYPE_CHECKING:
     from cutwater.sim.attempt import Attempt
+    from cutwater.sim.plan import Plan
     from cutwater.sim.world import World
 
 __all__ = ["HEARTBEAT_TIMEOUT_MS", "Driver"]
@@ -38,7 +41,7 @@ class Driver(DriverProcess):
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, number)
-        graph = world.graph
+        graph = self.plan.graph
         self.machine = JobMachine(
             graph.workers,
             frozenset(graph.tasks),
@@ -46,10 +49,12 @@ class Driver(DriverProcess):
             group_deadline_ms=1e12,
             boot_deadline_ms=1e12,
             attempt=world.disk.owner,
-            regions=world.regions,
+            regions=self.plan.regions,
+            upstream=self.plan.upstream,
         )
         self._coordinator: CheckpointCoordinator | None = None
-        self.monitor = world.new_monitor()
+        self.monitor = world.new_monitor(self.plan)
+        self._rescaling = DriverRescaling(self)
         self._storage = DriverStorage(self, world.goes_back)
         world.goes_back = 0
         self._last: tuple[int, CheckpointKind] | None = None
@@ -66,11 +71,17 @@ class Driver(DriverProcess):
         """Made when the log is taken: only then is the highest id known for good."""
         if self._coordinator is None:
             world = self.world
-            tasks = frozenset(range(len(world.graph.tasks)))
-            self._coordinator = world.coordinator_class(
-                world.settings, tasks, world.graph.sources, world.disk.newest_id()
-            )
+            graph = self.plan.graph
+            tasks = frozenset(range(len(graph.tasks)))
+            self._coordinator = world.coordinator_class(world.settings, tasks, graph.sources, world.disk.newest_id())
         return self._coordinator
+
+    def reshape(self, plan: Plan) -> None:
+        """From the next attempt on the dataflow has another parallelism."""
+        self.plan = plan
+        self.coordinator.reshape(frozenset(range(len(plan.graph.tasks))), plan.graph.sources)
+        self._behind.clear()
+        self.known.clear()
 
     # -------------------------------------------------------------------------------------------------- its messages
 
@@ -82,6 +93,8 @@ class Driver(DriverProcess):
             self._tick()
         elif kind == "request":
             self._asked(message[1], message[2])
+        elif kind == "snapshot":
+            self._rescaling.snapshot_ended(message[1])
         else:
             return self._heard(*message)
         return True
@@ -92,15 +105,20 @@ class Driver(DriverProcess):
             if what == "go_back":
                 self.world.goes_back = 1 + place % 2
             self.job(j.EndRequested(j.Outcome.CANCELLED, "cancelled by the user", self.clock_ms))
+        elif what == "rescale":
+            self._rescaling.asked(place)
         elif self._coordinator is not None:
             self.coordinate(m.RequestCheckpoint(self.clock_ms, _KINDS[what], what))
 
     def _heard(self, worker: SimWorker, kind: str, attempt: int | None, *rest: Any) -> bool:
         if kind == "joined":
             known = self.workers.get(worker.slot)
-            if known is None or known.incarnation < worker.incarnation:
+            if worker.slot >= self._rescaling.wanted:
+                worker.from_driver.send(("leave",))
+            elif known is None or known.incarnation < worker.incarnation:
                 self.workers[worker.slot] = worker
                 self.job(j.WorkerJoined(worker.slot, worker.incarnation, self.clock_ms))
+                self._rescaling.group_changed()
             return True
         region, current = self._region(kind, attempt or 0, rest)
         if not current or self.workers.get(worker.slot) is not worker:
@@ -118,9 +136,10 @@ class Driver(DriverProcess):
             self._behind.discard(rest[0])
             self._resume()
         elif kind == "finished":
-            self.job(j.SubtaskFinished(attempt or 0, self.world.graph.tasks[rest[0]]))
+            self.job(j.SubtaskFinished(attempt or 0, self.plan.graph.tasks[rest[0]]))
         elif kind == "ack":
-            if self.world.graph.cyclic:
+            if self.plan.graph.cyclic:
+                self._hear_of(rest[4])
                 self._watch_loops(LoopReported(rest[0], rest[1], rest[3]))
             return self.coordinate(m.AckReceived(rest[0], attempt or 0, rest[1], rest[2], now)) > 1
         elif kind == "probe":
@@ -134,6 +153,11 @@ class Driver(DriverProcess):
                 self._all_committed(self._last[1])
         return True
 
+    def _hear_of(self, known: dict[int, int] | None) -> None:
+        """A verdict on a loop will rest on these choices (R0)."""
+        for task, choices in (known or {}).items():
+            self.known[task] = max(choices, self.known.get(task, 0))
+
     def _region(self, kind: str, attempt: int, rest: tuple[Any, ...]) -> tuple[int, bool]:
         """The region that a message is about, and whether it belongs to that one's present attempt."""
         if kind == "committed":
@@ -141,7 +165,8 @@ class Driver(DriverProcess):
         if kind in ("ready", "failed"):
             region = rest[0]
         else:
-            region = self.world.region_of[rest[1] if kind in ("ack", "decline") else rest[0]]
+            task, region_of = rest[1] if kind in ("ack", "decline") else rest[0], self.plan.region_of
+            region = region_of[task] if task < len(region_of) else -1
         return region, self.machine.is_current(attempt, region)
 
     def _all_committed(self, kind: CheckpointKind) -> None:
@@ -155,8 +180,10 @@ class Driver(DriverProcess):
             del self.workers[worker.slot]
             worker.from_driver.dead = True
             self.world.seen["worker lost"] += 1
-            self.launch(worker.slot)
+            if worker.slot < self._rescaling.wanted:
+                self.launch(worker.slot)
             self.job(j.WorkerLost(worker.slot, worker.incarnation, "connection ended", self.clock_ms))
+            self._rescaling.group_changed()
             self.world.after(self.world.draws.below(64), lambda _: worker.kill())  # it is told that it was replaced
 
     def broadcast(self, *message: Any) -> None:
@@ -194,14 +221,17 @@ class Driver(DriverProcess):
                     self._storage.begin(attempt)
                 case j.StartProcessing(attempt=attempt):
                     self.broadcast("start", attempt)
-                    self.monitor = self.world.new_monitor()
+                    self.monitor = self.world.new_monitor(self.plan)
                     self.coordinate(m.JobRunning(attempt, self.clock_ms))
+                    self._rescaling.handle(AttemptRuns(self.clock_ms))
                 case j.StopAttempt(reason=reason):
                     self.world.seen["restart"] += 1
                     self._behind.clear()
+                    self.known.clear()
                     if self._coordinator is not None:
                         self.coordinate(m.JobStopped(reason, self.clock_ms))
-                    self.broadcast("reset", self.machine.attempt, range(len(self.world.regions)))
+                    self.broadcast("reset", self.machine.attempt, self.plan.everything)
+                    self._rescaling.handle(AttemptFailed(reason, self.clock_ms))
                 case j.StopRegions(regions=regions, reason=reason):
                     self._stop_regions(regions, reason)
                 case j.BeginRegions(attempt=attempt, regions=regions):
@@ -209,8 +239,8 @@ class Driver(DriverProcess):
                 case j.StartRegions(attempt=attempt, regions=regions):
                     self.world.seen["regions restarted"] += 1
                     self.broadcast("start", attempt)
-                    if self.world.keeps_output and self.world.waits:
-                        self._behind |= {t for t, region in enumerate(self.world.region_of) if region in regions}
+                    if self.world.keeps_order and self.world.waits:
+                        self._behind |= {t for t, region in enumerate(self.plan.region_of) if region in regions}
                     self._resume()
                 case j.GroupShort():
                     raise AssertionError("no simulated job goes on with fewer workers")
@@ -264,6 +294,9 @@ class Driver(DriverProcess):
                 case m.RequestAnswered(request_id="savepoint", reason=None):
                     follow = m.RequestCheckpoint(self.clock_ms, CheckpointKind.ON_DEMAND, "what commits its rows")
                     self.coordinate(follow)
+                case m.RequestAnswered(request_id="rescale", reason=failed):
+                    error = failed.code if failed else ""
+                    self.world.after(0.0, lambda _, error=error: self.hear(("snapshot", error)))
                 case m.RequestAnswered(request_id="stop"):
                     self.job(j.EndRequested(j.Outcome.STOPPED, "stopped by the user", self.clock_ms))
                 case m.AckAnswered(answer=answer):
@@ -278,7 +311,7 @@ class Driver(DriverProcess):
                 self.world.seen["probe"] += 1
                 self.coordinate(m.RequestProbe(self.clock_ms))
             else:
-                loop = self.world.graph.loop_tasks[effect.loop]
+                loop = self.plan.graph.loop_tasks[effect.loop]
                 self.world.seen["loop ended" if effect.ended else "loop quiet"] += 1
                 verdict = m.LoopVerdict(effect.checkpoint_id, effect.ended, effect.watermark)
                 self.broadcast("verdict", self.machine.attempt, loop, verdict)
@@ -298,8 +331,10 @@ class Driver(DriverProcess):
     def deploy(self, attempt: int, restored: Done | None, regions: tuple[int, ...]) -> None:
         """Tell the workers what to begin with."""
         world = self.world
-        before = None if len(regions) == len(world.regions) else self._deployed
-        self._deployed = world.attempt_class(world, attempt, self.coordinator.last_id, restored, regions, before)
+        before = None if regions == self.plan.everything else self._deployed
+        self._deployed = world.attempt_class(
+            world, self.plan, attempt, self.coordinator.last_id, restored, regions, before
+        )
         world.attempts[attempt] = self._deployed
         self.broadcast("deploy", self._deployed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,11 @@ class DriverProcess(ABC):
         self.dead = False
         self.outcome = ""
         self.workers: dict[int, SimWorker] = {}
-        self._incarnations = dict.fromkeys(range(world.graph.workers), 0)
+        self.known: dict[int, int] = {}
+        """R0: of each subtask's order log, how much it has heard of with what its verdicts on loops rest on."""
+        self.plan = world.disk.plan or world.plan_at(0)
+        """The dataflow at its present parallelism."""
+        self._incarnations: defaultdict[int, int] = defaultdict(int)
         self._pauses = 0
         self._waits = False
         self._inbox: list[tuple[Any, ...]] = []

@@ -9,6 +9,7 @@ from cutwater.protocol import job_messages as j
 from cutwater.protocol import messages as m
 from cutwater.protocol.reasons import CheckpointKind
 from cutwater.sim.disk import AttemptBegan, Done, Entry, Finished, RolledBack
+from cutwater.sim.output import EVERYBODY
 
 if TYPE_CHECKING:
     from cutwater.sim.driver import Driver
@@ -57,7 +58,7 @@ class DriverStorage:
             self._taken = attempt
             self._restore(attempt, regions)
 
-        self._append(AttemptBegan(attempt, self._driver.number), attempt, began)
+        self._append(AttemptBegan(attempt, self._driver.number, self._driver.plan), attempt, began)
 
     def _append(self, entry: Entry, attempt: int, then: Callable[[], None]) -> None:
         """Write to the log while the driver waits; ``then`` it goes on, unless another driver or an error forbids."""
@@ -81,7 +82,7 @@ class DriverStorage:
     def _restore(self, attempt: int, regions: tuple[int, ...]) -> None:
         retained = self._world.disk.retained
         chosen = self._choose(retained)
-        everything = tuple(range(len(self._world.regions)))
+        everything = self._driver.plan.everything
         if regions:
             if chosen is (retained[-1] if retained else None):
                 self._settle(attempt, chosen, regions)
@@ -111,7 +112,9 @@ class DriverStorage:
         """T2, one storage operation after the other; then the workers hear of the attempt."""
         world, driver = self._world, self._driver
         self._done = {done.checkpoint_id: done for done in world.disk.retained}
-        tasks = frozenset(t for t, region in enumerate(world.region_of) if region in regions)
+        tasks = frozenset(t for t, region in enumerate(driver.plan.region_of) if region in regions)
+        if regions == driver.plan.everything:
+            tasks = EVERYBODY
         steps = world.settle(world.output, restored, list(self._done.values()), attempt, tasks)
 
         def step(_: object) -> None:
@@ -125,7 +128,7 @@ class DriverStorage:
 
     def _settled(self, attempt: int, restored: Done | None, regions: tuple[int, ...]) -> None:
         world, driver = self._world, self._driver
-        world.judge.settled(restored, attempt, regions)
+        world.judge.settled(restored, attempt, driver.plan, regions)
         world.restores += 1
         if restored is not None and not world.disk.whole(restored):
             self._fail(attempt, f"checkpoint {restored.checkpoint_id} is damaged")
@@ -168,7 +171,7 @@ class DriverStorage:
             else:  # a savepoint is the user's: no recovery depends on it, the log does not name it
                 self._saved.append(done)
                 if not world.savepoints_wait:
-                    self._hand_out()
+                    self._hand_out(None)
                 self._published(done, "saved")
 
         world.disk.write(driver, f"{id}/manifest-{attempt}", driver.when_awake(written))
@@ -184,7 +187,7 @@ class DriverStorage:
                 self._known += 1
                 self._done[id] = done
                 self._origin = 0
-                self._hand_out()
+                self._hand_out(done)
             driver.coordinate(m.Published(id, driver.clock_ms))
             self._collect()
         else:
@@ -197,10 +200,10 @@ class DriverStorage:
             self.begin(*begins)
         driver.go_on()
 
-    def _hand_out(self) -> None:
+    def _hand_out(self, behind: Done | None) -> None:
         """An entry of the log is behind these savepoints: no other driver had the job, and their rows are committed."""
         for done in self._saved:
-            self._world.judge.published(done, logged=False)
+            self._world.judge.published(done, logged=False, behind=behind)
         self._saved.clear()
 
     def _collect(self) -> None:
@@ -216,6 +219,6 @@ class DriverStorage:
 
         def done(answer: str) -> None:
             if answer == "ok":
-                output.sweep(attempt + 1, set(), frozenset(range(len(self._world.graph.tasks))))
+                output.sweep(attempt + 1, set(), EVERYBODY)
 
         self._world.disk.append(self._driver, self._known, Finished(attempt), done)

@@ -189,7 +189,8 @@ def _request(world: World, request: Fault) -> None:
     """Not a fault: a user wants something."""
     driver = world.driver
     if not driver.over:
-        world.strike(request.kind)
+        if request.kind != "rescale":  # the driver says whether there is something to rescale
+            world.strike(request.kind)
         driver.hear(("request", request.kind, request.place))
 
 

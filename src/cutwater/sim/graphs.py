@@ -12,20 +12,25 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
-from cutwater.protocol.regions import Region, regions_of
+from cutwater.protocol.regions import Region, regions_of, units_of
 
-__all__ = ["WORLDS", "Channel", "Edge", "Graph", "Step", "key_of", "row_time", "source_row"]
+__all__ = ["MOOD_AT", "WORLDS", "Channel", "Edge", "Graph", "Step", "key_of", "row_time", "source_row"]
 
 KEYS = 16
 HOPS = 4
+MOOD_AT = 32
+"""Bits of a row."""
 
 
 class Step(NamedTuple):
-    """A step of the dataflow.  ``copy``: each row goes along all edges, not along one of them."""
+    """A step of the dataflow."""
 
     name: str
     parallelism: int = 1
     copy: bool = False
+    """Each row goes along all edges, not along one of them."""
+    moody: bool = False
+    """The edge that a row goes along depends on what was taken before it, too."""
 
 
 class Edge(NamedTuple):
@@ -75,14 +80,21 @@ class Graph:
         name: of the world.
         steps: sources are those without a regular input.
         edges: (source step, target step, "forward" or "hash").
+        origin: the same dataflow at the parallelism that it began with.
 
     >>> graph = WORLDS["self_loop"]
     >>> len(graph.tasks), sum(c.back for c in graph.channels), sum(graph.expected(10).values())
     (4, 4, 10)
     """
 
-    def __init__(self, name: str, steps: list[Step], edges: list[tuple[str, str, Literal["forward", "hash"]]]) -> None:
-        self.name, self.steps = name, steps
+    def __init__(
+        self,
+        name: str,
+        steps: list[Step],
+        edges: list[tuple[str, str, Literal["forward", "hash"]]],
+        origin: Graph | None = None,
+    ) -> None:
+        self.name, self.steps, self._named_edges = name, steps, edges
         number = {step.name: i for i, step in enumerate(steps)}
         back = _back_edges(len(steps), [(number[a], number[b]) for a, b, _ in edges])
         self.edges = [Edge(number[a], number[b], how, (number[a], number[b]) in back) for a, b, how in edges]
@@ -104,6 +116,8 @@ class Graph:
         self.back = frozenset(c.index for c in self.channels if c.back)
         self.cyclic = bool(self.back)
         self.sources = frozenset(t for t, found in enumerate(self.inputs) if not found)
+        self.splits = {t: (origin or self).tasks.index(self.tasks[t]) for t in self.sources}
+        """What each source reads: its number in the dataflow that the job began with."""
         self.sinks = frozenset(t for t, found in enumerate(self.outputs) if not found)
         self.workers = max(step.parallelism for step in steps)
         self.loop_tasks = {
@@ -115,18 +129,41 @@ class Graph:
         inner = {c.index for c in self.channels if loop_of.get(c.source, -1) == loop_of.get(c.target, -2)}
         self.loop_inputs = [frozenset(inner.intersection(found)) for found in self.inputs]
         self.loop_outputs = [frozenset(inner.intersection(found)) for found in self.outputs]
-        ends = ((self.tasks[c.source], self.tasks[c.target]) for c in self.channels)
-        self.regions = regions_of(self.tasks, ends)
+        self._ends = [(self.tasks[c.source], self.tasks[c.target]) for c in self.channels]
+        self.regions = regions_of(self.tasks, self._ends)
         """What can be restarted by itself (R2)."""
+        self.moody = any(step.moody for step in steps)
         self.moves = [_Moves(self, t) for t in range(len(self.tasks))]
 
-    def divided(self, recovery: str) -> tuple[Region, ...]:
-        """What goes back together."""
+    @cached_property
+    def can_rescale(self) -> frozenset[int]:
+        """Steps whose parallelism can change: those that no chain of forward edges ties to a source."""
+        fixed = {self.tasks[t][0] for t in self.sources}
+        for _ in self.steps:
+            for edge in self.edges:
+                if edge.how == "forward" and (edge.source in fixed or edge.target in fixed):
+                    fixed |= {edge.source, edge.target}
+        return frozenset(range(len(self.steps))) - fixed
+
+    def at(self, parallelism: int) -> Graph:
+        """The same dataflow with another parallelism of all steps that can be rescaled; 0: as it is."""
+        if not parallelism:
+            return self
+        steps = [
+            step._replace(parallelism=parallelism) if s in self.can_rescale else step
+            for s, step in enumerate(self.steps)
+        ]
+        return Graph(self.name, steps, self._named_edges, self)
+
+    def divided(self, recovery: str) -> tuple[tuple[Region, ...], tuple[frozenset[int], ...]]:
+        """What goes back together, and which of these parts go back with each."""
         if recovery == "job":
-            return (frozenset(self.tasks),)
+            return (frozenset(self.tasks),), ()
         if recovery == "region":
-            return self.regions
-        return tuple(frozenset(t for t in self.tasks if t[1] == slot) for slot in range(self.workers))
+            return self.regions, ()
+        if recovery == "upstream":
+            return units_of(self.tasks, self._ends)
+        return tuple(frozenset(t for t in self.tasks if t[1] == slot) for slot in range(self.workers)), ()
 
     @cached_property
     def loops(self) -> list[frozenset[int]]:
@@ -144,7 +181,7 @@ class Graph:
             todo += fresh
         return seen
 
-    def next(self, step: int, row: int) -> list[tuple[int, int]]:
+    def next(self, step: int, row: int, mood: int = 0) -> list[tuple[int, int]]:
         """Where a row goes from a step: (edge, row there); nothing at a sink."""
         out = self.out_edges[step]
         if len(out) == 1 and not self.edges[out[0]].back:
@@ -155,7 +192,7 @@ class Graph:
             return []
         if self.steps[step].copy:
             return [(e, row) for e in choice if not self.edges[e].back]
-        edge = choice[_mix(row ^ step << 20) % len(choice)]
+        edge = choice[(_mix(row ^ step << 20) + mood) % len(choice)]
         return [(edge, row - 1 if self.edges[edge].back else row)]
 
     @cache  # noqa: B019 - the worlds live as long as the program
@@ -188,7 +225,10 @@ class Graph:
 
 
 class _Moves(dict[int, tuple[tuple[int, int], ...]]):
-    """Of one subtask: row -> (channel, row there) for each copy of it; worked out when first asked for."""
+    """Of one subtask: row -> (channel, row there) for each copy of it; worked out when first asked for.
+
+    Of a moody step the mood is in the bits above the row's.
+    """
 
     def __init__(self, graph: Graph, task: int) -> None:
         self._graph, self._step = graph, graph.tasks[task][0]
@@ -196,13 +236,13 @@ class _Moves(dict[int, tuple[tuple[int, int], ...]]):
             e: [c for c in graph.outputs[task] if graph.channels[c].edge == e] for e in graph.out_edges[self._step]
         }
 
-    def __missing__(self, row: int) -> tuple[tuple[int, int], ...]:
+    def __missing__(self, key: int) -> tuple[tuple[int, int], ...]:
         moves: list[tuple[int, int]] = []
-        for edge, after in self._graph.next(self._step, row):
+        for edge, after in self._graph.next(self._step, key & ~(-1 << MOOD_AT), key >> MOOD_AT):
             channels = self._channels[edge]
             moves.append((channels[key_of(after) % len(channels)], after))
-        self[row] = tuple(moves)
-        return self[row]
+        self[key] = tuple(moves)
+        return self[key]
 
 
 def _back_edges(steps: int, edges: list[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -290,6 +330,27 @@ def _worlds_of_parts() -> Iterator[Graph]:
     yield Graph(
         "side_by_side", [Step("read", 3), Step("count", 3), Step("sink", 3)],
         [("read", "count", "forward"), ("count", "sink", "forward")],
+    )  # fmt: skip
+    yield from _moody_worlds()
+
+
+def _moody_worlds() -> Iterator[Graph]:
+    """Worlds in which another order makes other rows, so that it matters who is known to have chosen what."""
+    yield Graph(
+        "moody_join",
+        [Step("read", 2), Step("join", 3, moody=True), Step("left", 2), Step("right", 3), Step("sink", 2)],
+        [("read", "join", "hash"), ("join", "left", "hash"), ("join", "right", "forward"), ("left", "sink", "forward"),
+         ("right", "sink", "hash")],
+    )  # fmt: skip
+    yield Graph(
+        "moody_loop", [Step("read"), Step("loop", 3, moody=True), Step("sink", 2)],
+        [("read", "loop", "hash"), ("loop", "loop", "hash"), ("loop", "sink", "hash")],
+    )  # fmt: skip
+    yield Graph(
+        "moody_crossing",
+        [Step("read"), Step("a", 2), Step("b"), Step("c", 2, moody=True), Step("d", moody=True), Step("sink")],
+        [("read", "a", "hash"), ("a", "b", "hash"), ("b", "c", "hash"), ("c", "a", "hash"), ("c", "d", "hash"),
+         ("d", "b", "forward"), ("d", "sink", "hash")],
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from cutwater.sim.disk import Done
     from cutwater.sim.output import Handle
+    from cutwater.sim.plan import Plan
     from cutwater.sim.subtask import Part
     from cutwater.sim.world import World
 
@@ -49,21 +50,26 @@ class Judge:
 
     # ------------------------------------------------------------------------------------------------ as it happens
 
-    def published(self, done: Done, *, logged: bool = True) -> None:
-        """A checkpoint became part of the log, or a savepoint: a consistent cut of whole, durable parts."""
+    def published(self, done: Done, *, logged: bool = True, behind: Done | None = None) -> None:
+        """A checkpoint became part of the log, or a savepoint: a consistent cut of whole, durable parts.
+
+        ``behind`` a savepoint is the entry of the log that says that no other driver had the job.
+        """
         world, parts = self._world, done.manifest
         id = done.checkpoint_id
         if id in world.published:
             self.broken("id used twice", f"checkpoint {id} completed twice (A1)")
         world.published.add(id)
-        if not logged and world.disk.owner != done.attempt:
+        fenced = behind is None or behind.attempt != done.attempt or behind not in world.disk.log
+        if not logged and fenced and world.disk.owner != done.attempt:
             self.broken("fencing", f"savepoint {id} is handed out by attempt {done.attempt}, of {world.disk.owner}")
         if logged and world.disk.retained and world.disk.retained[-1].checkpoint_id > id:
             newer = world.disk.retained[-1].checkpoint_id
             self.broken("history runs backwards", f"checkpoint {id} completed after checkpoint {newer}")
         if done.final:
             self._final = done
-        missing = [world.graph.names[t] for t in range(len(world.graph.tasks)) if t not in parts]
+        graph = world.attempts[done.attempt].plan.graph
+        missing = [name for t, name in enumerate(graph.names) if t not in parts]
         if missing:
             self.broken("part missing", f"checkpoint {id} completed without {', '.join(missing)}")
         for part in parts.values():
@@ -73,7 +79,7 @@ class Judge:
                 if name not in world.disk.files:
                     self.broken("not durable", f"checkpoint {id} completed, but {name} is not durable (A6)")
         links = world.attempts[done.attempt].links
-        for spec in world.graph.channels:
+        for spec in graph.channels:
             self._check_channel(id, parts[spec.source], parts[spec.target], spec.index, links[spec.index].base)
         world.note("completed", 0, done.attempt, id)
 
@@ -87,7 +93,7 @@ class Judge:
         history = world.attempts[sender.attempt].links[channel].history
         if rows == history[taken - base : sent - base] and (taken <= sent or not self.exactly):
             return
-        name = world.graph.channel_names[channel]
+        name = world.attempts[sender.attempt].plan.graph.channel_names[channel]
         self.broken(
             "inconsistent cut",
             f"checkpoint {id}, {name}: {sent} rows sent before the cut, {taken} taken before it, "
@@ -119,7 +125,7 @@ class Judge:
         if self._world.output.gone.get(handle, 0) <= attempt:
             self.broken("lost commit", f"{handle} of checkpoint {checkpoint_id} was removed and then committed (T2)")
 
-    def settled(self, restored: Done | None, attempt: int, regions: tuple[int, ...]) -> None:
+    def settled(self, restored: Done | None, attempt: int, plan: Plan, regions: tuple[int, ...]) -> None:
         """A restore has brought the sinks in line: readers see what the checkpoint and those before it committed."""
         world, output = self._world, self._world.output
         if world.disk.owner != attempt:
@@ -127,16 +133,25 @@ class Judge:
         seen: Counter[int] = Counter()
         for handle, rows in output.visible.items():
             seen[handle.task] += len(rows)
-        for task in sorted(t for t in world.graph.sinks if world.region_of[t] in regions):
-            part = restored.manifest[task] if restored is not None else None
-            waiting = sum(len(output.pieces.get(piece, ())) for piece in part.pieces) if part is not None else 0
-            processed = sum(part.counts.values()) if part is not None else 0
-            if seen[task] + waiting != processed:
-                self.broken(
-                    "output not in line",
-                    f"restored {restored and restored.checkpoint_id}, {world.graph.names[task]}: readers see "
-                    f"{seen[task]} rows, {waiting} are staged, {processed} belong to the checkpoint (T2)",
-                )
+        if world.rescaled or plan.parallelism:  # who writes what has changed since
+            if regions == plan.everything and restored is not None:
+                sinks = world.attempts[restored.attempt].plan.graph.sinks
+                self._in_line(restored, "all sinks", seen.total(), [restored.manifest[task] for task in sinks])
+            return
+        for task in sorted(t for t in plan.graph.sinks if plan.region_of[t] in regions):
+            parts = [restored.manifest[task]] if restored is not None else []
+            self._in_line(restored, plan.graph.names[task], seen[task], parts)
+
+    def _in_line(self, restored: Done | None, name: str, seen: int, parts: list[Part]) -> None:
+        pieces = self._world.output.pieces
+        waiting = sum(len(pieces.get(piece, ())) for part in parts for piece in part.pieces)
+        processed = sum(n for part in parts for n in part.counts.values())
+        if seen + waiting != processed:
+            self.broken(
+                "output not in line",
+                f"restored {restored and restored.checkpoint_id}, {name}: readers see {seen} rows, {waiting} are "
+                f"staged, {processed} belong to the checkpoint (T2)",
+            )
 
     def restored(self, done: Done) -> None:
         """A job goes on from a checkpoint: from a damaged one never."""
@@ -160,15 +175,21 @@ class Judge:
             self.broken("lost rows", f"{sum(lost.values())} of {sum(expected.values())}: {sorted(lost)[:8]}")
         if more and (self.exactly or more.keys() - expected.keys()):
             self.broken("doubled rows", f"{sum(more.values())} beyond {sum(expected.values())}: {sorted(more)[:8]}")
-        if finished and self._final is not None:
+        if finished and self._final is not None and not world.graph.moody:
             self._check_state(self._final, rows)
 
     def _check_state(self, final: Done, rows: int) -> None:
         world = self._world
         expected = world.graph.expected_counts(rows)
+        graph = world.attempts[final.attempt].plan.graph
         got: Counter[tuple[int, int]] = Counter()
         for task, part in final.manifest.items():
-            if task not in world.graph.sinks:
-                got.update({(world.graph.tasks[task][0], key): n for key, n in part.counts.items()})
+            if task in graph.sinks:
+                continue
+            step, index = graph.tasks[task]
+            got.update({(step, key): n for key, n in part.counts.items()})
+            foreign = [key for key in part.counts if key % graph.steps[step].parallelism != index]
+            if foreign and all(edge.how == "hash" for edge in graph.edges if edge.target == step):
+                self.broken("wrong owner", f"{graph.names[task]} has counted the keys {foreign} of others")
         if expected - got or (self.exactly and got - expected):
             self.broken("wrong state", f"missing {dict(expected - got)}, too many {dict(got - expected)}")

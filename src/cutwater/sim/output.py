@@ -9,7 +9,11 @@ if TYPE_CHECKING:
     from cutwater.sim.disk import Done
     from cutwater.sim.world import World
 
-__all__ = ["Handle", "Output", "Piece", "Settle", "SinkWriter", "retire", "settle"]
+__all__ = ["EVERYBODY", "Handle", "Output", "Piece", "Settle", "SinkWriter", "retire", "settle"]
+
+
+EVERYBODY = frozenset(range(100))
+"""The numbers of all subtasks, at whatever parallelism."""
 
 
 class Piece(NamedTuple):

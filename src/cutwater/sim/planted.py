@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
@@ -12,6 +12,7 @@ from cutwater.protocol.loops import LoopEffect, LoopEvent, LoopMonitor, SendVerd
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.sim.planted_hosts import PLANTED_HOSTS
+from cutwater.sim.planted_scopes import PLANTED_SCOPES
 
 if TYPE_CHECKING:
     from cutwater.sim.world import World
@@ -30,6 +31,8 @@ class Plant:
     coordinator: type[CheckpointCoordinator] = CheckpointCoordinator
     monitor: type[LoopMonitor] = LoopMonitor
     prepare: Callable[[World], None] = lambda world: None
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Of schedules in which it can show, beside what the seed says."""
 
 
 # ------------------------------------------------------------------------------------------------ the subtask machine
@@ -302,6 +305,10 @@ PLANTED = {
         Plant("ends every quiet loop (C6)", "self_loop", monitor=_EndsEveryLoop),
         Plant("one head does not wait for the others (W3)", "two_heads", monitor=_ReleasesAtOnce),
         *(Plant(name, world, protocol, prepare=prepare) for name, world, protocol, prepare in PLANTED_HOSTS),
+        *(
+            Plant(name, world, protocol, prepare=prepare, settings=settings)
+            for name, world, protocol, settings, prepare in PLANTED_SCOPES
+        ),
     )
 }
 """Every planted bug by its name."""

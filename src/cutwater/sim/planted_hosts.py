@@ -234,23 +234,6 @@ def _sweeps_everything(
     output.sweep = sweep
 
 
-class _ChoosesAnew(SimSubtask):
-    """A replacement takes its inputs in another order than survivors know of: dropping by number alone."""
-
-    def follow(self) -> None:
-        return
-
-
-def _knows_only_its_own(world: World) -> None:
-    """What a worker has heard of others' choices it does not pass on."""
-    world.passes_on = False
-
-
-def _does_not_wait(world: World) -> None:
-    """Checkpoints go on although a replacement still sends what its receivers have."""
-    world.waits = False
-
-
 def _forgets_survivors(world: World) -> None:
     """What a driver tells its workers when a region goes back, it does not tell those whose subtasks run on."""
     driver = world.driver
@@ -286,9 +269,6 @@ PLANTED_HOSTS: tuple[tuple[str, str, str, Callable[[World], None]], ...] = (
     ("hands a savepoint out before a checkpoint follows", "diamond", "aligned", _savepoints_at_once),
     ("a region's restore sweeps what others have staged", "side_by_side", "aligned", _settling(_sweeps_everything)),
     ("survivors never hear that a checkpoint was given up", "side_by_side", "synchronous", _forgets_survivors),
-    ("a replacement chooses its own order (R0)", "sources", "aligned", _subtask(_ChoosesAnew)),
-    ("choices are told to neighbours only (R0)", "wide", "aligned", _knows_only_its_own),
-    ("a checkpoint does not wait for a replacement (R4)", "shuffle", "aligned", _does_not_wait),
     ("a network without order, aligned (CL9)", "four", "aligned", _network_without_order),
     ("a network without order, chandy_lamport (CL9)", "four", "chandy_lamport", _network_without_order),
 )

@@ -8,47 +8,69 @@ from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cutwater.sim.graphs import WORLDS
+from cutwater.sim.graphs import Graph
 from cutwater.trace import events as e
 from cutwater.trace.checker import Checker, CheckResult
 
 if TYPE_CHECKING:
+    from cutwater.sim.attempt import Attempt
     from cutwater.sim.world import World
 
 __all__ = ["check_run", "digest", "to_trace"]
+
+BEFORE = 0
+"""The snapshot that a trace begins with, where the job was rescaled."""
 
 
 def to_trace(world: World) -> e.Trace:
     """The history of a run, without what zombies of older attempts did after a newer attempt began.
 
-    A checkpoint is numbered ``1000 * attempt + id``: a paused driver may use an id that its successor uses, too.
+    A checkpoint is numbered ``1000 * attempt + id``: a paused driver may use an id that its successor uses, too.  Of a
+    run that was rescaled it is the history since then: a trace tells of one parallelism.
     """
-    return e.Trace(_header_of(world), tuple(_Recorder(world, states=True).events()))
+    return _traces(world)[-1]
 
 
 def digest(world: World) -> str:
     """Of the trace of a run: the same for the same schedule, in every process, on every machine."""
-    trace = to_trace(world)
-    return hashlib.sha256(b"".join(map(e.encode, (trace.header, *trace.events)))).hexdigest()[:16]
+    events = (event for trace in _traces(world) for event in (trace.header, *trace.events))
+    return hashlib.sha256(b"".join(map(e.encode, events))).hexdigest()[:16]
 
 
 def check_run(world: World, *, quick: bool = True) -> CheckResult:
     """The verdict of the independent checker over a finished run, with the expected output as its oracle."""
     expected = world.graph.expected(world.schedule.rows) if world.driver.outcome == "finished" else None
     oracle = [str(row) for row in expected.elements()] if expected is not None else None
-    checker = Checker(_header_of(world), quick=quick, at_least_once=not world.judge.exactly)
+    checkers: list[Checker] = []
     for event in _Recorder(world, states=not quick).events():
-        checker.add(event)
-    return checker.finish(oracle=oracle)
+        if isinstance(event, Graph):
+            header = _header_of(event, world)
+            checkers.append(Checker(header, quick=quick, at_least_once=not world.judge.exactly))
+        else:
+            checkers[-1].add(event)
+    if len(checkers) > 1:  # each has heard of a part of the output; the judge has added it up
+        found = [checker.finish() for checker in checkers]
+        return next((result for result in found if not result.ok), found[-1])
+    return checkers[0].finish(oracle=oracle)
 
 
-def _header_of(world: World) -> e.Header:
-    return _header(world.schedule.world, world.schedule.protocol, not world.reorders)
+def _traces(world: World) -> list[e.Trace]:
+    """One for every time that the job was given another parallelism, and for the beginning."""
+    found: list[tuple[e.Header, list[e.Event]]] = []
+    for event in _Recorder(world, states=True).events():
+        if isinstance(event, Graph):
+            found.append((_header_of(event, world), []))
+        else:
+            found[-1][1].append(event)
+    return [e.Trace(header, tuple(events)) for header, events in found]
+
+
+def _header_of(graph: Graph, world: World) -> e.Header:
+    return _header(graph, world.schedule.world, world.schedule.protocol, not world.reorders)
 
 
 @cache
-def _header(world: str, protocol: str, fifo: bool) -> e.Header:
-    graph = WORLDS[world]
+def _header(graph: Graph, world: str, protocol: str, fifo: bool) -> e.Header:
     links = [
         e.Link(name, graph.names[c.source], graph.names[c.target])
         for name, c in zip(graph.channel_names, graph.channels, strict=True)
@@ -59,9 +81,12 @@ def _header(world: str, protocol: str, fifo: bool) -> e.Header:
 class _Recorder:
     def __init__(self, world: World, *, states: bool) -> None:
         self._world, self._states = world, states
-        self._names, self._channels = world.graph.names, world.graph.channel_names
+        self._graph = world.graph
+        self._names, self._channels = self._graph.names, self._graph.channel_names
         self._attempt = 1
-        self._began = [1] * len(world.graph.tasks)
+        self._first = 1
+        """Attempt that the trace begins with."""
+        self._began = [1] * len(self._names)
         """Of each subtask, the attempt that it began with."""
         self._completed: dict[int, int] = {}
         self._waves: dict[int, int] = {}
@@ -72,7 +97,9 @@ class _Recorder:
         for handle, rows in output.visible.items():  # what was taken back is as if it had never been committed
             self._rows[handle.task, output.committed_by[handle]] += map(str, rows)
 
-    def events(self) -> Iterator[e.Event]:
+    def events(self) -> Iterator[e.Event | Graph]:
+        """What happened; a dataflow says that from here on it is of this parallelism, and another trace."""
+        yield self._graph
         for at, kind, who, attempt, *rest in self._world.history:
             if kind == "restored":
                 yield from self._restored(at, attempt, rest[0])
@@ -88,12 +115,16 @@ class _Recorder:
         for task, id in sorted(self._rows):
             yield from self._committed(at, task, id)
 
-    def _restored(self, at: float, attempt: int, id: int | None) -> Iterator[e.Event]:
+    def _restored(self, at: float, attempt: int, id: int | None) -> Iterator[e.Event | Graph]:
         """Nothing of the new attempt happens before all its workers are ready: all at once."""
         if (attempt == self._attempt and attempt > 1) or attempt < self._attempt:
             return
         self._attempt = attempt
         deployed = self._world.attempts[attempt]
+        restored = deployed.restored
+        before = deployed.rescales or (restored is not None and restored.attempt < self._first)
+        if before and not deployed.others_live:
+            yield self._begin_anew(deployed)
         self._down.difference_update(deployed.tasks)
         if len(deployed.tasks) == len(self._names):
             self._waves.clear()
@@ -101,21 +132,38 @@ class _Recorder:
         for task, name in enumerate(self._names):
             if deployed.attempt_of[task] == attempt:
                 self._began[task] = attempt
-                yield e.Restored(at, name, attempt, snapshot)
+                yield self._from_before(at, task, deployed) if before else e.Restored(at, name, attempt, snapshot)
             elif task not in self._down:
                 yield e.Survived(at, name, attempt)
+
+    def _begin_anew(self, deployed: Attempt) -> Graph:
+        """A trace begins with what was restored."""
+        self._graph = graph = deployed.plan.graph
+        self._names, self._channels = graph.names, graph.channel_names
+        self._began = [deployed.number] * len(self._names)
+        self._first = deployed.number
+        self._down.clear()
+        return graph
+
+    def _from_before(self, at: float, task: int, deployed: Attempt) -> e.Restored:
+        """The trace does not tell of the snapshot."""
+        parts, graph = deployed.parts, self._graph
+        sent = {self._channels[c]: parts[task].outs[c] for c in graph.outputs[task]}
+        sources = {c: parts[graph.channels[c].source].outs[c] for c in graph.inputs[task]}
+        taken = {self._channels[c]: min(parts[task].ins[c], there) for c, there in sources.items()}
+        return e.Restored(at, self._names[task], deployed.number, BEFORE, sent, taken)
 
     def _counts(self, kind: str, who: int, attempt: int) -> bool:
         """It is no zombie's."""
         if kind in ("completed", "aborted"):
             return attempt == self._attempt
-        if kind == "recorded":
-            return attempt == self._began[who]
-        return attempt == self._began[who] and who not in self._down
+        if attempt < self._first or attempt != self._began[who]:
+            return False
+        return kind == "recorded" or who not in self._down
 
     def _crashed(self, at: float, lost: list[tuple[int, int]]) -> Iterator[e.Event]:
         for task, attempt in lost:
-            if attempt == self._began[task] and task not in self._down:
+            if attempt >= self._first and attempt == self._began[task] and task not in self._down:
                 self._down.add(task)
                 yield e.Crashed(at, self._names[task], self._attempt)
 

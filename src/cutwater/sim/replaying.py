@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, cast
 
+from cutwater.protocol import messages as m
+from cutwater.protocol.order_log import Verdict
 from cutwater.sim.channels import WATERMARK, Link
 from cutwater.sim.subtask_state import SubtaskState
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplayingSubtask"]
 
 
-class ReplayingSubtask(SubtaskState):
+class ReplayingSubtask(SubtaskState, ABC):
     """Logs its choices; follows them where others know of them; stays where it is while others go back."""
 
     def survive(self, attempt: Attempt) -> None:
@@ -36,9 +39,7 @@ class ReplayingSubtask(SubtaskState):
         order = self.order
         if order is None:
             return
-        others = (w for w in self.worker.driver.workers.values() if not w.dead and w is not self.worker)
-        known = max((w.known.get(self.task, 0) for w in others), default=0)
-        order.go_back(self._choice, known)
+        order.go_back(self._choice, self.worker.known.get(self.task, 0))
         self.worker.known[self.task] = order.length
         if order.next_run() is not None:
             self.world.seen["followed an order"] += 1
@@ -48,6 +49,34 @@ class ReplayingSubtask(SubtaskState):
         if self.order is not None:
             self.order.took(link.index, rows)
             self.worker.known[self.task] = self.order.length
+
+    def heard_of_time(self) -> object:
+        """What control items change: one that changes nothing, as an end after its loop has ended, is no choice."""
+        return (self.merger.snapshot(), self.machine.ended) if self.order is not None else None
+
+    def verdict(self, verdict: m.LoopVerdict) -> None:
+        """The loop was quiet, or has ended: what that changes here is a choice."""
+        before = self.merger.combined, self.machine.loop_open
+        self.handle(verdict)
+        after = self.merger.combined, self.machine.loop_open
+        if self.order is not None and after != before:
+            self.order.heard(Verdict(after[0], before[1] and not after[1]))
+            self.worker.known[self.task] = self.order.length
+
+    def hear_again(self) -> None:
+        """What a verdict did before, it does once more."""
+        assert self.order is not None
+        verdict = self.order.next_verdict()
+        self.order.heard(verdict)
+        self.world.seen["followed a verdict"] += 1
+        self._advance(self.merger.let_pass(verdict.watermark))
+        if verdict.ended:
+            self.handle(m.LoopVerdict(self.machine.newest_id, True))
+        self.tell_if_caught_up()
+
+    @abstractmethod
+    def handle(self, event: m.Event) -> None:
+        """Feed the machine and perform what it asks for."""
 
     def tell_if_caught_up(self) -> None:
         """No barrier may leave before the receivers have nothing that is still to be sent."""

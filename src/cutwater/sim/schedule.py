@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -13,7 +13,7 @@ from cutwater.errors import DataError
 from cutwater.protocol.rows import PROTOCOLS, ProtocolRow
 from cutwater.sim.graphs import WORLDS, Graph
 
-__all__ = ["FAULTS", "REQUESTS", "Fault", "Schedule", "make_schedule"]
+__all__ = ["FAULTS", "REQUESTS", "Fault", "Recovery", "Schedule", "make_schedule"]
 
 FAULTS = (
     "kill_worker", "kill_driver", "zombie_driver", "pause", "partition", "clog", "swizzle", "slow", "slow_disk",
@@ -21,12 +21,16 @@ FAULTS = (
 )  # fmt: skip
 """Every kind of fault.  Torn and lost writes come with the kills."""
 
-REQUESTS = ("checkpoint", "savepoint", "stop", "stop_with_savepoint", "cancel", "go_back")
+REQUESTS = ("checkpoint", "savepoint", "stop", "stop_with_savepoint", "cancel", "go_back", "rescale")
 """What a user may want.  A job that was stopped or cancelled is started again, after ``go_back`` from an older
-checkpoint."""
+checkpoint.  A rescale is to parallelism 1, 2 or 3, as the place says."""
 
 _FAULT_PHASE_MS = 80.0
 _MOST_OF_A_KIND = {"kill_driver": 2, "zombie_driver": 1, "kill_worker": 3}
+
+
+Recovery: TypeAlias = Literal["job", "region", "task", "upstream"]
+"""What goes back after a failure (R1, R2, R4, R3)."""
 
 
 class Fault(NamedTuple):
@@ -63,7 +67,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     aligned_timeout_ms: float = 0.0
     roll_rows: int = 0
     """Rows that make a part of the output; fewer wait for a later checkpoint."""
-    recovery: Literal["job", "region", "task"] = "job"
+    recovery: Recovery = "job"
     """What goes back after a failure."""
     publishes_aside: bool = False
     """The driver hears messages while it publishes."""
@@ -106,17 +110,21 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
             faults.append(Fault(at, kind, int(chance() * 256), round(1.0 + chance() ** 2 * 60.0, 1)))
     faults.sort()
     requests = sorted(
-        Fault(round(5 + chance() * _FAULT_PHASE_MS, 1), REQUESTS[int(chance() * len(REQUESTS))], int(chance() * 2), 0.0)
+        Fault(round(5 + chance() * _FAULT_PHASE_MS, 1), REQUESTS[int(chance() * len(REQUESTS))], int(chance() * 6), 0.0)
         for _ in range(int(chance() * 3))
     )
     alone = PROTOCOLS[protocol].switches or PROTOCOLS[protocol].halts
+    recovery = _recovery(WORLDS[world], PROTOCOLS[protocol], chance)
+    far_apart = recovery in ("task", "upstream") and chance() < 0.3
+    if far_apart:  # replacements of replacements, of what nothing but order logs knows
+        faults = sorted([*faults, *(Fault(30.0 + 20 * k, "kill_worker", int(chance() * 256), 0.0) for k in range(4))])
     return Schedule(
         world=world,
         protocol=protocol,
         seed=seed,
         rows=12 + int(chance() * 16),
         pace_ms=(0.5, 1.0, 2.0)[int(chance() * 3)],
-        interval_ms=(6.0, 10.0, 16.0)[int(chance() * 3)] * (3 if PROTOCOLS[protocol].halts else 1),
+        interval_ms=(6.0, 10.0, 16.0)[int(chance() * 3)] * (20 if far_apart else 3 if PROTOCOLS[protocol].halts else 1),
         timeout_ms=(60.0, 150.0, 400.0)[int(chance() * 3)],
         max_concurrent=1 if alone else 1 + int(chance() * 2),
         min_pause_ms=(0.0, 4.0)[int(chance() * 2)],
@@ -128,13 +136,14 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
         faults=tuple(faults),
         requests=tuple(requests),
         planted=planted,
-        recovery=_recovery(WORLDS[world], PROTOCOLS[protocol], chance),
+        recovery=recovery,
     )
 
 
-def _recovery(graph: Graph, row: ProtocolRow, chance: Callable[[], float]) -> Literal["job", "region", "task"]:
-    """Whatever the world allows; ``task`` where no loop is, and every row is there once."""
+def _recovery(graph: Graph, row: ProtocolRow, chance: Callable[[], float]) -> Recovery:
+    """Whatever the world allows; ``task`` and ``upstream`` where every row is there once."""
     if len(graph.regions) > 1 and chance() < 0.5:
         return "region"
-    alone = not graph.cyclic and graph.workers > 1 and row.name not in ("none", "at_least_once")
-    return "task" if alone and chance() < 0.5 else "job"
+    if graph.workers == 1 or row.name in ("none", "at_least_once"):
+        return "job"
+    return ("job", "job", "task", "upstream")[int(chance() * 4)]

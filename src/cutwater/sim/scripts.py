@@ -44,6 +44,8 @@ def script_of(schedule: Schedule, expect: str, comment: str = "") -> str:
             lines.append(f"{name} {value:g}")
     if schedule.publishes_aside:
         lines.append("publishes_aside")
+    if schedule.recovery != plain.recovery:
+        lines.append(f"recovery {schedule.recovery}")
     if schedule.restart != plain.restart:
         lines.append(f"restart {msgspec.json.encode(schedule.restart).decode()}")
     lines += [f"fault {f.at_ms:g} {f.kind} {f.place} {f.for_ms:g}" for f in schedule.faults]
@@ -101,7 +103,7 @@ def _request(at: str, kind: str, place: str) -> Fault:
 
 
 def _value(word: str, rest: str) -> object:
-    if word in ("world", "protocol", "planted"):
+    if word in ("world", "protocol", "planted", "recovery"):
         return rest
     if word == "publishes_aside":
         return True

@@ -84,7 +84,7 @@ def _fewer_rows(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedu
 def _plainer(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
     """Settings as they are by default."""
     plain = Schedule(world=schedule.world, protocol=schedule.protocol)
-    for name in ("restart", "pace_ms", "interval_ms", "timeout_ms", "max_concurrent", "min_pause_ms",
+    for name in ("recovery", "restart", "pace_ms", "interval_ms", "timeout_ms", "max_concurrent", "min_pause_ms",
                  "tolerable_failed", "aligned_timeout_ms", "roll_rows", "publishes_aside"):  # fmt: skip
         if getattr(schedule, name) != getattr(plain, name):
             candidate = msgspec.structs.replace(schedule, **{name: getattr(plain, name)})

@@ -151,7 +151,9 @@ class Simulation:
     def schedule(self, seed: int) -> Schedule:
         """The schedule that a seed stands for."""
         world, protocol = self.pairs[seed % len(self.pairs)]
-        return make_schedule(seed, world, protocol, planted=self.planted)
+        schedule = make_schedule(seed, world, protocol, planted=self.planted)
+        settings = PLANTED[self.planted].settings if self.planted else {}
+        return msgspec.structs.replace(schedule, **settings)
 
     def run(self, seeds: range, *, told: Callable[[Report], None] = lambda _: None) -> Report:
         """Run them all; ``told`` hears of the report now and then."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
-from cutwater.protocol.loop import ReadSource, TakeControl, TakeRows
+from cutwater.protocol.loop import Follow, ReadSource, TakeControl, TakeRows
 from cutwater.protocol.loops import LoopReport
 from cutwater.protocol.order_log import CONTROL
 from cutwater.protocol.watermarks import InputTime
 from cutwater.sim.channels import BARRIER, END, SENDER_FULL, WATERMARK, Item, Link
-from cutwater.sim.graphs import key_of, row_time, source_row
+from cutwater.sim.graphs import MOOD_AT, key_of, row_time, source_row
 from cutwater.sim.replaying import ReplayingSubtask
 from cutwater.sim.subtask_state import ROWS_PER_SLICE, Part
 
@@ -30,10 +30,11 @@ class SimSubtask(ReplayingSubtask):
 
     def __init__(self, worker: SimWorker, attempt: Attempt, task: int, part: Part | None) -> None:
         super().__init__(worker, attempt, task, part)
-        for link in self.inputs:
-            link.receiver = self
         for link in self.outputs:
             link.sender = self
+        for link in self.inputs:
+            link.receiver = self
+            link.flush()
 
     # ------------------------------------------------------------------------------------------------------ the loop
 
@@ -57,7 +58,7 @@ class SimSubtask(ReplayingSubtask):
                 return True
         else:
             heads = [link.head() if link.queue or link.urgent else 0 for link in self.inputs]
-            if not any(heads):
+            if not any(heads) and not self.behind:
                 return False
         full = False
         for link in self.outputs:
@@ -76,6 +77,8 @@ class SimSubtask(ReplayingSubtask):
                 self._take_control(link)
         elif kind is ReadSource:
             self._read(action.max_rows)  # type: ignore[union-attr]
+        elif kind is Follow:
+            self.hear_again()
         else:
             return False
         return True
@@ -104,7 +107,7 @@ class SimSubtask(ReplayingSubtask):
     def _take_control(self, link: Link) -> None:
         item = link.take_control()
         kind = item[0]
-        before = self.merger.snapshot() if self.order is not None else None
+        before = self.heard_of_time()
         if kind == BARRIER:
             if not item[3]:
                 self.world.note("marker taken", self.task, self.attempt.number, item[1], link.index, link.taken)
@@ -120,8 +123,9 @@ class SimSubtask(ReplayingSubtask):
                 self._advance(self.merger.end(link.index))
             self.handle(m.EndTaken(link.index))
             self._want_probe()
-        if self.order is not None and (kind == END or self.merger.snapshot() != before):
+        if self.order is not None and self.heard_of_time() != before:
             self.chose(link, CONTROL)
+        self.tell_if_caught_up()
 
     def _take_urgent(self, link: Link) -> None:
         barrier, left = link.take_urgent()
@@ -161,9 +165,9 @@ class SimSubtask(ReplayingSubtask):
         world, position = self.world, self.position
         count = min(most, 1 + world.draws.below(3), world.schedule.rows - position)
         count = min(count, WATERMARK_EVERY - position % WATERMARK_EVERY)
-        cyclic = world.graph.cyclic
+        cyclic = self.graph.cyclic
         self.position = position + count
-        self._process(None, 0, [source_row(self.task, p, cyclic) for p in range(position, position + count)])
+        self._process(None, 0, [source_row(self.split, p, cyclic) for p in range(position, position + count)])
         if self.position % WATERMARK_EVERY == 0:
             self._advance(self.position)
         self.ready_ms = world.now + world.schedule.pace_ms * (1 + world.draws.below(4))
@@ -187,7 +191,7 @@ class SimSubtask(ReplayingSubtask):
             if sink is not None:
                 sink.rows.append(row >> 4)
             else:
-                for channel, after in moves[row]:
+                for channel, after in moves[row | (sign >> 2 & 3) << MOOD_AT] if self._moody else moves[row]:
                     links[channel].send(after)
         self.sign = sign
         sends = [(out.index, n, out.sent - n) for out, n in zip(self.outputs, sent, strict=True) if out.sent > n]
@@ -354,7 +358,8 @@ class SimSubtask(ReplayingSubtask):
         id = effect.checkpoint_id
         part = self._parts.get(id)
         report = LoopReport(effect.quiet, effect.outside_ended, *self._times.get(id, (False, InputTime(), False))[:2])
-        self.worker.tell("ack", self.attempt.number, id, self.task, part, report)
+        known = self.worker.known.copy() if self.world.keeps_order and self._in_loop else None
+        self.worker.tell("ack", self.attempt.number, id, self.task, part, report, known)
 
     def _decline(self, effect: m.Decline, _: object) -> None:
         self.worker.tell("decline", self.attempt.number, effect.checkpoint_id, self.task, effect.reason, effect.detail)

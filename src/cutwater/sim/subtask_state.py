@@ -69,7 +69,7 @@ class SubtaskState:
 
     def __init__(self, worker: SimWorker, attempt: Attempt, task: int, part: Part | None) -> None:
         world = worker.world
-        graph = world.graph
+        self.graph = graph = attempt.plan.graph
         self.world, self.worker, self.attempt, self.task = world, worker, attempt, task
         self.step = graph.tasks[task][0]
         self.inputs: list[Link] = [attempt.links[c] for c in graph.inputs[task]]
@@ -98,13 +98,15 @@ class SubtaskState:
         self._blocked: list[Any] = []
         self._answers: list[m.Event] = []
         """What the machine hears once all effects of the event under way are performed."""
-        self._moves = graph.moves[task]
-        self._is_source, self._is_sink = task in graph.sources, task in graph.sinks
-        self.position = part.position if part else 0
+        self._moves, self._moody = graph.moves[task], graph.steps[self.step].moody
+        self._is_source = task in graph.sources
+        self.split, self.position = graph.splits.get(task, 0), part.position if part else 0
         self.counts = dict(part.counts) if part else {}
         self.sign = part.sign if part else 0
         self.watermark = part.watermarks if part else -1
-        self.sink = SinkWriter(world, task, attempt.number, part.pieces if part else ()) if self._is_sink else None
+        self.sink = (
+            SinkWriter(world, task, attempt.number, part.pieces if part else ()) if task in graph.sinks else None
+        )
         self._parts: dict[int, Part] = {}
         self._logs: dict[int, dict[int, list[Item]]] = {}
         """Channel -> checkpoint -> log under way."""
@@ -112,9 +114,8 @@ class SubtaskState:
         """Something has changed since it last found nothing to do."""
         self._seen_version, self._seen_phase = 0, self.machine.phase
         self.ready_ms = 0.0
-        self._exhausted = bool(part and part.exhausted)
+        self._exhausted, self._had_ended = bool(part and part.exhausted), bool(part and part.has_ended)
         self._ending = self.machine.phase is Phase.ENDED
-        self._had_ended = bool(part and part.has_ended)
         self.finished = False
         self.running = False
         """All that begins with it is ready."""
@@ -134,7 +135,7 @@ class SubtaskState:
 
     @property
     def name(self) -> str:
-        return self.world.graph.names[self.task]
+        return self.graph.names[self.task]
 
     def _want_probe(self) -> None:
         """A head asks for a wave while it holds a watermark, or while its outside has ended and its loop has not."""

@@ -71,12 +71,12 @@ class SimWorker:
 
     def fail(self, subtask: SimSubtask) -> None:
         """A user's function raises: all that is connected with the subtask ends here, the driver hears of it."""
-        region = self.world.region_of[subtask.task]
+        region = subtask.attempt.plan.region_of[subtask.task]
         self.tell("failed", subtask.attempt.number, region)
         self._reset(self._of((region,)))
 
     def _of(self, regions: Iterable[int]) -> list[SimSubtask]:
-        return [s for s in self.subtasks if self.world.region_of[s.task] in regions]
+        return [s for s in self.subtasks if s.attempt.plan.region_of[s.task] in regions]
 
     def tell(self, *message: Any) -> None:
         """Send a message to the driver."""
@@ -171,13 +171,13 @@ class SimWorker:
             case ("verdict", _, loop, verdict):
                 for subtask in self.subtasks:
                     if subtask.task in loop:
-                        subtask.handle(verdict)
+                        subtask.verdict(verdict)
             case _:
                 raise AssertionError(f"a worker hears {message}")
 
     def _deploy(self, attempt: Attempt) -> None:
-        world, graph = self.world, self.world.graph
-        self._reset(self._of(attempt.regions))
+        world, graph = self.world, attempt.plan.graph
+        self._reset(self._of(attempt.regions) if attempt.others_live else self.subtasks)
         for subtask in self.subtasks:
             subtask.survive(attempt)
         mine = [task for task in attempt.tasks if graph.tasks[task][1] == self.slot]
@@ -186,21 +186,31 @@ class SimWorker:
         self.number = attempt.number
         self.subtasks += [world.subtask_class(self, attempt, task, attempt.parts.get(task)) for task in mine]
         self.subtasks.sort(key=lambda s: s.task)
-        world.note("restored", self.slot, attempt.number, attempt.restored.checkpoint_id if attempt.restored else None)
-        if len(attempt.regions) == len(world.regions):
-            self.known = {}
         self._ready(attempt)
 
     def _ready(self, attempt: Attempt) -> None:
         """Every survivor has turned to the new channels; only now they say all that they know."""
         fresh = [s for s in self.subtasks if s.attempt is attempt]
-        if any(link.before is not None for s in fresh for link in (*s.inputs, *s.outputs)):
+        if fresh and not attempt.turned(self.driver.workers.values()):
             self.world.after(1.0, lambda _: self.post(lambda: self._ready(attempt)))
             return
+        id = attempt.restored.checkpoint_id if attempt.restored else None
+        self.world.note("restored", self.slot, attempt.number, id)
+        if fresh and self.world.keeps_order:
+            self._ask(fresh)
         for subtask in fresh:
             subtask.follow()
-        for region in {self.world.region_of[s.task]: None for s in fresh}:
+        for region in {attempt.plan.region_of[s.task]: None for s in fresh}:
             self.tell("ready", attempt.number, region)
+
+    def _ask(self, fresh: list[SimSubtask]) -> None:
+        """Survivors tell all that they know: following a choice is to depend on whatever it depended on."""
+        driver, own = self.driver, {s.task for s in fresh}
+        told = [w.known for w in driver.workers.values() if not w.dead]
+        for known in (driver.known, *told):
+            for task, choices in known.items():
+                if self.world.asks_for_all or task in own:
+                    self.known[task] = max(choices, self.known.get(task, 0))
 
     def hear_of(self, other: SimWorker) -> None:
         """What leaves a worker tells all that it knows."""
@@ -216,6 +226,7 @@ class SimWorker:
         self.subtasks = [s for s in self.subtasks if not s.dropped]
         if not self.subtasks:
             self.number, self._running = 0, False
+            self.known = {}
 
     def _drop(self, subtasks: list[SimSubtask]) -> None:
         for subtask in subtasks:

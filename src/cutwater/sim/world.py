@@ -20,6 +20,7 @@ from cutwater.sim.faults import inject
 from cutwater.sim.graphs import WORLDS
 from cutwater.sim.judge import Judge
 from cutwater.sim.output import Output, Settle, retire, settle
+from cutwater.sim.plan import Plan, reroute
 from cutwater.sim.schedule import Fault, Schedule
 from cutwater.sim.subtask import SimSubtask
 from cutwater.sim.worker import SimWorker
@@ -65,16 +66,16 @@ class World:
             tolerable_failed=schedule.tolerable_failed,
             aligned_timeout_ms=schedule.aligned_timeout_ms,
         )
-        self.regions = self.graph.divided(schedule.recovery)
-        """What goes back together (R1, R2); of recovery ``task`` (R4) what lives in one worker."""
-        self.region_of = [next(r for r, found in enumerate(self.regions) if t in found) for t in self.graph.tasks]
+        self._plans: dict[int, Plan] = {}
+        self.keeps_order = schedule.recovery in ("task", "upstream")
         self.keeps_output = schedule.recovery == "task"
-        self.passes_on = self.waits = True
+        self.passes_on = self.waits = self.asks_for_all = True
         self._serial = 0
         self.judge = Judge(self)
         self.triggers_all = self.row.freeze_on is FreezeOn.TRIGGER
         self.judges_lateness = self.judge.exactly
         self.settle: Settle = settle
+        self.reroute = reroute
         self.retire = retire
         self.fences = self.rolls_back = self.savepoints_wait = True
         self.goes_back = 0
@@ -178,8 +179,19 @@ class World:
         self._serial += 1
         return self._serial
 
-    def new_monitor(self) -> LoopMonitor:
-        return self._monitor_class(self.graph.loop_tasks)
+    def plan_at(self, parallelism: int) -> Plan:
+        """The dataflow at a parallelism; 0: at what it begins with."""
+        if parallelism not in self._plans:
+            self._plans[parallelism] = Plan(self.graph.at(parallelism), parallelism, self.schedule.recovery)
+        return self._plans[parallelism]
+
+    @property
+    def rescaled(self) -> bool:
+        """The job has had another parallelism."""
+        return any(attempt.plan.parallelism for attempt in self.attempts.values())
+
+    def new_monitor(self, plan: Plan) -> LoopMonitor:
+        return self._monitor_class(plan.graph.loop_tasks)
 
     def dissolve(self) -> None:
         """Cut the references that run in circles, so that everything goes at once.  Nothing works afterwards."""
@@ -187,7 +199,7 @@ class World:
             for link in attempt.links:
                 for subtask in (link.sender, link.receiver):
                     if subtask is not None:
-                        subtask.__dict__.clear()
+                        vars(subtask).clear()
         living: list[object] = [*self.drivers, *self.workers, self]
         for thing in living:
             thing.__dict__.clear()

@@ -1,0 +1,174 @@
+"""Planted bugs of recoveries in which not everything goes back (R0, R3, R4)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cutwater.protocol import messages as m
+from cutwater.protocol.job import JobMachine
+from cutwater.protocol.regions import Region, units_of
+from cutwater.sim.attempt import Attempt
+from cutwater.sim.schedule import Fault
+from cutwater.sim.subtask import SimSubtask
+
+if TYPE_CHECKING:
+    from cutwater.sim.channels import Item
+    from cutwater.sim.graphs import Graph
+    from cutwater.sim.worker import SimWorker
+    from cutwater.sim.world import World
+
+__all__ = ["PLANTED_SCOPES"]
+
+
+def _subtask(mutant: type[SimSubtask]) -> Callable[[World], None]:
+    def prepare(world: World) -> None:
+        world.subtask_class = mutant
+
+    return prepare
+
+
+def _attempt(mutant: type[Attempt]) -> Callable[[World], None]:
+    def prepare(world: World) -> None:
+        world.attempt_class = mutant
+
+    return prepare
+
+
+class _ChoosesAnew(SimSubtask):
+    """A replacement takes its inputs in another order than survivors know of: dropping by number alone."""
+
+    def follow(self) -> None:
+        return
+
+
+class _ForgetsVerdicts(SimSubtask):
+    """What a verdict on the loop changed is in no order log."""
+
+    def verdict(self, verdict: m.LoopVerdict) -> None:
+        self.handle(verdict)
+
+
+class _ForgetsOvertaken(Attempt):
+    """A replacement does not send what a barrier had overtaken in its outputs, as if receivers had it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        for link in self.links:
+            link.overtaken = []
+
+
+class _AsksEarly(Attempt):
+    """A replacement asks while workers still hold subtasks that go back, and may hear of their choices."""
+
+    def turned(self, workers: Iterable[SimWorker]) -> bool:
+        return not any(link.before for link in self.links)
+
+
+def _knows_only_its_own(world: World) -> None:
+    """What a worker has heard of others' choices it does not pass on."""
+    world.passes_on = False
+
+
+def _does_not_wait(world: World) -> None:
+    """Checkpoints go on although a replacement still sends what its receivers have."""
+    world.waits = False
+
+
+def _asks_for_its_own(world: World) -> None:
+    """A replacement asks for its own choices only, and is the only one left who follows what others chose."""
+    world.asks_for_all = False
+
+
+def _divide(world: World, units: tuple[Region, ...], upstream: tuple[frozenset[int], ...]) -> None:
+    plan, machine = world.driver.plan, world.driver.machine
+    plan.regions, plan.upstream = units, upstream
+    plan.region_of = [next(r for r, found in enumerate(units) if t in found) for t in plan.graph.tasks]
+    world.driver.machine = JobMachine(
+        machine.slots,
+        machine.subtasks,
+        machine.restart,
+        group_deadline_ms=machine.group_deadline_ms,
+        boot_deadline_ms=machine.boot_deadline_ms,
+        regions=units,
+        upstream=upstream,
+    )
+
+
+def _goes_back_alone(world: World) -> None:
+    """What the failed subtasks depend on stays, although nobody keeps what was sent."""
+    _divide(world, world.driver.plan.regions, ())
+
+
+def _cuts_loops(world: World) -> None:
+    """What they depend on is looked for against the edges of the dataflow only, not against those that close loops."""
+    graph = world.graph
+    ends = [(graph.tasks[c.source], graph.tasks[c.target]) for c in graph.channels if not c.back]
+    _divide(world, *units_of(graph.tasks, ends))
+
+
+def _lost_in_a_rescale(world: World) -> None:
+    """What is on its way is forgotten when the parallelism changes."""
+    world.reroute = lambda rows, old, new: {}
+
+
+def _to_the_old_owner(world: World) -> None:
+    """What is on its way goes to the subtask that has the number of the one it was for."""
+
+    def reroute(rows: Mapping[int, list[Item]], old: Graph, new: Graph) -> dict[int, list[Item]]:
+        found: defaultdict[int, list[Item]] = defaultdict(list)
+        for channel, items in rows.items():
+            spec = old.channels[channel]
+            ends = [old.tasks[end][1] for end in (spec.source, spec.target)]
+            index = next(
+                c.index
+                for c in new.channels
+                if c.edge == spec.edge
+                and new.tasks[c.source][1] == ends[0] % new.steps[new.edges[spec.edge].source].parallelism
+                and new.tasks[c.target][1] == ends[1] % new.steps[new.edges[spec.edge].target].parallelism
+            )
+            found[index] += [item for item in items if type(item) is int]
+        return dict(found)
+
+    world.reroute = reroute
+
+
+_TASK: Mapping[str, Any] = {"recovery": "task"}
+_UPSTREAM: Mapping[str, Any] = {"recovery": "upstream"}
+_SLOW_RECEIVER = _TASK | {
+    "rows": 24,
+    "pace_ms": 0.3,
+    "interval_ms": 6.0,
+    "aligned_timeout_ms": 0.0,
+    "faults": (Fault(3.0, "slow", 0, 200.0), *(Fault(at_ms, "kill_worker", 1, 0.0) for at_ms in (30.0, 55.0, 80.0))),
+}
+"""What overtook is complete long before what was overtaken has come."""
+_RARE_CHECKPOINTS = _TASK | {
+    "rows": 32,
+    "pace_ms": 2.0,
+    "interval_ms": 500.0,
+    "faults": tuple(Fault(at_ms, "kill_worker", 0, 0.0) for at_ms in (40.0, 63.0, 86.0, 109.0)),
+}
+"""Verdicts on loops come from probes, and much is chosen between two checkpoints."""
+_TWO_AT_ONCE = _RARE_CHECKPOINTS | {
+    "pace_ms": 0.5,
+    "faults": tuple(Fault(at_ms, "kill_worker", 0, 0.0) for at_ms in (35.0, 35.1, 70.0, 70.1)),
+}
+_RESCALE: Mapping[str, Any] = {"requests": (Fault(20.0, "rescale", 2, 0.0), Fault(45.0, "rescale", 0, 0.0))}
+
+PLANTED_SCOPES: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], None]], ...] = (
+    ("a replacement chooses its own order (R0)", "sources", "aligned", _TASK, _subtask(_ChoosesAnew)),
+    ("choices are told to neighbours only (R0)", "wide", "aligned", _TWO_AT_ONCE, _knows_only_its_own),
+    ("a checkpoint does not wait for a replacement (R4)", "shuffle", "aligned", _TASK, _does_not_wait),
+    ("a verdict is no choice (R0)", "moody_loop", "aligned", _UPSTREAM, _subtask(_ForgetsVerdicts)),
+    ("a replacement asks for its own choices only (R0)", "moody_crossing", "aligned", _RARE_CHECKPOINTS,
+     _asks_for_its_own),
+    ("what was overtaken is not sent again (R4)", "shuffle", "unaligned", _SLOW_RECEIVER, _attempt(_ForgetsOvertaken)),
+    ("a replacement asks before all have turned (R0)", "moody_join", "aligned", _UPSTREAM, _attempt(_AsksEarly)),
+    ("only what failed goes back (R3)", "shuffle", "aligned", _UPSTREAM, _goes_back_alone),
+    ("a loop goes back in parts (R3)", "moody_loop", "aligned", _UPSTREAM, _cuts_loops),
+    ("a rescale forgets what is on its way", "four", "chandy_lamport", _RESCALE, _lost_in_a_rescale),
+    ("a rescale leaves rows with the number of their subtask", "self_loop", "aligned", _RESCALE, _to_the_old_owner),
+)  # fmt: skip
+"""Name, world, protocol, settings, and how the world is prepared."""

@@ -26,6 +26,7 @@ PUBLIC = {
     "all",
     "any",
     "approx_count_distinct",
+    "compare_forks",
     "count",
     "count_distinct",
     "first",

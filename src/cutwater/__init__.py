@@ -49,6 +49,7 @@ __all__ = [
     "all",
     "any",
     "approx_count_distinct",
+    "compare_forks",
     "console",
     "count",
     "count_distinct",
@@ -112,6 +113,7 @@ _HOMES = {
         "ProcessFunction",
     ),
     "cutwater.operators.process_state": ("ListState", "MapState", "ReducingState", "ValueState"),
+    "cutwater.runtime.fork_comparison": ("compare_forks",),
     "cutwater.snapshots.reader": ("Snapshot",),
     "cutwater.snapshots.writer": ("write_savepoint",),
 }
@@ -154,6 +156,7 @@ if TYPE_CHECKING:
         ProcessFunction,
     )
     from cutwater.operators.process_state import ListState, MapState, ReducingState, ValueState
+    from cutwater.runtime.fork_comparison import compare_forks
     from cutwater.snapshots.reader import Snapshot
     from cutwater.snapshots.writer import write_savepoint
 

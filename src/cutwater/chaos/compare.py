@@ -9,11 +9,10 @@ from typing import Any, cast
 import polars as pl
 import pyarrow as pa
 
-from cutwater.operators.changes import OP, added_rows
+from cutwater.operators.changes import OP
+from cutwater.snapshots.multisets import OF_ONE, OF_OTHER, PLACE, differing_rows, rows_of
 
 __all__ = ["Difference", "compare"]
-
-_CALM, _STORMY, _BEFORE = "__without_faults", "__with_faults", "__rows_before"
 
 
 @dataclass(frozen=True)
@@ -55,37 +54,23 @@ def compare(
     >>> print(compare(one, other))
     row 2 (in sorted order): k=2: 2 times without faults, 1 times with; in all 1 rows lost, 1 too many
     """
-    columns = [c for c in calm.column_names if c not in ignore and not (updating and c == OP)]
-    if not columns:
+    if not [c for c in calm.column_names if c not in ignore and not (updating and c == OP)]:
         return None
-    both = [_counted(table, columns, name, updating, digits) for table, name in ((calm, _CALM), (stormy, _STORMY))]
-    joined = both[0].join(both[1], on=columns, how="full", coalesce=True, nulls_equal=True)
-    joined = joined.with_columns(pl.col(_CALM, _STORMY).fill_null(0).cast(pl.Int64)).sort(columns)
-    joined = joined.with_columns((pl.col(_CALM).cum_sum() - pl.col(_CALM)).alias(_BEFORE))
-    differing = joined.filter(pl.col(_CALM) != pl.col(_STORMY))
+    counted = [
+        rows_of(cast(pl.DataFrame, pl.from_arrow(table)).lazy(), updating=updating, digits=digits, ignore=ignore)
+        for table in (calm, stormy)
+    ]
+    differing = differing_rows(*counted)
     if differing.is_empty():
         return None
-    missing = differing[_CALM] - differing[_STORMY]
+    missing = differing[OF_ONE] - differing[OF_OTHER]
     first = differing.row(0, named=True)
+    times_without, times_with, before = (cast(int, first.pop(name)) for name in (OF_ONE, OF_OTHER, PLACE))
     return Difference(
-        row_number=cast(int, first[_BEFORE]) + 1,
-        row={name: first[name] for name in columns},
-        times_without=cast(int, first[_CALM]),
-        times_with=cast(int, first[_STORMY]),
+        row_number=before + 1,
+        row=first,
+        times_without=times_without,
+        times_with=times_with,
         lost=int(missing.clip(lower_bound=0).sum()),
         extra=int((-missing).clip(lower_bound=0).sum()),
     )
-
-
-def _counted(table: pa.Table, columns: list[str], name: str, updating: bool, digits: int | None) -> pl.DataFrame:
-    """Every different row once, with how often it is there."""
-    count, kept = pl.len(), table.select(columns)
-    if updating:
-        added = pa.chunked_array([pa.array(added_rows(b)) for b in table.to_batches()], pa.bool_())
-        kept = kept.append_column(name, added)
-        count = pl.when(name).then(1).otherwise(-1).sum()
-    rows = cast(pl.DataFrame, pl.from_arrow(kept))
-    floats = [c for c, kind in rows.schema.items() if kind.is_float()]
-    if digits is not None and floats:
-        rows = rows.with_columns(pl.col(floats).round_sig_figs(digits))
-    return rows.group_by(columns).agg(count.cast(pl.Int64).alias(name)).filter(pl.col(name) != 0)

@@ -30,6 +30,7 @@ from cutwater.connectors.base import (
 from cutwater.connectors.collect import CollectSink
 from cutwater.dataflow.graph import LogicalGraph, Step
 from cutwater.errors import BuildError, UserCodeError
+from cutwater.runtime.shadows import shadow_of
 
 __all__ = ["HOOKS", "SLOW", "Orders", "Pace", "Shadow", "shadowed"]
 
@@ -191,13 +192,9 @@ class _Reader:
 
 @dataclass(frozen=True, kw_only=True)
 class Shadow(CollectSink):
-    """Takes the rows of a sink and keeps them in the job's folder, from where ``Job.result_table`` reads them.
-
-    Its files end at every checkpoint, so that every checkpoint has something to commit.
-    """
+    """Takes the rows of a sink and keeps them in the job's folder, from where ``Job.result_table`` reads them."""
 
     orders: Orders
-    roll_interval_ms: float | str = 0
 
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> SinkWriter:
         return _Writer(super().writer(schema, ctx, restored), self.orders)
@@ -282,10 +279,5 @@ def _shadowed(graph: LogicalGraph, step: Step, orders: Orders, pace: Pace) -> St
             )
         return replace(step, spec=PacedSource(source, step.id, orders, pace))
     if step.role == "sink":
-        shadow = Shadow(orders=orders)
-        try:
-            shadow.check(graph.source_of(step.inputs[0]).schema)
-        except BuildError as e:
-            raise BuildError(f"its rows cannot be kept for a comparison: {e.message}", step=step.id) from e
-        return replace(step, kind="collect", spec=shadow)
+        return shadow_of(graph, step, Shadow(orders=orders))
     return step

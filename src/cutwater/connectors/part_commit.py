@@ -21,6 +21,7 @@ __all__ = [
     "LogState",
     "PartCommitter",
     "PartHandle",
+    "checkpoint_of_part",
     "file_digest",
     "is_visible",
     "part_status",
@@ -67,6 +68,16 @@ def part_suffix(subtask: int, checkpoint_id: int, incarnation: int, number: int,
 
 _SUFFIX = re.compile(r"\d{5,}-(\d{10,})-(\d{10,})-\d{4,}(?:\.parquet|\.jsonl(?:\.gz)?|\.csv(?:\.gz)?)", re.ASCII)
 """Of any format: the program that goes on may write another than the one that is taken back."""
+
+
+def checkpoint_of_part(name: str) -> int | None:
+    """The checkpoint that a part's rows belong to at the latest; ``None`` if the file is no part.
+
+    >>> checkpoint_of_part("part-0011223344556677-out-" + part_suffix(1, 7, 12, 0, ".parquet"))
+    7
+    """
+    match = _SUFFIX.search(name)
+    return int(match[1]) if match is not None and name.startswith("part-") else None
 
 
 def part_stem(job_uid: str, step: str) -> str:

@@ -25,6 +25,8 @@ from cutwater.dataflow.stream import Stream
 from cutwater.errors import BuildError
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from pyspark.sql import SparkSession
 
     from cutwater.config import ProtocolName
@@ -196,6 +198,37 @@ class Dataflow:
         from cutwater.runtime import job
 
         return job.start(self, spark, **settings)
+
+    def fork(
+        self,
+        snapshot: str,
+        spark: SparkSession | None = None,
+        *,
+        name: str,
+        checkpoint: str | PathLike[str] | None = None,
+        follow: bool = True,
+        **settings: Any,
+    ) -> Job:
+        """Start a second job, with this program, from a snapshot of another one, which goes on.
+
+        Its sinks are shadows: what they would be given lies, exactly once, below the job's folder
+        (``cw.compare_forks``).  Nothing of the other job is touched, until ``Job.promote`` lets this one take over.
+        The same call again goes on with the fork.
+
+        Args:
+            snapshot: where to begin: ``DIR/JOB``, ``DIR/JOB@7``, ``DIR/JOB/chk-7``, or the folder of a savepoint.
+            name: of the new job.
+            checkpoint: directory for its checkpoints (default: the other job's).
+            follow: read what the other job has checkpointed and not beyond, so that this one can take over.
+            settings: as of ``start``; ``step_ids=`` and others tell how to read the snapshot.
+
+        Raises:
+            BuildError: a source cannot be read twice at once, or the rows of a sink cannot be kept.
+            ConfigError: there is no such snapshot, the name is taken, or there is nobody to follow.
+        """
+        from cutwater.runtime import forks
+
+        return forks.fork(self, snapshot, spark, name=name, checkpoint=checkpoint, follow=follow, **settings)
 
     def run(self, spark: SparkSession | None = None, **settings: Any) -> Job:
         """``start``, then wait until the job ends; raises what made it fail."""

@@ -177,6 +177,10 @@ class Attempt(SurvivingAttempt):
                 for subtask in self._subtasks:
                     if subtask.source is not None and subtask.source.step == step:
                         subtask.source.assign(splits, no_more)
+            case c.ReadUpTo(limits=limits):
+                for subtask in self._subtasks:
+                    if subtask.source is not None:
+                        subtask.source.limit = limits.get(subtask.source.step)
             case c.CompleteNotice(checkpoint_id=checkpoint_id, commit=commit):
                 assert self._snapshots is not None
                 self._snapshots.completed(checkpoint_id)

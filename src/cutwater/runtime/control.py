@@ -12,6 +12,7 @@ import msgspec
 from cutwater.dataflow.upgrade import Upgrade
 from cutwater.errors import WireError
 from cutwater.runtime.network_messages import NetworkToWorker, SnapshotParts
+from cutwater.runtime.read_limit import Limits
 from cutwater.storage.log_entries import CheckpointCompleted
 from cutwater.storage.manifest import Entry, SubtaskRecord
 from cutwater.storage.savepoint_files import SavepointFile
@@ -37,6 +38,7 @@ __all__ = [
     "LoopVerdict",
     "Metrics",
     "ProbeWanted",
+    "ReadUpTo",
     "Ready",
     "Reset",
     "SplitAssignment",
@@ -94,6 +96,12 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """Slots whose workers run on, and will turn to this one (R4)."""
     attempts: list[int] = []
     """Per slot: the attempt that its subtasks began with (R4)."""
+    limits: Limits | None = None
+    """Of a fork that follows its leader: how far it may read now."""
+    shadows: bool = False
+    """Of a fork: its rows go to shadows of its sinks."""
+    fresh_sinks: bool = False
+    """What the checkpoint says of sinks was said by their shadows: they begin with nothing."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -119,6 +127,13 @@ class AssignSplits(msgspec.Struct, frozen=True, tag="splits"):
     step: str
     splits: list[SplitAssignment]
     no_more: bool
+
+
+class ReadUpTo(msgspec.Struct, frozen=True, tag="limits"):
+    """The leader of a fork has gone on."""
+
+    attempt: int
+    limits: Limits
 
 
 class Trigger(msgspec.Struct, frozen=True, tag="trigger"):
@@ -182,6 +197,7 @@ ToWorker = (
     Deploy
     | Start
     | AssignSplits
+    | ReadUpTo
     | Trigger
     | Drain
     | CompleteNotice

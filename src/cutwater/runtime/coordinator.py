@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Split
@@ -16,14 +15,16 @@ from cutwater.protocol import messages as m
 from cutwater.protocol import rescale as r
 from cutwater.protocol.reasons import FailureReason
 from cutwater.runtime import control as c
+from cutwater.runtime.answering import AnsweringDriver
 from cutwater.runtime.checkpointing import Checkpointing, now_ms
 from cutwater.runtime.control_server import WorkerLink
 from cutwater.runtime.deploying import Deploying
-from cutwater.runtime.driver import Driver, MakeHost
+from cutwater.runtime.driver import MakeHost
+from cutwater.runtime.handing_over import HandingOver
 from cutwater.runtime.publisher import Publisher
+from cutwater.runtime.read_limit import Limits
 from cutwater.runtime.regions import recovery_regions, subtasks_of
 from cutwater.runtime.rescaling import Rescaling
-from cutwater.runtime.savepoints import SavepointKind, SavepointRequest
 from cutwater.runtime.splits import Splits
 from cutwater.runtime.status_board import StatusBoard
 from cutwater.runtime.worker import WorkerArgs
@@ -35,11 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Coordinator"]
 
-T = TypeVar("T")
 _DEPLOYED = frozenset({j.JobPhase.DEPLOYING, j.JobPhase.RUNNING})
 
 
-class Coordinator(Driver):
+class Coordinator(AnsweringDriver):
     """Runs one job to its end.
 
     Args:
@@ -71,6 +71,7 @@ class Coordinator(Driver):
         """Slots and regions whose sinks have not committed the final checkpoint yet."""
         self._final_id = 0
         self._trace = _open_trace(config, plan, publisher)
+        self._handing_over = HandingOver(publisher, self)
         super().__init__(
             publisher.job,
             plan.parallelism,
@@ -97,46 +98,6 @@ class Coordinator(Driver):
             self.ended.set()
             return
         super().start()
-
-    def request_checkpoint(self) -> int:
-        """Take a checkpoint now and wait for it; returns its id.
-
-        Raises:
-            CutwaterError: it failed, with the reason.
-        """
-        done: queue.SimpleQueue[m.RequestAnswered] = queue.SimpleQueue()
-        self._later(lambda: self.snapshot(done.put))
-        answer = self._answer(done, "the checkpoint was taken")
-        if answer.reason is not None or answer.checkpoint_id is None:
-            why = answer.reason.message if answer.reason else "nothing was taken"
-            raise CutwaterError(f"the checkpoint failed: {why} {answer.detail}".rstrip())
-        return answer.checkpoint_id
-
-    def request_rescale(self, parallelism: int) -> None:
-        """Go on at another parallelism; returns when the job runs there.
-
-        Raises:
-            CutwaterError: it does not, with the reason; it goes on as it was, unless it has ended.
-        """
-        done: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._later(lambda: self._rescaling.request(parallelism, done))
-        if error := self._answer(done, "it was rescaled"):
-            raise CutwaterError(f"not rescaled to {parallelism}: {error}")
-
-    def request_savepoint(self, kind: SavepointKind, directory: str) -> str:
-        """Take a savepoint and wait until it is whole; returns where it lies, or raises why there is none."""
-        request = SavepointRequest.prepare(kind, directory, self.publisher.job)
-        self._later(lambda: request.hand_to(self._checkpoints))
-        return request.result(lambda: self._answer(request.done, "the savepoint was whole"))
-
-    def _answer(self, done: queue.SimpleQueue[T], what: str) -> T:
-        while True:
-            try:
-                return done.get(timeout=0.2)
-            except queue.Empty:
-                if self.ended.is_set():
-                    why = f": {self.error}" if self.error is not None else ""
-                    raise CutwaterError(f"the job ended before {what}{why}") from self.error
 
     # -------------------------------------------------------------------------------------------------- the events
 
@@ -168,6 +129,7 @@ class Coordinator(Driver):
                 pass  # hello, sign of life; parts of global snapshots belong to networks
 
     def _committed(self, part: tuple[int, int], checkpoint_id: int) -> None:
+        self._handing_over.committed(part, checkpoint_id)
         if checkpoint_id == self._final_id:
             self._committing.discard(part)
             if not self._committing:
@@ -233,9 +195,26 @@ class Coordinator(Driver):
     def note(self, text: str) -> None:
         self.board.warn(text)
 
+    # ----------------------------------------------------------------------------------------------------- forks
+
+    @property
+    def running_attempt(self) -> int:
+        running = self._machine.phase is j.JobPhase.RUNNING and not self._machine.down
+        return self._machine.attempt if running else 0
+
+    def later(self, function: Callable[[], None]) -> None:
+        self._later(function)
+
+    def read_up_to(self, limits: Limits) -> None:
+        self._group.broadcast(c.ReadUpTo(self._machine.attempt, limits))
+
+    def retire(self, reason: str) -> None:
+        self._job(j.EndRequested(j.Outcome.STOPPED, reason, now_ms()))
+
     # ----------------------------------------------------------------------------------------- effects of the job
 
     def _launched(self) -> None:
+        self._handing_over.start()
         self._splits.start_discovery(
             lambda step, splits, ended: self._later(lambda: self._new_splits(step, splits, ended)),
             lambda step, e: self._later(lambda: self._fail(type(e).__name__, str(e), step=step)),
@@ -251,6 +230,7 @@ class Coordinator(Driver):
         self.board.restarting(reason)
         if self._checkpoints is not None:
             self._checkpoints.stopped(reason)
+        self._handing_over.stopped(reason)
         self._rescaling.handle(r.AttemptFailed(reason, now_ms()))
 
     def _short(self, workers: int, reason: str) -> None:
@@ -274,6 +254,7 @@ class Coordinator(Driver):
 
     def _closing(self) -> None:
         self._splits.stop()
+        self._handing_over.close()
         if self._trace is not None:
             self._trace.close()
 
@@ -313,6 +294,7 @@ class Coordinator(Driver):
             return
         self.board.restarting(f"{reason} ({self._deploying.stopped(regions)} go back)")
         self._checkpointing.suspended(reason)
+        self._handing_over.stopped(reason)
         self._rescaling.handle(r.AttemptFailed(reason, now_ms()))
         self._group.broadcast(c.Reset(self._machine.attempt, list(regions)))
 
@@ -337,8 +319,8 @@ class Coordinator(Driver):
         splits: dict[tuple[str, int], list[c.SplitAssignment]],
     ) -> None:
         links = [self._group.links[slot] for slot in range(self.plan.parallelism)]
-        last_id = self._checkpointing.last_id
-        for link, message in self._deploying.messages(attempt, restorable, regions, links, splits, last_id):
+        last_id, limits = self._checkpointing.last_id, self._handing_over.limits
+        for link, message in self._deploying.messages(attempt, restorable, regions, links, splits, last_id, limits):
             link.send(message)
 
     def _resumed(self) -> None:
@@ -374,6 +356,7 @@ class Coordinator(Driver):
             self._final_id, self._committing = checkpoint_id, set(self._machine.parts)
         self._failures.progressed()
         self._job(j.CheckpointCompleted(self._machine.attempt, now_ms()))
+        self._handing_over.completed(checkpoint_id, self._machine.parts)
 
     def _worker_args(self, slot: int) -> WorkerArgs:
         return WorkerArgs(
@@ -387,6 +370,7 @@ class Coordinator(Driver):
             regions=self._machine.regions,
             config=self.config,
             store=self._store,
+            shadow_dir=self.publisher.forks.shadow_dir,
         )
 
 

@@ -11,6 +11,7 @@ from cutwater.protocol.regions import slots_of
 from cutwater.runtime import control as c
 from cutwater.runtime.control_server import WorkerLink
 from cutwater.runtime.publisher import Publisher
+from cutwater.runtime.read_limit import Limits
 from cutwater.runtime.splits import Splits
 from cutwater.storage.recovery import Restorable
 
@@ -53,11 +54,13 @@ class Deploying:
         links: Sequence[WorkerLink],
         assigned: Assigned,
         last_checkpoint_id: int,
+        limits: Limits | None,
     ) -> Iterator[tuple[WorkerLink, c.Deploy | c.Turn]]:
         """For each worker that runs on, who goes back; for each region that begins, what its workers build.
 
         Args:
             links: per slot, the worker that fills it.
+            limits: of a fork, how far it may read.
         """
         members = {region: slots_of(self._machine.regions[region]) for region in regions}
         begins = frozenset[int]().union(*members.values())
@@ -89,5 +92,8 @@ class Deploying:
                     region=region,
                     survivors=survivors if self._task else [],
                     attempts=[self._attempts[other] for other in range(len(links))],
+                    limits=limits,
+                    shadows=self._publisher.forks.shadows,
+                    fresh_sinks=self._publisher.has_fresh_sinks(restorable),
                 )
                 yield links[slot], deploy

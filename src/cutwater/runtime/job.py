@@ -15,24 +15,23 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import msgspec
 
 from cutwater.config import JobConfig, parse_duration_ms
-from cutwater.connectors.base import Sink, Source, Split
 from cutwater.connectors.collect import read_result
-from cutwater.dataflow.checks import check_guarantees, check_state_backend
-from cutwater.dataflow.graph import PhysicalPlan, Step
-from cutwater.dataflow.plan import make_plan, replan
+from cutwater.dataflow.build import GraphBuilder
+from cutwater.dataflow.graph import PhysicalPlan
+from cutwater.dataflow.plan import replan
 from cutwater.dataflow.upgrade import upgrade_of
-from cutwater.errors import BuildError, ConfigError, CutwaterError
+from cutwater.errors import ConfigError, CutwaterError
 from cutwater.protocol.job_messages import Outcome
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.runtime.coordinator import Coordinator
+from cutwater.runtime.fork_log import Successor
 from cutwater.runtime.net_items import nothing
-from cutwater.runtime.publisher import Publisher
-from cutwater.runtime.regions import check_recovery
-from cutwater.runtime.requests import watch
+from cutwater.runtime.preparing import checked_plan, discover, make_publisher, prepare
+from cutwater.runtime.requests import Request, watch
 from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.status import JobStatus
-from cutwater.storage.addresses import resolve_snapshot
 from cutwater.storage.base import Store
+from cutwater.storage.log import Fork
 from cutwater.storage.stores import open_store, require_exactly_once
 
 if TYPE_CHECKING:
@@ -182,6 +181,37 @@ class Job:
         """Stop now, without a checkpoint; what was committed stays.  Returns when all workers are gone."""
         self._end(Outcome.CANCELLED, "cancelled by the user")
 
+    def promote(self, savepoint: str | os.PathLike[str] | None = None) -> str:
+        """Let this fork take over from the job that it was forked from, its leader; returns when it serves.
+
+        The leader stops with a savepoint, all its output committed.  The fork reads exactly as far, drops what its
+        shadows kept, and writes to the real sinks what follows.  Whatever fails: until the leader's log says that it
+        was handed over the leader goes on; from then on this job takes over, also if it was started again.  So the
+        call can be repeated, and returns at once if the fork serves.
+
+        Args:
+            savepoint: a folder for the leader's savepoint (default: ``savepoints`` in its checkpoint directory).
+
+        Returns:
+            The leader's savepoint: with it and the old program there is a way back.
+
+        Raises:
+            ConfigError: the job is no fork, does not follow its leader, or has a step whose output is not decided by
+                what was read alone.
+            CutwaterError: the leader does not run, could not be stopped, or has finished.
+        """
+        from cutwater.runtime.promotion import promote
+
+        return promote(self._coordinator, self._directory, None if savepoint is None else _absolute(savepoint))
+
+    def _hand_over(self, request: Request) -> str:
+        assert request.successor is not None
+        path = self._coordinator.request_hand_over(Successor(*request.successor), request.savepoint)
+        self._coordinator.ended.wait()
+        self._coordinator.join()
+        self._clean_up()
+        return path
+
     def disconnect(self, slot: int) -> None:
         """Break the connection to a worker, as a network does: a fault drill.  The worker is replaced."""
         self._coordinator.disconnect(slot)
@@ -209,10 +239,14 @@ class Job:
             store,
             self.name,
             attempt=lambda: self._coordinator.board.status.attempt,
-            on_cancel=lambda _: self.cancel(),
-            on_stop=lambda r: self.stop(r.savepoint or None, drain=r.drain),
-            on_savepoint=lambda r: self.savepoint(r.savepoint),
-            on_rescale=lambda r: self.rescale(r.parallelism),
+            actions={
+                "cancel": lambda _: self.cancel(),
+                "stop": lambda r: self.stop(r.savepoint or None, drain=r.drain),
+                "savepoint": lambda r: self.savepoint(r.savepoint),
+                "rescale": lambda r: self.rescale(r.parallelism),
+                "hand over": self._hand_over,
+                "promote": lambda r: self.promote(r.savepoint or None),
+            },
             ended=self._coordinator.ended,
         )
 
@@ -235,6 +269,8 @@ def start(
     checkpoint: str | os.PathLike[str] | None = None,
     restore: str = "latest",
     claim: Literal["no_claim", "claim"] = "no_claim",
+    name: str | None = None,
+    fork: Fork | None = None,
     **settings: Any,
 ) -> Job:
     """Start a dataflow on a Spark session; returns at once.
@@ -247,6 +283,7 @@ def start(
             from: ``DIR/JOB``, ``DIR/JOB@7``, ``DIR/JOB/chk-7``, or the folder of a savepoint.
         claim: "claim" gives the savepoint to the job, which removes it when it has ``num_retained`` checkpoints of its
             own, or has finished; else it stays the user's.
+        name, fork: of the job, if not the dataflow's; and what it is a fork of, at its first start (``Dataflow.fork``).
         settings: fields of ``JobConfig`` and ``Upgrade``; names without ``_ms`` (``interval="1s"``) take durations.
 
     Raises:
@@ -256,25 +293,24 @@ def start(
     """
     upgrade, settings = upgrade_of(settings)
     config = make_config(settings)
-    plan = _checked_plan(flow, config)
+    graph = flow.graph if name is None else replace(flow.graph, name=GraphBuilder.check_name(name))
+    plan = checked_plan(graph, config)
     temporary = checkpoint is None
     directory = tempfile.mkdtemp(prefix="cutwater-") if checkpoint is None else _absolute(checkpoint)
     try:
         store = open_store(directory)
         if config.protocol not in ("none", "at_least_once"):
             require_exactly_once(store)
-        origin = None if restore == "latest" else resolve_snapshot(restore)
-        if claim not in ("no_claim", "claim"):
-            raise ConfigError(f"claim {claim!r} is unknown", hint="Choose 'no_claim' or 'claim'.")
-        publisher = Publisher(store, plan, config, origin, upgrade, claim=claim == "claim")
+        folder = Path(directory, plan.name)
+        publisher = make_publisher(store, plan, config, upgrade, folder, restore=restore, claim=claim, fork=fork)
         if publisher.parallelism != config.parallelism:
             plan = replan(plan, publisher.parallelism)
         from cutwater.spark.session import require_classic, session
 
         spark = spark or session(plan.parallelism)
         require_classic(spark)
-        plan = publisher.plan = _prepare(plan, Path(directory, plan.name))
-        splits = {s.id: _discover(s) for s in plan.steps.values() if s.role == "source"}
+        plan = publisher.plan = prepare(plan, folder, publisher.forks.fork, upgrade.step_ids)
+        splits = {s.id: discover(s) for s in plan.steps.values() if s.role == "source"}
         host = partial(SparkHost, spark, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}")
         coordinator = Coordinator(plan, config, publisher, host, store=store, splits=splits)
     except BaseException:
@@ -286,14 +322,6 @@ def start(
     if not temporary:
         job.watch_requests(store)
     return job
-
-
-def _checked_plan(flow: Dataflow | LogicalGraph, config: JobConfig) -> PhysicalPlan:
-    plan = make_plan(flow, config.parallelism, config.max_parallelism)
-    check_guarantees(flow.graph, config.protocol)
-    check_state_backend(flow.graph, config.state_backend)
-    check_recovery(config.recovery)
-    return plan
 
 
 def make_config(settings: dict[str, Any]) -> JobConfig:
@@ -329,25 +357,3 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
 def _absolute(path: str | os.PathLike[str]) -> str:
     text = os.fspath(path)
     return text if "://" in text else str(Path(text).absolute())
-
-
-def _prepare(plan: PhysicalPlan, folder: Path) -> PhysicalPlan:
-    """Stage DataFrames, and give sinks that need one their directory."""
-    steps: dict[str, Step] = {}
-    for step in plan.steps.values():
-        spec: Any = step.spec
-        if step.role == "source" and hasattr(spec, "stage"):
-            spec = spec.stage(str(folder / "input" / step.id))
-        elif step.role == "sink" and hasattr(spec, "bind"):
-            spec = spec.bind(str(folder / "output" / step.id))
-        steps[step.id] = replace(step, spec=cast("Source | Sink", spec))
-    return replace(plan, steps=steps)
-
-
-def _discover(step: Step) -> list[Split]:
-    try:
-        return cast(Source, step.spec).discover()
-    except CutwaterError as e:
-        raise type(e)(e.message, step=e.step or step.id, hint=e.hint) from e
-    except OSError as e:
-        raise BuildError(f"the source cannot be listed: {e}", step=step.id) from e

@@ -26,12 +26,13 @@ from cutwater.errors import ConfigError, CorruptSnapshotError, FencedError
 from cutwater.protocol.job_messages import Outcome
 from cutwater.protocol.regions import Region
 from cutwater.runtime.failures import first_line
+from cutwater.runtime.fork_log import ForkLog
 from cutwater.runtime.regions import subtasks_of
 from cutwater.runtime.sinks import Sinks
 from cutwater.storage.addresses import SnapshotAddress
 from cutwater.storage.base import Store
 from cutwater.storage.claim import Claim
-from cutwater.storage.log import JobEnded, JobFinished, JobLog, RolledBack, wall_clock_ms
+from cutwater.storage.log import Fork, JobEnded, JobFinished, JobLog, RolledBack, wall_clock_ms
 from cutwater.storage.manifest import Entry, Manifest, SubtaskRecord
 from cutwater.storage.paths import writer_of_shared
 from cutwater.storage.publish import publish
@@ -58,6 +59,8 @@ class Publisher:
         upgrade: Upgrade | None = None,
         *,
         claim: bool = False,
+        fork: Fork | None = None,
+        shadow_dir: str = "",
     ) -> None:
         self.job = plan.name
         self.upgrade = upgrade or Upgrade()
@@ -65,7 +68,12 @@ class Publisher:
         self.upgrade.check(plan)
         self._store, self.plan, self._config = store, plan, config
         self.log = JobLog(store, self.job, num_retained=config.num_retained)
-        self.log.create()  # workers name their output by the uid, so it is there before they are
+        self.log.create(fork)  # workers name their output by the uid, so it is there before they are
+        self.forks = ForkLog(self.log, shadow_dir)
+        if origin is None:
+            self.forks.check_not_handed_over()
+        self.newest: Manifest | None = None
+        """The newest checkpoint that this driver has published."""
         self._retention: Retention | None = None
         self._collected_s = -math.inf
         self.warnings: list[str] = []
@@ -100,8 +108,23 @@ class Publisher:
         return self.log.state.uid
 
     @cached_property
-    def _sinks(self) -> Sinks:
-        return Sinks(self.plan, self.uid)  # not before they are bound to their directories
+    def _sinks(self) -> Sinks:  # not before they are bound to their directories
+        return Sinks(self.forks.writing(self.plan), self.uid)
+
+    def has_fresh_sinks(self, restorable: Restorable | None) -> bool:
+        """What the checkpoint to restore says of sinks was said by shadows that are no more."""
+        if restorable is None or self.foreign:
+            return False
+        return self.forks.fresh_sinks(restorable.completed.checkpoint_id)
+
+    def promote(self) -> None:
+        """Write to the real sinks of a fork from the newest checkpoint on.
+
+        Raises:
+            FencedError: another driver owns the job.
+        """
+        self.forks.promote()
+        self.__dict__.pop("_sinks", None)
 
     def begin_attempt(self, attempt: int, *, survivors: bool = False) -> None:
         """Take the log for this attempt; with ``survivors`` some subtasks run on from the one before.
@@ -111,9 +134,8 @@ class Publisher:
         """
         asked, now, adaptive = self._config.parallelism, self.parallelism, self._config.scheduler == "adaptive"
         driver = f"{socket.gethostname()}:{os.getpid()}"
-        self.log.begin_attempt(
-            driver, after=attempt - 1, rescaled=(asked, now) if now != asked and not adaptive else None
-        )
+        rescaled = (asked, now) if now != asked and not adaptive else None
+        self.log.begin_attempt(driver, after=attempt - 1, rescaled=rescaled, take_back=self._origin is not None)
         if not survivors:  # what they have frozen may build upon a checkpoint that was retired just now
             self._retention = Retention(self._store, self.log)
 
@@ -143,7 +165,7 @@ class Publisher:
         bound = check_compatible(self.plan, found.manifest, self.upgrade)
         if frozenset((r.vertex, r.subtask) for r in bound.manifest.subtasks) != subtasks_of(self.plan):
             raise ConfigError("the newest checkpoint was taken at another parallelism")
-        return replace(found, manifest=bound.manifest)
+        return replace(found, manifest=self.forks.without_shadows(bound.manifest))
 
     def choose(self) -> Restorable | None:
         """The checkpoint to restore: the one asked for until this driver has completed one, then the newest.
@@ -168,8 +190,11 @@ class Publisher:
         if self._claims and self._origin is not None:
             origin, digest = self._origin, restorable.completed.digest
             self._claim.take(origin.directory, origin.job, digest, state.newest_id)
+        self.forks.check_serves(restorable.manifest)
+        if self.foreign:
+            self.forks.begins(restorable.manifest.checkpoint_id)
         self._roll_back(restorable)
-        return replace(restorable, manifest=bound.manifest)
+        return replace(restorable, manifest=self.forks.without_shadows(bound.manifest))
 
     def _choose_origin(self, origin: SnapshotAddress) -> Restorable:
         state = snapshots_at(origin)
@@ -224,6 +249,7 @@ class Publisher:
         """
         own = manifest if manifest is not None and manifest.uid == self.uid else None
         self._sinks.settle(own, self._retained(own), self.log.attempt)
+        self.forks.drop_shadows()
 
     def _retained(self, restored: Manifest | None) -> Iterator[Manifest]:
         """``restored``, and the older checkpoints that a later restore may fall back to."""
@@ -234,7 +260,7 @@ class Publisher:
                 yield restored
                 continue
             try:
-                yield load_manifest(self._store, self.job, completed)
+                yield self.forks.without_shadows(load_manifest(self._store, self.job, completed))
             except CorruptSnapshotError:
                 continue  # it will not be restored
 
@@ -285,7 +311,7 @@ class Publisher:
         completed = publish(self._store, self.log, manifest, kind="final" if manifest.final else "checkpoint")
         shared.published(completed, manifest)
         self._sinks.published(manifest)
-        self._origin = None
+        self._origin, self.newest = None, manifest
         older = sum(
             e.length for e in manifest.entries if (w := writer_of_shared(e.file)) and w[0] != manifest.checkpoint_id
         )

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -30,7 +30,7 @@ __all__ = ["CONTROL_FOLDER", "Action", "Answer", "Request", "RequestKind", "send
 CONTROL_FOLDER = "control"
 POLL_S = 0.5
 
-RequestKind = Literal["cancel", "stop", "rescale", "savepoint"]
+RequestKind = Literal["cancel", "stop", "rescale", "savepoint", "hand over", "promote"]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,6 +45,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Directory for a savepoint, absolute."""
     drain: bool = False
     """With a stop and a savepoint."""
+    successor: tuple[str, str, str] | None = None
+    """Of a hand-over: checkpoint directory, name and uid of the job that goes on."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,10 +79,7 @@ def watch(
     job: str,
     *,
     attempt: Callable[[], int],
-    on_cancel: Action,
-    on_stop: Action,
-    on_rescale: Action,
-    on_savepoint: Action,
+    actions: Mapping[RequestKind, Action],
     ended: threading.Event,
     poll_s: float = POLL_S,
 ) -> Callable[[], None]:
@@ -90,22 +89,13 @@ def watch(
         store: the checkpoint directory.
         job: folder of the job.
         attempt: the attempt that this driver is at; requests wait until it is the one that owns the job.
-        on_cancel: performs a cancel; returns when the job has ended.
-        on_stop: performs a stop; returns when the job has ended.
-        on_rescale: goes on at another parallelism; returns when the job runs there.
-        on_savepoint: takes a savepoint.
+        actions: by kind, what performs a request; returns when that is done.
         ended: set when the job ends; the thread ends with it.
         poll_s: seconds between two looks at the folder.
 
     Returns:
         A function that ends the watch; it waits until a request that is being answered has its answer.
     """
-    actions: dict[RequestKind, Action] = {
-        "cancel": on_cancel,
-        "stop": on_stop,
-        "rescale": on_rescale,
-        "savepoint": on_savepoint,
-    }
     watcher = _Watcher(store, job, attempt, actions, ended, poll_s)
     watcher.thread.start()
     return watcher.close
@@ -119,6 +109,7 @@ def send(
     parallelism: int = 0,
     savepoint: str = "",
     drain: bool = False,
+    successor: tuple[str, str, str] | None = None,
     claim_s: float = 10.0,
     done_s: float = 600.0,
 ) -> Answer | None:
@@ -131,6 +122,7 @@ def send(
         parallelism: of a rescale.
         savepoint: directory for a savepoint, as driver and workers see it.
         drain: stop as if the sources were exhausted.
+        successor: of a hand-over: checkpoint directory, name and uid of the job that goes on.
         claim_s: seconds until a driver must have taken the request; after that it is withdrawn.
         done_s: seconds that performing it may take.
 
@@ -142,7 +134,15 @@ def send(
     """
     names = _Names(job, uuid.uuid4().hex)
     sender, now = _me(), wall_clock_ms()
-    request = Request(kind=kind, sender=sender, time_ms=now, parallelism=parallelism, savepoint=savepoint, drain=drain)
+    request = Request(
+        kind=kind,
+        sender=sender,
+        time_ms=now,
+        parallelism=parallelism,
+        savepoint=savepoint,
+        drain=drain,
+        successor=successor,
+    )
     store.create(names.request, msgspec.json.encode(request))
     if not _appears(store, job, names.claim, claim_s):
         claim = Claim(accepted=False, by=_me())
@@ -181,7 +181,7 @@ class _Watcher:
         store: Store,
         job: str,
         attempt: Callable[[], int],
-        actions: dict[RequestKind, Action],
+        actions: Mapping[RequestKind, Action],
         ended: threading.Event,
         poll_s: float,
     ) -> None:

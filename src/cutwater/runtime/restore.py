@@ -47,6 +47,8 @@ class Restore:
     """Not in the job's folder (another job's, or a savepoint): none of its files is built upon."""
     foreign: bool = False
     """Of another job: what its sinks have in progress stays theirs (T3)."""
+    fresh_sinks: bool = False
+    """Its sinks were shadows: the real ones begin with nothing."""
     evolutions: Mapping[str, Evolution] = field(default_factory=dict[str, Evolution])
     """By step: what becomes of state that another version of the program wrote."""
 
@@ -67,7 +69,8 @@ class Restore:
         foreign = manifest.uid != uid
         bound = check_compatible(plan, manifest, deploy.upgrade, foreign=foreign)
         same = _same_shape(plan, bound.manifest)
-        return cls(store, job, bound.manifest, same, plan, elsewhere is not None, foreign, bound.evolutions)
+        fresh = deploy.fresh_sinks
+        return cls(store, job, bound.manifest, same, plan, elsewhere is not None, foreign, fresh, bound.evolutions)
 
     def watermark(self, vertex: int, subtask: int) -> int | None:
         """Where a subtask's event time begins; ``None``: the snapshot says nothing."""
@@ -202,7 +205,7 @@ class Restore:
 
     def sink_states(self, step: str, subtask: int, parallelism: int) -> list[Any]:
         """States of the writers that a subtask takes over."""
-        if self.foreign:
+        if self.foreign or self.fresh_sinks:
             return []
         return [
             record.sinks[step]

@@ -19,6 +19,7 @@ from cutwater.dataflow.graph import Step
 from cutwater.errors import CutwaterError, DataError
 from cutwater.operators.base import MIN_WATERMARK, Outputs
 from cutwater.runtime.control import SplitAssignment
+from cutwater.runtime.read_limit import StepLimit, is_before, read_up_to
 from cutwater.storage.manifest import SplitRecord
 
 __all__ = ["Read", "SourceRunner"]
@@ -63,6 +64,8 @@ class SourceRunner:
     subtask: int
     rate: float | None = None
     no_more: bool = False
+    limit: StepLimit | None = None
+    """Of a fork that follows its leader."""
     rows: int = 0
     _splits: dict[str, _Split] = field(default_factory=dict[str, _Split])
     _order: list[str] = field(default_factory=list[str])
@@ -70,6 +73,8 @@ class SourceRunner:
     _tokens: float = 0.0
     _token_s: float | None = None
     _watermark: int = MIN_WATERMARK
+    _told: int = MIN_WATERMARK
+    """With a limit, which may hold the watermark back."""
     _turn: int = 0
     _began: bool = False
     _moved: bool = False
@@ -128,7 +133,7 @@ class SourceRunner:
 
     def wait_s(self, now_s: float) -> float | None:
         """Seconds until a read may give something: 0 now, None not before more splits come."""
-        if self._queued:
+        if self._queued or self._announces:
             return 0.0
         if not self._order:
             return None
@@ -143,6 +148,16 @@ class SourceRunner:
 
     def read(self, max_rows: int, now_s: float) -> Read | None:
         """The next rows, at most ``max_rows``; None when there is nothing to read now."""
+        if self._announces:
+            assert self.limit is not None
+            self._told = self.limit.watermark
+            return Read([], self._told, True)
+        found = self._next(max_rows, now_s)
+        if found is not None and self.limit is not None:
+            self._told = found.watermark = max(self._told, min(found.watermark, self.limit.watermark))
+        return found
+
+    def _next(self, max_rows: int, now_s: float) -> Read | None:
         if self._queued:
             return self._queued.pop(0)
         if self.rate is not None:
@@ -151,13 +166,11 @@ class SourceRunner:
         if split is None:
             return None
         try:
-            if split.reader is None:
-                split.reader = self.source.open(split.record, split.position, self)
-            batch = split.reader.read(max_rows)
+            batch = self._read(split, max_rows)
         except CutwaterError as e:
             e.step = e.step or self.step
             raise
-        if split.reader.exhausted:
+        if split.reader is not None and split.reader.exhausted and self._may_end(split):
             self._finish(split)
         elif batch is None:
             split.retry_s = now_s + _POLL_S
@@ -177,7 +190,7 @@ class SourceRunner:
 
     def restore_watermark(self, watermark: int, moved: bool) -> None:
         """Go on from a snapshot: the watermark never falls.  ``moved``: the splits were dealt anew."""
-        self._watermark, self._moved = watermark, moved
+        self._watermark, self._moved, self._told = watermark, moved, watermark
 
     def close(self) -> None:
         for split in self._splits.values():
@@ -197,6 +210,42 @@ class SourceRunner:
             if self._splits[split_id].retry_s <= now_s:
                 return self._splits[split_id]
         return None
+
+    def _read(self, split: _Split, max_rows: int) -> pa.RecordBatch | None:
+        if self.limit is not None and self._is_held(split):
+            return None
+        if split.reader is None:
+            split.reader = self.source.open(split.record, split.position, self)
+        if self._may_end(split):
+            return split.reader.read(max_rows)
+
+        def reopen(position: Any) -> SplitReader:
+            self._dead.clear()
+            return self.source.open(split.record, position, self)
+
+        assert self.limit is not None
+        limit = self.limit.splits[split.record.id]
+        split.reader, batch = read_up_to(split.reader, limit.position, max_rows, reopen)
+        return batch
+
+    def _may_end(self, split: _Split) -> bool:
+        limit = self.limit.splits.get(split.record.id) if self.limit is not None else None
+        return self.limit is None or (limit is not None and limit.done)
+
+    def _is_held(self, split: _Split) -> bool:
+        """The leader has not read on."""
+        limit = self.limit.splits.get(split.record.id) if self.limit is not None else None
+        if limit is None or limit.done:
+            return limit is None
+        return not is_before(split.reader.position if split.reader else split.position, limit.position)
+
+    @property
+    def _announces(self) -> bool:
+        """The leader's event time is due: everything that it has read was read."""
+        limit = self.limit
+        if limit is None or not limit.announce or limit.watermark <= self._told or self._queued or self.idle:
+            return False
+        return not self.exhausted and all(self._is_held(self._splits[id]) for id in self._order)
 
     def _finish(self, split: _Split) -> None:
         assert split.reader is not None

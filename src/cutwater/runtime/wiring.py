@@ -273,6 +273,8 @@ class Wiring:
             from cutwater.runtime.order_recording import OrderedSource
 
             runner = OrderedSource(step, self._slot, rate, self._order)
+        if self._deploy.limits is not None:
+            runner.limit = self._deploy.limits.get(step.id)
         runner.assign(self._deploy.splits.get(step.id, []), step.id in self._deploy.no_more_splits)
         return runner
 

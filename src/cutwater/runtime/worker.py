@@ -36,6 +36,7 @@ from cutwater.runtime.net_signal import Signal
 from cutwater.runtime.network_messages import NetworkDeploy
 from cutwater.runtime.peers import Built, ConnectedAttempt, InterruptedBuildError, Posted
 from cutwater.runtime.regions import recovery_regions
+from cutwater.runtime.shadows import shadowed_plan
 from cutwater.storage.base import Store
 
 __all__ = ["SlotArgs", "Worker", "WorkerArgs", "run_worker"]
@@ -75,12 +76,16 @@ class WorkerArgs(SlotArgs):
     """What goes back together after a failure."""
     store: Store
     """The checkpoint directory."""
+    shadow_dir: str
+    """For what a fork's sinks would be given."""
 
     def attempt(self, deploy: Any, worker: Worker) -> ConnectedAttempt:
-        if deploy.parallelism == self.parallelism:
-            return Attempt(deploy, worker, self)
-        plan = replan(self.plan, deploy.parallelism)
-        regions = recovery_regions(plan, self.config.recovery)
+        plan, regions = self.plan, self.regions
+        if deploy.parallelism != self.parallelism:
+            plan = replan(plan, deploy.parallelism)
+            regions = recovery_regions(plan, self.config.recovery)
+        if deploy.shadows:
+            plan = shadowed_plan(plan, self.shadow_dir)
         return Attempt(deploy, worker, replace(self, plan=plan, parallelism=deploy.parallelism, regions=regions))
 
 

@@ -48,11 +48,15 @@ from cutwater.storage.log_entries import (
     AttemptBegan,
     CheckpointCompleted,
     Event,
+    Fork,
+    Forked,
+    HandedOver,
     JobCreated,
     JobEnded,
     JobFinished,
     LogEntry,
     LogState,
+    Promoted,
     RolledBack,
     StoredEntry,
     apply_event,
@@ -65,11 +69,15 @@ __all__ = [
     "AttemptBegan",
     "CheckpointCompleted",
     "Event",
+    "Fork",
+    "Forked",
+    "HandedOver",
     "JobCreated",
     "JobEnded",
     "JobFinished",
     "JobLog",
     "LogState",
+    "Promoted",
     "RolledBack",
     "wall_clock_ms",
 ]
@@ -149,18 +157,28 @@ class JobLog:
         self._known = self._load()
         return self.state
 
-    def create(self) -> LogState:
+    def create(self, fork: Fork | None = None) -> LogState:
         """Read the state; a job that was never started gets its uid here, before anybody has to be told of it.
+
+        Args:
+            fork: what a job that was never started is a fork of.
 
         Raises:
             StorageError: as ``read``, or nothing can be written.
         """
         self.read()
         while not self.state.uid:
-            self._try_append(JobCreated(uuid.uuid4().hex, self._name, self._clock_ms()))
+            self._try_append(JobCreated(uuid.uuid4().hex, self._name, self._clock_ms(), fork))
         return self.state
 
-    def begin_attempt(self, driver: str, *, after: int | None = None, rescaled: tuple[int, int] | None = None) -> int:
+    def begin_attempt(
+        self,
+        driver: str,
+        *,
+        after: int | None = None,
+        rescaled: tuple[int, int] | None = None,
+        take_back: bool = False,
+    ) -> int:
         """Take the job: every attempt before is fenced from here on (R6).  Creates the job at its first start.
 
         Args:
@@ -168,9 +186,10 @@ class JobLog:
             after: only if this attempt still owns the job (a driver that restarts its own job must not take it back
                 from another one); ``None``: whoever owns it.
             rescaled: see ``AttemptBegan``.
+            take_back: also if the job was handed over to a fork.
 
         Raises:
-            FencedError: another attempt than ``after`` owns the job.
+            FencedError: another attempt than ``after`` owns the job, or it was handed over.
         """
         self.create()
         self._sweep()
@@ -179,13 +198,17 @@ class JobLog:
         for _ in range(_MAX_TRIES):
             if after is not None and (self.state.attempt != after or self.state.finished):
                 raise self._fenced(after)  # finished: by a driver that this one was about to replace
+            if self.state.handed_over is not None and not take_back:
+                raise self._fenced(self.state.attempt)
             attempt = self.state.attempt + 1
             if self._try_append(AttemptBegan(attempt, driver, self._clock_ms(), rescaled)):
                 self._attempt = attempt
                 return attempt
         raise self._no_number()
 
-    def append(self, event: CheckpointCompleted | RolledBack | JobFinished | JobEnded) -> LogState:
+    def append(
+        self, event: CheckpointCompleted | RolledBack | Forked | HandedOver | Promoted | JobFinished | JobEnded
+    ) -> LogState:
         """Make an event of this attempt part of the log, durably.
 
         Raises:
@@ -231,6 +254,12 @@ class JobLog:
             return FencedError(
                 f"job {self.job!r} finished, with attempt {state.attempt} of {state.driver or 'nobody'}",
                 hint="Nothing is left to do; stop this driver.",
+            )
+        if (over := state.handed_over) is not None:
+            return FencedError(
+                f"job {self.job!r} was handed over to job {over.job!r} at checkpoint {over.checkpoint_id}",
+                hint=f"Job {over.job!r} goes on in {over.directory}. To take this one back: stop that one, then start "
+                f"with restore={over.savepoint!r}.",
             )
         return FencedError(
             f"attempt {attempt} of job {self.job!r} was superseded by attempt {state.attempt} "

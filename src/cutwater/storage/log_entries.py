@@ -20,11 +20,15 @@ __all__ = [
     "CheckpointCompleted",
     "EndedEarly",
     "Event",
+    "Fork",
+    "Forked",
+    "HandedOver",
     "JobCreated",
     "JobEnded",
     "JobFinished",
     "LogEntry",
     "LogState",
+    "Promoted",
     "RolledBack",
     "StoredEntry",
     "apply_event",
@@ -36,12 +40,32 @@ LOG_VERSION = 1
 DAMAGED_HINT = "Nothing was changed. Bring the file back from a copy, or start under another job name from a savepoint."
 
 
-class JobCreated(msgspec.Struct, frozen=True, tag="job_created", forbid_unknown_fields=True):
+class Fork(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A job that began from a snapshot of another one, its leader, and writes nothing of the user's until promoted."""
+
+    directory: str
+    """The leader's checkpoint directory."""
+    job: str
+    """The leader."""
+    uid: str
+    """Of the leader."""
+    snapshot: str
+    """Where the fork began, as ``resolve_snapshot`` takes it."""
+    follow: bool = True
+    """It reads what the leader has checkpointed, and not beyond."""
+    cut: int = 0
+    """The leader's checkpoint in that snapshot; 0: the fork has not begun."""
+    promoted: int = 0
+    """The checkpoint from which on it serves; 0: its sinks are shadows."""
+
+
+class JobCreated(msgspec.Struct, frozen=True, tag="job_created", forbid_unknown_fields=True, omit_defaults=True):
     """The job's first start, entry number 1."""
 
     uid: str
     name: str
     time_ms: int
+    fork: Fork | None = None
 
 
 class AttemptBegan(msgspec.Struct, frozen=True, tag="attempt_began", forbid_unknown_fields=True, omit_defaults=True):
@@ -89,6 +113,43 @@ class JobFinished(msgspec.Struct, frozen=True, tag="job_finished", forbid_unknow
     time_ms: int
 
 
+class HandedOver(msgspec.Struct, frozen=True, tag="handed_over", forbid_unknown_fields=True):
+    """All output up to a checkpoint is committed, and none will follow: a fork goes on from there.
+
+    The one entry that decides who serves.  The job can only be taken back by a start that names a snapshot.
+    """
+
+    attempt: int
+    checkpoint_id: int
+    """The newest one."""
+    directory: str
+    """Of the fork's checkpoints."""
+    job: str
+    """The fork."""
+    uid: str
+    """Of the fork."""
+    savepoint: str
+    """Of the same moment."""
+    time_ms: int
+
+
+class Forked(msgspec.Struct, frozen=True, tag="forked", forbid_unknown_fields=True):
+    """The fork begins from a checkpoint of its leader: the newest one, if its snapshot names none."""
+
+    attempt: int
+    checkpoint_id: int
+    time_ms: int
+
+
+class Promoted(msgspec.Struct, frozen=True, tag="promoted", forbid_unknown_fields=True):
+    """The fork has read exactly what its leader had read when it handed over; its own sinks write from here on."""
+
+    attempt: int
+    checkpoint_id: int
+    """The newest one; those before it can be restored no more: what follows them was the leader's to write."""
+    time_ms: int
+
+
 EndedEarly: TypeAlias = Literal["stopped", "cancelled", "failed"]
 
 
@@ -105,7 +166,17 @@ class JobEnded(msgspec.Struct, frozen=True, tag="job_ended", forbid_unknown_fiel
     time_ms: int
 
 
-Event: TypeAlias = JobCreated | AttemptBegan | CheckpointCompleted | RolledBack | JobFinished | JobEnded
+Event: TypeAlias = (
+    JobCreated
+    | AttemptBegan
+    | CheckpointCompleted
+    | RolledBack
+    | Forked
+    | HandedOver
+    | Promoted
+    | JobFinished
+    | JobEnded
+)
 
 
 class LogState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -130,6 +201,10 @@ class LogState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """Of ``ended``, one line."""
     rescaled: tuple[int, int] | None = None
     """Of the attempt (``AttemptBegan``)."""
+    fork: Fork | None = None
+    """Whose fork the job is."""
+    handed_over: HandedOver | None = None
+    """To whom the job was handed over."""
 
     @property
     def outcome(self) -> str:
@@ -174,15 +249,26 @@ def apply_event(state: LogState, event: Event, num_retained: int) -> LogState:
     replace = msgspec.structs.replace
     match event:
         case JobCreated():
-            return LogState(uid=event.uid, name=event.name)
+            return LogState(uid=event.uid, name=event.name, fork=event.fork)
         case AttemptBegan():
-            state = replace(state, finished=False, ended=None, reason="", rescaled=event.rescaled)
+            state = replace(state, finished=False, ended=None, reason="", rescaled=event.rescaled, handed_over=None)
             return replace(state, attempt=event.attempt, driver=event.driver, began_ms=event.time_ms)
         case CheckpointCompleted():
             completed = (event, *state.completed)[:num_retained]
             return replace(state, completed=completed, newest_id=event.checkpoint_id)
         case RolledBack():
             return replace(state, completed=tuple(c for c in state.completed if c.checkpoint_id <= event.checkpoint_id))
+        case Forked():
+            assert state.fork is not None
+            return replace(state, fork=replace(state.fork, cut=event.checkpoint_id))
+        case HandedOver():
+            return replace(state, handed_over=event)
+        case Promoted():
+            assert state.fork is not None
+            fork = replace(state.fork, promoted=event.checkpoint_id)
+            return replace(
+                state, fork=fork, completed=tuple(c for c in state.completed if c.checkpoint_id == event.checkpoint_id)
+            )
         case JobFinished():
             return replace(state, finished=True)
         case JobEnded():

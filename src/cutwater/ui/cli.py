@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -16,16 +16,20 @@ from cutwater.config import ProtocolName
 from cutwater.errors import ConfigError, CorruptSnapshotError, CutwaterError
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.ui.diagram import check_trace, diagram
+from cutwater.ui.forks import compare
 from cutwater.ui.restore_plan import allow_dropped_state, maps, plan, upgrade_settings
 from cutwater.ui.simulate import explore, simulate
 from cutwater.ui.states import diff, state, states
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cutwater.runtime.requests import RequestKind
     from cutwater.ui.views import View
 
 __all__ = ["main"]
 
+F = TypeVar("F", bound="Callable[..., Any]")
 _PROTOCOL, _NAMES = click.Choice(list(PROTOCOLS)), ", ".join(PROTOCOLS)
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -50,39 +54,70 @@ cli.add_command(plan)
 cli.add_command(states)
 cli.add_command(state)
 cli.add_command(diff)
+cli.add_command(compare)
+
+
+def _running(command: F) -> F:
+    """Options of the commands that run a program until it ends."""
+    for option in (
+        click.option("--debug", is_flag=True, help="Tracebacks, workers' log lines, and all that Spark says."),
+        click.option("--json", "as_json", is_flag=True, help="One JSON object per line on standard output."),
+        click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other setting; repeatable."),
+        allow_dropped_state,
+        maps,
+        click.option("--protocol", type=_PROTOCOL, metavar="NAME", help=f"{_NAMES} (default: aligned)."),
+        click.option("--interval", metavar="TIME", help="Between two checkpoints, for example 500ms or 1s."),
+        click.option("--checkpoint", metavar="DIR", help="Where checkpoints go; shared by driver and workers."),
+        click.option("--parallelism", type=int, metavar="N", help="Workers (default: 2)."),
+        click.option("--master", metavar="URL", help="Spark master (default: this machine)."),
+    ):
+        command = option(command)
+    return command
 
 
 @cli.command()
 @click.argument("target", metavar="FILE.py[:NAME]")
-@click.option("--master", metavar="URL", help="Spark master (default: this machine).")
-@click.option("--parallelism", type=int, metavar="N", help="Workers (default: 2).")
-@click.option("--checkpoint", metavar="DIR", help="Where checkpoints go; shared by driver and workers.")
-@click.option("--interval", metavar="TIME", help="Between two checkpoints, for example 500ms or 1s.")
+@_running
 @click.option("--restore", default="latest", metavar="latest|SNAPSHOT", show_default=True, help="Where to begin.")
 @click.option("--claim", is_flag=True, help="Remove the restored savepoint when it is not needed any more.")
-@click.option(
-    "--protocol", type=click.Choice(list(PROTOCOLS)), metavar="NAME", help=f"{', '.join(PROTOCOLS)} (default: aligned)."
-)
-@maps
-@allow_dropped_state
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other setting; may be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per line on standard output.")
-@click.option("--debug", is_flag=True, help="Tracebacks, workers' log lines, and all that Spark says.")
-def run(target: str, master: str | None, checkpoint: str | None, restore: str, **given: Any) -> None:
+@click.option("--name", metavar="JOB", help="Of the job, if not the dataflow's.")
+def run(target: str, restore: str, claim: bool, **given: Any) -> None:
     """Run the dataflow in FILE.py until it ends.
 
     NAME is a variable that holds the dataflow, or a function that returns it; it may be left out if the file has only
     one.  Ctrl-C takes a last checkpoint and stops, so that the next run goes on from there; a second Ctrl-C cancels at
     once.
     """
+    _run(target, restore, claim=claim, **given)
+
+
+@cli.command()
+@click.argument("snapshot")
+@click.argument("target", metavar="FILE.py[:NAME]")
+@click.option("--name", metavar="JOB", required=True, help="Of the fork.")
+@click.option("--no-follow", is_flag=True, help="Read without regard to the other job; there is no promotion then.")
+@_running
+def fork(snapshot: str, target: str, no_follow: bool, **given: Any) -> None:
+    """Run FILE.py from a snapshot of another job, beside it.
+
+    Its sinks are shadows: they keep the rows below the fork's own folder, for "compare".  It reads what the other job
+    has checkpointed and not beyond, so that "promote" can let it take over.  Its checkpoints go beside those of the
+    other job, unless --checkpoint says otherwise.  The same command again goes on with the fork.
+
+    SNAPSHOT is DIR/JOB (its newest checkpoint), DIR/JOB@7, DIR/JOB/chk-7, or the folder of a savepoint.
+    """
+    _run(target, snapshot, fork=True, follow=not no_follow, **given)
+
+
+def _run(target: str, restore: str, *, master: str | None, checkpoint: str | None, **given: Any) -> None:
     from cutwater.ui.run import RunOptions, run_file
 
     _Options.debug = given.pop("debug")
     view = _view(given.pop("as_json"), _Options.debug)
     upgrade = upgrade_settings(given.pop("maps"), given.pop("allow_dropped_state"))
-    claim = given.pop("claim")
+    kept = {k: given.pop(k) for k in ("claim", "name", "fork", "follow") if k in given}
     settings = _settings(given.pop("settings")) | {k: v for k, v in given.items() if v is not None}
-    options = RunOptions(target, checkpoint, master, restore, settings, _Options.debug, upgrade, claim)
+    options = RunOptions(target, checkpoint, master, restore, settings, _Options.debug, upgrade, **kept)
     sys.exit(run_file(options, view))
 
 
@@ -127,11 +162,11 @@ def chaos(target: str, master: str | None, parallelism: int | None, interval: st
 @click.option("--parallelism", type=int, default=2, metavar="N", show_default=True, help="Workers.")
 @click.option(
     "--protocol",
-    type=click.Choice(list(PROTOCOLS)),
+    type=_PROTOCOL,
     metavar="NAME",
     default="aligned",
     show_default=True,
-    help=f"{', '.join(PROTOCOLS)}.",
+    help=f"{_NAMES}.",
 )
 def explain(target: str, parallelism: int, protocol: ProtocolName) -> None:
     """Show the graph of FILE.py and what it guarantees."""
@@ -248,7 +283,24 @@ def savepoint(directory: str, job: str, target: str, timeout: str) -> None:
     _ask(directory, job, "savepoint", timeout, savepoint=target)
 
 
-_DONE = {"cancel": "cancelled", "stop": "stopped", "rescale": "rescaled", "savepoint": "saved"}
+@cli.command()
+@click.argument("directory", metavar="DIR")
+@click.argument("job")
+@click.option(
+    "--savepoint", "target", metavar="TO", help="Of the job that stops (default: DIR of that job/savepoints)."
+)
+@click.option("--timeout", default="10s", metavar="TIME", show_default=True, help="For the driver to take the request.")
+def promote(directory: str, job: str, target: str | None, timeout: str) -> None:
+    """Let a running fork take over from its leader.
+
+    The leader, the job that it was forked from, serves until it has stopped with a savepoint, whose folder is the last
+    line of the output.  The fork reads exactly as far and writes what follows.  Whatever fails, the same command again
+    goes on.
+    """
+    _ask(directory, job, "promote", timeout, savepoint=target)
+
+
+_DONE = {"promote": "promoted", "cancel": "cancelled", "stop": "stopped", "rescale": "rescaled", "savepoint": "saved"}
 
 
 def _ask(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from cutwater.dataflow.flow import Dataflow
 from cutwater.dataflow.plan import make_plan
 from cutwater.errors import JobCancelledError
 from cutwater.runtime.job import Job, make_config
@@ -41,6 +42,12 @@ class RunOptions:
     upgrade: dict[str, Any] = field(default_factory=dict[str, Any])
     """``step_ids``, ``state_names``, ``allow_dropped_state``."""
     claim: bool = False
+    name: str | None = None
+    """Of the job, if not the dataflow's."""
+    fork: bool = False
+    """``restore`` is the snapshot of a job to be forked."""
+    follow: bool = True
+    """Of a fork."""
 
 
 def run_file(options: RunOptions, view: View) -> int:
@@ -59,16 +66,24 @@ def run_file(options: RunOptions, view: View) -> int:
         plan = make_plan(flow, config.parallelism, config.max_parallelism)  # what is wrong is said before Spark starts
         if options.restore != "latest":
             resolve_snapshot(options.restore)
-        if options.checkpoint is None:
+        if options.checkpoint is None and not options.fork:
             view.note("no --checkpoint: the job survives the loss of workers, not of this process")
         starter.parallelism = plan.parallelism
         spark = starter.session()
         stack.callback(spark.stop)
         interrupts = stack.enter_context(interrupts_counted())
         settings = {**options.settings, **options.upgrade}
-        claim = "claim" if options.claim else "no_claim"
-        job = flow.start(spark, checkpoint=options.checkpoint, restore=options.restore, claim=claim, **settings)
+        job = _start(flow, spark, options, settings)
         return _exit_code(follow(job, view, interrupts), interrupts)
+
+
+def _start(flow: Dataflow, spark: Any, options: RunOptions, settings: dict[str, Any]) -> Job:
+    if options.fork:
+        name, checkpoint = options.name or "", options.checkpoint
+        return flow.fork(options.restore, spark, name=name, checkpoint=checkpoint, follow=options.follow, **settings)
+    claim = "claim" if options.claim else "no_claim"
+    checkpoint, restore = options.checkpoint, options.restore
+    return flow.start(spark, checkpoint=checkpoint, restore=restore, claim=claim, name=options.name, **settings)
 
 
 @dataclass

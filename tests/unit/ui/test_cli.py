@@ -178,10 +178,11 @@ def test_a_running_driver_is_reached(store, tmp_path, capfd, kind, said):
         store,
         "job",
         attempt=lambda: log.attempt,
-        on_cancel=lambda _: done.append("cancel"),
-        on_stop=lambda _: done.append("stop"),
-        on_rescale=lambda r: done.append("rescale" if r.parallelism == 4 else f"to {r.parallelism}"),
-        on_savepoint=lambda _: None,
+        actions={
+            "cancel": lambda _: done.append("cancel"),
+            "stop": lambda _: done.append("stop"),
+            "rescale": lambda r: done.append("rescale" if r.parallelism == 4 else f"to {r.parallelism}"),
+        },
         ended=threading.Event(),
         poll_s=0.01,
     )
@@ -199,8 +200,8 @@ def test_a_savepoint_is_asked_for_with_its_place_and_answered_with_its_folder(st
         asked.append((request.kind, request.savepoint, request.drain))
         return f"{request.savepoint}/savepoint-job-1"
 
-    actions = {f"on_{kind}": perform for kind in ("cancel", "stop", "rescale", "savepoint")}
-    close = watch(store, "job", attempt=lambda: log.attempt, ended=threading.Event(), poll_s=0.01, **actions)
+    actions = dict.fromkeys(("cancel", "stop", "rescale", "savepoint"), perform)
+    close = watch(store, "job", attempt=lambda: log.attempt, actions=actions, ended=threading.Event(), poll_s=0.01)
     assert run_main(capfd, "savepoint", tmp_path, "job", "mine")[1].splitlines() == [
         f"job job saved by its driver {ME}",
         f"{tmp_path}/mine/savepoint-job-1",

@@ -35,10 +35,10 @@ class Driver:
 
     @contextmanager
     def watching(self, **changes):
-        actions = {f"on_{kind}": self.perform(kind) for kind in ("cancel", "stop", "savepoint")}
-        actions["on_rescale"] = lambda request: self.perform(f"rescale {request.parallelism}")(request)
+        actions = {kind: self.perform(kind) for kind in ("cancel", "stop", "savepoint")}
+        actions["rescale"] = lambda request: self.perform(f"rescale {request.parallelism}")(request)
         actions |= changes
-        close = watch(self.store, "job", attempt=lambda: self.attempt, ended=self.ended, poll_s=POLL_S, **actions)
+        close = watch(self.store, "job", attempt=lambda: self.attempt, actions=actions, ended=self.ended, poll_s=POLL_S)
         try:
             yield close
         finally:
@@ -74,7 +74,7 @@ def test_a_request_that_fails_says_why(driver):
     def refuse(_: Request) -> None:
         raise CutwaterError("the disk is full")
 
-    with driver.watching(on_stop=refuse):
+    with driver.watching(stop=refuse):
         answer = send(driver.store, "job", "stop", claim_s=10)
         assert answer is not None
         assert (answer.ok, answer.detail) == (False, "the disk is full")
@@ -114,7 +114,7 @@ def test_of_two_watchers_only_one_performs(driver):
     def action(_: Request) -> None:
         both.append(1)
 
-    with driver.watching(on_stop=action), driver.watching(on_stop=action):
+    with driver.watching(stop=action), driver.watching(stop=action):
         for _ in range(5):
             assert send(driver.store, "job", "stop", claim_s=10).ok
     assert len(both) == 5
@@ -146,7 +146,7 @@ def test_closing_waits_for_the_answer_in_hand(driver):
         driver.done.append("stop")
 
     answers = []
-    with driver.watching(on_stop=slow) as close:
+    with driver.watching(stop=slow) as close:
         sender = threading.Thread(target=lambda: answers.append(send(driver.store, "job", "stop", claim_s=10)))
         sender.start()
         begun.wait(10)
@@ -159,7 +159,7 @@ def test_closing_waits_for_the_answer_in_hand(driver):
 
 def test_a_driver_that_hangs_is_reported(driver):
     go_on = threading.Event()
-    with driver.watching(on_stop=lambda _: go_on.wait(10) and None):
+    with driver.watching(stop=lambda _: go_on.wait(10) and None):
         try:
             with pytest.raises(StorageError, match="took the request to stop and did not finish it in 0 s"):
                 send(driver.store, "job", "stop", claim_s=10, done_s=0.0)

@@ -1,0 +1,115 @@
+"""What comes before a job: its plan checked, its inputs staged, its splits found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from cutwater.config import JobConfig
+from cutwater.connectors.base import Sink, Source, Split
+from cutwater.dataflow.checks import check_guarantees, check_state_backend
+from cutwater.dataflow.graph import LogicalGraph, PhysicalPlan, Step
+from cutwater.dataflow.plan import make_plan
+from cutwater.dataflow.upgrade import Upgrade
+from cutwater.errors import BuildError, ConfigError, CutwaterError
+from cutwater.runtime.publisher import Publisher
+from cutwater.runtime.regions import check_recovery
+from cutwater.runtime.shadows import SHADOW_FOLDER, shadowed_plan
+from cutwater.storage.addresses import resolve_snapshot
+from cutwater.storage.base import Store
+from cutwater.storage.log import Fork, JobLog, LogState
+
+__all__ = ["checked_plan", "discover", "make_publisher", "prepare"]
+
+
+def checked_plan(graph: LogicalGraph, config: JobConfig) -> PhysicalPlan:
+    """The plan of a graph that can do what the settings demand.
+
+    Raises:
+        BuildError: it cannot, or is not whole.
+    """
+    plan = make_plan(graph, config.parallelism, config.max_parallelism)
+    check_guarantees(graph, config.protocol)
+    check_state_backend(graph, config.state_backend)
+    check_recovery(config.recovery)
+    return plan
+
+
+def make_publisher(
+    store: Store,
+    plan: PhysicalPlan,
+    config: JobConfig,
+    upgrade: Upgrade,
+    folder: Path,
+    *,
+    restore: str,
+    claim: str,
+    fork: Fork | None,
+) -> Publisher:
+    """The job's log, opened, and where the job begins; a fork without a checkpoint begins where it was forked.
+
+    Args:
+        folder: of the job.
+        restore: as ``start`` takes it, like ``claim`` and ``fork``.
+
+    Raises:
+        ConfigError: there is no such snapshot, or the job is something else already.
+        BuildError: the rows of a sink cannot be kept by a shadow.
+    """
+    known = JobLog(store, plan.name).read()
+    fork = _fork_of(known, fork)
+    shadow_dir = str(folder / SHADOW_FOLDER)
+    if fork is not None:
+        if config.recovery == "task":
+            raise ConfigError("a fork does not recover single tasks", hint="Choose recovery='region' or 'job'.")
+        shadowed_plan(plan, shadow_dir)
+        if not known.completed and restore == "latest":
+            restore = fork.snapshot
+    origin = None if restore == "latest" else resolve_snapshot(restore)
+    if claim not in ("no_claim", "claim"):
+        raise ConfigError(f"claim {claim!r} is unknown", hint="Choose 'no_claim' or 'claim'.")
+    claims = claim == "claim"
+    return Publisher(store, plan, config, origin, upgrade, claim=claims, fork=fork, shadow_dir=shadow_dir)
+
+
+def _fork_of(known: LogState, asked: Fork | None) -> Fork | None:
+    """What the job is a fork of: what its log says, once it has one."""
+    if asked is None or not known.uid:
+        return asked or known.fork
+    if known.fork is None or known.fork.uid != asked.uid:
+        what = "no fork" if known.fork is None else f"a fork of another job, {known.fork.job!r}"
+        raise ConfigError(f"there is a job {known.name!r} already, and it is {what}", hint="Choose another name.")
+    return known.fork
+
+
+def prepare(plan: PhysicalPlan, folder: Path, fork: Fork | None, step_ids: Mapping[str, str]) -> PhysicalPlan:
+    """Stage DataFrames (a fork reads what its leader has staged), and give sinks that need one their directory.
+
+    Args:
+        folder: of the job.
+        fork: what it is a fork of.
+        step_ids: its ids of the leader's steps, where they differ.
+    """
+    inputs = Path(fork.directory, fork.job) if fork is not None else folder
+    old = {new: old for old, new in step_ids.items()} if fork is not None else {}
+    steps: dict[str, Step] = {}
+    for step in plan.steps.values():
+        spec: Any = step.spec
+        if step.role == "source" and hasattr(spec, "stage"):
+            spec = spec.stage(str(inputs / "input" / old.get(step.id, step.id)))
+        elif step.role == "sink" and hasattr(spec, "bind"):
+            spec = spec.bind(str(folder / "output" / step.id))
+        steps[step.id] = replace(step, spec=cast("Source | Sink", spec))
+    return replace(plan, steps=steps)
+
+
+def discover(step: Step) -> list[Split]:
+    """The splits of a read step; errors name it."""
+    try:
+        return cast(Source, step.spec).discover()
+    except CutwaterError as e:
+        raise type(e)(e.message, step=e.step or step.id, hint=e.hint) from e
+    except OSError as e:
+        raise BuildError(f"the source cannot be listed: {e}", step=step.id) from e

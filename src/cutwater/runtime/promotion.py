@@ -1,0 +1,80 @@
+"""Promoting a fork, from outside its driver's thread: what must be so, and asking its leader to hand over."""
+
+from __future__ import annotations
+
+import os
+
+from cutwater.dataflow.graph import PhysicalPlan
+from cutwater.errors import ConfigError, CutwaterError
+from cutwater.operators.async_map import AsyncMapSpec
+from cutwater.operators.window import WindowAggregateSpec
+from cutwater.runtime.coordinator import Coordinator
+from cutwater.runtime.fork_log import Successor
+from cutwater.runtime.requests import send
+from cutwater.storage.addresses import open_existing
+from cutwater.storage.log import Fork, JobLog, LogState
+
+__all__ = ["promote", "undecided_steps"]
+
+
+def promote(coordinator: Coordinator, directory: str, savepoint: str | None) -> str:
+    """See ``Job.promote``.
+
+    Args:
+        coordinator: of the fork.
+        directory: of the fork's checkpoints.
+        savepoint: folder for the leader's savepoint.
+    """
+    publisher, plan = coordinator.publisher, coordinator.plan
+    fork = publisher.forks.fork
+    if fork is None:
+        raise ConfigError(f"job {plan.name!r} is no fork", hint="Only what was started with fork can be promoted.")
+    if not fork.follow:
+        raise ConfigError(
+            f"job {plan.name!r} does not follow {fork.job!r}, and may have read beyond it",
+            hint="Fork again, without follow=False (--no-follow).",
+        )
+    if publisher.forks.shadows:
+        if reasons := undecided_steps(plan):
+            raise ConfigError(
+                f"job {plan.name!r} cannot take over without a gap or a double: {'; '.join(reasons)}",
+                hint=f"Stop {fork.job!r} with a savepoint and start the new program from it.",
+            )
+        _have_it_handed_over(fork, Successor(directory, plan.name, publisher.uid), savepoint)
+        coordinator.request_promotion()
+    over = _leader(fork).handed_over
+    return over.savepoint if over is not None else ""
+
+
+def undecided_steps(plan: PhysicalPlan) -> list[str]:
+    """Steps whose output up to a position depends on more than the rows before it; with the reason of each."""
+    reasons = [f"step {a!r} closes a loop, in which rows may be on their way" for a, _ in plan.back_edges]
+    for step in plan.steps.values():
+        if isinstance(step.spec, AsyncMapSpec):
+            reasons.append(f"step {step.id!r} waits for what is outside")
+        elif isinstance(step.spec, WindowAggregateSpec) and step.spec.window.processing_time:
+            reasons.append(f"the windows of step {step.id!r} go by the clock")
+    return reasons
+
+
+def _have_it_handed_over(fork: Fork, to: Successor, savepoint: str | None) -> None:
+    state = _leader(fork)
+    if state.handed_over is not None:
+        return  # to this fork: it takes over by itself; to another one: it says so
+    if state.finished:
+        raise CutwaterError(f"job {fork.job!r} has finished: nothing is left to take over")
+    folder = savepoint if savepoint is not None else os.path.join(fork.directory, "savepoints")
+    store = open_existing(fork.directory)
+    answer = send(store, fork.job, "hand over", savepoint=folder, successor=(to.directory, to.job, to.uid))
+    if _leader(fork).handed_over is not None:
+        return  # whatever was answered
+    if answer is None:
+        raise CutwaterError(
+            f"job {fork.job!r} does not run, so that nobody can commit what it has in progress",
+            hint=f"Start {fork.job!r} again; it goes on from its last checkpoint. Then promote {to.job!r} once more.",
+        )
+    raise CutwaterError(answer.detail, hint=f"{fork.job!r} serves on. Promote {to.job!r} once more.")
+
+
+def _leader(fork: Fork) -> LogState:
+    return JobLog(open_existing(fork.directory), fork.job).read()

@@ -1,0 +1,49 @@
+"""Shadows of sinks: what a sink would have been given lies, exactly once, in a folder of the job."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pyarrow as pa
+
+from cutwater.connectors.collect import CollectSink
+from cutwater.dataflow.graph import LogicalGraph, PhysicalPlan, Step
+from cutwater.errors import BuildError
+
+__all__ = ["SHADOW_FOLDER", "shadow_of", "shadowed_plan", "sink_schema"]
+
+SHADOW_FOLDER = "shadow"
+"""Below the job's folder: a folder for each write step."""
+
+
+def sink_schema(graph: LogicalGraph | PhysicalPlan, step: Step) -> pa.Schema:
+    """Of the rows that a write step is given."""
+    source = step.inputs[0]
+    return graph.steps[source.step].outputs[source.output].schema
+
+
+def shadow_of(graph: LogicalGraph | PhysicalPlan, step: Step, sink: CollectSink) -> Step:
+    """A write step with another sink, whose files end at every checkpoint.
+
+    Raises:
+        BuildError: the rows cannot be kept; names the step.
+    """
+    try:
+        sink.check(sink_schema(graph, step))
+    except BuildError as e:
+        raise BuildError(f"its rows cannot be kept for a comparison: {e.message}", step=step.id) from e
+    return replace(step, kind="collect", spec=replace(sink, roll_interval_ms=0))
+
+
+def shadowed_plan(plan: PhysicalPlan, folder: str) -> PhysicalPlan:
+    """The plan with shadows for sinks; each writes into a folder below ``folder``.
+
+    Raises:
+        BuildError: as ``shadow_of``.
+    """
+    steps = {
+        s.id: shadow_of(plan, s, CollectSink(os.path.join(folder, s.id))) if s.role == "sink" else s
+        for s in plan.steps.values()
+    }
+    return replace(plan, steps=steps)

@@ -87,7 +87,7 @@ def survivor(hub: Hub, seed: int) -> Generation:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full)])
-def test_rows_come_again_as_they_were(tmp_path: Path, seed: int) -> None:
+def test_r0_rows_come_again_as_they_were(tmp_path: Path, seed: int) -> None:
     """All go back, and follow what slot 2 knows: that is all of its own, and of others what it has rows of."""
     hub = Hub(ordered(), tmp_path, 3, recovery="task", batch_rows=60, channel_frames=4)
     first = survivor(hub, seed)

@@ -42,7 +42,7 @@ class OrderedSource(SourceRunner):
         super().__init__(plan_step, subtask, rate)
         self._log = order
         self._hidden: list[SplitAssignment] = []
-        self._all_known = False
+        self._all_known = self._drained = False
         self._places: dict[str, int] = {}
         self._gathered: list[pa.RecordBatch] = []
         self._retry_s = 0.0
@@ -61,6 +61,18 @@ class OrderedSource(SourceRunner):
         self._places = {id: place for place, id in enumerate(self._splits)}
         if known is None:
             self._log.chose(ChoiceKind.SPLITS, len(self._splits))
+
+    def set_free(self) -> None:
+        """What was to be read again has been read: no row of it counts for the rate now."""
+        self.reveal()
+        self._tokens, self._token_s = 0.0, None
+        if self._drained:
+            super().drain()
+
+    def drain(self) -> None:
+        self._drained = True
+        if not self._log.following:
+            super().drain()
 
     def told_again(self) -> None:
         """Behind a mark stands how many splits there are."""
@@ -195,7 +207,7 @@ class OrderedSubtask(Subtask):
                 return
         self._behind, self._times = False, times
         if isinstance(self.source, OrderedSource):
-            self.source.reveal()
+            self.source.set_free()
 
     # ---------------------------------------------------------------------------------------------------- recording
 

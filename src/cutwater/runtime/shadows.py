@@ -42,8 +42,9 @@ def shadowed_plan(plan: PhysicalPlan, folder: str) -> PhysicalPlan:
     Raises:
         BuildError: as ``shadow_of``.
     """
-    steps = {
-        s.id: shadow_of(plan, s, CollectSink(os.path.join(folder, s.id))) if s.role == "sink" else s
-        for s in plan.steps.values()
-    }
+    steps = dict(plan.steps)
+    for step in plan.steps.values():
+        if step.role == "sink":
+            shadow = shadow_of(plan, step, CollectSink(os.path.join(folder, step.id)))
+            steps[step.id] = replace(shadow, kind=step.kind)  # what checkpoints say of it
     return replace(plan, steps=steps)

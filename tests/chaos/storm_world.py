@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,7 +283,7 @@ class Line:
     found: Found
     recoveries_ms: list[float]
     partial: int = 0
-    """Recoveries in which not the whole job went back."""
+    """Restarts in which not the whole job went back."""
 
     @property
     def group(self) -> str:
@@ -313,7 +314,8 @@ class Table:
                 text.append(self._row([x for x in lines if x.scope == scope], scope, name, "all", ""))
             if lines:
                 text.append(self._row(lines, "all", name, "all", ""))
-        text += [f"refused: {line}" for line in self.refused]
+        why = Counter(f"{line.partition('-')[0]}: {line.partition(': ')[2]}" for line in self.refused)
+        text += [f"refused, {jobs} jobs of {reason}" for reason, jobs in why.items()]
         return "\n".join([*text, f"{self.void} runs that ended before all kills were repeated"])
 
     def _row(self, lines: list[Line], *names: str) -> str:

@@ -48,6 +48,25 @@ def test_r2_a_dead_worker_of_spark_takes_only_its_region_along(spark: SparkSessi
     assert lost_and_doubled(tmp_path / "out", rows) == (0, 0)
 
 
+@pytest.mark.full
+def test_r4_a_dead_worker_of_spark_comes_back_beside_the_others(spark: SparkSession, tmp_path: Path) -> None:
+    """Every row goes from any reader to any counter, and still nobody else goes back."""
+    rows = 300_000
+    flow = counting("alone", held(tmp_path, rows, rate=150_000), tmp_path / "out")
+    job = flow.start(spark, checkpoint=tmp_path / "chk", interval="200ms", parallelism=3, recovery="task")
+    wait_until(lambda: job.status.checkpoints.completed > 0, "a checkpoint")
+    killer = Killer(job, random.Random(4))
+    for _ in range(2):
+        before = {w.pid for w in job.status.workers}
+        killer.kill()
+        wait_until(lambda: job.status.failures[-1].running_ms is not None, "the worker to be back")
+        assert len(before & {w.pid for w in job.status.workers}) == 2
+    release(tmp_path)
+    assert job.await_termination(120)
+    assert all("1 of 3 workers go back" in failure.reason for failure in job.status.failures)
+    assert_exact(tmp_path / "out", rows)
+
+
 def test_jobs_side_by_side_and_one_after_the_other(spark: SparkSession, tmp_path: Path) -> None:
     jobs = [
         counting(f"side{i}", held(tmp_path, 50_000), tmp_path / f"out{i}").start(

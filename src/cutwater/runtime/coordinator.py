@@ -23,7 +23,7 @@ from cutwater.runtime.driver import MakeHost
 from cutwater.runtime.handing_over import HandingOver
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.read_limit import Limits
-from cutwater.runtime.regions import recovery_regions, subtasks_of
+from cutwater.runtime.regions import recovery_regions, subtasks_of, widened
 from cutwater.runtime.rescaling import Rescaling
 from cutwater.runtime.splits import Splits
 from cutwater.runtime.status_board import StatusBoard
@@ -214,6 +214,8 @@ class Coordinator(AnsweringDriver):
     # ----------------------------------------------------------------------------------------- effects of the job
 
     def _launched(self) -> None:
+        if note := widened(self.plan, self.config.recovery):
+            self.board.warn(note)
         self._handing_over.start()
         self._splits.start_discovery(
             lambda step, splits, ended: self._later(lambda: self._new_splits(step, splits, ended)),

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from cutwater.errors import InvariantError
-from cutwater.runtime.net_items import End, Rows, Timed
+from cutwater.runtime.net_items import End, Item, Rows, Timed
 from cutwater.runtime.net_spill import SpillFile
 
 __all__ = ["KeptOutput"]
@@ -68,10 +68,9 @@ class KeptOutput:
         self._items.append((item, size))
         return item
 
-    @property
-    def at_mark(self) -> bool:
-        """Nothing was sent since the last barrier: what comes now must not be joined with what lies before it."""
-        return not self._items or self._next in self._marks.values()
+    def may_join(self, waiting: Item) -> bool:
+        """Whether a watermark may be joined with what waits last: not over a mark, nor with a part of what is kept."""
+        return bool(self._items) and self._items[-1][0] is waiting and self._next not in self._marks.values()
 
     def replace_last(self, item: Timed) -> None:
         """The last item was joined with a watermark while it waited."""

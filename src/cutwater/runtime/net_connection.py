@@ -286,6 +286,10 @@ class Connection:
             self._peer_left = True
             return
         if kind == Kind.ARRIVED:
+            output = self._outputs.get(key)
+            if output is None:
+                raise WireError(f"an arrival for an unknown channel: {header}")
+            output.arrived(header.first_row)
             self.arrived[key] = header.first_row, bool(header.flags & FINAL)
             return
         channel = self._inputs.get(key)

@@ -39,9 +39,9 @@ class OutputChannel:
     """
 
     __slots__ = (
-        "_buffer", "_buffered_rows", "_credit", "_due_s", "_kept", "_lock", "_max_batch_bytes", "_max_fixed_rows",
-        "_send", "_sharp", "_timeout_s", "_waiting", "_watermark_unsent", "batch_rows", "ended", "idle", "key",
-        "next_row", "on_ready", "schema", "watermark",
+        "_arrived", "_buffer", "_buffered_rows", "_credit", "_due_s", "_kept", "_lock", "_max_batch_bytes",
+        "_max_fixed_rows", "_send", "_sharp", "_timeout_s", "_waiting", "_watermark_unsent", "batch_rows", "ended",
+        "idle", "key", "next_row", "on_ready", "schema", "watermark",
     )  # fmt: skip
 
     def __init__(
@@ -59,7 +59,7 @@ class OutputChannel:
         watermark: int = MIN_WATERMARK,
         kept: KeptOutput | None = None,
     ) -> None:
-        self._kept = kept
+        self._kept, self._arrived = kept, 0
         self.key, self.schema, self.on_ready = key, schema, on_ready
         self.batch_rows, self._timeout_s = batch_rows, buffer_timeout_ms / 1000
         self.next_row, self.watermark, self.idle, self.ended = next_row, watermark, False, False
@@ -97,6 +97,29 @@ class OutputChannel:
         with self._lock:
             self._waiting.extend(items)
 
+    def arrived(self, next_row: int) -> None:
+        """The receiver lives, and lacks only rows from this one on: others are kept, but not sent again (any thread).
+
+        A barrier that overtakes must not find them here, or a snapshot would say that they are still to be taken.
+        """
+        with self._lock:
+            self._arrived = next_row
+            waiting, self._waiting = self._waiting, deque[Item]()
+            for item in waiting:
+                lacking = self._lacking(item) if type(item) is Rows else item
+                if type(lacking) is Watermark and self._waiting and type(self._waiting[-1]) is Watermark:
+                    self._waiting.pop()
+                self._waiting.append(lacking)
+
+    def _lacking(self, item: Rows) -> Rows | Watermark:
+        """What the receiver has not of a frame: some of its rows, or only what it says of time."""
+        has = self._arrived - item.first_row
+        if has <= 0:
+            return item
+        if has >= item.batch.num_rows:
+            return Watermark(item.watermark)
+        return item._replace(batch=item.batch.slice(has), first_row=self._arrived)
+
     def take_over(self, send: Callable[[Item], None], checkpoint_id: int) -> None:
         """The receiver is another one, which was restored from a checkpoint: send it all that it lacks, on its credit.
 
@@ -106,7 +129,7 @@ class OutputChannel:
         if self._kept is None:
             raise InvariantError(f"{self.key}: nothing is kept for a new receiver")
         with self._lock:
-            self._send, self._credit = send, 0
+            self._send, self._credit, self._arrived = send, 0, 0
             self._waiting = deque(self._kept.since(checkpoint_id))
 
     def offer(self, batch: pa.RecordBatch) -> None:
@@ -296,7 +319,7 @@ class OutputChannel:
     def _enqueue(self, item: Item) -> None:
         with self._lock:
             waiting, kept = self._waiting, self._kept
-            if type(item) is Watermark and waiting and (kept is None or not kept.at_mark):
+            if type(item) is Watermark and waiting and (kept is None or kept.may_join(waiting[-1])):
                 last, joined = waiting[-1], None  # at most one watermark waits behind the last rows
                 if type(last) is Watermark:
                     joined = item
@@ -309,6 +332,8 @@ class OutputChannel:
                     return
             if kept is not None and not isinstance(item, Barrier):
                 item = kept.add(item)
+                if type(item) is Rows and item.first_row < self._arrived:
+                    item = self._lacking(item)
             if not waiting and self._affordable(item):
                 self._send(item)
                 return

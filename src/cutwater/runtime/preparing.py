@@ -12,16 +12,16 @@ from cutwater.connectors.base import Sink, Source, Split
 from cutwater.dataflow.checks import check_guarantees, check_state_backend
 from cutwater.dataflow.graph import LogicalGraph, PhysicalPlan, Step
 from cutwater.dataflow.plan import make_plan
+from cutwater.dataflow.repeatable import check_recovery
 from cutwater.dataflow.upgrade import Upgrade
 from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.runtime.publisher import Publisher
-from cutwater.runtime.regions import check_recovery
 from cutwater.runtime.shadows import SHADOW_FOLDER, shadowed_plan
 from cutwater.storage.addresses import resolve_snapshot
 from cutwater.storage.base import Store
 from cutwater.storage.log import Fork, JobLog, LogState
 
-__all__ = ["checked_plan", "discover", "make_publisher", "prepare"]
+__all__ = ["checked_plan", "discover", "known_fork", "make_publisher", "prepare"]
 
 
 def checked_plan(graph: LogicalGraph, config: JobConfig) -> PhysicalPlan:
@@ -33,8 +33,22 @@ def checked_plan(graph: LogicalGraph, config: JobConfig) -> PhysicalPlan:
     plan = make_plan(graph, config.parallelism, config.max_parallelism)
     check_guarantees(graph, config.protocol)
     check_state_backend(graph, config.state_backend)
-    check_recovery(config.recovery)
+    check_recovery(plan, config)
     return plan
+
+
+def known_fork(publisher: Publisher, config: JobConfig) -> Fork | None:
+    """What the job is a fork of.
+
+    Raises:
+        ConfigError: one that asks for a recovery that would have to know how far its leader let it read.
+    """
+    if publisher.forks.fork is not None and config.recovery == "task":
+        raise ConfigError(
+            "recovery 'task' does not know forks: how far a leader let one read is in no order log",
+            hint="Choose recovery='region' or 'job' for it.",
+        )
+    return publisher.forks.fork
 
 
 def make_publisher(

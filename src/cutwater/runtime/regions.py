@@ -9,25 +9,14 @@ from typing import cast
 from cutwater.config import RecoveryName
 from cutwater.connectors.base import Sink
 from cutwater.dataflow.graph import PhysicalPlan
-from cutwater.errors import ConfigError
 from cutwater.protocol.regions import Region, Subtask, regions_of
 
-__all__ = ["check_recovery", "recovery_regions", "subtasks_of"]
+__all__ = ["recovery_regions", "subtasks_of", "widened"]
 
 
 def subtasks_of(plan: PhysicalPlan) -> frozenset[Subtask]:
     """All subtasks of a plan."""
     return frozenset((v.index, i) for v in plan.vertices for i in range(v.parallelism))
-
-
-def check_recovery(recovery: RecoveryName) -> None:
-    """Refuse what would not be exact.
-
-    Raises:
-        ConfigError: the order in which inputs are taken is not known to others yet.
-    """
-    if recovery == "task":
-        raise ConfigError("recovery 'task' is not exact yet", hint="Choose 'region' or 'job'.")
 
 
 def recovery_regions(plan: PhysicalPlan, recovery: RecoveryName) -> tuple[Region, ...]:
@@ -37,6 +26,16 @@ def recovery_regions(plan: PhysicalPlan, recovery: RecoveryName) -> tuple[Region
         return (everything,)
     ties = _connected(plan) if recovery == "region" else _same_worker(everything)
     return regions_of(everything, chain(ties, _settled_together(plan)))
+
+
+def widened(plan: PhysicalPlan, recovery: RecoveryName) -> str:
+    """Why the failure of one worker takes others along, although that is not asked for (R4); empty: it does not."""
+    if recovery != "task" or plan.parallelism == 1 or len(recovery_regions(plan, recovery)) == plan.parallelism:
+        return ""
+    tied = [step for v in plan.vertices if v.parallelism > 1 for step in v.steps if not _settles_subtasks(plan, step)]
+    return (
+        f"recovery is 'task', but all workers that write {tied[0]!r} go back together: its sink cannot go back for some"
+    )
 
 
 def _connected(plan: PhysicalPlan) -> Iterator[tuple[Subtask, Subtask]]:

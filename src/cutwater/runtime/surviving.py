@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cutwater.errors import WireError
+from cutwater.errors import InvariantError, WireError
 from cutwater.protocol.handshake import Peer, Refusal
 from cutwater.protocol.regions import Region, slots_of
 from cutwater.runtime import control as c
@@ -160,6 +160,9 @@ class SurvivingAttempt(ConnectedAttempt):
     def tell_if_caught_up(self, following: bool) -> None:
         """No barrier may leave before the receivers have nothing that is still to be sent.
 
+        Raises:
+            InvariantError: an output has ended with fewer rows than its receiver has.
+
         Args:
             following: a subtask still takes its inputs in an order that others know of.
         """
@@ -171,4 +174,11 @@ class SurvivingAttempt(ConnectedAttempt):
     def _owes(self, output: OutputChannel) -> bool:
         connection = self._connections.get(output.key.target)
         arrived = connection.arrived.get(output.key) if connection is not None else None
-        return arrived is None or output.next_row < arrived[0] or (arrived[1] and not output.ended)
+        if arrived is None:
+            return True
+        if output.ended and output.next_row < arrived[0]:
+            raise InvariantError(
+                f"{output.key}: {output.next_row} rows were made again of {arrived[0]} that had been sent",
+                hint="A function of the dataflow gives other rows for the same input: choose recovery='region'.",
+            )
+        return output.next_row < arrived[0] or (arrived[1] and not output.ended)

@@ -1,0 +1,77 @@
+"""Which dataflows can have one worker go back by itself (R4): those whose steps make every row again as it was."""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+from cutwater.config import JobConfig
+from cutwater.dataflow.graph import PhysicalPlan, Step
+from cutwater.errors import BuildError
+from cutwater.operators.aggregate import RunningAggregateSpec
+from cutwater.operators.deduplicate import DeduplicateSpec
+from cutwater.operators.expressions import ExpressionSpec
+from cutwater.operators.functions import FlatMapSpec, MapBatchesSpec, MapRowSpec
+from cutwater.operators.key_check import KeyCheckSpec
+from cutwater.operators.process_spec import ProcessSpec
+from cutwater.operators.top import TopSpec
+from cutwater.operators.union import UnionSpec
+from cutwater.operators.unnest import UnnestSpec
+from cutwater.operators.window import WindowAggregateSpec
+
+__all__ = ["check_recovery"]
+
+_REPEATABLE: Final = (
+    DeduplicateSpec,
+    ExpressionSpec,
+    FlatMapSpec,
+    KeyCheckSpec,
+    MapBatchesSpec,
+    MapRowSpec,
+    ProcessSpec,
+    RunningAggregateSpec,
+    TopSpec,
+    UnionSpec,
+    UnnestSpec,
+    WindowAggregateSpec,
+)
+"""What sends the same rows under the same numbers, given the same state and the same choices: shown by
+tests/unit/operators_keyed/test_repeatable_operators.py for those with state."""
+
+
+def check_recovery(plan: PhysicalPlan, config: JobConfig) -> None:
+    """Check that every step can do again, row for row, what it did, where ``recovery="task"`` relies on it.
+
+    Raises:
+        BuildError: one cannot; names it.
+    """
+    if config.recovery != "task":
+        return
+    if plan.back_edges:
+        raise BuildError(
+            "recovery 'task' does not know loops",
+            step=plan.back_edges[0][1],
+            hint="Choose recovery='region' or 'job'.",
+        )
+    for step in plan.steps.values():
+        why = _why_not(step, config)
+        if why:
+            raise BuildError(
+                f"{why}, and recovery is 'task': what it sent could not be made again row for row",
+                step=step.id,
+                hint="Choose recovery='region' or 'job'.",
+            )
+
+
+def _why_not(step: Step, config: JobConfig) -> str:
+    """What keeps a step from making its rows again; empty: nothing."""
+    if step.role != "operator":
+        return ""
+    spec = cast(object, step.spec)
+    if not isinstance(spec, _REPEATABLE):
+        return f"a step of kind {step.kind!r} may send its rows in another order after a restore"
+    if isinstance(spec, WindowAggregateSpec):
+        if spec.early is not None and spec.early.processing_time_us is not None:
+            return "early results by processing time come as the clock says"
+        if config.state_backend == "rocksdb":
+            return "windows on disk fire in another order after a restore"
+    return ""

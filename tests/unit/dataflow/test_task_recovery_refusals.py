@@ -1,0 +1,92 @@
+"""``recovery="task"`` is refused where what was sent could not be made again row for row; the step is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import cutwater as cw
+from cutwater.config import JobConfig
+from cutwater.dataflow.plan import make_plan
+from cutwater.dataflow.repeatable import check_recovery
+from cutwater.dataflow.stream import Stream
+from cutwater.errors import BuildError, ConfigError
+from cutwater.runtime import regions
+from cutwater.runtime.regions import recovery_regions, widened
+
+Build = Callable[[Stream, Stream], Any]
+
+
+def counts(rows: Stream, _: Stream) -> Stream:
+    return rows.key_by("value").aggregate("count", n=cw.count())
+
+
+def windows(rows: Stream, _: Stream) -> Stream:
+    return rows.key_by("value").window("hours", cw.tumbling("1h")).aggregate("many", n=cw.count())
+
+
+def by_clock(rows: Stream, _: Stream) -> Stream:
+    window = rows.key_by("value").window("hours", cw.tumbling("1h"), early=cw.every(processing_time="1s"))
+    return window.aggregate("soon", n=cw.count())
+
+
+def joined(rows: Stream, other: Stream) -> Stream:
+    return rows.key_by("value").join("pair", other.key_by("value"), window=cw.tumbling("1h"))
+
+
+async def ask(row: dict[str, Any]) -> dict[str, Any]:
+    return row
+
+
+def asked(rows: Stream, _: Stream) -> Stream:
+    return rows.map_async("ask", ask, "value long")
+
+
+def check(build: Build, **settings: Any) -> None:
+    flow = cw.Dataflow("refused")
+    left, right = (flow.read(name, cw.rate(None, rows=10), event_time="timestamp") for name in ("left", "right"))
+    build(left, right).write("out", cw.discard())
+    right.write("rest", cw.discard())
+    check_recovery(make_plan(flow, 2, 128), JobConfig(**{"recovery": "task", **settings}))
+
+
+@pytest.mark.parametrize("build", [counts, windows])
+def test_what_can_be_made_again_is_not_refused(build: Build) -> None:
+    check(build)
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "step", "why"),
+    [
+        (joined, {}, "pair", "another order after a restore"),
+        (asked, {}, "ask", "another order after a restore"),
+        (by_clock, {}, "soon", "as the clock says"),
+        (windows, {"state_backend": "rocksdb"}, "many", "on disk"),
+    ],
+)
+def test_what_cannot_is_named(build: Build, settings: dict[str, Any], step: str, why: str) -> None:
+    with pytest.raises(BuildError, match=why) as caught:
+        check(build, **settings)
+    assert caught.value.step == step
+    check(build, **settings, recovery="region")
+
+
+@pytest.mark.parametrize("protocol", ["none", "at_least_once"])
+def test_there_must_be_a_cut_to_go_back_to(protocol: Any) -> None:
+    with pytest.raises(ConfigError, match="needs a checkpoint that is a cut"):
+        JobConfig(recovery="task", protocol=protocol)
+
+
+def test_what_lives_in_one_worker_goes_back_and_what_its_sinks_tie_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = cw.Dataflow("tied")
+    rows = flow.read("in", cw.rate(None, rows=10))
+    rows.key_by("value").aggregate("count", n=cw.count()).write("out", cw.discard())
+    plan = make_plan(flow, 3, 128)
+    assert [{slot for _, slot in region} for region in recovery_regions(plan, "task")] == [{0}, {1}, {2}]
+    assert not widened(plan, "task")
+    monkeypatch.setattr(regions, "_settles_subtasks", lambda plan, step: step != "out")
+    assert len(recovery_regions(plan, "task")) == 1
+    assert "'out' go back together" in widened(plan, "task")
+    assert not widened(plan, "region")

@@ -1,0 +1,172 @@
+"""What a channel keeps for a receiver that goes back by itself: all that was sent since the checkpoint, and no more."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cutwater.dataflow.graph import Channel
+from cutwater.errors import InvariantError
+from cutwater.runtime.kept_output import KeptOutput
+from cutwater.runtime.net_input import InputChannel
+from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark
+from cutwater.runtime.net_output import OutputChannel
+
+SCHEMA = pa.schema([("n", pa.int64())])
+KEY = Channel(0, 0, 1)
+
+actions = st.one_of(
+    st.tuples(st.just("rows"), st.integers(1, 9)),
+    st.tuples(st.just("watermark"), st.integers(0, 5)),
+    st.tuples(st.just("flush"), st.just(0)),
+    st.tuples(st.just("credit"), st.integers(1, 3)),
+    st.tuples(st.just("checkpoint"), st.booleans()),
+    st.tuples(st.just("settle"), st.booleans()),
+    st.tuples(st.just("take over"), st.booleans()),
+)
+
+
+class Run:
+    """A channel whose receiver is replaced now and then, and what the newest completed checkpoint says of it."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.kept = KeptOutput(memory_bytes=memory_bytes)
+        self.sent: list[Item] = []
+        self.out = OutputChannel(KEY, SCHEMA, self.sent.append, batch_rows=8, kept=self.kept)
+        self.pending: list[tuple[int, int, int]] = []
+        self.base = (0, 0, -(1 << 63))
+        self.ids = 0
+
+    def act(self, what: str, value: int) -> None:
+        out = self.out
+        if what == "rows":
+            first = out.next_row
+            out.offer(pa.record_batch([pa.array(range(first, first + value), pa.int64())], schema=SCHEMA))
+        elif what == "watermark":
+            out.offer_watermark(max(out.watermark, value * 10))
+        elif what == "flush":
+            out.flush()
+        elif what == "credit":
+            out.grant(value)
+        elif what == "checkpoint":
+            self.ids += 1
+            out.mark(self.ids)
+            self.pending.append((self.ids, out.next_row, out.watermark))
+            out.offer_barrier(self.ids, overtake=bool(value))
+        elif what == "settle" and self.pending:
+            settled = self.pending.pop(0)
+            out.settled(settled[0], bool(value))
+            self.base = settled if value else self.base
+        elif what == "take over":
+            for id, _, _ in self.pending:  # a failure ends every checkpoint
+                out.settled(id, completed=False)
+            self.pending.clear()
+            self.sent.clear()
+            out.take_over(self.sent.append, self.base[0])
+
+    def replaced(self) -> tuple[list[int], int, bool]:
+        """What a new receiver has in the end: numbers of rows, watermark, whether the end came."""
+        self.act("take over", 0)
+        self.out.flush()
+        self.out.grant(1 << 20)
+        receiver = InputChannel(KEY, SCHEMA, 1 << 20, next_row=self.base[1], watermark=self.base[2])
+        rows: list[int] = []
+        for item in self.sent:
+            assert type(item) is not Barrier
+            receiver.put(item)
+        while receiver.head():
+            item = receiver.take(1 << 20)
+            if type(item) is Rows:
+                assert item.first_row == self.base[1] + len(rows)
+                rows += item.batch.column(0).to_pylist()
+        return rows, receiver.watermark, receiver.ended
+
+
+@settings(deadline=None)
+@given(st.lists(actions, max_size=40), st.sampled_from([0, 100, 1 << 20]), st.booleans())
+def test_a_new_receiver_gets_all_since_the_checkpoint_in_order(
+    history: list[tuple[str, int]], memory_bytes: int, ends: bool
+) -> None:
+    run = Run(memory_bytes)
+    for what, value in history:
+        run.act(what, value)
+    if ends:
+        run.out.offer_end()
+    rows, watermark, ended = run.replaced()
+    assert rows == list(range(run.base[1], run.out.next_row))
+    assert watermark == run.out.watermark
+    assert ended is ends
+    assert run.kept.memory_bytes <= memory_bytes
+
+
+def test_an_end_is_kept_although_the_checkpoint_is_younger() -> None:
+    run = Run(0)
+    run.act("rows", 3)
+    run.out.offer_end()
+    run.act("checkpoint", 0)
+    run.act("settle", 1)
+    assert run.replaced() == ([], run.out.watermark, True)
+
+
+def test_what_a_completed_checkpoint_covers_is_not_kept() -> None:
+    kept = KeptOutput(memory_bytes=1 << 20)
+    batch = pa.record_batch({"n": [1]})
+    for id in (1, 2, 3):
+        kept.add(Rows(batch, id - 1))
+        kept.mark(id)
+    kept.aborted(2)
+    kept.completed(1)
+    assert [item.first_row for item in kept.since(1) if type(item) is Rows] == [1, 2]
+    with pytest.raises(InvariantError, match="checkpoint 2 is not kept"):
+        list(kept.since(2))
+    kept.add(End())
+    kept.completed(3)
+    assert (list(kept.since(3)), kept.memory_bytes) == ([End()], 0)
+    with pytest.raises(InvariantError, match="only since 3"):
+        list(kept.since(1))
+
+
+def test_a_watermark_behind_a_barrier_is_not_lost_with_the_rows_before_it() -> None:
+    """Where rows wait for credit, watermarks join them: but not those on the other side of a barrier that overtook."""
+    run = Run(1 << 20)
+    run.act("rows", 3)
+    run.act("flush", 0)
+    run.act("checkpoint", 1)
+    run.act("watermark", 5)
+    run.act("flush", 0)
+    run.act("settle", 1)
+    assert run.replaced() == ([], 50, False)
+
+
+def test_what_a_living_receiver_has_is_no_part_of_a_snapshot_when_a_barrier_overtakes_it() -> None:
+    run = Run(1 << 20)
+    for rows in (3, 4):
+        run.act("rows", rows)
+        run.act("flush", 0)
+    run.out.arrived(3)
+    run.act("watermark", 1)
+    run.act("flush", 0)
+    run.out.arrived(5)  # the first frame, and a part of the second one
+    run.act("watermark", 2)
+    run.act("flush", 0)  # it must not take the place of what is kept
+    run.act("rows", 1)
+    overtaken = run.out.offer_barrier(1, overtake=True)
+    assert [n for i in overtaken if type(i) is Rows for n in i.batch.column(0).to_pylist()] == [5, 6, 7]
+    assert run.replaced()[0] == list(range(8))
+
+
+def test_a_living_receiver_says_what_it_has_and_takes_only_what_is_new() -> None:
+    credits: list[int] = []
+    receiver = InputChannel(KEY, SCHEMA, 4)
+    batch = pa.record_batch([pa.array(range(4), pa.int64())], schema=SCHEMA)
+    receiver.put(Rows(batch, 0))
+    receiver.put(Watermark(7))
+    receiver.take_over(credits.append)
+    assert (receiver.places, receiver.next_arrival, receiver.end_arrived) == (2, 4, False)
+    receiver.put(Rows(batch.slice(2), 2))
+    receiver.put(Rows(pa.record_batch([pa.array(range(3, 6), pa.int64())], schema=SCHEMA), 3))
+    taken = [receiver.take(10) for _ in range(4)]
+    assert [n for i in taken if type(i) is Rows for n in i.batch.column(0).to_pylist()] == list(range(6))
+    assert sum(credits) == 4

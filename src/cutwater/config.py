@@ -177,6 +177,18 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     replay_memory_bytes: int = 1 << 26
     """With ``recovery="task"``: of what a channel sent since the last checkpoint, so much is kept in memory for a
     receiver that goes back; the rest lies on the worker's disk (its temporary directory)."""
+    state_replicas: int = 0
+    """Other workers, on other machines if there are, that hold in memory what each worker wrote of the newest
+    checkpoint, so that its restore need not read the checkpoint directory; see the guide on checkpoints."""
+    replica_memory_bytes: int = 1 << 30
+    """With ``state_replicas``: so much a worker holds for others, and for itself where it has no local copies; what
+    does not fit is read from the checkpoint directory."""
+    local_copies_dir: str | None = None
+    """Directory on each worker's machine that keeps copies of what its worker wrote of the newest checkpoint; of no
+    use on the disk that the checkpoints lie on, and then not used. ``None``: no local copies."""
+    local_copies_bytes: int = 1 << 32
+    """With ``local_copies_dir``: so much a worker keeps there; what does not fit is read from the checkpoint
+    directory."""
     restart: RestartConfig = RestartConfig()
     """When and how often a failed job is restarted."""
 
@@ -234,8 +246,29 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"a trace shows recoveries of the whole job only, but recovery is {self.recovery!r}",
                 hint="Leave trace_dir out, or set recovery='job' while you look at traces.",
             )
+        self._check_copies()
         if self.tolerable_failed < 0:
             raise ConfigError(f"tolerable_failed must be at least 0, got {self.tolerable_failed}")
+
+    def _check_copies(self) -> None:
+        if not 0 <= self.state_replicas < max(1, self.parallelism):
+            raise ConfigError(
+                f"state_replicas must be between 0 and {self.parallelism - 1}, the number of other workers, "
+                f"got {self.state_replicas}"
+            )
+        if self.protocol == "none" and self.keeps_copies:
+            raise ConfigError(
+                "protocol 'none' goes back to nothing after a failure, so copies of its snapshots are of no use",
+                hint="Leave state_replicas and local_copies_dir out, or choose another protocol.",
+            )
+        for name in ("replica_memory_bytes", "local_copies_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether workers keep copies of what they write, for themselves or for each other."""
+        return self.state_replicas > 0 or self.local_copies_dir is not None
 
     @property
     def tracks_changes(self) -> bool:

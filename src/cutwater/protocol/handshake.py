@@ -44,8 +44,8 @@ _PROVED_BYTES: Final = _PROOF_BYTES + _LENGTH.size
 class Peer(msgspec.Struct, frozen=True):
     """Who is at the other end of a connection."""
 
-    role: Literal["coordinator", "control", "data"]
-    """``coordinator``: the driver's end of a control connection; ``control``, ``data``: a worker's end of one."""
+    role: Literal["coordinator", "control", "data", "copies"]
+    """``coordinator``: the driver's end of a control connection; else a worker's end of one."""
     job: str
     """Uid of the job."""
     worker: int = -1

@@ -11,6 +11,7 @@ from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.loops import LoopReport
 from cutwater.runtime import control as c
+from cutwater.runtime.copies import CopyReader, lengths_of
 from cutwater.runtime.order_news import OrderNews
 from cutwater.runtime.peers import PeerLost
 from cutwater.runtime.restore import Restore
@@ -50,6 +51,10 @@ class Attempt(SurvivingAttempt):
         self._counters: dict[str, dict[str, int]] = {}
         self._started_s = time.monotonic()
         self._snapshots: SnapshotService | None = None
+        self._copies = worker.copies
+        self._reader: CopyReader | None = None
+        self._parts: dict[int, dict[str, int]] = {}
+        """By checkpoint: bytes by file of what this worker wrote of it, or builds upon."""
         self._trace: WorkerTrace | None = None
 
     # ------------------------------------------------------------------------------------------------------ build
@@ -64,7 +69,9 @@ class Attempt(SurvivingAttempt):
         self._connect()
         deploy, config = self._deploy, self._config
         args = self._worker.args
-        restore = Restore.load(self._store, args.job, args.uid, deploy, self._plan)
+        if self._copies is not None:
+            self._reader = self._copies.reader(deploy.copies)
+        restore = Restore.load(self._store, args.job, args.uid, deploy, self._plan, self._reader)
         self._wiring = Wiring(
             self._plan,
             config,
@@ -81,6 +88,8 @@ class Attempt(SurvivingAttempt):
             order=self._order,
         )
         self._subtasks = self._wiring.build(self)
+        if self._reader is not None:
+            self._reader.close()
         self._by_key = {s.key: s for s in self._subtasks}
         self._snapshots = SnapshotService(
             self._store,
@@ -120,6 +129,8 @@ class Attempt(SurvivingAttempt):
 
     def close(self) -> None:
         """Stop everything of this attempt; commits nothing."""
+        if self._reader is not None:
+            self._reader.close()
         self._close_connections()
         if self._snapshots is not None:
             self._snapshots.close()  # first: its thread uses the sinks' writers
@@ -186,6 +197,9 @@ class Attempt(SurvivingAttempt):
                 self._snapshots.completed(checkpoint_id)
                 if commit and self._order is not None:  # a recovery relies on it
                     self._order.completed(checkpoint_id)
+                part = self._parts.pop(checkpoint_id, {})
+                if self._copies is not None and message.files is not None:
+                    self._copies.completed(checkpoint_id, message.files, part)
                 for subtask in self._subtasks:
                     subtask.performer.outcome(m.CompleteNotice(checkpoint_id, commit))
                 if commit:
@@ -193,6 +207,7 @@ class Attempt(SurvivingAttempt):
             case c.AbortNotice(checkpoint_id=checkpoint_id, latest_completed=latest):
                 self._acknowledged.pop(checkpoint_id, None)
                 self._written.pop(checkpoint_id, None)
+                self._parts.pop(checkpoint_id, None)
                 for subtask in self._subtasks:
                     subtask.performer.outcome(m.AbortNotice(checkpoint_id, latest))
             case c.LoopVerdict(checkpoint_id=checkpoint_id, vertices=vertices, ended=ended, watermark=watermark):
@@ -254,6 +269,8 @@ class Attempt(SurvivingAttempt):
             return
         del self._acknowledged[checkpoint_id]
         parts = self._written.pop(checkpoint_id, [])
+        if self._copies is not None:
+            self._parts[checkpoint_id] = lengths_of(entry for part in parts for entry in part.entries)
         reports = [
             c.LoopReport(*key, r.quiet, r.outside_ended, r.drained, (r.outside.watermark, r.outside.idle))
             for key, r in done.items()

@@ -71,7 +71,9 @@ class Checkpointing:
         self._core = CheckpointCoordinator(
             config, *_everyone_and_sources(plan), first_id=publisher.next_checkpoint_id() - 1
         )
-        self._plan = plan
+        self._config, self._plan = config, plan
+        self._named: list[str] | None = None
+        """Files of the newest checkpoint, if workers keep copies."""
         self._loops = LoopMonitor(_loop_subtasks(plan))
         self._publisher, self._board = publisher, board
         self._broadcast, self._completed, self._failed = broadcast, completed, failed
@@ -239,7 +241,8 @@ class Checkpointing:
         final = kind is CheckpointKind.FINAL
         if kind.commits:
             self._completed(checkpoint_id, final)
-        self._broadcast(c.CompleteNotice(self._attempt, checkpoint_id, final, effect.commit))
+        named = self._named if kind.commits else None
+        self._broadcast(c.CompleteNotice(self._attempt, checkpoint_id, final, effect.commit, named))
         self._loop(WaveCompleted(checkpoint_id, now_ms()))
         if kind.commits:
             self._savepoints.committed(checkpoint_id)
@@ -263,6 +266,8 @@ class Checkpointing:
             except CutwaterError as e:
                 return m.PublishFailed(effect.checkpoint_id, str(e), now_ms())
             self._board.completed(effect.checkpoint_id, size, written)
+            if self._config.keeps_copies:
+                self._named = sorted({entry.file for entry in manifest.entries if entry.file})
         request = self._request(effect.checkpoint_id)
         if request is not None:
             self._savepoints.durable(request, manifest, [file for _, _, files in parts for file in files])

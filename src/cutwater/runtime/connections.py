@@ -30,6 +30,7 @@ class DataServer:
         secret: the job's.
         check: decides about an authenticated peer: wrong job, attempt or incarnation (fencing).
         on_connection: gets each accepted connection, not started, in a thread of the server.
+        on_copies: gets what a peer of role "copies" has dialled; without it there is none that ``check`` may accept.
         host, port: where to listen; port 0 takes a free one, see ``address``.
     """
 
@@ -45,7 +46,9 @@ class DataServer:
         handshake_timeout_s: float = 5.0,
         max_pending: int = 64,
         max_frame_bytes: int = 1 << 30,
+        on_copies: Callable[[socket.socket], None] | None = None,
     ) -> None:
+        self._on_copies = on_copies
         self._me, self._secret, self._check, self._on_connection = me, secret, check, on_connection
         self._timeout_s, self._max_pending, self._max_frame_bytes = handshake_timeout_s, max_pending, max_frame_bytes
         self._lock = threading.Lock()
@@ -99,7 +102,10 @@ class DataServer:
                 self._pending.pop(sock)
                 if self._closed:
                     raise WireError("the server was closed meanwhile")
-            self._on_connection(Connection(sock, peer, max_frame_bytes=self._max_frame_bytes))
+            if peer.role == "copies" and self._on_copies is not None:
+                self._on_copies(sock)
+            else:
+                self._on_connection(Connection(sock, peer, max_frame_bytes=self._max_frame_bytes))
         except CutwaterError as e:
             _log.info("refused a connection from %s: %s", address, e)
             sock.close()

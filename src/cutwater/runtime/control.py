@@ -11,6 +11,7 @@ import msgspec
 
 from cutwater.dataflow.upgrade import Upgrade
 from cutwater.errors import WireError
+from cutwater.runtime.copy_messages import CopiesHeld, CopyPlaces
 from cutwater.runtime.network_messages import NetworkToWorker, SnapshotParts
 from cutwater.runtime.read_limit import Limits
 from cutwater.storage.log_entries import CheckpointCompleted
@@ -102,6 +103,8 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """Of a fork: its rows go to shadows of its sinks."""
     fresh_sinks: bool = False
     """What the checkpoint says of sinks was said by their shadows: they begin with nothing."""
+    copies: dict[str, list[int]] = {}
+    """By file of the checkpoint: slots whose workers have a copy of it."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -159,6 +162,8 @@ class CompleteNotice(msgspec.Struct, frozen=True, tag="complete"):
     checkpoint_id: int
     final: bool
     commit: bool = True
+    files: list[str] | None = None
+    """What it consists of; told only where copies of them are kept."""
 
 
 class LoopVerdict(msgspec.Struct, frozen=True, tag="verdict"):
@@ -195,6 +200,7 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 ToWorker = (
     Deploy
+    | CopyPlaces
     | Start
     | AssignSplits
     | ReadUpTo
@@ -219,6 +225,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     pid: int
     host: str
     data_address: tuple[str, int]
+    copies: list[str] = []
+    """Files of the job that a predecessor on the same machine left copies of."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -356,6 +364,7 @@ FromWorker = (
     | Log
     | ProbeWanted
     | CaughtUp
+    | CopiesHeld
     | SnapshotParts
 )
 

@@ -123,6 +123,8 @@ class WorkerLink(ControlLink):
     incarnation: int = 0
     hello: c.Hello | None = None
     seen_ms: float = 0.0
+    copies: frozenset[str] = frozenset()
+    """Files of the job that the worker has copies of."""
 
 
 class ControlServer:

@@ -18,7 +18,7 @@ from cutwater.runtime import control as c
 from cutwater.runtime.answering import AnsweringDriver
 from cutwater.runtime.checkpointing import Checkpointing, now_ms
 from cutwater.runtime.control_server import WorkerLink
-from cutwater.runtime.deploying import Deploying
+from cutwater.runtime.deploying import Deploying, held_by
 from cutwater.runtime.driver import MakeHost
 from cutwater.runtime.handing_over import HandingOver
 from cutwater.runtime.publisher import Publisher
@@ -263,7 +263,7 @@ class Coordinator(AnsweringDriver):
     def _deploy(self, attempt: int) -> None:
         try:
             self.publisher.begin_attempt(attempt)
-            restorable = self.publisher.choose()
+            restorable = self.publisher.choose(held_by(self._group.links.values()))
             manifest = restorable.manifest if restorable else None
             self.publisher.settle_sinks(manifest)
             if self._checkpoints is None:
@@ -303,7 +303,7 @@ class Coordinator(AnsweringDriver):
     def _begin_regions(self, attempt: int, regions: tuple[int, ...]) -> None:
         subtasks = frozenset[tuple[int, int]]().union(*(self._machine.regions[region] for region in regions))
         try:
-            restorable = self.publisher.restore_subtasks(attempt, subtasks)
+            restorable = self.publisher.restore_subtasks(attempt, subtasks, held_by(self._group.links.values()))
             manifest = restorable.manifest if restorable else None
             self.board.regions_restored(manifest, set(regions))
             self._send_deploy(attempt, restorable, regions, self._splits.again(manifest, subtasks))

@@ -10,15 +10,22 @@ from cutwater.protocol.job import JobMachine
 from cutwater.protocol.regions import slots_of
 from cutwater.runtime import control as c
 from cutwater.runtime.control_server import WorkerLink
+from cutwater.runtime.copies import choose_holders
+from cutwater.runtime.copy_messages import CopyPlaces
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.read_limit import Limits
 from cutwater.runtime.splits import Splits
 from cutwater.storage.recovery import Restorable
 
-__all__ = ["Deploying"]
+__all__ = ["Deploying", "held_by"]
 
 Assigned: TypeAlias = Mapping[tuple[str, int], list[c.SplitAssignment]]
 """By read step and subtask, what it reads."""
+
+
+def held_by(links: Iterable[WorkerLink]) -> frozenset[str]:
+    """Files of the job that these workers have copies of."""
+    return frozenset[str]().union(*(link.copies for link in links))
 
 
 class Deploying:
@@ -55,13 +62,21 @@ class Deploying:
         assigned: Assigned,
         last_checkpoint_id: int,
         limits: Limits | None,
-    ) -> Iterator[tuple[WorkerLink, c.Deploy | c.Turn]]:
+    ) -> Iterator[tuple[WorkerLink, CopyPlaces | c.Deploy | c.Turn]]:
         """For each worker that runs on, who goes back; for each region that begins, what its workers build.
 
         Args:
             links: per slot, the worker that fills it.
             limits: of a fork, how far it may read.
         """
+        hellos = [cast(c.Hello, link.hello) for link in links]
+        addresses = [hello.data_address for hello in hellos]
+        replicas = self._publisher.replicas
+        copies: dict[str, list[int]] = {}
+        if replicas is not None:
+            copies = _copies(restorable, links) if self._publisher.location is None else {}
+            for link, holders in zip(links, choose_holders([hello.host for hello in hellos], replicas), strict=True):
+                yield link, CopyPlaces([other.incarnation for other in links], addresses, holders)
         members = {region: slots_of(self._machine.regions[region]) for region in regions}
         begins = frozenset[int]().union(*members.values())
         survivors = [slot for slot in range(len(links)) if slot not in begins]
@@ -80,7 +95,7 @@ class Deploying:
                 deploy = c.Deploy(
                     attempt=attempt,
                     incarnations=incarnations,
-                    peers=[cast(c.Hello, other.hello).data_address for other in links],
+                    peers=addresses,
                     restore=restorable.completed if restorable else None,
                     parallelism=self._publisher.parallelism,
                     restore_from=self._publisher.location,
@@ -95,5 +110,13 @@ class Deploying:
                     limits=limits,
                     shadows=self._publisher.forks.shadows,
                     fresh_sinks=self._publisher.has_fresh_sinks(restorable),
+                    copies=copies,
                 )
                 yield links[slot], deploy
+
+
+def _copies(restorable: Restorable | None, links: Sequence[WorkerLink]) -> dict[str, list[int]]:
+    """By file of the checkpoint: slots whose workers have a copy of it."""
+    files = {entry.file for entry in restorable.manifest.entries} if restorable is not None else set[str]()
+    found = {file: [slot for slot, link in enumerate(links) if file in link.copies] for file in sorted(files)}
+    return {file: slots for file, slots in found.items() if slots}

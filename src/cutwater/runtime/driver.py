@@ -23,6 +23,7 @@ from cutwater.runtime import control as c
 from cutwater.runtime.auth import new_secret
 from cutwater.runtime.checkpointing import now_ms
 from cutwater.runtime.control_server import ControlServer, WorkerLink
+from cutwater.runtime.copy_messages import CopiesHeld
 from cutwater.runtime.failures import FailureLedger, internal_error
 from cutwater.runtime.group import Group, Roster
 from cutwater.runtime.spark_host import SparkHost
@@ -191,6 +192,8 @@ class Driver(abc.ABC):
                     self._after(_PATIENCE_S, lambda: self._still_failed(message))
                 else:
                     self._failed(message)
+            case CopiesHeld():
+                self._group.copied(link, message)
             case _:
                 self._message(link, message)
 

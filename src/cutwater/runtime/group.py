@@ -13,6 +13,7 @@ from cutwater.protocol import job_messages as j
 from cutwater.runtime import control as c
 from cutwater.runtime.checkpointing import now_ms
 from cutwater.runtime.control_server import WorkerLink
+from cutwater.runtime.copy_messages import CopiesHeld
 from cutwater.runtime.failures import root_cause
 from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.worker import SlotArgs
@@ -31,6 +32,8 @@ class Roster(Protocol):
     def joined(self, hello: c.Hello) -> None: ...
 
     def left(self, slot: int) -> None: ...
+
+    def copied(self, slot: int, copies: CopiesHeld) -> None: ...
 
 
 class Group:
@@ -113,6 +116,7 @@ class Group:
             return None
         self._incarnation += 1
         link.slot, link.incarnation, link.hello, link.seen_ms = hello.slot, self._incarnation, hello, now_ms()
+        link.copies = frozenset(hello.copies)
         old = self.links.get(hello.slot)
         if old is not None:  # a zombie of the slot: fenced from here on
             old.send(c.Stop("replaced"))
@@ -121,6 +125,11 @@ class Group:
         self._silent_ends[hello.slot] = 0
         self._board.joined(hello)
         return j.WorkerJoined(hello.slot, link.incarnation, now_ms())
+
+    def copied(self, link: WorkerLink, copies: CopiesHeld) -> None:
+        """A worker told which files of the job it has copies of."""
+        link.copies = frozenset(copies.files)
+        self._board.copied(link.slot, copies)
 
     def lost(self, link: WorkerLink, reason: str) -> j.WorkerLost | None:
         """A connection ended; None if it was not that of a current worker."""

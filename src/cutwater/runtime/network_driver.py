@@ -18,6 +18,7 @@ from cutwater.protocol import job_messages as j
 from cutwater.runtime import control as c
 from cutwater.runtime.checkpointing import now_ms
 from cutwater.runtime.control_server import WorkerLink
+from cutwater.runtime.copy_messages import CopiesHeld
 from cutwater.runtime.driver import Driver, MakeHost
 from cutwater.runtime.failures import first_line
 from cutwater.runtime.network_attempt import NetworkArgs
@@ -146,6 +147,9 @@ class NetworkDriver(Driver):
     def left(self, slot: int) -> None:
         """A worker is gone."""
         self._hellos.pop(slot, None)
+
+    def copied(self, slot: int, copies: CopiesHeld) -> None:
+        """Nobody tells of copies: the workers of networks keep none."""
 
     def _worker_args(self, slot: int) -> SlotArgs:
         return NetworkArgs(

@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -25,6 +25,7 @@ from cutwater.dataflow.upgrade import Upgrade
 from cutwater.errors import ConfigError, CorruptSnapshotError, FencedError
 from cutwater.protocol.job_messages import Outcome
 from cutwater.protocol.regions import Region
+from cutwater.runtime.copies import sweep_copies
 from cutwater.runtime.failures import first_line
 from cutwater.runtime.fork_log import ForkLog
 from cutwater.runtime.regions import subtasks_of
@@ -76,6 +77,7 @@ class Publisher:
         """The newest checkpoint that this driver has published."""
         self._retention: Retention | None = None
         self._collected_s = -math.inf
+        self._doubted = False
         self.warnings: list[str] = []
         """Of restores, for the user."""
         self.parallelism = self._resumed_parallelism(config.parallelism)
@@ -102,6 +104,11 @@ class Publisher:
             f"goes on at parallelism {rescaled}, to which the job was rescaled; the program asks for {asked}, as before"
         )
         return rescaled
+
+    @property
+    def replicas(self) -> int | None:
+        """How many other workers hold copies of what each writes; ``None``: nobody keeps copies of anything."""
+        return self._config.state_replicas if self._config.keeps_copies else None
 
     @property
     def uid(self) -> str:
@@ -139,7 +146,7 @@ class Publisher:
         if not survivors:  # what they have frozen may build upon a checkpoint that was retired just now
             self._retention = Retention(self._store, self.log)
 
-    def restore_subtasks(self, attempt: int, subtasks: Region) -> Restorable | None:
+    def restore_subtasks(self, attempt: int, subtasks: Region, held: Collection[str] = ()) -> Restorable | None:
         """Take the log, and bring the sinks of these subtasks to the newest checkpoint; all others run on (R2).
 
         Returns the checkpoint; ``None`` if none was taken, so that they begin anew.
@@ -150,25 +157,38 @@ class Publisher:
             ConfigError: it is another job's, or of another shape.
         """
         self.begin_attempt(attempt, survivors=True)
-        found = self._newest()
+        found = self._newest(self._believed(held))
         self._sinks.settle_subtasks(found.manifest if found is not None else None, self.log.attempt, subtasks)
         return found
 
-    def _newest(self) -> Restorable | None:
+    def _believed(self, held: Collection[str]) -> Collection[str]:
+        """What need not be read before the workers read it: unless the last restore found damage behind its copies."""
+        doubted, self._doubted = self._doubted, False
+        return () if doubted else held
+
+    def failed(self, kind: str) -> None:
+        """A worker failed: if a snapshot was damaged, the next restore looks at all of it first."""
+        self._doubted = self._doubted or kind == CorruptSnapshotError.__name__
+
+    def _newest(self, held: Collection[str]) -> Restorable | None:
         state = self.log.read()
         if self._origin is not None:
             raise ConfigError("the job has not completed a checkpoint since it began from a chosen snapshot")
         if not state.completed:
             return None
-        found = choose(self._store, self.job, msgspec.structs.replace(state, completed=state.completed[:1]))
+        newest = msgspec.structs.replace(state, completed=state.completed[:1])
+        found = choose(self._store, self.job, newest, held=held)
         assert found is not None  # it raises where entries exist and none is usable
         bound = check_compatible(self.plan, found.manifest, self.upgrade)
         if frozenset((r.vertex, r.subtask) for r in bound.manifest.subtasks) != subtasks_of(self.plan):
             raise ConfigError("the newest checkpoint was taken at another parallelism")
         return replace(found, manifest=self.forks.without_shadows(bound.manifest))
 
-    def choose(self) -> Restorable | None:
+    def choose(self, held: Collection[str] = ()) -> Restorable | None:
         """The checkpoint to restore: the one asked for until this driver has completed one, then the newest.
+
+        Args:
+            held: files of the job that workers have copies of.
 
         Raises:
             BuildError: the program does not fit the snapshot.
@@ -182,7 +202,10 @@ class Publisher:
                 f"job {self.job!r} went back to a savepoint, and has completed no checkpoint since",
                 hint="Give the savepoint again: restore=... (--restore).",
             )
-        restorable = choose(self._store, self.job, state) if self._origin is None else self._choose_origin(self._origin)
+        if self._origin is None:
+            restorable = choose(self._store, self.job, state, held=self._believed(held))
+        else:
+            restorable = self._choose_origin(self._origin)
         if restorable is None:
             return None
         bound = check_compatible(self.plan, restorable.manifest, self.upgrade, foreign=self.foreign)
@@ -329,6 +352,7 @@ class Publisher:
         No row depends on it: what counts is the final checkpoint, and that is in the log before.  So a log that cannot
         be written is a warning only, and a fenced driver says nothing: the job is another one's.
         """
+        sweep_copies(self._config)
         log = self.log
         if not log.attempt or log.state.outcome:  # none was begun: the log tells of an earlier driver
             return

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from cutwater.dataflow.compatibility import check_compatible
 from cutwater.dataflow.graph import Channel, Edge, PhysicalPlan
 from cutwater.operators.evolution import Evolution
 from cutwater.runtime.channel_state import edge_name, fitting, to_items
 from cutwater.runtime.control import Deploy
+from cutwater.runtime.copies import CopyReader
 from cutwater.runtime.net_items import Timed, Watermark
 from cutwater.runtime.redistribution import Redistribution
 from cutwater.state.segments import Segment
-from cutwater.storage.base import Store
+from cutwater.storage.base import Readable, Store
 from cutwater.storage.chains import chains_of
 from cutwater.storage.channel_log import CHANNEL_KIND, read_log
 from cutwater.storage.local import LocalStore
@@ -27,6 +28,7 @@ from cutwater.storage.snapshot import read_segment
 
 __all__ = ["Restore"]
 
+T = TypeVar("T")
 _READERS = 2
 
 
@@ -51,9 +53,13 @@ class Restore:
     """Its sinks were shadows: the real ones begin with nothing."""
     evolutions: Mapping[str, Evolution] = field(default_factory=dict[str, Evolution])
     """By step: what becomes of state that another version of the program wrote."""
+    copies: CopyReader | None = None
+    """Where its files may be found sooner than in the store."""
 
     @classmethod
-    def load(cls, store: Store, job: str, uid: str, deploy: Deploy, plan: PhysicalPlan) -> Restore:
+    def load(
+        cls, store: Store, job: str, uid: str, deploy: Deploy, plan: PhysicalPlan, copies: CopyReader | None = None
+    ) -> Restore:
         """The snapshot that the coordinator chose, verified once more.
 
         Raises:
@@ -64,13 +70,21 @@ class Restore:
             return cls(store, job, None, True, plan)
         elsewhere = deploy.restore_from
         if elsewhere is not None:
-            store, job = LocalStore(elsewhere[0]), elsewhere[1]
+            store, job, copies = LocalStore(elsewhere[0]), elsewhere[1], None
         manifest = load_snapshot(store, job, deploy.restore)
         foreign = manifest.uid != uid
         bound = check_compatible(plan, manifest, deploy.upgrade, foreign=foreign)
         same = _same_shape(plan, bound.manifest)
         fresh = deploy.fresh_sinks
-        return cls(store, job, bound.manifest, same, plan, elsewhere is not None, foreign, fresh, bound.evolutions)
+        return cls(
+            store, job, bound.manifest, same, plan, elsewhere is not None, foreign, fresh, bound.evolutions, copies
+        )
+
+    def _get(self, decode: Callable[[Readable, str, Entry], T], entry: Entry) -> T:
+        """An entry, verified."""
+        if self.copies is None:
+            return decode(self.store, self.job, entry)
+        return self.copies.read(decode, self.store, entry)
 
     def watermark(self, vertex: int, subtask: int) -> int | None:
         """Where a subtask's event time begins; ``None``: the snapshot says nothing."""
@@ -84,7 +98,7 @@ class Restore:
         """Where the subtasks are others than those of the snapshot."""
         if self.manifest is None or self.same_shape:
             return None
-        return Redistribution(self.manifest, self.plan, lambda entry: read_log(self.store, self.job, entry))
+        return Redistribution(self.manifest, self.plan, lambda entry: self._get(read_log, entry))
 
     @property
     def processing_time_ms(self) -> int:
@@ -124,7 +138,7 @@ class Restore:
         if self._logs.get(edge_name(edge)):
             entries = [e for e in self._logs[edge_name(edge)] if e.channel is not None and e.channel[1:] == key[1:]]
             entries.sort(key=lambda e: (e.side == "sender", e.first_row))
-            items = [fitting(edge, item) for e in entries for item in read_log(self.store, self.job, e)]
+            items = [fitting(edge, item) for e in entries for item in self._get(read_log, e)]
             sent = self.channel(key, sending=True)
             rows = sum(e.rows for e in entries)
             logged = to_items(items, (sent.next_row if sent is not None else 0) - rows)
@@ -192,12 +206,12 @@ class Restore:
     def _read(self, entries: list[Entry]) -> Iterator[Segment]:
         """In order; files are read and verified ahead by other threads, while the operator takes what came."""
         if sum(1 for e in entries if e.file) < 2:
-            yield from (read_segment(self.store, self.job, entry) for entry in entries)
+            yield from (self._get(read_segment, entry) for entry in entries)
             return
         with ThreadPoolExecutor(_READERS, thread_name_prefix="cutwater-restore") as readers:
             ahead: deque[Future[Segment]] = deque()
             for entry in entries:
-                ahead.append(readers.submit(read_segment, self.store, self.job, entry))
+                ahead.append(readers.submit(self._get, read_segment, entry))
                 if len(ahead) > 2 * _READERS:
                     yield ahead.popleft().result()
             while ahead:

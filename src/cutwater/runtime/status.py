@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["CheckpointStatus", "JobStatus", "RestartEvent", "StepStatus", "WorkerStatus"]
+__all__ = ["CheckpointStatus", "CopiesStatus", "JobStatus", "RestartEvent", "StepStatus", "WorkerStatus"]
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +20,25 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, written for it; the rest lies in files of older checkpoints."""
     last_freeze_ms: float = 0.0
     restored_id: int = 0
+
+
+class CopiesStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies of the newest checkpoint outside the checkpoint directory, over all workers."""
+
+    checkpoint_id: int = 0
+    """All workers have brought what they wrote of it where it should be, as far as there was room."""
+    missing_bytes: int = 0
+    """Of the newest checkpoint: what lacks some of the copies that were asked for."""
+    memory_bytes: int = 0
+    """Held by workers for others."""
+    local_bytes: int = 0
+    """On the workers' machines."""
+    restored_local_bytes: int = 0
+    """Read by the last restore of each worker from its machine."""
+    restored_replica_bytes: int = 0
+    """From other workers."""
+    restored_storage_bytes: int = 0
+    """From the checkpoint directory."""
 
 
 class StepStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +90,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     watermark_ms: int | None = None
     """Lowest watermark of the sources, milliseconds since the epoch."""
     checkpoints: CheckpointStatus = CheckpointStatus()
+    copies: CopiesStatus | None = None
+    """None: the job keeps none."""
     steps: dict[str, StepStatus] = {}
     workers: list[WorkerStatus] = []
     failures: list[RestartEvent] = []

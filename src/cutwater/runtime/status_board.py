@@ -15,8 +15,9 @@ from cutwater.operators.base import MAX_WATERMARK
 from cutwater.protocol.job import JobMachine
 from cutwater.protocol.pending import CheckpointStatistics
 from cutwater.runtime import control as c
+from cutwater.runtime.copy_messages import CopiesHeld
 from cutwater.runtime.publisher import Publisher
-from cutwater.runtime.status import CheckpointStatus, JobStatus, RestartEvent, StepStatus, WorkerStatus
+from cutwater.runtime.status import CheckpointStatus, CopiesStatus, JobStatus, RestartEvent, StepStatus, WorkerStatus
 from cutwater.storage.manifest import Manifest
 
 __all__ = ["StatusBoard"]
@@ -35,6 +36,7 @@ class StatusBoard:
             name=plan.name, uid="", phase="forming", parallelism=plan.parallelism, attempt=publisher.log.state.attempt
         )
         self._hellos: dict[int, c.Hello] = {}
+        self._copies: dict[int, CopiesHeld] = {}
         self._metrics: dict[tuple[int, int], c.Metrics] = {}
         """By slot and region."""
         self._shares: dict[tuple[int, int], tuple[float, float]] = {}
@@ -53,6 +55,7 @@ class StatusBoard:
                 self._status,
                 uid=self._publisher.uid,
                 checkpoints=self._checkpoints,
+                copies=self._all_copies() if self._copies else None,
                 workers=[self._worker(s) for s in sorted(self._hellos)],
                 failures=list(self._failures),
                 warnings=[*self._publisher.warnings, *self._warnings],
@@ -81,6 +84,7 @@ class StatusBoard:
     def joined(self, hello: c.Hello) -> None:
         with self._lock:
             self._hellos[hello.slot] = hello
+            self._copies.pop(hello.slot, None)  # its predecessor's
 
     def left(self, slot: int) -> None:
         with self._lock:
@@ -89,6 +93,8 @@ class StatusBoard:
     def rescaled(self, plan: PhysicalPlan, reason: str) -> None:
         """The job goes on at another parallelism."""
         self.log(reason)
+        with self._lock:
+            self._copies.clear()
         self._update(parallelism=plan.parallelism, rescales=self._status.rescales + 1)
 
     def restored(self, manifest: Manifest | None) -> None:
@@ -137,6 +143,7 @@ class StatusBoard:
 
     def failed(self, failure: c.Failure) -> None:
         where = f"step {failure.step!r}, " if failure.step else ""
+        self._publisher.failed(failure.kind)
         self.log(f"worker {failure.subtask} failed: {where}{failure.kind}: {failure.message}\n{failure.traceback}")
 
     # ---------------------------------------------------------------------------------------------- checkpoints
@@ -164,6 +171,24 @@ class StatusBoard:
                 in_progress=statistics.in_progress,
                 last_duration_ms=round(statistics.last_duration_ms or 0.0, 1),
             )
+
+    def copied(self, slot: int, copies: CopiesHeld) -> None:
+        """A worker's report on the copies that it has."""
+        with self._lock:
+            self._copies[slot] = copies
+
+    def _all_copies(self) -> CopiesStatus:
+        found = list(self._copies.values())
+        local, replica, storage = (sum(part) for part in zip(*(f.restored_bytes for f in found), strict=True))
+        return CopiesStatus(
+            checkpoint_id=min(f.checkpoint_id for f in found) if self._hellos.keys() <= self._copies.keys() else 0,
+            missing_bytes=sum(f.missing_bytes for f in found),
+            memory_bytes=sum(f.memory_bytes for f in found),
+            local_bytes=sum(f.local_bytes for f in found),
+            restored_local_bytes=local,
+            restored_replica_bytes=replica,
+            restored_storage_bytes=storage,
+        )
 
     # -------------------------------------------------------------------------------------------------- metrics
 

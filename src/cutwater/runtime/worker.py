@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,8 @@ from cutwater.runtime.attempt import Attempt
 from cutwater.runtime.auth import Secret
 from cutwater.runtime.connections import Connection, DataServer
 from cutwater.runtime.control_server import ControlLink, dial_coordinator
+from cutwater.runtime.copies import Copies, open_copies
+from cutwater.runtime.copy_messages import CopiesHeld, CopyPlaces
 from cutwater.runtime.net_signal import Signal
 from cutwater.runtime.network_messages import NetworkDeploy
 from cutwater.runtime.peers import Built, ConnectedAttempt, InterruptedBuildError, Posted
@@ -64,6 +66,10 @@ class SlotArgs(abc.ABC):
     def attempt(self, deploy: Any, worker: Worker) -> ConnectedAttempt:
         """What runs there, not built yet."""
 
+    def open_copies(self, report: Callable[[CopiesHeld], None], note: Callable[[str], None]) -> Copies | None:
+        """Where the worker keeps copies of snapshots, if it keeps some."""
+        return None
+
 
 @dataclass(frozen=True)
 class WorkerArgs(SlotArgs):
@@ -87,6 +93,9 @@ class WorkerArgs(SlotArgs):
         if deploy.shadows:
             plan = shadowed_plan(plan, self.shadow_dir)
         return Attempt(deploy, worker, replace(self, plan=plan, parallelism=deploy.parallelism, regions=regions))
+
+    def open_copies(self, report: Callable[[CopiesHeld], None], note: Callable[[str], None]) -> Copies | None:
+        return open_copies(self.config, self.store, self.job, self.uid, self.slot, self.secret, report, note)
 
 
 def run_worker(args: SlotArgs) -> str:
@@ -120,6 +129,8 @@ class Worker:
             lambda reason: self.post(_LinkLost(reason)),
             heartbeat_s=args.config.heartbeat_interval_ms / 1000,
         )
+        self._notes: list[str] = []  # for the driver, once it knows this worker
+        self.copies = args.open_copies(self.link.send, self._notes.append)
         self.data_server = DataServer(
             Peer("data", args.uid, args.slot),
             args.secret,
@@ -127,6 +138,7 @@ class Worker:
             self._accepted,
             host=self.link.local_host,
             max_frame_bytes=args.config.max_frame_bytes,
+            on_copies=self.copies.serve if self.copies is not None else None,
         )
 
     def post(self, message: Any) -> None:
@@ -138,7 +150,10 @@ class Worker:
         address = self.data_server.address
         self.data_server.start()
         self.link.start()
-        self.link.send(c.Hello(self.args.slot, os.getpid(), socket.gethostname(), address))
+        left = self.copies.files if self.copies is not None else []
+        self.link.send(c.Hello(self.args.slot, os.getpid(), socket.gethostname(), address, left))
+        for note in self._notes:
+            self.link.send(c.Log("info", note))
         handler = _ToDriver(self.link)
         logging.getLogger().addHandler(handler)
         try:
@@ -148,6 +163,8 @@ class Worker:
             logging.getLogger().removeHandler(handler)
             self._drop(self._attempts)
             self.data_server.close()
+            if self.copies is not None:
+                self.copies.close()
             self.link.close(_LINGER_S)
         return self._end
 
@@ -224,6 +241,9 @@ class Worker:
                 self._deliver(attempt, posted)
             case Built(attempt=attempt, error=error):
                 self._built(attempt, error)
+            case CopyPlaces():
+                if self.copies is not None:
+                    self.copies.placed(message)
             case c.Stop(reason=reason):
                 self._report()  # the last counts
                 self._end = reason
@@ -274,8 +294,10 @@ class Worker:
         return any(_ends(message, region) for message in list(self._mailbox))
 
     def _check_peer(self, peer: Peer) -> Refusal | None:
-        if peer.role != "data" or peer.job != self.args.uid:
+        if peer.job != self.args.uid or peer.role not in ("data", "copies"):
             return Refusal("this is a worker of another job")
+        if peer.role == "copies":  # they depend on no attempt: files have names of their own, and digests
+            return None if self.copies is not None else Refusal("no copies are kept here")
         attempt = self._attempts.get(peer.region)
         return attempt.check_peer(peer) if attempt is not None else Refusal("nothing is deployed here yet", later=True)
 

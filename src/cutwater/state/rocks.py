@@ -8,15 +8,14 @@ next database removes the folders whose process is gone, however it ended.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import shutil
 import tempfile
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from cutwater.errors import ConfigError, StorageError
+from cutwater.state.private_folder import PrivateFolder
 
 if TYPE_CHECKING:
     from rocksdict import Rdict, RdictIter
@@ -25,7 +24,6 @@ __all__ = ["RocksSnapshot", "RocksStore", "require_rocksdb"]
 
 _MIB: Final = 1 << 20
 _OPEN_FILES: Final = 256
-_LOCK: Final = "owner.lock"
 
 Write: TypeAlias = tuple[bytes, bytes | None]
 """A key and what it is set to; ``None``: it is deleted."""
@@ -63,8 +61,9 @@ class RocksStore:
         self._rocks = require_rocksdb()
         self._parent = os.path.join(folder or tempfile.gettempdir(), f"cutwater-state-{os.getuid()}")
         with _reported("opened", self._parent):
-            self.folder, lock = _claim(self._parent)
-            remove = weakref.finalize(self, _remove, self.folder, lock)  # also when the process ends, or forgets it
+            private = PrivateFolder(self._parent)
+            self.folder = private.path
+            remove = weakref.finalize(self, private.remove)  # also when the process ends, or forgets it
             try:
                 self._db: Rdict = self._open(memory_bytes)
             except BaseException:
@@ -202,47 +201,3 @@ def _reported(done: str, place: str = "") -> Generator[None]:
             f"state on the worker's disk cannot be {done}{place and f' in {place}'}: {e}",
             hint="Free space there, or set TMPDIR for the workers to another disk.",
         ) from e
-
-
-def _claim(parent: str) -> tuple[str, int]:
-    """A new private folder, and the lock that says that it is in use; folders that nobody uses are removed."""
-    os.makedirs(parent, mode=0o700, exist_ok=True)
-    found = os.stat(parent)
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise StorageError(
-            f"{parent} belongs to somebody else, or others may read it",
-            hint="Remove it, or set TMPDIR for the workers to a directory of their own.",
-        )
-    gate = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(gate, fcntl.LOCK_EX)  # nobody looks at a folder between its making and its locking
-        for name in os.listdir(parent):
-            _remove_abandoned(os.path.join(parent, name))
-        folder = tempfile.mkdtemp(dir=parent)
-        lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return folder, lock
-    finally:
-        os.close(gate)
-
-
-def _remove(folder: str, lock: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    os.close(lock)
-
-
-def _remove_abandoned(folder: str) -> None:
-    try:
-        lock = os.open(os.path.join(folder, _LOCK), os.O_RDWR)
-    except OSError:
-        lock = -1  # its process ended before the lock was made, or while the folder was being removed
-    try:
-        if lock >= 0:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-    finally:
-        if lock >= 0:
-            os.close(lock)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import BinaryIO, Protocol
 
-__all__ = ["Store"]
+__all__ = ["Readable", "Store"]
+
+
+class Readable(Protocol):
+    """Where the bytes of a snapshot can be read."""
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | memoryview:
+        """Bytes of a file.
+
+        Raises:
+            CorruptSnapshotError: missing, or shorter than asked for.
+        """
+        ...
 
 
 class Store(Protocol):

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from cutwater.errors import CorruptSnapshotError
-from cutwater.storage.base import Store
+from cutwater.storage.base import Readable
 from cutwater.storage.manifest import Entry
 from cutwater.storage.snapshot import SnapshotWriter, read_batch
 
@@ -98,7 +98,7 @@ def log_batches(log: ChannelLog) -> Iterator[tuple[pa.RecordBatch, int]]:
         first_row += batch.num_rows
 
 
-def read_log(store: Store, job: str, entry: Entry) -> list[LogItem]:
+def read_log(store: Readable, job: str, entry: Entry) -> list[LogItem]:
     """The items of one entry, in order; their batches refer to the bytes read.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from cutwater.errors import CorruptSnapshotError
@@ -64,8 +64,13 @@ class Restorable:
         )
 
 
-def verify_checkpoint(store: Store, job: str, completed: CheckpointCompleted) -> VerifyReport:
+def verify_checkpoint(
+    store: Store, job: str, completed: CheckpointCompleted, held: Collection[str] = ()
+) -> VerifyReport:
     """Compare every byte of a checkpoint with its digests, and decode it.  Damage is reported, not raised.
+
+    Args:
+        held: files that are left out.
 
     Raises:
         FormatVersionError: written by a newer release.
@@ -81,29 +86,35 @@ def verify_checkpoint(store: Store, job: str, completed: CheckpointCompleted) ->
         files=1 + len({e.file for e in manifest.entries if e.file}),
         bytes=sum(e.length for e in manifest.entries),
         segments=len(manifest.entries),
-        problems=tuple(_damaged(store, job, completed, manifest)),
+        problems=tuple(_damaged(store, job, completed, manifest, held)),
         manifest=manifest,
     )
 
 
-def _damaged(store: Store, job: str, completed: CheckpointCompleted, manifest: Manifest) -> Iterator[Problem]:
+def _damaged(
+    store: Store, job: str, completed: CheckpointCompleted, manifest: Manifest, held: Collection[str]
+) -> Iterator[Problem]:
     around: set[str] = set()
-    for problem in _damaged_segments(store, job, manifest):
+    for problem in _damaged_segments(store, job, manifest, held):
         around.add(problem.file)
         yield problem
     if completed.path == SAVEPOINT_FILE:  # what lies around the segments of its files
         yield from (Problem(file, what) for file, what in damaged_files(store, job) if file not in around)
 
 
-def _damaged_segments(store: Store, job: str, manifest: Manifest) -> Iterator[Problem]:
+def _damaged_segments(store: Store, job: str, manifest: Manifest, held: Collection[str]) -> Iterator[Problem]:
     for entry in manifest.entries:
+        if entry.file in held:
+            continue
         try:
             read_segment(store, job, entry)
         except CorruptSnapshotError as error:
             yield Problem(f"{job}/{entry.file}" if entry.file else f"{job} (inline)", error.message)
 
 
-def choose(store: Store, job: str, state: LogState, *, verify: bool = True) -> Restorable | None:
+def choose(
+    store: Store, job: str, state: LogState, *, verify: bool = True, held: Collection[str] = ()
+) -> Restorable | None:
     """The checkpoint to restore (R1, R6); ``None`` if none was ever completed.
 
     A damaged checkpoint is passed over for the one before it: show ``Restorable.warnings``.
@@ -113,6 +124,7 @@ def choose(store: Store, job: str, state: LogState, *, verify: bool = True) -> R
         job: its folder.
         state: what the log says, read *after* the attempt began, or an older driver may still publish.
         verify: read all data now; else only the manifest is verified, and segments when they are read.
+        held: files that workers have copies of: they are verified when they are read, as those copies are.
 
     Raises:
         CorruptSnapshotError: checkpoints were completed and none is usable (never a silent start from nothing).
@@ -121,7 +133,7 @@ def choose(store: Store, job: str, state: LogState, *, verify: bool = True) -> R
     passed_over: list[VerifyReport] = []
     for completed in state.completed:
         if verify:
-            report = verify_checkpoint(store, job, completed)
+            report = verify_checkpoint(store, job, completed, held)
         else:
             report = _verify_manifest(store, job, completed)
         if report.ok and report.manifest is not None:

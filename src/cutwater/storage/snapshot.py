@@ -17,7 +17,7 @@ import xxhash
 
 from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, InvariantError, StorageError
 from cutwater.state.segments import Segment, SegmentKind
-from cutwater.storage.base import Store
+from cutwater.storage.base import Readable, Store
 from cutwater.storage.log_entries import CheckpointCompleted
 from cutwater.storage.manifest import FORMAT_VERSION, KNOWN_VERSIONS, Entry, Manifest
 from cutwater.storage.paths import data_path, shared_path, writer_of_shared
@@ -192,7 +192,7 @@ def _encode(batch: pa.RecordBatch, file: BinaryIO) -> tuple[int, str]:
     return sink.length, sink.hexdigest()
 
 
-def read_verified(store: Store, job: str, entry: Entry) -> bytes:
+def read_verified(store: Readable, job: str, entry: Entry) -> bytes | memoryview:
     """The bytes of an entry, compared with its length and digest.
 
     Raises:
@@ -217,7 +217,7 @@ def read_verified(store: Store, job: str, entry: Entry) -> bytes:
     return data
 
 
-def read_segment(store: Store, job: str, entry: Entry) -> Segment:
+def read_segment(store: Readable, job: str, entry: Entry) -> Segment:
     """The segment of an entry; its bytes are compared with length and digest before they are decoded.
 
     The batch refers to the bytes read, it is not copied.
@@ -230,7 +230,7 @@ def read_segment(store: Store, job: str, entry: Entry) -> Segment:
     return Segment(entry.name, cast(SegmentKind, entry.kind), batch, entry.key_groups)
 
 
-def read_batch(store: Store, job: str, entry: Entry) -> pa.RecordBatch:
+def read_batch(store: Readable, job: str, entry: Entry) -> pa.RecordBatch:
     """The rows of an entry of any kind, as ``read_segment``."""
     data = read_verified(store, job, entry)
     where = f"{job}/{entry.file or 'manifest'} at offset {entry.offset}"

@@ -38,6 +38,7 @@ class Subtask:
     key_groups: range = key_group_range(0, 1, GROUPS)
     incremental: bool = False
     state_memory_bytes: int | None = None
+    repeatable: bool = False
 
     def wake(self) -> None:
         return None

@@ -36,6 +36,9 @@ def some_frame(chance: random.Random, number: int) -> bytes:
         return encode_header(header) + log + body
     if kind is Kind.WATERMARK:
         return encode_header(Header(kind, chance.randint(0, 1), 1, 0, 1, watermark=number))
+    if kind is Kind.ORDER:
+        log = chance.randbytes(chance.randint(1, 9))
+        return encode_header(Header(kind, order_log_length=len(log))) + log
     if kind is Kind.GOODBYE:
         return encode_header(Header(kind))
     return encode_header(Header(kind, 0, 1, 0, 1, first_row=number + 1))

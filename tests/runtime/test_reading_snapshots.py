@@ -108,6 +108,7 @@ def at(value: int) -> dt.datetime:
 def test_every_state_of_a_run_is_read_as_what_it_means(start, tmp_path: Path) -> None:
     job = start(flow_of_all(tmp_path), interval="20ms")
     wait_until(lambda: job.status.checkpoints.completed > 3 or not job.is_active, "checkpoints", 120, job=job)
+    wait_until(lambda: job.status.rows_read > ROWS / 2 or not job.is_active, "rows", 120, job=job)
     job.stop()
     taken = Taken(f"{tmp_path}/chk/all")
     assert len(taken.values) > ROWS / 2

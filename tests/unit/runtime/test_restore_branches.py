@@ -48,7 +48,7 @@ def snapshot(plan: PhysicalPlan) -> Manifest:
 
 def restored(monkeypatch: pytest.MonkeyPatch, manifest: Manifest, plan: PhysicalPlan) -> Restore:
     monkeypatch.setattr(restore_module, "load_snapshot", lambda store, job, checkpoint_id: manifest)
-    deploy = SimpleNamespace(restore=1, restore_from=None, upgrade=Upgrade())
+    deploy = SimpleNamespace(restore=1, restore_from=None, upgrade=Upgrade(), fresh_sinks=False)
     return Restore.load(cast(Any, None), "job", "uid", cast(Any, deploy), plan)
 
 

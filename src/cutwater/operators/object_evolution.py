@@ -76,18 +76,17 @@ def evolve_states(
         gives_up: whether the program wants nothing more of a state of this name.
         hint: what to do where it does not say so; ``{name!r}`` in it is the state.
     """
-    old = former.schema
+    own, old = _without_keys(former.schema, keys)
     taken: dict[str, str] = {}
     found: list[Change] = []
     reasons: list[str] = [
-        f"key column {key.name!r} was {old.field(key.name).type} and is {key.type}"
-        for key in keys
-        if key.name in old.names and old.field(key.name).type != key.type
+        f"key column {key.name!r} was {was.type} and is {key.type}"
+        for was, key in zip(own, keys, strict=False)
+        if was.type != key.type
     ]
     dropped: list[str] = []
     converts: dict[str, Callable[[Segment], Segment]] = {}
-    names = [name for name in old.names if name not in {key.name for key in keys}]
-    for name in names:
+    for name in old.names:
         now = name if name in states else renames.get((name,), name)
         if now not in states:
             if gives_up(name):
@@ -113,6 +112,13 @@ def evolve_states(
                 converts[name] = partial(_convert_segment, now, _converter(was, states[now], columns))
     found += [Change("added", name) for name in states if name not in taken.values()]
     return Evolution(tuple(found), tuple(reasons), tuple(dropped), _on_segments(converts, dropped))
+
+
+def _without_keys(schema: pa.Schema, keys: list[pa.Field]) -> tuple[list[pa.Field], pa.Schema]:
+    """The key columns, which come first, and the states; one of these may be called like a key column."""
+    fields = list(schema)
+    width = next((i for i, (was, key) in enumerate(zip(fields, keys, strict=False)) if was.name != key.name), len(keys))
+    return fields[:width], pa.schema(fields[width:])
 
 
 def _on_segments(

@@ -70,6 +70,25 @@ def segments_of(group: Group, found: Evolution) -> list[Any]:
     return [made for segment in group.freeze()() if (made := found.convert(segment)) is not None]
 
 
+class SameName(cw.ProcessFunction):
+    k = cw.ValueState("int")
+
+    def process(self, row: Any, ctx: Any) -> Iterator[dict[str, Any]]:
+        yield {"k": row["k"], "told": str(self.k.value)}
+        self.k.value = row["n"]
+
+
+def test_a_state_may_be_called_like_the_key_column():
+    spec = spec_of(SameName())
+    found = evolution(spec, spec)
+    assert (found.refusals, found.changes, found.convert) == ((), (), None)
+    group = Group(spec, Clock(), ["k"], 2)
+    group.rows(numbers(0))
+    group = group.restored(list(group.freeze()()), 1)
+    group.rows(numbers(100))
+    assert {row["k"]: row["told"] for row in group.made} == {key: str(i) for i, key in enumerate(KEYS)}
+
+
 @pytest.mark.parametrize("memory_bytes", [None, 1 << 20])
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_states_go_on_with_other_names_and_wider_types(

@@ -30,6 +30,7 @@ from benchmarks.machine import busy_cpus, facts
 from benchmarks.probe import SCHEMA, Probe, Rows, read_reports
 from benchmarks.processes import RunError, run_json
 from benchmarks.workload import PARALLELISM, WrongResultError, verify
+from cutwater.config import RecoveryName
 from cutwater.runtime.job import Job
 
 __all__ = ["main"]
@@ -38,12 +39,16 @@ RATE = 300_000
 STARTS = 5
 KILLS = 10
 """Per session; a run with fewer is a short one."""
-SESSIONS = {"ours": "session made by Cutwater", "plain": "plain local[4] session"}
+SESSIONS = {
+    "ours": "session made by Cutwater",
+    "task": 'session made by Cutwater, `recovery="task"`',
+    "plain": "plain local[4] session",
+}
 _DEADLINE_S = 60.0
 _CHILD = "--run"
 
 
-def start(folder: Path, rows: int, spark: Any, rate: float | None) -> Job:
+def start(folder: Path, rows: int, spark: Any, rate: float | None, recovery: RecoveryName = "job") -> Job:
     """A job of W1 that is to be killed or timed."""
     folder.mkdir(parents=True)
     flow = cw.Dataflow("recovery")
@@ -52,11 +57,13 @@ def start(folder: Path, rows: int, spark: Any, rate: float | None) -> Job:
     counted.write("out", Probe(str(folder)))
     at_once = cw.RestartConfig(strategy="fixed_delay", delay_ms=0.0, attempts=10_000)
     checkpoints = folder / "checkpoints"
-    return flow.start(spark, checkpoint=checkpoints, parallelism=PARALLELISM, interval="1s", restart=at_once)
+    return flow.start(
+        spark, checkpoint=checkpoints, parallelism=PARALLELISM, interval="1s", restart=at_once, recovery=recovery
+    )
 
 
 def make_session(kind: str) -> Any:
-    if kind == "ours":
+    if kind != "plain":
         from cutwater.spark.session import session
 
         return session(PARALLELISM)
@@ -88,8 +95,8 @@ def first_outputs(folder: Path) -> dict[tuple[str, str], int]:
     return {(subtask, incarnation): int(ns) for _, subtask, incarnation, ns in parts}
 
 
-def kill_one(job: Job, folder: Path, dice: random.Random) -> tuple[float, float]:
-    """Kill a random worker; seconds until the first output, and until every subtask gave output again."""
+def kill_one(job: Job, folder: Path, dice: random.Random, restarted: int) -> tuple[float, float]:
+    """Kill a random worker; seconds until the first output, and until every subtask that went back gave output."""
     completed = job.status.checkpoints.completed
     wait_for("a checkpoint", job, lambda: job.status.checkpoints.completed > completed)
     time.sleep(dice.random())
@@ -103,7 +110,7 @@ def kill_one(job: Job, folder: Path, dice: random.Random) -> tuple[float, float]
         for run, ns in first_outputs(folder).items():
             if run not in before:
                 back[run[0]] = min(ns, back.get(run[0], ns))
-        return len(back) == PARALLELISM
+        return len(back) == restarted
 
     wait_for("output after a kill", job, all_back)
     return (min(back.values()) - killed_ns) / 1e9, (max(back.values()) - killed_ns) / 1e9
@@ -124,10 +131,11 @@ def run(kind: str, folder: Path, kills: int) -> None:
     spark = make_session(kind)
     rows = RATE * (kills * 4 + 10)
     victim = folder / "killed"
-    job = start(victim, rows, spark, RATE)
+    job = start(victim, rows, spark, RATE, "task" if kind == "task" else "job")
     wait_for("the first output", job, lambda: len(first_outputs(victim)) == PARALLELISM)
     cold = (min(first_outputs(victim).values()) - begun_ns) / 1e9
-    recoveries = [kill_one(job, victim, dice) for _ in range(kills)]
+    restarted = 1 if kind == "task" else PARALLELISM
+    recoveries = [kill_one(job, victim, dice, restarted) for _ in range(kills)]
     job.await_termination()
     sunk = read_reports(victim).rows
     verify(rows, sunk, victim)
@@ -165,6 +173,8 @@ def measure(kills: int) -> dict[str, Any]:
             run = run_json(command, 120 + kills * _DEADLINE_S)
         runs.append({"session": kind, "others_cpus": others, **run})
         times[f"SIGKILL of a worker to first output, {spoken}"] = run["first"]
+        if kind == "task":  # one subtask goes back, and starts cost the same
+            continue
         times[f"SIGKILL of a worker to output of every subtask, {spoken}"] = run["all"]
         times[f"`flow.start()` of a further dataflow to first output, {spoken}"] = run["starts"]
         times[f"nothing to first output (new JVM and session), {spoken}"] = [run["cold"]]

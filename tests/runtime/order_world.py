@@ -51,6 +51,7 @@ class _Worker:
         )  # fmt: skip
         self.signal = SimpleNamespace(set=lambda: None)
         self.link = SimpleNamespace(send=self.sent)
+        self.copies = None
         self.mailbox: deque[Any] = deque()
         self.messages: list[Any] = []
 

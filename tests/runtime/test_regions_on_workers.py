@@ -68,6 +68,7 @@ def test_r2_a_pipeline_that_has_nothing_to_do_with_the_failure_runs_on(
     job = start(two_pipelines("apart", tmp_path), recovery="region", protocol=protocol)
     after_checkpoints(job, 2)
     pids = {w.pid for w in job.status.workers}
+    wait_until(lambda: "well-in" in job.status.steps and job.status.steps["well-in"].rows_out > 0, "rows", job=job)
     well = job.status.steps["well-in"].rows_out
     (tmp_path / "fail").touch()
     wait_until(lambda: job.status.restarts, "a restart", job=job)

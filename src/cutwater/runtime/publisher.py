@@ -385,7 +385,7 @@ class Publisher:
         self._collected_s = now_s
         retained = [e.checkpoint_id for e in self.log.state.completed]
         claimed = self._claim.collect(retained, needed=self._config.num_retained)
-        return self._retention.collect() + self._sinks.collect(retained) + claimed
+        return self._retention.collect(ended=ended) + self._sinks.collect(retained) + claimed
 
     def sweep(self) -> None:
         """Remove the staged output of a finished job: its driver may have died before it could."""

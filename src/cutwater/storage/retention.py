@@ -31,8 +31,11 @@ class Retention:
         self._done_below = 0
         self._failed: set[int] = set()
 
-    def collect(self) -> list[str]:
+    def collect(self, *, ended: bool = False) -> list[str]:
         """Remove what no restore needs any more; returns warnings (a failed delete is tried again at the next call).
+
+        Args:
+            ended: no checkpoint is under way, and none will be.
 
         Raises:
             FencedError: a newer attempt owns the job; nothing was deleted.
@@ -52,7 +55,7 @@ class Retention:
             except StorageError as error:
                 self._failed.add(checkpoint_id)
                 warnings.append(f"checkpoint {checkpoint_id} stays for now: {error}")
-        return warnings + self.shared.collect()
+        return warnings + self.shared.collect(ended=ended)
 
     def _doomed(self) -> list[int]:
         state = self._log.state

@@ -71,15 +71,15 @@ class SharedFiles:
                 hint="The next checkpoint does not; raise num_retained if this happens often.",
             )
 
-    def collect(self) -> list[str]:
-        """Remove files that no retained checkpoint names; returns warnings.
+    def collect(self, *, ended: bool = False) -> list[str]:
+        """Remove files that no retained checkpoint names, with ``ended`` at once; returns warnings.
 
         Files written for ids above the newest completed one, or by a newer attempt, are left alone.
         """
         newest = self._log.state.newest_id
         try:
             self._read_manifests()
-            kept = frozenset[str]().union(self._leaving, *self._named.values())
+            kept = frozenset[str]().union(set() if ended else self._leaving, *self._named.values())
             if not (kept or self._unseen):
                 return []  # no checkpoint of this job shares anything
             self._unseen = False

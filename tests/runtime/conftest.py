@@ -39,7 +39,7 @@ StartJob = Callable[..., Job]
 
 @pytest.fixture
 def start(fake_spark: FakeSpark, tmp_path: Path) -> Iterator[StartJob]:
-    """Starts a dataflow with settings that suit quick tests; what still runs at the end is cancelled."""
+    """Starts a dataflow with settings that suit quick tests; what still runs at the end is shown and cancelled."""
     jobs: list[Job] = []
 
     def start(flow: cw.Dataflow, **settings: Any) -> Job:
@@ -51,4 +51,5 @@ def start(fake_spark: FakeSpark, tmp_path: Path) -> Iterator[StartJob]:
     yield start
     for job in jobs:
         if job.is_active:
+            print(job.status)  # in the report of a test that waited in vain
             job.cancel()

@@ -124,15 +124,17 @@ def deleted_segments(
     deleted: Iterable[Deleted],
     keys: Callable[[list[pa.Array]], list[pa.Array]],
     max_parallelism: int,
+    identity: Callable[[list[pa.Array]], list[pa.Array]] = list,
 ) -> Iterator[Segment]:
     """Segments of keys that went.
 
     Args:
         name: of the state.
-        schema: fields that identify a row: those of the index, in its order.
+        schema: fields that identify a row.
         deleted: slots of indexes that still hold the keys.
         keys: key columns among those of the index, whose hash decides the group.
         max_parallelism: number of key groups.
+        identity: the columns of ``schema`` among those of the index.
     """
     for gone in deleted:
         columns = gone.index.columns
@@ -140,7 +142,10 @@ def deleted_segments(
         def keys_of(slots: Slots, columns: Callable[[Slots], list[pa.Array]] = columns) -> list[pa.Array]:
             return keys(columns(slots))
 
-        yield from group_segments(name, schema, gone.slots, keys_of, columns, max_parallelism, "delete")
+        def rows(slots: Slots, columns: Callable[[Slots], list[pa.Array]] = columns) -> list[pa.Array]:
+            return identity(columns(slots))
+
+        yield from group_segments(name, schema, gone.slots, keys_of, rows, max_parallelism, "delete")
 
 
 def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> list[pa.RecordBatch]:
@@ -167,7 +172,11 @@ def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> 
 
 
 def restore_rows(
-    table: KeyedTable, segments: Iterable[Segment], schema: pa.Schema, owned: range
+    table: KeyedTable,
+    segments: Iterable[Segment],
+    schema: pa.Schema,
+    owned: range,
+    index: Callable[[list[pa.Array]], list[pa.Array]] = list,
 ) -> Iterator[pa.RecordBatch]:
     """What to set rows of a table to, one batch after the other.
 
@@ -176,6 +185,7 @@ def restore_rows(
     Args:
         table: to restore; nobody holds slots of it.
         segments, schema, owned: as in ``keyed_rows``.
+        index: the columns of the table's index, from those that identify a row that went.
     """
     spill = table.spill
     if spill is None:
@@ -187,7 +197,7 @@ def restore_rows(
         if segment.kind == "delete":
             keys = pa.schema([schema.field(name) for name in segment.batch.schema.names if name != GROUP_COLUMN])
             for batch in keyed_rows([replace(segment, kind="delta")], keys, owned):
-                spill.remove(batch.columns)
+                spill.remove(index(batch.columns))
             continue
         if segment.kind == "base" and segment.key_groups is not None:
             spill.remove_groups(range(*segment.key_groups))

@@ -319,6 +319,10 @@ class SessionTable:
 
         return table, segments
 
+    def index(self, identity: list[pa.Array]) -> list[pa.Array]:
+        """See ``Windows.index``."""
+        return identity
+
     def restore(self, batch: pa.RecordBatch) -> None:
         """Set rows of ``state_schema``."""
         width, window = len(self._spec.keys), len(self._spec.window_fields)

@@ -94,6 +94,10 @@ class Windows(Protocol):
         """The table as it is now, and a function that makes its segments."""
         ...
 
+    def index(self, identity: list[pa.Array]) -> list[pa.Array]:
+        """The columns of the table's index, from those by which snapshots tell windows apart."""
+        ...
+
     def restore(self, batch: pa.RecordBatch) -> None:
         """Set rows of the specification's ``state_schema``."""
         ...
@@ -355,7 +359,8 @@ class WindowOperator(BaseOperator, Generic[W]):
 
     def _rows(self, table: KeyedTable, segments: Iterable[Segment]) -> Iterator[pa.RecordBatch]:
         """The rows to restore; the numbers of rows to come go on after those that these have seen."""
-        for batch in restore_rows(table, segments, self._spec.state_schema, self.ctx.key_groups):
+        index = self._windows.index
+        for batch in restore_rows(table, segments, self._spec.state_schema, self.ctx.key_groups, index):
             for aggregate in self._spec.kept:
                 if aggregate.ordered:
                     orders = to_words(batch.column(f"{aggregate.name}.order"))

@@ -303,15 +303,23 @@ class WindowTable:
         def segments(name: str, groups: int, changed: Changed | None = None) -> Iterator[Segment]:
             schema = self._spec.state_schema
             live = join_slots(parts)
-            if changed is not None and changed.deleted:  # of windows that have a start
-                fields = [*self._spec.window_fields[:1], *list(schema)[: width - 1]]
-                yield from deleted_segments(name, pa.schema(fields), changed.deleted, lambda c: c[1:], groups)
+            if changed is not None and changed.deleted:
+                start = [] if self._endless else self._spec.window_fields[:1]
+                fields = pa.schema([*start, *list(schema)[: width - 1]])
+                identity = _without_start if self._endless else list
+                yield from deleted_segments(name, fields, changed.deleted, _without_start, groups, identity)
             for part, slots, kind in table.parts(changed):
                 if part is table:
                     slots = np.intersect1d(slots, live, assume_unique=True)
                 yield from group_segments(name, schema, slots, partial(keys, part), partial(rows, part), groups, kind)
 
         return table, segments
+
+    def index(self, identity: list[pa.Array]) -> list[pa.Array]:
+        """The columns of the table's index, from those by which snapshots tell windows apart."""
+        if not self._endless:
+            return identity
+        return [from_words(np.zeros(len(identity[0]), np.int64), self._spec.time_type), *identity]
 
     def restore(self, batch: pa.RecordBatch) -> None:
         """Set rows of ``state_schema``."""
@@ -326,6 +334,11 @@ class WindowTable:
         self._fired[slots] = borders[0].to_numpy(zero_copy_only=False)
         if self._counted:
             self._pending[slots] = borders[1].to_numpy()
+
+
+def _without_start(columns: list[pa.Array]) -> list[pa.Array]:
+    """The keys among the columns of the table's index."""
+    return columns[1:]
 
 
 def _grown(values: npt.NDArray[Any], used: int, size: int) -> npt.NDArray[Any]:

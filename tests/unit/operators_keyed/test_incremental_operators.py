@@ -17,8 +17,8 @@ from stage_world import SCHEMA, SPECS, Stage
 from cutwater.errors import StorageError
 from cutwater.operators import keyed_operator, open_windows, session_table, two_sided_join
 from cutwater.operators.as_of_operator import AsOfJoin
-from cutwater.operators.base import Operator, Outputs
-from cutwater.operators.join_watermarks import GroupWatermarks
+from cutwater.operators.base import MAX_WATERMARK, Operator, Outputs
+from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.keyed_table import KeyedTable
 from cutwater.operators.session_table import SessionTable
 from cutwater.operators.two_sided_join import TwoSidedJoin
@@ -131,6 +131,17 @@ def test_sessions_that_ended_are_deleted_though_their_slots_are_swept_out() -> N
     line.stage.drain(line.stage.operator.on_watermark(200))
     line.checkpoint()
     assert {entry.kind for entry in line.entries} == {"base", "delta", "delete"}
+
+
+@pytest.mark.parametrize("name", sorted(DELETING | {"global"}))
+def test_windows_that_came_out_at_the_end_are_deleted(name: str) -> None:
+    line = Line(Stage(SPECS[name], 0, 1))
+    line.stage.feed(rows(range(120), 50))
+    line.checkpoint()
+    line.stage.drain(line.stage.operator.on_watermark(MAX_WATERMARK))
+    line.checkpoint()
+    assert {entry.kind for entry in line.entries} >= {"base", "delete"}
+    assert {row.split()[0] for row in line.stage.content()} == {WATERMARK}
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -37,6 +37,7 @@ from cutwater.state.rocks import RocksStore
 from cutwater.state.segments import Frozen, Segment
 from cutwater.state.spill_queue import SpillQueue
 from cutwater.state.spilled_rows import FrozenSpilledRows
+from cutwater.storage.chains import extended
 
 pytest.importorskip("rocksdict")
 
@@ -201,6 +202,27 @@ def fire(name: str, *, late: bool = True) -> None:
 @pytest.mark.parametrize("name", ["tumbling", "late", "global", "cut slices", "late slices", "early"])
 def test_windows_on_disk_fire_once_and_are_forgotten(name: str) -> None:
     fire(name)
+
+
+@pytest.mark.parametrize("name", ["tumbling", "global", "cut slices"])
+def test_windows_on_disk_that_came_out_at_the_end_are_deleted_from_the_chain(name: str) -> None:
+    both = Both(SPECS[name], 0, 1)
+    for begin in range(0, 120, 20):
+        rows = [{"k": f"key {key}", "t": 50, "v": key} for key in range(begin, begin + 20)]
+        both.process(0, pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+    assert any(table.spill.rows.used for table in both.small._tables)
+    before = both.small.freeze(1)
+    chain = list(before.segments())
+    before.release()
+    both.on_watermark(MAX_WATERMARK)
+    after = both.small.freeze(2)
+    changes = after.changes(1)
+    assert changes is not None
+    chain = extended(chain, list(changes))  # type: ignore[type-var]
+    after.release()
+    assert {segment.kind for segment in chain} >= {"base", "delete"}
+    both.restore(chain)
+    assert [segment.name for segment in snapshot(both.small)] == [WATERMARK]
 
 
 def _nothing_was_there(self: Spill, slots: Any) -> Any:

@@ -18,6 +18,7 @@ __all__ = [
     "barriers_before_rows",
     "before_taking",
     "cut_connections",
+    "failing_states",
     "failing_writes",
     "forgetting_the_log",
     "happens",
@@ -133,6 +134,26 @@ def failing_writes(count: int, marker: Path, *, slots: tuple[int, ...] = (0,)) -
             return close(self)
 
         SnapshotWriter.close = full
+
+    return prepare
+
+
+def failing_states(step: str) -> Callable[[Any], None]:
+    """The state of a step has something that the format of snapshots does not know."""
+
+    def prepare(args: Any) -> None:
+        import pyarrow as pa
+
+        from cutwater.storage.snapshot import SnapshotWriter
+
+        add = SnapshotWriter.add
+
+        def unable(self: SnapshotWriter, whose: str, *rest: Any, **more: Any) -> Any:
+            if whose == step:
+                raise pa.ArrowNotImplementedError(f"no way to write type number {args.slot}")
+            return add(self, whose, *rest, **more)
+
+        SnapshotWriter.add = unable
 
     return prepare
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from faults import happens
+from fake_host import FakeSpark
+from faults import failing_states, happens
 from runtime_world import assert_ids, assert_running_counts, counting, gated, open_gate, query, wait_until
 
 import cutwater as cw
 from cutwater.dataflow.stream import Stream
-from cutwater.errors import DataError, UserCodeError
+from cutwater.errors import DataError, InvariantError, UserCodeError
 
 
 def test_a_function_that_fails_once_costs_a_restart_and_no_row(start, tmp_path: Path) -> None:
@@ -188,3 +189,25 @@ def test_rows_are_exact_when_one_job_has_several_failing_functions(start, tmp_pa
     assert job.await_termination(30)
     assert all(Path(f"{marker}-0").exists() for marker in markers)
     assert_ids(tmp_path / "out", rows, column="value")
+
+
+@pytest.mark.parametrize("tolerable", [0, 1])
+def test_a_state_that_no_snapshot_can_hold_ends_the_job_with_that_error(
+    start, fake_spark: FakeSpark, tmp_path: Path, caplog: pytest.LogCaptureFixture, tolerable: int
+) -> None:
+    """Storage may be mended, so that it is tried for long; this is not."""
+    fake_spark.prepare = failing_states("count")
+    job = start(counting("unable", gated(tmp_path, 4_000), tmp_path / "out"), tolerable_failed=tolerable)
+    with pytest.raises(InvariantError) as caught:
+        job.await_termination(30)
+    assert str(caught.value).startswith(
+        "step 'count': the state could not be put into a snapshot: ArrowNotImplementedError: no way to write"
+    )
+    assert "Traceback" in str(caught.value)
+    assert str(caught.value).endswith("given up: 3 times the same failure, with no completed checkpoint in between")
+    assert job.status.restarts == 2
+    failed = [line for line in job.status.warnings if line.startswith("checkpoint ")]
+    assert len(failed) == 3 * (tolerable + 1)
+    assert all("step 'count'" in line and "\n" not in line for line in failed)
+    said = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert set(said) >= {f"job 'unable': {line}" for line in failed}, "whoever waits for the end sees it, too"

@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from cutwater.errors import StorageError, WireError
+from cutwater.errors import CutwaterError, WireError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.loops import LoopReport
@@ -47,6 +47,7 @@ class Attempt(SurvivingAttempt):
         self._subtasks: list[Subtask] = []
         self._by_key: dict[tuple[int, int], Subtask] = {}
         self._written: dict[int, list[Written]] = {}
+        self._unwritten: dict[int, CutwaterError] = {}
         self._acknowledged: dict[int, dict[tuple[int, int], LoopReport | None]] = {}
         self._counters: dict[str, dict[str, int]] = {}
         self._started_s = time.monotonic()
@@ -207,6 +208,7 @@ class Attempt(SurvivingAttempt):
             case c.AbortNotice(checkpoint_id=checkpoint_id, latest_completed=latest):
                 self._acknowledged.pop(checkpoint_id, None)
                 self._written.pop(checkpoint_id, None)
+                self._unwritten.pop(checkpoint_id, None)
                 self._parts.pop(checkpoint_id, None)
                 for subtask in self._subtasks:
                     subtask.performer.outcome(m.AbortNotice(checkpoint_id, latest))
@@ -237,13 +239,14 @@ class Attempt(SurvivingAttempt):
                 subtask.when_idle(event)
 
     def _on_written(self, written: Written) -> None:
-        if written.fatal:
-            raise StorageError(f"checkpoint {written.checkpoint_id}: a sink could not pre-commit: {written.fatal}")
+        if written.fatal is not None:
+            raise written.fatal
         checkpoint_id = written.checkpoint_id
-        if written.error:
+        if written.error is not None:
             self._written.pop(checkpoint_id, None)
+            self._unwritten[checkpoint_id] = written.error
             for subtask in self._subtasks:
-                subtask.performer.handle(m.WriteFailed(checkpoint_id, written.error))
+                subtask.performer.handle(m.WriteFailed(checkpoint_id, str(written.error)))
             return
         self._written.setdefault(checkpoint_id, []).append(written)
         for record in written.subtasks:
@@ -296,9 +299,10 @@ class Attempt(SurvivingAttempt):
 
     def decline(self, subtask: tuple[int, int], effect: m.Decline) -> None:
         vertex, index = subtask
-        self._worker.link.send(
-            c.Decline(self.number, effect.checkpoint_id, vertex, index, effect.reason.code, effect.detail, self.region)
-        )
+        number, id, error = self.number, effect.checkpoint_id, self._unwritten.get(effect.checkpoint_id)
+        message = error.message if error is not None else effect.detail
+        told = (type(error).__name__, error.step or "", error.hint) if error is not None else None
+        self._worker.link.send(c.Decline(number, id, vertex, index, effect.reason.code, message, self.region, told))
 
     def finished(self, subtask: tuple[int, int]) -> None:
         self._worker.link.send(c.Finished(self.number, *subtask, self.region))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from cutwater.config import JobConfig
 from cutwater.dataflow.graph import PhysicalPlan
-from cutwater.errors import CutwaterError, FencedError
+from cutwater.errors import CutwaterError, FencedError, StorageError
 from cutwater.protocol import messages as m
 from cutwater.protocol.coordinator import CheckpointCoordinator
 from cutwater.protocol.loops import (
@@ -26,6 +26,7 @@ from cutwater.protocol.loops import (
 from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
 from cutwater.protocol.watermarks import InputTime
 from cutwater.runtime import control as c
+from cutwater.runtime.failures import error_of, first_line
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.savepoints import Follow, SavepointRequest, Savepoints
 from cutwater.runtime.status_board import StatusBoard
@@ -52,7 +53,7 @@ class Checkpointing:
     Args:
         broadcast: sends a message to all workers.
         completed: called with (id, final) after a checkpoint is published and before the workers hear of it.
-        failed: called when too many checkpoints in a row failed.
+        failed: called with what the newest one failed of, when too many checkpoints in a row failed.
         trace: is told what becomes of each checkpoint, before anybody else is.
     """
 
@@ -65,7 +66,7 @@ class Checkpointing:
         *,
         broadcast: Callable[[c.ToWorker], None],
         completed: Callable[[int, bool], None],
-        failed: Callable[[str], None],
+        failed: Callable[[CutwaterError], None],
         trace: DriverTrace | None,
     ) -> None:
         self._core = CheckpointCoordinator(
@@ -80,7 +81,9 @@ class Checkpointing:
         self._attempt = 0
         self._triggered: dict[int, int] = {}
         self._trace = trace
-        self._savepoints = Savepoints(failed)
+        self._savepoints = Savepoints(lambda reason: failed(StorageError(reason)))
+        self._cause: CutwaterError | None = None
+        """Of the decline that is being handled: what made the snapshot failed, not its storage."""
 
     @property
     def next_due_ms(self) -> float | None:
@@ -178,7 +181,14 @@ class Checkpointing:
         reason = FailureReason.of(decline.reason)
         subtask = (decline.vertex, decline.subtask)
         attempt = self._core.attempt_of(decline.checkpoint_id)
-        self.handle(m.DeclineReceived(decline.checkpoint_id, attempt, subtask, reason, now_ms(), decline.message))
+        error, detail = None, decline.message
+        if decline.error is not None:
+            kind, step, hint = decline.error
+            error = error_of(kind, decline.message, step, hint)
+            detail = str(error)
+        self._cause = None if isinstance(error, StorageError) else error
+        self.handle(m.DeclineReceived(decline.checkpoint_id, attempt, subtask, reason, now_ms(), detail))
+        self._cause = None
 
     def handle(self, event: m.CoordinatorEvent) -> None:
         """Feed the core and perform what it asks for.
@@ -204,7 +214,8 @@ class Checkpointing:
             case m.Publish():
                 effects = self._core.handle(self._publish(effect))
                 if self._publisher.in_doubt:  # it may count for the next attempt, which looks
-                    self._failed(f"it is not known whether checkpoint {effect.checkpoint_id} was published")
+                    doubt = f"it is not known whether checkpoint {effect.checkpoint_id} was published"
+                    self._failed(StorageError(doubt))
                 return effects
             case m.NotifyComplete():
                 self._notify_complete(effect)
@@ -213,11 +224,12 @@ class Checkpointing:
                 if stored and self._trace is not None:
                     self._trace.aborted(checkpoint_id, self._attempt)
                 if stored and reason is not FailureReason.JOB_STOPPED:
-                    self._board.warn(f"checkpoint {checkpoint_id} failed: {reason.message} {effect.detail}".rstrip())
+                    why = first_line(f"{reason.message} {effect.detail}".rstrip())
+                    self._board.warn(f"checkpoint {checkpoint_id} failed: {why}")
                 self._broadcast(c.AbortNotice(self._attempt, checkpoint_id, latest))
                 self._loop(WaveFailed(checkpoint_id, now_ms()))
             case m.FailJob(reason=reason, detail=detail):
-                self._failed(f"checkpoint failed: {reason.message} {detail}".rstrip())
+                self._failed(self._cause or StorageError(f"checkpoint failed: {reason.message} {detail}".rstrip()))
             case m.RequestAnswered(request_id=SavepointRequest() | Follow()):
                 follow = self._savepoints.answered(effect)
                 if follow is not None:

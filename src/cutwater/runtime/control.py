@@ -288,6 +288,8 @@ class Decline(msgspec.Struct, frozen=True, tag="decline"):
     reason: str
     message: str
     region: int = 0
+    error: tuple[str, str, str] | None = None
+    """Class, step and hint of what is behind it."""
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):

@@ -349,7 +349,7 @@ class Coordinator(AnsweringDriver):
             self.board,
             broadcast=self._group.broadcast,
             completed=self._checkpoint_completed,
-            failed=lambda reason: self._fail("StorageError", reason),
+            failed=lambda e: self._fail(type(e).__name__, e.message, step=e.step or "", hint=e.hint),
             trace=self._trace,
         )
 

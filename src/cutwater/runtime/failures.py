@@ -7,10 +7,10 @@ import traceback
 from dataclasses import dataclass
 
 from cutwater import errors
-from cutwater.errors import CutwaterError, InvariantError, JobFailedError, ResourceError
+from cutwater.errors import CutwaterError, InvariantError, JobFailedError, ResourceError, StorageError
 from cutwater.protocol.job_messages import JobPhase
 
-__all__ = ["FailureLedger", "first_line", "internal_error", "root_cause"]
+__all__ = ["FailureLedger", "error_of", "first_line", "internal_error", "root_cause", "snapshot_error"]
 
 _SAME_FAILURE_LIMIT = 3
 """The same error of the same step this often in a row, without a completed checkpoint in between, ends the job."""
@@ -74,11 +74,7 @@ class FailureLedger:
         key = f"{kind}:{step}:{headline}"
         self._count = self._count + 1 if key == self._key else 1
         self._key = key
-        found = getattr(errors, kind, None)
-        if isinstance(found, type) and issubclass(found, CutwaterError):
-            self.error = found(message, step=step or None, hint=hint)
-        else:
-            self.error = JobFailedError(f"{kind}: {message}", step=step or None, hint=hint)
+        self.error = error_of(kind, message, step, hint)
         if kind in _LIMITED and self._count >= _SAME_FAILURE_LIMIT:
             return False
         return retryable and kind not in _NOT_RETRYABLE
@@ -104,6 +100,40 @@ class FailureLedger:
         if not verdict:
             return error
         return type(error)(f"{error.message}\nThe job was given up: {verdict}", step=error.step, hint=error.hint)
+
+
+def error_of(kind: str, message: str, step: str, hint: str = "") -> CutwaterError:
+    """An error that a worker told of, by the name of its class.
+
+    >>> error_of("UserCodeError", "KeyError: 'x'", "score")
+    UserCodeError("KeyError: 'x'")
+    """
+    found = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, CutwaterError):
+        return found(message, step=step or None, hint=hint)
+    return JobFailedError(f"{kind}: {message}", step=step or None, hint=hint)
+
+
+def snapshot_error(error: Exception, what: str, step: str | None = None) -> CutwaterError:
+    """Why a part of a snapshot is not durable: its storage failed, or the code that makes it.
+
+    The first may be over when it is tried again.  The second is not, so it has to be told apart.
+
+    Args:
+        error: what was raised.
+        what: what was being made, for the message.
+        step: whose.
+
+    >>> snapshot_error(OSError(28, "No space left on device"), "the state")
+    StorageError('the state could not be written: OSError: [Errno 28] No space left on device')
+    """
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, CutwaterError):
+        return type(error)(error.message, step=error.step or step, hint=error.hint)
+    if isinstance(error, OSError | MemoryError) or type(error) is Exception:  # RocksDB raises no class of its own
+        return StorageError(f"{what} could not be written: {text}", step=step)
+    story = "".join(traceback.format_exception(error))
+    return InvariantError(f"{what} could not be put into a snapshot: {text}\n{story}", step=step)
 
 
 def internal_error(error: BaseException) -> CutwaterError:

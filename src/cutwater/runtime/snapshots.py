@@ -20,7 +20,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from cutwater.errors import CutwaterError, StorageError
 from cutwater.runtime.channel_state import LoggedChannel
+from cutwater.runtime.failures import snapshot_error
 from cutwater.runtime.sink_operator import SinkOperator
 from cutwater.state.segments import Frozen
 from cutwater.storage.base import Store
@@ -96,8 +98,8 @@ class Written:
     """Of a savepoint."""
     freeze_ms: float = 0.0
     write_ms: float = 0.0
-    error: str = ""
-    fatal: str = ""
+    error: CutwaterError | None = None
+    fatal: CutwaterError | None = None
     """A sink could not pre-commit: its rows exist nowhere else, so the attempt must fail."""
 
 
@@ -230,8 +232,9 @@ class SnapshotService:
         written = part.written
         started = time.perf_counter()
         record = self._pre_commit(frozen, written)
+        step: str | None = None
         try:
-            if not written.error:
+            if written.error is None:
                 for step, state in frozen.states:
                     if part.savepoint is not None:
                         subtask, groups, segments = record.subtask, frozen.key_groups, state.segments()
@@ -239,7 +242,7 @@ class SnapshotService:
                     if part.checkpoint:
                         written.entries += self._write(part.writer, checkpoint_id, (step, record.subtask), state)
         except Exception as e:
-            written.error = f"{type(e).__name__}: {e}"
+            written.error = snapshot_error(e, "the state", step)
         finally:
             _release(frozen)
         key = (record.vertex, record.subtask)
@@ -272,7 +275,7 @@ class SnapshotService:
         written = Written(frozen.checkpoint_id, [], [], [])
         self._pre_commit(frozen, written)
         _release(frozen)
-        if written.fatal:
+        if written.fatal is not None:
             self._done(written)
 
     def _take_logs(self, logs: SubtaskLogs) -> None:
@@ -286,14 +289,14 @@ class SnapshotService:
         written = part.written
         started = time.perf_counter()
         try:
-            if not written.error:
+            if written.error is None:
                 for log in logs.logs:
                     if part.savepoint is not None:
                         written.files += part.savepoint.add_log(log.to_log())
                     if part.checkpoint:
                         written.entries += add_log(part.writer, log.to_log())
         except Exception as e:
-            written.error = f"{type(e).__name__}: {e}"
+            written.error = snapshot_error(e, "rows on their way")
         written.logs_of.append(logs.subtask)
         part.early.add(logs.subtask)
         part.awaited.discard(logs.subtask)
@@ -325,9 +328,7 @@ class SnapshotService:
             try:
                 made = make_durable()
             except Exception as e:
-                written.fatal = written.error = (
-                    f"step {operator.step!r}: {type(e).__name__}: {e}\n{traceback.format_exc()}"
-                )
+                written.fatal = written.error = _not_pre_committed(e, frozen.checkpoint_id, operator.step)
                 continue
             handles[operator.step] = operator.pre_committed(frozen.checkpoint_id, made.handles)
             states[operator.step] = made.state
@@ -341,13 +342,13 @@ class SnapshotService:
         del self._parts[checkpoint_id]
         written = part.written
         started = time.perf_counter()
-        if written.error:
+        if written.error is not None:
             part.abort()
         else:
             try:
                 part.writer.close()
             except Exception as e:
-                written.error = f"{type(e).__name__}: {e}"
+                written.error = snapshot_error(e, "the snapshot's file")
         written.write_ms += (time.perf_counter() - started) * 1000
         self._done(written)
 
@@ -360,8 +361,17 @@ class SnapshotService:
         if part is None:
             return
         part.abort()
-        if part.written.fatal:
+        if part.written.fatal is not None:
             self._done(part.written)
+
+
+def _not_pre_committed(error: Exception, checkpoint_id: int, step: str) -> CutwaterError:
+    """What other systems raise is theirs, and may be over when it is tried again."""
+    if isinstance(error, CutwaterError) and not isinstance(error, StorageError):
+        return snapshot_error(error, "", step)
+    story = "".join(traceback.format_exception(error))
+    text = f"checkpoint {checkpoint_id}: the sink could not pre-commit: {type(error).__name__}: {error}"
+    return StorageError(f"{text}\n{story}", step=step)
 
 
 def _release(frozen: FrozenSubtask) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from cutwater.protocol.job import JobMachine
 from cutwater.protocol.pending import CheckpointStatistics
 from cutwater.runtime import control as c
 from cutwater.runtime.copy_messages import CopiesHeld
+from cutwater.runtime.failures import first_line
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.status import CheckpointStatus, CopiesStatus, JobStatus, RestartEvent, StepStatus, WorkerStatus
 from cutwater.storage.manifest import Manifest
@@ -23,6 +25,7 @@ from cutwater.storage.manifest import Manifest
 __all__ = ["StatusBoard"]
 
 _RATE_WINDOW_S = 3.0
+_LOG = logging.getLogger(__name__)
 
 
 class StatusBoard:
@@ -122,6 +125,7 @@ class StatusBoard:
                 self._failures[-1] = msgspec.structs.replace(self._failures[-1], running_ms=now)
 
     def restarting(self, reason: str) -> None:
+        _LOG.warning("job %r: attempt %d failed: %s", self._plan.name, self._status.attempt, first_line(reason))
         event = RestartEvent(
             time_ms=int(time.time() * 1000),
             attempt=self._status.attempt,
@@ -134,6 +138,8 @@ class StatusBoard:
         self._update(restarts=self._status.restarts + 1)
 
     def warn(self, text: str) -> None:
+        """Something that the user has to know of: in the status, and in the log of this process."""
+        _LOG.warning("job %r: %s", self._plan.name, text)
         with self._lock:
             self._warnings.append(text)
 

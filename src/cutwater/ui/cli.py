@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -371,6 +372,7 @@ def _view(as_json: bool, debug: bool) -> View:
 def main() -> None:
     """Entry point: errors become one paragraph on standard error and the exit code of their class."""
     _Options.debug = False
+    logging.getLogger("cutwater").addHandler(logging.NullHandler())  # warnings are part of what is shown of a job
     try:
         code = cli.main(prog_name="cutwater", standalone_mode=False)
     except click.ClickException as error:

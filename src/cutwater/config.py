@@ -177,6 +177,9 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     replay_memory_bytes: int = 1 << 26
     """With ``recovery="task"``: of what a channel sent since the last checkpoint, so much is kept in memory for a
     receiver that goes back; the rest lies on the worker's disk (its temporary directory)."""
+    catch_up_timeout_ms: float = 600_000.0
+    """With ``recovery="task"``: no checkpoint begins until a worker that was replaced has sent again what the others
+    have; one that has not after so long makes everything go back."""
     state_replicas: int = 0
     """Other workers, on other machines if there are, that hold in memory what each worker wrote of the newest
     checkpoint, so that its restore need not read the checkpoint directory; see the guide on checkpoints."""
@@ -193,7 +196,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """When and how often a failed job is restarted."""
 
     def __post_init__(self) -> None:
-        for name in ("interval_ms", "timeout_ms", "buffer_timeout_ms", "slice_budget_ms", "group_deadline_ms"):
+        above_0 = ("interval_ms", "timeout_ms", "buffer_timeout_ms", "slice_budget_ms", "group_deadline_ms")
+        for name in (*above_0, "catch_up_timeout_ms"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         counts = ("parallelism", "max_parallelism", "max_concurrent", "num_retained", "batch_rows", "channel_frames")

@@ -113,6 +113,33 @@ def test_r4_of_two_that_lost_each_other_one_goes_back(tmp_path: Path, start: Sta
     assert_one_order(tmp_path / "out", 20_000)
 
 
+def never_there(args: Any) -> None:
+    """Planted: a replacement does not see the end of what it has to do once more."""
+    from cutwater.runtime.attempt import Attempt
+
+    Attempt.following = property(lambda self: True)  # type: ignore[method-assign, assignment]
+
+
+def test_r4_a_replacement_that_never_catches_up_makes_everything_go_back(
+    tmp_path: Path, start: StartJob, fake_spark: FakeSpark
+) -> None:
+    """No checkpoint can begin meanwhile, and the user can see whom they wait for."""
+    fake_spark.prepare = never_there
+    job = start(one_reader("late", tmp_path), recovery="task", parallelism=2, catch_up_timeout="1500ms")
+    after_checkpoints(job, 2)
+    kill(job, 1)
+    wait_until(lambda: job.status.checkpoints.waits_for == [1], "a status that says so", job=job)
+    known = job.status.checkpoints.completed
+    wait_until(lambda: job.status.restarts > 1 or not job.is_active, "the end of patience", job=job)
+    assert "worker 1 did not catch up with the others within 1.5 s" in job.status.failures[1].reason
+    after_checkpoints(job, 2)
+    assert job.status.checkpoints.completed > known
+    assert job.status.checkpoints.waits_for == []
+    end(job, tmp_path)
+    assert job.status.restarts == 2
+    assert_running_counts(tmp_path / "out", ROWS)
+
+
 def storm(job: Job, spark: FakeSpark, rng: random.Random, kills: int) -> None:
     """SIGKILL workers at random moments: alone, two at once, and while others come back; never all of them."""
     for _ in range(kills):

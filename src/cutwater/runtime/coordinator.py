@@ -82,7 +82,7 @@ class Coordinator(AnsweringDriver):
             attempt=publisher.log.state.attempt,
             regions=recovery_regions(plan, config.recovery),
         )
-        self._deploying = Deploying(publisher, self._splits, self._machine, config.recovery)
+        self._deploying = Deploying(publisher, self._splits, self._machine, config)
         self._machine.fewest = self._rescaling.core.fewest
 
     # ------------------------------------------------------------------------------------------ from other threads
@@ -147,18 +147,21 @@ class Coordinator(AnsweringDriver):
         super()._failed(failure)
 
     def _due_ms(self) -> float | None:
-        dues = [self._checkpoints.next_due_ms if self._checkpoints else None, self._rescaling.next_due_ms]
+        checkpoint_ms = self._checkpoints.next_due_ms if self._checkpoints else None
+        dues = [checkpoint_ms, self._rescaling.next_due_ms, self._deploying.due_ms]
         return min((due for due in dues if due is not None), default=None)
 
     def _tick(self) -> None:
         self._rescaling.on_time(frozenset(self._group.links))
+        if late := self._deploying.overdue(now_ms()):
+            self._fail("JobFailedError", late, hint="Checkpoints at shorter intervals leave less to catch up with.")
         due = self._checkpoints.next_due_ms if self._checkpoints else None
         runs = self._machine.phase in (j.JobPhase.RUNNING, j.JobPhase.DRAINING) and not self._machine.down
         if due is not None and now_ms() >= due and runs:
             self._checkpointing.on_time()
 
     def _stepped(self) -> None:
-        self.board.phase(self._machine)
+        self.board.phase(self._machine, self._deploying.awaited)
 
     # ---------------------------------------------------------------------------------------------------- rescale
 
@@ -230,6 +233,7 @@ class Coordinator(AnsweringDriver):
 
     def _stopped(self, reason: str) -> None:
         self.board.restarting(reason)
+        self._deploying.behind.clear()
         if self._checkpoints is not None:
             self._checkpoints.stopped(reason)
         self._handing_over.stopped(reason)
@@ -242,6 +246,7 @@ class Coordinator(AnsweringDriver):
         self._checkpointing.handle(m.RequestFinal(now_ms()))
 
     def _shutting_down(self, reason: str) -> None:
+        self._deploying.behind.clear()
         if self._checkpoints is not None:
             self._checkpoints.stopped(reason)
         self._splits.stop()

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias, cast
 
-from cutwater.config import RecoveryName
+from cutwater.config import JobConfig
 from cutwater.protocol.job import JobMachine
 from cutwater.protocol.regions import slots_of
 from cutwater.runtime import control as c
+from cutwater.runtime.checkpointing import now_ms
 from cutwater.runtime.control_server import WorkerLink
 from cutwater.runtime.copies import choose_holders
 from cutwater.runtime.copy_messages import CopyPlaces
@@ -33,24 +34,51 @@ class Deploying:
 
     Args:
         machine: knows the regions.
-        recovery: with ``"task"`` rows pass between regions, so that those who run on must know of those who go back.
+        config: with ``recovery="task"`` rows pass between regions, so that those who run on must know of those who go
+            back.
     """
 
-    def __init__(self, publisher: Publisher, splits: Splits, machine: JobMachine, recovery: RecoveryName) -> None:
+    def __init__(self, publisher: Publisher, splits: Splits, machine: JobMachine, config: JobConfig) -> None:
         self._publisher, self._splits, self._machine = publisher, splits, machine
-        self._task = recovery == "task"
+        self._task = config.recovery == "task"
+        self._timeout_ms = config.catch_up_timeout_ms
         self._attempts: dict[int, int] = {}
-        self.behind: set[int] = set()
-        """Regions that have not sent again yet what survivors have: no checkpoint may begin (R4)."""
+        self.behind: dict[int, float] = {}
+        """Regions that have not sent again yet what survivors have, and the end of the time they have for it: no
+        checkpoint may begin (R4)."""
 
-    def stopped(self, regions: Sequence[int]) -> str:
+    @property
+    def due_ms(self) -> float | None:
+        """When a region should have caught up (monotonic)."""
+        return min(self.behind.values(), default=None)
+
+    @property
+    def awaited(self) -> list[int]:
+        """Workers that are not there, or not where the others are: checkpoints wait for them."""
+        regions = self._machine.down | self.behind.keys()
+        return sorted(frozenset[int]().union(*(slots_of(self._machine.regions[region]) for region in regions)))
+
+    def overdue(self, now_ms: float) -> str:
+        """Who should have caught up by now, in a user's words; empty if nobody, and once it was asked."""
+        late = [region for region, due_ms in self.behind.items() if due_ms <= now_ms]
+        if not late:
+            return ""
+        slots = sorted(frozenset[int]().union(*(slots_of(self._machine.regions[region]) for region in late)))
+        self.behind.clear()
+        who = ", ".join(f"worker {slot}" for slot in slots)
+        took = f"within {self._timeout_ms / 1000:g} s (catch_up_timeout)"
+        return f"{who} did not catch up with the others {took}, and no checkpoint could begin: everything goes back"
+
+    def stopped(self, regions: Iterable[int]) -> str:
         """These go back (again); in a user's words."""
-        self.behind.difference_update(regions)
+        regions = list(regions)
+        for region in regions:
+            self.behind.pop(region, None)
         return f"{len(regions)} of {len(self._machine.regions)} {'workers' if self._task else 'regions'}"
 
     def caught_up(self, region: int) -> bool:
         """A region did; returns whether none is behind any more."""
-        self.behind.discard(region)
+        self.behind.pop(region, None)
         return not self.behind
 
     def messages(
@@ -86,7 +114,7 @@ class Deploying:
         for slot in begins:
             self._attempts[slot] = attempt
         if self._task and survivors:
-            self.behind |= members.keys()
+            self.behind |= dict.fromkeys(members, now_ms() + self._timeout_ms)
             restored = restorable.completed.checkpoint_id if restorable else 0
             for slot in survivors:  # first: nobody else lets the replacements in
                 yield links[slot], c.Turn(attempt, sorted(begins), incarnations, restored)

@@ -20,6 +20,9 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, written for it; the rest lies in files of older checkpoints."""
     last_freeze_ms: float = 0.0
     restored_id: int = 0
+    waits_for: list[int] = []
+    """Workers that go back beside others (``recovery="region"``, ``"task"``): no checkpoint begins until they are
+    where the others are."""
 
 
 class CopiesStatus(msgspec.Struct, frozen=True, kw_only=True):

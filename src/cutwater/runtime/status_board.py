@@ -77,7 +77,11 @@ class StatusBoard:
 
     # ------------------------------------------------------------------------------------------- what happens
 
-    def phase(self, machine: JobMachine) -> None:
+    def phase(self, machine: JobMachine, awaited: list[int]) -> None:
+        """Where the job is, and the workers that its checkpoints wait for."""
+        if self._checkpoints.waits_for != awaited:
+            with self._lock:
+                self._checkpoints = msgspec.structs.replace(self._checkpoints, waits_for=awaited)
         if self._status.phase != machine.phase.value or self._status.attempt != machine.attempt:
             self._update(phase=machine.phase.value, attempt=machine.attempt)
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cutwater.runtime.status import JobStatus, WorkerStatus
-from cutwater.ui.progress import lag_text, phase_text
+from cutwater.ui.progress import lag_text, phase_text, waiting_text
 from cutwater.ui.text import clock, count, milliseconds, plural, rate, size
 
 __all__ = ["panel", "sparkline"]
@@ -83,6 +83,8 @@ def _checkpoint(status: JobStatus) -> Text:
     text.append(f"   {count(c.completed)} completed", "dim")
     if c.failed:
         text.append(f"   {c.failed} failed", "yellow")
+    if waiting := waiting_text(status):
+        text.append(f"   {waiting}", "yellow")
     return text
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "phase_text",
     "status_line",
     "summary_line",
+    "waiting_text",
 ]
 
 EventKind = Literal["started", "checkpoint", "checkpoint_failed", "failure", "recovered", "warning", "log", "ended"]
@@ -125,6 +126,8 @@ def status_line(status: JobStatus, now_ms: int) -> str:
         parts.append(_last_checkpoint(status))
     if status.checkpoints.failed:
         parts.append(f"{status.checkpoints.failed} failed")
+    if waiting := waiting_text(status):
+        parts.append(waiting)
     if status.restarts:
         parts.append(plural(status.restarts, "restart"))
     return ", ".join(parts)
@@ -144,6 +147,20 @@ def phase_text(status: JobStatus) -> str:
     'waiting for workers'
     """
     return {"forming": "waiting for workers", "deploying": "restoring"}.get(status.phase, status.phase)
+
+
+def waiting_text(status: JobStatus) -> str:
+    """Why no checkpoint begins, if workers are being replaced.
+
+    >>> from cutwater.runtime.status import CheckpointStatus
+    >>> checkpoints = CheckpointStatus(waits_for=[1, 2])
+    >>> waiting_text(JobStatus(name="", uid="", phase="running", checkpoints=checkpoints))
+    'checkpoints wait for workers 1, 2'
+    """
+    slots = status.checkpoints.waits_for
+    if not slots or status.phase != "running":
+        return ""
+    return f"checkpoints wait for worker{'s' if len(slots) > 1 else ''} {', '.join(map(str, slots))}"
 
 
 def lag_text(status: JobStatus, now_ms: int) -> str:

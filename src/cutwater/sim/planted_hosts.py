@@ -9,6 +9,7 @@ from cutwater.protocol import messages as m
 from cutwater.sim.attempt import Attempt
 from cutwater.sim.channels import Item, Link
 from cutwater.sim.output import Handle, Output, Settle, retire, settle
+from cutwater.sim.planting import of_attempts, of_subtasks
 from cutwater.sim.subtask import Part, SimSubtask
 
 if TYPE_CHECKING:
@@ -16,20 +17,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world import World
 
 __all__ = ["PLANTED_HOSTS"]
-
-
-def _subtask(mutant: type[SimSubtask]) -> Callable[[World], None]:
-    def prepare(world: World) -> None:
-        world.subtask_class = mutant
-
-    return prepare
-
-
-def _attempt(mutant: type[Attempt]) -> Callable[[World], None]:
-    def prepare(world: World) -> None:
-        world.attempt_class = mutant
-
-    return prepare
 
 
 class _MarkerAfterAMessage(SimSubtask):
@@ -247,15 +234,15 @@ def _forgets_survivors(world: World) -> None:
 
 
 PLANTED_HOSTS: tuple[tuple[str, str, str, Callable[[World], None]], ...] = (
-    ("a marker after a message", "four", "aligned", _subtask(_MarkerAfterAMessage)),
-    ("a marker before a message", "four", "aligned", _subtask(_MarkerBeforeAMessage)),
-    ("commits only the completed id", "four", "aligned", _subtask(_CommitsOnlyThisId)),
-    ("an abort throws staged rows away", "four", "aligned", _subtask(_AbortsDropRows)),
-    ("forgets rows overtaken in the outputs", "shuffle", "unaligned", _subtask(_ForgetsOvertakenOutputs)),
-    ("forgets rows overtaken in the inputs", "shuffle", "unaligned", _subtask(_ForgetsOvertakenInputs)),
-    ("a source's position is a row ahead", "four", "aligned", _subtask(_FreezesWhileProcessing)),
-    ("a restore drops the state of channels", "four", "chandy_lamport", _attempt(_DropsChannelState)),
-    ("a restore mixes up the parts of a log", "shuffle", "unaligned", _attempt(_SendersPartFirst)),
+    ("a marker after a message", "four", "aligned", of_subtasks(_MarkerAfterAMessage)),
+    ("a marker before a message", "four", "aligned", of_subtasks(_MarkerBeforeAMessage)),
+    ("commits only the completed id", "four", "aligned", of_subtasks(_CommitsOnlyThisId)),
+    ("an abort throws staged rows away", "four", "aligned", of_subtasks(_AbortsDropRows)),
+    ("forgets rows overtaken in the outputs", "shuffle", "unaligned", of_subtasks(_ForgetsOvertakenOutputs)),
+    ("forgets rows overtaken in the inputs", "shuffle", "unaligned", of_subtasks(_ForgetsOvertakenInputs)),
+    ("a source's position is a row ahead", "four", "aligned", of_subtasks(_FreezesWhileProcessing)),
+    ("a restore drops the state of channels", "four", "chandy_lamport", of_attempts(_DropsChannelState)),
+    ("a restore mixes up the parts of a log", "shuffle", "unaligned", of_attempts(_SendersPartFirst)),
     ("ignores fencing", "four", "aligned", _log_without_fence),
     ("restores without verifying", "four", "aligned", _no_verification),
     ("a restore does not commit what was promised (T2)", "four", "aligned", _settling(_without_commits)),

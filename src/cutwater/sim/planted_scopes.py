@@ -10,6 +10,7 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.job import JobMachine
 from cutwater.protocol.regions import Region, units_of
 from cutwater.sim.attempt import Attempt
+from cutwater.sim.planting import of_attempts, of_subtasks
 from cutwater.sim.schedule import Fault
 from cutwater.sim.subtask import SimSubtask
 
@@ -20,20 +21,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world import World
 
 __all__ = ["PLANTED_SCOPES"]
-
-
-def _subtask(mutant: type[SimSubtask]) -> Callable[[World], None]:
-    def prepare(world: World) -> None:
-        world.subtask_class = mutant
-
-    return prepare
-
-
-def _attempt(mutant: type[Attempt]) -> Callable[[World], None]:
-    def prepare(world: World) -> None:
-        world.attempt_class = mutant
-
-    return prepare
 
 
 class _ChoosesAnew(SimSubtask):
@@ -158,14 +145,15 @@ _TWO_AT_ONCE = _RARE_CHECKPOINTS | {
 _RESCALE: Mapping[str, Any] = {"requests": (Fault(20.0, "rescale", 2, 0.0), Fault(45.0, "rescale", 0, 0.0))}
 
 PLANTED_SCOPES: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], None]], ...] = (
-    ("a replacement chooses its own order (R0)", "sources", "aligned", _TASK, _subtask(_ChoosesAnew)),
+    ("a replacement chooses its own order (R0)", "sources", "aligned", _TASK, of_subtasks(_ChoosesAnew)),
     ("choices are told to neighbours only (R0)", "wide", "aligned", _TWO_AT_ONCE, _knows_only_its_own),
     ("a checkpoint does not wait for a replacement (R4)", "shuffle", "aligned", _TASK, _does_not_wait),
-    ("a verdict is no choice (R0)", "moody_loop", "aligned", _UPSTREAM, _subtask(_ForgetsVerdicts)),
+    ("a verdict is no choice (R0)", "moody_loop", "aligned", _UPSTREAM, of_subtasks(_ForgetsVerdicts)),
     ("a replacement asks for its own choices only (R0)", "moody_crossing", "aligned", _RARE_CHECKPOINTS,
      _asks_for_its_own),
-    ("what was overtaken is not sent again (R4)", "shuffle", "unaligned", _SLOW_RECEIVER, _attempt(_ForgetsOvertaken)),
-    ("a replacement asks before all have turned (R0)", "moody_join", "aligned", _UPSTREAM, _attempt(_AsksEarly)),
+    ("what was overtaken is not sent again (R4)", "shuffle", "unaligned", _SLOW_RECEIVER,
+     of_attempts(_ForgetsOvertaken)),
+    ("a replacement asks before all have turned (R0)", "moody_join", "aligned", _UPSTREAM, of_attempts(_AsksEarly)),
     ("only what failed goes back (R3)", "shuffle", "aligned", _UPSTREAM, _goes_back_alone),
     ("a loop goes back in parts (R3)", "moody_loop", "aligned", _UPSTREAM, _cuts_loops),
     ("a rescale forgets what is on its way", "four", "chandy_lamport", _RESCALE, _lost_in_a_rescale),

@@ -29,8 +29,9 @@ _PATIENCE_S: Final = 5
 _PIECE_BYTES: Final = 1 << 20
 _MAX_MESSAGE_BYTES: Final = 1 << 16
 _LENGTH: Final = struct.Struct("<I")
-T = TypeVar("T")
 _TIMEVAL: Final = struct.Struct("@ll")
+
+T = TypeVar("T")
 
 
 class _Offer(msgspec.Struct, frozen=True, tag="offer"):
@@ -92,20 +93,19 @@ class _Stream:
         return _decoded(_answers.decode, body)
 
     def _message(self) -> bytes | None:
-        head = self._read(_LENGTH.size, idle=self._idles)
+        head = self.read(_LENGTH.size, idle=self._idles)
         if not head:
             return None
         (length,) = _LENGTH.unpack(head)
         if not 0 < length <= _MAX_MESSAGE_BYTES:
             raise WireError(f"a message about copies announces {length} bytes, allowed are {_MAX_MESSAGE_BYTES}")
-        return self._read(length)
+        return self.read(length)
 
-    def read(self, length: int) -> bytes:
-        """So many bytes."""
-        return self._read(length)
+    def read(self, length: int, *, idle: bool = False) -> bytes:
+        """So many bytes, with one allocation where the system gives them at once.
 
-    def _read(self, length: int, *, idle: bool = False) -> bytes:
-        """All of them with one allocation where the system gives them at once; nothing only at an end that may be."""
+        With ``idle`` they may take their time, and there are none where the connection ends before them.
+        """
         parts: list[bytes] = []
         left = length
         while left:
@@ -269,8 +269,7 @@ class CopyServer:
         if shelf is not None and answer == "send":
             try:
                 copy = shelf.write(offer.file)
-            except OSError:  # no memory
-                shelf.forget(offer.file)
+            except OSError:
                 answer = "full"
         if shelf is None or copy is None:
             stream.send(_Answered(answer))

@@ -14,19 +14,13 @@ from cutwater.runtime.copy_links import CopyLink
 from cutwater.storage.base import Store
 from cutwater.storage.copies import Shelf, ShelfWriter
 
-__all__ = ["Copier", "low_priority"]
+__all__ = ["Copier"]
 
 _log = logging.getLogger(__name__)
 
 _PIECE_BYTES: Final = 1 << 20
 _NICENESS: Final = 10
 _JOIN_S: Final = 2.0
-
-
-def low_priority() -> None:
-    """Let the other threads of this process go first."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 class Copier:
@@ -105,7 +99,7 @@ class Copier:
     # ------------------------------------------------------------------------------------------------- the thread
 
     def _run(self) -> None:
-        low_priority()
+        _let_others_go_first()
         done = 0
         while True:
             with self._lock:
@@ -233,3 +227,9 @@ class Copier:
             link = self._links.pop(slot, None)
         if link is not None:
             link.close()
+
+
+def _let_others_go_first() -> None:
+    """This thread yields to all others of its process, where the system knows such a thing."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -131,13 +131,21 @@ class Shelf(abc.ABC):
             held = self._held.get(file)
             return held is not None and held.whole
 
-    @abc.abstractmethod
     def write(self, file: str) -> ShelfWriter:
         """Take a file after "send".
 
         Raises:
-            OSError: there is no room for it after all.
+            OSError: there is no room for it after all; its place is free again.
         """
+        try:
+            return self._begin(file)
+        except OSError:
+            self.forget(file)
+            raise
+
+    @abc.abstractmethod
+    def _begin(self, file: str) -> ShelfWriter:
+        """As ``write``."""
 
     @abc.abstractmethod
     def read(self, file: str, offset: int, length: int) -> bytes | memoryview:
@@ -175,8 +183,7 @@ class MemoryShelf(Shelf):
         super().__init__(capacity_bytes)
         self._memory: dict[str, mmap] = {}
 
-    def write(self, file: str) -> ShelfWriter:
-        """See ``Shelf.write``."""
+    def _begin(self, file: str) -> ShelfWriter:
         length = self._held_length(file)
         return _MemoryCopy(self, file, mmap(-1, max(1, length)), length)
 
@@ -257,8 +264,7 @@ class FolderShelf(Shelf):
                 os.replace(path, os.path.join(folder, os.path.basename(path)))
                 self._arrived(file)
 
-    def write(self, file: str) -> ShelfWriter:
-        """See ``Shelf.write``."""
+    def _begin(self, file: str) -> ShelfWriter:
         return _FileCopy(self, file, self._path(file))
 
     def finished(self, file: str) -> None:

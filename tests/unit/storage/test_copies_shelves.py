@@ -75,6 +75,19 @@ def test_a_copy_that_does_not_come_to_its_end_takes_no_room(shelf: Shelf) -> Non
     assert put(shelf, "shared/1-1-0.data", 900, 1) == "send"
 
 
+def test_a_place_is_free_again_if_nothing_can_be_written_there(tmp_path: Path) -> None:
+    shelf = FolderShelf(str(tmp_path), "uid", CAPACITY)
+    private = Path(copies_folder(str(tmp_path)))
+    private.rename(tmp_path / "away")
+    assert shelf.offer("shared/1-1-0.data", 900, 1) == "send"
+    with pytest.raises(OSError, match="No such file"):
+        shelf.write("shared/1-1-0.data")
+    assert shelf.held_bytes == 0
+    (tmp_path / "away").rename(private)
+    assert put(shelf, "shared/1-1-0.data", 900, 1) == "send"
+    shelf.close()
+
+
 def test_what_is_read_lives_on_when_the_shelf_drops_it() -> None:
     shelf = MemoryShelf(CAPACITY)
     put(shelf, "shared/1-1-0.data", 500, 1)

@@ -283,6 +283,8 @@ def test_what_cannot_be_forked_or_promoted_is_refused_with_a_reason(start, fake_
     with pytest.raises(ConfigError, match="does not follow"):
         free.promote()
     free.cancel()
+    with pytest.raises(ConfigError, match="'lonely' is a fork, and recovery is 'task'"):
+        fork_of(tmp_path, fake_spark, name="lonely", recovery="task")
     flow = cw.Dataflow("once")
     flow.read("in", _Once()).write("out", cw.discard())
     with pytest.raises(BuildError, match="can be read once only"):

@@ -26,7 +26,7 @@ from cutwater.protocol.rows import PROTOCOLS
 from cutwater.runtime.coordinator import Coordinator
 from cutwater.runtime.fork_log import Successor
 from cutwater.runtime.net_items import nothing
-from cutwater.runtime.preparing import checked_plan, discover, known_fork, make_publisher, prepare
+from cutwater.runtime.preparing import checked_plan, discover, make_publisher, prepare
 from cutwater.runtime.requests import Request, watch
 from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.status import JobStatus
@@ -309,7 +309,7 @@ def start(
 
         spark = spark or session(plan.parallelism)
         require_classic(spark)
-        plan = publisher.plan = prepare(plan, folder, known_fork(publisher, config), upgrade.step_ids)
+        plan = publisher.plan = prepare(plan, folder, publisher.forks.fork, upgrade.step_ids)
         splits = {s.id: discover(s) for s in plan.steps.values() if s.role == "source"}
         host = partial(SparkHost, spark, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}")
         coordinator = Coordinator(plan, config, publisher, host, store=store, splits=splits)

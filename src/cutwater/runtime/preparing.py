@@ -21,7 +21,7 @@ from cutwater.storage.addresses import resolve_snapshot
 from cutwater.storage.base import Store
 from cutwater.storage.log import Fork, JobLog, LogState
 
-__all__ = ["checked_plan", "discover", "known_fork", "make_publisher", "prepare"]
+__all__ = ["checked_plan", "discover", "make_publisher", "prepare"]
 
 
 def checked_plan(graph: LogicalGraph, config: JobConfig) -> PhysicalPlan:
@@ -35,20 +35,6 @@ def checked_plan(graph: LogicalGraph, config: JobConfig) -> PhysicalPlan:
     check_state_backend(graph, config.state_backend)
     check_recovery(plan, config)
     return plan
-
-
-def known_fork(publisher: Publisher, config: JobConfig) -> Fork | None:
-    """What the job is a fork of.
-
-    Raises:
-        ConfigError: one that asks for a recovery that would have to know how far its leader let it read.
-    """
-    if publisher.forks.fork is not None and config.recovery == "task":
-        raise ConfigError(
-            "recovery 'task' does not know forks: how far a leader let one read is in no order log",
-            hint="Choose recovery='region' or 'job' for it.",
-        )
-    return publisher.forks.fork
 
 
 def make_publisher(
@@ -69,7 +55,8 @@ def make_publisher(
         restore: as ``start`` takes it, like ``claim`` and ``fork``.
 
     Raises:
-        ConfigError: there is no such snapshot, or the job is something else already.
+        ConfigError: there is no such snapshot, the job is something else already, or a fork that is to recover in a way
+            that would have to know how far its leader let it read.
         BuildError: the rows of a sink cannot be kept by a shadow.
     """
     known = JobLog(store, plan.name).read()
@@ -77,7 +64,10 @@ def make_publisher(
     shadow_dir = str(folder / SHADOW_FOLDER)
     if fork is not None:
         if config.recovery == "task":
-            raise ConfigError("a fork does not recover single tasks", hint="Choose recovery='region' or 'job'.")
+            raise ConfigError(
+                f"job {plan.name!r} is a fork, and recovery is 'task': no order log says how far it was let read",
+                hint="Choose recovery='region' or 'job' for it.",
+            )
         shadowed_plan(plan, shadow_dir)
         if not known.completed and restore == "latest":
             restore = fork.snapshot

@@ -134,14 +134,8 @@ class Restore:
         if self._moved is not None:
             moved = self._moved.waiting(edge, key)
             return to_items(moved, -sum(i.batch.num_rows for i in moved if i.batch is not None))
-        logged: list[Timed] = []
-        if self._logs.get(edge_name(edge)):
-            entries = [e for e in self._logs[edge_name(edge)] if e.channel is not None and e.channel[1:] == key[1:]]
-            entries.sort(key=lambda e: (e.side == "sender", e.first_row))
-            items = [fitting(edge, item) for e in entries for item in self._get(read_log, e)]
-            sent = self.channel(key, sending=True)
-            rows = sum(e.rows for e in entries)
-            logged = to_items(items, (sent.next_row if sent is not None else 0) - rows)
+        sent = self.channel(key, sending=True)
+        logged = self._logged(edge, self._entries(edge, key), sent.next_row if sent is not None else 0)
         return logged if edge.back else logged + self._later_watermark(key, logged)
 
     def overtaken(self, edge: Edge, key: Channel) -> list[Timed]:
@@ -152,11 +146,18 @@ class Restore:
         sent = self.channel(key, sending=True)
         if sent is None:
             return []
-        entries = [e for e in self._logs.get(edge_name(edge), ()) if e.channel is not None and e.channel[1:] == key[1:]]
-        entries = sorted((e for e in entries if e.side == "sender"), key=lambda e: e.first_row)
-        items = [fitting(edge, item) for e in entries for item in read_log(self.store, self.job, e)]
-        first_row = sent.next_row - sum(e.rows for e in entries)
-        return [*to_items(items, first_row), Watermark(sent.watermark, sent.idle)]
+        entries = [e for e in self._entries(edge, key) if e.side == "sender"]
+        return [*self._logged(edge, entries, sent.next_row), Watermark(sent.watermark, sent.idle)]
+
+    def _entries(self, edge: Edge, key: Channel) -> list[Entry]:
+        """What the snapshot holds of a channel, in the order of its rows: what waited at the sender comes last."""
+        found = [e for e in self._logs.get(edge_name(edge), ()) if e.channel is not None and e.channel[1:] == key[1:]]
+        return sorted(found, key=lambda e: (e.side == "sender", e.first_row))
+
+    def _logged(self, edge: Edge, entries: list[Entry], next_row: int) -> list[Timed]:
+        """The items of some entries, numbered up to ``next_row``."""
+        items = [fitting(edge, item) for entry in entries for item in self._get(read_log, entry)]
+        return to_items(items, next_row - sum(entry.rows for entry in entries))
 
     @cached_property
     def _logs(self) -> dict[str, list[Entry]]:

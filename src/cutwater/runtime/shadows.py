@@ -11,13 +11,13 @@ from cutwater.connectors.collect import CollectSink
 from cutwater.dataflow.graph import LogicalGraph, PhysicalPlan, Step
 from cutwater.errors import BuildError
 
-__all__ = ["SHADOW_FOLDER", "shadow_of", "shadowed_plan", "sink_schema"]
+__all__ = ["SHADOW_FOLDER", "shadow_of", "shadowed_plan"]
 
 SHADOW_FOLDER = "shadow"
 """Below the job's folder: a folder for each write step."""
 
 
-def sink_schema(graph: LogicalGraph | PhysicalPlan, step: Step) -> pa.Schema:
+def _sink_schema(graph: LogicalGraph | PhysicalPlan, step: Step) -> pa.Schema:
     """Of the rows that a write step is given."""
     source = step.inputs[0]
     return graph.steps[source.step].outputs[source.output].schema
@@ -30,7 +30,7 @@ def shadow_of(graph: LogicalGraph | PhysicalPlan, step: Step, sink: CollectSink)
         BuildError: the rows cannot be kept; names the step.
     """
     try:
-        sink.check(sink_schema(graph, step))
+        sink.check(_sink_schema(graph, step))
     except BuildError as e:
         raise BuildError(f"its rows cannot be kept for a comparison: {e.message}", step=step.id) from e
     return replace(step, kind="collect", spec=replace(sink, roll_interval_ms=0))

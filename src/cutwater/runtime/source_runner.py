@@ -19,7 +19,7 @@ from cutwater.dataflow.graph import Step
 from cutwater.errors import CutwaterError, DataError
 from cutwater.operators.base import MIN_WATERMARK, Outputs
 from cutwater.runtime.control import SplitAssignment
-from cutwater.runtime.read_limit import StepLimit, is_before, read_up_to
+from cutwater.runtime.read_limit import ReadLimit, StepLimit, is_before, read_up_to
 from cutwater.storage.manifest import SplitRecord
 
 __all__ = ["Read", "SourceRunner"]
@@ -223,18 +223,22 @@ class SourceRunner:
             self._dead.clear()
             return self.source.open(split.record, position, self)
 
-        assert self.limit is not None
-        limit = self.limit.splits[split.record.id]
+        limit = self._limit_of(split)
+        assert limit is not None  # or the split would be held
         split.reader, batch = read_up_to(split.reader, limit.position, max_rows, reopen)
         return batch
 
+    def _limit_of(self, split: _Split) -> ReadLimit | None:
+        """How far a leader lets a split be read; ``None``: nothing of it, if there is a leader."""
+        return self.limit.splits.get(split.record.id) if self.limit is not None else None
+
     def _may_end(self, split: _Split) -> bool:
-        limit = self.limit.splits.get(split.record.id) if self.limit is not None else None
+        limit = self._limit_of(split)
         return self.limit is None or (limit is not None and limit.done)
 
     def _is_held(self, split: _Split) -> bool:
         """The leader has not read on."""
-        limit = self.limit.splits.get(split.record.id) if self.limit is not None else None
+        limit = self._limit_of(split)
         if limit is None or limit.done:
             return limit is None
         return not is_before(split.reader.position if split.reader else split.position, limit.position)

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 ProtocolName = Literal["none", "synchronous", "chandy_lamport", "aligned", "unaligned", "at_least_once"]
-RecoveryName = Literal["job", "region", "task"]
+RecoveryName = Literal["job", "region", "upstream", "task"]
 StateBackend = Literal["memory", "rocksdb"]
 SchedulerName = Literal["default", "adaptive"]
 
@@ -172,8 +172,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     # -- recovery
     recovery: RecoveryName = "job"
     """What goes back to the last checkpoint after a failure: ``"job"``, everything; ``"region"``, only the parts of
-    the dataflow that are connected with what failed; or ``"task"``, only what lived in the worker that failed; see the
-    guide on checkpoints."""
+    the dataflow that are connected with what failed; ``"upstream"``, what failed and all that it gets its rows from; or
+    ``"task"``, only what lived in the worker that failed; see the guide on checkpoints."""
     replay_memory_bytes: int = 1 << 26
     """With ``recovery="task"``: of what a channel sent since the last checkpoint, so much is kept in memory for a
     receiver that goes back; the rest lies on the worker's disk (its temporary directory)."""
@@ -240,9 +240,9 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"state_memory_bytes must be at least {1 << 20} (1 MiB), got {self.state_memory_bytes}",
                 hint="It is what each step keeps of its state in memory; the rest lies on disk.",
             )
-        if self.recovery == "task" and self.protocol in ("none", "at_least_once"):
+        if self.records_order and self.protocol in ("none", "at_least_once"):
             raise ConfigError(
-                f"recovery 'task' needs a checkpoint that is a cut, and protocol {self.protocol!r} takes none",
+                f"recovery {self.recovery!r} needs a checkpoint that is a cut, protocol {self.protocol!r} takes none",
                 hint="Choose protocol 'aligned' or 'unaligned', or recovery='job'.",
             )
         if self.recovery != "job" and self.trace_dir is not None:

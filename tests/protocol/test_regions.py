@@ -13,7 +13,7 @@ from cutwater.config import RestartConfig
 from cutwater.errors import InvariantError
 from cutwater.protocol import job_messages as j
 from cutwater.protocol.job import JobMachine
-from cutwater.protocol.regions import regions_of, slots_of, units_of
+from cutwater.protocol.regions import Division, lost_together, regions_of, slots_of, units_of
 from cutwater.protocol.restart import RestartDecider
 
 A = frozenset({(0, 0), (0, 1)})
@@ -48,6 +48,27 @@ def test_r3_units_are_whole_loops_and_take_along_what_they_depend_on(
     for unit, needed in zip(units, upstream, strict=True):
         depends_on = unit.union(*(nx.ancestors(graph, subtask) for subtask in unit))
         assert frozenset().union(*(units[other] for other in needed)) == depends_on
+
+
+@given(st.sets(subtasks, min_size=1), st.data())
+def test_r3_the_loss_of_workers_takes_the_same_down_in_joined_units(
+    nodes: set[tuple[int, int]], data: st.DataObject
+) -> None:
+    node = st.sampled_from(sorted(nodes))
+    channels = data.draw(st.lists(st.tuples(node, node)))
+    lost = data.draw(st.sets(st.integers(0, 3), min_size=1))
+    graph = nx.DiGraph(channels)
+    graph.add_nodes_from(nodes)
+    units, upstream = units_of(nodes, channels)
+    regions, needed = lost_together(units, upstream)
+    assert sorted(s for region in regions for s in region) == sorted(nodes)
+    assert all(any(unit <= region for region in regions) for unit in units)
+    division = Division(regions, needed, 4)
+    down = division.with_upstream(r for r, region in enumerate(regions) if slots_of(region) & lost)
+    assert division.with_upstream(down) == down
+    gone = [subtask for subtask in nodes if subtask[1] in lost]
+    depends_on = frozenset(gone).union(*(nx.ancestors(graph, subtask) for subtask in gone))
+    assert frozenset().union(*(regions[r] for r in down)) == depends_on
 
 
 def test_r3_a_failure_takes_down_what_it_depends_on() -> None:

@@ -22,6 +22,7 @@ from cutwater.dataflow.plan import make_plan, step_records
 from cutwater.dataflow.records import edge_records
 from cutwater.dataflow.upgrade import Upgrade
 from cutwater.protocol.handshake import Peer
+from cutwater.protocol.regions import Division
 from cutwater.runtime import control as c
 from cutwater.runtime.attempt import Attempt
 from cutwater.runtime.channels import Rows
@@ -47,7 +48,7 @@ class _Worker:
     def __init__(self, hub: Hub, slot: int) -> None:
         self.args = SimpleNamespace(
             slot=slot, config=hub.config, job=hub.flow.name, uid=hub.log.state.uid, plan=hub.plan, store=hub.store,
-            regions=(subtasks_of(hub.plan),),
+            division=Division((subtasks_of(hub.plan),), (), hub.parallelism),
         )  # fmt: skip
         self.signal = SimpleNamespace(set=lambda: None)
         self.link = SimpleNamespace(send=self.sent)
@@ -69,7 +70,7 @@ class _Attempt(Attempt):
     """Its connections are there already."""
 
     def join(self, connections: dict[int, Connection]) -> None:
-        self._connections = connections
+        self._connections = {(slot, 0): connection for slot, connection in connections.items()}
 
     def _connect(self) -> None:
         """Nobody is dialled."""

@@ -1,4 +1,4 @@
-"""Which dataflows can have one worker go back by itself (R4): those whose steps make every row again as it was."""
+"""Which dataflows can go back in part (R3, R4): those whose steps make every row again as it was."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ tests/unit/operators_keyed/test_repeatable_operators.py for those with state."""
 
 
 def check_recovery(plan: PhysicalPlan, config: JobConfig) -> None:
-    """Check that every step can do again, row for row, what it did, where ``recovery="task"`` relies on it.
+    """Check that every step can do again, row for row, what it did, where ``recovery`` relies on it.
 
     Raises:
         BuildError: one cannot; names it.
     """
-    if config.recovery != "task":
+    if not config.records_order:
         return
     if plan.back_edges:
         raise BuildError(
-            "recovery 'task' does not know loops",
+            f"recovery {config.recovery!r} does not know loops",
             step=plan.back_edges[0][1],
             hint="Choose recovery='region' or 'job'.",
         )
@@ -56,7 +56,7 @@ def check_recovery(plan: PhysicalPlan, config: JobConfig) -> None:
         why = _why_not(step, config)
         if why:
             raise BuildError(
-                f"{why}, and recovery is 'task': what it sent could not be made again row for row",
+                f"{why}, and recovery is {config.recovery!r}: what it sent could not be made again row for row",
                 step=step.id,
                 hint="Choose recovery='region' or 'job'.",
             )

@@ -54,6 +54,8 @@ class Peer(msgspec.Struct, frozen=True):
     incarnation: int = 0
     region: int = 0
     """What of the job the connection is for: regions come and go by themselves."""
+    own_region: int = 0
+    """What of the job dials."""
 
 
 class Refusal(msgspec.Struct, frozen=True):

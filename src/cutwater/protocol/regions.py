@@ -7,6 +7,8 @@ nothing wrong in the others, wherever they are: every later checkpoint cuts each
 *Units* (R3) are its strongly connected components: single subtasks, and whole loops.  What goes back takes with it all
 that it depends on, up to the sources, so that nobody need keep what was sent; what depends on it stays where it is, and
 drops by number what it has.
+
+A host that loses whole workers need not tell apart what it loses together: ``lost_together`` joins such units.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-__all__ = ["Division", "Region", "Subtask", "regions_of", "slots_of", "units_of"]
+__all__ = ["Division", "Place", "Region", "Subtask", "lost_together", "regions_of", "slots_of", "units_of"]
 
 Subtask: TypeAlias = tuple[int, int]
 """Vertex and index; the index is the slot of the worker that it lives in."""
 Region: TypeAlias = frozenset[Subtask]
+Place: TypeAlias = tuple[int, int]
+"""Slot and region: what one worker holds of a region."""
 
 
 def regions_of(subtasks: Iterable[Subtask], together: Iterable[tuple[Subtask, Subtask]]) -> tuple[Region, ...]:
@@ -83,6 +87,38 @@ def units_of(
     return tuple(units), tuple(frozenset(unit_of[s] for s in needs[min(unit)]) for unit in units)
 
 
+def lost_together(
+    units: tuple[Region, ...], upstream: tuple[frozenset[int], ...]
+) -> tuple[tuple[Region, ...], tuple[frozenset[int], ...]]:
+    """Units joined that go back at the loss of the same workers, and for each such region what goes back with it.
+
+    A worker's loss takes as much down as before, in fewer regions.
+
+    Args:
+        units, upstream: as from ``units_of``.
+
+    >>> sources, counts, sink = [(0, 0), (0, 1)], [(1, 0), (1, 1)], (2, 0)
+    >>> channels = [(s, c) for s in sources for c in counts] + [(c, sink) for c in counts]
+    >>> regions, needed = lost_together(*units_of([*sources, *counts, sink], channels))
+    >>> [sorted(region) for region in regions], [sorted(found) for found in needed]
+    ([[(0, 0), (0, 1), (1, 1)], [(1, 0), (2, 0)]], [[0], [0, 1]])
+    """
+    lost_with: list[set[int]] = [set() for _ in units]
+    for unit, needed in zip(units, upstream, strict=True):
+        for other in needed:
+            lost_with[other] |= slots_of(unit)
+    number: dict[frozenset[int], int] = {}
+    region_of = [number.setdefault(frozenset(slots), len(number)) for slots in lost_with]
+    regions = [frozenset[Subtask]()] * len(number)
+    needs: list[set[int]] = [set() for _ in number]
+    for region, unit, needed in zip(region_of, units, upstream, strict=True):
+        regions[region] |= unit
+        needs[region].update(region_of[other] for other in needed)
+    for region in sorted(range(len(regions)), key=lambda r: -len(lost_with[region_of.index(r)])):
+        needs[region].update(*(needs[other] for other in needs[region]))  # those are lost with more, and complete
+    return tuple(regions), tuple(map(frozenset, needs))
+
+
 class Division:
     """A job divided into parts that are restarted by themselves.
 
@@ -99,12 +135,12 @@ class Division:
 
     def __init__(self, regions: tuple[Region, ...], upstream: tuple[frozenset[int], ...], slots: int) -> None:
         everywhere = frozenset(range(slots))
+        self.regions, self.upstream = regions, upstream
         self.slots = [slots_of(r) if len(regions) > 1 else everywhere for r in regions]
         """Of each part, the slots whose workers hold something of it."""
-        self.parts = frozenset((slot, r) for r, found in enumerate(self.slots) for slot in found)
+        self.parts: frozenset[Place] = frozenset((slot, r) for r, found in enumerate(self.slots) for slot in found)
         """Slots and the regions that their workers hold a part of."""
         self.region_of = {subtask: r for r, region in enumerate(regions) for subtask in region}
-        self._upstream = upstream
 
     def at(self, slot: int) -> set[int]:
         """What a failure of the slot's worker concerns."""
@@ -113,7 +149,7 @@ class Division:
     def with_upstream(self, regions: Iterable[int]) -> set[int]:
         """What goes back when these do."""
         found = set(regions)
-        return found.union(*(self._upstream[region] for region in found)) if self._upstream else found
+        return found.union(*(self.upstream[region] for region in found)) if self.upstream else found
 
 
 def slots_of(region: Region) -> frozenset[int]:

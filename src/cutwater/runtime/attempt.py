@@ -40,9 +40,7 @@ class Attempt(SurvivingAttempt):
     """
 
     def __init__(self, deploy: c.Deploy, worker: Worker, args: WorkerArgs) -> None:
-        self._regions = args.regions
-        self._members = args.regions[deploy.region]
-        super().__init__(deploy, worker, args.regions)
+        super().__init__(deploy, worker, args.division)
         self._deploy, self._plan, self._store = deploy, args.plan, args.store
         self._subtasks: list[Subtask] = []
         self._by_key: dict[tuple[int, int], Subtask] = {}
@@ -77,7 +75,7 @@ class Attempt(SurvivingAttempt):
             self._plan,
             config,
             slot=self._slot,
-            members=self._members,
+            division=self._division,
             attempt=self.number,
             job_uid=args.uid,
             connections=self._connections,
@@ -97,16 +95,15 @@ class Attempt(SurvivingAttempt):
             args.job,
             attempt=self.number,
             writer=self._slot + self.region * self._plan.parallelism,
-            writers=self._plan.parallelism * len(self._regions),
+            writers=self._plan.parallelism * len(self._division.regions),
             subtasks=len(self._subtasks),
             inline_threshold_bytes=config.inline_threshold_bytes,
             incremental=config.tracks_changes,
             restored=restore.chains(),
             done=self._post,
         )
-        if self._order is not None:
-            for connection in self._connections.values():
-                connection.share(self._order)
+        for place, connection in self._connections.items():
+            self._share(place, connection)
         self._start_connections()
         if self._order is not None:
             self._begin(self._order)
@@ -117,7 +114,9 @@ class Attempt(SurvivingAttempt):
         from cutwater.runtime.order_recording import OrderedSubtask
 
         if not order.await_first(self._others, self._check_wanted, NEWS_DEADLINE_S):
-            raise WireError(f"not every worker told worker {self._slot} its order logs within {NEWS_DEADLINE_S:.0f} s")
+            raise WireError(
+                f"not everybody told worker {self._slot} what is known of order logs within {NEWS_DEADLINE_S:.0f} s"
+            )
         ordered = [s for s in self._subtasks if isinstance(s, OrderedSubtask)]
         logs = order.begin((s.key for s in ordered), self._restored)
         for subtask in ordered:

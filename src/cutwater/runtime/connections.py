@@ -13,6 +13,7 @@ from cutwater.errors import CutwaterError, WireError
 from cutwater.protocol.handshake import ClientHandshake, Peer, Refusal, ServerHandshake, TryLaterError
 from cutwater.runtime.auth import Secret, shake
 from cutwater.runtime.net_connection import JOIN_S, Connection, shut
+from cutwater.runtime.net_items import nothing
 
 __all__ = ["Connection", "DataServer", "connect"]
 
@@ -125,8 +126,12 @@ def connect(
     *,
     deadline_s: float = 10.0,
     max_frame_bytes: int = 1 << 30,
+    wanted: Callable[[], None] = nothing,
 ) -> Connection:
     """Dial a worker; tries again while it is not there or not ready yet.
+
+    Args:
+        wanted: called before it tries again; raises if nobody wants the connection any more.
 
     Raises:
         FencedError: the peer refused us for good, or ``check`` refused it.
@@ -142,6 +147,7 @@ def connect(
             if time.monotonic() + pause_s >= deadline:
                 raise WireError(f"no connection to {address[0]}:{address[1]} within {deadline_s:g} s: {e}") from e
         time.sleep(pause_s * random.uniform(0.5, 1.0))
+        wanted()
         pause_s = min(0.25, pause_s * 2)
 
 

@@ -92,11 +92,11 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     last_checkpoint_id: int
     """No checkpoint of this attempt has a number up to this one."""
     region: int = 0
-    """What of the job goes back: a number in ``WorkerArgs.regions``."""
-    survivors: list[int] = []
-    """Slots whose workers run on, and will turn to this one (R4)."""
+    """What of the job goes back: a number in ``WorkerArgs.division``."""
+    survivors: list[tuple[int, int]] = []
+    """Slots and regions that run on, and will turn to this one (R3, R4)."""
     attempts: list[int] = []
-    """Per slot: the attempt that its subtasks began with (R4)."""
+    """Per region: the attempt that it began with (R3, R4)."""
     limits: Limits | None = None
     """Of a fork that follows its leader: how far it may read now."""
     shadows: bool = False
@@ -114,10 +114,10 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class Turn(msgspec.Struct, frozen=True, tag="turn"):
-    """Others go back without this worker (R4): give their connections up, and accept those of the attempt."""
+    """Others go back without this one (R3, R4): give their connections up, and accept those of the attempt."""
 
     attempt: int
-    slots: list[int]
+    regions: list[int]
     """Those that go back."""
     incarnations: list[int]
     """Per slot."""
@@ -265,7 +265,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
 
 
 class CaughtUp(msgspec.Struct, frozen=True, tag="caught_up"):
-    """What was restored beside survivors has sent again all that they have (R4)."""
+    """What was restored beside survivors has sent again all that they have (R3, R4)."""
 
     attempt: int
     region: int

@@ -23,7 +23,7 @@ from cutwater.runtime.driver import MakeHost
 from cutwater.runtime.handing_over import HandingOver
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.read_limit import Limits
-from cutwater.runtime.regions import recovery_regions, subtasks_of, widened
+from cutwater.runtime.regions import recovery_division, subtasks_of, widened
 from cutwater.runtime.rescaling import Rescaling
 from cutwater.runtime.splits import Splits
 from cutwater.runtime.status_board import StatusBoard
@@ -72,6 +72,7 @@ class Coordinator(AnsweringDriver):
         self._final_id = 0
         self._trace = _open_trace(config, plan, publisher)
         self._handing_over = HandingOver(publisher, self)
+        self._division = recovery_division(plan, config.recovery)
         super().__init__(
             publisher.job,
             plan.parallelism,
@@ -80,7 +81,7 @@ class Coordinator(AnsweringDriver):
             self.board,
             subtasks=subtasks_of(plan),
             attempt=publisher.log.state.attempt,
-            regions=recovery_regions(plan, config.recovery),
+            division=self._division,
         )
         self._deploying = Deploying(publisher, self._splits, self._machine, config)
         self._machine.fewest = self._rescaling.core.fewest
@@ -112,7 +113,7 @@ class Coordinator(AnsweringDriver):
             case c.ProbeWanted():
                 self._checkpointing.probe_wanted(message)
             case c.CaughtUp(region=region):
-                if self._deploying.caught_up(region) and not self._machine.down:
+                if self._deploying.caught_up((link.slot, region)) and not self._machine.down:
                     self._resumed()
             case c.Decline():
                 self._checkpointing.declined(message)
@@ -191,9 +192,9 @@ class Coordinator(AnsweringDriver):
         self.plan = self.publisher.plan = self._splits.plan = plan
         self.publisher.parallelism = parallelism
         self.board.rescaled(plan, reason)
-        regions = recovery_regions(plan, self.config.recovery)
-        fewest = self._rescaling.core.fewest
-        self._job(j.Reshape(plan.parallelism, subtasks_of(plan), fewest, now_ms(), regions))
+        divided = self._division = recovery_division(plan, self.config.recovery)
+        fewest, subtasks = self._rescaling.core.fewest, subtasks_of(plan)
+        self._job(j.Reshape(plan.parallelism, subtasks, fewest, now_ms(), divided.regions, divided.upstream))
 
     def note(self, text: str) -> None:
         self.board.warn(text)
@@ -374,7 +375,7 @@ class Coordinator(AnsweringDriver):
             uid=self.publisher.uid,
             plan=self.plan,
             parallelism=self.publisher.parallelism,
-            regions=self._machine.regions,
+            division=self._division,
             config=self.config,
             store=self._store,
             shadow_dir=self.publisher.forks.shadow_dir,

@@ -7,7 +7,7 @@ from typing import TypeAlias, cast
 
 from cutwater.config import JobConfig
 from cutwater.protocol.job import JobMachine
-from cutwater.protocol.regions import slots_of
+from cutwater.protocol.regions import Place
 from cutwater.runtime import control as c
 from cutwater.runtime.checkpointing import now_ms
 from cutwater.runtime.control_server import WorkerLink
@@ -34,51 +34,51 @@ class Deploying:
 
     Args:
         machine: knows the regions.
-        config: with ``recovery="task"`` rows pass between regions, so that those who run on must know of those who go
-            back.
+        config: with ``recovery="upstream"`` and ``"task"`` rows pass between regions, so that those who run on must
+            know of those who go back.
     """
 
     def __init__(self, publisher: Publisher, splits: Splits, machine: JobMachine, config: JobConfig) -> None:
         self._publisher, self._splits, self._machine = publisher, splits, machine
-        self._task = config.recovery == "task"
-        self._timeout_ms = config.catch_up_timeout_ms
+        self._recovery, self._timeout_ms = config.recovery, config.catch_up_timeout_ms
         self._attempts: dict[int, int] = {}
-        self.behind: dict[int, float] = {}
-        """Regions that have not sent again yet what survivors have, and the end of the time they have for it: no
-        checkpoint may begin (R4)."""
+        self.behind: dict[Place, float] = {}
+        """Who has not sent again yet what survivors have, and the end of the time that they have for it: no checkpoint
+        may begin (R3, R4)."""
 
     @property
     def due_ms(self) -> float | None:
-        """When a region should have caught up (monotonic)."""
+        """When somebody should have caught up (monotonic)."""
         return min(self.behind.values(), default=None)
 
     @property
     def awaited(self) -> list[int]:
         """Workers that are not there, or not where the others are: checkpoints wait for them."""
-        regions = self._machine.down | self.behind.keys()
-        return sorted(frozenset[int]().union(*(slots_of(self._machine.regions[region]) for region in regions)))
+        down = {slot for slot, region in self._machine.parts if region in self._machine.down}
+        return sorted(down | {slot for slot, _ in self.behind})
 
     def overdue(self, now_ms: float) -> str:
         """Who should have caught up by now, in a user's words; empty if nobody, and once it was asked."""
-        late = [region for region, due_ms in self.behind.items() if due_ms <= now_ms]
+        late = sorted({slot for (slot, _), due_ms in self.behind.items() if due_ms <= now_ms})
         if not late:
             return ""
-        slots = sorted(frozenset[int]().union(*(slots_of(self._machine.regions[region]) for region in late)))
         self.behind.clear()
-        who = ", ".join(f"worker {slot}" for slot in slots)
+        who = ", ".join(f"worker {slot}" for slot in late)
         took = f"within {self._timeout_ms / 1000:g} s (catch_up_timeout)"
         return f"{who} did not catch up with the others {took}, and no checkpoint could begin: everything goes back"
 
     def stopped(self, regions: Iterable[int]) -> str:
         """These go back (again); in a user's words."""
         regions = list(regions)
-        for region in regions:
-            self.behind.pop(region, None)
-        return f"{len(regions)} of {len(self._machine.regions)} {'workers' if self._task else 'regions'}"
+        self.behind = {place: due_ms for place, due_ms in self.behind.items() if place[1] not in regions}
+        everything = self._machine.regions
+        if self._recovery == "upstream":
+            return f"{sum(len(everything[r]) for r in regions)} of {sum(map(len, everything))} subtasks"
+        return f"{len(regions)} of {len(everything)} {'workers' if self._recovery == 'task' else 'regions'}"
 
-    def caught_up(self, region: int) -> bool:
-        """A region did; returns whether none is behind any more."""
-        self.behind.pop(region, None)
+    def caught_up(self, place: Place) -> bool:
+        """One has; returns whether none is behind any more."""
+        self.behind.pop(place, None)
         return not self.behind
 
     def messages(
@@ -105,21 +105,21 @@ class Deploying:
             copies = _copies(restorable, links) if self._publisher.location is None else {}
             for link, holders in zip(links, choose_holders([hello.host for hello in hellos], replicas), strict=True):
                 yield link, CopyPlaces([other.incarnation for other in links], addresses, holders)
-        members = {region: slots_of(self._machine.regions[region]) for region in regions}
-        begins = frozenset[int]().union(*members.values())
-        survivors = [slot for slot in range(len(links)) if slot not in begins]
+        begins = {region: sorted(s for s, r in self._machine.parts if r == region) for region in sorted(regions)}
+        survivors = sorted(place for place in self._machine.parts if place[1] not in begins)
         incarnations = [link.incarnation for link in links]
         if not survivors:
             self.behind.clear()
-        for slot in begins:
-            self._attempts[slot] = attempt
-        if self._task and survivors:
-            self.behind |= dict.fromkeys(members, now_ms() + self._timeout_ms)
+        self._attempts |= dict.fromkeys(begins, attempt)
+        passing = self._recovery in ("upstream", "task")  # rows, between regions
+        if passing and survivors:
+            due_ms = now_ms() + self._timeout_ms
+            self.behind |= {(slot, region): due_ms for region, slots in begins.items() for slot in slots}
             restored = restorable.completed.checkpoint_id if restorable else 0
-            for slot in survivors:  # first: nobody else lets the replacements in
-                yield links[slot], c.Turn(attempt, sorted(begins), incarnations, restored)
-        for region, slots in members.items():
-            for slot in sorted(slots):
+            for slot in sorted({slot for slot, _ in survivors}):  # first: nobody else lets the replacements in
+                yield links[slot], c.Turn(attempt, list(begins), incarnations, restored)
+        for region, slots in begins.items():
+            for slot in slots:
                 deploy = c.Deploy(
                     attempt=attempt,
                     incarnations=incarnations,
@@ -133,8 +133,8 @@ class Deploying:
                     no_more_splits=self._splits.complete,
                     last_checkpoint_id=last_checkpoint_id,
                     region=region,
-                    survivors=survivors if self._task else [],
-                    attempts=[self._attempts[other] for other in range(len(links))],
+                    survivors=survivors if passing else [],
+                    attempts=[self._attempts[other] for other in range(len(self._machine.regions))],
                     limits=limits,
                     shadows=self._publisher.forks.shadows,
                     fresh_sinks=self._publisher.has_fresh_sinks(restorable),

@@ -17,7 +17,7 @@ from cutwater.config import JobConfig
 from cutwater.errors import CutwaterError, FencedError, InvariantError
 from cutwater.protocol import job_messages as j
 from cutwater.protocol.job import JobMachine
-from cutwater.protocol.regions import Region
+from cutwater.protocol.regions import Division
 from cutwater.protocol.restart import RestartDecider
 from cutwater.runtime import control as c
 from cutwater.runtime.auth import new_secret
@@ -53,7 +53,7 @@ class Driver(abc.ABC):
         subtasks: once all of them have said that they are finished the job ends; what has no end has one that never
             says it.
         attempt: the last one known.
-        regions: parts of ``subtasks`` that go back by themselves; none: only all together.
+        division: of ``subtasks`` into what goes back by itself; ``None``: only all together.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Driver(abc.ABC):
         *,
         subtasks: frozenset[tuple[int, int]] = frozenset({(0, 0)}),
         attempt: int = 0,
-        regions: tuple[Region, ...] = (),
+        division: Division | None = None,
     ) -> None:
         self.config = config
         self.error: CutwaterError | None = None
@@ -82,7 +82,8 @@ class Driver(abc.ABC):
             config.group_deadline_ms,
             now_ms=now_ms(),
             attempt=attempt,
-            regions=regions,
+            regions=division.regions if division is not None else (),
+            upstream=division.upstream if division is not None else (),
         )
         made = host(lambda slot, error: self._later(lambda: self._slot_ended(slot, error)))
         self._group = Group(slots, made, roster, self._worker_args, self._after)

@@ -28,7 +28,7 @@ from cutwater.runtime.net_plain import check_plain
 from cutwater.runtime.net_reader import FrameReader
 from cutwater.runtime.net_spill import NO_LIMIT, make_input
 from cutwater.runtime.net_writer import Part, SocketWriter
-from cutwater.runtime.order_news import OrderNews, PeerNews
+from cutwater.runtime.order_news import PeerNews
 
 __all__ = ["JOIN_S", "Connection", "decode_rows", "shut", "tune"]
 
@@ -139,12 +139,12 @@ class Connection:
         )
         return channel
 
-    def share(self, order: OrderNews) -> None:
+    def share(self, news: PeerNews) -> None:
         """Tell the peer what this worker knows of order logs, and hear what it knows (R0).  Before ``start``.
 
         All that is known goes first, before any other frame; from then on what is new goes with every frame.
         """
-        self._news = order.peer(self.peer.worker)
+        self._news = news
 
     def take_over_input(self, channel: InputChannel) -> None:
         """Go on with a receiver that lives, and whose sender was replaced (R4): the peer learns what arrived."""

@@ -148,13 +148,13 @@ class NetworkAttempt(ConnectedAttempt):
             self._ready.append(spec.name)
             self._worker.signal.set()
 
-        return self._connections[key.source].input(
+        return self._connections[key.source, 0].input(
             key, _SCHEMA, self._config.channel_frames, ready, next_row=self._deploy.sent.get(spec.name, 0)
         )
 
     def _output(self, spec: ChannelSpec, key: Channel) -> OutputChannel:
         next_row = self._cells[spec.source].sent[spec.name]
-        return self._connections[key.target].output(
+        return self._connections[key.target, 0].output(
             key, _SCHEMA, batch_rows=self._config.batch_rows, on_ready=self._worker.signal.set, next_row=next_row
         )
 

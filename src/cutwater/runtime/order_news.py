@@ -12,11 +12,11 @@ place.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 
 from cutwater.errors import InvariantError, WireError
 from cutwater.protocol.choices import read_varint, write_varint
-from cutwater.protocol.regions import Subtask
+from cutwater.protocol.regions import Region, Subtask
 
 __all__ = ["OrderNews", "PeerNews"]
 
@@ -65,7 +65,7 @@ class OrderNews:
         self._logs: dict[Subtask, _Log] = {}
         self._version = 0
         self._completed = restored
-        self._first: set[int] = set()
+        self._first: set[Hashable] = set()
         self._heard = threading.Event()
 
     def append(self, subtask: Subtask, entries: bytes) -> None:
@@ -90,21 +90,27 @@ class OrderNews:
             for log in self._logs.values():
                 log.trim(self._completed)
 
-    def peer(self, slot: int) -> PeerNews:
-        """What goes over one connection to the worker in a slot."""
-        return PeerNews(self, slot)
+    def peer(self, who: Hashable, own: Region = frozenset(), concern: Region | None = None) -> PeerNews:
+        """What goes over one connection.
+
+        Args:
+            who: is at the other end.
+            own: subtasks that run there, whose choices it knows once it has begun.
+            concern: those whose choices it can depend on; ``None``: all.
+        """
+        return PeerNews(self, who, own, concern)
 
     # ------------------------------------------------------------------------------------------------ a replacement
 
-    def await_first(self, slots: Collection[int], check: Callable[[], None], timeout_s: float) -> bool:
-        """Wait until each of these workers has said all that it knows; false if it took too long.
+    def await_first(self, peers: Collection[Hashable], check: Callable[[], None], timeout_s: float) -> bool:
+        """Wait until each of these has said all that it knows; false if it took too long.
 
         ``check`` is called now and then, and raises if nobody wants to know it any more.
         """
         left_s = timeout_s
-        while not self._first.issuperset(slots):
+        while not self._first.issuperset(peers):
             self._heard.clear()
-            if self._first.issuperset(slots):
+            if self._first.issuperset(peers):
                 break
             if left_s <= 0:
                 return False
@@ -139,14 +145,16 @@ class OrderNews:
 
     # -------------------------------------------------------------------------------------------- peers (any thread)
 
-    def news(self, told: dict[Subtask, int], since: int, slot: int) -> tuple[bytes, int]:
+    def news(self, told: dict[Subtask, int], since: int, own: Region, concern: Region | None) -> tuple[bytes, int]:
         """What a peer was not told yet, and the version up to which it then is.  ``told`` goes on with it."""
         if since == self._version:
             return b"", since
         out = bytearray()
         with self._lock:
             for subtask, log in self._logs.items():
-                if log.version <= since or (since and subtask[1] == slot):  # it knows its own
+                if log.version <= since or (since and subtask in own):
+                    continue
+                if concern is not None and subtask not in concern:
                     continue
                 start = max(told.get(subtask, -1), log.base)
                 if start < log.end or subtask not in told:
@@ -154,7 +162,7 @@ class OrderNews:
                     told[subtask] = log.end
             return bytes(out), self._version
 
-    def hear(self, slot: int, data: bytes, told: dict[Subtask, int]) -> None:
+    def hear(self, who: Hashable, data: bytes, told: dict[Subtask, int]) -> None:
         """News of a peer, which need not be told the same."""
         at = 0
         with self._lock:
@@ -162,7 +170,7 @@ class OrderNews:
                 subtask, start, entries, marks, at = _decode(data, at)
                 self._merge(subtask, start, entries, marks)
                 told[subtask] = max(told.get(subtask, 0), start + len(entries))
-        self._first.add(slot)
+        self._first.add(who)
         self._heard.set()
 
     def _merge(self, subtask: Subtask, start: int, entries: bytes, marks: dict[int, int]) -> None:
@@ -184,14 +192,14 @@ class OrderNews:
 class PeerNews:
     """What goes over one connection: all that the peer was not told yet.  Any thread, but one after the other."""
 
-    def __init__(self, store: OrderNews, slot: int) -> None:
-        self._store, self._slot = store, slot
+    def __init__(self, store: OrderNews, who: Hashable, own: Region, concern: Region | None) -> None:
+        self._store, self._who, self._own, self._concern = store, who, own, concern
         self._told: dict[Subtask, int] = {}
         self._since = 0
 
     def news(self) -> bytes:
         """What is to go before the next frame; empty if there is nothing new."""
-        data, self._since = self._store.news(self._told, self._since, self._slot)
+        data, self._since = self._store.news(self._told, self._since, self._own, self._concern)
         return data
 
     def hear(self, data: bytes) -> None:
@@ -201,7 +209,7 @@ class PeerNews:
             WireError: they are malformed.
             InvariantError: they tell of choices of a subtask that lives here, and has not made them.
         """
-        self._store.hear(self._slot, data, self._told)
+        self._store.hear(self._who, data, self._told)
 
 
 def _encode(out: bytearray, subtask: Subtask, start: int, log: _Log) -> None:

@@ -1,4 +1,4 @@
-"""What every attempt in a worker has, whatever it runs: its number, and a connection to each other worker."""
+"""What every attempt in a worker has, whatever it runs: its number, and connections to others."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from cutwater.errors import CutwaterError, WireError
 from cutwater.protocol.handshake import Peer, Refusal
+from cutwater.protocol.regions import Place
 from cutwater.runtime.connections import Connection, connect
 
 if TYPE_CHECKING:
     from cutwater.runtime import control as c
     from cutwater.runtime.worker import Worker
 
-__all__ = ["Built", "ConnectedAttempt", "Deployment", "InterruptedBuildError", "PeerLost", "Posted"]
+__all__ = ["Built", "ConnectedAttempt", "Deployment", "InterruptedBuildError", "PeerLost", "Posted", "place_of"]
 
 _CONNECT_DEADLINE_S = 15.0
 
@@ -50,11 +51,11 @@ class ConnectedAttempt(abc.ABC):
         deploy: what the coordinator asks for.
         worker: the process it lives in.
         region: number of the part of the job that it runs.
-        slots: whose workers hold a part of it, too; ``None``: all.
+        others: whom it has a connection with; ``None``: those in all other workers.
     """
 
     def __init__(
-        self, deploy: Deployment, worker: Worker, region: int = 0, slots: frozenset[int] | None = None
+        self, deploy: Deployment, worker: Worker, region: int = 0, others: frozenset[Place] | None = None
     ) -> None:
         self.number, self.region = deploy.attempt, region
         self.abandoned = False
@@ -67,9 +68,11 @@ class ConnectedAttempt(abc.ABC):
         self.idle_s = 0.0
         self._worker = worker
         self._slot, self._config = worker.args.slot, worker.args.config
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[Place, Connection] = {}
         self._incarnations, self._addresses = deploy.incarnations, deploy.peers
-        self._others = (frozenset(range(len(deploy.peers))) if slots is None else slots) - {self._slot}
+        self._place = self._slot, region
+        everywhere = frozenset((slot, region) for slot in range(len(deploy.peers)))
+        self._others = (everywhere if others is None else others) - {self._place}
         self._arrived = threading.Event()
 
     @abc.abstractmethod
@@ -129,26 +132,27 @@ class ConnectedAttempt(abc.ABC):
         slots = self._incarnations
         if not 0 <= peer.worker < len(slots) or slots[peer.worker] != peer.incarnation:
             return Refusal(f"worker {peer.worker} was replaced")
+        if place_of(peer) not in self._others:
+            return Refusal(f"nothing passes between here and region {peer.own_region} of worker {peer.worker}")
         return None
 
     def accept(self, connection: Connection) -> None:
         """A connection that another worker dialled (any thread)."""
-        self._connections[connection.peer.worker] = connection
+        self._connections[place_of(connection.peer)] = connection
         self._arrived.set()
 
     def _connect(self) -> None:
-        slot = self._slot
+        slot, uid = self._slot, self._worker.args.uid
         for other in sorted(other for other in self._others if self._dials(other)):
-            me = Peer(
-                "data", self._worker.args.uid, slot, self.number, self._incarnations[slot], self._region_at(other)
-            )
-            address = (self._addresses[other][0], self._addresses[other][1])
+            me = Peer("data", uid, slot, self.number, self._incarnations[slot], other[1], self.region)
+            address = self._addresses[other[0]]
             self._connections[other] = connect(
-                address,
+                (address[0], address[1]),
                 me,
                 self._worker.args.secret,
                 deadline_s=_CONNECT_DEADLINE_S,
                 max_frame_bytes=self._config.max_frame_bytes,
+                wanted=self._check_wanted,
             )
         deadline = time.monotonic() + _CONNECT_DEADLINE_S
         while self._connections.keys() < self._others:
@@ -156,16 +160,17 @@ class ConnectedAttempt(abc.ABC):
             self._arrived.clear()
             self._check_wanted()
             if time.monotonic() > deadline:
-                missing = sorted(self._others - self._connections.keys())
+                missing = sorted({slot for slot, _ in self._others - self._connections.keys()})
                 raise WireError(f"workers {missing} did not dial worker {slot} within {_CONNECT_DEADLINE_S:.0f} s")
 
-    def _dials(self, other: int) -> bool:
-        """Whether this worker dials that one, or waits for it."""
-        return other > self._slot
+    def _dials(self, other: Place) -> bool:
+        """Whether this one dials that one, or waits for it."""
+        return other > self._place
 
-    def _region_at(self, other: int) -> int:
-        """The region that another worker runs, as far as this one has to do with it."""
-        return self.region
+    @property
+    def has_company(self) -> bool:
+        """It has connections with attempts of other regions in this very worker, which must be built beside it."""
+        return any(slot == self._slot for slot, _ in self._others)
 
     def _check_wanted(self) -> None:
         if self.abandoned or self._worker.wants_something_else(self.region):
@@ -187,6 +192,11 @@ class ConnectedAttempt(abc.ABC):
     def _post(self, message: object) -> None:
         """Put something into the worker's mailbox for this attempt, if it lives then (any thread)."""
         self._worker.post(Posted(self, message))
+
+
+def place_of(peer: Peer) -> Place:
+    """Who dialled."""
+    return peer.worker, peer.own_region
 
 
 @dataclass(frozen=True, slots=True)

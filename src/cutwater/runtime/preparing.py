@@ -63,9 +63,10 @@ def make_publisher(
     fork = _fork_of(known, fork)
     shadow_dir = str(folder / SHADOW_FOLDER)
     if fork is not None:
-        if config.recovery == "task":
+        if config.records_order:
             raise ConfigError(
-                f"job {plan.name!r} is a fork, and recovery is 'task': no order log says how far it was let read",
+                f"job {plan.name!r} is a fork, and recovery is {config.recovery!r}: "
+                "no order log says how far it was let read",
                 hint="Choose recovery='region' or 'job' for it.",
             )
         shadowed_plan(plan, shadow_dir)

@@ -9,9 +9,9 @@ from typing import cast
 from cutwater.config import RecoveryName
 from cutwater.connectors.base import Sink
 from cutwater.dataflow.graph import PhysicalPlan
-from cutwater.protocol.regions import Region, Subtask, regions_of
+from cutwater.protocol.regions import Division, Place, Subtask, lost_together, regions_of, units_of
 
-__all__ = ["recovery_regions", "subtasks_of", "widened"]
+__all__ = ["partners", "recovery_division", "subtasks_of", "widened"]
 
 
 def subtasks_of(plan: PhysicalPlan) -> frozenset[Subtask]:
@@ -19,22 +19,46 @@ def subtasks_of(plan: PhysicalPlan) -> frozenset[Subtask]:
     return frozenset((v.index, i) for v in plan.vertices for i in range(v.parallelism))
 
 
-def recovery_regions(plan: PhysicalPlan, recovery: RecoveryName) -> tuple[Region, ...]:
-    """The parts that go back by themselves after a failure: connected ones (R2), or what lives in one worker (R4)."""
+def recovery_division(plan: PhysicalPlan, recovery: RecoveryName) -> Division:
+    """The parts that go back by themselves after a failure: connected ones (R2), what lives in one worker (R4).
+
+    With ``"upstream"`` (R3) they are what goes back at the loss of the same workers: most often all that stands before
+    the last exchange of rows, and of what stands behind it, what lives in one worker.
+    """
     everything = subtasks_of(plan)
     if recovery == "job":
-        return (everything,)
+        return Division((everything,), (), plan.parallelism)
+    settled = _settled_together(plan)
+    if recovery == "upstream":
+        both_ways = chain.from_iterable(((one, other), (other, one)) for one, other in settled)
+        return Division(*lost_together(*units_of(everything, chain(_connected(plan), both_ways))), plan.parallelism)
     ties = _connected(plan) if recovery == "region" else _same_worker(everything)
-    return regions_of(everything, chain(ties, _settled_together(plan)))
+    return Division(regions_of(everything, chain(ties, settled)), (), plan.parallelism)
+
+
+def partners(division: Division, recovery: RecoveryName, place: Place) -> frozenset[Place]:
+    """Whom a worker's part of a region has connections with.
+
+    They are those that rows pass to or from, and those that may be the only ones to know of its choices, or whose
+    choices only it may know of.
+    """
+    _, region = place
+    if recovery == "task":
+        return division.parts - {place}
+    needs = [division.with_upstream({other}) for other in range(len(division.regions))]
+    return frozenset((s, r) for s, r in division.parts if r in needs[region] or region in needs[r]) - {place}
 
 
 def widened(plan: PhysicalPlan, recovery: RecoveryName) -> str:
-    """Why the failure of one worker takes others along, although that is not asked for (R4); empty: it does not."""
-    if recovery != "task" or plan.parallelism == 1 or len(recovery_regions(plan, recovery)) == plan.parallelism:
+    """Why the failure of one worker takes others along, although that is not asked for; empty: it does not."""
+    if recovery not in ("upstream", "task"):
         return ""
     tied = [step for v in plan.vertices if v.parallelism > 1 for step in v.steps if not _settles_subtasks(plan, step)]
+    if not tied:
+        return ""
     return (
-        f"recovery is 'task', but all workers that write {tied[0]!r} go back together: its sink cannot go back for some"
+        f"recovery is {recovery!r}, but all workers that write {tied[0]!r} go back together: its sink cannot go back "
+        "for some"
     )
 
 

@@ -55,7 +55,7 @@ class Sinks:
     def settle_subtasks(self, restored: Manifest | None, attempt: int, subtasks: Region) -> None:
         """``settle`` for these subtasks only; what others have in progress is not touched (R2).
 
-        Every committer of which they are not all the subtasks is a ``SubtaskCommitter``: see ``recovery_regions``.
+        Every committer of which they are not all the subtasks is a ``SubtaskCommitter``: see ``recovery_division``.
         """
         theirs = None
         if restored is not None:

@@ -1,4 +1,4 @@
-"""How a worker goes on while others go back without it (R4), and how it comes back beside others that went on."""
+"""How a part of a job goes on while others go back without it (R3, R4), and comes back beside others that went on."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from cutwater.errors import InvariantError, WireError
 from cutwater.protocol.handshake import Peer, Refusal
-from cutwater.protocol.regions import Region, slots_of
+from cutwater.protocol.regions import Division, Place
 from cutwater.runtime import control as c
 from cutwater.runtime.connections import Connection
 from cutwater.runtime.order_news import OrderNews
-from cutwater.runtime.peers import ConnectedAttempt, PeerLost
+from cutwater.runtime.peers import ConnectedAttempt, PeerLost, place_of
+from cutwater.runtime.regions import partners
 
 if TYPE_CHECKING:
     from cutwater.runtime.channels import OutputChannel
@@ -30,7 +31,7 @@ class PeerArrived:
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """Who fills a slot that went back."""
+    """Who fills a place that went back."""
 
     attempt: int
     incarnation: int
@@ -40,47 +41,55 @@ class _Expected:
 class SurvivingAttempt(ConnectedAttempt):
     """An attempt of one region among others that it has connections with.
 
-    With ``recovery="task"`` a region is what lives in one worker, and rows pass between regions.  When others go back,
-    this one gives up the connections to them (``c.Turn``) and lets them dial anew; its channels go on over the new
-    connection: outputs send again what they keep, inputs drop by number what they have.  Otherwise there are no
-    connections between regions, and nothing here happens.
+    With ``recovery="task"`` a region is what lives in one worker, with ``"upstream"`` it is what goes back at the loss
+    of the same workers, and rows pass between regions.  When others go back, this one gives up the connections to them
+    (``c.Turn``) and lets them dial anew; its channels go on over the new connection: outputs send again what they keep,
+    inputs drop by number what they have.  Otherwise there are no connections between regions, and nothing here happens.
 
     Args:
         deploy: what the coordinator asks for.
         worker: the process it lives in.
-        regions: all of the job.
+        division: of the job into regions.
     """
 
-    def __init__(self, deploy: c.Deploy, worker: Worker, regions: tuple[Region, ...]) -> None:
-        self._alone = worker.args.config.recovery == "task" and len(regions) > 1
-        slots = frozenset[int]().union(*map(slots_of, regions)) if self._alone else slots_of(regions[deploy.region])
-        super().__init__(deploy, worker, deploy.region, slots)
+    def __init__(self, deploy: c.Deploy, worker: Worker, division: Division) -> None:
+        recovery = worker.args.config.recovery
+        self._division, self._takes_upstream = division, recovery == "upstream"
+        self._alone = recovery in ("upstream", "task") and len(division.regions) > 1
+        others = partners(division, recovery, (worker.args.slot, deploy.region))
+        super().__init__(deploy, worker, deploy.region, others)
         self._wiring: Wiring | None = None
         self._restored = deploy.restore.checkpoint_id if deploy.restore is not None else 0
         self._order = OrderNews(self._restored) if worker.args.config.records_order else None
         """What the worker knows of order logs, if a recovery needs them (R0)."""
-        self._region_of = {slot: r for r, region in enumerate(regions) for slot in slots_of(region)}
         self._numbers = list(deploy.attempts)
-        self._incarnations = list(deploy.incarnations)
         self._survivors = frozenset(deploy.survivors)
-        self._expected: dict[int, _Expected] = {}
-        """By slot; replaced, never changed: threads of the data server look into it."""
-        self._behind: list[OutputChannel] | None = None
+        self._expected: dict[Place, _Expected] = {}
+        """Replaced, never changed: threads of the data server look into it."""
+        self._behind: list[tuple[Place, OutputChannel]] | None = None
         """Outputs that have not sent again what their receivers have; ``None``: the coordinator does not wait."""
 
     # ------------------------------------------------------------------------------------------------------- peers
 
-    def _dials(self, other: int) -> bool:
-        return other in self._survivors or other > self._slot
+    def _dials(self, other: Place) -> bool:
+        return other in self._survivors or super()._dials(other)
 
-    def _region_at(self, other: int) -> int:
-        return self._region_of[other] if self._alone else self.region
+    def _share(self, place: Place, connection: Connection) -> None:
+        """Tell of order logs what concerns the other end, and hear what it knows."""
+        if self._order is None:
+            return
+        division, (slot, region) = self._division, place
+        own = frozenset(subtask for subtask in division.regions[region] if subtask[1] == slot)
+        concern = None
+        if self._takes_upstream:
+            concern = frozenset(s for r in division.with_upstream({region}) for s in division.regions[r])
+        connection.share(self._order.peer(place, own, concern))
 
     def check_peer(self, peer: Peer) -> Refusal | None:
         """Whether a dialling worker belongs to this attempt, or may replace one that did (any thread)."""
         if self.building or not self._alone:
             return super().check_peer(peer)
-        expected = self._expected.get(peer.worker)
+        expected = self._expected.get(place_of(peer))
         if expected is None or peer.attempt > expected.attempt:
             return Refusal(f"attempt {peer.attempt} is not known here yet", later=True)
         if (peer.attempt, peer.incarnation) != (expected.attempt, expected.incarnation):
@@ -98,16 +107,17 @@ class SurvivingAttempt(ConnectedAttempt):
 
     def turn(self, turn: c.Turn) -> None:
         """Others go back: nothing of theirs is taken from now on but over new connections."""
-        expected = dict(self._expected)
-        for slot in turn.slots:
-            old = self._connections.pop(slot, None)
+        gone = {place for place in self._others if place[1] in turn.regions}
+        for place in gone:
+            old = self._connections.pop(place, None)
             if old is not None:
                 old.close()
-            self._numbers[slot], self._incarnations[slot] = turn.attempt, turn.incarnations[slot]
-            expected[slot] = _Expected(turn.attempt, turn.incarnations[slot], turn.checkpoint_id)
+            self._numbers[place[1]] = turn.attempt
         if self._behind:  # what they had is lost with them
-            self._behind = [channel for channel in self._behind if channel.key.target not in turn.slots]
-        self._expected = expected
+            self._behind = [(place, channel) for place, channel in self._behind if place not in gone]
+        self._expected = self._expected | {
+            place: _Expected(turn.attempt, turn.incarnations[place[0]], turn.checkpoint_id) for place in gone
+        }
 
     def arrived(self, connection: Connection) -> None:
         """A replacement is there: go on with it.
@@ -115,34 +125,36 @@ class SurvivingAttempt(ConnectedAttempt):
         Raises:
             InvariantError: what it lacks is not kept.
         """
-        slot = connection.peer.worker
-        if self.check_peer(connection.peer) is not None or slot in self._connections:
+        place = place_of(connection.peer)
+        if self.check_peer(connection.peer) is not None or place in self._connections:
             connection.close()
             return
-        self._connections[slot] = connection
+        self._connections[place] = connection
         wiring = self._wiring
         assert wiring is not None  # it was built
-        if self._order is not None:
-            connection.share(self._order)  # what is known goes first
-        for receiver in wiring.inputs_from(slot):
+        self._share(place, connection)  # what is known goes first
+        for receiver in wiring.inputs_from(place):
             connection.take_over_input(receiver)
-        for sender in wiring.outputs_to(slot):
-            connection.take_over_output(sender, self._expected[slot].checkpoint_id)
+        for sender in wiring.outputs_to(place):
+            connection.take_over_output(sender, self._expected[place].checkpoint_id)
         connection.start(self._lost)
 
     def peer_lost(self, lost: PeerLost) -> None:
-        """The connection to another worker ended: if that one lives, one of the two goes back, all others run on.
+        """A connection ended: if the other end lives, one of the two goes back, and all others run on that can.
 
         Raises:
             CutwaterError: this one goes back.
         """
-        slot = lost.connection.peer.worker
-        if self._connections.get(slot) is not lost.connection:
+        place = next((place for place, known in self._connections.items() if known is lost.connection), None)
+        if place is None:
             return
-        if not self._alone or not isinstance(lost.error, WireError):
+        region = place[1]
+        if not self._alone or region == self.region or not isinstance(lost.error, WireError):
             raise lost.error
-        if self._slot < slot:  # the other end sees it, too
-            self._worker.report(lost.error, self._numbers[slot], self._region_of[slot])
+        needs = self._division.with_upstream({self.region})
+        outlives = region in needs if self._takes_upstream else self._place < place
+        if outlives:  # the other end sees it, too, and does not
+            self._worker.report(lost.error, self._numbers[region], region)
 
     # ------------------------------------------------------------------------------------------------ as replacement
 
@@ -150,7 +162,7 @@ class SurvivingAttempt(ConnectedAttempt):
         """It is built beside survivors, who have rows that it will send again."""
         if self._survivors:
             assert self._wiring is not None
-            self._behind = [o for slot in sorted(self._survivors) for o in self._wiring.outputs_to(slot)]
+            self._behind = [(place, o) for place in sorted(self._survivors) for o in self._wiring.outputs_to(place)]
 
     @property
     def catches_up(self) -> bool:
@@ -166,13 +178,13 @@ class SurvivingAttempt(ConnectedAttempt):
         Args:
             following: a subtask still takes its inputs in an order that others know of.
         """
-        self._behind = [output for output in self._behind or () if self._owes(output)]
+        self._behind = [(place, output) for place, output in self._behind or () if self._owes(place, output)]
         if not self._behind and not following:
             self._behind = None
             self._worker.link.send(c.CaughtUp(self.number, self.region))
 
-    def _owes(self, output: OutputChannel) -> bool:
-        connection = self._connections.get(output.key.target)
+    def _owes(self, place: Place, output: OutputChannel) -> bool:
+        connection = self._connections.get(place)
         arrived = connection.arrived.get(output.key) if connection is not None else None
         if arrived is None:
             return True

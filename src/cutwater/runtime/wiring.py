@@ -13,7 +13,7 @@ from cutwater.dataflow.plan import FusedNode, fuse_links
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, BaseOperator, Operator, OperatorSpec
 from cutwater.operators.partition import HashPartitioner
 from cutwater.protocol.loop import SubtaskLoop
-from cutwater.protocol.regions import Region
+from cutwater.protocol.regions import Division, Place
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.protocol.watermarks import InputTime, WatermarkMerger
@@ -75,7 +75,7 @@ class _SourceNode(BaseOperator):
 
 
 class Wiring:
-    """Builds the subtasks among ``members`` that one worker holds, for one attempt."""
+    """Builds the subtasks of a region that one worker holds, for one attempt."""
 
     def __init__(
         self,
@@ -83,10 +83,10 @@ class Wiring:
         config: JobConfig,
         *,
         slot: int,
-        members: Region,
+        division: Division,
         attempt: int,
         job_uid: str,
-        connections: dict[int, Connection],
+        connections: dict[Place, Connection],
         restore: Restore,
         deploy: Deploy,
         notify: Callable[[], None],
@@ -95,7 +95,7 @@ class Wiring:
         order: OrderNews | None = None,
     ) -> None:
         self._plan, self._config, self._slot, self._attempt = plan, config, slot, attempt
-        self._members = members
+        self._region_of, self._members = division.region_of, division.regions[deploy.region]
         self._uid, self._connections, self._restore, self._deploy = job_uid, connections, restore, deploy
         self._notify, self._count, self._trace = notify, count, trace
         self._clock = ProcessingClock(restore.processing_time_ms)
@@ -103,6 +103,8 @@ class Wiring:
         self._order: SubtaskOrder | None = None  # of the subtask that is being built
         self._inputs: dict[Channel, InputChannel] = {}
         self._outputs: dict[Channel, OutputChannel] = {}
+        self._senders: dict[Channel, Place] = {}
+        self._receivers: dict[Channel, Place] = {}
 
     def build(self, port: SubtaskPort) -> list[Subtask]:
         """All subtasks, restored but not running.  The order lets rows flow down within one round."""
@@ -114,9 +116,8 @@ class Wiring:
 
     def _make_channels(self, edge: Edge) -> None:
         for key in self._plan.channels(edge):
-            if self._members.isdisjoint(((edge.source, key.source), (edge.target, key.target))):
-                continue
-            receives, sends = key.target == self._slot, key.source == self._slot
+            receives = key.target == self._slot and (edge.target, key.target) in self._members
+            sends = key.source == self._slot and (edge.source, key.source) in self._members
             if receives:
                 self._make_input(edge, key, local=sends)
             if sends:
@@ -130,7 +131,8 @@ class Wiring:
         sent = self._restore.channel(key, sending=True)
         waiting = self._restore.waiting(edge, key)
         next_row = next((i.first_row for i in waiting if type(i) is Rows), sent.next_row if sent else 0)
-        make = make_input if local else self._connections[key.source].input
+        sender = self._senders[key] = key.source, self._region_of[edge.source, key.source]
+        make = make_input if local else self._connections[sender].input
         channel = self._inputs[key] = make(
             key,
             edge.schema,
@@ -148,8 +150,9 @@ class Wiring:
         next_row = known.next_row if known else 0
         watermark = known.watermark if known else MIN_WATERMARK
         config = self._config
+        place = self._receivers[key] = key.target, self._region_of[edge.target, key.target]
         if not local:
-            self._outputs[key] = self._connections[key.target].output(
+            self._outputs[key] = self._connections[place].output(
                 key,
                 edge.schema,
                 credit=NO_LIMIT if edge.back else 0,
@@ -160,7 +163,7 @@ class Wiring:
                 watermark=watermark,
                 kept=self._keep(),
             )
-            if key.target in self._deploy.survivors:
+            if place in self._deploy.survivors:
                 self._outputs[key].restore(self._restore.overtaken(edge, key))
             return
         receiver = self._inputs[key]
@@ -189,13 +192,13 @@ class Wiring:
         base = self._deploy.restore.checkpoint_id if self._deploy.restore is not None else 0
         return KeptOutput(memory_bytes=self._config.replay_memory_bytes, base=base)
 
-    def inputs_from(self, slot: int) -> list[InputChannel]:
-        """Receiving ends of the channels from a worker."""
-        return [channel for key, channel in self._inputs.items() if key.source == slot]
+    def inputs_from(self, place: Place) -> list[InputChannel]:
+        """Receiving ends of the channels from there."""
+        return [channel for key, channel in self._inputs.items() if self._senders[key] == place]
 
-    def outputs_to(self, slot: int) -> list[OutputChannel]:
-        """Sending ends of the channels to a worker."""
-        return [channel for key, channel in self._outputs.items() if key.target == slot]
+    def outputs_to(self, place: Place) -> list[OutputChannel]:
+        """Sending ends of the channels to there."""
+        return [channel for key, channel in self._outputs.items() if self._receivers[key] == place]
 
     def _frames(self, edge: Edge) -> int:
         """Frames that a channel may hold: in a loop, and on the way into one, few."""

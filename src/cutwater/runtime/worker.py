@@ -26,7 +26,7 @@ from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.dataflow.plan import replan
 from cutwater.errors import CutwaterError, FencedError, WireError
 from cutwater.protocol.handshake import Peer, Refusal
-from cutwater.protocol.regions import Region
+from cutwater.protocol.regions import Division
 from cutwater.runtime import control as c
 from cutwater.runtime.attempt import Attempt
 from cutwater.runtime.auth import Secret
@@ -37,7 +37,7 @@ from cutwater.runtime.copy_messages import CopiesHeld, CopyPlaces
 from cutwater.runtime.net_signal import Signal
 from cutwater.runtime.network_messages import NetworkDeploy
 from cutwater.runtime.peers import Built, ConnectedAttempt, InterruptedBuildError, Posted
-from cutwater.runtime.regions import recovery_regions
+from cutwater.runtime.regions import recovery_division
 from cutwater.runtime.shadows import shadowed_plan
 from cutwater.storage.base import Store
 
@@ -78,7 +78,7 @@ class WorkerArgs(SlotArgs):
     plan: PhysicalPlan
     parallelism: int
     """What the plan is made for; a rescaled job's worker makes its own for another one."""
-    regions: tuple[Region, ...]
+    division: Division
     """What goes back together after a failure."""
     store: Store
     """The checkpoint directory."""
@@ -86,13 +86,13 @@ class WorkerArgs(SlotArgs):
     """For what a fork's sinks would be given."""
 
     def attempt(self, deploy: Any, worker: Worker) -> ConnectedAttempt:
-        plan, regions = self.plan, self.regions
+        plan, division = self.plan, self.division
         if deploy.parallelism != self.parallelism:
             plan = replan(plan, deploy.parallelism)
-            regions = recovery_regions(plan, self.config.recovery)
+            division = recovery_division(plan, self.config.recovery)
         if deploy.shadows:
             plan = shadowed_plan(plan, self.shadow_dir)
-        return Attempt(deploy, worker, replace(self, plan=plan, parallelism=deploy.parallelism, regions=regions))
+        return Attempt(deploy, worker, replace(self, plan=plan, parallelism=deploy.parallelism, division=division))
 
     def open_copies(self, report: Callable[[CopiesHeld], None], note: Callable[[str], None]) -> Copies | None:
         return open_copies(self.config, self.store, self.job, self.uid, self.slot, self.secret, report, note)
@@ -271,9 +271,9 @@ class Worker:
             self._fail(deploy.attempt, region, e)
             return
         self._attempts = {**self._attempts, region: attempt}
-        if len(self._attempts) == 1:
+        if len(self._attempts) == 1 and not attempt.has_company:
             self._built(attempt, attempt.try_build())
-        else:  # other regions go on meanwhile
+        else:  # other regions go on meanwhile, or are built
             attempt.build_aside()
 
     def _built(self, attempt: ConnectedAttempt, error: Exception | None) -> None:

@@ -11,7 +11,7 @@ from cutwater.chaos.shadow import Orders, Pace, shadowed
 from cutwater.chaos.storm import _kill_living
 from cutwater.dataflow.plan import make_plan
 from cutwater.runtime.preparing import prepare
-from cutwater.runtime.regions import recovery_regions
+from cutwater.runtime.regions import recovery_division
 from cutwater.runtime.status import WorkerStatus
 
 
@@ -30,4 +30,4 @@ def test_regions_of_a_shadowed_dataflow_are_those_of_the_users(tmp_path: Path) -
     flow.read("in", cw.rate(None, rows=10)).write("out", cw.files(str(tmp_path)))
     graphs = flow.graph, shadowed(flow.graph, Orders(str(tmp_path)), Pace({}))
     plans = [prepare(make_plan(graph, 3, 8), tmp_path, None, {}) for graph in graphs]
-    assert [len(recovery_regions(plan, "region")) for plan in plans] == [3, 3]
+    assert [len(recovery_division(plan, "region").regions) for plan in plans] == [3, 3]

@@ -14,7 +14,7 @@ from cutwater.dataflow.repeatable import check_recovery
 from cutwater.dataflow.stream import Stream
 from cutwater.errors import BuildError, ConfigError
 from cutwater.runtime import regions
-from cutwater.runtime.regions import recovery_regions, widened
+from cutwater.runtime.regions import recovery_division, widened
 
 Build = Callable[[Stream, Stream], Any]
 
@@ -84,9 +84,9 @@ def test_what_lives_in_one_worker_goes_back_and_what_its_sinks_tie_to_it(monkeyp
     rows = flow.read("in", cw.rate(None, rows=10))
     rows.key_by("value").aggregate("count", n=cw.count()).write("out", cw.discard())
     plan = make_plan(flow, 3, 128)
-    assert [{slot for _, slot in region} for region in recovery_regions(plan, "task")] == [{0}, {1}, {2}]
+    assert [{slot for _, slot in region} for region in recovery_division(plan, "task").regions] == [{0}, {1}, {2}]
     assert not widened(plan, "task")
     monkeypatch.setattr(regions, "_settles_subtasks", lambda plan, step: step != "out")
-    assert len(recovery_regions(plan, "task")) == 1
+    assert len(recovery_division(plan, "task").regions) == 1
     assert "'out' go back together" in widened(plan, "task")
     assert not widened(plan, "region")

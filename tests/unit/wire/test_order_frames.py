@@ -19,8 +19,8 @@ def sharing(ends: Ends, **settings: int) -> tuple[OrderNews, OrderNews]:
     there, here = OrderNews(), OrderNews()
     there.begin([SUBTASK], 0)
     here.begin([(4, 0)], 0)
-    left.share(here)  # the peer of the left one is worker 1
-    right.share(there)
+    left.share(here.peer(1))
+    right.share(there.peer(0))
     return there, here
 
 

@@ -1,0 +1,112 @@
+"""``recovery="upstream"``: what failed goes back with all that it gets its rows from; what stands behind runs on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_host import FakeSpark
+from faults import cut_connections
+from runtime_world import assert_running_counts, query, wait_until
+from scope_world import (
+    ROWS,
+    StartJob,
+    after_checkpoints,
+    assert_one_order,
+    end,
+    forgetful,
+    kill,
+    numbered_twice,
+    one_reader,
+    weather,
+)
+
+from cutwater.errors import CutwaterError
+from cutwater.runtime.job import Job
+
+HELD = ROWS * 9 // 10 // 64 * 64
+"""So many rows come before the gate."""
+
+
+def all_but_the_last(job: Job) -> None:
+    """Everything before the gate was counted, and is in a checkpoint."""
+
+    def there() -> bool:
+        counted = job.status.steps.get("count")
+        return counted is not None and counted.rows_in == HELD
+
+    wait_until(there, "the rows before the gate", job=job)
+    after_checkpoints(job, 2)
+
+
+def written_by(out: Path, subtask: int) -> int:
+    """Rows that a subtask wrote: it counted them."""
+    return int(query(f"SELECT count(*) FROM '{out}/*{subtask:05}-??????????-*.parquet'")[0][0])
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_r3_what_stands_behind_keeps_its_state_also_in_a_worker_that_goes_back_in_part(
+    tmp_path: Path, start: StartJob, fake_spark: FakeSpark, slot: int
+) -> None:
+    """The reader lives in slot 0: with slot 1 it goes back there, beside a counter that does not."""
+    job = start(one_reader("chain", tmp_path, rate=None), recovery="upstream", parallelism=2)
+    all_but_the_last(job)
+    survivor = job.status.workers[1 - slot].pid
+    kill(job, slot)
+    after_checkpoints(job, 2)
+    assert job.status.workers[1 - slot].pid == survivor
+    end(job, tmp_path)
+    status = job.status
+    assert ["2 of 3 subtasks go back" in f.reason for f in status.failures] == [True]
+    assert_running_counts(tmp_path / "out", ROWS)
+    counted = status.steps["count"].rows_in  # of one that goes back, only what comes after the checkpoint
+    assert written_by(tmp_path / "out", 1 - slot) <= counted < ROWS
+    assert status.steps["in"].rows_out == ROWS - HELD
+
+
+def test_r3_of_two_that_lost_each_other_what_stands_before_goes_back(
+    tmp_path: Path, start: StartJob, fake_spark: FakeSpark
+) -> None:
+    """A connection breaks, and both its workers live."""
+    cut = tmp_path / "cut"
+    fake_spark.prepare = cut_connections(cut, silent=False)
+    job = start(numbered_twice("cut", tmp_path, 10_000, 10_000), recovery="upstream", parallelism=3)
+    after_checkpoints(job, 1)
+    pids = {w.pid for w in job.status.workers}
+    cut.touch()
+    wait_until(lambda: job.status.restarts, "a restart", job=job)
+    after_checkpoints(job, 2)
+    assert {w.pid for w in job.status.workers} == pids
+    end(job, tmp_path)
+    assert ["subtasks go back" in f.reason for f in job.status.failures] == [True]
+    assert_one_order(tmp_path / "out", 20_000)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "seed"),
+    [
+        ("unaligned", 1),
+        *(
+            pytest.param(protocol, seed, marks=pytest.mark.full)
+            for protocol in ("aligned", "unaligned", "chandy_lamport", "synchronous")
+            for seed in range(2, 6)
+        ),
+    ],
+)
+def test_r3_what_depends_on_an_order_comes_out_in_one(
+    tmp_path: Path, start: StartJob, fake_spark: FakeSpark, protocol: str, seed: int
+) -> None:
+    weather(tmp_path / "run", start, fake_spark, "upstream", protocol, seed)
+
+
+@pytest.mark.full
+def test_dropping_by_number_alone_is_wrong_where_the_order_matters(
+    tmp_path: Path, start: StartJob, fake_spark: FakeSpark
+) -> None:
+    fake_spark.prepare = forgetful
+    for seed in range(1, 6):
+        try:
+            weather(tmp_path / str(seed), start, fake_spark, "upstream", "aligned", seed)
+        except (AssertionError, CutwaterError):
+            return
+    pytest.fail("nobody noticed")

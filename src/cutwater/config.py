@@ -178,8 +178,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """With ``recovery="task"``: of what a channel sent since the last checkpoint, so much is kept in memory for a
     receiver that goes back; the rest lies on the worker's disk (its temporary directory)."""
     catch_up_timeout_ms: float = 600_000.0
-    """With ``recovery="task"``: no checkpoint begins until a worker that was replaced has sent again what the others
-    have; one that has not after so long makes everything go back."""
+    """With ``recovery="upstream"`` or ``"task"``: no checkpoint begins until what went back has sent again what the
+    others have; if it has not after so long, everything goes back."""
     state_replicas: int = 0
     """Other workers, on other machines if there are, that hold in memory what each worker wrote of the newest
     checkpoint, so that its restore need not read the checkpoint directory; see the guide on checkpoints."""

@@ -21,8 +21,8 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_freeze_ms: float = 0.0
     restored_id: int = 0
     waits_for: list[int] = []
-    """Workers that go back beside others (``recovery="region"``, ``"task"``): no checkpoint begins until they are
-    where the others are."""
+    """Workers that go back beside others, or in part (every ``recovery`` but ``"job"``): no checkpoint begins until
+    they are where the others are."""
 
 
 class CopiesStatus(msgspec.Struct, frozen=True, kw_only=True):

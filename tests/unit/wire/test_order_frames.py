@@ -64,7 +64,7 @@ def test_frames_without_news_have_no_order_log(ends: Ends) -> None:
     connection, peer = ends.half()
     news = OrderNews()
     news.begin([SUBTASK], 0)
-    connection.share(news)
+    connection.share(news.peer(1))
     out = connection.output(KEY, NUMBERS, credit=10)
     ends.start()
     out.offer_watermark(5, force=True)
@@ -86,7 +86,7 @@ def test_a_peer_that_was_not_asked_for_news_is_lost(ends: Ends) -> None:
 def test_an_order_log_of_a_frame_may_come_in_pieces(ends: Ends) -> None:
     connection, peer = ends.half()
     news = OrderNews()
-    connection.share(news)
+    connection.share(news.peer(1))
     ends.start()
     log = b"\x04\x01\x00\x03abc\x01\x00\x00"
     frame = encode_header(Header(Kind.WATERMARK, 0, *KEY, watermark=5, order_log_length=len(log))) + log

@@ -7,17 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast, get_args
 
-from cutwater.config import ProtocolName, StateBackend
+from cutwater.config import ProtocolName
 from cutwater.dataflow.cycles import components, reachable
 from cutwater.dataflow.graph import LogicalGraph, Step
 from cutwater.errors import BuildError, ConfigError
-from cutwater.state.rocks import require_rocksdb
 
 if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
-    from cutwater.operators.base import OperatorSpec
 
-__all__ = ["check_complete", "check_guarantees", "check_state_backend", "guarantee_of"]
+__all__ = ["check_complete", "check_guarantees", "guarantee_of"]
 
 _DISCARD = "or discard it on purpose: .write('id', cw.discard())."
 _ROW_FOR_ROW = frozenset({"loop", "union", "select", "with_columns", "rename", "drop", "aggregate"})
@@ -160,24 +158,3 @@ def check_guarantees(graph: LogicalGraph, protocol: ProtocolName) -> None:
 def _diverts(step: Step) -> bool:
     """Whether output 1 of the step takes rows that would otherwise fail the job."""
     return step.kind == "key_check" or "dead_letter" in (step.options.get("bad_rows"), step.options.get("on_timeout"))
-
-
-def check_state_backend(graph: LogicalGraph, backend: StateBackend) -> None:
-    """Check that the backend is installed here, and that every step with state can keep it there.
-
-    Raises:
-        ConfigError: its package is not installed.
-        BuildError: a step keeps its state in memory only; names it.
-    """
-    if backend == "memory":
-        return
-    require_rocksdb()
-    for step in graph.steps.values():
-        spec = cast("OperatorSpec", step.spec)
-        if step.role == "operator" and spec.state_schema is not None and not getattr(spec, "state_on_disk", False):
-            why = getattr(spec, "why_in_memory", "")
-            raise BuildError(
-                f"a step of kind {step.kind!r} keeps its state in memory only{why}, and state_backend is {backend!r}",
-                step=step.id,
-                hint="Leave state_backend at 'memory', or write the step as a process function (stream.process).",
-            )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pyarrow as pa
 
@@ -41,8 +40,6 @@ class RunningAggregateSpec:
     keys: tuple[str, ...]
     aggregates: tuple[Aggregate, ...]
     event_time: str | None = None
-    state_on_disk: ClassVar[bool] = True
-    """``check_state_backend`` asks."""
 
     def __post_init__(self) -> None:
         check_key_types(self.input_schema, self.keys)

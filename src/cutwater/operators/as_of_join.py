@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Literal
 
 import pyarrow as pa
 
@@ -58,8 +58,6 @@ class AsOfJoinSpec:
     outputs: tuple[pa.Schema, ...] = field(init=False, repr=False)
     key_types: tuple[pa.DataType, ...] = field(init=False, repr=False)
     """The types in which keys are compared."""
-    state_on_disk: ClassVar[bool] = True
-    """``check_state_backend`` asks."""
 
     def __post_init__(self) -> None:
         if self.how not in ("inner", "left"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import pyarrow as pa
 
@@ -52,8 +52,6 @@ class DeduplicateSpec:
     keep: Literal["first", "last"] = "first"
     event_time: str | None = None
     within_us: int | None = None
-    state_on_disk: ClassVar[bool] = True
-    """``check_state_backend`` asks."""
 
     def __post_init__(self) -> None:
         check_key_types(self.input_schema, self.keys)

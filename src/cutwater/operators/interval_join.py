@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import pyarrow as pa
 
@@ -60,8 +59,6 @@ class IntervalJoinSpec:
     outputs: tuple[pa.Schema, ...] = field(init=False, repr=False)
     key_types: tuple[pa.DataType, ...] = field(init=False, repr=False)
     """The types in which keys are compared."""
-    state_on_disk: ClassVar[bool] = True
-    """``check_state_backend`` asks."""
 
     def __post_init__(self) -> None:
         self._check_bounds()

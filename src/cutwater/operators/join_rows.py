@@ -22,7 +22,7 @@ from cutwater.state.nullable_index import NullableIndex
 from cutwater.state.row_codec import RowCodec
 from cutwater.state.row_journal import FrozenRowJournal, RowJournal
 from cutwater.state.segments import SegmentKind
-from cutwater.state.spill_queue import NEVER
+from cutwater.state.spill_queue import NEVER, SpillQueue
 
 if TYPE_CHECKING:
     from cutwater.operators.base import Context
@@ -76,6 +76,8 @@ class JoinRows:
         self.done: References = np.empty(0, np.int64)
         """By slot, up to which watermark the rows of the key have come out, if its operator says so."""
         self.spill: Spill[JoinRows] | None = None
+        self.wanted: SpillQueue | None = None
+        """Keys on disk by when they want to be looked at."""
         self._codecs = [RowCodec(schema.types) for schema in types.schemas]
         self._renumbered = renumbered
 
@@ -139,7 +141,7 @@ class JoinRows:
             wakes: when rows on disk want to be looked at.
         """
         self.spill = Spill(self, store, 0, ctx.max_parallelism, (ctx.state_memory_bytes or 0) // 2)
-        self.spill.look_again(lambda part, slots: part.earliest(slots, wakes))
+        self.wanted = self.spill.look_again(lambda part, slots: part.earliest(slots, wakes))
 
     @property
     def value_types(self) -> list[pa.DataType]:

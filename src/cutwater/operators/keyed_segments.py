@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.errors import StorageError
-from cutwater.operators.keyed_table import KeyedTable
+from cutwater.operators.spill import Spill
 from cutwater.state import column_kernels as kernels
 from cutwater.state.changes import Deleted
 from cutwater.state.index import KeyIndex, Slots
@@ -18,7 +19,7 @@ from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.nullable_index import NullableIndex
 from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
 
-__all__ = ["deleted_segments", "group_segments", "keyed_rows", "restore_rows"]
+__all__ = ["RestoredRows", "deleted_segments", "group_segments", "keyed_rows", "restore_rows"]
 
 _SEGMENT_ROWS = 1 << 18
 _HASHED_ROWS = 1 << 16
@@ -171,8 +172,27 @@ def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> 
     return _without_deleted(parts)
 
 
+class RestoredRows(Protocol):
+    """Rows by key that a restore sets, some of them perhaps on disk."""
+
+    @property
+    def spill(self) -> Spill[Any] | None:
+        """What moves rows to disk, if anything does."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def expect(self, keys: int) -> None:
+        """Have room for so many keys at once, if there are none yet."""
+        ...
+
+    def make_room(self) -> object:
+        """Move rows to disk if there are too many, a portion at a time; nobody holds slots."""
+        ...
+
+
 def restore_rows(
-    table: KeyedTable,
+    table: RestoredRows,
     segments: Iterable[Segment],
     schema: pa.Schema,
     owned: range,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -191,6 +191,11 @@ class KeyedTable:
         self._renumbered = renumbered
 
     @property
+    def log(self) -> ChangeLog | None:
+        """What keeps track of changes, where somebody asked for it."""
+        return self._log
+
+    @property
     def spill(self) -> Spill[KeyedTable] | None:
         """What moves rows to disk, if anything does."""
         return self._spill
@@ -239,25 +244,32 @@ class KeyedTable:
 
     # -- snapshots
 
-    def frozen(self, checkpoint_id: int | None = None) -> KeyedTable:
+    def frozen(self, checkpoint_id: int | None = None, spill: Spill[Any] | None = None) -> KeyedTable:
         """The table as it is now, for ``rows`` in another thread, which must call ``complete`` first.
 
         Copies nothing: see ``cutwater.state.capture``.  ``release`` it when it is no longer read.
 
         Args:
             checkpoint_id: what the freeze is for, where changes are kept track of.
+            spill: what moves rows to disk, where it is not the table's own.
         """
+        spill = spill or self._spill
         copy = object.__new__(KeyedTable)
         copy.index, copy._state_widths, copy._captures = self.index.frozen(), self._state_widths, self._captures
         copy._capture = self._captures.begin(self._columns, len(self.index))
         copy._aggregates, copy._schema, copy.book_types = self._aggregates, self._schema, self.book_types
         copy._log, copy._spill = self._log, None
         copy._changes = None if self._log is None or checkpoint_id is None else self._log.cut(checkpoint_id)
-        copy._spilled = None if self._spill is None else self._spill.freeze(self._log)
+        copy._spilled = None if spill is None else spill.freeze(self._log)
         copies = iter(copy._capture.copies)
         copy.accumulators = [a.frozen(list(itertools.islice(copies, len(a.columns)))) for a in self.accumulators]
         copy._frozen_books = list(copies)
         return copy
+
+    @property
+    def spilled(self) -> FrozenSpill | None:
+        """Of a frozen table: what lay on disk."""
+        return self._spilled
 
     @property
     def tracked(self) -> bool:

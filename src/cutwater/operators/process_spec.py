@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -62,8 +62,6 @@ class ProcessSpec:
             column that cannot be a key, or keys of the two streams that do not fit each other.
     """
 
-    state_on_disk: ClassVar[bool] = True
-    """``check_state_backend`` asks."""
     input_schema: pa.Schema
     keys: tuple[str, ...]
     function: StatefulFunction

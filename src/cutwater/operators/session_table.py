@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,29 +12,27 @@ import pyarrow as pa
 
 from cutwater.operators import session_kernels as kernels
 from cutwater.operators.base import Outputs
-from cutwater.operators.keyed_segments import group_segments
 from cutwater.operators.keyed_table import KeyedTable
+from cutwater.operators.session_keys import SessionKeys
+from cutwater.operators.session_rows import BOOKS, Book, FrozenSessions, anchors_of
 from cutwater.operators.slot_calendar import SlotCalendar
 from cutwater.operators.window_fold import Fold
 from cutwater.operators.window_kinds import SessionWindow
-from cutwater.state.changes import Changed, Deleted
-from cutwater.state.index import KeyIndex, Slots
-from cutwater.state.segments import Segment
+from cutwater.state.index import Slots
 from cutwater.state.words import fixed_view, from_words
 
 if TYPE_CHECKING:
+    from cutwater.operators.base import Context
+    from cutwater.operators.spill import Spill
     from cutwater.operators.window import WindowAggregateSpec
     from cutwater.operators.window_operator import MakeSegments, Times
+    from cutwater.state.rocks import RocksStore
 
 __all__ = ["SessionTable", "Taken"]
 
 _SWEEP_SLOTS = 8192
 _BUCKETS_PER_GAP = 16
 _MS_US = 1000
-
-_STARTS, _ENDS, _PENDING, _ALIVE, _FIRED, _ANCHORS = range(6)
-_BOOKS = (np.int64, np.int64, np.int64, np.bool_, np.bool_, np.int32)
-"""Books of the table.  That of the anchors holds the anchor of a slot's key plus one; 0: it is the anchor."""
 
 
 @dataclass(frozen=True)
@@ -60,34 +58,64 @@ class SessionTable:
         self._spec = spec
         self._gap_us = spec.window.gap_us
         types = [pa.int64(), *(spec.input_schema.field(name).type for name in spec.keys)]
-        self.table = KeyedTable(types, spec.kept, spec.input_schema, books=_BOOKS)
+        self.table = KeyedTable(types, spec.kept, spec.input_schema, books=BOOKS)
         self._fold = Fold(spec.kept, spec.input_schema, discarding=spec.discarding)
         self._calendar = self._new_calendar()
         self._limit = (spec.early.rows or 0) if spec.early else 0
         self._kept_slots = 0
         self._taken, self._came_out = np.zeros(0, np.int64), np.zeros(0, np.bool_)
         self._nexts, self._parents = np.zeros(0, np.int32), np.zeros(0, np.int32)
+        self._keys: SessionKeys | None = None
+        """Where keys may lie on disk."""
+
+    def spill_to(self, store: RocksStore, ctx: Context) -> None:
+        """Keep keys with their sessions on disk that do not fit in memory; the table is empty."""
+        self._keys = SessionKeys(self._spec, self)
+        self._keys.spill_to(store, ctx)
+
+    def empty_page(self) -> SessionKeys:
+        """A small table of the same make without rows."""
+        page = SessionTable(self._spec)
+        page._keys = SessionKeys(self._spec, page)
+        return page._keys
+
+    @property
+    def spill(self) -> Spill[SessionKeys] | None:
+        """What moves keys to disk, if anything does."""
+        return None if self._keys is None else self._keys.spill
+
+    def make_room(self) -> None:
+        """Between batches, when nobody holds slots: move keys out if there are too many, a portion at a time."""
+        if self._keys is not None:
+            self._keys.make_room()
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def expect(self, keys: int) -> None:
+        """Have room for so many sessions at once, if there are none yet."""
+        self.table.expect(keys)
 
     @property
     def _starts(self) -> Times:
-        return self.table.book(_STARTS)
+        return self.table.book(Book.STARTS)
 
     @property
     def _ends(self) -> Times:
-        return self.table.book(_ENDS)
+        return self.table.book(Book.ENDS)
 
     @property
     def _pending(self) -> Times:
         """Rows that have not come out, by slot."""
-        return self.table.book(_PENDING)
+        return self.table.book(Book.PENDING)
 
     @property
     def _alive(self) -> npt.NDArray[np.bool_]:
-        return self.table.book(_ALIVE)
+        return self.table.book(Book.ALIVE)
 
     @property
     def _fired(self) -> npt.NDArray[np.bool_]:
-        return self.table.book(_FIRED)
+        return self.table.book(Book.FIRED)
 
     def _new_calendar(self) -> SlotCalendar:
         """By the clock a bucket is a millisecond: the clock wakes whoever lies in it, and all of them should be due."""
@@ -107,19 +135,33 @@ class SessionTable:
 
     def _touch(self, slots: Slots) -> None:
         """These sessions are about to change.  A change is one of the whole key: its anchor stands for it."""
+        anchors = anchors_of(self.table, slots)
         self.table.touch(slots)
-        self.table.touch(_anchors_of(self.table, slots))
+        self.table.touch(anchors)
+        if self._keys is not None:
+            self._keys.use(anchors)
 
     # -- rows
 
-    def anchors(self, batch: pa.RecordBatch) -> Slots:
-        """The anchor of each row's key."""
-        return self._upsert(np.zeros(batch.num_rows, np.int64), [batch.column(name) for name in self._spec.keys])
+    def anchors(self, keys: Sequence[pa.Array]) -> Slots:
+        """The anchor of each of some keys."""
+        if self._keys is not None:
+            return self._keys.anchors(keys)
+        return self.upsert(np.zeros(len(keys[0]), np.int64), keys)
 
-    def _upsert(self, ids: npt.NDArray[np.int64], keys: list[pa.Array]) -> Slots:
+    def upsert(self, ids: npt.NDArray[np.int64], keys: Sequence[pa.Array]) -> Slots:
+        """Slots of the sessions with these numbers."""
         slots = self.table.upsert([from_words(ids, pa.int64()), *keys])
         self._reserve(len(self.table))
         return slots
+
+    def members(self, anchors: Slots) -> tuple[Slots, npt.NDArray[np.int64]]:
+        """The live sessions of some keys, one key after the other, and which of the keys each belongs to."""
+        out: Slots = np.empty(len(self.table), np.int32)
+        slots = out[: kernels.members(anchors, self._nexts, out)]
+        owners = np.cumsum(anchors_of(self.table, slots) == slots) - 1  # each chain begins with its anchor
+        alive = self._alive[slots]
+        return slots[alive], owners[alive]
 
     def add(self, begin: int, batch: pa.RecordBatch, times: Times, anchors: Slots, reached: Times) -> Taken:
         """Take rows from ``begin`` on, as many as go at once.
@@ -162,8 +204,8 @@ class SessionTable:
     def _create(self, batch: pa.RecordBatch, anchors: Slots, rows: Slots, ids: npt.NDArray[np.int64]) -> None:
         if len(rows):
             taken: Any = pa.array(rows)
-            slots = self._upsert(ids, [batch.column(name).take(taken) for name in self._spec.keys])
-            self.table.book(_ANCHORS)[slots] = anchors[rows] + 1
+            slots = self.upsert(ids, [batch.column(name).take(taken) for name in self._spec.keys])
+            self.table.book(Book.ANCHORS)[slots] = anchors[rows] + 1
 
     def _swallow(self, gone: Slots) -> None:
         """Move the values of sessions that are no more to those that hold their rows."""
@@ -190,13 +232,13 @@ class SessionTable:
 
     # -- firing
 
-    def _instants(self, slots: Slots) -> Times:
+    def instants(self, slots: Slots) -> Times:
         """When to look at sessions: at their last instant, and once they have fired, at the end of their lateness."""
         return self._ends[slots] - 1 + np.where(self._fired[slots], self._spec.allowed_lateness_us, 0)
 
     def _expect(self, slots: Slots) -> None:
         slots = slots[self._alive[slots]]
-        self._calendar.add(slots, self._instants(slots))
+        self._calendar.add(slots, self.instants(slots))
 
     def due(self, watermark: int) -> Slots:
         """Sessions that fire now, in the order of their ends; those that are over are dead from now on."""
@@ -214,16 +256,25 @@ class SessionTable:
         self._pending[firing] = 0
         return firing[np.argsort(self._ends[firing], kind="stable")]
 
+    def fire_on_disk(self, watermark: int, groups: range) -> Iterator[Outputs] | None:
+        """See ``Windows.fire_on_disk``: keys are brought in when the first of their sessions is due."""
+        if self._keys is None or not self._keys.due(watermark):
+            return None
+        return (self.results(self.due(watermark)) for _ in self._keys.bring_due(watermark))
+
     @property
     def next_instant(self) -> int | None:
         """See ``Windows.next_instant``: sessions that go on meanwhile are looked at, too."""
-        return self._calendar.next_instant
+        waiting = (self._calendar.next_instant, None if self._keys is None else self._keys.next_instant)
+        return min((instant for instant in waiting if instant is not None), default=None)
 
     def changed(self, passed: Callable[[Slots], Any], most: int) -> Slots:
         """See ``Windows.changed``."""
-        used = len(self.table)
-        found = self._alive[:used] & ~self._fired[:used] & (self._pending[:used] > 0)
-        slots = np.flatnonzero(found).astype(np.int32)
+        return self._changed(np.flatnonzero(self._alive[: len(self.table)]).astype(np.int32), passed, most)
+
+    def _changed(self, slots: Slots, passed: Callable[[Slots], Any], most: int) -> Slots:
+        """``changed`` among some live sessions."""
+        slots = slots[~self._fired[slots] & (self._pending[slots] > 0)]
         slots = slots[np.broadcast_to(passed(slots), len(slots))]
         slots = slots[np.argsort(self._ends[slots], kind="stable")][:most]
         self._touch(slots)
@@ -231,8 +282,10 @@ class SessionTable:
         return slots
 
     def changed_on_disk(self, passed: Callable[..., Any]) -> Iterator[Outputs]:
-        """See ``Windows.changed_on_disk``: all sessions are in memory."""
-        return iter(())
+        """See ``Windows.changed_on_disk``: keys with such sessions are brought in."""
+        if self._keys is not None:
+            for slots in self._keys.bring_waiting():
+                yield self.results(self._changed(slots, passed, len(slots)))
 
     def results(self, slots: Slots) -> Outputs:
         """The results of some slots; what is discarded is gone then."""
@@ -256,68 +309,60 @@ class SessionTable:
     def forget(self, watermark: int) -> None:
         """Sweep the dead slots out if they are many."""
         used = len(self.table)
-        if used <= max(_SWEEP_SLOTS, 2 * self._kept_slots):
-            return
-        alive = np.flatnonzero(self._alive[:used])
-        if 2 * len(alive) > used:
-            return
-        anchors = _anchors_of(self.table, np.arange(used, dtype=np.int32))
-        kept_mask = self._alive[:used].copy()
-        kept_mask[anchors[alive]] = True
-        kept = np.flatnonzero(kept_mask).astype(np.int32)
-        renumbered = np.full(used, -1, np.int32)
+        if used > max(_SWEEP_SLOTS, 2 * self._kept_slots) and used >= 2 * np.count_nonzero(self._alive[:used]):
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Sweep the dead slots out; nobody holds slots."""
+        every = np.arange(len(self.table), dtype=np.int32)
+        anchors = anchors_of(self.table, every)
+        live = np.unique(anchors[self._alive[every]])
+        gone = np.setdiff1d(every[anchors == every], live, assume_unique=True)
+        if self._keys is not None:
+            self._keys.forget(gone)
+        else:
+            self.table.delete(gone)
+        self.retain(live)
+
+    def retain(self, anchors: Slots) -> None:
+        """Only the keys of these anchors stay, and of them the live sessions, which are numbered anew."""
+        every = np.arange(len(self.table), dtype=np.int32)
+        stays, of_slots = np.zeros(len(every), np.bool_), anchors_of(self.table, every)
+        stays[anchors] = True
+        kept = every[(self._alive[every] & stays[of_slots]) | stays]
+        renumbered = np.full(len(every), -1, np.int32)
         renumbered[kept] = np.arange(len(kept), dtype=np.int32)
-        is_anchor = anchors == np.arange(used)
-        self.table.delete(np.flatnonzero(~kept_mask & is_anchor).astype(np.int32))  # of keys without a session
+        is_anchor = stays[kept]
         self.table.keep(kept)
         for name in ("_taken", "_came_out"):
             setattr(self, name, getattr(self, name)[kept])
-        anchors = np.where(is_anchor[kept], -1, renumbered[anchors[kept]]).astype(np.int32)
-        self.table.book(_ANCHORS)[: len(kept)] = anchors + 1
+        of_kept = np.where(is_anchor, -1, renumbered[of_slots[kept]]).astype(np.int32)
+        self.table.book(Book.ANCHORS)[: len(kept)] = of_kept + 1
         numbers = np.arange(len(kept), dtype=np.int32)
         alive = self._alive[: len(kept)]
         self._parents = np.where(alive, numbers, -1).astype(np.int32)
         self._nexts = np.full(len(kept), -1, np.int32)
-        chained = anchors >= 0
-        kernels.link(numbers[chained], anchors[chained], self._nexts)
-        self._fold.clear(self.table, numbers[~alive])
+        kernels.link(numbers[~is_anchor], of_kept[~is_anchor], self._nexts)
+        if not alive.all():
+            self._fold.clear(self.table, numbers[~alive])
         self._kept_slots = len(kept)
         self._calendar = self._new_calendar()
         self._expect(numbers)
+        if self._keys is not None:
+            self._keys.renumbered(renumbered)
 
     # -- snapshots
 
     def frozen(self, checkpoint_id: int) -> tuple[KeyedTable, MakeSegments]:
         """The table as it is now, and a function that makes its segments."""
-        table = self.table.frozen(checkpoint_id)
-        width = len(self._spec.keys) + 1
-        schema = self._spec.state_schema
-        key_schema = pa.schema(list(schema)[: width - 1])
+        table = self.table.frozen(checkpoint_id, self.spill)
+        keys = None if self._keys is None else (self._keys.index.frozen(), self._keys.page)
+        return table, FrozenSessions(self._spec, table, keys).segments
 
-        def rows(slots: Slots) -> list[pa.Array]:
-            _, *columns = table.rows(slots)
-            borders = [from_words(table.book(side)[slots], self._spec.time_type) for side in (_STARTS, _ENDS)]
-            window = [*borders, pa.array(table.book(_FIRED)[slots])]
-            if self._spec.early is not None:
-                window.append(pa.array(table.book(_PENDING)[slots]))
-            return [*columns[: width - 1], *window, *columns[width - 1 :]]
-
-        def segments(name: str, groups: int, changed: Changed | None = None) -> Iterator[Segment]:
-            used = len(table)
-            wanted = table.book(_ALIVE)[:used]
-            if changed is not None:  # of keys of which anything changed, everything
-                keys_changed = np.zeros(used, np.bool_)
-                keys_changed[_anchors_of(table, changed[0])] = True
-                wanted = wanted & keys_changed[_anchors_of(table, np.arange(used, dtype=np.int32))]
-                gone = [*changed[1], Deleted(table.index, np.flatnonzero(keys_changed).astype(np.int32))]
-                for deleted in gone:
-                    keys = _keys_in(deleted.index)
-                    yield from group_segments(name, key_schema, deleted.slots, keys, keys, groups, "delete")
-            live = np.flatnonzero(wanted).astype(np.int32)
-            kind = "base" if changed is None else "delta"
-            yield from group_segments(name, schema, live, _keys_in(table.index), rows, groups, kind)
-
-        return table, segments
+    @property
+    def restored(self) -> SessionTable:
+        """See ``Windows.restored``."""
+        return self
 
     def index(self, identity: list[pa.Array]) -> list[pa.Array]:
         """See ``Windows.index``."""
@@ -328,7 +373,7 @@ class SessionTable:
         width, window = len(self._spec.keys), len(self._spec.window_fields)
         columns = batch.columns
         keys, facts, state = columns[:width], columns[width : width + window], columns[width + window :]
-        anchors = self._upsert(np.zeros(batch.num_rows, np.int64), keys)
+        anchors = self.anchors(keys)
         ids = np.empty(batch.num_rows, np.int64)
         kernels.place(anchors, self._parents, self._taken, ids)
         slots = self.table.restore([from_words(ids, pa.int64()), *keys], state)
@@ -340,20 +385,9 @@ class SessionTable:
         self._alive[slots] = True
         self._parents[slots] = slots
         chained = slots != anchors
-        self.table.book(_ANCHORS)[slots[chained]] = anchors[chained] + 1
+        self.table.book(Book.ANCHORS)[slots[chained]] = anchors[chained] + 1
         kernels.link(slots, anchors, self._nexts)
         self._expect(slots)
-
-
-def _anchors_of(table: KeyedTable, slots: Slots) -> Slots:
-    """The anchor of each slot's key, which may be the slot itself."""
-    anchors = table.book(_ANCHORS)[slots]
-    return np.where(anchors > 0, anchors - 1, slots).astype(np.int32)
-
-
-def _keys_in(index: KeyIndex) -> Callable[[Slots], list[pa.Array]]:
-    """The key columns of some slots."""
-    return lambda slots: index.columns(slots)[1:]
 
 
 def _grown(values: npt.NDArray[Any], used: int, size: int, fill: int) -> npt.NDArray[Any]:

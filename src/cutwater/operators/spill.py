@@ -27,12 +27,12 @@ from cutwater.state.spilled_rows import FrozenSpilledRows, RowTypes, SpilledChun
 if TYPE_CHECKING:
     from cutwater.operators.base import Context
 
-__all__ = ["FrozenSpill", "Spill", "Spillable", "open_store"]
+__all__ = ["DELETED_KEYS", "FrozenSpill", "Spill", "Spillable", "open_store"]
 
 _PORTION_ROWS: Final = 4096
 _SLACK_KEYS: Final = 1 << 14
 """Keys below this number are not worth cleaning."""
-_DELETED_KEYS: Final = 1 << 17
+DELETED_KEYS: Final = 1 << 17
 """More keys that went from disk between two freezes are not told one by one."""
 _INDEX_BYTES: Final = 24
 """What a slot takes in the table of an index, roughly."""
@@ -94,14 +94,22 @@ class Spill(Generic[T]):
         hashed: how many key columns lie before those whose hash decides the key group.
         max_parallelism: number of all key groups.
         memory_bytes: what the table in memory may take, roughly.
+        logged: as which slots the log of changes knows some slots, if not by the same numbers.
     """
 
-    def __init__(self, table: T, store: RocksStore, hashed: int, max_parallelism: int, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        table: T,
+        store: RocksStore,
+        hashed: int,
+        max_parallelism: int,
+        memory_bytes: int,
+        logged: Callable[[Slots], Slots] | None = None,
+    ) -> None:
         self._table, self._hashed, self._groups = table, hashed, max_parallelism
-        self._store = store
+        self._store, self._logged = store, logged
         self.rows = SpilledRows(store, RowTypes(table.index.types, table.value_types, hashed, max_parallelism))
-        self._queue: SpillQueue | None = None
-        self._instants: Callable[[T, Slots], npt.NDArray[np.int64]] | None = None
+        self._queues: list[tuple[SpillQueue, Callable[[T, Slots], npt.NDArray[np.int64]]]] = []
         self._memory_bytes = memory_bytes
         self._used = GrowingArray(np.bool_)
         self._stored = GrowingArray(np.bool_)
@@ -140,12 +148,17 @@ class Spill(Generic[T]):
         """Whether rows should leave."""
         return self._table.memory_bytes + len(self._table) * _INDEX_BYTES > self._memory_bytes
 
-    def make_room(self, log: ChangeLog | None) -> Slots | None:
-        """A portion of the work, if there is any; at its end the slots that stay, for ``KeyedTable.keep``."""
+    def make_room(self, log: ChangeLog | None, *, begin: bool = False) -> Slots | None:
+        """A portion of the work, if there is any; at its end the slots that stay, for ``KeyedTable.keep``.
+
+        Args:
+            log: is told what leaves after it changed.
+            begin: rows leave in any case.
+        """
         count = len(self._table)
         came, self._seen = count - self._seen, count
         if self._leaving is None:
-            if not self.full:
+            if not (begin or self.full):
                 return None
             used = self._used.values[:count]
             self._leaving = np.concatenate([np.flatnonzero(~used), np.flatnonzero(used)]).astype(np.int32)[: count // 2]
@@ -164,7 +177,8 @@ class Spill(Generic[T]):
     def _write(self, slots: Slots, log: ChangeLog | None) -> None:
         if len(slots) == 0:
             return
-        self._put(self._table, slots, log, None if log is None else log.changed(slots))
+        logged = slots if self._logged is None else self._logged(slots)
+        self._put(self._table, slots, log, None if log is None else log.changed(logged))
         self._count += len(slots) - int(np.count_nonzero(self._stored.values[slots]))
         self._stored.values[slots] = True
 
@@ -177,28 +191,25 @@ class Spill(Generic[T]):
         columns, keys = table.whole_rows(slots), len(table.index.types)
         epoch = 0 if log is None else log.epoch
         self.rows.put(columns[:keys], columns[keys:], changed, epoch)
-        if self._queue is not None and self._instants is not None:
-            self._queue.put(columns[:keys], self._instants(table, slots))
+        for queue, instants in self._queues:
+            queue.put(columns[:keys], instants(table, slots))
         if changed is not None:
             self.journaled[epoch] = self.journaled.get(epoch, 0) + int(np.count_nonzero(changed))
 
     # -- when to look at what has left
 
-    def look_again(self, instants: Callable[[T, Slots], npt.NDArray[np.int64]]) -> None:
+    def look_again(self, instants: Callable[[T, Slots], npt.NDArray[np.int64]]) -> SpillQueue:
         """Rows on disk want to be looked at when their time comes.
 
         Args:
             instants: of slots of a table that leave: when; ``NEVER`` for those that do not ask.
+
+        Returns:
+            their keys by that time, some of them in vain: to be looked up in the table.
         """
-        self._queue, self._instants = SpillQueue(self._store, self._table.index.types), instants
-
-    def wanted(self, now: int) -> bool:
-        """Whether rows on disk may want to be looked at: then take them with ``take``, until there are none."""
-        return self._queue is not None and self._queue.due(now)
-
-    def take(self, now: int, most: int) -> list[pa.Array]:
-        """Keys that want to be looked at, some of them perhaps in vain: to be looked up in the table."""
-        return [] if self._queue is None else self._queue.take(now, most)
+        queue = SpillQueue(self._store, self._table.index.types)
+        self._queues.append((queue, instants))
+        return queue
 
     @property
     def busy(self) -> bool:
@@ -278,7 +289,7 @@ class Spill(Generic[T]):
         self._count = max(0, self._count - len(slots))
         if log is not None:
             log.delete(page.index, slots)
-            log.restart(_DELETED_KEYS)
+            log.restart(DELETED_KEYS)
 
     # -- snapshots
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pyarrow as pa
 
@@ -103,8 +102,6 @@ class TopSpec:
     rows: TopRows
     rank: str | None = None
     updating: bool = False
-    state_on_disk: ClassVar[bool] = True
-    """``check_state_backend`` asks."""
 
     def __post_init__(self) -> None:
         check_key_types(self.input_schema, self.keys)

@@ -226,12 +226,12 @@ class TwoSidedJoin(BaseOperator):
 
         Returns the first of their slots; ``None``: there are none.
         """
-        spill = self._rows.spill
-        if spill is None or not spill.wanted(self._watermarks.current):
+        wanted = self._rows.wanted
+        if wanted is None or not wanted.due(self._watermarks.current):
             return None
         self._make_room()
         first = len(self._rows)
-        keys = spill.take(self._watermarks.current, PORTION_KEYS)
+        keys = wanted.take(self._watermarks.current, PORTION_KEYS)
         if keys:
             self._rows.upsert(keys)
         return first

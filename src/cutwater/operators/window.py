@@ -135,19 +135,6 @@ class WindowAggregateSpec:
         return isinstance(window, SlidingWindow) and window.size_us > window.every_us and self.early is None
 
     @property
-    def state_on_disk(self) -> bool:
-        """Whether rows that memory does not hold can lie on disk: ``check_state_backend`` asks.
-
-        Not those of sessions: each row looks for neighbours in time, which may become one.
-        """
-        return not isinstance(self.window, SessionWindow)
-
-    @property
-    def why_in_memory(self) -> str:
-        """For the message that refuses it otherwise."""
-        return ", because each row of a session looks for neighbours in time"
-
-    @property
     def kept(self) -> tuple[Aggregate, ...]:
         """The aggregates as the state keeps them: parts that are put together must know their order."""
         if not (self.sliced or isinstance(self.window, SessionWindow)):

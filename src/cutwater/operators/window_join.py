@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
@@ -63,8 +63,6 @@ class WindowJoinSpec:
     outputs: tuple[pa.Schema, ...] = field(init=False, repr=False)
     key_types: tuple[pa.DataType, ...] = field(init=False, repr=False)
     """The types in which keys are compared."""
-    state_on_disk: ClassVar[bool] = True
-    """``check_state_backend`` asks."""
 
     def __post_init__(self) -> None:
         if self.how not in get_args(WindowJoinType):

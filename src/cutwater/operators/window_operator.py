@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -13,7 +14,7 @@ import pyarrow as pa
 from cutwater.operators.base import MAX_WATERMARK, BaseOperator, Context, Outputs
 from cutwater.operators.event_times import event_times
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.keyed_segments import restore_rows
+from cutwater.operators.keyed_segments import RestoredRows, restore_rows
 from cutwater.operators.keyed_table import FrozenTable, KeyedTable
 from cutwater.operators.ordered_accumulator import ARRIVAL
 from cutwater.operators.spill import open_store
@@ -50,6 +51,17 @@ class Windows(Protocol):
 
     def due(self, watermark: int) -> Slots:
         """What fires now, in the order of time; each window fires once."""
+        ...
+
+    def fire_on_disk(self, watermark: int, groups: range) -> Iterator[Outputs] | None:
+        """What comes out of what memory does not hold, in portions; ``None``: nothing.
+
+        Call it before ``due``, and take from it when all that was due has come out.
+
+        Args:
+            watermark: has risen to this.
+            groups: key groups of the subtask.
+        """
         ...
 
     @property
@@ -92,6 +104,11 @@ class Windows(Protocol):
 
     def frozen(self, checkpoint_id: int) -> tuple[KeyedTable, MakeSegments]:
         """The table as it is now, and a function that makes its segments."""
+        ...
+
+    @property
+    def restored(self) -> RestoredRows:
+        """What a restore fills."""
         ...
 
     def index(self, identity: list[pa.Array]) -> list[pa.Array]:
@@ -225,11 +242,20 @@ class WindowOperator(BaseOperator, Generic[W]):
 
     def _advance(self) -> Slots:
         """The watermark has risen: what comes out now."""
+        self._on_disk = self._windows.fire_on_disk(self._watermarks.current, self.ctx.key_groups)
         due = self._windows.due(self._watermarks.current)
+        if not self._may_pass:
+            return due
+        self._on_disk = itertools.chain(self._on_disk or (), self._windows.changed_on_disk(self._passed))
+        return np.concatenate([due, self._windows.changed(self._passed, _ALL_SLOTS)])
+
+    @property
+    def _may_pass(self) -> bool:
+        """Whether this rise of the watermark may have passed a multiple of the interval of early results."""
         early = self._spec.early
         if early is None or early.event_time_us is None:
-            return due
-        return np.concatenate([due, self._windows.changed(self._passed, _ALL_SLOTS)])
+            return False
+        return self._before.differ or bool(self._passed(NO_SLOTS))
 
     def _passed(
         self, slots: Slots, keys: Callable[[Slots], list[pa.Array]] | None = None
@@ -330,7 +356,7 @@ class WindowOperator(BaseOperator, Generic[W]):
         self._track(restored=True)
 
     def _named_rows(
-        self, tables: Mapping[str, KeyedTable], segments: Iterable[Segment]
+        self, tables: Mapping[str, RestoredRows], segments: Iterable[Segment]
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The rows to restore, with the name of their state; those of tables on disk as they come."""
         states: dict[str, list[Segment]] = {name: [] for name in tables}
@@ -357,7 +383,7 @@ class WindowOperator(BaseOperator, Generic[W]):
         self._watermarks.restored()
         self._before = self._watermarks.copy()
 
-    def _rows(self, table: KeyedTable, segments: Iterable[Segment]) -> Iterator[pa.RecordBatch]:
+    def _rows(self, table: RestoredRows, segments: Iterable[Segment]) -> Iterator[pa.RecordBatch]:
         """The rows to restore; the numbers of rows to come go on after those that these have seen."""
         index = self._windows.index
         for batch in restore_rows(table, segments, self._spec.state_schema, self.ctx.key_groups, index):

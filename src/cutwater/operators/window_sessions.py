@@ -21,10 +21,13 @@ class SessionAggregate(WindowOperator[SessionTable]):
     def _clear(self) -> None:
         super()._clear()
         self._windows = SessionTable(self._spec)
+        if self._store is not None:
+            self._windows.spill_to(self._store, self.ctx)
 
     def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
+        self._windows.make_room()
         times = self._times(batch)
-        anchors = self._windows.anchors(batch)
+        anchors = self._windows.anchors([batch.column(name) for name in self._spec.keys])
         numbered = self._number(batch)
         outputs: Outputs = []
         late = np.zeros(batch.num_rows, np.bool_)

@@ -20,7 +20,7 @@ from cutwater.operators.window_kinds import GlobalWindow, SessionWindow
 from cutwater.state.changes import Changed
 from cutwater.state.index import Slots
 from cutwater.state.segments import Segment
-from cutwater.state.spill_queue import NEVER
+from cutwater.state.spill_queue import NEVER, SpillQueue
 from cutwater.state.words import fixed_view, from_words
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class WindowTable:
         self._windows = OpenWindows(self.reach_us, spec.allowed_lateness_us)
         self._limit = (spec.early.rows or 0) if spec.early else 0
         self._starts: Times = np.empty(0, np.int64)
+        self._waiting: SpillQueue | None = None
+        """Windows on disk with rows that have not come out, by round."""
         self._round = 0
         """How often windows on disk have been asked for early results."""
 
@@ -66,7 +68,7 @@ class WindowTable:
         """See ``KeyedTable.spill_to``."""
         self.table.spill_to(store, ctx, hashed=1, renumbered=self._renumber, tables=tables)
         if self.table.spill is not None and self._counted and not self._limit:
-            self.table.spill.look_again(self._next_round)
+            self._waiting = self.table.spill.look_again(self._next_round)
 
     def _next_round(self, table: KeyedTable, slots: Slots) -> Times:
         """Windows that leave with rows which have not come out want to be looked at in the next round."""
@@ -196,14 +198,7 @@ class WindowTable:
     # -- windows on disk
 
     def fire_on_disk(self, watermark: int, groups: range) -> Iterator[Outputs] | None:
-        """What comes out of rows on disk after those in memory, in portions; forgets those that take no more rows.
-
-        Call it before ``due``, and take from it afterwards.
-
-        Args:
-            watermark: has risen to this.
-            groups: key groups of the subtask.
-        """
+        """See ``Windows.fire_on_disk``; forgets windows that take no more rows."""
         firing, ending = self._windows.firing(watermark), self._windows.ending(watermark)
         spill = self.table.spill
         if spill is None or not spill.rows.used or not (firing or ending):
@@ -261,9 +256,8 @@ class WindowTable:
         """See ``Windows.changed_on_disk``."""
         spill = self.table.spill
         before, self._round = self._round, self._round + 1  # what is put back now is for the next round
-        while spill is not None and spill.wanted(before):
-            keys = spill.take(before, PORTION_ROWS)
-            yield self._page_changed(spill, keys, passed) if keys else []
+        while spill is not None and self._waiting is not None and self._waiting.due(before):
+            yield self._page_changed(spill, self._waiting.take(before, PORTION_ROWS), passed)
 
     def _page_changed(self, spill: Spill[KeyedTable], keys: list[pa.Array], passed: Callable[..., Any]) -> Outputs:
         """What comes out early of these windows, if they are on disk only."""
@@ -315,8 +309,13 @@ class WindowTable:
 
         return table, segments
 
+    @property
+    def restored(self) -> KeyedTable:
+        """See ``Windows.restored``."""
+        return self.table
+
     def index(self, identity: list[pa.Array]) -> list[pa.Array]:
-        """The columns of the table's index, from those by which snapshots tell windows apart."""
+        """See ``Windows.index``."""
         if not self._endless:
             return identity
         return [from_words(np.zeros(len(identity[0]), np.int64), self._spec.time_type), *identity]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pyarrow as pa
 
@@ -12,7 +10,6 @@ from cutwater.operators.base import Outputs
 from cutwater.operators.window_kinds import SlidingWindow, TumblingWindow
 from cutwater.operators.window_operator import Times, WindowOperator
 from cutwater.operators.window_table import WindowTable
-from cutwater.state.index import Slots
 
 __all__ = ["WindowAggregate", "expand"]
 
@@ -25,15 +22,6 @@ class WindowAggregate(WindowOperator[WindowTable]):
         self._windows = WindowTable(self._spec)
         if self._store is not None:
             self._windows.spill_to(self._store, self.ctx)
-
-    def _advance(self) -> Slots:
-        firing = self._windows.fire_on_disk(self._watermarks.current, self.ctx.key_groups)
-        slots = super()._advance()
-        if self._spec.early is not None and self._spec.early.event_time_us is not None:
-            self._on_disk = itertools.chain(firing or (), self._windows.changed_on_disk(self._passed))
-        else:
-            self._on_disk = firing
-        return slots
 
     def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
         self._windows.table.make_room()

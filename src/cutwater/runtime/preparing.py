@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Sink, Source, Split
-from cutwater.dataflow.checks import check_guarantees, check_state_backend
+from cutwater.dataflow.checks import check_guarantees
 from cutwater.dataflow.graph import LogicalGraph, PhysicalPlan, Step
 from cutwater.dataflow.plan import make_plan
 from cutwater.dataflow.repeatable import check_recovery
@@ -17,6 +17,7 @@ from cutwater.dataflow.upgrade import Upgrade
 from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.shadows import SHADOW_FOLDER, shadowed_plan
+from cutwater.state.rocks import require_rocksdb
 from cutwater.storage.addresses import resolve_snapshot
 from cutwater.storage.base import Store
 from cutwater.storage.log import Fork, JobLog, LogState
@@ -29,10 +30,12 @@ def checked_plan(graph: LogicalGraph, config: JobConfig) -> PhysicalPlan:
 
     Raises:
         BuildError: it cannot, or is not whole.
+        ConfigError: the package of the state backend is not installed.
     """
     plan = make_plan(graph, config.parallelism, config.max_parallelism)
     check_guarantees(graph, config.protocol)
-    check_state_backend(graph, config.state_backend)
+    if config.state_backend == "rocksdb":
+        require_rocksdb()
     check_recovery(plan, config)
     return plan
 

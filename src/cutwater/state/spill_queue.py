@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -34,7 +33,7 @@ class SpillQueue:
         self._store, self._codec = store, RowCodec(types)
         self._number = store.tables.to_bytes(2, "big")
         store.tables += 1
-        self._first = NEVER  # no instant is before this
+        self._first = NEVER
 
     def put(self, keys: Sequence[pa.Array], instants: npt.NDArray[np.int64]) -> None:
         """Add keys, but those whose instant never comes."""
@@ -50,18 +49,29 @@ class SpillQueue:
         rows = self._codec.encode([column.filter(mask) for column in keys], places)
         self._store.write([(row, b"") for row in rows])
 
+    @property
+    def next_instant(self) -> int | None:
+        """The earliest instant; ``None``: no key is waiting."""
+        return None if self._first == NEVER else self._first
+
     def due(self, now: int) -> bool:
-        """Whether ``take`` may give anything."""
-        return self._first <= now
+        """Whether ``take`` gives anything."""
+        return self._first <= min(now, NEVER - 1)
 
     def take(self, now: int, most: int) -> list[pa.Array]:
         """Take out keys whose instant has come, the earliest first, so many at most; nothing if there are none."""
-        end = self._number + (min(now, NEVER - 1) + 1 + (1 << 63)).to_bytes(8, "big")
+        begin, end = (int.from_bytes(self._number, "big") + i for i in (0, 1))
+        rows: list[bytes] = []
+        self._first = NEVER
         snapshot = self._store.snapshot()
-        rows = [row for row, _ in itertools.islice(snapshot.items(self._number, end), most)]
+        for row, _ in snapshot.items(begin.to_bytes(2, "big"), end.to_bytes(2, "big")):
+            instant = int.from_bytes(row[2:_PLACE_BYTES], "big") - (1 << 63)
+            if instant > now or len(rows) == most:
+                self._first = instant
+                break
+            rows.append(row)
         snapshot.release()
         if not rows:
-            self._first = max(self._first, now + 1)  # until an earlier one comes
             return []
         self._store.write([(row, None) for row in rows])
         return self._codec.decode(rows, _PLACE_BYTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -51,8 +51,6 @@ class ProcessorSpec:
             be a key, or an initial state without the key columns.
     """
 
-    state_on_disk: ClassVar[bool] = True
-    """``check_state_backend`` asks."""
     input_schema: pa.Schema
     keys: tuple[str, ...]
     processor: Any

@@ -18,6 +18,8 @@ from subtask_context import Subtask
 from cutwater.operators import (
     keyed_operator,
     keyed_segments,
+    session_keys,
+    session_rows,
     spill,
     two_sided_join,
     window_operator,
@@ -30,9 +32,12 @@ from cutwater.operators.join_watermarks import WATERMARK
 from cutwater.operators.keyed_operator import KeyedOperator
 from cutwater.operators.keyed_table import KeyedTable
 from cutwater.operators.open_windows import OpenWindows
+from cutwater.operators.session_keys import SessionKeys
+from cutwater.operators.session_rows import FrozenSessions
 from cutwater.operators.spill import Spill
-from cutwater.operators.window_kinds import Early, GlobalWindow, SlidingWindow, TumblingWindow
+from cutwater.operators.window_kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow
 from cutwater.operators.window_table import WindowTable
+from cutwater.state.nullable_index import NullableIndex
 from cutwater.state.rocks import RocksStore
 from cutwater.state.segments import Frozen, Segment
 from cutwater.state.spill_queue import SpillQueue
@@ -44,6 +49,7 @@ pytest.importorskip("rocksdict")
 STEPS = ("table join", "first", "last", "top", "updating top", "tumbling", "late", "global")
 STEPS += ("slices", "cut slices", "late slices", "interval join", "window join", "as-of join")
 STEPS += ("sliding", "early by rows", "early")
+STEPS += ("sessions", "long sessions", "late sessions", "early sessions", "sessions by rows")
 
 
 SPECS: dict[str, OperatorSpec] = {
@@ -54,6 +60,10 @@ SPECS: dict[str, OperatorSpec] = {
     "early by rows": windows(TumblingWindow(40), early=Early(rows=3)),
     "early": windows(TumblingWindow(60), 20, Early(event_time_us=5)),
     "late slices": windows(SlidingWindow(40, 20), 30),
+    "long sessions": windows(SessionWindow(40)),
+    "late sessions": windows(SessionWindow(20), 30),
+    "early sessions": windows(SessionWindow(20), 20, Early(event_time_us=5)),
+    "sessions by rows": windows(SessionWindow(20), early=Early(rows=3)),
 }
 
 
@@ -133,7 +143,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(keyed_operator, "_SLACK_KEYS", 4)
     monkeypatch.setattr(keyed_segments, "_FEW_ROWS", 4)
     monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 4)
-    monkeypatch.setattr(two_sided_join, "PORTION_KEYS", 3)
+    for module in (two_sided_join, session_keys):
+        monkeypatch.setattr(module, "PORTION_KEYS", 3)
     store = RocksStore(1 << 20)
     for module in (keyed_operator, window_operator, two_sided_join):
         monkeypatch.setattr(module, "open_store", lambda ctx: ctx.state_memory_bytes and store)
@@ -149,7 +160,7 @@ def run(name: str, seeds: Iterable[int] = range(1)) -> set[str]:
     return {kind for world in worlds for _, kind in world.kinds}
 
 
-@pytest.mark.parametrize("name", ["last", "tumbling", "table join"])
+@pytest.mark.parametrize("name", ["last", "tumbling", "table join", "long sessions"])
 def test_whatever_lies_on_disk_the_step_does_the_same(name: str) -> None:
     run(name)
 
@@ -157,7 +168,7 @@ def test_whatever_lies_on_disk_the_step_does_the_same(name: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", STEPS)
 def test_whatever_lies_on_disk_the_step_does_the_same_more_often(name: str) -> None:
-    assert run(name, range(1, 8)) >= {"base", "delta"}
+    assert run(name, range(1, 8)) >= {"base", "delta", *(["delete"] if "sessions" in name else [])}
 
 
 def expire(turns: int = 60) -> None:
@@ -180,6 +191,12 @@ def test_what_has_expired_on_disk_is_removed() -> None:
     expire()
 
 
+def spilled(both: Both) -> bool:
+    """Whether anything has left memory."""
+    tables = {id(table): table for table in (*both.small._tables, both.small._windows.restored)}.values()
+    return any(table.spill is not None and table.spill.rows.used for table in tables)
+
+
 def fire(name: str, *, late: bool = True) -> None:
     """Windows of far more keys than memory holds, over which the watermark passes; some rows are late but welcome."""
     both = Both(SPECS[name], 0, 1)
@@ -189,7 +206,7 @@ def fire(name: str, *, late: bool = True) -> None:
             times = [20 * turn + key % 20 for key in keys]
             rows = [{"k": f"key {k}", "t": t, "v": k} for k, t in zip(keys, times, strict=True)]
             both.process(0, pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
-        assert any(table.spill.rows.used for table in both.small._tables)
+        assert spilled(both)
         both.on_watermark(20 * turn - 1)
         after = [{"k": f"key {k}", "t": max(0, 20 * turn - 5), "v": k} for k in range(3, 120, 7) if late]
         both.process(0, pa.RecordBatch.from_pylist(after, schema=SCHEMA))
@@ -199,7 +216,13 @@ def fire(name: str, *, late: bool = True) -> None:
     assert [segment.name for segment in snapshot(both.small)] == [WATERMARK]
 
 
-@pytest.mark.parametrize("name", ["tumbling", "late", "global", "cut slices", "late slices", "early"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tumbling", "late", "global", "cut slices", "late slices", "early"),
+        *("sessions", "long sessions", "late sessions", "early sessions", "sessions by rows"),
+    ],
+)
 def test_windows_on_disk_fire_once_and_are_forgotten(name: str) -> None:
     fire(name)
 
@@ -210,7 +233,7 @@ def test_windows_on_disk_that_came_out_at_the_end_are_deleted_from_the_chain(nam
     for begin in range(0, 120, 20):
         rows = [{"k": f"key {key}", "t": 50, "v": key} for key in range(begin, begin + 20)]
         both.process(0, pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
-    assert any(table.spill.rows.used for table in both.small._tables)
+    assert spilled(both)
     before = both.small.freeze(1)
     chain = list(before.segments())
     before.release()
@@ -223,6 +246,42 @@ def test_windows_on_disk_that_came_out_at_the_end_are_deleted_from_the_chain(nam
     assert {segment.kind for segment in chain} >= {"base", "delete"}
     both.restore(chain)
     assert [segment.name for segment in snapshot(both.small)] == [WATERMARK]
+
+
+def sessions_in_journal() -> None:
+    """Sessions of some keys change in each epoch, go on, begin and are merged, and leave memory in between."""
+    both = Both(SPECS["long sessions"], 0, 1)
+
+    def feed(keys: Iterable[int], time: int) -> None:
+        rows = [{"k": f"key {key}", "t": time, "v": 1000 * time + key} for key in keys]
+        both.process(0, pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+
+    for begin in range(0, 200, 20):
+        feed(range(begin, begin + 20), 50)
+    frozen = both.small.freeze(1)
+    chain = list(frozen.segments())
+    frozen.release()
+    for checkpoint_id, time in enumerate((60, 500, 530, 110, 80), 2):
+        for key in range(12):  # one by one: the others leave meanwhile
+            feed([key], time)
+        frozen = both.small.freeze(checkpoint_id)
+        changes = frozen.changes(1)
+        assert changes is not None
+        whole: Any = opened(SPECS["long sessions"], 0, 1)
+        whole.restore(extended(chain, list(changes)))  # type: ignore[type-var]
+        frozen.release()
+        assert sorted(live_rows(whole)) == sorted(live_rows(both.large))
+
+
+def test_sessions_that_left_memory_in_several_epochs_are_in_the_increment_once() -> None:
+    sessions_in_journal()
+
+
+def _all_that_left(self: FrozenSessions, epoch: int) -> Iterator[SessionKeys]:
+    """Without a thought of keys that left several times."""
+    assert self._table.spilled is not None
+    assert self._keys is not None
+    return (self._keys[1](chunk.keys, chunk.values) for chunk in self._table.spilled.rows.journal(epoch))
 
 
 def _nothing_was_there(self: Spill, slots: Any) -> Any:
@@ -243,10 +302,19 @@ def _nothing_was_there(self: Spill, slots: Any) -> Any:
         (partial(run, "window join", range(1, 4)), SpillQueue, "put", lambda self, keys, instants: None),
         (partial(fire, "early"), SpillQueue, "put", lambda self, keys, instants: None),
         (partial(run, "interval join", range(1, 4)), FrozenJoinRows, "added", lambda self, epoch, live: []),
+        (partial(fire, "sessions"), SessionKeys, "bring_due", lambda self, watermark: iter(())),
+        (partial(fire, "early sessions"), SessionKeys, "bring_waiting", lambda self: iter(())),
+        (partial(fire, "late sessions"), SessionKeys, "forget", lambda self, anchors: None),
+        (partial(run, "sessions", range(1, 4)), SessionKeys, "use", lambda self, anchors: None),
+        (sessions_in_journal, FrozenSessions, "_journal", lambda self, epoch: iter(())),
+        (sessions_in_journal, FrozenSessions, "_journal", _all_that_left),
+        (partial(run, "long sessions", range(1, 4)), session_rows, "_copy", lambda index: NullableIndex(index.types)),
     ],
     ids=(
         *("known", "cleaning", "windows on disk", "fired on disk", "gone from disk", "slices", "forgotten windows"),
         *("twice", "due", "early", "added"),
+        *("sessions due", "sessions early", "sessions forgotten", "sessions used", "sessions journaled"),
+        *("sessions journaled twice", "newer sessions"),
     ),
 )
 def test_planted_bugs_are_found(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,8 @@ def drive(folder: str, server: str, die: str = "") -> None:
 
         return call
 
-    promotion.send = dying("asking", promotion.send)
+    promotion.send = dying("asking", partial(promotion.send, claim_s=2.0))
+    ForkLog.hand_over = dying("the leader's entry", ForkLog.hand_over)  # type: ignore[method-assign]
     ForkLog.promote = dying("its entry", ForkLog.promote)  # type: ignore[method-assign]
     fork = fork_of(Path(folder), FakeSpark())
     seen(fork)
@@ -202,6 +204,58 @@ def test_t3_the_driver_is_killed_while_it_takes_over(start, tmp_path: Path, mome
         assert first.await_termination(30), "its log says that it is over"
     if moment != "after asking":  # there the fork may have taken over while its driver waited for the answer
         assert bool(fork.promoted) == (moment == "after its entry")
+    again = run_fork(tmp_path)
+    again.join(60)
+    assert again.exitcode == 0
+    assert_handed_over(tmp_path)
+
+
+def lead(folder: str, server: str) -> None:
+    """The leader's driver in a process of its own, to be killed."""
+    adopt(server)
+    job_module.SparkHost = FakeHost  # type: ignore[misc]
+    path = Path(folder)
+    flow_of(path).start(FakeSpark(), checkpoint=path / "chk", interval="50ms", parallelism=2).await_termination()
+
+
+def dead_leader(folder: Path) -> str:
+    """A leader whose driver was killed after some checkpoints, with rows in progress; its uid."""
+    (folder / "chk").mkdir()
+    process = context().Process(target=lead, args=(str(folder), server_address()))
+    process.start()
+    wait_until(lambda: len(log_of(folder, "a").completed) >= 2, "checkpoints of the first job")
+    process.kill()
+    process.join()
+    return log_of(folder, "a").uid
+
+
+def test_t3_a_fork_takes_over_from_a_leader_whose_driver_is_dead(
+    fake_spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the leader had in progress is committed up to its newest checkpoint, and each row behind it comes once."""
+    monkeypatch.setattr(promotion, "send", partial(promotion.send, claim_s=0.1))
+    uid = dead_leader(tmp_path)
+    at = log_of(tmp_path, "a").newest_id
+    fork = fork_of(tmp_path, fake_spark)
+    path = fork.promote()
+    over = log_of(tmp_path, "a").handed_over
+    assert over is not None
+    assert over.checkpoint_id > at
+    assert open_snapshot(path).manifest.uid == uid
+    assert fork.promote() == path, "it can be repeated"
+    open_gate(tmp_path)
+    assert fork.await_termination(60)
+    assert_handed_over(tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("moment", ["before the leader's entry", "after the leader's entry", "before its entry"])
+def test_t3_both_drivers_are_killed_one_after_the_other(tmp_path: Path, moment: str) -> None:
+    dead_leader(tmp_path)
+    process = run_fork(tmp_path, moment)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert (log_of(tmp_path, "a").handed_over is None) == (moment == "before the leader's entry")
     again = run_fork(tmp_path)
     again.join(60)
     assert again.exitcode == 0

@@ -9,6 +9,7 @@ import msgspec
 
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.errors import ConfigError
+from cutwater.runtime.read_limit import Limits
 from cutwater.runtime.shadows import shadowed_plan
 from cutwater.storage.log import Fork, Forked, HandedOver, JobLog, Promoted, wall_clock_ms
 from cutwater.storage.manifest import Manifest
@@ -35,6 +36,8 @@ class ForkLog:
 
     def __init__(self, log: JobLog, shadow_dir: str) -> None:
         self._log, self.shadow_dir = log, shadow_dir
+        self.held: Limits | None = None
+        """How far the job may read at all: its driver is there to hand it over only."""
 
     @property
     def fork(self) -> Fork | None:

@@ -100,7 +100,7 @@ class HandingOver:
     @property
     def limits(self) -> Limits | None:
         """How far the sources may read; ``None``: as far as they can."""
-        return self._following.lead.limits if self._following is not None else None
+        return self._following.lead.limits if self._following is not None else self._publisher.forks.held
 
     def start(self) -> None:
         """The job begins."""

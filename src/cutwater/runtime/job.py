@@ -27,7 +27,7 @@ from cutwater.runtime.coordinator import Coordinator
 from cutwater.runtime.fork_log import Successor
 from cutwater.runtime.net_items import nothing
 from cutwater.runtime.preparing import checked_plan, discover, make_publisher, prepare
-from cutwater.runtime.requests import Request, watch
+from cutwater.runtime.requests import watch
 from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.status import JobStatus
 from cutwater.storage.base import Store
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "make_config", "start"]
 
+_NEVER_MS = 1e12
+"""Between two periodic checkpoints where none are wanted."""
+
 
 class Job:
     """Handle on a running job; the names are those of Spark's ``StreamingQuery``.
@@ -50,8 +53,10 @@ class Job:
     Obtained from ``Dataflow.start``.
     """
 
-    def __init__(self, coordinator: Coordinator, spark: SparkSession, directory: str, temporary: bool) -> None:
-        self._coordinator, self._spark = coordinator, spark
+    def __init__(
+        self, coordinator: Coordinator, spark: SparkSession, graph: LogicalGraph, directory: str, temporary: bool
+    ) -> None:
+        self._coordinator, self._spark, self._graph = coordinator, spark, graph
         self._directory, self._temporary = directory, temporary
         self._stop_watching: Callable[[], None] = nothing
 
@@ -187,7 +192,8 @@ class Job:
         The leader stops with a savepoint, all its output committed.  The fork reads exactly as far, drops what its
         shadows kept, and writes to the real sinks what follows.  Whatever fails: until the leader's log says that it
         was handed over the leader goes on; from then on this job takes over, also if it was started again.  So the
-        call can be repeated, and returns at once if the fork serves.
+        call can be repeated, and returns at once if the fork serves.  If nobody drives the leader any more, this job's
+        driver does so until it is handed over, with this job's program, and reads nothing: that takes one core.
 
         Args:
             savepoint: a folder for the leader's savepoint (default: ``savepoints`` in its checkpoint directory).
@@ -198,15 +204,28 @@ class Job:
         Raises:
             ConfigError: the job is no fork, does not follow its leader, or has a step whose output is not decided by
                 what was read alone.
-            CutwaterError: the leader does not run, could not be stopped, or has finished.
+            CutwaterError: the leader could not be stopped, or has finished.
         """
         from cutwater.runtime.promotion import promote
 
-        return promote(self._coordinator, self._directory, None if savepoint is None else _absolute(savepoint))
+        folder = None if savepoint is None else _absolute(savepoint)
+        return promote(self._coordinator, self._directory, folder, self._drive_leader)
 
-    def _hand_over(self, request: Request) -> str:
-        assert request.successor is not None
-        path = self._coordinator.request_hand_over(Successor(*request.successor), request.savepoint)
+    def _drive_leader(self, fork: Fork) -> Job:
+        """The job that this one is a fork of, at its newest checkpoint; the log sees that nobody else drives it."""
+        publisher, config = self._coordinator.publisher, self._coordinator.config
+        small = {"parallelism": 1, "min_parallelism": 1, "scheduler": "default", "state_replicas": 0}
+        config = config.replace(**small, interval_ms=_NEVER_MS, trace_dir=None)
+        settings = msgspec.structs.asdict(config) | msgspec.structs.asdict(publisher.upgrade)
+        return start(self._graph, self._spark, checkpoint=fork.directory, name=fork.job, hold=True, **settings)
+
+    def hand_over(self, to: Successor, savepoint: str) -> str:
+        """Stop with a savepoint and leave the rest to a fork; returns where the savepoint lies.
+
+        Raises:
+            CutwaterError: nothing was handed over, with the reason; the job goes on.
+        """
+        path = self._coordinator.request_hand_over(to, savepoint)
         self._coordinator.ended.wait()
         self._coordinator.join()
         self._clean_up()
@@ -244,7 +263,7 @@ class Job:
                 "stop": lambda r: self.stop(r.savepoint or None, drain=r.drain),
                 "savepoint": lambda r: self.savepoint(r.savepoint),
                 "rescale": lambda r: self.rescale(r.parallelism),
-                "hand over": self._hand_over,
+                "hand over": lambda r: self.hand_over(Successor(*r.successor or ("", "", "")), r.savepoint),
                 "promote": lambda r: self.promote(r.savepoint or None),
             },
             ended=self._coordinator.ended,
@@ -271,6 +290,7 @@ def start(
     claim: Literal["no_claim", "claim"] = "no_claim",
     name: str | None = None,
     fork: Fork | None = None,
+    hold: bool = False,
     **settings: Any,
 ) -> Job:
     """Start a dataflow on a Spark session; returns at once.
@@ -284,6 +304,7 @@ def start(
         claim: "claim" gives the savepoint to the job, which removes it when it has ``num_retained`` checkpoints of its
             own, or has finished; else it stays the user's.
         name, fork: of the job, if not the dataflow's; and what it is a fork of, at its first start (``Dataflow.fork``).
+        hold: it reads nothing beyond its newest checkpoint; it is there to be handed over (``Job.promote``).
         settings: fields of ``JobConfig`` and ``Upgrade``; names without ``_ms`` (``interval="1s"``) take durations.
 
     Raises:
@@ -298,13 +319,11 @@ def start(
     temporary = checkpoint is None
     directory = tempfile.mkdtemp(prefix="cutwater-") if checkpoint is None else _absolute(checkpoint)
     try:
-        store = open_store(directory)
-        if config.protocol not in ("none", "at_least_once"):
-            require_exactly_once(store)
-        folder = Path(directory, plan.name)
-        publisher = make_publisher(store, plan, config, upgrade, folder, restore=restore, claim=claim, fork=fork)
-        if publisher.parallelism != config.parallelism:
-            plan = replan(plan, publisher.parallelism)
+        store, folder = _open(directory, config), Path(directory, plan.name)
+        publisher = make_publisher(
+            store, plan, config, upgrade, folder, restore=restore, claim=claim, fork=fork, hold=hold
+        )
+        plan = plan if publisher.parallelism == config.parallelism else replan(plan, publisher.parallelism)
         from cutwater.spark.session import require_classic, session
 
         spark = spark or session(plan.parallelism)
@@ -318,10 +337,17 @@ def start(
             shutil.rmtree(directory, ignore_errors=True)
         raise
     coordinator.start()
-    job = Job(coordinator, spark, directory, temporary)
+    job = Job(coordinator, spark, graph, directory, temporary)
     if not temporary:
         job.watch_requests(store)
     return job
+
+
+def _open(directory: str, config: JobConfig) -> Store:
+    store = open_store(directory)
+    if config.protocol not in ("none", "at_least_once"):
+        require_exactly_once(store)
+    return store
 
 
 def make_config(settings: dict[str, Any]) -> JobConfig:

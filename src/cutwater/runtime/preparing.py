@@ -15,12 +15,14 @@ from cutwater.dataflow.plan import make_plan
 from cutwater.dataflow.repeatable import check_recovery
 from cutwater.dataflow.upgrade import Upgrade
 from cutwater.errors import BuildError, ConfigError, CutwaterError
+from cutwater.runtime.following import limits_of
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.shadows import SHADOW_FOLDER, shadowed_plan
 from cutwater.state.rocks import require_rocksdb
 from cutwater.storage.addresses import resolve_snapshot
 from cutwater.storage.base import Store
 from cutwater.storage.log import Fork, JobLog, LogState
+from cutwater.storage.snapshot import load_manifest
 
 __all__ = ["checked_plan", "discover", "make_publisher", "prepare"]
 
@@ -50,12 +52,13 @@ def make_publisher(
     restore: str,
     claim: str,
     fork: Fork | None,
+    hold: bool,
 ) -> Publisher:
     """The job's log, opened, and where the job begins; a fork without a checkpoint begins where it was forked.
 
     Args:
         folder: of the job.
-        restore: as ``start`` takes it, like ``claim`` and ``fork``.
+        restore: as ``start`` takes it, like ``claim``, ``fork`` and ``hold``.
 
     Raises:
         ConfigError: there is no such snapshot, the job is something else already, or a fork that is to recover in a way
@@ -79,7 +82,10 @@ def make_publisher(
     if claim not in ("no_claim", "claim"):
         raise ConfigError(f"claim {claim!r} is unknown", hint="Choose 'no_claim' or 'claim'.")
     claims = claim == "claim"
-    return Publisher(store, plan, config, origin, upgrade, claim=claims, fork=fork, shadow_dir=shadow_dir)
+    publisher = Publisher(store, plan, config, origin, upgrade, claim=claims, fork=fork, shadow_dir=shadow_dir)
+    if hold and known.latest is not None:
+        publisher.forks.held = limits_of(load_manifest(store, plan.name, known.latest), upgrade.step_ids)
+    return publisher
 
 
 def _fork_of(known: LogState, asked: Fork | None) -> Fork | None:

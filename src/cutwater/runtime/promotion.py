@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.errors import ConfigError, CutwaterError
@@ -14,16 +17,22 @@ from cutwater.runtime.requests import send
 from cutwater.storage.addresses import open_existing
 from cutwater.storage.log import Fork, JobLog, LogState
 
+_POLL_S = 0.05
+
+if TYPE_CHECKING:
+    from cutwater.runtime.job import Job
+
 __all__ = ["promote", "undecided_steps"]
 
 
-def promote(coordinator: Coordinator, directory: str, savepoint: str | None) -> str:
+def promote(coordinator: Coordinator, directory: str, savepoint: str | None, drive: Callable[[Fork], Job]) -> str:
     """See ``Job.promote``.
 
     Args:
         coordinator: of the fork.
         directory: of the fork's checkpoints.
         savepoint: folder for the leader's savepoint.
+        drive: starts the leader, at its newest checkpoint, if nobody drives it.
     """
     publisher, plan = coordinator.publisher, coordinator.plan
     fork = publisher.forks.fork
@@ -40,7 +49,7 @@ def promote(coordinator: Coordinator, directory: str, savepoint: str | None) -> 
                 f"job {plan.name!r} cannot take over without a gap or a double: {'; '.join(reasons)}",
                 hint=f"Stop {fork.job!r} with a savepoint and start the new program from it.",
             )
-        _have_it_handed_over(fork, Successor(directory, plan.name, publisher.uid), savepoint)
+        _have_it_handed_over(fork, Successor(directory, plan.name, publisher.uid), savepoint, drive)
         coordinator.request_promotion()
     over = _leader(fork).handed_over
     return over.savepoint if over is not None else ""
@@ -57,7 +66,7 @@ def undecided_steps(plan: PhysicalPlan) -> list[str]:
     return reasons
 
 
-def _have_it_handed_over(fork: Fork, to: Successor, savepoint: str | None) -> None:
+def _have_it_handed_over(fork: Fork, to: Successor, savepoint: str | None, drive: Callable[[Fork], Job]) -> None:
     state = _leader(fork)
     if state.handed_over is not None:
         return  # to this fork: it takes over by itself; to another one: it says so
@@ -69,11 +78,29 @@ def _have_it_handed_over(fork: Fork, to: Successor, savepoint: str | None) -> No
     if _leader(fork).handed_over is not None:
         return  # whatever was answered
     if answer is None:
-        raise CutwaterError(
-            f"job {fork.job!r} does not run, so that nobody can commit what it has in progress",
-            hint=f"Start {fork.job!r} again; it goes on from its last checkpoint. Then promote {to.job!r} once more.",
-        )
+        _hand_over_ourselves(fork, to, folder, drive)
+        return
     raise CutwaterError(answer.detail, hint=f"{fork.job!r} serves on. Promote {to.job!r} once more.")
+
+
+def _hand_over_ourselves(fork: Fork, to: Successor, folder: str, drive: Callable[[Fork], Job]) -> None:
+    """Nobody drives the leader: be its next driver (R6), and do what that one would have been asked for.
+
+    A driver that is only late finds that the log has a newer attempt, and stops.  What the leader had in progress is
+    committed up to its newest checkpoint, with what was on its way there, and what lies behind it is dropped.
+    """
+    leader = drive(fork)
+    try:
+        while leader.is_active and leader.status.phase != "running":
+            time.sleep(_POLL_S)
+        leader.hand_over(to, folder)
+    except CutwaterError as e:
+        leader.cancel()
+        if _leader(fork).handed_over is None:
+            raise CutwaterError(
+                f"nobody drives job {fork.job!r}, and it could not be brought back to be handed over: {e}",
+                hint=f"Promote {to.job!r} once more.",
+            ) from e
 
 
 def _leader(fork: Fork) -> LogState:

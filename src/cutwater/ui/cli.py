@@ -94,11 +94,11 @@ def run(target: str, restore: str, claim: bool, **given: Any) -> None:
 
 @cli.command()
 @click.argument("snapshot")
-@click.argument("target", metavar="FILE.py[:NAME]")
+@click.argument("target", metavar="FILE.py[:NAME]", required=False)
 @click.option("--name", metavar="JOB", required=True, help="Of the fork.")
 @click.option("--no-follow", is_flag=True, help="Read without regard to the other job; there is no promotion then.")
 @_running
-def fork(snapshot: str, target: str, no_follow: bool, **given: Any) -> None:
+def fork(snapshot: str, target: str | None, no_follow: bool, **given: Any) -> None:
     """Run FILE.py from a snapshot of another job, beside it.
 
     Its sinks are shadows: they keep the rows below the fork's own folder, for "compare".  It reads what the other job
@@ -107,6 +107,9 @@ def fork(snapshot: str, target: str, no_follow: bool, **given: Any) -> None:
 
     SNAPSHOT is DIR/JOB (its newest checkpoint), DIR/JOB@7, DIR/JOB/chk-7, or the folder of a savepoint.
     """
+    if target is None:
+        missing = "a snapshot holds state and positions, but no program"
+        raise ConfigError(missing, hint=f"Say which one goes on from it: cutwater fork {snapshot} FILE.py --name JOB.")
     _run(target, snapshot, fork=True, follow=not no_follow, **given)
 
 
@@ -296,7 +299,7 @@ def promote(directory: str, job: str, target: str | None, timeout: str) -> None:
 
     The leader, the job that it was forked from, serves until it has stopped with a savepoint, whose folder is the last
     line of the output.  The fork reads exactly as far and writes what follows.  Whatever fails, the same command again
-    goes on.
+    goes on.  If the leader's driver is dead, the fork's does that for it, from the leader's newest checkpoint.
     """
     _ask(directory, job, "promote", timeout, savepoint=target)
 

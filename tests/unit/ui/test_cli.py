@@ -300,3 +300,10 @@ def test_version_and_unknown_commands(capfd):
     assert run_main(capfd, "--version")[:2] == (0, "cutwater, version 0.1.0\n")
     assert run_main(capfd, "bogus")[0] == 2
     assert run_main(capfd)[0] == 2
+
+
+def test_a_fork_without_a_program_says_that_no_snapshot_has_one(capfd):
+    code, _, err = run_main(capfd, "fork", "chk/a@7", "--name", "b")
+    assert code == 2
+    assert "holds state and positions, but no program" in err
+    assert "cutwater fork chk/a@7 FILE.py --name JOB" in err

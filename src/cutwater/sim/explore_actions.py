@@ -78,12 +78,15 @@ class ActingState(JobState):
         if self.requests:
             found.append(("request",))
         if self.crashes:
-            found.append(("crash",))
+            found += self._crashes()
         if self.expiries and not self.publishing and self.world.memo.cores[self.coordinator].pending:
             found.append(("expire",))
         if self.probes and probes:
             found.append(("probe", 1))
         return found
+
+    def _crashes(self) -> list[Action]:
+        return [("crash",)]
 
     def _wants_probe(self, task: int) -> bool:
         """A head asks for a wave when its outside has ended and its loop has not."""
@@ -97,7 +100,7 @@ class ActingState(JobState):
         Raises:
             Violation, InvariantError: a promise is broken.
         """
-        _STEPS[action[0]](self, *action[1:])
+        getattr(self, _STEPS[action[0]])(*action[1:])
         at_once, events = self.world.at_once, self.world.memo.events
         if at_once:
             while any(self.control):
@@ -149,10 +152,7 @@ class ActingState(JobState):
         moves = graph.moves[task][row]
         sends: list[e.Span] = []
         for channel, after in moves:
-            number = len(self.history[channel])
-            self.history[channel] += (after,)
-            sends.append(e.Span(graph.channel_names[channel], number))
-            self.send(channel, number)
+            sends.append(e.Span(graph.channel_names[channel], self.emit(channel, after)))
         if not moves:
             self.open[task] = tuple(sorted((*self.open[task], row >> 4)))
         if self.story is not None:
@@ -318,19 +318,20 @@ class ActingState(JobState):
         return [str(row) for row in self.world.expected.elements()]
 
 
-_STEPS: dict[str, Any] = {
-    "read": ActingState.read,
-    "deliver": ActingState.deliver,
-    "take": ActingState.take,
-    "take urgent": ActingState.take_urgent,
-    "hear": ActingState.hear,
-    "durable": ActingState.written,
-    "acknowledge": ActingState.acknowledge,
-    "timeout": ActingState.timeout,
-    "publish": ActingState.publish,
-    "final": ActingState.request_final,
-    "probe": ActingState.probe,
-    "request": ActingState.request,
-    "crash": ActingState.crash,
-    "expire": ActingState.expire,
+_STEPS: dict[str, str] = {
+    "read": "read",
+    "deliver": "deliver",
+    "take": "take",
+    "take urgent": "take_urgent",
+    "hear": "hear",
+    "durable": "written",
+    "acknowledge": "acknowledge",
+    "timeout": "timeout",
+    "publish": "publish",
+    "final": "request_final",
+    "probe": "probe",
+    "request": "request",
+    "crash": "crash",
+    "expire": "expire",
 }
+"""Methods by the names of steps."""

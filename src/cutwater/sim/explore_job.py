@@ -128,6 +128,21 @@ class JobState:
 
     # ------------------------------------------------------------------------------------------- channels and output
 
+    def next_row(self, channel: int) -> int:
+        """Number of the next row that the sender sends."""
+        return len(self.history[channel])
+
+    def choices(self, task: int) -> int:
+        """How many a subtask has made: not counted where everything goes back."""
+        return 0
+
+    def emit(self, channel: int, row: int) -> int:
+        """A row leaves its subtask; returns its number."""
+        number = len(self.history[channel])
+        self.history[channel] += (row,)
+        self.send(channel, number)
+        return number
+
     def send(self, channel: int, item: Item) -> None:
         if self.world.queued:
             self.out[channel] += (item,)
@@ -202,10 +217,11 @@ class JobState:
         self.cuts[task, id] = Cut(
             self.emitted[task],
             tuple((c, self.taken[c]) for c in graph.inputs[task]),
-            tuple((c, len(self.history[c])) for c in graph.outputs[task]),
+            tuple((c, self.next_row(c)) for c in graph.outputs[task]),
             frozenset(machine.ended),
             world.known(self.machines[task])[2],
             self.staged[task],
+            self.choices(task),
         )
         if self.story is not None:
             self.story.append(e.Cut(0.0, graph.names[task], self.attempt, id))
@@ -214,7 +230,7 @@ class JobState:
         id, graph = effect.checkpoint_id, self.world.graph
         found: list[tuple[int, tuple[int, ...]]] = []
         for c in graph.outputs[task]:
-            end = len(self.history[c])
+            end = self.next_row(c)
             left = rows_of(self.out[c]) if effect.overtake else ()
             barrier = Barrier(id, effect.final, effect.probe, end, end - len(left))
             if self.story is not None and not effect.probe:

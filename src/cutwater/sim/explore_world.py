@@ -74,6 +74,8 @@ class Cut(NamedTuple):
     has_ended: bool
     staged: tuple[tuple[int, tuple[int, ...]], ...]
     """Pre-commits: the checkpoint they were made for, identities of rows."""
+    choices: int
+    """Made so far, where they are logged (R0)."""
 
 
 class Done(NamedTuple):

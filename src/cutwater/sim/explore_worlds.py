@@ -13,9 +13,11 @@ from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.sim.explore_actions import ActingState
 from cutwater.sim.explore_network import NetworkState
 from cutwater.sim.explore_network_world import NetworkSpec, NetworkWorld
+from cutwater.sim.explore_scopes import ScopedState, ScopedWorld
 from cutwater.sim.explore_world import Action, Budget, JobWorld
 from cutwater.sim.graphs import Graph, Step
 from cutwater.sim.planted import Plant
+from cutwater.sim.schedule import Recovery
 from cutwater.trace import events as e
 
 __all__ = ["ALGORITHMS", "JOBS", "NETWORKS", "SmallState", "budgets", "combinations", "first_state", "no_such_world"]
@@ -71,6 +73,8 @@ class SmallState(Protocol):
         ...
 
 
+_MERGE = Graph("merge", [Step("read", 2), Step("merge"), Step("sink")],
+               [("read", "merge", "hash"), ("merge", "sink", "forward")])  # fmt: skip
 JOBS = {
     "line": Graph("line", [Step("read"), Step("map"), Step("sink")],
                   [("read", "map", "forward"), ("map", "sink", "forward")]),
@@ -79,6 +83,14 @@ JOBS = {
                   [("read", "loop", "hash"), ("loop", "loop", "hash")]),
 }  # fmt: skip
 """Dataflows of three subtasks; in ``loop`` a source feeds a step of parallelism 2 that feeds itself."""
+
+SCOPES: dict[str, tuple[Recovery, Graph]] = {
+    "two_lines": ("region", Graph("two_lines", [Step("read", 2), Step("sink", 2)], [("read", "sink", "forward")])),
+    "merge_upstream": ("upstream", _MERGE),
+    "merge_task": ("task", _MERGE),
+}
+"""Dataflows of which a part goes back, and how much of it: two that have nothing to do with each other; two sources
+that meet in a step, so that what it sends depends on which it hears first, and a sink."""
 
 NETWORKS = {
     "ring": NetworkSpec("ring", ("p", "q", "r"), ((0, 1), (1, 2), (2, 0)), ((0, 1), (2,))),
@@ -111,6 +123,10 @@ _SMALL = {
     ("line", "synchronous"): _QUICK._replace(requests=1),
     ("join", "synchronous"): Budget(ONCE, requests=1, crashes=0, eager=True),
     ("loop", "synchronous"): _QUICK._replace(rows=ROUND, requests=0, crashes=0, direct=True),
+    ("two_lines", "aligned"): _QUICK._replace(requests=1),
+    ("two_lines", "unaligned"): _QUICK._replace(requests=0, direct=True, hasty=True),
+    ("merge_upstream", "aligned"): _QUICK._replace(requests=0),
+    ("merge_task", "aligned"): _QUICK._replace(requests=0),
     ("ring", "chandy_lamport"): Budget(ONCE, requests=1),
     ("ring", "lai_yang"): Budget(ONCE, requests=1, crashes=0),
     ("pair", "lai_yang"): Budget(ONCE, crashes=0),
@@ -127,6 +143,9 @@ _LARGE = _SMALL | {
     ("loop", "unaligned"): _QUICK._replace(rows=ROUND, requests=1, crashes=0, direct=True),
     ("loop", "synchronous"): _QUICK._replace(rows=ROUND, requests=1, crashes=0, direct=True),
     ("ring", "lai_yang"): Budget(ONCE),
+    ("two_lines", "unaligned"): _QUICK._replace(requests=1, direct=True),
+    ("merge_upstream", "aligned"): _QUICK._replace(requests=1),
+    ("merge_task", "aligned"): _QUICK._replace(requests=1),
 }
 
 _RIGHT = (SubtaskMachine, CheckpointCoordinator, LoopMonitor)
@@ -136,6 +155,7 @@ _RIGHT = (SubtaskMachine, CheckpointCoordinator, LoopMonitor)
 def combinations() -> list[tuple[str, str]]:
     """Every world with every protocol that it runs under."""
     jobs = [(world, protocol) for protocol in PROTOCOLS for world in JOBS]
+    jobs += [("two_lines", "unaligned"), *((world, "aligned") for world in SCOPES)]
     return jobs + [(world, protocol) for world, protocols in ALGORITHMS.items() for protocol in protocols]
 
 
@@ -161,6 +181,9 @@ def first_state(world: str, protocol: str, budget: Budget, plant: Plant | None =
         raise ConfigError(f"planted bug {plant.name!r} is none of the core's", hint="Find it with: cutwater simulate.")
     if world in JOBS and protocol in PROTOCOLS:
         return ActingState(JobWorld(JOBS[world], protocol, budget, plant or Plant("nothing")))
+    if world in SCOPES and protocol in PROTOCOLS:
+        recovery, graph = SCOPES[world]
+        return ScopedState(ScopedWorld(graph, protocol, budget, plant or Plant("nothing"), recovery))
     if world in NETWORKS and protocol in ("chandy_lamport", "lai_yang") and plant is None:
         return NetworkState(NetworkWorld(NETWORKS[world], protocol, budget))
     raise no_such_world(world, protocol)

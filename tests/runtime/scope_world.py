@@ -23,12 +23,14 @@ __all__ = [
     "ROWS",
     "StartJob",
     "after_checkpoints",
+    "assert_numbered",
     "assert_one_order",
     "end",
     "forgetful",
     "kill",
     "numbered_twice",
     "one_reader",
+    "storm",
     "weather",
 ]
 
@@ -65,12 +67,17 @@ def numbered_twice(name: str, folder: Path, rows: int, rate: float) -> cw.Datafl
     return flow
 
 
-def assert_one_order(out: Path, rows: int) -> None:
-    """Each id is there once; the numbers that each step gave are 1..n, without gap and without a double."""
-    assert_ids(out, rows)
+def assert_numbered(out: Path) -> None:
+    """The numbers that each of two steps gave, ``n`` per ``k`` and ``m`` per ``j``, are 1..n, each once."""
     for key, number in (("k", "n"), ("j", "m")):
         sql = f"SELECT {key}, {number}, row_number() OVER (PARTITION BY {key} ORDER BY {number}) AS rank FROM {{out}} "
         assert not query(f"{sql} QUALIFY {number} <> rank LIMIT 3", out=out), f"{number} has gaps, or doubles"
+
+
+def assert_one_order(out: Path, rows: int) -> None:
+    """Each id is there once; the numbers that each step gave are 1..n, without gap and without a double."""
+    assert_ids(out, rows)
+    assert_numbered(out)
     assert not query("SELECT * FROM {out} WHERE j <> n % 7 OR k <> eid % 11 LIMIT 3", out=out)
 
 

@@ -8,34 +8,48 @@ from cutwater.config import JobConfig
 from cutwater.dataflow.graph import PhysicalPlan, Step
 from cutwater.errors import BuildError
 from cutwater.operators.aggregate import RunningAggregateSpec
+from cutwater.operators.as_of_join import AsOfJoinSpec
+from cutwater.operators.async_map import AsyncMapSpec
 from cutwater.operators.deduplicate import DeduplicateSpec
+from cutwater.operators.enrich import EnrichSpec
 from cutwater.operators.expressions import ExpressionSpec
 from cutwater.operators.functions import FlatMapSpec, MapBatchesSpec, MapRowSpec
+from cutwater.operators.interval_join import IntervalJoinSpec
 from cutwater.operators.key_check import KeyCheckSpec
 from cutwater.operators.process_spec import ProcessSpec
+from cutwater.operators.table_join import TableJoinSpec
 from cutwater.operators.top import TopSpec
 from cutwater.operators.union import UnionSpec
 from cutwater.operators.unnest import UnnestSpec
 from cutwater.operators.window import WindowAggregateSpec
+from cutwater.operators.window_join import WindowJoinSpec
 
 __all__ = ["check_recovery"]
 
 _REPEATABLE: Final = (
+    AsOfJoinSpec,
     DeduplicateSpec,
+    EnrichSpec,
     ExpressionSpec,
     FlatMapSpec,
+    IntervalJoinSpec,
     KeyCheckSpec,
     MapBatchesSpec,
     MapRowSpec,
     ProcessSpec,
     RunningAggregateSpec,
+    TableJoinSpec,
     TopSpec,
     UnionSpec,
     UnnestSpec,
     WindowAggregateSpec,
+    WindowJoinSpec,
 )
 """What sends the same rows under the same numbers, given the same state and the same choices: shown by
 tests/unit/operators_keyed/test_repeatable_operators.py for those with state."""
+
+_FIRES_LATE: Final = (AsOfJoinSpec, WindowAggregateSpec, WindowJoinSpec)
+"""What keeps rows until the watermark has passed them."""
 
 
 def check_recovery(plan: PhysicalPlan, config: JobConfig) -> None:
@@ -66,12 +80,18 @@ def _why_not(step: Step, config: JobConfig) -> str:
     """What keeps a step from making its rows again; empty: nothing."""
     if step.role != "operator":
         return ""
+    from cutwater.tws.spec import ProcessorSpec  # late: few flows have one
+
     spec = cast(object, step.spec)
-    if not isinstance(spec, _REPEATABLE):
+    if isinstance(spec, AsyncMapSpec):
+        return "a service that is asked again may answer something else"
+    if not isinstance(spec, (*_REPEATABLE, ProcessorSpec)):
         return f"a step of kind {step.kind!r} may send its rows in another order after a restore"
-    if isinstance(spec, WindowAggregateSpec):
-        if spec.early is not None and spec.early.processing_time_us is not None:
-            return "early results by processing time come as the clock says"
-        if config.state_backend == "rocksdb":
-            return "windows on disk fire in another order after a restore"
+    if isinstance(spec, WindowAggregateSpec) and spec.early is not None and spec.early.processing_time_us is not None:
+        return "early results by processing time come as the clock says"
+    if isinstance(spec, _FIRES_LATE) and config.state_backend == "rocksdb":
+        return "what waits on disk for the watermark comes out in another order after a restore"
+    table = spec.table if isinstance(spec, EnrichSpec) else spec.initial if isinstance(spec, ProcessorSpec) else None
+    if table is not None and not table.in_memory:
+        return "each worker reads the table from files, which may be others by then"
     return ""

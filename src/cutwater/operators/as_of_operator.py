@@ -88,13 +88,19 @@ class AsOfJoin(TwoSidedJoin):
             groups = key_groups(hash_keys(self._index.columns(left.slots[due])), self.ctx.max_parallelism)
             due = due[left.times[due] > self._before.of(groups)]
         self._rows.came_out(left.slots[due], self._watermarks.current)
-        return due[np.argsort(left.times[due], kind="stable")]
+        if not self.ctx.repeatable:
+            return due[np.argsort(left.times[due], kind="stable")]
+        # In an order that a restore does not change: of one time by key, of one key as they came.
+        return due[np.lexsort((hash_keys(self._index.columns(left.slots[due])), left.times[due]))]
 
     @property
     def pending(self) -> bool:
         return len(self._due) > 0 or self._bringing
 
     def resume(self) -> Outputs:
+        return self._portioned(self._next_rows())
+
+    def _next_rows(self) -> Outputs:
         if len(self._due) == 0 and self._bringing:
             first = self._bring()
             self._bringing = first is not None

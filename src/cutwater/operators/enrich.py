@@ -15,6 +15,7 @@ from cutwater.operators.base import BaseOperator, Context, Operator, Outputs
 from cutwater.operators.enrich_table import EnrichmentTable, table_digest
 from cutwater.operators.expression_checks import unknown_column
 from cutwater.operators.join_columns import common_key_type, joined_fields, pairs_per_batch, widest_row_bytes
+from cutwater.operators.portions import Portions
 from cutwater.operators.rows import describe_row
 from cutwater.state.keys import check_key_types, valid_key_mask
 from cutwater.state.values import ValueStore
@@ -120,6 +121,7 @@ class EnrichOperator(BaseOperator):
         from cutwater.state.index import make_index
 
         super().open(ctx)
+        self._portions = Portions() if ctx.repeatable else None
         table = self._spec.table.load()
         if table.schema != self._spec.table_schema:
             raise DataError(
@@ -177,6 +179,10 @@ class EnrichOperator(BaseOperator):
         return self._waiting is not None
 
     def resume(self) -> Outputs:
+        outputs = self._next_rows()
+        return outputs if self._portions is None else self._portions.cut(outputs, last=not self.pending)
+
+    def _next_rows(self) -> Outputs:
         work = self._waiting
         if work is None:
             return []

@@ -107,7 +107,7 @@ class IntervalJoin(TwoSidedJoin):
         )
         if work.row == len(work.slots):
             self._waiting = None
-        return [] if count == 0 else [(0, self._joined(work, count))]
+        return self._portioned([(0, self._joined(work, count))] if count else [])
 
     def _joined(self, work: _Arrivals, count: int) -> pa.RecordBatch:
         came = work.batch.take(pa.array(self._pairs[0][:count])).columns

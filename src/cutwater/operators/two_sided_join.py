@@ -12,12 +12,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.errors import StorageError
-from cutwater.operators.base import BaseOperator, Context
+from cutwater.operators.base import BaseOperator, Context, Outputs
 from cutwater.operators.event_times import event_times
 from cutwater.operators.join_rows import FrozenJoinRows, JoinPart, JoinRows, JoinTypes, Live
 from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.keyed_segments import keyed_rows
+from cutwater.operators.portions import Portions
 from cutwater.operators.spill import open_store
 from cutwater.state.index import KeyIndex, Slots
 from cutwater.state.intervals import RESTORED, History, Intervals
@@ -80,6 +81,7 @@ class TwoSidedJoin(BaseOperator):
     def open(self, ctx: Context) -> None:
         super().open(ctx)
         self._store = open_store(ctx)
+        self._portions = Portions() if ctx.repeatable else None
         self._clear()
         self._track()
 
@@ -178,6 +180,10 @@ class TwoSidedJoin(BaseOperator):
         if self._journals:
             self._journals[side].append(batch.columns, self._groups(side, batch), self._epoch)
         return self._rows.add(side, batch, times)
+
+    def _portioned(self, outputs: Outputs) -> Outputs:
+        """Joined rows in batches; where these end is not to change with a restore, if calls may have to be repeated."""
+        return outputs if self._portions is None else self._portions.cut(outputs, last=not self.pending)
 
     def _make_room(self) -> None:
         """Between batches, when nobody holds slots: forget what does not count, and move what memory does not hold."""

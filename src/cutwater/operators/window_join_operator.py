@@ -141,9 +141,18 @@ class WindowJoin(TwoSidedJoin):
             left_starts = np.concatenate([left_starts, right_starts[alone]])
             lefts = np.concatenate([lefts, np.full(len(alone), -1, np.int64)])
             first, counts = np.concatenate([first, alone]), np.concatenate([counts, np.ones(len(alone), np.int64)])
-        order = np.argsort(left_starts, kind="stable")
+        order = self._in_order(left_starts, lefts, rights[first[lefts < 0]])
         bounds = np.concatenate([[0], np.cumsum(counts[order])])
         return _Closing(left_starts[order], lefts[order], first[order], bounds, rights)
+
+    def _in_order(self, starts: References, lefts: References, alone: References) -> References:
+        """The entries by window; ``alone`` are the right rows of those without a left one, which are the last."""
+        if not self.ctx.repeatable:
+            return np.argsort(starts, kind="stable")
+        # In an order that a restore does not change: of one window by key, of one key as they came.
+        left, right = self._sides
+        slots = np.concatenate([left.slots[lefts[lefts >= 0]], right.slots[alone]])
+        return np.lexsort((hash_keys(self._index.columns(slots)), lefts < 0, starts))
 
     def _due(self, side: int, slot: int) -> tuple[References, References]:
         """Rows of the windows that close, as often as they lie in one, and the starts of those."""
@@ -174,6 +183,9 @@ class WindowJoin(TwoSidedJoin):
         return outputs
 
     def resume(self) -> Outputs:
+        return self._portioned(self._next_rows())
+
+    def _next_rows(self) -> Outputs:
         if self._closing is None and self._bringing:
             slot = self._bring()
             self._bringing = slot is not None

@@ -198,7 +198,7 @@ class ProcessorOperator(ObjectOperator):
     def _restore_more(self, segments: Mapping[str, list[Segment]]) -> None:
         for segment in segments.get(_INITIAL, ()):
             self._initialised.update(segment.batch.column(GROUP_COLUMN).to_pylist())
-        if self._spec.initial is not None:
+        if self._spec.initial is not None and not self.ctx.repeatable:  # or with the next call, at the time of then
             self._open()
 
     def close(self) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import cutwater as cw
@@ -36,6 +39,27 @@ def joined(rows: Stream, other: Stream) -> Stream:
     return rows.key_by("value").join("pair", other.key_by("value"), window=cw.tumbling("1h"))
 
 
+def as_of(rows: Stream, other: Stream) -> Stream:
+    return rows.key_by("value").join_as_of("pair", other.key_by("value"))
+
+
+def near(rows: Stream, other: Stream) -> Stream:
+    return rows.key_by("value").join("pair", other.key_by("value"), within=("-1s", "1s"))
+
+
+def tables(rows: Stream, other: Stream) -> Stream:
+    return rows.key_by("value").join_tables("pair", other.key_by("value"))
+
+
+def named(rows: Stream, _: Stream) -> Stream:
+    return rows.enrich("named", pa.table({"value": [1], "name": ["one"]}), on="value")
+
+
+def named_by_files(rows: Stream, folder: Path) -> Stream:
+    pq.write_table(pa.table({"value": [1], "name": ["one"]}), folder / "names.parquet")
+    return rows.enrich("named", cw.EnrichmentTable(folder / "names.parquet"), on="value")
+
+
 async def ask(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
@@ -52,16 +76,23 @@ def check(build: Build, **settings: Any) -> None:
     check_recovery(make_plan(flow, 2, 128), JobConfig(**{"recovery": "task", **settings}))
 
 
-@pytest.mark.parametrize("build", [counts, windows])
+@pytest.mark.parametrize("build", [counts, windows, joined, as_of, near, tables, named])
 def test_what_can_be_made_again_is_not_refused(build: Build) -> None:
     check(build)
+
+
+def test_a_table_in_files_may_be_another_by_then(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="from files, which may be others") as caught:
+        check(lambda rows, _: named_by_files(rows, tmp_path))
+    assert caught.value.step == "named"
 
 
 @pytest.mark.parametrize(
     ("build", "settings", "step", "why"),
     [
-        (joined, {}, "pair", "another order after a restore"),
-        (asked, {}, "ask", "another order after a restore"),
+        (joined, {"state_backend": "rocksdb"}, "pair", "on disk"),
+        (as_of, {"state_backend": "rocksdb"}, "pair", "on disk"),
+        (asked, {}, "ask", "asked again may answer something else"),
         (by_clock, {}, "soon", "as the clock says"),
         (windows, {"state_backend": "rocksdb"}, "many", "on disk"),
     ],

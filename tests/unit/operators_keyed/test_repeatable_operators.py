@@ -14,14 +14,21 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
 from subtask_context import Subtask
 
 import cutwater as cw
 from cutwater.connectors.generate import RateSource
 from cutwater.dataflow.plan import make_plan
+from cutwater.operators import join_columns, join_operator, two_sided_join
+from cutwater.operators.portions import Portions
 
-SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("time", pa.timestamp("us"))])
+SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("time", pa.timestamp("us")), ("s", pa.string())])
 MS = 1_000
+PROCESSING = ("Append", "ProcessingTime")
 
 
 class Alarms(cw.ProcessFunction):
@@ -41,7 +48,31 @@ class Alarms(cw.ProcessFunction):
         yield {"k": ctx.key, "n": sum(self.recent)}
 
 
-Steps = Callable[[Any], Any]
+class Processor(StatefulProcessor):
+    """Timers by the clock, all of one instant, and a map whose order shows."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.last = handle.getMapState("last", "m long", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.last.updateValue((row.n % 5,), (row.n,))
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 3)
+        yield Row(k=key[0], n=int("".join(str(m) for (m,), _ in self.last.iterator())))
+
+    def handleInitialState(self, key: Any, initial: Any, timerValues: Any) -> None:
+        self.last.updateValue((9,), (initial.n,))
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 5)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expired: Any) -> Iterator[Row]:
+        yield Row(k=key[0], n=expired.getExpiryTimeInMs() + sum(n for (n,) in self.last.values()))
+
+    def close(self) -> None: ...
+
+
+Steps = Callable[..., Any]
+TABLE = pa.table({"k": [f"key {i % 200}" for i in range(400)], "s": ["wide" * (i % 90) for i in range(400)]})
 STEPS: dict[str, Steps] = {
     "aggregate": lambda keyed: keyed.aggregate("step", n=cw.count(), total=cw.sum("n"), last=cw.last("n")),
     "deduplicate": lambda keyed: keyed.deduplicate("step"),
@@ -52,20 +83,44 @@ STEPS: dict[str, Steps] = {
         "step", n=cw.sum("n"), first=cw.first("n")
     ),
     "timers": lambda keyed: keyed.process("step", Alarms(), "k string, n long"),
+    "processor": lambda keyed: keyed.transform_with_state("step", Processor(), "k string, n long", *PROCESSING),
+    "initial": lambda keyed: keyed.transform_with_state(
+        "step",
+        Processor(),
+        "k string, n long",
+        *PROCESSING,
+        initial_state=pa.table({"k": [f"key {i}" for i in range(40)], "n": range(40)}),
+    ),
+    "enrich": lambda keyed: keyed.enrich("step", cw.EnrichmentTable(TABLE, duplicates="all"), on="k"),
+}
+JOINS: dict[str, Steps] = {
+    "interval": lambda left, right: left.join("step", right, within=("-9ms", "7ms")),
+    "tumbling": lambda left, right: left.join("step", right, window=cw.tumbling("10ms")),
+    **{
+        how: lambda left, right, how=how: left.join("step", right, window=cw.sliding("12ms", every="4ms"), how=how)
+        for how in ("left", "right", "full", "semi", "anti")
+    },
+    "as of": lambda left, right: left.join_as_of("step", right),
+    "as of, left": lambda left, right: left.join_as_of("step", right, how="left"),
+    "tables": lambda left, right: left.join_tables("step", right, how="full"),
 }
 
 
 def spec_of(make: Steps) -> Any:
     flow = cw.Dataflow("one")
     source = RateSource(fn=lambda numbers: {}, schema=SCHEMA, rows=1)
-    make(flow.read("in", source, event_time="time").key_by("k")).write("out", cw.discard())
+    names = ["left", "right"][: 2 if make in JOINS.values() else 1]
+    streams = [flow.read(name, source, event_time="time") for name in names]
+    keyed = streams[0] if make is STEPS["enrich"] else [stream.key_by("k", nulls="key") for stream in streams]
+    made = make(keyed) if make is STEPS["enrich"] else make(*keyed)
+    made.write("out", cw.discard())
     return make_plan(flow, 1, 16).steps["step"].spec
 
 
 class Calls:
     """What a subtask would ask of its operator: rows, watermarks and slices of timers, as chance will have it."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, inputs: int = 1) -> None:
         chance = random.Random(seed)
         self.calls: list[tuple[str, Any]] = []
         watermark, now_ms = 0, 1_000
@@ -75,10 +130,14 @@ class Calls:
                 rows = chance.randint(1, 40)
                 keys = [f"key {chance.randrange(300)}" for _ in range(rows)]
                 times = [
-                    dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=watermark + chance.randrange(30 * MS))
+                    dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=watermark + chance.randrange(30) * MS + 1)
                     for _ in keys
                 ]
-                self.calls.append(("rows", pa.record_batch([keys, range(rows), times], schema=SCHEMA)))
+                texts = ["x" * chance.choice((0, 3, 3, 90)) for _ in keys]
+                if inputs > 1:
+                    keys = [key if chance.random() < 0.97 else None for key in keys]
+                batch = pa.record_batch([keys, range(rows), times, texts], schema=SCHEMA)
+                self.calls.append((f"rows {chance.randrange(inputs)}", batch))
             elif what < 0.9:
                 watermark += chance.randrange(12 * MS)
                 self.calls.append(("watermark", watermark))
@@ -101,17 +160,17 @@ def perform(operator: Any, context: Subtask, calls: list[tuple[str, Any]]) -> li
                 take(operator.on_processing_time(what))
                 due = operator.next_processing_time_ms
         else:
-            take(operator.process(0, what) if kind == "rows" else operator.on_watermark(what))
+            rows = kind.startswith("rows")
+            take(operator.process(int(kind[-1]), what) if rows else operator.on_watermark(what))
         while operator.pending:
             take(operator.resume())
     return made
 
 
-@pytest.mark.parametrize("name", list(STEPS))
-def test_a_restored_operator_repeats_itself(name: str) -> None:
-    spec, repeated = spec_of(STEPS[name]), 0
-    for seed in range(4):
-        calls = Calls(seed).calls
+def assert_repeats_itself(make: Steps, inputs: int) -> None:
+    spec, repeated = spec_of(make), 0
+    for seed in range(4 // inputs):
+        calls = Calls(seed, inputs).calls
         cut = len(calls) // 2
         context = Subtask(now_ms=1_000, repeatable=True)
         operator = spec.build()
@@ -122,9 +181,42 @@ def test_a_restored_operator_repeats_itself(name: str) -> None:
         now_ms = context.now_ms
         first = perform(operator, context, calls[cut:])
         again = spec.build()
-        context = Subtask(now_ms=now_ms, repeatable=True)
+        context = Subtask(now_ms=now_ms + 2, repeatable=True)  # the clock has gone on when it is restored
         again.open(context)
         again.restore(segments)
+        context.now_ms = now_ms
         assert perform(again, context, calls[cut:]) == first
         repeated += sum(len(rows) for _, rows in first)
     assert repeated > 50
+
+
+@pytest.mark.parametrize("name", list(STEPS))
+def test_a_restored_operator_repeats_itself(name: str) -> None:
+    assert_repeats_itself(STEPS[name], 1)
+
+
+@pytest.mark.parametrize("name", list(JOINS))
+def test_a_restored_join_repeats_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its rows are so wide, and those it looks at so many, that they leave in several batches."""
+    monkeypatch.setattr(join_columns, "_MAX_BATCH_BYTES", 4_000)
+    monkeypatch.setattr(join_operator, "_MAX_STEPS", 40)
+    monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 100)
+    assert_repeats_itself(JOINS[name], 2)
+
+
+@given(sizes=st.lists(st.integers(0, 9), max_size=12), limit=st.integers(1, 7), wide=st.integers(1, 90))
+def test_batches_end_where_their_rows_say(sizes: list[int], limit: int, wide: int) -> None:
+    """However many rows come at once, the same batches leave."""
+    texts = ["x" * (i * 7 % 31) for i in range(sum(sizes))]
+    whole = pa.record_batch({"s": texts, "l": [[i] * (i % 3) for i in range(len(texts))]})
+
+    def left(parts: list[int]) -> list[int]:
+        portions, made, at = Portions(limit, wide), [], 0
+        for number, size in enumerate(parts):
+            made += portions.cut([(0, whole.slice(at, size))], last=number == len(parts) - 1)
+            at += size
+        assert not made or pa.concat_batches([b for _, b in made]).to_pylist() == whole.to_pylist()
+        return [batch.num_rows for _, batch in made]
+
+    assert left(sizes) == (left([len(texts)]) if sizes else [])
+    assert all(rows <= limit for rows in left(sizes))

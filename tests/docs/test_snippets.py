@@ -24,6 +24,10 @@ from cutwater.ui.cli import cli
 COMMANDS = re.compile(r"^(make|cutwater|\.venv/bin/python|\.) .*$")
 
 
+LIGHT = {"docs/guide/forks.md": 2}
+"""Of pages with many jobs: so many of their blocks run every time, all of them in the full tests."""
+
+
 def with_blocks(language: str) -> list[Path]:
     return [p for p in pages.PAGES if pages.blocks(p, language)]
 
@@ -37,19 +41,34 @@ def spark() -> Iterator[Any]:
     found.stop()
 
 
+def pages_to_run() -> Iterator[Any]:
+    """Pages with Python, and how many of their blocks."""
+    for page in with_blocks("python"):
+        name = pages.name(page)
+        if name in LIGHT:
+            yield pytest.param(page, LIGHT[name], id=f"{name} up to block {LIGHT[name]}")
+        yield pytest.param(page, None, id=name, marks=[pytest.mark.full] if name in LIGHT else [])
+
+
 @pytest.mark.spark
-@pytest.mark.parametrize("page", with_blocks("python"), ids=pages.name)
+@pytest.mark.parametrize(("page", "first"), pages_to_run())
 def test_the_python_blocks_of_a_page_run_from_top_to_bottom(
-    page: Path, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path,
+    first: int | None,
+    spark: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
     """What comes after ``# ->`` in a block is a line that it prints, in this order."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__", "spark": spark}
-    for block in pages.blocks(page, "python"):
+    blocks = pages.blocks(page, "python")[:first]
+    for block in blocks:
         code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
         exec(code, names)
     printed = iter(capsys.readouterr().out.splitlines())
-    promised = [line for b in pages.blocks(page, "python") for line in re.findall(r"# -> (.*)", b.text)]
+    promised = [line for b in blocks for line in re.findall(r"# -> (.*)", b.text)]
     assert [line for line in promised if line not in printed] == []
     job = names.get("job")
     if job is not None:

@@ -15,7 +15,7 @@ from fake_host import FakeSpark
 from runtime_world import assert_running_counts, counting, gated, open_gate, wait_until
 
 import cutwater as cw
-from cutwater.errors import StorageError
+from cutwater.errors import JobFailedError, StorageError
 from cutwater.runtime.job import Job
 from cutwater.storage.local import LocalStore
 
@@ -213,3 +213,48 @@ def test_a_restarted_worker_finds_the_copies_of_its_predecessor_on_the_machine(
     assert not reads(tmp_path)
     (tmp_path / "down").unlink()
     end(job, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "back"), [("task", "1 of 2 workers go back"), pytest.param("region", "", marks=pytest.mark.full)]
+)
+def test_who_goes_back_beside_others_reads_copies_too(
+    tmp_path: Path, start: StartJob, fake_spark: FakeSpark, recovery: str, back: str
+) -> None:
+    """With ``task`` the survivor, which stays where it is, has them; and it gets the next ones of its new neighbour."""
+    job = held(start, tmp_path, state_replicas=1, recovery=recovery)
+    for slot in (1, 0):
+        (tmp_path / "watch").touch()
+        (tmp_path / "down").touch()
+        kill(job, fake_spark, slot)
+        copies = job.status.copies
+        assert copies is not None, (job.status, job.exception())
+        assert copies.restored_storage_bytes == 0 < copies.restored_replica_bytes
+        assert not reads(tmp_path)
+        (tmp_path / "down").unlink()
+        (tmp_path / "watch").unlink()
+        copied(job, job.checkpoint())
+    assert all(back in failure.reason for failure in job.status.failures)
+    end(job, tmp_path)
+    assert job.status.restarts == 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("recovery", ["job", "task"])
+@pytest.mark.parametrize("way", ["cancelled", "stopped", "failed", "killed at once"])
+def test_no_copy_is_left_on_the_machine_however_the_job_ends(
+    tmp_path: Path, memory_disk: Path, start: StartJob, fake_spark: FakeSpark, way: str, recovery: str
+) -> None:
+    """``memory_disk`` looks at its end."""
+    job = held(start, tmp_path, local_copies_dir=str(memory_disk), restart="none", recovery=recovery)
+    assert list(memory_disk.glob("*/*")), "void: no copies"
+    if way == "cancelled":
+        job.cancel()
+    elif way == "stopped":
+        job.stop()
+    else:
+        for pid in [w.pid for w in job.status.workers][: 1 if way == "failed" else None]:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(JobFailedError):
+            job.await_termination(30)
+    assert not job.is_active

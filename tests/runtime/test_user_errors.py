@@ -191,7 +191,7 @@ def test_rows_are_exact_when_one_job_has_several_failing_functions(start, tmp_pa
     assert_ids(tmp_path / "out", rows, column="value")
 
 
-@pytest.mark.parametrize("tolerable", [0, 1])
+@pytest.mark.parametrize("tolerable", [1, pytest.param(0, marks=pytest.mark.full)])
 def test_a_state_that_no_snapshot_can_hold_ends_the_job_with_that_error(
     start, fake_spark: FakeSpark, tmp_path: Path, caplog: pytest.LogCaptureFixture, tolerable: int
 ) -> None:

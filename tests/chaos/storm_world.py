@@ -304,7 +304,7 @@ class Table:
     def show(self) -> str:
         """As text."""
         head = (
-            f"{'scope':<8}{'protocol':<16}{'shape':<9}{'where':<15}{'kills':>6}{'recoveries':>11}{'in part':>8}"
+            f"{'scope':<10}{'protocol':<16}{'shape':<9}{'where':<15}{'kills':>6}{'recoveries':>11}{'in part':>8}"
             f"{'rows in':>12}{'lost':>6}{'doubled':>9}{'median':>9}{'longest':>9}"
         )
         text = ["", head, *(self._row([x], x.scope, x.protocol, x.shape, x.where) for x in self.lines), ""]
@@ -323,7 +323,7 @@ class Table:
         middle, longest = (f"{f(times):.2f} s" if times else "" for f in (statistics.median, max))
         kills, partial = sum(x.kills for x in lines), sum(x.partial for x in lines)
         rows_in, lost, doubled = (sum(getattr(x.found, n) for x in lines) for n in ("rows_in", "lost", "doubled"))
-        widths = (8, 16, 9, 15)
+        widths = (10, 16, 9, 15)
         return (
             "".join(f"{name:<{width}}" for name, width in zip(names, widths, strict=True))
             + f"{kills:>6}{len(times):>11}{partial:>8}{rows_in:>12,}{lost:>6}{doubled:>9}{middle:>9}{longest:>9}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_host import FakeSpark
@@ -62,6 +65,43 @@ def test_r3_what_stands_behind_keeps_its_state_also_in_a_worker_that_goes_back_i
     counted = status.steps["count"].rows_in  # of one that goes back, only what comes after the checkpoint
     assert written_by(tmp_path / "out", 1 - slot) <= counted < ROWS
     assert status.steps["in"].rows_out == ROWS - HELD
+
+
+def failing_reader(folder: Path) -> Callable[[Any], None]:
+    """Planted: reading raises, once and when it is told to."""
+
+    def prepare(args: Any) -> None:
+        from cutwater.connectors.generate import RateSource
+        from cutwater.runtime.source_runner import SourceRunner
+
+        read = SourceRunner.read
+
+        def failing(self: SourceRunner, max_rows: int, now_s: float) -> Any:
+            if isinstance(self.source, RateSource) and os.path.exists(folder / "fail"):
+                os.remove(folder / "fail")
+                raise ValueError("planted")
+            return read(self, max_rows, now_s)
+
+        SourceRunner.read = failing
+
+    return prepare
+
+
+def test_r3_an_error_takes_down_what_stands_before_and_no_worker(
+    tmp_path: Path, start: StartJob, fake_spark: FakeSpark
+) -> None:
+    fake_spark.prepare = failing_reader(tmp_path)
+    job = start(one_reader("chain", tmp_path, rate=None), recovery="upstream", parallelism=2)
+    all_but_the_last(job)
+    pids = [w.pid for w in job.status.workers]
+    (tmp_path / "fail").touch()
+    wait_until(lambda: job.status.restarts, "a restart", job=job)
+    after_checkpoints(job, 2)
+    assert [w.pid for w in job.status.workers] == pids
+    end(job, tmp_path)
+    assert ["planted" in f.reason and "1 of 3 subtasks go back" in f.reason for f in job.status.failures] == [True]
+    assert_running_counts(tmp_path / "out", ROWS)
+    assert job.status.steps["count"].rows_in == ROWS  # each row was taken once
 
 
 def test_r3_of_two_that_lost_each_other_what_stands_before_goes_back(

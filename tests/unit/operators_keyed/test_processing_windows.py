@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keyed_world import owner, rows_of, snapshot
 from subtask_context import Subtask
-from windows_world import KINDS, Model, Result, advance, assert_same, batch_of, plain
+from windows_world import KINDS, Model, Result, advance, assert_same, batch_of, hardly_any_memory, in_order, plain
 
 from cutwater.errors import BuildError
 from cutwater.operators.accumulators import Aggregate
@@ -100,6 +101,15 @@ class Steps:
         return sum((o.ctx.counters for o in self.operators), Counter())  # type: ignore[attr-defined]
 
 
+@pytest.fixture(params=["", pytest.param("disk", marks=pytest.mark.full)], autouse=True)
+def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Result]], list[Result]]:
+    """In which results of one instant are compared: windows on disk come out after those in memory."""
+    if not request.param:
+        return list
+    hardly_any_memory(request, monkeypatch)
+    return in_order
+
+
 ROWS = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(-9, 9)), max_size=8)
 EVENTS = st.lists(
     st.one_of(
@@ -114,9 +124,14 @@ EVENTS = st.lists(
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @given(events=EVENTS, rows_early=st.none() | st.integers(1, 3), discarding=st.booleans(), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_history_restored_anywhere_equals_the_model(
-    window: Window, events: list[Any], rows_early: int | None, discarding: bool, data: st.DataObject
+    window: Window,
+    events: list[Any],
+    rows_early: int | None,
+    discarding: bool,
+    data: st.DataObject,
+    order: Callable[[list[Result]], list[Result]],
 ) -> None:
     """The clock may run on for long before anybody is called: then what is overdue comes out in order."""
     spec = spec_of(window, None if rows_early is None else Early(rows=rows_early), discarding=discarding)
@@ -141,7 +156,7 @@ def test_any_history_restored_anywhere_equals_the_model(
             got = steps.watermark(MAX_WATERMARK)
             for model in models.values():
                 expected += model.advance(MAX_WATERMARK)
-        assert_same(plain(got), expected)
+        assert_same(order(plain(got)), order(expected))
         assert not rows_of(got, 1)
     assert not any(model.late for model in models.values())
     assert "rows_late" not in steps.counted()
@@ -213,6 +228,21 @@ def test_rows_that_a_loop_brings_into_a_window_that_came_out_with_the_last_water
     counts = [sum(row["count_v"] for _, batch in outputs for row in batch.to_pylist()) for outputs in came_out]
     assert counts[0] > 0
     assert counts == [counts[0]] * 3
+
+
+@pytest.mark.parametrize("window", [WINDOWS[0], SessionWindow(4 * MS + 1, processing_time=True)], ids=str)
+def test_early_results_by_the_clock_of_every_key(window: Window) -> None:
+    steps = Steps(spec_of(window, Early(processing_time_us=3 * MS)))
+    keys = [f"key {number}" for number in range(9)]
+    sums: list[Counter[object]] = []
+    for now_ms in range(1_000, 1_011):
+        steps.clock.now_ms = now_ms
+        sums.append(Counter(r["sum_v"] for r in plain(steps.tick())))
+        if now_ms in (1_000, 1_003):
+            for key in keys:
+                steps.rows([(key, 1)])
+    multiples, end = {1_002: 1, 1_005: 2}, 1_010 if isinstance(window, TumblingWindow) else 1_008
+    assert sums == [Counter({multiples.get(ms, 2): 9} if ms in {*multiples, end} else {}) for ms in range(1_000, 1_011)]
 
 
 def test_early_results_by_the_clock_besides() -> None:

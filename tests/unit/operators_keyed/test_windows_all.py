@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from keyed_world import feed, opened, owner, rescaled, snapshot
-from windows_world import AGGREGATES, Model, Result, Row, advance, assert_same, batch_of, late_rows, plain, spec_of
-
-from cutwater.operators import (
-    keyed_segments,
-    open_windows,
-    session_keys,
-    session_table,
-    spill,
-    window_operator,
-    window_slices,
-    window_table,
+from windows_world import (
+    AGGREGATES,
+    Model,
+    Result,
+    Row,
+    advance,
+    assert_same,
+    batch_of,
+    hardly_any_memory,
+    in_order,
+    late_rows,
+    plain,
+    spec_of,
 )
+
+from cutwater.operators import open_windows, session_table, window_operator, window_slices
 from cutwater.operators.base import MAX_WATERMARK
 from cutwater.operators.window import WindowAggregateSpec
 from cutwater.operators.window_kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow
-from cutwater.state.rocks import RocksStore
 
 KEYS = ("", "a", "b")
 TIMES = st.integers(-40, 60)
@@ -48,11 +50,6 @@ def specs(draw: st.DrawFn, kind: str) -> WindowAggregateSpec:
     return spec_of(window, lateness, early, discarding=discarding, aggregates=tuple(calls))
 
 
-def in_order(results: list[Result]) -> list[Result]:
-    """What comes out together: later borders after earlier ones."""
-    return sorted(results, key=lambda r: (r["k"], r.get("window_end", 0), r.get("window_start", 0)))  # type: ignore[arg-type]
-
-
 class Models:
     """The models of all keys."""
 
@@ -71,29 +68,15 @@ class Models:
 
 
 @pytest.fixture(params=["", "small", pytest.param("disk", marks=pytest.mark.full)], autouse=True)
-def bounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def bounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is; with slices of a few rows and sweeping at every chance; and with memory for hardly a key."""
     if request.param:
         monkeypatch.setattr(open_windows, "_DEAD_SLOTS", 0)
         monkeypatch.setattr(session_table, "_SWEEP_SLOTS", 0)
         monkeypatch.setattr(window_operator, "SLICE_ROWS", 3)
         monkeypatch.setattr(window_slices, "SLICE_ROWS", 2)
-    if request.param != "disk":
-        yield
-        return
-    pytest.importorskip("rocksdict")
-    for module, name in (
-        (spill, "_PORTION_ROWS"),
-        (window_table, "PORTION_ROWS"),
-        (window_slices, "PORTION_ROWS"),
-        (session_keys, "PORTION_KEYS"),
-        (keyed_segments, "_FEW_ROWS"),
-    ):
-        monkeypatch.setattr(module, name, 1)
-    store = RocksStore(1 << 20)
-    monkeypatch.setattr(window_operator, "open_store", lambda ctx: store)
-    yield
-    store.close()
+    if request.param == "disk":
+        hardly_any_memory(request, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", WINDOWS)

@@ -7,12 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pytest
 from keyed_world import aggregate, rows_of, same
 
+from cutwater.operators import keyed_segments, session_keys, spill, window_operator, window_slices, window_table
 from cutwater.operators.accumulators import Aggregate
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, Operator, Outputs
 from cutwater.operators.window import WindowAggregateSpec
 from cutwater.operators.window_kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow, Window
+from cutwater.state.rocks import RocksStore
 
 KINDS = ("count", "sum", "max", "first", "last", "mean")
 AGGREGATES = (
@@ -198,6 +201,11 @@ def by_key(results: list[Result]) -> dict[object, list[Result]]:
     return found
 
 
+def in_order(results: list[Result]) -> list[Result]:
+    """What comes out together: later borders after earlier ones."""
+    return sorted(results, key=lambda r: (r["k"], r.get("window_end", 0), r.get("window_start", 0)))  # type: ignore[arg-type]
+
+
 def assert_same(got: list[Result], expected: list[Result]) -> None:
     """Equal, key by key; the order of one key's results counts, except among those of one row or one watermark."""
     ours, theirs = by_key(got), by_key(expected)
@@ -207,3 +215,19 @@ def assert_same(got: list[Result], expected: list[Result]) -> None:
         for a, b in zip(ours[key], theirs[key], strict=True):
             assert list(a) == list(b)
             assert all(same(a[name], b[name]) for name in b), (a, b)
+
+
+def hardly_any_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on windows lie on disk, but for a few keys; everything moves one by one."""
+    pytest.importorskip("rocksdict")
+    for module, name in (
+        (spill, "_PORTION_ROWS"),
+        (window_table, "PORTION_ROWS"),
+        (window_slices, "PORTION_ROWS"),
+        (session_keys, "PORTION_KEYS"),
+        (keyed_segments, "_FEW_ROWS"),
+    ):
+        monkeypatch.setattr(module, name, 1)
+    store = RocksStore(1 << 20)
+    request.addfinalizer(store.close)
+    monkeypatch.setattr(window_operator, "open_store", lambda ctx: store)

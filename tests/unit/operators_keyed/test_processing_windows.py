@@ -245,6 +245,17 @@ def test_early_results_by_the_clock_of_every_key(window: Window) -> None:
     assert sums == [Counter({multiples.get(ms, 2): 9} if ms in {*multiples, end} else {}) for ms in range(1_000, 1_011)]
 
 
+def test_each_session_comes_out_in_its_millisecond_wherever_it_lies() -> None:
+    steps = Steps(spec_of(SessionWindow(40 * MS, processing_time=True)))
+    for number in range(20):
+        steps.clock.now_ms = 1_000 + number
+        steps.rows([(f"key {number}", number)])
+    for number in range(20):
+        steps.clock.now_ms = 1_040 + number
+        assert [r["sum_v"] for r in plain(steps.tick())] == [number]
+    assert not any(operator.timers_pending for operator in steps.operators)
+
+
 def test_early_results_by_the_clock_besides() -> None:
     steps = Steps(spec_of(WINDOWS[0], Early(processing_time_us=4 * MS)))
     steps.rows([("a", 1)])

@@ -19,6 +19,7 @@ from cutwater.operators.window_fold import Fold
 from cutwater.operators.window_kinds import GlobalWindow, SessionWindow
 from cutwater.state.changes import Changed
 from cutwater.state.index import Slots
+from cutwater.state.memory import GrowingArray
 from cutwater.state.segments import Segment
 from cutwater.state.spill_queue import NEVER, SpillQueue
 from cutwater.state.words import fixed_view, from_words
@@ -58,7 +59,7 @@ class WindowTable:
         self._fold = Fold(spec.kept, spec.input_schema, discarding=spec.discarding)
         self._windows = OpenWindows(self.reach_us, spec.allowed_lateness_us)
         self._limit = (spec.early.rows or 0) if spec.early else 0
-        self._starts: Times = np.empty(0, np.int64)
+        self._starts = GrowingArray(np.int64)
         self._waiting: SpillQueue | None = None
         """Windows on disk with rows that have not come out, by round."""
         self._round = 0
@@ -77,7 +78,7 @@ class WindowTable:
 
     def _renumber(self, kept: Slots) -> None:
         self._windows.keep(kept)
-        self._starts = self._starts[kept]
+        self._starts.replace(self._starts.values[kept])
 
     @property
     def _fired(self) -> npt.NDArray[np.bool_]:
@@ -125,11 +126,9 @@ class WindowTable:
 
     def _admit(self, known: int, slots: Slots, starts: Times) -> None:
         used = len(self.table)
-        if used > len(self._starts):
-            size = 2 * used
-            self._starts = _grown(self._starts, known, size)
-        self._starts[slots] = starts
-        self._windows.add(known, self._starts[known:used])
+        self._starts.reserve(used)
+        self._starts.values[slots] = starts
+        self._windows.add(known, self._starts.values[known:used])
 
     # -- firing
 
@@ -154,7 +153,7 @@ class WindowTable:
         used = len(self.table)
         slots = np.flatnonzero((self._pending[:used] > 0) & ~self._fired[:used]).astype(np.int32)
         slots = slots[np.broadcast_to(passed(slots), len(slots))]
-        slots = slots[np.argsort(self._starts[slots], kind="stable")][:most]
+        slots = slots[np.argsort(self._starts.values[slots], kind="stable")][:most]
         self._came_out(slots)
         return slots
 
@@ -166,13 +165,13 @@ class WindowTable:
     def results(self, slots: Slots) -> Outputs:
         """The results of some slots; what is discarded is gone then."""
         columns = [accumulator.result(slots) for accumulator in self.table.accumulators]
-        outputs = self._output(self.keys(slots), self._starts[slots], columns)
+        outputs = self._output(self.keys(slots), self._starts.values[slots], columns)
         self._fold.begin_anew(self.table, slots)
         return outputs
 
     def times(self, slots: Slots) -> Times:
         """When the windows of some slots start."""
-        return self._starts[slots]
+        return self._starts.values[slots]
 
     def keys(self, slots: Slots) -> list[pa.Array]:
         """The key columns of some slots."""
@@ -193,7 +192,7 @@ class WindowTable:
         elif self._windows.wasteful:
             kept = self._windows.sweep()
             self.table.keep(kept)
-            self._starts = self._starts[kept]
+            self._starts.replace(self._starts.values[kept])
 
     # -- windows on disk
 
@@ -338,10 +337,3 @@ class WindowTable:
 def _without_start(columns: list[pa.Array]) -> list[pa.Array]:
     """The keys among the columns of the table's index."""
     return columns[1:]
-
-
-def _grown(values: npt.NDArray[Any], used: int, size: int) -> npt.NDArray[Any]:
-    """A larger copy, zero beyond what is in use."""
-    grown = np.zeros(size, values.dtype)
-    grown[:used] = values[:used]
-    return grown

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 
 from cutwater.storage.local import LocalStore
 from cutwater.storage.log import CheckpointCompleted, JobLog
@@ -66,6 +67,10 @@ def test_a_stopped_process_wakes_up_fenced(tmp_path):
 
 
 def test_processes_that_fight_for_the_job_never_publish_the_same_checkpoint(tmp_path):
+    """An id may be in the log and nobody's: its driver slept so long between writing the entry and believing in it that
+    others trimmed the one before.  Then it was superseded, and whoever came next found the checkpoint in the log.  So
+    with attempts: who does not believe in its own begins the next one.
+    """
     LocalStore.open(tmp_path)
     drivers = [
         subprocess.Popen(
@@ -75,7 +80,12 @@ def test_processes_that_fight_for_the_job_never_publish_the_same_checkpoint(tmp_
     ]
     published = [line for d in drivers for line in d.communicate(timeout=120)[0].splitlines()]
     assert [d.returncode for d in drivers] == [0, 0, 0]
-    ids = [int(line.split()[1]) for line in published]
+    by_id = sorted((int(id), int(attempt)) for attempt, id in map(str.split, published))
+    ids = [id for id, _ in by_id]
     state = JobLog(LocalStore(tmp_path), "job").read()
-    assert sorted(ids) == list(range(1, state.newest_id + 1)), "each id was believed in by exactly one"
-    assert state.attempt == 36
+    assert len(set(ids)) == len(ids), "no id was believed in by two"
+    assert set(ids) <= set(range(1, state.newest_id + 1))
+    for (before, attempt), (after, next_attempt) in pairwise(by_id):
+        superseded = after > before + 1
+        assert next_attempt > attempt if superseded else next_attempt >= attempt, f"between {before} and {after}"
+    assert state.attempt >= 36, "twelve of each, and those that nobody believed in"

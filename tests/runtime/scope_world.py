@@ -21,6 +21,7 @@ from cutwater.runtime.job import Job
 
 __all__ = [
     "ROWS",
+    "UNITS",
     "StartJob",
     "after_checkpoints",
     "assert_numbered",

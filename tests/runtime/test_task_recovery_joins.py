@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from fake_host import FakeSpark
 from runtime_world import gated, query
-from scope_world import after_checkpoints, assert_numbered, end, storm
+from scope_world import UNITS, after_checkpoints, assert_numbered, end, storm
 
 import cutwater as cw
 from cutwater.runtime.job import Job
@@ -61,23 +61,24 @@ def assert_joined(out: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "protocol"),
+    ("scope", "kind", "protocol"),
     [
-        ("window", "aligned"),
+        ("task", "window", "aligned"),
         *(
-            pytest.param(kind, protocol, marks=pytest.mark.full)
+            pytest.param(scope, kind, protocol, marks=pytest.mark.full)
+            for scope in UNITS
             for kind in JOINS
             for protocol in ("aligned", "unaligned")
-            if (kind, protocol) != ("window", "aligned")
+            if (scope, kind, protocol) != ("task", "window", "aligned")
         ),
     ],
 )
-def test_r4_what_was_joined_comes_out_in_one_order(
-    tmp_path: Path, start: StartJob, fake_spark: FakeSpark, kind: str, protocol: str
+def test_r3_r4_what_was_joined_comes_out_in_one_order(
+    tmp_path: Path, start: StartJob, fake_spark: FakeSpark, scope: str, kind: str, protocol: str
 ) -> None:
     job = start(
         joined(f"join-{protocol}", tmp_path, kind),
-        recovery="task",
+        recovery=scope,
         parallelism=3,
         protocol=protocol,
         restart={"strategy": "fixed_delay", "attempts": 1_000},
@@ -87,5 +88,5 @@ def test_r4_what_was_joined_comes_out_in_one_order(
     storm(job, fake_spark, random.Random(kind + protocol), 3)
     after_checkpoints(job, 1)
     end(job, tmp_path)
-    assert any("workers go back" in failure.reason for failure in job.status.failures)
+    assert any(f"{UNITS[scope]} go back" in failure.reason for failure in job.status.failures)
     assert_joined(tmp_path / "out", kind)

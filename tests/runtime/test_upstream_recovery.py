@@ -136,7 +136,25 @@ def test_r3_of_two_that_lost_each_other_what_stands_before_goes_back(
 def test_r3_what_depends_on_an_order_comes_out_in_one(
     tmp_path: Path, start: StartJob, fake_spark: FakeSpark, protocol: str, seed: int
 ) -> None:
-    weather(tmp_path / "run", start, fake_spark, "upstream", protocol, seed)
+    kills = 4 if seed > 1 else 2
+    weather(tmp_path / "run", start, fake_spark, "upstream", protocol, seed, kills)
+
+
+@pytest.mark.full
+def test_r3_what_goes_back_is_another_part_after_a_rescale(
+    tmp_path: Path, start: StartJob, fake_spark: FakeSpark
+) -> None:
+    job = start(one_reader("wider", tmp_path), recovery="upstream", parallelism=2)
+    after_checkpoints(job, 1)
+    job.rescale(3)
+    after_checkpoints(job, 1)
+    survivors = [w.pid for w in job.status.workers][:2]
+    kill(job, 2)
+    after_checkpoints(job, 2)
+    assert [w.pid for w in job.status.workers][:2] == survivors
+    end(job, tmp_path)
+    assert ["2 of 4 subtasks go back" in f.reason for f in job.status.failures] == [True]
+    assert_running_counts(tmp_path / "out", ROWS)
 
 
 @pytest.mark.full

@@ -319,7 +319,7 @@ class Driver(DriverProcess):
     def _completed(self, id: int, kind: CheckpointKind) -> None:
         self.world.completed += 1
         if kind.final:
-            self._last, self._committing = (id, kind), set(self.workers)
+            self._last, self._committing = (id, kind), set(range(self.plan.graph.workers))
         self.job(j.CheckpointCompleted(self.machine.attempt, self.clock_ms))
 
     def _end(self, outcome: j.Outcome, reason: str) -> None:

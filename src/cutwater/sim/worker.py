@@ -191,12 +191,14 @@ class SimWorker:
     def _ready(self, attempt: Attempt) -> None:
         """Every survivor has turned to the new channels; only now they say all that they know."""
         fresh = [s for s in self.subtasks if s.attempt is attempt]
-        if fresh and not attempt.turned(self.driver.workers.values()):
+        if not fresh:  # all of its subtasks live on, or it was told to drop those that it had begun
+            return
+        if not attempt.turned(self.driver.workers.values()):
             self.world.after(1.0, lambda _: self.post(lambda: self._ready(attempt)))
             return
         id = attempt.restored.checkpoint_id if attempt.restored else None
         self.world.note("restored", self.slot, attempt.number, id)
-        if fresh and self.world.keeps_order:
+        if self.world.keeps_order:
             self._ask(fresh)
         for subtask in fresh:
             subtask.follow()

@@ -115,7 +115,13 @@ BUGS = {
 
 
 @pytest.mark.parametrize(
-    ("bug", "scope"), [*((bug, "job") for bug in BUGS), ("nothing restored is committed", "region")]
+    ("bug", "scope"),
+    [
+        *((bug, "job") for bug in BUGS),
+        ("nothing restored is committed", "region"),
+        ("a key is dropped", "task"),
+        ("nothing restored is committed", "task"),
+    ],
 )
 def test_a_planted_bug_is_seen(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: str, scope: str

@@ -56,7 +56,7 @@ class Connection:
         self._outputs: dict[tuple[int, int, int], OutputChannel] = {}
         self._survivors: list[InputChannel] = []
         self.arrived: dict[tuple[int, int, int], tuple[int, bool]] = {}
-        """R4: of outputs whose receivers lived on, the next row that they lack and whether the end arrived there."""
+        """R3, R4: of outputs whose receivers lived on, the next row lacking, and whether the end arrived."""
         self._lock = threading.Lock()
         self._over = self._started = self._peer_left = False
         self._on_lost: Callable[[Connection, CutwaterError], None] | None = None
@@ -147,7 +147,7 @@ class Connection:
         self._news = news
 
     def take_over_input(self, channel: InputChannel) -> None:
-        """Go on with a receiver that lives, and whose sender was replaced (R4): the peer learns what arrived."""
+        """Go on with a receiver that lives, and whose sender was replaced (R3, R4): the peer learns what arrived."""
         self._check_new(channel.key, channel.schema)
         channel.take_over(self._credit_giver(channel.key))
         self._inputs[channel.key] = channel

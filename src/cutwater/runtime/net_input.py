@@ -288,7 +288,7 @@ class InputChannel:
                 self._put_rows(item)
             self._uncredited += len(self._queue) - before
 
-    # -- a sender that goes back by itself (R4)
+    # -- a sender that goes back without this end (R3, R4)
 
     def take_over(self, on_credit: Callable[[int], None]) -> None:
         """The sender is another one, which sends again what arrived already: that is dropped by its number.

@@ -139,7 +139,7 @@ class Restore:
         return logged if edge.back else logged + self._later_watermark(key, logged)
 
     def overtaken(self, edge: Edge, key: Channel) -> list[Timed]:
-        """What a barrier overtook in the sender's queue: a receiver that lives on may not have it (R4).
+        """What a barrier overtook in the sender's queue: a receiver that lives on may not have it (R3, R4).
 
         Behind it stands what the sender had said of time.
         """

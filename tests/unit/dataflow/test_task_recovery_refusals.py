@@ -17,7 +17,7 @@ from cutwater.dataflow.repeatable import check_recovery
 from cutwater.dataflow.stream import Stream
 from cutwater.errors import BuildError, ConfigError
 from cutwater.runtime import regions
-from cutwater.runtime.regions import recovery_division, widened
+from cutwater.runtime.regions import partners, recovery_division, widened
 
 Build = Callable[[Stream, Stream], Any]
 
@@ -121,3 +121,21 @@ def test_what_lives_in_one_worker_goes_back_and_what_its_sinks_tie_to_it(monkeyp
     assert len(recovery_division(plan, "task").regions) == 1
     assert "'out' go back together" in widened(plan, "task")
     assert not widened(plan, "region")
+
+
+def test_who_goes_back_upstream_is_connected_with_all_behind_and_these_with_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flow = cw.Dataflow("behind")
+    rows = flow.read("in", cw.rate(None, rows=10))
+    rows.key_by("value").aggregate("count", n=cw.count()).write("out", cw.discard())
+    plan = make_plan(flow, 2, 128)
+    division = recovery_division(plan, "upstream")
+    assert [sorted(region) for region in division.regions] == [[(0, 0), (0, 1)], [(1, 0)], [(1, 1)]]
+    assert [sorted(needed) for needed in division.upstream] == [[0], [0, 1], [0, 2]]
+    assert partners(division, "upstream", (0, 0)) == {(1, 0), (0, 1), (1, 2)}
+    assert partners(division, "upstream", (0, 1)) == {(0, 0), (1, 0)}
+    assert not widened(plan, "upstream")
+    monkeypatch.setattr(regions, "_settles_subtasks", lambda plan, step: step != "out")
+    assert len(recovery_division(plan, "upstream").regions) == 1
+    assert "'out' go back together" in widened(plan, "upstream")

@@ -140,3 +140,16 @@ def test_nobody_waits_for_ever_for_the_first_news() -> None:
     thread.start()
     assert news.await_first({1, 2}, lambda: None, 20.0)
     thread.join()
+
+
+def test_a_peer_is_told_only_of_logs_that_it_can_depend_on() -> None:
+    here, there = OrderNews(), OrderNews()
+    here.begin([(0, 0), (1, 0)], 0)
+    line, answer = here.peer(1, concern=frozenset({(0, 0)})), there.peer(0)
+    here.append((0, 0), b"abc")
+    here.append((1, 0), b"secret")
+    answer.hear(line.news())
+    here.append((1, 0), b"more")
+    assert line.news() == b""
+    assert there.log_of((0, 0), 0) == b"abc"
+    assert there.log_of((1, 0), 0) == b""

@@ -131,27 +131,28 @@ def recovery_table(data: dict[str, Any]) -> str:
 
 
 def cost_table(data: dict[str, Any]) -> str:
-    """Medians by interval, and the ratio of each job with checkpoints to the one without in its round.
+    """Medians by interval (or scope), and the ratio of each job to the one of its round that is the base.
 
     >>> rates = {"off": (40e6, 50e6, 40e6), "100ms": (38e6, 45e6, 40e6)}
     >>> runs = [
     ...     {"interval": name, "rate": rate, "round": n, "checkpoints": 9, "others_cpus": 0.0}
     ...     for name, values in rates.items() for n, rate in enumerate(values)
     ... ]
-    >>> print(cost_table({"runs": runs, "share": 1.0}).splitlines()[3])
+    >>> data = {"runs": runs, "share": 1.0, "varied": "checkpoints", "base": "off"}
+    >>> print(cost_table(data).splitlines()[3])
     | 100ms | 40.00 (38.00 - 45.00) | 0.95 | 0.93 - 0.97 | 9 |
     """
     lines = [
-        "| checkpoints | median, M events/s (min - max) | median of paired ratios | quartiles | completed |",
+        f"| {data['varied']} | median, M events/s (min - max) | median of paired ratios | quartiles | checkpoints |",
         "|---|---:|---:|---:|---:|",
     ]
-    without = {run["round"]: run["rate"] for run in data["runs"] if run["interval"] == "off"}
+    without = {run["round"]: run["rate"] for run in data["runs"] if run["interval"] == data["base"]}
     for interval in dict.fromkeys(run["interval"] for run in data["runs"]):
         same = [run for run in data["runs"] if run["interval"] == interval]
         ratios = [run["rate"] / without[run["round"]] for run in same]
         low, middle, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
         cells = ["1", "-", "-"]
-        if interval != "off":
+        if interval != data["base"]:
             cells = [f"{middle:.2f}", f"{low:.2f} - {high:.2f}", str(round(median(r["checkpoints"] for r in same)))]
         lines.append(f"| {interval} | {_with_range([run['rate'] for run in same])} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", _circumstances(data)])
@@ -242,6 +243,7 @@ _SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "strings": ("compare", lambda data: throughput_table(with_keys(data, "text"))),
     "windows": ("windows", throughput_table),
     "cost": ("checkpoint_cost", cost_table),
+    "scopes": ("scope_cost", cost_table),
     "nexmark": ("nexmark", nexmark_table),
     "summary": ("compare", lambda data: summary_table(with_keys(data, "int64"))),
     "latency": ("latency", latency_table),

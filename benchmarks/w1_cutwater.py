@@ -15,6 +15,7 @@ from pathlib import Path
 import cutwater as cw
 from benchmarks.probe import SCHEMA, TEXT_SCHEMA, Probe, Rows, TextRows, read_reports
 from benchmarks.workload import PARALLELISM, watch_after
+from cutwater.config import RecoveryName
 from cutwater.runtime.job import Job
 from cutwater.spark.session import session
 
@@ -29,10 +30,10 @@ def dataflow(folder: Path, rows: int, keys: str = "int64") -> cw.Dataflow:
     return flow
 
 
-def run(folder: Path, rows: int, interval: str, keys: str = "int64") -> Job:
+def run(folder: Path, rows: int, interval: str, keys: str = "int64", recovery: RecoveryName = "job") -> Job:
     """One job from start to end."""
     folder.mkdir(parents=True)
-    settings = {"protocol": "none"} if interval == "off" else {"interval": interval}
+    settings = {"protocol": "none"} if interval == "off" else {"interval": interval, "recovery": recovery}
     return dataflow(folder, rows, keys).run(
         session(PARALLELISM), checkpoint=folder / "checkpoints", parallelism=PARALLELISM, **settings
     )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cutwater.connectors.collect import CollectSink
 from cutwater.dataflow.graph import LogicalGraph, PhysicalPlan, Step
 from cutwater.errors import BuildError
+
+if TYPE_CHECKING:
+    from cutwater.connectors.collect import CollectSink
 
 __all__ = ["SHADOW_FOLDER", "shadow_of", "shadowed_plan"]
 
@@ -42,6 +45,8 @@ def shadowed_plan(plan: PhysicalPlan, folder: str) -> PhysicalPlan:
     Raises:
         BuildError: as ``shadow_of``.
     """
+    from cutwater.connectors.collect import CollectSink  # with all of Parquet, which few workers need
+
     steps = dict(plan.steps)
     for step in plan.steps.values():
         if step.role == "sink":

@@ -9,10 +9,12 @@ one job of n tasks: in a plain ``local[n]`` session the failure of one task ends
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -56,16 +58,19 @@ def _slot_function(args: SlotArgs) -> Callable[[Iterable[pa.RecordBatch]], Itera
     def slot(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # One loop thread per worker feeds Polars small batches: a pool of its own per worker only takes cores away.
         os.environ.setdefault("POLARS_MAX_THREADS", "1")
+        gc.disable()  # nothing that is imported becomes garbage
         try:
             from pyspark import cloudpickle
 
             from cutwater.runtime.worker import run_worker
 
-            loaded = cloudpickle.loads(program)
+            run = partial(run_worker, cloudpickle.loads(program))
         except Exception as e:
-            status = f"{failed}{type(e).__name__}: {e}"
-        else:
-            status = run_worker(loaded)
+            run, status = None, f"{failed}{type(e).__name__}: {e}"
+        finally:
+            gc.enable()
+        if run is not None:
+            status = run()
         for _ in batches:  # Spark expects its input to be consumed
             pass
         yield pa.RecordBatch.from_pylist([{"status": status}])

@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
+import pyarrow as pa
+
 from cutwater.errors import InvariantError
 from cutwater.runtime.net_items import End, Item, Rows, Timed
 from cutwater.runtime.net_spill import SpillFile
 
 __all__ = ["KeptOutput"]
 
+_POOL = pa.system_memory_pool()
+"""Arrow's own pool gives memory back that rests for some milliseconds, and the next batches pay for its pages again."""
+
 
 class KeptOutput:
     """The items of one channel, in the order in which they were sent, barriers left out.
+
+    Rows are kept as a connection sends them: they are encoded once, and the memory they came in is soon used again,
+    while it is still in the processor's caches.
 
     It begins at a *mark*: the place of the newest completed checkpoint's barrier among them.  What lay in the channel
     at that cut comes behind the barrier's place, or is in the snapshot.  An end of data is kept for ever, because no
@@ -36,6 +44,8 @@ class KeptOutput:
         self._memory_bytes, self._base = memory_bytes, base
         self._items: deque[tuple[Timed, int]] = deque()
         """With the bytes that each takes in memory."""
+        self._sent: Timed | None = None
+        """The last one, as it was sent."""
         self._first = 0
         """Number of the first item that is kept, counted from the channel's beginning."""
         self._marks: dict[int, int] = {}
@@ -49,7 +59,7 @@ class KeptOutput:
         return self._first + len(self._items)
 
     def add(self, item: Timed | End) -> Timed | End:
-        """Keep an item that is being sent; returns it as it is to be sent, its rows perhaps in the file's pages.
+        """Keep an item that is being sent; returns it as it is to be sent.
 
         Raises:
             StorageError: the disk is full, or fails.
@@ -57,24 +67,33 @@ class KeptOutput:
         if type(item) is End:
             self._ended = True
             return item
-        size = 0
-        if type(item) is Rows:
-            size = item.batch.nbytes
-            if self.memory_bytes + size > self._memory_bytes:
-                self._file = self._file or SpillFile()
-                item, size = item._replace(batch=self._file.store(item.batch)), 0
-            self.memory_bytes += size
         assert not isinstance(item, End)
-        self._items.append((item, size))
+        kept, size = item, 0
+        if type(item) is Rows:
+            body = item.batch.serialize(memory_pool=_POOL)
+            if self.memory_bytes + body.size <= self._memory_bytes:
+                item = kept = item.encoded(body)
+                size = body.size
+            else:  # what is sent now need not be read from the file's pages
+                self._file = self._file or SpillFile()
+                item, kept = item._replace(body=body), item.encoded(self._file.write(body))
+            self.memory_bytes += size
+        self._sent = item
+        self._items.append((kept, size))
         return item
 
     def may_join(self, waiting: Item) -> bool:
         """Whether a watermark may be joined with what waits last: not over a mark, nor with a part of what is kept."""
-        return bool(self._items) and self._items[-1][0] is waiting and self._next not in self._marks.values()
+        return bool(self._items) and self._sent is waiting and self._next not in self._marks.values()
 
-    def replace_last(self, item: Timed) -> None:
+    def join(self, joined: Timed) -> None:
         """The last item was joined with a watermark while it waited."""
-        self._items[-1] = item, self._items[-1][1]
+        kept, size = self._items[-1]
+        if type(kept) is Rows:
+            kept = kept._replace(watermark=joined.watermark, sharp=True)
+        else:
+            kept = joined
+        self._sent, self._items[-1] = joined, (kept, size)
 
     # ------------------------------------------------------------------------------------------------- checkpoints
 

@@ -251,8 +251,9 @@ class Connection:
         self._writer.send(parts, sum(len(part) for part in parts))
 
     def _send_rows(self, key: Channel, item: Rows) -> None:
-        batch, first_row, watermark, sharp = item
-        body = batch.serialize()
+        batch, first_row, watermark, sharp, body = item
+        if body is None:
+            body = batch.serialize()
         size = body.size
         if size > self._max_frame_bytes:
             raise DataError(

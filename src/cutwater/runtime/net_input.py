@@ -108,7 +108,7 @@ class InputChannel:
             self.on_ready()
 
     def _put_rows(self, item: Rows) -> None:
-        batch, first, watermark, sharp = item
+        batch, first, watermark, sharp, _ = item
         rows, wanted = batch.num_rows, self._next_arrival
         if first != wanted:
             if first > wanted:
@@ -169,7 +169,7 @@ class InputChannel:
         return item
 
     def _take_rows(self, item: Rows, max_rows: int) -> Rows:
-        batch, first, watermark, sharp = item
+        batch, first, watermark, sharp, _ = item
         offset = self._offset
         left = batch.num_rows - offset
         if left > max_rows:
@@ -251,9 +251,7 @@ class InputChannel:
                 if item.first_row >= place:
                     break
                 skip = self._offset if i == 0 else 0
-                found.append(
-                    item._replace(batch=item.batch.slice(skip), first_row=item.first_row + skip) if skip else item
-                )
+                found.append(item.part(item.batch.slice(skip), item.first_row + skip) if skip else item)
             elif type(item) is Watermark:
                 found.append(item)
         return tuple(through_last_row(found))

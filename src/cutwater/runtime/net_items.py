@@ -22,6 +22,16 @@ class Rows(NamedTuple):
     watermark: int = MIN_WATERMARK
     sharp: bool = False
     """The watermark must stand between these rows and the next on every further channel too (rule W1)."""
+    body: pa.Buffer | None = None
+    """The batch as a connection sends it, if it was encoded already."""
+
+    def part(self, batch: pa.RecordBatch, first_row: int) -> Rows:
+        """Some of the rows."""
+        return self._replace(batch=batch, first_row=first_row, body=None)
+
+    def encoded(self, body: pa.Buffer) -> Rows:
+        """The same rows, in the memory of their encoded form."""
+        return self._replace(batch=pa.ipc.read_record_batch(body, self.batch.schema), body=body)
 
 
 class Watermark(NamedTuple):

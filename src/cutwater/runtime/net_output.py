@@ -118,7 +118,7 @@ class OutputChannel:
             return item
         if has >= item.batch.num_rows:
             return Watermark(item.watermark)
-        return item._replace(batch=item.batch.slice(has), first_row=self._arrived)
+        return item.part(item.batch.slice(has), self._arrived)
 
     def take_over(self, send: Callable[[Item], None], checkpoint_id: int) -> None:
         """The receiver is another one, which was restored from a checkpoint: send it all that it lacks, on its credit.
@@ -328,7 +328,7 @@ class OutputChannel:
                 if joined is not None:
                     waiting[-1] = joined
                     if kept is not None:
-                        kept.replace_last(joined)
+                        kept.join(joined)
                     return
             if kept is not None and not isinstance(item, Barrier):
                 item = kept.add(item)

@@ -52,7 +52,14 @@ class SpillFile:
         Raises:
             StorageError: the disk is full, or fails.
         """
-        body = batch.serialize()
+        return pa.ipc.read_record_batch(self.write(batch.serialize()), batch.schema)
+
+    def write(self, body: pa.Buffer) -> pa.Buffer:
+        """The same bytes, in the file.
+
+        Raises:
+            StorageError: as ``store``.
+        """
         try:
             if self._pages is None or self._used + body.size > self._size:
                 self._open(max(_FILE_BYTES, body.size))
@@ -70,7 +77,7 @@ class SpillFile:
         self._used = -(-(start + body.size) // _ALIGNMENT) * _ALIGNMENT
         self.stored_bytes += body.size
         assert self._pages is not None
-        return pa.ipc.read_record_batch(self._pages.slice(start, body.size), batch.schema)
+        return self._pages.slice(start, body.size)
 
     def close(self) -> None:
         """Nothing more is stored; what was stays readable."""
@@ -133,7 +140,7 @@ class SpillingInputChannel(InputChannel):
         if type(item) is Rows:
             size = item.batch.nbytes
             if self._bytes_in - self._bytes_out + size > self._memory_bytes:
-                item = item._replace(batch=self._file.store(item.batch))
+                item = item.part(self._file.store(item.batch), item.first_row)
                 size = 0
         self._bytes_in += size
         self._sizes.append(size)

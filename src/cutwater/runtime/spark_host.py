@@ -66,11 +66,10 @@ def _slot_function(args: SlotArgs) -> Callable[[Iterable[pa.RecordBatch]], Itera
 
             run = partial(run_worker, cloudpickle.loads(program))
         except Exception as e:
-            run, status = None, f"{failed}{type(e).__name__}: {e}"
+            run = partial(str, f"{failed}{type(e).__name__}: {e}")
         finally:
             gc.enable()
-        if run is not None:
-            status = run()
+        status = run()
         for _ in batches:  # Spark expects its input to be consumed
             pass
         yield pa.RecordBatch.from_pylist([{"status": status}])

@@ -60,12 +60,6 @@ def check_recovery(plan: PhysicalPlan, config: JobConfig) -> None:
     """
     if not config.records_order:
         return
-    if plan.back_edges:
-        raise BuildError(
-            f"recovery {config.recovery!r} does not know loops",
-            step=plan.back_edges[0][1],
-            hint="Choose recovery='region' or 'job'.",
-        )
     for step in plan.steps.values():
         why = _why_not(step, config)
         if why:

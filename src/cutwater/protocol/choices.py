@@ -52,6 +52,8 @@ class ChoiceKind(enum.IntEnum):
     """What the last read left to be handed on."""
     SPLITS = 11
     """``place`` splits are known to the source."""
+    VERDICT = 12
+    """A verdict on the loop let the watermark ``value`` pass; with ``place`` 1 it ended the back-edges, too."""
 
 
 _TIMED: Final = frozenset({ChoiceKind.TIMED_ROWS, ChoiceKind.SHARP_ROWS, ChoiceKind.WATERMARK, ChoiceKind.IDLE})
@@ -124,6 +126,8 @@ class ChoiceWriter:
             self._bases.clock_ms = value
         elif kind is ChoiceKind.READ:
             write_varint(out, value)
+        elif kind is ChoiceKind.VERDICT:
+            write_varint(out, _zigzag(value))
         elif kind is ChoiceKind.MARK:
             self._bases.clear()
         return bytes(out)
@@ -165,6 +169,9 @@ class ChoiceReader:
             value = self.bases.clock_ms = self.bases.clock_ms + _unzigzag(more)
         elif kind is ChoiceKind.READ:
             value, at = read_varint(data, at)
+        elif kind is ChoiceKind.VERDICT:
+            more, at = read_varint(data, at)
+            value = _unzigzag(more)
         elif kind is ChoiceKind.MARK:
             self.bases.clear()
         self._at = at

@@ -116,12 +116,13 @@ class WatermarkMerger:
 
         Returns the new combined watermark if it rose.
         """
-        marked = min(self._marks.get(checkpoint_id, _MIN), limit)
+        marked = self.passing(checkpoint_id, limit)
         self._marks = {id: mark for id, mark in self._marks.items() if id > checkpoint_id}
-        if marked <= self.combined:
-            return None
-        self.combined = marked
-        return marked
+        return self.let_pass(marked)
+
+    def passing(self, checkpoint_id: int, limit: int = _MAX) -> int:
+        """The combined watermark would be this, or stay, with ``release``."""
+        return min(self._marks.get(checkpoint_id, _MIN), limit)
 
     def let_pass(self, watermark: int) -> int | None:
         """A verdict let this pass before, and does so once more (R0).  Returns the watermark if it rose."""

@@ -12,7 +12,7 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.loops import LoopReport
 from cutwater.runtime import control as c
 from cutwater.runtime.copies import CopyReader, lengths_of
-from cutwater.runtime.order_news import OrderNews
+from cutwater.runtime.order_news import OrderNews, PeerNews
 from cutwater.runtime.peers import PeerLost
 from cutwater.runtime.restore import Restore
 from cutwater.runtime.snapshots import FrozenSubtask, SnapshotService, SubtaskLogs, Written
@@ -55,6 +55,8 @@ class Attempt(SurvivingAttempt):
         self._parts: dict[int, dict[str, int]] = {}
         """By checkpoint: bytes by file of what this worker wrote of it, or builds upon."""
         self._trace: WorkerTrace | None = None
+        self._to_coordinator: PeerNews | None = None
+        """Where verdicts on loops rest on choices (R0)."""
 
     # ------------------------------------------------------------------------------------------------------ build
 
@@ -113,6 +115,10 @@ class Attempt(SurvivingAttempt):
         """Each subtask follows what anybody knows of its order log, as far as that goes."""
         from cutwater.runtime.order_recording import OrderedSubtask
 
+        if self._deploy.news:
+            order.peer("coordinator").hear(self._deploy.news)
+        if self._plan.loops:
+            self._to_coordinator = order.peer("coordinator")
         if not order.await_first(self._others, self._check_wanted, NEWS_DEADLINE_S):
             raise WireError(
                 f"not everybody told worker {self._slot} what is known of order logs within {NEWS_DEADLINE_S:.0f} s"
@@ -290,6 +296,7 @@ class Attempt(SurvivingAttempt):
                 probe=not parts,
                 region=self.region,
                 files=[file for part in parts for file in part.files],
+                news=self._to_coordinator.news() if self._to_coordinator is not None else b"",
             )
         )
 

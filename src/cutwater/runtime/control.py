@@ -68,7 +68,7 @@ class SplitAssignment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
-    """Build the subtasks of an attempt that belong to a region, and restore them."""
+    """Build the subtasks of an attempt that belong to a region, and restore them; ``news``: of order logs (R0)."""
 
     attempt: int
     incarnations: list[int]
@@ -105,6 +105,7 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """What the checkpoint says of sinks was said by their shadows: they begin with nothing."""
     copies: dict[str, list[int]] = {}
     """By file of the checkpoint: slots whose workers have a copy of it."""
+    news: bytes = b""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -167,15 +168,13 @@ class CompleteNotice(msgspec.Struct, frozen=True, tag="complete"):
 
 
 class LoopVerdict(msgspec.Struct, frozen=True, tag="verdict"):
-    """The wave found this loop without a row; ``ended``: there will never be one again (C6)."""
+    """The wave found the loop of these vertices empty, and none will come if it ``ended`` (C6); what may pass (W3)."""
 
     attempt: int
     checkpoint_id: int
     vertices: list[int]
-    """Of the loop."""
     ended: bool
     watermark: int
-    """What may pass the loop's heads (W3)."""
 
 
 class AbortNotice(msgspec.Struct, frozen=True, tag="abort"):
@@ -247,7 +246,7 @@ class LoopReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack"):
-    """All subtasks of the worker froze for this checkpoint and everything is durable (A6)."""
+    """All froze for this checkpoint and everything is durable (A6); verdicts on loops rest on ``news`` (R0)."""
 
     attempt: int
     checkpoint_id: int
@@ -262,6 +261,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     region: int = 0
     files: list[SavepointFile] = []
     """Of a savepoint."""
+    news: bytes = b""
 
 
 class CaughtUp(msgspec.Struct, frozen=True, tag="caught_up"):

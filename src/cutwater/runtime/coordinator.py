@@ -109,6 +109,7 @@ class Coordinator(AnsweringDriver):
             case c.Ack():
                 region = self._machine.regions[message.region]
                 held = sorted(subtask for subtask in region if subtask[1] == link.slot)
+                self._deploying.hear(message.news)  # first: a verdict rests on it
                 self._checkpointing.acknowledged(held, message)
             case c.ProbeWanted():
                 self._checkpointing.probe_wanted(message)
@@ -365,6 +366,7 @@ class Coordinator(AnsweringDriver):
         self._failures.progressed()
         self._job(j.CheckpointCompleted(self._machine.attempt, now_ms()))
         self._handing_over.completed(checkpoint_id, self._machine.parts)
+        self._deploying.completed(checkpoint_id)
 
     def _worker_args(self, slot: int) -> WorkerArgs:
         return WorkerArgs(

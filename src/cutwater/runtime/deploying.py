@@ -13,6 +13,7 @@ from cutwater.runtime.checkpointing import now_ms
 from cutwater.runtime.control_server import WorkerLink
 from cutwater.runtime.copies import choose_holders
 from cutwater.runtime.copy_messages import CopyPlaces
+from cutwater.runtime.order_news import OrderNews
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.read_limit import Limits
 from cutwater.runtime.splits import Splits
@@ -42,6 +43,8 @@ class Deploying:
         self._publisher, self._splits, self._machine = publisher, splits, machine
         self._recovery, self._timeout_ms = config.recovery, config.catch_up_timeout_ms
         self._attempts: dict[int, int] = {}
+        self._news = OrderNews()
+        """What acknowledgements told of order logs, where the job has loops."""
         self.behind: dict[Place, float] = {}
         """Who has not sent again yet what survivors have, and the end of the time that they have for it: no checkpoint
         may begin (R3, R4)."""
@@ -76,6 +79,15 @@ class Deploying:
             return f"{sum(len(everything[r]) for r in regions)} of {sum(map(len, everything))} subtasks"
         return f"{len(regions)} of {len(everything)} {'workers' if self._recovery == 'task' else 'regions'}"
 
+    def hear(self, news: bytes) -> None:
+        """An acknowledgement came; a verdict on a loop may rest on choices that nobody else knows who lives on (R0)."""
+        if news:
+            self._news.peer("worker").hear(news)
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Nobody goes back behind this checkpoint any more."""
+        self._news.completed(checkpoint_id)
+
     def caught_up(self, place: Place) -> bool:
         """One has; returns whether none is behind any more."""
         self.behind.pop(place, None)
@@ -107,15 +119,14 @@ class Deploying:
                 yield link, CopyPlaces([other.incarnation for other in links], addresses, holders)
         begins = {region: sorted(s for s, r in self._machine.parts if r == region) for region in sorted(regions)}
         survivors = sorted(place for place in self._machine.parts if place[1] not in begins)
-        incarnations = [link.incarnation for link in links]
+        incarnations, restored = [k.incarnation for k in links], restorable.completed.checkpoint_id if restorable else 0
         if not survivors:
-            self.behind.clear()
+            self.behind, self._news = {}, OrderNews(restored)
         self._attempts |= dict.fromkeys(begins, attempt)
         passing = self._recovery in ("upstream", "task")  # rows, between regions
         if passing and survivors:
             due_ms = now_ms() + self._timeout_ms
             self.behind |= {(slot, region): due_ms for region, slots in begins.items() for slot in slots}
-            restored = restorable.completed.checkpoint_id if restorable else 0
             for slot in sorted({slot for slot, _ in survivors}):  # first: nobody else lets the replacements in
                 yield links[slot], c.Turn(attempt, list(begins), incarnations, restored)
         for region, slots in begins.items():
@@ -139,6 +150,7 @@ class Deploying:
                     shadows=self._publisher.forks.shadows,
                     fresh_sinks=self._publisher.has_fresh_sinks(restorable),
                     copies=copies,
+                    news=self._news.peer("worker").news(),
                 )
                 yield links[slot], deploy
 

@@ -138,6 +138,26 @@ class OrderedSource(SourceRunner):
 class _OrderedPerformer(Performer):
     order: SubtaskOrder
 
+    def handle(self, event: m.Event) -> None:
+        if type(event) is m.LoopVerdict:
+            self._choose(event)
+        super().handle(event)
+
+    def _choose(self, verdict: m.LoopVerdict) -> None:
+        """What a verdict on the loop changes is a choice; nothing has come of it yet."""
+        passes = max(self._merger.combined, self._merger.passing(verdict.checkpoint_id, verdict.watermark))
+        ends = verdict.ended and self._machine.loop_open
+        if ends or passes > self._merger.combined:
+            self.order.chose(ChoiceKind.VERDICT, int(ends), value=passes)
+
+    def hear_again(self, watermark: int, ends: bool) -> None:
+        """What a verdict changed before, it changes once more."""
+        risen = self._merger.let_pass(watermark)
+        if risen is not None:
+            self._parts.chain.start_watermark(risen, True)
+        if ends:
+            super().handle(m.LoopVerdict(self._machine.newest_id, True))
+
     def _freeze(self, effect: m.Freeze) -> None:
         super()._freeze(effect)
         if effect.probe:
@@ -262,6 +282,9 @@ class OrderedSubtask(Subtask):
         elif kind is ChoiceKind.TIMERS:
             self.order.made(kind)
             self._fire(value)
+        elif kind is ChoiceKind.VERDICT:
+            self.order.made(kind)
+            cast(_OrderedPerformer, self.performer).hear_again(value, bool(place))
         elif kind is ChoiceKind.SPLITS and isinstance(source, OrderedSource):
             self.order.made(kind)
             source.reveal(place)

@@ -47,6 +47,16 @@ def test_r0_another_choice_than_the_log_says_is_an_error() -> None:
         log.took("b", 1)
 
 
+@pytest.mark.parametrize(("position", "known"), [(0, 4), (4, 0)])
+def test_r0_a_log_that_lacks_what_somebody_knows_is_not_followed(position: int, known: int) -> None:
+    log = OrderLog()
+    log.took("a", 3)
+    with pytest.raises(InvariantError, match="holds 3 choices"):
+        log.go_back(position, known)
+    log.go_back(0, known=3)
+    assert log.next_run() == ("a", 3)
+
+
 def test_r0_a_loop_that_follows_takes_nothing_else() -> None:
     log = OrderLog()
     for run in [("b", 3), ("a", CONTROL), ("a", 1)]:

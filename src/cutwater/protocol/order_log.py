@@ -96,7 +96,16 @@ class OrderLog:
         self._chose(verdict)
 
     def go_back(self, position: int, known: int) -> None:
-        """The subtask is at ``position`` again; choices from ``known`` on are known to nobody, and forgotten."""
+        """The subtask is at ``position`` again; choices from ``known`` on are known to nobody, and forgotten.
+
+        Raises:
+            InvariantError: somebody knows of choices that are not in the log, which so could not be followed.
+        """
+        if max(position, known) > len(self._choices):
+            raise InvariantError(
+                f"an order log holds {len(self._choices)} choices; its subtask goes back to {position}, and somebody "
+                f"knows {known}"
+            )
         del self._choices[max(position, known) :]
         self.position = position
 
@@ -124,7 +133,7 @@ class OrderLog:
         return choice
 
     def copy(self) -> OrderLog:
-        """The same log, for a replacement: whoever it replaces may still write."""
+        """The same log, for a replacement, once nobody hears any more of whoever it replaces, and may still write."""
         other = OrderLog()
         other.position, other._choices = self.position, self._choices.copy()
         return other

@@ -100,10 +100,12 @@ class Attempt:
         self.parts = rescaled(self.parts, old.graph, graph, world.reroute(rows, old.graph, graph))
         return reroute(sent, old.graph, graph)
 
-    def order(self, world: World, task: int) -> OrderLog | None:
-        """The order log of a subtask that begins with this attempt; ``None``: none is kept."""
-        if not world.keeps_order:
-            return None
+    def order(self, task: int) -> OrderLog:
+        """The order log of a subtask that begins with this attempt.
+
+        Only once all have turned: until then whoever is replaced, if it is late and not dead, goes on choosing, and
+        survivors hear of it.
+        """
         old = self._orders.get(task)
         self._orders[task] = OrderLog() if old is None else old.copy()
         return self._orders[task]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
 from cutwater.protocol.job import JobMachine
+from cutwater.protocol.order_log import OrderLog
 from cutwater.protocol.regions import Region, units_of
 from cutwater.sim.attempt import Attempt
 from cutwater.sim.planting import of_attempts, of_subtasks
@@ -27,7 +28,7 @@ class _ChoosesAnew(SimSubtask):
     """A replacement takes its inputs in another order than survivors know of: dropping by number alone."""
 
     def follow(self) -> None:
-        return
+        self.order = OrderLog()
 
 
 class _ForgetsVerdicts(SimSubtask):

@@ -36,9 +36,9 @@ class ReplayingSubtask(SubtaskState, ABC):
 
     def follow(self) -> None:
         """Take inputs in the order that survivors know of, from the checkpoint on."""
-        order = self.order
-        if order is None:
+        if not self.world.keeps_order:
             return
+        self.order = order = self.attempt.order(self.task)
         order.go_back(self._choice, self.worker.known.get(self.task, 0))
         self.worker.known[self.task] = order.length
         if order.next_run() is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
 from cutwater.protocol.loop import SubtaskLoop
+from cutwater.protocol.order_log import OrderLog
 from cutwater.protocol.stages import Phase
 from cutwater.protocol.watermarks import InputTime, WatermarkMerger
 from cutwater.sim.channels import Item, Link
@@ -121,9 +122,10 @@ class SubtaskState:
         """All that begins with it is ready."""
         self.dropped = False
         """Its region, or the whole job, goes back; it does nothing any more."""
-        self.order = attempt.order(world, task)
-        self._choice = part.choice[1] if part and self.order is not None and part.choice[0] == attempt.lineage else 0
-        self.behind = self.order is not None and attempt.lineage != attempt.number
+        self.order: OrderLog | None = None
+        """What it chose, from ``follow`` on, if that is kept."""
+        self._choice = part.choice[1] if part and world.keeps_order and part.choice[0] == attempt.lineage else 0
+        self.behind = world.keeps_order and attempt.lineage != attempt.number
         """It sends again what receivers have."""
         if part:
             self.merger.restore(part.merger, part.combined)

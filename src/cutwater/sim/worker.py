@@ -198,7 +198,7 @@ class SimWorker:
             return
         id = attempt.restored.checkpoint_id if attempt.restored else None
         self.world.note("restored", self.slot, attempt.number, id)
-        if self.world.keeps_order:
+        if self.world.keeps_order and attempt.others_live:
             self._ask(fresh)
         for subtask in fresh:
             subtask.follow()

@@ -105,9 +105,8 @@ class SubtaskState:
         self.counts = dict(part.counts) if part else {}
         self.sign = part.sign if part else 0
         self.watermark = part.watermarks if part else -1
-        self.sink = (
-            SinkWriter(world, task, attempt.number, part.pieces if part else ()) if task in graph.sinks else None
-        )
+        pieces = part.pieces if part else ()
+        self.sink = SinkWriter(world, task, attempt.number, pieces) if task in graph.sinks else None
         self._parts: dict[int, Part] = {}
         self._logs: dict[int, dict[int, list[Item]]] = {}
         """Channel -> checkpoint -> log under way."""

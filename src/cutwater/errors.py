@@ -5,6 +5,7 @@
     ├── ConfigError             a setting is wrong
     ├── DataError               a row cannot be read, keyed or converted
     ├── UserCodeError           a user's function failed; carries its own traceback
+    │   └── NondeterminismError     it, or a source, gave something else the second time
     ├── StorageError            the checkpoint directory cannot be used
     │   ├── CorruptSnapshotError    a file differs from its digest, is torn or missing
     │   ├── FormatVersionError      written by a version that this one cannot read
@@ -35,6 +36,7 @@ __all__ = [
     "InvariantError",
     "JobCancelledError",
     "JobFailedError",
+    "NondeterminismError",
     "ResourceError",
     "StorageError",
     "UserCodeError",
@@ -98,6 +100,24 @@ class UserCodeError(CutwaterError):
     """A user's function raised; the message has that function's own traceback."""
 
     exit_code = 4
+
+
+class NondeterminismError(UserCodeError):
+    """A function or a source gave something else for the same input when a part of a job went back by itself.
+
+    >>> error = NondeterminismError("subtask 1 made 3 rows once more, where it had made 5", step="draw")
+    >>> error.hint
+    "Make it deterministic, or choose recovery='region' or 'job'."
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "Make it deterministic, or choose recovery='region' or 'job'.",
+        step: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, step=step)
 
 
 class StorageError(CutwaterError):

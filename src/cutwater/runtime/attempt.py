@@ -40,8 +40,8 @@ class Attempt(SurvivingAttempt):
     """
 
     def __init__(self, deploy: c.Deploy, worker: Worker, args: WorkerArgs) -> None:
-        super().__init__(deploy, worker, args.division)
-        self._deploy, self._plan, self._store = deploy, args.plan, args.store
+        super().__init__(deploy, worker, args.plan, args.division)
+        self._deploy, self._store = deploy, args.store
         self._subtasks: list[Subtask] = []
         self._by_key: dict[tuple[int, int], Subtask] = {}
         self._written: dict[int, list[Written]] = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Split
 from cutwater.dataflow.graph import PhysicalPlan
-from cutwater.errors import CutwaterError, FencedError, InvariantError
+from cutwater.errors import CutwaterError, FencedError, InvariantError, NondeterminismError
 from cutwater.protocol import job_messages as j
 from cutwater.protocol import messages as m
 from cutwater.protocol import rescale as r
@@ -144,9 +144,13 @@ class Coordinator(AnsweringDriver):
                 if link is not None:
                     link.send(c.AssignSplits(self._machine.attempt, step, fresh, no_more))
 
-    def _failed(self, failure: c.Failure) -> None:
+    def _failed(self, failure: c.Failure, alone: bool = True) -> None:
+        self.publisher.failed(failure.kind)
         self.board.failed(failure)
-        super()._failed(failure)
+        alone = alone and failure.kind != NondeterminismError.__name__  # which a part would end in again and again
+        if not alone:
+            self.board.warn(f"everything goes back, because a part of it cannot alone: {failure.message}")
+        super()._failed(failure, alone=alone)
 
     def _due_ms(self) -> float | None:
         checkpoint_ms = self._checkpoints.next_due_ms if self._checkpoints else None

@@ -204,7 +204,8 @@ class Driver(abc.ABC):
             self._failures.note("ResourceError", hopeless, "", False)
             self._job(j.EndRequested(j.Outcome.FAILED, hopeless, now_ms()))
 
-    def _failed(self, failure: c.Failure) -> None:
+    def _failed(self, failure: c.Failure, alone: bool = True) -> None:
+        """A worker told of a failure; not ``alone``: everything goes back."""
         text = f"{failure.message}\n{failure.traceback}" if failure.traceback else failure.message
         self._fail(
             failure.kind,
@@ -212,8 +213,8 @@ class Driver(abc.ABC):
             step=failure.step,
             retryable=failure.retryable,
             hint=failure.hint,
-            attempt=failure.attempt,
-            region=failure.region,
+            attempt=failure.attempt if alone else self._machine.attempt,
+            region=failure.region if alone else None,
         )
 
     def _still_failed(self, failure: c.Failure) -> None:

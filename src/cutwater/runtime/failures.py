@@ -14,7 +14,7 @@ __all__ = ["FailureLedger", "error_of", "first_line", "internal_error", "root_ca
 
 _SAME_FAILURE_LIMIT = 3
 """The same error of the same step this often in a row, without a completed checkpoint in between, ends the job."""
-_LIMITED = frozenset({"UserCodeError", "CorruptSnapshotError", "InvariantError"})
+_LIMITED = frozenset({"UserCodeError", "NondeterminismError", "CorruptSnapshotError", "InvariantError"})
 _NOT_RETRYABLE = frozenset(
     {"DataError", "BuildError", "ConfigError", "FencedError", "FormatVersionError", "ForeignDirectoryError"}
 )

@@ -16,7 +16,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from cutwater.dataflow.graph import Step
-from cutwater.errors import InvariantError
+from cutwater.errors import NondeterminismError
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.choices import ChoiceKind
@@ -127,9 +127,10 @@ class OrderedSource(SourceRunner):
         whole = (parts[0] if len(parts) == 1 else pa.concat_batches(parts)) if parts else None
         return True, super()._package(whole, split)
 
-    def _lost(self, origin: str, missing: int) -> InvariantError:
-        return InvariantError(
-            f"{origin} does not give again what it gave before: {missing} rows are missing",
+    def _lost(self, origin: str, missing: int) -> NondeterminismError:
+        what = f"{missing} rows are missing" if missing > 0 else f"there are {-missing} rows too many"
+        return NondeterminismError(
+            f"{origin} does not give again what it gave before: {what}",
             step=self.step,
             hint="A source must give the same rows at the same position, as long as a checkpoint refers to them.",
         )

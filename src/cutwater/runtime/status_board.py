@@ -153,7 +153,6 @@ class StatusBoard:
 
     def failed(self, failure: c.Failure) -> None:
         where = f"step {failure.step!r}, " if failure.step else ""
-        self._publisher.failed(failure.kind)
         self.log(f"worker {failure.subtask} failed: {where}{failure.kind}: {failure.message}\n{failure.traceback}")
 
     # ---------------------------------------------------------------------------------------------- checkpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cutwater.dataflow.graph import Channel
-from cutwater.errors import InvariantError
+from cutwater.errors import NondeterminismError
 from cutwater.protocol.choices import Choice, ChoiceKind, ChoiceReader, ChoiceWriter
 from cutwater.protocol.order_log import CONTROL, OWN, Run
 from cutwater.protocol.regions import Subtask as SubtaskKey
@@ -16,6 +16,18 @@ from cutwater.runtime.order_news import OrderNews
 __all__ = ["SubtaskOrder"]
 
 _OF_INPUTS = {ChoiceKind.ROWS, ChoiceKind.TIMED_ROWS, ChoiceKind.SHARP_ROWS}
+_DEEDS = {
+    **dict.fromkeys(_OF_INPUTS, "took rows of an input"),
+    **dict.fromkeys((ChoiceKind.WATERMARK, ChoiceKind.IDLE), "went on to other choices"),
+    ChoiceKind.END: "came to the end of an input",
+    ChoiceKind.MARK: "froze its state",
+    ChoiceKind.TIMERS: "fired timers",
+    ChoiceKind.CLOCK: "looked at the clock",
+    **dict.fromkeys((ChoiceKind.READ, ChoiceKind.READ_ON), "read from its source"),
+    ChoiceKind.SPLITS: "got splits to read",
+    ChoiceKind.VERDICT: "heard of its loop",
+}
+"""In a user's words, what each choice is."""
 
 
 class ChosenClock(ProcessingClock):
@@ -41,12 +53,20 @@ class SubtaskOrder:
     Args:
         news: of the worker.
         key: of the subtask.
+        steps: what runs in it.
         inputs: its inputs.
         clock: the worker's.
     """
 
-    def __init__(self, news: OrderNews, key: SubtaskKey, inputs: list[Channel], clock: ProcessingClock) -> None:
-        self._news, self._key, self._inputs = news, key, inputs
+    def __init__(
+        self,
+        news: OrderNews,
+        key: SubtaskKey,
+        steps: tuple[str, ...],
+        inputs: list[Channel],
+        clock: ProcessingClock,
+    ) -> None:
+        self._news, self._key, self._steps, self._inputs = news, key, steps, inputs
         self.clock = ChosenClock(self, clock)
         self._writer: ChoiceWriter | None = None
         self._reader: ChoiceReader | None = None
@@ -107,13 +127,15 @@ class SubtaskOrder:
         """The next choice is made again.
 
         Raises:
-            InvariantError: the log has another kind of choice.
+            NondeterminismError: the log has another kind of choice.
         """
         choice = self.peek()
         if choice is None or choice.kind not in kinds:
-            raise InvariantError(
-                f"subtask {self._key} chose {choice} before, and now comes to {kinds[0].name}",
-                hint="A step gives other results for the same rows.  Use recovery='job' for such a dataflow.",
+            before = _DEEDS[choice.kind] if choice is not None else "did nothing more"
+            chained = f" ({' -> '.join(self._steps)})" if self._steps[1:] else ""
+            raise NondeterminismError(
+                f"subtask {self._key[1]}{chained} {_DEEDS[kinds[0]]}, where with the same input it {before}",
+                step=self._steps[0],
             )
         self._next = None
         return choice

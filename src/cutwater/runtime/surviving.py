@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cutwater.errors import InvariantError, WireError
+from cutwater.errors import NondeterminismError, WireError
 from cutwater.protocol.handshake import Peer, Refusal
 from cutwater.protocol.regions import Division, Place
 from cutwater.runtime import control as c
@@ -15,6 +15,7 @@ from cutwater.runtime.peers import ConnectedAttempt, PeerLost, place_of
 from cutwater.runtime.regions import partners
 
 if TYPE_CHECKING:
+    from cutwater.dataflow.graph import PhysicalPlan
     from cutwater.runtime.channels import OutputChannel
     from cutwater.runtime.wiring import Wiring
     from cutwater.runtime.worker import Worker
@@ -49,12 +50,13 @@ class SurvivingAttempt(ConnectedAttempt):
     Args:
         deploy: what the coordinator asks for.
         worker: the process it lives in.
+        plan: what runs.
         division: of the job into regions.
     """
 
-    def __init__(self, deploy: c.Deploy, worker: Worker, division: Division) -> None:
+    def __init__(self, deploy: c.Deploy, worker: Worker, plan: PhysicalPlan, division: Division) -> None:
         recovery = worker.args.config.recovery
-        self._division, self._takes_upstream = division, recovery == "upstream"
+        self._plan, self._division, self._takes_upstream = plan, division, recovery == "upstream"
         self._alone = recovery in ("upstream", "task") and len(division.regions) > 1
         others = partners(division, recovery, (worker.args.slot, deploy.region))
         super().__init__(deploy, worker, deploy.region, others)
@@ -173,7 +175,7 @@ class SurvivingAttempt(ConnectedAttempt):
         """No barrier may leave before the receivers have nothing that is still to be sent.
 
         Raises:
-            InvariantError: an output has ended with fewer rows than its receiver has.
+            NondeterminismError: an output has ended with fewer rows than its receiver has.
 
         Args:
             following: a subtask still takes its inputs in an order that others know of.
@@ -189,8 +191,10 @@ class SurvivingAttempt(ConnectedAttempt):
         if arrived is None:
             return True
         if output.ended and output.next_row < arrived[0]:
-            raise InvariantError(
-                f"{output.key}: {output.next_row} rows were made again of {arrived[0]} that had been sent",
-                hint="A function of the dataflow gives other rows for the same input: choose recovery='region'.",
+            edge = self._plan.edges[output.key.edge]
+            raise NondeterminismError(
+                f"subtask {output.key.source} made {output.next_row} rows for {edge.target_step!r} once more, "
+                f"where it had made {arrived[0]} of the same input",
+                step=edge.source_step,
             )
         return output.next_row < arrived[0] or (arrived[1] and not output.ended)

@@ -217,7 +217,7 @@ class Wiring:
         }
         loop = self._plan.loops[n] if (n := self._plan.loop_of(vertex.index)) is not None else frozenset[int]()
         inputs = [self._inputs[channel] for channel in edges]
-        self._order = self._order_of(key, list(edges)) if outgoing else None
+        self._order = self._order_of(vertex, list(edges)) if outgoing else None
         chain, sinks = self._chain(vertex)
         parts = SubtaskParts(
             key=key,
@@ -257,13 +257,13 @@ class Wiring:
         make = Subtask if self._trace is None else self._trace.subtask
         return make(parts, machine, decider, merger, port, budget_ms)
 
-    def _order_of(self, key: tuple[int, int], inputs: list[Channel]) -> SubtaskOrder | None:
+    def _order_of(self, vertex: Vertex, inputs: list[Channel]) -> SubtaskOrder | None:
         """Where a recovery needs it: the order log of a subtask on whose choices others depend (R0)."""
         if self._news is None:
             return None
         from cutwater.runtime.subtask_order import SubtaskOrder
 
-        return SubtaskOrder(self._news, key, inputs, self._clock)
+        return SubtaskOrder(self._news, (vertex.index, self._slot), vertex.steps, inputs, self._clock)
 
     def _source(self, vertex: Vertex) -> SourceRunner | None:
         step = self._plan.steps[vertex.steps[0]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pyarrow as pa
 import pytest
+from subtask_context import Subtask
 
 import cutwater as cw
 from cutwater.dataflow.graph import EdgeType, Input
@@ -209,7 +210,7 @@ class TestEnrich:
     def test_tables_of_all_kinds_give_the_same(self, flow, flights, table):
         flights.enrich("names", table, on=["carrier"], how="inner", suffix="_c")
         operator = flow.graph.steps["names"].spec.build()
-        operator.open(None)
+        operator.open(Subtask())
         rows = [{"carrier": c, "delay": 9} for c in ("UA", "ZZ", "AA")]
         batch = pa.RecordBatch.from_pylist(rows, schema=flights.schema)
         (result,) = [b for _, b in operator.process(0, batch)]

@@ -96,6 +96,8 @@ class CheckpointCoordinator(CoordinatorState):
         elif event.kind is CheckpointKind.ON_DEMAND:
             self._waiting.append(event.request_id)
         else:
+            if event.kind.final:  # whatever becomes of it, the attempt ends: none that waits is ever begun
+                self._refuse_waiting(FailureReason.JOB_ENDING, "")
             self._trigger(event.kind, event.request_id)
 
     def _on_drain(self, event: m.RequestDrain) -> None:
@@ -125,7 +127,7 @@ class CheckpointCoordinator(CoordinatorState):
         if answer is AckAnswer.SUCCESS:
             pending = self._pending[event.checkpoint_id]
             pending.payloads[event.subtask] = event.payload
-            last = len(pending.payloads) == len(self._subtasks)
+            last = len(pending.payloads) == len(pending.subtasks)
             self._step(pending, PendingStep.ALL_ACKNOWLEDGED if last else PendingStep.ACKNOWLEDGED)
         elif answer is AckAnswer.DISCARDED or self._is_stranger(event):
             self._effects.append(m.Discard(event.checkpoint_id, event.payload))
@@ -133,7 +135,7 @@ class CheckpointCoordinator(CoordinatorState):
     def _answer(self, event: m.AckReceived) -> AckAnswer:
         """State is deleted only where it is certain that no manifest names it; the store collects the rest."""
         pending = self._pending.get(event.checkpoint_id)
-        if pending is not None and pending.attempt == event.attempt and event.subtask in self._subtasks:
+        if pending is not None and pending.attempt == event.attempt and event.subtask in pending.subtasks:
             return AckAnswer.DUPLICATE if event.subtask in pending.payloads else AckAnswer.SUCCESS
         if event.checkpoint_id in self._completed and event.subtask in self._subtasks:
             return AckAnswer.DUPLICATE
@@ -144,11 +146,11 @@ class CheckpointCoordinator(CoordinatorState):
     def _is_stranger(self, event: m.AckReceived) -> bool:
         """No subtask of the job, but about one of its checkpoints: nobody will ever name what it wrote."""
         pending = self._pending.get(event.checkpoint_id)
-        return pending is not None and pending.attempt == event.attempt and event.subtask not in self._subtasks
+        return pending is not None and pending.attempt == event.attempt and event.subtask not in pending.subtasks
 
     def _on_decline(self, event: m.DeclineReceived) -> None:
         pending = self._pending.get(event.checkpoint_id)
-        if pending is None or pending.attempt != event.attempt or event.subtask not in self._subtasks:
+        if pending is None or pending.attempt != event.attempt or event.subtask not in pending.subtasks:
             return
         if event.subtask not in pending.payloads:
             self._fail(pending, event.reason, f"subtask {event.subtask}: {event.detail}".removesuffix(": "))
@@ -231,7 +233,7 @@ class CheckpointCoordinator(CoordinatorState):
         self._triggered += kind.stored
         now, timeout = self._now_ms, self._settings.timeout_ms
         self._pending[self._last_id] = PendingCheckpoint(
-            self._last_id, kind, self._attempt, now, now + timeout, request_id
+            self._last_id, kind, self._attempt, now, now + timeout, self._subtasks, request_id
         )
         savepoint = kind.user_owned or (kind is CheckpointKind.FINAL and request_id is not None)
         self._effects.append(m.SendTrigger(self._last_id, kind, kind.final, savepoint))
@@ -239,7 +241,7 @@ class CheckpointCoordinator(CoordinatorState):
     def _expire(self) -> None:
         for pending in list(self._pending.values()):
             if pending.stage is PendingStage.TRIGGERED and pending.expires_ms <= self._now_ms:
-                missing = sorted(map(str, self._subtasks - pending.payloads.keys()))
+                missing = sorted(map(str, pending.subtasks - pending.payloads.keys()))
                 self._fail(pending, FailureReason.EXPIRED, f"missing: {', '.join(missing[:8])}")
 
     def _refuse_waiting(self, reason: FailureReason, detail: str) -> None:

@@ -193,11 +193,9 @@ class CoordinatorState:
             "one is published at a time": lambda: (
                 sum(p.stage is PendingStage.PUBLISHING for p in pending.values()) <= 1
             ),
-            "only subtasks have acknowledged": lambda: all(
-                p.payloads.keys() <= self._subtasks for p in pending.values()
-            ),
+            "only subtasks have acknowledged": lambda: all(p.payloads.keys() <= p.subtasks for p in pending.values()),
             "ready means acknowledged by all": lambda: all(
-                (p.stage is PendingStage.TRIGGERED) == (len(p.payloads) < len(self._subtasks)) for p in pending.values()
+                (p.stage is PendingStage.TRIGGERED) == (len(p.payloads) < len(p.subtasks)) for p in pending.values()
             ),
             "no more pending than allowed": lambda: len(places) <= self._settings.max_concurrent,
             "a probe is under way alone": lambda: all(p.kind.stored for p in pending.values()) or len(pending) == 1,

@@ -63,6 +63,8 @@ class PendingCheckpoint:
     attempt: int
     triggered_ms: float
     expires_ms: float
+    subtasks: frozenset[SubtaskId] = field(repr=False)
+    """Who must acknowledge; the job may have others by the time that it is published."""
     request_id: Hashable | None = None
     """Who asked for it, if somebody did."""
     stage: PendingStage = PendingStage.TRIGGERED

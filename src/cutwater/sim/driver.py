@@ -81,7 +81,6 @@ class Driver(DriverProcess):
         self.plan = plan
         self.coordinator.reshape(frozenset(range(len(plan.graph.tasks))), plan.graph.sources)
         self._behind.clear()
-        self.known.clear()
 
     # -------------------------------------------------------------------------------------------------- its messages
 
@@ -218,6 +217,7 @@ class Driver(DriverProcess):
         for effect in self.machine.handle(event):
             match effect:
                 case j.BeginAttempt(attempt=attempt):
+                    self.known.clear()  # not before: until it has a number of its own the old one's are heard
                     self._storage.begin(attempt)
                 case j.StartProcessing(attempt=attempt):
                     self.broadcast("start", attempt)
@@ -227,7 +227,6 @@ class Driver(DriverProcess):
                 case j.StopAttempt(reason=reason):
                     self.world.seen["restart"] += 1
                     self._behind.clear()
-                    self.known.clear()
                     if self._coordinator is not None:
                         self.coordinate(m.JobStopped(reason, self.clock_ms))
                     self.broadcast("reset", self.machine.attempt, self.plan.everything)

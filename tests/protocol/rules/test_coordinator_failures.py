@@ -14,6 +14,7 @@ from cutwater.protocol.messages import (
     JobStopped,
     NotifyAborted,
     NotifyComplete,
+    Publish,
     Published,
     PublishFailed,
     RequestAnswered,
@@ -212,6 +213,33 @@ def test_what_is_being_published_when_the_attempt_ends_is_decided_by_the_store_a
     job.feed(JobStopped("worker lost", 110.0))
     assert job.published(1) == []  # nobody is left to be told, but a recovery starts from it
     assert job.coordinator.statistics.latest_completed_id == 1
+
+
+def test_what_is_published_when_the_job_gets_another_shape_stays_that_of_the_old_one():
+    job = Job()
+    job.at(100.0)
+    job.ack_all(1)
+    job.feed(JobStopped("rescaled", 150.0))
+    wider = ("source", "map 0", "map 1", "sink")
+    job.coordinator.reshape(frozenset(wider), frozenset({"source"}))
+    job.coordinator.validate()
+    assert kinds(job.ack(1, "map"), Discard) == []  # told once more: the manifest that is being written names it
+    assert kinds(job.published(1), NotifyAborted) == []
+    assert job.coordinator.latest_completed.checkpoint_id == 1
+    job.feed(JobRunning(2, 200.0))
+    assert triggered(job.at(300.0)) == [2]
+    effects = [e for subtask in wider for e in job.ack(2, subtask, attempt=2)]
+    assert [e.checkpoint_id for e in kinds(effects, Publish)] == [2]
+
+
+def test_requests_that_wait_are_refused_when_a_stop_with_a_savepoint_begins():
+    job = Job({"max_concurrent": 1})
+    job.request(id="first")
+    job.request(id="waits")
+    effects = job.request(CheckpointKind.STOP_WITH_SAVEPOINT, "stop")
+    assert kinds(effects, RequestAnswered) == [RequestAnswered("waits", None, FailureReason.JOB_ENDING)]
+    assert [a.request_id for a in kinds(job.complete(1) + job.complete(2), RequestAnswered)] == ["first", "stop"]
+    assert kinds(job.feed(JobStopped("the job ends", 10.0)), RequestAnswered) == []
 
 
 @pytest.mark.parametrize("event", [Published(1, 0.0), PublishFailed(1, "", 0.0), JobRunning(2, 0.0)])

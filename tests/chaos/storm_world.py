@@ -192,13 +192,13 @@ class Combination:
 def combinations() -> list[Combination]:
     """Every scope of recovery with every protocol that promises something, on both shapes.
 
-    Backends take turns where both can be: joins keep their state in memory.
+    Backends take turns: with each scope and protocol one shape keeps its state in memory, the other on disk.
     """
     found: list[Combination] = []
     for i, recovery in enumerate(get_args(RecoveryName)):
         for j, protocol in enumerate(p for p in get_args(ProtocolName) if p != "none"):
             for shape in shapes_of(recovery):
-                on_disk = shape == "cyclic" and (i + j) % 2
+                on_disk = (i + j + (shape != "cyclic")) % 2
                 found.append(Combination(recovery, protocol, shape, "rocksdb" if on_disk else "memory"))
     return found
 

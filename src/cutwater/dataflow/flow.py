@@ -222,9 +222,20 @@ class Dataflow:
             follow: read what the other job has checkpointed and not beyond, so that this one can take over.
             settings: as of ``start``; ``step_ids=`` and others tell how to read the snapshot.
 
+        Returns:
+            The second job's handle, at once, as ``start`` does.
+
         Raises:
             BuildError: a source cannot be read twice at once, or the rows of a sink cannot be kept.
             ConfigError: there is no such snapshot, the name is taken, or there is nobody to follow.
+            CorruptSnapshotError: the snapshot is damaged.
+            StorageError: it does not fit the program.
+
+        Example::
+
+            cut = job.savepoint("savepoints")
+            trial = changed.fork(cut, spark, name="visits-2", checkpoint="checkpoints", interval="1s")
+            trial.promote()  # once you are content with what it made
         """
         from cutwater.runtime import forks
 

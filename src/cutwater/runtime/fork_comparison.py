@@ -134,8 +134,18 @@ def compare_forks(
         samples: how many differing rows to show, of each step.
         timeout: how long to wait for such checkpoints: a duration such as ``"10s"``, or milliseconds.
 
+    Returns:
+        For each write step how many rows each fork has, how many only one of them has, and samples; ``same`` says it
+        in one word, ``print`` shows all.
+
     Raises:
         ConfigError: a job is no fork, or serves already; they began from different cuts; or have no such checkpoint.
+
+    Example::
+
+        found = cw.compare_forks("checkpoints/as-it-is", "checkpoints/trial", ignore=["score"], timeout="60s")
+        if not found.same:
+            print(found)
     """
     deadline_s = time.monotonic() + parse_duration_ms(timeout, name="timeout") / 1000
     while (found := _common(first := _open(one), second := _open(other))) is None:

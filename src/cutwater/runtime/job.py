@@ -205,6 +205,11 @@ class Job:
             ConfigError: the job is no fork, does not follow its leader, or has a step whose output is not decided by
                 what was read alone.
             CutwaterError: the leader could not be stopped, or has finished.
+
+        Example::
+
+            back = fork.promote()
+            fork.status.outcome, back  # "" (it runs, and serves), "checkpoints/savepoints/..."
         """
         from cutwater.runtime.promotion import promote
 

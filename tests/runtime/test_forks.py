@@ -229,6 +229,7 @@ def dead_leader(folder: Path) -> str:
     return log_of(folder, "a").uid
 
 
+@pytest.mark.full
 def test_t3_a_fork_takes_over_from_a_leader_whose_driver_is_dead(
     fake_spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

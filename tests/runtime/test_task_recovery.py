@@ -25,7 +25,7 @@ from scope_world import (
 from cutwater.errors import CutwaterError
 
 
-@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("slot", [1, pytest.param(0, marks=pytest.mark.full)])
 def test_r4_the_survivor_keeps_its_process_and_what_it_counted(
     tmp_path: Path, start: StartJob, fake_spark: FakeSpark, slot: int
 ) -> None:
@@ -88,8 +88,7 @@ def test_r4_a_replacement_that_never_catches_up_makes_everything_go_back(
     "protocol",
     [
         "aligned",
-        "unaligned",
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("chandy_lamport", "synchronous")),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("unaligned", "chandy_lamport", "synchronous")),
     ],
 )
 def test_r4_what_depends_on_an_order_comes_out_in_one(

@@ -47,7 +47,7 @@ def written_by(out: Path, subtask: int) -> int:
     return int(query(f"SELECT count(*) FROM '{out}/*{subtask:05}-??????????-*.parquet'")[0][0])
 
 
-@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize("slot", [1, pytest.param(0, marks=pytest.mark.full)])
 def test_r3_what_stands_behind_keeps_its_state_also_in_a_worker_that_goes_back_in_part(
     tmp_path: Path, start: StartJob, fake_spark: FakeSpark, slot: int
 ) -> None:
@@ -104,6 +104,7 @@ def test_r3_an_error_takes_down_what_stands_before_and_no_worker(
     assert job.status.steps["count"].rows_in == ROWS  # each row was taken once
 
 
+@pytest.mark.full
 def test_r3_of_two_that_lost_each_other_what_stands_before_goes_back(
     tmp_path: Path, start: StartJob, fake_spark: FakeSpark
 ) -> None:

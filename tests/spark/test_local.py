@@ -67,6 +67,28 @@ def test_r4_a_dead_worker_of_spark_comes_back_beside_the_others(spark: SparkSess
     assert_exact(tmp_path / "out", rows)
 
 
+@pytest.mark.full
+def test_a_dead_worker_of_spark_gets_its_state_from_the_memory_of_another_one(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The job stands still behind a checkpoint that others have copies of: nothing is read from its directory."""
+    rows = 100_000
+    settings = {"recovery": "task", "interval": "1h", "state_replicas": 1, "inline_threshold_bytes": 0}
+    flow = counting("copied", held(tmp_path, rows), tmp_path / "out")
+    job = flow.start(spark, checkpoint=tmp_path / "chk", parallelism=2, **settings)
+    wait_until(lambda: job.status.rows_read == rows, "all rows")
+    taken = job.checkpoint()
+    wait_until(lambda: (c := job.status.copies) is not None and c.checkpoint_id >= taken, "copies")
+    Killer(job, random.Random(5)).kill()
+    wait_until(lambda: (c := job.status.copies) is not None and c.restored_replica_bytes > 0, "the state")
+    assert job.status.copies is not None
+    assert job.status.copies.restored_storage_bytes == 0
+    release(tmp_path)
+    assert job.await_termination(120)
+    assert ["1 of 2 workers go back" in failure.reason for failure in job.status.failures] == [True]
+    assert_exact(tmp_path / "out", rows)
+
+
 def test_jobs_side_by_side_and_one_after_the_other(spark: SparkSession, tmp_path: Path) -> None:
     jobs = [
         counting(f"side{i}", held(tmp_path, 50_000), tmp_path / f"out{i}").start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import shutil
@@ -49,6 +50,7 @@ console = Console(highlight=False)
 def run(build: Build, *, out: Path, kills: int, rate: float, keep: bool, flights: int) -> int:
     """The whole demo; returns the exit code: 0 if every table is exact, every kill healed, enough checkpoints came."""
     begun = time.monotonic()
+    logging.getLogger("cutwater").addHandler(logging.NullHandler())  # its warnings are part of what is told here
     _fresh_folder(out, keep)
     with _step("Starting Spark"):
         spark = session(PARALLELISM, name="cutwater-flights", conf={"spark.sql.shuffle.partitions": "4"})

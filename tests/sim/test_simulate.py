@@ -31,7 +31,6 @@ RARE = (
     "choices are told to neighbours only (R0)",
     "a replacement asks for its own choices only (R0)",
     "what was overtaken is not sent again (R4)",
-    "a replacement asks before all have turned (R0)",
     "a rescale leaves rows with the number of their subtask",
 )
 """Planted bugs that need some hundred seeds, because several faults have to meet."""

@@ -58,7 +58,7 @@ class Connection:
         self.arrived: dict[tuple[int, int, int], tuple[int, bool]] = {}
         """R3, R4: of outputs whose receivers lived on, the next row lacking, and whether the end arrived."""
         self._lock = threading.Lock()
-        self._over = self._started = self._peer_left = False
+        self._over = self._started = self._peer_left = self._hung_up = False
         self._on_lost: Callable[[Connection, CutwaterError], None] | None = None
         self._news: PeerNews | None = None
         self._news_lock = threading.Lock()  # news leave in the order in which they were taken out
@@ -188,6 +188,9 @@ class Connection:
     def close(self, flush_s: float = 0.0) -> None:
         """End both threads and free the socket.  Safe to call twice, and from ``on_lost``.
 
+        Nothing is heard afterwards, not even what has come already: whoever hangs up on a worker that is replaced tells
+        its replacement all that it knows, and must not learn more (R0).
+
         Args:
             flush_s: spend up to this long to get everything out that has credit, say goodbye and let the peer finish.
         """
@@ -201,6 +204,7 @@ class Connection:
                 with contextlib.suppress(OSError):
                     self._sock.shutdown(socket.SHUT_WR)
                 self._reader.join(max(0.0, deadline - time.monotonic()))
+        self._hung_up = True
         shut(self._sock)
         self._writer.stop()
         self._writer.join(JOIN_S)
@@ -267,6 +271,8 @@ class Connection:
     # -- receiving (the reader's thread)
 
     def _dispatch(self, header: Header, order: bytes, body: pa.Buffer | None) -> None:
+        if self._hung_up:
+            return
         kind = header.kind
         key = header[2:5]
         if self._peer_left:

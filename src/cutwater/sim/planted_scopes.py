@@ -48,10 +48,10 @@ class _ForgetsOvertaken(Attempt):
 
 
 class _AsksEarly(Attempt):
-    """A replacement asks while workers still hold subtasks that go back, and may hear of their choices."""
+    """A replacement asks as soon as it is deployed, while survivors still hear what the one before it chooses."""
 
     def turned(self, workers: Iterable[SimWorker]) -> bool:
-        return not any(link.before for link in self.links)
+        return True
 
 
 def _knows_only_its_own(world: World) -> None:
@@ -143,6 +143,12 @@ _TWO_AT_ONCE = _RARE_CHECKPOINTS | {
     "pace_ms": 0.5,
     "faults": tuple(Fault(at_ms, "kill_worker", 0, 0.0) for at_ms in (35.0, 35.1, 70.0, 70.1)),
 }
+_LATE_AND_HEARD = _UPSTREAM | {
+    "rows": 32,
+    "pace_ms": 2.0,
+    "faults": (Fault(40.0, "partition", 1, 100.0), Fault(50.0, "partition", 64, 60.0)),
+}
+"""The driver gives a worker up that lives, and goes on telling another one, which hears from the driver late."""
 _RESCALE: Mapping[str, Any] = {"requests": (Fault(20.0, "rescale", 2, 0.0), Fault(45.0, "rescale", 0, 0.0))}
 
 PLANTED_SCOPES: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], None]], ...] = (
@@ -154,7 +160,7 @@ PLANTED_SCOPES: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], 
      _asks_for_its_own),
     ("what was overtaken is not sent again (R4)", "shuffle", "unaligned", _SLOW_RECEIVER,
      of_attempts(_ForgetsOvertaken)),
-    ("a replacement asks before all have turned (R0)", "moody_join", "aligned", _UPSTREAM, of_attempts(_AsksEarly)),
+    ("a replacement asks before all have turned (R0)", "sources", "aligned", _LATE_AND_HEARD, of_attempts(_AsksEarly)),
     ("only what failed goes back (R3)", "shuffle", "aligned", _UPSTREAM, _goes_back_alone),
     ("a loop goes back in parts (R3)", "moody_loop", "aligned", _UPSTREAM, _cuts_loops),
     ("a rescale forgets what is on its way", "four", "chandy_lamport", _RESCALE, _lost_in_a_rescale),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from wire_ends import NUMBERS, Ends, batch, until
 
 from cutwater.dataflow.graph import Channel
 from cutwater.protocol.wire import Header, Kind, encode_header
+from cutwater.runtime import net_connection
 from cutwater.runtime.channels import ROWS, Item
 from cutwater.runtime.order_news import OrderNews
 
@@ -96,3 +99,28 @@ def test_an_order_log_of_a_frame_may_come_in_pieces(ends: Ends) -> None:
     peer.sendall(frame[-1:])
     until(lambda: news.log_of(SUBTASK, 0))
     assert news.log_of(SUBTASK, 0) == b"abc"
+
+
+def test_nothing_is_heard_after_hanging_up_not_even_what_has_come(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(net_connection, "JOIN_S", 0.0)
+    connection, peer = ends.half()
+    news, at_work, go_on = OrderNews(), threading.Event(), threading.Event()
+    connection.share(news.peer(1))
+
+    def busy() -> None:
+        at_work.set()
+        go_on.wait(20)
+
+    connection.input(KEY, NUMBERS, on_ready=busy)
+    for start, entries in ((0, b"abc"), (3, b"def")):
+        log = bytes([*SUBTASK, start, 3]) + entries + (b"\x01\x00\x00" if not start else b"\x00")
+        peer.sendall(
+            encode_header(Header(Kind.WATERMARK, 0, *KEY, watermark=5 + start, order_log_length=len(log))) + log
+        )
+    ends.start()
+    assert at_work.wait(20)
+    connection.close()
+    go_on.set()
+    connection._reader.join(20)
+    assert news.log_of(SUBTASK, 0) == b"abc"
+    assert not ends.lost

@@ -98,7 +98,7 @@ class OutputChannel:
             self._waiting.extend(items)
 
     def arrived(self, next_row: int) -> None:
-        """The receiver lives, and lacks only rows from this one on: others are kept, but not sent again (any thread).
+        """The receiver lives, and lacks only rows from this one on: others are not sent again (any thread).
 
         A barrier that overtakes must not find them here, or a snapshot would say that they are still to be taken.
         """
@@ -332,8 +332,8 @@ class OutputChannel:
                     return
             if kept is not None and not isinstance(item, Barrier):
                 item = kept.add(item)
-                if type(item) is Rows and item.first_row < self._arrived:
-                    item = self._lacking(item)
+            if type(item) is Rows and item.first_row < self._arrived:
+                item = self._lacking(item)
             if not waiting and self._affordable(item):
                 self._send(item)
                 return

@@ -157,6 +157,17 @@ def test_what_a_living_receiver_has_is_no_part_of_a_snapshot_when_a_barrier_over
     assert run.replaced()[0] == list(range(8))
 
 
+@pytest.mark.parametrize("kept", [KeptOutput(memory_bytes=1 << 20), None], ids=["kept", "made again only"])
+def test_what_is_made_again_although_the_receiver_has_it_is_no_part_of_a_snapshot(kept: KeptOutput | None) -> None:
+    out = OutputChannel(KEY, SCHEMA, lambda _: None, kept=kept)
+    out.arrived(5)
+    for first in (0, 3, 6):  # there is no credit: all of it waits
+        out.offer(pa.record_batch([pa.array(range(first, first + 3), pa.int64())], schema=SCHEMA))
+        out.flush()
+    overtaken = out.offer_barrier(1, overtake=True)
+    assert [n for i in overtaken if type(i) is Rows for n in i.batch.column(0).to_pylist()] == [5, 6, 7, 8]
+
+
 def test_a_living_receiver_says_what_it_has_and_takes_only_what_is_new() -> None:
     credits: list[int] = []
     receiver = InputChannel(KEY, SCHEMA, 4)

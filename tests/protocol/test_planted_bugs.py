@@ -200,9 +200,10 @@ class PublishesProbes(CheckpointCoordinator):
 
 class PublishesEarly(CheckpointCoordinator):
     def _on_ack(self, event):
-        self._subtasks, everybody = frozenset(list(self._subtasks)[:-1]), self._subtasks
+        pending = self._pending[event.checkpoint_id]
+        pending.subtasks, everybody = frozenset(list(pending.subtasks)[:-1]), pending.subtasks
         super()._on_ack(event)
-        self._subtasks = everybody
+        pending.subtasks = everybody
 
     def validate(self) -> None:
         pass

@@ -188,10 +188,14 @@ class _AlwaysQuiet(SubtaskMachine):
 
 class _PublishesEarly(CheckpointCoordinator):
     def _on_ack(self, event: m.AckReceived) -> None:
-        everybody = self._subtasks
-        self._subtasks = everybody - {max(everybody, key=str)}
+        pending = self._pending.get(event.checkpoint_id)
+        if pending is None:
+            super()._on_ack(event)
+            return
+        everybody = pending.subtasks
+        pending.subtasks = everybody - {max(everybody, key=str)}
         super()._on_ack(event)
-        self._subtasks = everybody
+        pending.subtasks = everybody
 
     def validate(self) -> None:
         """The invariant would tell."""

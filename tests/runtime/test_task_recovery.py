@@ -7,22 +7,16 @@ from typing import Any
 
 import pytest
 from fake_host import FakeSpark
-from faults import cut_connections
 from runtime_world import assert_running_counts, wait_until
 from scope_world import (
     ROWS,
     StartJob,
     after_checkpoints,
-    assert_one_order,
     end,
-    forgetful,
     kill,
-    numbered_twice,
     one_reader,
     weather,
 )
-
-from cutwater.errors import CutwaterError
 
 
 @pytest.mark.parametrize("slot", [1, pytest.param(0, marks=pytest.mark.full)])
@@ -38,22 +32,6 @@ def test_r4_the_survivor_keeps_its_process_and_what_it_counted(
     end(job, tmp_path)
     assert ["1 of 2 workers go back" in f.reason for f in job.status.failures] == [True]
     assert_running_counts(tmp_path / "out", ROWS)
-
-
-def test_r4_of_two_that_lost_each_other_one_goes_back(tmp_path: Path, start: StartJob, fake_spark: FakeSpark) -> None:
-    """A connection breaks, and both its workers live."""
-    cut = tmp_path / "cut"
-    fake_spark.prepare = cut_connections(cut, silent=False)
-    job = start(numbered_twice("cut", tmp_path, 10_000, 10_000), recovery="task", parallelism=3)
-    after_checkpoints(job, 1)
-    pids = {w.pid for w in job.status.workers}
-    cut.touch()
-    wait_until(lambda: job.status.restarts, "a restart", job=job)
-    after_checkpoints(job, 2)
-    assert {w.pid for w in job.status.workers} == pids
-    end(job, tmp_path)
-    assert ["1 of 3 workers go back" in f.reason for f in job.status.failures] == [True]
-    assert_one_order(tmp_path / "out", 20_000)
 
 
 def never_there(args: Any) -> None:
@@ -96,16 +74,3 @@ def test_r4_what_depends_on_an_order_comes_out_in_one(
 ) -> None:
     kills = 4 if seed > 1 else 2
     weather(tmp_path / "run", start, fake_spark, "task", protocol, seed, kills)
-
-
-@pytest.mark.full
-def test_dropping_by_number_alone_is_wrong_where_the_order_matters(
-    tmp_path: Path, start: StartJob, fake_spark: FakeSpark
-) -> None:
-    fake_spark.prepare = forgetful
-    for seed in range(1, 6):
-        try:
-            weather(tmp_path / str(seed), start, fake_spark, "task", "aligned", seed)
-        except (AssertionError, CutwaterError):
-            return
-    pytest.fail("nobody noticed")

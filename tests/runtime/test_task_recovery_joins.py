@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from fake_host import FakeSpark
 from runtime_world import gated, query
-from scope_world import UNITS, after_checkpoints, assert_numbered, end, storm
+from scope_world import UNITS, assert_numbered, ride_out
 
 import cutwater as cw
 from cutwater.runtime.job import Job
@@ -76,17 +76,7 @@ def assert_joined(out: Path, kind: str) -> None:
 def test_r3_r4_what_was_joined_comes_out_in_one_order(
     tmp_path: Path, start: StartJob, fake_spark: FakeSpark, scope: str, kind: str, protocol: str
 ) -> None:
-    job = start(
-        joined(f"join-{protocol}", tmp_path, kind),
-        recovery=scope,
-        parallelism=3,
-        protocol=protocol,
-        restart={"strategy": "fixed_delay", "attempts": 1_000},
-        replay_memory_bytes=1 << 16,
-    )
-    after_checkpoints(job, 1)
-    storm(job, fake_spark, random.Random(kind + protocol), 3)
-    after_checkpoints(job, 1)
-    end(job, tmp_path)
+    flow = joined(f"join-{protocol}", tmp_path, kind)
+    job = ride_out(start, flow, tmp_path, fake_spark, scope, protocol, random.Random(kind + protocol))
     assert any(f"{UNITS[scope]} go back" in failure.reason for failure in job.status.failures)
     assert_joined(tmp_path / "out", kind)

@@ -12,7 +12,7 @@ from fake_host import FakeSpark
 from loop_world import assert_circulated, assert_counts, counted_loop
 from order_world import Generation, Hub
 from runtime_world import gated
-from scope_world import after_checkpoints, end, storm
+from scope_world import ride_out
 
 import cutwater as cw
 from cutwater.connectors.generate import RateSource
@@ -27,18 +27,8 @@ ROWS = 12_000
 def circulate(folder: Path, start: StartJob, spark: FakeSpark, protocol: str, recovery: str, seed: int) -> None:
     folder.mkdir()
     source = gated(folder, ROWS, rate=5_000)
-    job = start(
-        counted_loop(f"loop{seed}", source, folder / "out"),
-        recovery=recovery,
-        parallelism=3,
-        protocol=protocol,
-        restart={"strategy": "fixed_delay", "attempts": 1_000},
-        replay_memory_bytes=1 << 16,
-    )
-    after_checkpoints(job, 1)
-    storm(job, spark, random.Random(seed), 3)
-    after_checkpoints(job, 1)
-    end(job, folder)
+    flow = counted_loop(f"loop{seed}", source, folder / "out")
+    job = ride_out(start, flow, folder, spark, recovery, protocol, random.Random(seed))
     # With "upstream" a loop that all workers have a part of goes back whole, and so does what it reads.
     assert recovery == "upstream" or any("workers go back" in failure.reason for failure in job.status.failures)
     assert_circulated(folder / "out", ROWS)

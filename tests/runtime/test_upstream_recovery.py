@@ -9,22 +9,17 @@ from typing import Any
 
 import pytest
 from fake_host import FakeSpark
-from faults import cut_connections
 from runtime_world import assert_running_counts, query, wait_until
 from scope_world import (
     ROWS,
     StartJob,
     after_checkpoints,
-    assert_one_order,
     end,
-    forgetful,
     kill,
-    numbered_twice,
     one_reader,
     weather,
 )
 
-from cutwater.errors import CutwaterError
 from cutwater.runtime.job import Job
 
 HELD = ROWS * 9 // 10 // 64 * 64
@@ -104,25 +99,6 @@ def test_r3_an_error_takes_down_what_stands_before_and_no_worker(
     assert job.status.steps["count"].rows_in == ROWS  # each row was taken once
 
 
-@pytest.mark.full
-def test_r3_of_two_that_lost_each_other_what_stands_before_goes_back(
-    tmp_path: Path, start: StartJob, fake_spark: FakeSpark
-) -> None:
-    """A connection breaks, and both its workers live."""
-    cut = tmp_path / "cut"
-    fake_spark.prepare = cut_connections(cut, silent=False)
-    job = start(numbered_twice("cut", tmp_path, 10_000, 10_000), recovery="upstream", parallelism=3)
-    after_checkpoints(job, 1)
-    pids = {w.pid for w in job.status.workers}
-    cut.touch()
-    wait_until(lambda: job.status.restarts, "a restart", job=job)
-    after_checkpoints(job, 2)
-    assert {w.pid for w in job.status.workers} == pids
-    end(job, tmp_path)
-    assert ["subtasks go back" in f.reason for f in job.status.failures] == [True]
-    assert_one_order(tmp_path / "out", 20_000)
-
-
 @pytest.mark.parametrize(
     ("protocol", "seed"),
     [
@@ -156,16 +132,3 @@ def test_r3_what_goes_back_is_another_part_after_a_rescale(
     end(job, tmp_path)
     assert ["2 of 4 subtasks go back" in f.reason for f in job.status.failures] == [True]
     assert_running_counts(tmp_path / "out", ROWS)
-
-
-@pytest.mark.full
-def test_dropping_by_number_alone_is_wrong_where_the_order_matters(
-    tmp_path: Path, start: StartJob, fake_spark: FakeSpark
-) -> None:
-    fake_spark.prepare = forgetful
-    for seed in range(1, 6):
-        try:
-            weather(tmp_path / str(seed), start, fake_spark, "upstream", "aligned", seed)
-        except (AssertionError, CutwaterError):
-            return
-    pytest.fail("nobody noticed")

@@ -39,7 +39,7 @@ def all_but_the_last(job: Job) -> None:
 
 def written_by(out: Path, subtask: int) -> int:
     """Rows that a subtask wrote: it counted them."""
-    return int(query(f"SELECT count(*) FROM '{out}/*{subtask:05}-??????????-*.parquet'")[0][0])
+    return int(query(f"SELECT count(*) FROM '{out}/*-out-{subtask:05}-*.parquet'")[0][0])
 
 
 @pytest.mark.parametrize("slot", [1, pytest.param(0, marks=pytest.mark.full)])

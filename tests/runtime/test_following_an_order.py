@@ -53,6 +53,9 @@ def ordered() -> cw.Dataflow:
         rows.key_by("k").window("windows", cw.tumbling("100ms")).aggregate("count", n=cw.count(), last=cw.last("eid"))
     )
     counts.key_by("n").process("fourth", Numbered(), "k long, n long").write("out2", cw.discard())
+    early = rows.key_by("k").window("early", cw.session("1h"), early=cw.every(processing_time="2ms"))
+    soon = early.aggregate("soon", n=cw.count(), last=cw.last("eid"))
+    soon.key_by("n").process("fifth", Numbered(), "k long, n long").write("out3", cw.discard())
     return flow
 
 

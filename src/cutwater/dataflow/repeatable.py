@@ -81,8 +81,6 @@ def _why_not(step: Step, config: JobConfig) -> str:
         return "a service that is asked again may answer something else"
     if not isinstance(spec, (*_REPEATABLE, ProcessorSpec)):
         return f"a step of kind {step.kind!r} may send its rows in another order after a restore"
-    if isinstance(spec, WindowAggregateSpec) and spec.early is not None and spec.early.processing_time_us is not None:
-        return "early results by processing time come as the clock says"
     if isinstance(spec, _FIRES_LATE) and config.state_backend == "rocksdb":
         return "what waits on disk for the watermark comes out in another order after a restore"
     table = spec.table if isinstance(spec, EnrichSpec) else spec.initial if isinstance(spec, ProcessorSpec) else None

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.operators.base import MAX_WATERMARK, BaseOperator, Context, Outputs
+from cutwater.operators.early_clock import EarlyClock
 from cutwater.operators.event_times import event_times
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.keyed_segments import RestoredRows, restore_rows
@@ -167,7 +168,8 @@ class WindowOperator(BaseOperator, Generic[W]):
         self._due: Slots = NO_SLOTS
         self._on_disk: Iterator[Outputs] | None = None  # what has still to come out from there, in portions
         self._arrived = 0
-        self._next_ms: int | None = None
+        early = self._spec.early
+        self._early = EarlyClock(early.processing_time_us if early is not None else None, self.ctx)
 
     @abstractmethod
     def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
@@ -180,7 +182,7 @@ class WindowOperator(BaseOperator, Generic[W]):
         if batch.num_rows == 0:
             return outputs
         require_valid_keys(batch, self._spec.keys)
-        self._set_clock()
+        self._early.rows_came()
         return outputs + self._take(batch, self._reached(batch))
 
     def _drain(self) -> Outputs:
@@ -293,10 +295,11 @@ class WindowOperator(BaseOperator, Generic[W]):
     @property
     def next_processing_time_ms(self) -> int | None:
         instant = self._next_instant if self._by_clock else None
+        early_ms = self._early.next_ms
         if instant is None:
-            return self._next_ms
+            return early_ms
         fires_ms = -(-(instant + 1) // 1000)
-        return fires_ms if self._next_ms is None else min(fires_ms, self._next_ms)
+        return fires_ms if early_ms is None else min(fires_ms, early_ms)
 
     @property
     def _next_instant(self) -> int | None:
@@ -310,24 +313,23 @@ class WindowOperator(BaseOperator, Generic[W]):
         outputs = self._drain()
         if self._by_clock:
             outputs += self._fire(1000 * now_ms - 1)
-        if self._next_ms is None or now_ms < self._next_ms:
+        if self._early.next_ms is None or now_ms < self._early.next_ms:
             return outputs
-        outputs += self._drain()
+        return outputs + self._drain() + self._come_out_early()
+
+    def _come_out_early(self) -> Outputs:
+        """A slice of what has changed; of all of it if calls are made once more, or where it lies would choose."""
+        if self.ctx.repeatable:
+            self._early.next_ms = None  # until rows come
+            self._due = self._in_order(self._windows.changed(lambda _: True, _ALL_SLOTS))
+            self._on_disk = self._windows.changed_on_disk(lambda *_: True)
+            return self.resume()
         slots = self._windows.changed(lambda _: True, SLICE_ROWS)
-        if len(slots):
-            outputs += self._windows.results(slots)
+        outputs = self._windows.results(slots) if len(slots) else []
         portion = next(self._windows.changed_on_disk(lambda *_: True), None) if len(slots) < SLICE_ROWS else []
         if portion is None:
-            self._next_ms = None  # until rows come
+            self._early.next_ms = None
         return outputs + (portion or [])
-
-    def _set_clock(self) -> None:
-        """There are rows: with early results by the clock, they come out at the next multiple of the interval."""
-        early = self._spec.early
-        if self._next_ms is None and early is not None and early.processing_time_us is not None:
-            interval_us = early.processing_time_us
-            now_us = 1000 * self.ctx.processing_time_ms()
-            self._next_ms = -(-(now_us // interval_us + 1) * interval_us // 1000)
 
     def _more(self) -> Slots:
         """What comes out after all that was due; a bounded piece of work."""
@@ -339,7 +341,7 @@ class WindowOperator(BaseOperator, Generic[W]):
     # -- snapshots
 
     def freeze(self, checkpoint_id: int) -> Frozen:
-        watermarks, groups = self._watermarks.segment(), self.ctx.max_parallelism
+        watermarks, groups = self._early.add_to(self._watermarks.segment()), self.ctx.max_parallelism
         table, make = self._windows.frozen(checkpoint_id)
 
         def segments(changed: Changed | None = None) -> Iterator[Segment]:
@@ -375,6 +377,7 @@ class WindowOperator(BaseOperator, Generic[W]):
         for segment in segments:
             if segment.name == WATERMARK:
                 self._watermarks.restore(segment)
+                self._early.restore(segment)
             else:
                 yield segment
 
@@ -391,5 +394,5 @@ class WindowOperator(BaseOperator, Generic[W]):
                 if aggregate.ordered:
                     orders = to_words(batch.column(f"{aggregate.name}.order"))
                     self._arrived = max(self._arrived, int(orders.max()) + 1)
-            self._set_clock()
+            self._early.rows_restored()
             yield batch

@@ -76,7 +76,7 @@ def check(build: Build, **settings: Any) -> None:
     check_recovery(make_plan(flow, 2, 128), JobConfig(**{"recovery": "task", **settings}))
 
 
-@pytest.mark.parametrize("build", [counts, windows, joined, as_of, near, tables, named])
+@pytest.mark.parametrize("build", [counts, windows, by_clock, joined, as_of, near, tables, named])
 def test_what_can_be_made_again_is_not_refused(build: Build) -> None:
     check(build)
 
@@ -93,7 +93,6 @@ def test_a_table_in_files_may_be_another_by_then(tmp_path: Path) -> None:
         (joined, {"state_backend": "rocksdb"}, "pair", "on disk"),
         (as_of, {"state_backend": "rocksdb"}, "pair", "on disk"),
         (asked, {}, "ask", "asked again may answer something else"),
-        (by_clock, {}, "soon", "as the clock says"),
         (windows, {"state_backend": "rocksdb"}, "many", "on disk"),
     ],
 )

@@ -82,6 +82,23 @@ STEPS: dict[str, Steps] = {
     "sessions": lambda keyed: keyed.window("w", cw.session("3ms")).aggregate(
         "step", n=cw.sum("n"), first=cw.first("n")
     ),
+    **{
+        f"{name} early by {when}": lambda keyed, window=window, early=early: keyed.window(
+            "w", window, early=cw.every(**early)
+        ).aggregate("step", n=cw.count(), last=cw.last("n"))
+        for name, window in {
+            "tumbling": cw.tumbling("20ms"),
+            "sliding": cw.sliding("20ms", every="5ms"),
+            "sessions": cw.session("3ms"),
+            "tumbling by the clock": cw.tumbling("9ms", time="processing"),
+        }.items()
+        for when, early in {
+            "rows": {"rows": 3},
+            "event time": {"event_time": "4ms"},
+            "the clock": {"processing_time": "3ms"},
+        }.items()
+        if (name, when) != ("tumbling by the clock", "event time")
+    },
     "timers": lambda keyed: keyed.process("step", Alarms(), "k string, n long"),
     "processor": lambda keyed: keyed.transform_with_state("step", Processor(), "k string, n long", *PROCESSING),
     "initial": lambda keyed: keyed.transform_with_state(
@@ -190,7 +207,12 @@ def assert_repeats_itself(make: Steps, inputs: int) -> None:
     assert repeated > 50
 
 
-@pytest.mark.parametrize("name", list(STEPS))
+QUICK = ("tumbling early by the clock", "sessions early by the clock")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.full] * (" early by " in n and n not in QUICK)) for n in STEPS]
+)
 def test_a_restored_operator_repeats_itself(name: str) -> None:
     assert_repeats_itself(STEPS[name], 1)
 

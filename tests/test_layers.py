@@ -11,6 +11,7 @@ from source_tree import Import, Module, module_of, modules
 
 # From the bottom up; rooms of one line never import each other.
 LAYERS = (
+    ("decoding",),
     ("errors", "config"),
     ("trace",),
     ("protocol",),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from cutwater.decoding import prepare
 from cutwater.errors import ConfigError
 
 __all__ = [
@@ -291,3 +292,6 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
         4
         """
         return msgspec.structs.replace(self, **changes)
+
+
+prepare(JobConfig)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
+from cutwater.decoding import prepare
 from cutwater.errors import BuildError
 
 __all__ = ["DiscardSink", "DiscardState", "LatencyHistogram", "NothingToCommit", "discard"]
@@ -27,6 +28,9 @@ class DiscardState(msgspec.Struct, frozen=True):
     """Latency histogram: (bucket, batches); see ``LatencyHistogram``."""
     stats: dict[str, float] = {}
     """``batches``, ``p50_ms``, ``p99_ms``, ``max_ms`` of the latency; empty without a latency column."""
+
+
+prepare(DiscardState)
 
 
 class LatencyHistogram:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
 from cutwater.connectors.parquet_types import cast_batch, plain_schema
 from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, StagingLog, open_piece
+from cutwater.decoding import prepare
 from cutwater.errors import BuildError, ConfigError, InvariantError, UserCodeError
 
 __all__ = ["EpochCommitter", "EpochHandle", "EpochWriter", "ForeachBatchSink"]
@@ -28,6 +29,9 @@ class EpochHandle(msgspec.Struct, frozen=True, tag="epoch"):
     subtask: int
     rows: int
     piece: PieceCut
+
+
+prepare(EpochHandle | EndHandle)
 
 
 @dataclass(frozen=True)

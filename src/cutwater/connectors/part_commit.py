@@ -15,6 +15,7 @@ import xxhash
 from cutwater.connectors.base import Json, SinkSnapshot
 from cutwater.connectors.part_formats import PartFormat
 from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, fsync_path, storage_errors
+from cutwater.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, StorageError
 
 __all__ = [
@@ -55,6 +56,9 @@ class LogState(msgspec.Struct, frozen=True):
     uid: str
     pieces: list[PieceCut]
     age_ms: float = 0.0
+
+
+prepare(PartHandle | EndHandle, LogState)
 
 
 def part_suffix(subtask: int, checkpoint_id: int, incarnation: int, number: int, extension: str) -> str:

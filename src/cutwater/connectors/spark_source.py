@@ -22,6 +22,7 @@ import pyarrow as pa
 from cutwater.connectors.base import Json, SourceContext, Split, SplitReader
 from cutwater.connectors.file_listing import FileEntry
 from cutwater.connectors.file_source import FileSource
+from cutwater.decoding import prepare
 from cutwater.errors import BuildError, DataError, InvariantError, StorageError
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class _Staged(msgspec.Struct, frozen=True):
     columns: str
     files: dict[str, int]
     format: int = 1
+
+
+prepare(_Staged)
 
 
 class _Unstaged:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from cutwater.dataflow.graph import Edge, PhysicalPlan
+from cutwater.decoding import prepare
 from cutwater.errors import ConfigError
 from cutwater.storage.channel_log import CHANNEL_KIND
 from cutwater.storage.manifest import Entry, Manifest, SubtaskRecord
@@ -58,6 +59,9 @@ class Upgrade(msgspec.Struct, frozen=True):
         """New names of what a step keeps, by the path of the old one."""
         paths = ((tuple(path.split("/")), new) for path, new in self.state_names.items())
         return {path[1:]: new for path, new in paths if path[0] == step}
+
+
+prepare(Upgrade)
 
 
 def upgrade_of(settings: Mapping[str, Any]) -> tuple[Upgrade, dict[str, Any]]:

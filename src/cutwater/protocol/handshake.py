@@ -25,6 +25,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from cutwater.decoding import prepare
 from cutwater.errors import FencedError, WireError
 from cutwater.protocol.wire import PROTOCOL_VERSION
 
@@ -75,6 +76,9 @@ class TryLaterError(WireError):
 class _Identity(msgspec.Struct, frozen=True):
     peer: Peer
     refusal: Refusal | None = None
+
+
+prepare(_Identity)
 
 
 class Handshake(abc.ABC):

@@ -21,6 +21,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from cutwater.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, CutwaterError, StorageError
 from cutwater.storage.base import Store
 from cutwater.storage.log import JobLog, wall_clock_ms
@@ -66,6 +67,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Why it failed."""
     savepoint: str = ""
     """Where the savepoint lies that was asked for."""
+
+
+prepare(Request, Claim, Answer)
 
 
 Action: TypeAlias = Callable[[Request], str | None]

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from cutwater.config import RestartConfig
+from cutwater.decoding import prepare
 from cutwater.errors import DataError
 from cutwater.protocol.rows import PROTOCOLS, ProtocolRow
 from cutwater.sim.graphs import WORLDS, Graph
@@ -89,6 +90,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     def faults_over_ms(self) -> float:
         """From here on nothing disturbs the run."""
         return max((f.at_ms + f.for_ms for f in self.faults), default=0.0)
+
+
+prepare(Schedule)
 
 
 _RESTARTS = (

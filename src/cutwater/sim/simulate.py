@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import msgspec
 
+from cutwater.decoding import prepare
 from cutwater.errors import CutwaterError, InvariantError
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.sim.coverage import UNREACHABLE, Coverage, every_fault
@@ -91,6 +92,9 @@ class Report(msgspec.Struct):
         for mine, theirs in counts:
             for name, count in theirs.items():
                 mine[name] = mine.get(name, 0) + count
+
+
+prepare(Report)
 
 
 def play(

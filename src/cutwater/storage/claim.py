@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from cutwater.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.base import Store
 from cutwater.storage.local import LocalStore
@@ -23,6 +24,9 @@ class _Claimed(msgspec.Struct, frozen=True):
     """Of the savepoint's manifest: another savepoint in its place is nobody's."""
     newest_id: int
     """Highest checkpoint id of the job when it claimed the savepoint."""
+
+
+prepare(_Claimed)
 
 
 class Claim:

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 import xxhash
 
+from cutwater.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, FormatVersionError
 
 __all__ = [
@@ -233,6 +234,9 @@ class LogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Versioned(msgspec.Struct):
     version: int
+
+
+prepare(_Versioned, LogEntry)
 
 
 @dataclass(frozen=True, slots=True)

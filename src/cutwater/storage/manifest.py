@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from cutwater.decoding import prepare
+
 __all__ = [
     "FORMAT_VERSION",
     "KNOWN_VERSIONS",
@@ -147,3 +149,6 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     engine: str = ""
     format_version: int = 1
     """Raised by ``dumps_manifest`` where the content needs it: older releases go on reading what they can."""
+
+
+prepare(Manifest)

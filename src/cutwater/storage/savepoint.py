@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import msgspec
 import xxhash
 
+from cutwater.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, StorageError
 from cutwater.storage.base import Store
 from cutwater.storage.log_entries import CheckpointCompleted, LogState
@@ -77,6 +78,9 @@ class SavepointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class _Versioned(msgspec.Struct):
     format_version: int = 0
+
+
+prepare(_Versioned, SavepointManifest)
 
 
 def publish_savepoint(store: Store, folder: str, manifest: SavepointManifest) -> None:

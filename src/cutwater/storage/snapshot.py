@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
+from cutwater.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, InvariantError, StorageError
 from cutwater.state.segments import Segment, SegmentKind
 from cutwater.storage.base import Readable, Store
@@ -273,6 +274,9 @@ def _version_of(manifest: Manifest) -> int:
 
 class _Versioned(msgspec.Struct):
     format_version: int = 1
+
+
+prepare(_Versioned)
 
 
 def load_manifest(store: Store, job: str, completed: CheckpointCompleted) -> Manifest:

@@ -124,6 +124,7 @@ def ride_out(
     protocol: str,
     rng: random.Random,
     kills: int = 3,
+    **settings: Any,
 ) -> Job:
     """A job from start to end, with kills between its checkpoints."""
     job = start(
@@ -133,6 +134,7 @@ def ride_out(
         protocol=protocol,
         restart={"strategy": "fixed_delay", "attempts": 1_000},
         replay_memory_bytes=1 << 16,  # most of what is kept lies in files
+        **settings,
     )
     after_checkpoints(job, 1)
     storm(job, spark, rng, kills)

@@ -33,13 +33,17 @@ EXPECTED = {
 }
 
 
-def joined(name: str, folder: Path, kind: str) -> cw.Dataflow:
-    """The pairs are numbered per ``k``, dealt out in turns, and numbered once more per ``j``."""
+def joined(name: str, folder: Path, kind: str, wide: int = 0) -> cw.Dataflow:
+    """The pairs are numbered per ``k``, dealt out in turns, and numbered once more per ``j``.
+
+    Rows of the left side have a text that is so long.
+    """
     flow = cw.Dataflow(name)
     left, right = (
         flow.read(name, gated(folder, ROWS, rate=RATE), event_time="timestamp") for name in ("left", "right")
     )
-    ours = left.with_columns("ours", a=pl.col("value"), k=pl.col("value") % 11)
+    text = pl.col("value").cast(pl.String) + "-" * wide
+    ours = left.with_columns("ours", a=pl.col("value"), k=pl.col("value") % 11, text=text)
     theirs = right.with_columns("theirs", b=pl.col("value"), k=pl.col("value") * 3 % 11)
     pairs = JOINS[kind](ours.key_by("k"), theirs.key_by("k")).select("met", "a", "k", b=pl.col("b").fill_null(-1))
     first = pairs.key_by("k").aggregate("first", n=cw.count(), a=cw.last("a"), b=cw.last("b"))
@@ -60,6 +64,7 @@ def assert_joined(out: Path, kind: str) -> None:
     assert_numbered(out)
 
 
+@pytest.mark.parametrize("backend", ["memory", pytest.param("rocksdb", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("scope", "kind", "protocol"),
     [
@@ -74,9 +79,12 @@ def assert_joined(out: Path, kind: str) -> None:
     ],
 )
 def test_r3_r4_what_was_joined_comes_out_in_one_order(
-    tmp_path: Path, start: StartJob, fake_spark: FakeSpark, scope: str, kind: str, protocol: str
+    tmp_path: Path, start: StartJob, fake_spark: FakeSpark, scope: str, kind: str, protocol: str, backend: str
 ) -> None:
-    flow = joined(f"join-{protocol}", tmp_path, kind)
-    job = ride_out(start, flow, tmp_path, fake_spark, scope, protocol, random.Random(kind + protocol))
+    """Also where the rows of some keys lie on disk."""
+    flow = joined(f"join-{protocol}", tmp_path, kind, wide=0 if backend == "memory" else 3_000)
+    settings = {"state_backend": backend, "state_memory_bytes": 1 << 20}
+    chance = random.Random(kind + protocol)
+    job = ride_out(start, flow, tmp_path, fake_spark, scope, protocol, chance, **settings)
     assert any(f"{UNITS[scope]} go back" in failure.reason for failure in job.status.failures)
     assert_joined(tmp_path / "out", kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, cast
 
 from cutwater.config import JobConfig
@@ -24,7 +25,7 @@ from cutwater.operators.unnest import UnnestSpec
 from cutwater.operators.window import WindowAggregateSpec
 from cutwater.operators.window_join import WindowJoinSpec
 
-__all__ = ["check_recovery"]
+__all__ = ["check_recovery", "pin_tables"]
 
 _REPEATABLE: Final = (
     AsOfJoinSpec,
@@ -48,9 +49,6 @@ _REPEATABLE: Final = (
 """What sends the same rows under the same numbers, given the same state and the same choices: shown by
 tests/unit/operators_keyed/test_repeatable_operators.py for those with state."""
 
-_FIRES_LATE: Final = (AsOfJoinSpec, WindowAggregateSpec, WindowJoinSpec)
-"""What keeps rows until the watermark has passed them."""
-
 
 def check_recovery(plan: PhysicalPlan, config: JobConfig) -> None:
     """Check that every step can do again, row for row, what it did, where ``recovery`` relies on it.
@@ -61,7 +59,7 @@ def check_recovery(plan: PhysicalPlan, config: JobConfig) -> None:
     if not config.records_order:
         return
     for step in plan.steps.values():
-        why = _why_not(step, config)
+        why = _why_not(step)
         if why:
             raise BuildError(
                 f"{why}, and recovery is {config.recovery!r}: what it sent could not be made again row for row",
@@ -70,7 +68,28 @@ def check_recovery(plan: PhysicalPlan, config: JobConfig) -> None:
             )
 
 
-def _why_not(step: Step, config: JobConfig) -> str:
+def pin_tables(plan: PhysicalPlan, config: JobConfig) -> PhysicalPlan:
+    """The plan with tables in files as they are now, where ``recovery`` relies on every worker reading the same.
+
+    Raises:
+        BuildError: files cannot be read; names the step.
+    """
+    from cutwater.tws.spec import ProcessorSpec  # late: few flows have one
+
+    steps = dict(plan.steps)
+    for step in plan.steps.values() if config.records_order else ():
+        spec = cast(object, step.spec)
+        try:
+            if isinstance(spec, EnrichSpec) and not spec.table.in_memory:
+                steps[step.id] = replace(step, spec=replace(spec, table=spec.table.pinned()))
+            elif isinstance(spec, ProcessorSpec) and spec.initial is not None:
+                steps[step.id] = replace(step, spec=replace(spec, initial=spec.initial.pinned()))
+        except BuildError as e:
+            raise BuildError(e.message, step=step.id, hint=e.hint) from e
+    return replace(plan, steps=steps)
+
+
+def _why_not(step: Step) -> str:
     """What keeps a step from making its rows again; empty: nothing."""
     if step.role != "operator":
         return ""
@@ -81,9 +100,4 @@ def _why_not(step: Step, config: JobConfig) -> str:
         return "a service that is asked again may answer something else"
     if not isinstance(spec, (*_REPEATABLE, ProcessorSpec)):
         return f"a step of kind {step.kind!r} may send its rows in another order after a restore"
-    if isinstance(spec, _FIRES_LATE) and config.state_backend == "rocksdb":
-        return "what waits on disk for the watermark comes out in another order after a restore"
-    table = spec.table if isinstance(spec, EnrichSpec) else spec.initial if isinstance(spec, ProcessorSpec) else None
-    if table is not None and not table.in_memory:
-        return "each worker reads the table from files, which may be others by then"
     return ""

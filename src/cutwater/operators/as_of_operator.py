@@ -75,6 +75,7 @@ class AsOfJoin(TwoSidedJoin):
             self._before = before
             self._due = self._due_rows(0)
             self._bringing = True
+            self._fires()
             self._clean()
         return outputs + self.resume()
 
@@ -94,11 +95,8 @@ class AsOfJoin(TwoSidedJoin):
         return due[np.lexsort((hash_keys(self._index.columns(left.slots[due])), left.times[due]))]
 
     @property
-    def pending(self) -> bool:
+    def _firing(self) -> bool:
         return len(self._due) > 0 or self._bringing
-
-    def resume(self) -> Outputs:
-        return self._portioned(self._next_rows())
 
     def _next_rows(self) -> Outputs:
         if len(self._due) == 0 and self._bringing:
@@ -117,7 +115,8 @@ class AsOfJoin(TwoSidedJoin):
             return []
         columns = right.take(versions)
         joined = [*left.take(rows), *(columns[i] for i in self._carried)]
-        return [(0, pa.RecordBatch.from_arrays(joined, schema=self._spec.outputs[0]))]
+        batch = pa.RecordBatch.from_arrays(joined, schema=self._spec.outputs[0])
+        return self._found(batch, left.times[rows], left.slots[rows])
 
     def _wakes(self, side: int, times: References) -> References:
         """A row of the left side waits for the watermark."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -54,6 +54,8 @@ class EnrichmentTable:
     format: Format | None = None
     duplicates: Literal["refuse", "all"] = "refuse"
 
+    pinned_digest: str = field(default="", kw_only=True, repr=False)
+    """What ``digest`` must be whenever it is loaded; empty: it may change."""
     paths: tuple[str, ...] = field(init=False, repr=False)
     """Of files: absolute, because workers run in other folders than the driver."""
 
@@ -91,12 +93,37 @@ class EnrichmentTable:
         """xxh3_128 (hex) of the content: the same for equal rows in equal order, however they are stored."""
         return table_digest(self.load())
 
+    def pinned(self) -> EnrichmentTable:
+        """The table as it is now: whoever loads it finds these rows in this order, or fails.
+
+        Raises:
+            BuildError: of files: as ``schema``.
+        """
+        if self.in_memory:
+            return self
+        try:
+            return replace(self, pinned_digest=self.digest)
+        except DataError as exc:
+            raise BuildError(exc.message, hint=exc.hint) from exc
+
     def load(self) -> pa.Table:
         """All rows, in plain types; files in the order of their names.
 
         Raises:
-            DataError: a file is missing, unreadable, or has other columns than the first.
+            DataError: a file is missing, unreadable, or has other columns than the first; or the table is pinned, and
+                is another now.
         """
+        table = self._read()
+        if self.pinned_digest and table_digest(table) != self.pinned_digest:
+            raise DataError(
+                f"the enrichment table {', '.join(self.paths)} is not what it was when the job started; "
+                "what was looked up in it could not be made again",
+                hint="Start the job once more: everything then goes on with the table of now. "
+                "With recovery='region' or 'job' files may change while a job runs.",
+            )
+        return table
+
+    def _read(self) -> pa.Table:
         tables: list[pa.Table] = []
         for table in self._tables():
             table = table.cast(_plain_schema(table.schema))

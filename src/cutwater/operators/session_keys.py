@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from cutwater.operators.base import Context
     from cutwater.operators.keyed_table import KeyedTable
     from cutwater.operators.session_table import SessionTable
+    from cutwater.operators.stored_windows import Times
     from cutwater.operators.window import WindowAggregateSpec
-    from cutwater.operators.window_operator import Times
     from cutwater.state.rocks import RocksStore
 
 __all__ = ["SessionKeys"]

@@ -24,8 +24,8 @@ from cutwater.state.words import fixed_view, from_words
 if TYPE_CHECKING:
     from cutwater.operators.base import Context
     from cutwater.operators.spill import Spill
+    from cutwater.operators.stored_windows import MakeSegments, Times
     from cutwater.operators.window import WindowAggregateSpec
-    from cutwater.operators.window_operator import MakeSegments, Times
     from cutwater.state.rocks import RocksStore
 
 __all__ = ["SessionTable", "Taken"]
@@ -127,11 +127,8 @@ class SessionTable:
         used = len(self._taken)
         if slots <= used:
             return
-        size = 2 * slots
-        for name in ("_taken", "_came_out"):
-            setattr(self, name, _grown(getattr(self, name), used, size, 0))
-        for name in ("_nexts", "_parents"):
-            setattr(self, name, _grown(getattr(self, name), used, size, -1))
+        for name, fill in (("_taken", 0), ("_came_out", 0), ("_nexts", -1), ("_parents", -1)):
+            setattr(self, name, _grown(getattr(self, name), used, 2 * slots, fill))
 
     def _touch(self, slots: Slots) -> None:
         """These sessions are about to change.  A change is one of the whole key: its anchor stands for it."""
@@ -297,6 +294,10 @@ class SessionTable:
     def times(self, slots: Slots) -> Times:
         """When the sessions of some slots end."""
         return self._ends[slots]
+
+    def times_in(self, batch: pa.RecordBatch) -> Times:
+        """See ``Windows.times_in``."""
+        return fixed_view(batch.column(len(self._spec.keys) + 1), np.int64)
 
     def keys(self, slots: Slots) -> list[pa.Array]:
         """The key columns of some slots."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 from cutwater.errors import StorageError
 from cutwater.operators.base import BaseOperator, Context, Outputs
 from cutwater.operators.event_times import event_times
+from cutwater.operators.firing_order import FiringOrder
 from cutwater.operators.join_rows import FrozenJoinRows, JoinPart, JoinRows, JoinTypes, Live
 from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
@@ -62,6 +63,8 @@ class TwoSidedJoinSpec(Protocol):
     @property
     def key_types(self) -> tuple[pa.DataType, ...]: ...
     @property
+    def outputs(self) -> tuple[pa.Schema, ...]: ...
+    @property
     def dropped(self) -> tuple[str, ...]: ...
 
 
@@ -75,13 +78,14 @@ class TwoSidedJoin(BaseOperator):
     def __init__(self, spec: TwoSidedJoinSpec) -> None:
         schemas, keys = (spec.left_schema, spec.right_schema), (spec.left_keys, spec.right_keys)
         self._types = JoinTypes(spec.key_types, schemas, keys, (spec.left_time, spec.right_time))
-        self._schemas, self._keys = schemas, keys
+        self._schemas, self._keys, self._joined_schema = schemas, keys, spec.outputs[0]
         self._carried = [i for i, name in enumerate(spec.right_schema.names) if name not in spec.dropped]
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
         self._store = open_store(ctx)
         self._portions = Portions() if ctx.repeatable else None
+        self._order = FiringOrder.of(ctx, self._store, self._joined_schema)
         self._clear()
         self._track()
 
@@ -184,6 +188,38 @@ class TwoSidedJoin(BaseOperator):
     def _portioned(self, outputs: Outputs) -> Outputs:
         """Joined rows in batches; where these end is not to change with a restore, if calls may have to be repeated."""
         return outputs if self._portions is None else self._portions.cut(outputs, last=not self.pending)
+
+    # -- rows that wait for the watermark
+
+    @property
+    def _firing(self) -> bool:
+        """Whether more comes out of those that the watermark has passed, in whatever order."""
+        return False
+
+    @property
+    def pending(self) -> bool:
+        return self._firing or (self._order is not None and self._order.pending)
+
+    def _fires(self) -> None:
+        """The watermark has risen: keys on disk may take part in what comes out."""
+        wanted = self._rows.wanted
+        if self._order is not None and wanted is not None and wanted.due(self._watermarks.current):
+            self._order.begin()
+
+    def _found(self, batch: pa.RecordBatch, times: References, slots: Slots) -> Outputs:
+        """Rows that come out, of these times and keys: at once, if they are in order."""
+        if self._order is None or not self._order.collecting:
+            return [(0, batch)]
+        self._order.add(batch, times, hash_keys(self._index.columns(slots)))
+        return []
+
+    def _next_rows(self) -> Outputs:
+        """The next slice of what comes out, of what is not in order yet."""
+        return []
+
+    def resume(self) -> Outputs:
+        outputs = self._next_rows()
+        return self._portioned(outputs) if self._order is None else self._order.give(outputs, last=not self._firing)
 
     def _make_room(self) -> None:
         """Between batches, when nobody holds slots: forget what does not count, and move what memory does not hold."""

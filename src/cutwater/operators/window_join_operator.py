@@ -16,6 +16,7 @@ from cutwater.operators.join_columns import pairs_per_batch
 from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.two_sided_join import LEFT, RIGHT, TwoSidedJoin
 from cutwater.operators.windowing import expand
+from cutwater.state.index import Slots
 from cutwater.state.keys import NullableKeys, hash_keys, key_groups, null_key_mask, require_valid_keys
 from cutwater.state.spill_queue import NEVER
 from cutwater.state.words import from_words
@@ -103,6 +104,7 @@ class WindowJoin(TwoSidedJoin):
             self._before = before
             self._closing = self._close(0)
             self._bringing = True
+            self._fires()
         return outputs + self.resume()
 
     def _closes(self, before: int) -> bool:
@@ -152,7 +154,7 @@ class WindowJoin(TwoSidedJoin):
         # In an order that a restore does not change: of one window by key, of one key as they came.
         left, right = self._sides
         slots = np.concatenate([left.slots[lefts[lefts >= 0]], right.slots[alone]])
-        return np.lexsort((hash_keys(self._index.columns(slots)), lefts < 0, starts))
+        return np.lexsort((lefts < 0, hash_keys(self._index.columns(slots)), starts))
 
     def _due(self, side: int, slot: int) -> tuple[References, References]:
         """Rows of the windows that close, as often as they lie in one, and the starts of those."""
@@ -173,7 +175,7 @@ class WindowJoin(TwoSidedJoin):
         return rows[numbers[closed]], starts[closed]
 
     @property
-    def pending(self) -> bool:
+    def _firing(self) -> bool:
         return self._closing is not None or self._bringing
 
     def _drained(self) -> Outputs:
@@ -181,9 +183,6 @@ class WindowJoin(TwoSidedJoin):
         while self.pending:
             outputs += self.resume()
         return outputs
-
-    def resume(self) -> Outputs:
-        return self._portioned(self._next_rows())
 
     def _next_rows(self) -> Outputs:
         if self._closing is None and self._bringing:
@@ -199,14 +198,24 @@ class WindowJoin(TwoSidedJoin):
         portion = pairs_per_batch(sum(side.widest for side in self._sides))
         numbers = np.arange(work.done, min(work.done + portion, total))
         work.done += len(numbers)
-        batch = self._joined(work, numbers) if len(numbers) else None
+        entries = np.searchsorted(work.bounds, numbers, side="right") - 1
         if work.done == total:
             self._closing = None
-        return [] if batch is None else [(0, batch)]
+        if len(numbers) == 0:
+            return []
+        return self._found(self._joined(work, numbers, entries), work.starts[entries], self._slots_of(work, entries))
 
-    def _joined(self, work: _Closing, numbers: References) -> pa.RecordBatch:
-        """Some of the rows that come out, counted from 0."""
-        entries = np.searchsorted(work.bounds, numbers, side="right") - 1
+    def _slots_of(self, work: _Closing, entries: References) -> Slots:
+        """The key of each entry."""
+        left, right = self._sides
+        lefts = work.lefts[entries]
+        slots: Slots = np.empty(len(entries), np.int32)
+        slots[lefts >= 0] = left.slots[lefts[lefts >= 0]]
+        slots[lefts < 0] = right.slots[work.rights[work.first[entries[lefts < 0]]]]
+        return slots
+
+    def _joined(self, work: _Closing, numbers: References, entries: References) -> pa.RecordBatch:
+        """Some of the rows that come out, counted from 0, and the entries that they are of."""
         starts, lefts, first = work.starts[entries], work.lefts[entries], work.first[entries]
         schema = self._spec.outputs[0]
         kind = schema.field(0).type

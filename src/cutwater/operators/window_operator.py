@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,13 @@ import pyarrow as pa
 from cutwater.operators.base import MAX_WATERMARK, BaseOperator, Context, Outputs
 from cutwater.operators.early_clock import EarlyClock
 from cutwater.operators.event_times import event_times
+from cutwater.operators.firing_order import FiringOrder
 from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.keyed_segments import RestoredRows, restore_rows
 from cutwater.operators.keyed_table import FrozenTable, KeyedTable
 from cutwater.operators.ordered_accumulator import ARRIVAL
 from cutwater.operators.spill import open_store
+from cutwater.operators.stored_windows import Times, Windows
 from cutwater.state.changes import Changed
 from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
@@ -28,98 +30,13 @@ from cutwater.state.words import to_words
 if TYPE_CHECKING:
     from cutwater.operators.window import WindowAggregateSpec
 
-__all__ = ["NO_SLOTS", "SLICE_ROWS", "STATE", "MakeSegments", "Times", "WindowOperator", "Windows"]
+__all__ = ["NO_SLOTS", "SLICE_ROWS", "STATE", "WindowOperator"]
 
 STATE = "window"
 SLICE_ROWS = 1 << 16
 """Rows that one call fires or puts together at most."""
 _ALL_SLOTS = 2**31
 NO_SLOTS: Slots = np.empty(0, np.int32)
-
-Times = npt.NDArray[np.int64]
-
-
-class MakeSegments(Protocol):
-    """Makes the segments of a frozen table: all of them, or those of what changed."""
-
-    def __call__(self, name: str, groups: int, changed: Changed | None = None, /) -> Iterator[Segment]: ...
-
-
-class Windows(Protocol):
-    """Where the values of windows lie: slots, one for each window of a key."""
-
-    table: KeyedTable
-
-    def due(self, watermark: int) -> Slots:
-        """What fires now, in the order of time; each window fires once."""
-        ...
-
-    def fire_on_disk(self, watermark: int, groups: range) -> Iterator[Outputs] | None:
-        """What comes out of what memory does not hold, in portions; ``None``: nothing.
-
-        Call it before ``due``, and take from it when all that was due has come out.
-
-        Args:
-            watermark: has risen to this.
-            groups: key groups of the subtask.
-        """
-        ...
-
-    @property
-    def next_instant(self) -> int | None:
-        """At which watermark windows want to be looked at next: none fires before; ``None``: none is waiting."""
-        ...
-
-    def changed(self, passed: Callable[[Slots], Any], most: int) -> Slots:
-        """What comes out early, in the order of time: windows that have not fired, with rows that have not come out.
-
-        Args:
-            passed: for some slots, whether it is time for them (one answer for all, or a mask).
-            most: how many slots at most.
-        """
-        ...
-
-    def changed_on_disk(self, passed: Callable[..., Any]) -> Iterator[Outputs]:
-        """What comes out early of windows that memory does not hold, in portions; goes on where another one stopped.
-
-        Args:
-            passed: as above; it is given the slots of a table, and a function that gives their keys.
-        """
-        ...
-
-    def keys(self, slots: Slots) -> list[pa.Array]:
-        """The key columns of some slots."""
-        ...
-
-    def times(self, slots: Slots) -> Times:
-        """By which they come out, one before the other."""
-        ...
-
-    def results(self, slots: Slots) -> Outputs:
-        """The results of some slots; what is discarded is gone then."""
-        ...
-
-    def forget(self, watermark: int) -> None:
-        """Everything that is due has come out: drop windows that take no more rows."""
-        ...
-
-    def frozen(self, checkpoint_id: int) -> tuple[KeyedTable, MakeSegments]:
-        """The table as it is now, and a function that makes its segments."""
-        ...
-
-    @property
-    def restored(self) -> RestoredRows:
-        """What a restore fills."""
-        ...
-
-    def index(self, identity: list[pa.Array]) -> list[pa.Array]:
-        """The columns of the table's index, from those by which snapshots tell windows apart."""
-        ...
-
-    def restore(self, batch: pa.RecordBatch) -> None:
-        """Set rows of the specification's ``state_schema``."""
-        ...
-
 
 W = TypeVar("W", bound=Windows)
 
@@ -145,6 +62,7 @@ class WindowOperator(BaseOperator, Generic[W]):
     def open(self, ctx: Context) -> None:
         super().open(ctx)
         self._store = open_store(ctx)
+        self._order = FiringOrder.of(ctx, self._store, self._spec.outputs[0])
         self._clear()
         self._track()
 
@@ -234,6 +152,8 @@ class WindowOperator(BaseOperator, Generic[W]):
             return []
         self._before = before
         self._due = self._in_order(self._advance())
+        if self._order is not None and self._on_disk is not None:
+            self._order.begin()
         return self.resume()
 
     def _in_order(self, slots: Slots) -> Slots:
@@ -272,9 +192,26 @@ class WindowOperator(BaseOperator, Generic[W]):
 
     @property
     def pending(self) -> bool:
+        return self._firing or (self._order is not None and self._order.pending)
+
+    @property
+    def _firing(self) -> bool:
+        """Whether there is more to come out that is not in order yet."""
         return len(self._due) > 0 or self._on_disk is not None
 
     def resume(self) -> Outputs:
+        outputs = self._slice() if self._firing else []
+        if self._order is None:
+            return outputs
+        if self._order.collecting:
+            for _, batch in outputs:
+                keys = batch.columns[: len(self._spec.keys)]
+                self._order.add(batch, self._windows.times_in(batch), hash_keys(keys))
+            outputs = []
+        return self._order.give(outputs, last=not self._firing)
+
+    def _slice(self) -> Outputs:
+        """A bounded piece of what comes out."""
         if len(self._due) == 0 and self._on_disk is not None:
             portion = next(self._on_disk, None)
             if portion is not None:
@@ -284,7 +221,7 @@ class WindowOperator(BaseOperator, Generic[W]):
             self._due = self._in_order(self._more())
         slots, self._due = self._due[:SLICE_ROWS], self._due[SLICE_ROWS:]
         outputs = self._windows.results(slots) if len(slots) else []
-        if not self.pending:
+        if not self._firing:
             self._forget()
             if self._by_clock and self._watermarks.current == MAX_WATERMARK:
                 self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
@@ -323,6 +260,8 @@ class WindowOperator(BaseOperator, Generic[W]):
             self._early.next_ms = None  # until rows come
             self._due = self._in_order(self._windows.changed(lambda _: True, _ALL_SLOTS))
             self._on_disk = self._windows.changed_on_disk(lambda *_: True)
+            if self._order is not None:
+                self._order.begin()
             return self.resume()
         slots = self._windows.changed(lambda _: True, SLICE_ROWS)
         outputs = self._windows.results(slots) if len(slots) else []

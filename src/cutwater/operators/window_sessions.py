@@ -7,7 +7,8 @@ import pyarrow as pa
 
 from cutwater.operators.base import Outputs
 from cutwater.operators.session_table import SessionTable
-from cutwater.operators.window_operator import Times, WindowOperator
+from cutwater.operators.stored_windows import Times
+from cutwater.operators.window_operator import WindowOperator
 
 __all__ = ["SessionAggregate"]
 

@@ -22,8 +22,9 @@ from cutwater.operators.keyed_segments import deleted_segments, group_segments
 from cutwater.operators.keyed_table import FrozenTable, KeyedTable
 from cutwater.operators.open_windows import OpenWindows, join_slots
 from cutwater.operators.spill import Spill
+from cutwater.operators.stored_windows import Times
 from cutwater.operators.window_kinds import SlidingWindow
-from cutwater.operators.window_operator import NO_SLOTS, SLICE_ROWS, STATE, Times, WindowOperator
+from cutwater.operators.window_operator import NO_SLOTS, SLICE_ROWS, STATE, WindowOperator
 from cutwater.operators.window_table import PORTION_ROWS, WindowTable
 from cutwater.operators.windowing import expand
 from cutwater.state.changes import Changed
@@ -148,9 +149,18 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
     def _to_put_together(self, due: list[int]) -> Iterator[tuple[int, Slots]]:
         """The slots of the slices of each window, in portions."""
         for begin in due:
-            slots = join_slots(part for start in self._slices_of(begin) for part in self._open.of(start))
+            slots, _ = self._in_memory(begin)
             for first in range(0, len(slots), SLICE_ROWS):
                 yield begin, slots[first : first + SLICE_ROWS]
+
+    def _in_memory(self, begin: int) -> tuple[Slots, Times]:
+        """The slots of the slices of a window, and where these start: one after the other, wherever they lie.
+
+        What is put together in another order may differ in its last bits.
+        """
+        starts = self._slices_of(begin)
+        parts = [join_slots(self._open.of(start)) for start in starts]
+        return np.concatenate(parts), np.repeat(np.array(starts, np.int64), [len(part) for part in parts])
 
     def _slices_of(self, begin: int) -> list[int]:
         """Where the slices of a window start."""
@@ -160,8 +170,8 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         return [start for start in starts if start < begin + window.size_us]
 
     @property
-    def pending(self) -> bool:
-        return self._busy or super().pending
+    def _firing(self) -> bool:
+        return self._busy or super()._firing
 
     def _more(self) -> Slots:
         """Put one portion together; when a window is whole, its slots are due."""
@@ -200,17 +210,16 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         """
         watermark, frozen = self._watermarks.current, spill.rows.freeze()
         for begin in due:
-            starts = self._slices_of(begin)
-            slots = join_slots(part for start in starts for part in self._open.of(start))
+            slots, starts = self._in_memory(begin)
             of_slots = self._groups(self._slices.index.columns(slots)[1:])
             order = np.argsort(of_slots, kind="stable")
-            slots, of_slots = slots[order], of_slots[order]
+            slots, starts, of_slots = slots[order], starts[order], of_slots[order]
             for group in self.ctx.key_groups:
                 floor = self._before.of(np.array([group], np.uint16))
                 if begin + self._reach_us <= int(floor[0]):
                     continue
                 first, last = (int(n) for n in np.searchsorted(of_slots, [group, group + 1]))
-                page = self._put_together(frozen, begin, group, slots[first:last])
+                page = self._put_together(frozen, begin, group, slots[first:last], starts[first:last])
                 yield self._windows.fire_page(page, begin, watermark) if len(page) else []
         for start in self._open.ending(watermark):
             for chunk in frozen.beginning(np.int64(start).tobytes(), self.ctx.key_groups, PORTION_ROWS):
@@ -220,11 +229,13 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         frozen.release()
         yield from self._windows.fire_on_disk(watermark, self.ctx.key_groups) or ()
 
-    def _put_together(self, frozen: FrozenSpilledRows, begin: int, group: int, slots: Slots) -> KeyedTable:
-        """A window of the keys of a group: of these slots of slices, and what lies on disk only."""
+    def _put_together(
+        self, frozen: FrozenSpilledRows, begin: int, group: int, slots: Slots, starts: Times
+    ) -> KeyedTable:
+        """A window of the keys of a group: of these slots of slices, which start then, and what lies on disk only."""
         whole = self._windows.table.empty_page()
-        self._add_slices(whole, begin, self._slices, slots)
         for start in self._slices_of(begin):
+            self._add_slices(whole, begin, self._slices, slots[starts == start])
             for chunk in frozen.beginning(np.int64(start).tobytes(), range(group, group + 1), PORTION_ROWS):
                 only = np.flatnonzero(self._slices.index.find(chunk.keys) < 0).astype(np.int32)
                 self._add_slices(whole, begin, self._slices.page(chunk.keys, chunk.values), only)

@@ -27,8 +27,8 @@ from cutwater.state.words import fixed_view, from_words
 if TYPE_CHECKING:
     from cutwater.operators.base import Context
     from cutwater.operators.spill import Spill
+    from cutwater.operators.stored_windows import MakeSegments, Times
     from cutwater.operators.window import WindowAggregateSpec
-    from cutwater.operators.window_operator import MakeSegments, Times
     from cutwater.state.rocks import RocksStore
 
 __all__ = ["WindowTable"]
@@ -172,6 +172,11 @@ class WindowTable:
     def times(self, slots: Slots) -> Times:
         """When the windows of some slots start."""
         return self._starts.values[slots]
+
+    def times_in(self, batch: pa.RecordBatch) -> Times:
+        """See ``Windows.times_in``."""
+        starts = None if self._endless else batch.column(len(self._spec.keys))
+        return np.zeros(batch.num_rows, np.int64) if starts is None else fixed_view(starts, np.int64)
 
     def keys(self, slots: Slots) -> list[pa.Array]:
         """The key columns of some slots."""

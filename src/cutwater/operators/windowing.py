@@ -7,8 +7,9 @@ import pyarrow as pa
 
 from cutwater.operators import window_kernels as kernels
 from cutwater.operators.base import Outputs
+from cutwater.operators.stored_windows import Times
 from cutwater.operators.window_kinds import SlidingWindow, TumblingWindow
-from cutwater.operators.window_operator import Times, WindowOperator
+from cutwater.operators.window_operator import WindowOperator
 from cutwater.operators.window_table import WindowTable
 
 __all__ = ["WindowAggregate", "expand"]

@@ -12,7 +12,7 @@ from cutwater.connectors.base import Sink, Source, Split
 from cutwater.dataflow.checks import check_guarantees
 from cutwater.dataflow.graph import LogicalGraph, PhysicalPlan, Step
 from cutwater.dataflow.plan import make_plan
-from cutwater.dataflow.repeatable import check_recovery
+from cutwater.dataflow.repeatable import check_recovery, pin_tables
 from cutwater.dataflow.upgrade import Upgrade
 from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.runtime.following import limits_of
@@ -39,7 +39,7 @@ def checked_plan(graph: LogicalGraph, config: JobConfig) -> PhysicalPlan:
     if config.state_backend == "rocksdb":
         require_rocksdb()
     check_recovery(plan, config)
-    return plan
+    return pin_tables(plan, config)
 
 
 def make_publisher(

@@ -9,13 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from subtask_context import Subtask
 
 import cutwater as cw
 from cutwater.config import JobConfig
 from cutwater.dataflow.plan import make_plan
-from cutwater.dataflow.repeatable import check_recovery
+from cutwater.dataflow.repeatable import check_recovery, pin_tables
 from cutwater.dataflow.stream import Stream
-from cutwater.errors import BuildError, ConfigError
+from cutwater.errors import BuildError, ConfigError, DataError
 from cutwater.runtime import regions
 from cutwater.runtime.regions import partners, recovery_division, widened
 
@@ -77,23 +78,42 @@ def check(build: Build, **settings: Any) -> None:
 
 
 @pytest.mark.parametrize("build", [counts, windows, by_clock, joined, as_of, near, tables, named])
-def test_what_can_be_made_again_is_not_refused(build: Build) -> None:
-    check(build)
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+def test_what_can_be_made_again_is_not_refused(build: Build, backend: str) -> None:
+    check(build, state_backend=backend)
 
 
-def test_a_table_in_files_may_be_another_by_then(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="from files, which may be others") as caught:
-        check(lambda rows, _: named_by_files(rows, tmp_path))
+@pytest.mark.parametrize("recovery", ["task", "upstream"])
+def test_a_table_in_files_must_be_the_same_for_a_replacement(tmp_path: Path, recovery: Any) -> None:
+    flow = cw.Dataflow("pinned")
+    named_by_files(flow.read("in", cw.rate(None, rows=10)), tmp_path).write("out", cw.discard())
+    plan = make_plan(flow, 2, 128)
+    config = JobConfig(recovery=recovery)
+    check_recovery(plan, config)
+    spec: Any = pin_tables(plan, config).steps["named"].spec
+    spec.build().open(Subtask())
+    pq.write_table(pa.table({"value": [1], "name": ["uno"]}), tmp_path / "names.parquet")
+    with pytest.raises(DataError, match="is not what it was when the job started"):
+        spec.build().open(Subtask())
+    pq.write_table(pa.table({"value": [1], "name": ["one"]}), tmp_path / "names.parquet", compression="none")
+    spec.build().open(Subtask())  # the same rows in another file
+    assert pin_tables(plan, JobConfig(recovery="region")).steps == plan.steps
+
+
+def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    flow = cw.Dataflow("unreadable")
+    named_by_files(flow.read("in", cw.rate(None, rows=10)), tmp_path).write("out", cw.discard())
+    plan = make_plan(flow, 2, 128)
+    (tmp_path / "names.parquet").unlink()
+    with pytest.raises(BuildError, match="no file") as caught:
+        pin_tables(plan, JobConfig(recovery="task"))
     assert caught.value.step == "named"
 
 
 @pytest.mark.parametrize(
     ("build", "settings", "step", "why"),
     [
-        (joined, {"state_backend": "rocksdb"}, "pair", "on disk"),
-        (as_of, {"state_backend": "rocksdb"}, "pair", "on disk"),
         (asked, {}, "ask", "asked again may answer something else"),
-        (windows, {"state_backend": "rocksdb"}, "many", "on disk"),
     ],
 )
 def test_what_cannot_is_named(build: Build, settings: dict[str, Any], step: str, why: str) -> None:

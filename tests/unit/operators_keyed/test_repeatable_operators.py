@@ -23,10 +23,28 @@ from subtask_context import Subtask
 import cutwater as cw
 from cutwater.connectors.generate import RateSource
 from cutwater.dataflow.plan import make_plan
-from cutwater.operators import join_columns, join_operator, two_sided_join
+from cutwater.operators import (
+    firing_order,
+    join_columns,
+    join_operator,
+    keyed_segments,
+    session_keys,
+    spill,
+    two_sided_join,
+    window_slices,
+    window_table,
+)
 from cutwater.operators.portions import Portions
 
-SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64()), ("time", pa.timestamp("us")), ("s", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("k", pa.string()),
+        ("n", pa.int64()),
+        ("time", pa.timestamp("us")),
+        ("s", pa.string()),
+        ("fraction", pa.float64()),
+    ]
+)
 MS = 1_000
 PROCESSING = ("Append", "ProcessingTime")
 
@@ -78,7 +96,9 @@ STEPS: dict[str, Steps] = {
     "deduplicate": lambda keyed: keyed.deduplicate("step"),
     "top": lambda keyed: keyed.top("step", 3, by="n"),
     "tumbling": lambda keyed: keyed.window("w", cw.tumbling("10ms")).aggregate("step", n=cw.count(), last=cw.last("n")),
-    "sliding": lambda keyed: keyed.window("w", cw.sliding("20ms", every="5ms")).aggregate("step", n=cw.sum("n")),
+    "sliding": lambda keyed: keyed.window("w", cw.sliding("20ms", every="5ms")).aggregate(
+        "step", n=cw.sum("n"), share=cw.sum("fraction")
+    ),
     "sessions": lambda keyed: keyed.window("w", cw.session("3ms")).aggregate(
         "step", n=cw.sum("n"), first=cw.first("n")
     ),
@@ -99,6 +119,15 @@ STEPS: dict[str, Steps] = {
         }.items()
         if (name, when) != ("tumbling by the clock", "event time")
     },
+    "early": lambda keyed: keyed.window(
+        "w", cw.tumbling("20ms"), allowed_lateness="9ms", early=cw.every(event_time="4ms")
+    ).aggregate("step", n=cw.sum("n")),
+    "early sessions": lambda keyed: keyed.window(
+        "w", cw.session("4ms"), allowed_lateness="9ms", early=cw.every(event_time="4ms"), discarding=True
+    ).aggregate("step", n=cw.sum("n")),
+    "late": lambda keyed: keyed.window("w", cw.sliding("12ms", every="5ms"), allowed_lateness="9ms").aggregate(
+        "step", n=cw.sum("n"), mean=cw.mean("fraction")
+    ),
     "timers": lambda keyed: keyed.process("step", Alarms(), "k string, n long"),
     "processor": lambda keyed: keyed.transform_with_state("step", Processor(), "k string, n long", *PROCESSING),
     "initial": lambda keyed: keyed.transform_with_state(
@@ -110,9 +139,11 @@ STEPS: dict[str, Steps] = {
     ),
     "enrich": lambda keyed: keyed.enrich("step", cw.EnrichmentTable(TABLE, duplicates="all"), on="k"),
 }
+KEPT = [name for name in STEPS if name not in ("enrich", "processor", "initial")]
+"""Steps whose state may lie on disk."""
 JOINS: dict[str, Steps] = {
     "interval": lambda left, right: left.join("step", right, within=("-9ms", "7ms")),
-    "tumbling": lambda left, right: left.join("step", right, window=cw.tumbling("10ms")),
+    "windows": lambda left, right: left.join("step", right, window=cw.tumbling("10ms")),
     **{
         how: lambda left, right, how=how: left.join("step", right, window=cw.sliding("12ms", every="4ms"), how=how)
         for how in ("left", "right", "full", "semi", "anti")
@@ -153,7 +184,8 @@ class Calls:
                 texts = ["x" * chance.choice((0, 3, 3, 90)) for _ in keys]
                 if inputs > 1:
                     keys = [key if chance.random() < 0.97 else None for key in keys]
-                batch = pa.record_batch([keys, range(rows), times, texts], schema=SCHEMA)
+                fractions = [chance.random() * 10 ** chance.randrange(9) for _ in keys]
+                batch = pa.record_batch([keys, range(rows), times, texts, fractions], schema=SCHEMA)
                 self.calls.append((f"rows {chance.randrange(inputs)}", batch))
             elif what < 0.9:
                 watermark += chance.randrange(12 * MS)
@@ -184,25 +216,31 @@ def perform(operator: Any, context: Subtask, calls: list[tuple[str, Any]]) -> li
     return made
 
 
-def assert_repeats_itself(make: Steps, inputs: int) -> None:
+def assert_repeats_itself(make: Steps, inputs: int, *memories: tuple[int | None, int | None]) -> None:
+    """With so much memory at first, and so much after the restore."""
     spec, repeated = spec_of(make), 0
     for seed in range(4 // inputs):
         calls = Calls(seed, inputs).calls
         cut = len(calls) // 2
-        context = Subtask(now_ms=1_000, repeatable=True)
+        before, after = memories[seed % len(memories)] if memories else (None, None)
+        context = Subtask(now_ms=1_000, repeatable=True, state_memory_bytes=before)
         operator = spec.build()
         operator.open(context)
         perform(operator, context, calls[:cut])
         frozen = operator.freeze(1)
         segments = list(frozen.segments())
+        frozen.release()
         now_ms = context.now_ms
         first = perform(operator, context, calls[cut:])
+        operator.close()
         again = spec.build()
-        context = Subtask(now_ms=now_ms + 2, repeatable=True)  # the clock has gone on when it is restored
+        # the clock has gone on when it is restored
+        context = Subtask(now_ms=now_ms + 2, repeatable=True, state_memory_bytes=after)
         again.open(context)
         again.restore(segments)
         context.now_ms = now_ms
         assert perform(again, context, calls[cut:]) == first
+        again.close()
         repeated += sum(len(rows) for _, rows in first)
     assert repeated > 50
 
@@ -217,13 +255,44 @@ def test_a_restored_operator_repeats_itself(name: str) -> None:
     assert_repeats_itself(STEPS[name], 1)
 
 
+WIDE = [(join_columns, "_MAX_BATCH_BYTES", 4_000), (join_operator, "_MAX_STEPS", 40)]
+WIDE += [(two_sided_join, "_SLACK_ROWS", 100)]
+
+
 @pytest.mark.parametrize("name", list(JOINS))
 def test_a_restored_join_repeats_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where its rows are so wide, and those it looks at so many, that they leave in several batches."""
-    monkeypatch.setattr(join_columns, "_MAX_BATCH_BYTES", 4_000)
-    monkeypatch.setattr(join_operator, "_MAX_STEPS", 40)
-    monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 100)
+    for module, limit, value in WIDE:
+        monkeypatch.setattr(module, limit, value)
     assert_repeats_itself(JOINS[name], 2)
+
+
+LITTLE, PLENTY = 4_000, 1 << 22
+PORTIONS = [(spill, "_PORTION_ROWS"), (window_table, "PORTION_ROWS"), (window_slices, "PORTION_ROWS")]
+PORTIONS += [(session_keys, "PORTION_KEYS"), (two_sided_join, "PORTION_KEYS"), (keyed_segments, "_FEW_ROWS")]
+
+
+@pytest.mark.parametrize(
+    ("name", "held_bytes"),
+    [
+        ("sessions", 2_000),
+        ("left", 1 << 24),
+        *(pytest.param(name, 2_000, marks=pytest.mark.full) for name in (*KEPT, *JOINS) if name != "sessions"),
+    ],
+)
+def test_what_lies_on_disk_is_repeated_in_the_same_order(
+    name: str, held_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever part of it lies in memory: before and after the restore there is not the same room."""
+    pytest.importorskip("rocksdict")
+    for module, limit in PORTIONS:
+        monkeypatch.setattr(module, limit, 7)
+    for module, limit, value in WIDE:
+        monkeypatch.setattr(module, limit, value)
+    monkeypatch.setattr(firing_order, "_HELD_BYTES", held_bytes)
+    inputs = 2 if name in JOINS else 1
+    make = JOINS[name] if name in JOINS else STEPS[name]
+    assert_repeats_itself(make, inputs, (LITTLE, PLENTY), (PLENTY, LITTLE), (LITTLE, LITTLE))
 
 
 @given(sizes=st.lists(st.integers(0, 9), max_size=12), limit=st.integers(1, 7), wide=st.integers(1, 90))

@@ -10,6 +10,7 @@ from cutwater.config import JobConfig
 from cutwater.connectors.base import Sink
 from cutwater.dataflow.graph import Channel, Edge, EdgeType, PhysicalPlan, Vertex, key_group_range
 from cutwater.dataflow.plan import FusedNode, fuse_links
+from cutwater.errors import CutwaterError
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, BaseOperator, Operator, OperatorSpec
 from cutwater.operators.partition import HashPartitioner
 from cutwater.protocol.loop import SubtaskLoop
@@ -331,7 +332,13 @@ class Wiring:
         on_disk = self._config.state_memory_bytes if self._config.state_backend == "rocksdb" else None
         clock = self._clock if self._order is None else self._order.clock
         again = self._order is not None
-        operator.open(OperatorContext(step.id, *shape, self._count, clock, incremental, self._notify, on_disk, again))
+        try:
+            operator.open(
+                OperatorContext(step.id, *shape, self._count, clock, incremental, self._notify, on_disk, again)
+            )
+        except CutwaterError as e:
+            e.step = e.step or step.id
+            raise
         if step.role == "operator":
             operator.restore(self._restore.segments(step.id, self._slot, vertex.parallelism, groups))
         return operator

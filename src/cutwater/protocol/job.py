@@ -114,7 +114,7 @@ class JobMachine:
     _spark: tuple[int, int] = (0, 0)
     _resume_ms: float = 0.0
     _outcome: tuple[Outcome, str] | None = None
-    _story: deque[str] = field(default_factory=lambda: deque[str](maxlen=16))
+    _story: deque[tuple[JobPhase, Event]] = field(default_factory=lambda: deque[tuple[JobPhase, Event]](maxlen=16))
 
     def __post_init__(self) -> None:
         self._progress_ms = self.now_ms
@@ -130,7 +130,7 @@ class JobMachine:
 
     def handle(self, event: Event) -> list[Effect]:
         """Take one event; the effects are to be performed in order."""
-        self._story.append(f"{self.phase.value}: {event}")
+        self._story.append((self.phase, event))
         now = getattr(event, "now_ms", None)
         if now is not None:
             self.now_ms = max(self.now_ms, now)
@@ -181,7 +181,8 @@ class JobMachine:
         if self.phase in (JobPhase.ENDING, JobPhase.ENDED) and self._outcome is None:
             problems.append("ending without an outcome")
         if problems:
-            raise InvariantError(f"job machine: {'; '.join(problems)}. Story:\n  " + "\n  ".join(self._story))
+            story = "".join(f"\n  {phase.value}: {event}" for phase, event in self._story)
+            raise InvariantError(f"job machine: {'; '.join(problems)}. Story:{story}")
 
     # ------------------------------------------------------------------------------------------------------ rules
 

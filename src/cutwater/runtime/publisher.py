@@ -34,7 +34,7 @@ from cutwater.storage.addresses import SnapshotAddress
 from cutwater.storage.base import Store
 from cutwater.storage.claim import Claim
 from cutwater.storage.log import Fork, JobEnded, JobFinished, JobLog, RolledBack, wall_clock_ms
-from cutwater.storage.manifest import Entry, Manifest, SubtaskRecord
+from cutwater.storage.manifest import EdgeRecord, Entry, Manifest, StepRecord, SubtaskRecord
 from cutwater.storage.paths import writer_of_shared
 from cutwater.storage.publish import publish
 from cutwater.storage.reading import no_such_checkpoint, snapshots_at
@@ -68,6 +68,7 @@ class Publisher:
         """How a checkpoint of another version of the program is read."""
         self.upgrade.check(plan)
         self._store, self.plan, self._config = store, plan, config
+        self._described: tuple[PhysicalPlan, list[StepRecord], list[EdgeRecord]] | None = None
         self.log = JobLog(store, self.job, num_retained=config.num_retained)
         self.log.create(fork)  # workers name their output by the uid, so it is there before they are
         self.forks = ForkLog(self.log, shadow_dir)
@@ -302,6 +303,9 @@ class Publisher:
         for record, segments in parts:
             subtasks.append(record)
             entries += segments
+        if self._described is None or self._described[0] is not self.plan:  # the same for every checkpoint of a plan
+            self._described = self.plan, step_records(self.plan), edge_records(self.plan)
+        _, steps, edges = self._described
         return Manifest(
             job=self.job,
             uid=self.uid,
@@ -312,10 +316,10 @@ class Publisher:
             parallelism=self.plan.parallelism,
             triggered_ms=triggered_ms,
             completed_ms=wall_clock_ms(),
-            steps=step_records(self.plan),
+            steps=steps,
             subtasks=sorted(subtasks, key=lambda r: (r.vertex, r.subtask)),
             entries=entries,
-            edges=edge_records(self.plan),
+            edges=edges,
             back_edges=self.plan.back_edges,
             final=final,
             engine=__version__,

@@ -45,7 +45,7 @@ class LocalStore:
         self.atomic_create = True
         self._temp_tag = f"{_TEMP_PREFIX}{_pid_space()}-{os.getpid()}-{uuid.uuid4().hex[:8]}-"
         self._counter = itertools.count()
-        self._synced: set[Path] = set()
+        self._synced: set[str] = set()
 
     def __reduce__(self) -> tuple[object, ...]:
         return LocalStore, (str(self.root),)
@@ -161,10 +161,11 @@ class LocalStore:
         target = self._resolve(path)
         if target == self.root:
             raise StorageError(f"refused to delete the whole checkpoint directory {self.root}")
-        self._synced = {f for f in self._synced if f != target and target not in f.parents}
         with self._errors("delete", path):
             try:
                 if stat.S_ISDIR(os.lstat(target).st_mode):
+                    gone = f"{target}{os.sep}"
+                    self._synced = {f for f in self._synced if not f"{f}{os.sep}".startswith(gone)}
                     shutil.rmtree(target)
                 else:
                     target.unlink()
@@ -198,7 +199,7 @@ class LocalStore:
 
     def _make_folder(self, folder: Path) -> None:
         """Make a folder below the root, durably: whoever made it, this process syncs its parent once."""
-        if folder == self.root or (folder in self._synced and folder.is_dir()):
+        if folder == self.root or (str(folder) in self._synced and folder.is_dir()):
             return
         self._require_root("write", str(folder))
         self._make_folder(folder.parent)
@@ -207,7 +208,7 @@ class LocalStore:
         _sync_folder(folder.parent)
         if len(self._synced) >= _KNOWN_FOLDERS_LIMIT:
             self._synced = set()
-        self._synced.add(folder)
+        self._synced.add(str(folder))
 
     def _require_root(self, what: str, path: str) -> None:
         if not self.root.is_dir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def test_r3_what_stands_behind_keeps_its_state_also_in_a_worker_that_goes_back_i
     end(job, tmp_path)
     status = job.status
     assert ["2 of 3 subtasks go back" in f.reason for f in status.failures] == [True]
+    assert status.checkpoints.restored_id == status.failures[0].restored_id > 0
     assert_running_counts(tmp_path / "out", ROWS)
     counted = status.steps["count"].rows_in  # of one that goes back, only what comes after the checkpoint
     assert written_by(tmp_path / "out", 1 - slot) <= counted < ROWS
@@ -97,6 +99,38 @@ def test_r3_an_error_takes_down_what_stands_before_and_no_worker(
     assert ["planted" in f.reason and "1 of 3 subtasks go back" in f.reason for f in job.status.failures] == [True]
     assert_running_counts(tmp_path / "out", ROWS)
     assert job.status.steps["count"].rows_in == ROWS  # each row was taken once
+
+
+def late(folder: Path) -> Callable[[Any], None]:
+    """A worker begins only when it may."""
+
+    def prepare(args: Any) -> None:
+        from runtime_world import wait_until
+
+        wait_until(lambda: not os.path.exists(folder / "late"), "that it may begin")
+
+    return prepare
+
+
+def test_what_is_asked_for_while_a_part_goes_back_is_taken_when_it_is_there_again(
+    tmp_path: Path, start: StartJob, fake_spark: FakeSpark
+) -> None:
+    fake_spark.prepare = late(tmp_path)
+    job = start(one_reader("asked", tmp_path), recovery="upstream", parallelism=2)
+    after_checkpoints(job, 1)
+    (tmp_path / "late").touch()
+    kill(job, 1)
+    with ThreadPoolExecutor(2) as users:
+        checkpoint, savepoint = users.submit(job.checkpoint), users.submit(job.savepoint, tmp_path / "save")
+        core = job._coordinator._checkpointing._core
+        wait_until(lambda: len(core._held) == 2, "the requests", job=job)
+        newest = job.status.checkpoints.last_completed_id
+        (tmp_path / "late").unlink()
+        assert checkpoint.result(60) > newest
+        assert os.path.isdir(savepoint.result(60))
+    end(job, tmp_path)
+    assert ["2 of 3 subtasks go back" in f.reason for f in job.status.failures] == [True]
+    assert_running_counts(tmp_path / "out", ROWS)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,9 @@ nor are subsumed.
 A *probe* (C6) is a wave that stores nothing.  It takes no place, counts as nothing, and begins only when nothing else
 is under way or due; any checkpoint that begins meanwhile ends it, because it tells the same about the loops.
 
+While a part of the job goes back and the rest runs on (R2-R4), nothing can be taken; what users ask for meanwhile is
+held until all subtasks run again.
+
 Several reasons end a checkpoint early; those that count (declines, expiry, I/O) add up, and more than
 ``tolerable_failed`` of them in a row fail the job.
 """
@@ -93,6 +96,8 @@ class CheckpointCoordinator(CoordinatorState):
         refused = self._refusal(event.kind)
         if refused is not None:
             self._effects.append(m.RequestAnswered(event.request_id, None, refused))
+        elif self._part_away:
+            self._held.append(event)
         elif event.kind is CheckpointKind.ON_DEMAND:
             self._waiting.append(event.request_id)
         else:
@@ -106,20 +111,22 @@ class CheckpointCoordinator(CoordinatorState):
         if refused is not None:
             self._effects.append(m.RequestAnswered(event.request_id, None, refused))
             return
+        if self._part_away:
+            self._held.append(event)
+            return
         self._refuse_waiting(FailureReason.JOB_ENDING, "")
         self._drain = event.request_id
         self._effects.append(m.SendDrain())
 
     def _refusal(self, kind: CheckpointKind) -> FailureReason | None:
-        if not self._running:
+        if not (self._running or self._part_away):
             return FailureReason.JOB_NOT_RUNNING
         if self._settings.protocol == "none":
             return FailureReason.CHECKPOINTING_DISABLED
-        if not self._may_trigger:
+        if self._running and not self._may_trigger:
             return FailureReason.JOB_ENDING
-        if kind is CheckpointKind.ON_DEMAND and len(self._waiting) >= WAITING_REQUESTS_MAX:
-            return FailureReason.TOO_MANY_REQUESTS
-        return None
+        waiting = self._held if self._part_away else self._waiting if kind is CheckpointKind.ON_DEMAND else ()
+        return FailureReason.TOO_MANY_REQUESTS if len(waiting) >= WAITING_REQUESTS_MAX else None
 
     def _on_ack(self, event: m.AckReceived) -> None:
         answer = self._answer(event)
@@ -187,11 +194,17 @@ class CheckpointCoordinator(CoordinatorState):
             raise self._broken(f"attempt {event.attempt} runs, but attempt {self._attempt} did before")
         if self._pending:
             raise self._broken("a new attempt runs while the old one's publishing is undecided")
-        self._running, self._ending, self._attempt = True, False, event.attempt
+        self._running, self._survivors, self._ending, self._attempt = True, False, False, event.attempt
         self._consecutive_failed = 0
         self._last_end_ms = -math.inf
         periodic = self._settings.protocol != "none"
         self._periodic_ms = self._now_ms + self._settings.interval_ms if periodic else math.inf
+        while self._held:
+            request = self._held.popleft()
+            if isinstance(request, m.RequestDrain):
+                self._on_drain(request)
+            else:
+                self._on_request(request)
 
     def _on_stopped(self, event: m.JobStopped) -> None:
         self._running = self._final_wanted = self._probe_wanted = False
@@ -199,7 +212,10 @@ class CheckpointCoordinator(CoordinatorState):
         for pending in [p for p in self._pending.values() if p.stage is not PendingStage.PUBLISHING]:
             self._give_up(pending, FailureReason.JOB_STOPPED, event.reason)
             self._failed_count += pending.kind.stored
-        self._refuse_waiting(FailureReason.JOB_STOPPED, event.reason)
+        if not event.survivors:
+            self._refuse_waiting(FailureReason.JOB_STOPPED, event.reason)
+        while self._waiting:  # for a place, and now until what goes back is there again
+            self._held.append(m.RequestCheckpoint(event.now_ms, CheckpointKind.ON_DEMAND, self._waiting.popleft()))
         if self._drain is not None:
             self._effects.append(m.RequestAnswered(self._drain, None, FailureReason.JOB_STOPPED, event.reason))
             self._drain = None
@@ -245,8 +261,10 @@ class CheckpointCoordinator(CoordinatorState):
                 self._fail(pending, FailureReason.EXPIRED, f"missing: {', '.join(missing[:8])}")
 
     def _refuse_waiting(self, reason: FailureReason, detail: str) -> None:
-        while self._waiting:
-            self._effects.append(m.RequestAnswered(self._waiting.popleft(), None, reason, detail))
+        waiting = [*self._waiting, *(request.request_id for request in self._held)]
+        self._effects += [m.RequestAnswered(request_id, None, reason, detail) for request_id in waiting]
+        self._waiting.clear()
+        self._held.clear()
 
     # ------------------------------------------------------------------------------------------------ transitions
 

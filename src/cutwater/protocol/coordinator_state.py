@@ -8,7 +8,13 @@ from collections.abc import Callable, Hashable
 
 from cutwater.config import JobConfig
 from cutwater.errors import InvariantError
-from cutwater.protocol.messages import CoordinatorEffect, CoordinatorEvent, SubtaskId
+from cutwater.protocol.messages import (
+    CoordinatorEffect,
+    CoordinatorEvent,
+    RequestCheckpoint,
+    RequestDrain,
+    SubtaskId,
+)
 from cutwater.protocol.pending import (
     PENDING_STAGES,
     CheckpointStatistics,
@@ -57,6 +63,8 @@ class CoordinatorState:
         self._given_up: dict[int, int] = {}  # id -> attempt
         self._completed: dict[int, CompletedCheckpoint] = {}
         self._waiting: deque[Hashable] = deque()
+        self._held: deque[RequestCheckpoint | RequestDrain] = deque()
+        """Requests that came while a part of the job went back."""
         self._triggered = self._completed_count = self._failed_count = self._subsumed_count = 0
         self._last_duration_ms: float | None = None
         self._events: deque[CoordinatorEvent] = deque(maxlen=STORY_EVENTS)
@@ -122,6 +130,11 @@ class CoordinatorState:
         if self._may_trigger and self._place_free:
             due = min(due, self._periodic_due_ms)
         return due if due < math.inf else None
+
+    @property
+    def _part_away(self) -> bool:
+        """Some subtasks run, and the others come back to them."""
+        return self._survivors and not self._running
 
     @property
     def _may_trigger(self) -> bool:
@@ -203,6 +216,7 @@ class CoordinatorState:
                 p.kind.stored or p.stage is PendingStage.TRIGGERED for p in pending.values()
             ),
             "one final checkpoint at a time": lambda: sum(p.kind.final for p in pending.values()) <= 1,
+            "requests are held only while a part is away": lambda: self._part_away or not self._held,
             "nothing outlives its attempt": lambda: all(p.attempt == self._attempt for p in pending.values()),
             "every checkpoint is counted once": lambda: stats.triggered == stats.in_progress + ended,
             "the memory of ids is bounded": lambda: max(len(self._given_up), len(self._completed)) <= IDS_REMEMBERED,

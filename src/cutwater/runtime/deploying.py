@@ -89,9 +89,11 @@ class Deploying:
         self._news.completed(checkpoint_id)
 
     def caught_up(self, place: Place) -> bool:
-        """One has; returns whether none is behind any more."""
-        self.behind.pop(place, None)
-        return not self.behind
+        """One has; returns whether it was the last one.
+
+        Its word may come when it is not waited for any more: its attempt has failed meanwhile, but no other has begun.
+        """
+        return self.behind.pop(place, None) is not None and not self.behind
 
     def messages(
         self,

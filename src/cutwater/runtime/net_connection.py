@@ -146,10 +146,13 @@ class Connection:
         """
         self._news = news
 
-    def take_over_input(self, channel: InputChannel) -> None:
-        """Go on with a receiver that lives, and whose sender was replaced (R3, R4): the peer learns what arrived."""
+    def take_over_input(self, channel: InputChannel, step: str) -> None:
+        """Go on with a receiver that lives, and whose sender, of this step, was replaced (R3, R4).
+
+        The peer learns what arrived.
+        """
         self._check_new(channel.key, channel.schema)
-        channel.take_over(self._credit_giver(channel.key))
+        channel.take_over(self._credit_giver(channel.key), step)
         self._inputs[channel.key] = channel
         self._survivors.append(channel)
 
@@ -335,8 +338,10 @@ class Connection:
             self._over = True
         self._writer.stop()
         shut(self._sock)
-        lost = type(reason)(f"lost worker {self.peer.worker}: {reason.message}", hint=reason.hint)
-        lost.__cause__ = reason
+        lost = reason
+        if reason.step is None:  # else it is not the connection's matter
+            lost = type(reason)(f"lost worker {self.peer.worker}: {reason.message}", hint=reason.hint)
+            lost.__cause__ = reason
         if self._on_lost is not None:
             self._on_lost(self, lost)
 

@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 from cutwater.dataflow.graph import Channel
-from cutwater.errors import InvariantError
+from cutwater.errors import InvariantError, NondeterminismError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.runtime.net_items import Barrier, End, Item, Rows, Timed, Watermark, nothing, through_last_row
 
@@ -46,7 +46,8 @@ class InputChannel:
     __slots__ = (
         "_blocked", "_credit_batch", "_credited_in", "_credited_out", "_end_arrived", "_next_arrival", "_offset",
         "_queue", "_recordings", "_rows_in", "_rows_out", "_taken", "_uncredited", "_urgent", "announced",
-        "capacity_frames", "ended", "idle", "key", "next_row", "on_credit", "on_ready", "schema", "watermark",
+        "capacity_frames", "ended", "idle", "key", "made_again_by", "next_row", "on_credit", "on_ready", "schema",
+        "watermark",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +79,8 @@ class InputChannel:
         # Each counter has one writing thread; differences are exact enough without a lock.
         self._credited_in = self._credited_out = self._rows_in = self._rows_out = 0
         self._next_arrival, self._end_arrived = next_row, ended
+        self.made_again_by = ""
+        """The step at the other end, once a sender that goes back makes its rows again (R3, R4)."""
 
     # -- arrival (the link's thread)
 
@@ -86,6 +89,7 @@ class InputChannel:
 
         Raises:
             InvariantError: rows are missing, rows follow an end, or the sender ignored its credit.
+            NondeterminismError: rows that are made again are more than those before them.
         """
         kind = type(item)
         if kind is Barrier:
@@ -119,10 +123,19 @@ class InputChannel:
             batch = batch.slice(wanted - first)
             rows, item = batch.num_rows, Rows(batch, wanted, watermark, sharp)
         if self._end_arrived:
-            raise InvariantError(f"{self.key}: row {first} arrived after the end of data")
+            raise self._beyond_the_end(item)
         self._rows_in += rows
         self._queue.append(item)
         self._next_arrival = wanted + rows  # after the append: see overtake
+
+    def _beyond_the_end(self, item: Rows) -> InvariantError | NondeterminismError:
+        if not self.made_again_by:
+            return InvariantError(f"{self.key}: row {item.first_row} arrived after the end of data")
+        return NondeterminismError(
+            f"subtask {self.key.source} made at least {item.first_row + item.batch.num_rows} rows for subtask "
+            f"{self.key.target} once more, where it had made {self._next_arrival} of the same input",
+            step=self.made_again_by,
+        )
 
     def _put_barrier(self, item: Barrier) -> None:
         if item.overtake:
@@ -288,12 +301,12 @@ class InputChannel:
 
     # -- a sender that goes back without this end (R3, R4)
 
-    def take_over(self, on_credit: Callable[[int], None]) -> None:
-        """The sender is another one, which sends again what arrived already: that is dropped by its number.
+    def take_over(self, on_credit: Callable[[int], None], step: str) -> None:
+        """The sender is another one of this step, which sends again what arrived: that is dropped by its number.
 
         What waits stays; the new sender's first credit is ``places``.  Nothing of the old sender's may arrive any more.
         """
-        self.on_credit, self._taken = on_credit, 0
+        self.on_credit, self._taken, self.made_again_by = on_credit, 0, step
 
     @property
     def places(self) -> int:

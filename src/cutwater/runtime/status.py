@@ -20,6 +20,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, written for it; the rest lies in files of older checkpoints."""
     last_freeze_ms: float = 0.0
     restored_id: int = 0
+    """What the job, or the part of it that went back last, was restored from; 0: the beginning."""
     waits_for: list[int] = []
     """Workers that go back beside others, or in part (every ``recovery`` but ``"job"``): no checkpoint begins until
     they are where the others are."""

@@ -22,7 +22,9 @@ from cutwater.protocol.messages import (
     Published,
     PublishFailed,
     RequestAnswered,
+    RequestDrain,
     RequestFinal,
+    SendDrain,
     SendTrigger,
 )
 from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
@@ -125,6 +127,56 @@ def test_a_request_waits_for_a_place_and_is_answered_when_complete():
     assert job.request() == []
     assert triggered(job.complete(1)) == [2]
     assert RequestAnswered("user", 2) in job.complete(2)
+
+
+@pytest.mark.parametrize(
+    "kind", [CheckpointKind.ON_DEMAND, CheckpointKind.SAVEPOINT, CheckpointKind.STOP_WITH_SAVEPOINT]
+)
+def test_a_request_waits_until_a_part_that_went_back_is_there_again(kind):
+    job = Job()
+    job.feed(JobStopped("worker 1 was lost", 10.0, survivors=True))
+    assert job.request(kind) == []
+    job.feed(JobStopped("worker 1 was lost again", 20.0, survivors=True))
+    assert [(e.checkpoint_id, e.kind) for e in job.feed(JobRunning(2, 30.0))] == [(1, kind)]
+    acks = [e for s in SUBTASKS for e in job.ack(1, s, attempt=2)]
+    assert kinds(acks, Publish)
+    assert RequestAnswered("user", 1) in job.published(1)
+
+
+def test_a_drain_waits_until_a_part_that_went_back_is_there_again():
+    job = Job()
+    job.feed(JobStopped("worker 1 was lost", 10.0, survivors=True))
+    assert job.feed(RequestDrain(10.0, "user")) == []
+    assert job.request(id="later") == []
+    back = job.feed(JobRunning(2, 30.0))
+    assert back == [RequestAnswered("later", None, FailureReason.JOB_ENDING), SendDrain()]
+
+
+def test_who_waits_for_a_place_goes_on_waiting_while_a_part_goes_back():
+    job = Job()
+    job.at(100.0)
+    assert job.request() == []
+    assert kinds(job.feed(JobStopped("worker 1 was lost", 110.0, survivors=True)), RequestAnswered) == []
+    assert triggered(job.feed(JobRunning(2, 120.0))) == [2]
+
+
+def test_what_waits_for_a_part_hears_that_everything_goes_back():
+    job = Job()
+    job.feed(JobStopped("worker 1 was lost", 10.0, survivors=True))
+    job.request()
+    job.request(CheckpointKind.SAVEPOINT, id="second")
+    assert job.feed(JobStopped("and worker 0", 20.0)) == [
+        RequestAnswered(id, None, FailureReason.JOB_STOPPED, "and worker 0") for id in ("user", "second")
+    ]
+    assert job.request() == [RequestAnswered("user", None, FailureReason.JOB_NOT_RUNNING)]
+
+
+def test_waiting_requests_are_bounded_also_while_a_part_goes_back():
+    job = Job()
+    job.feed(JobStopped("worker 1 was lost", 10.0, survivors=True))
+    for i in range(WAITING_REQUESTS_MAX):
+        assert job.request(id=i) == []
+    assert job.request(id="last") == [RequestAnswered("last", None, FailureReason.TOO_MANY_REQUESTS)]
 
 
 def test_waiting_requests_are_bounded():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutwater.dataflow.graph import Channel
-from cutwater.errors import InvariantError
+from cutwater.errors import InvariantError, NondeterminismError
 from cutwater.runtime.kept_output import KeptOutput
 from cutwater.runtime.net_input import InputChannel
 from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark
@@ -174,10 +174,22 @@ def test_a_living_receiver_says_what_it_has_and_takes_only_what_is_new() -> None
     batch = pa.record_batch([pa.array(range(4), pa.int64())], schema=SCHEMA)
     receiver.put(Rows(batch, 0))
     receiver.put(Watermark(7))
-    receiver.take_over(credits.append)
+    receiver.take_over(credits.append, "draw")
     assert (receiver.places, receiver.next_arrival, receiver.end_arrived) == (2, 4, False)
     receiver.put(Rows(batch.slice(2), 2))
     receiver.put(Rows(pa.record_batch([pa.array(range(3, 6), pa.int64())], schema=SCHEMA), 3))
     taken = [receiver.take(10) for _ in range(4)]
     assert [n for i in taken if type(i) is Rows for n in i.batch.column(0).to_pylist()] == list(range(6))
     assert sum(credits) == 4
+
+
+def test_a_sender_that_makes_more_than_before_its_end_contradicts_itself() -> None:
+    receiver = InputChannel(KEY, SCHEMA, 4)
+    batch = pa.record_batch([pa.array(range(4), pa.int64())], schema=SCHEMA)
+    receiver.put(Rows(batch.slice(0, 3), 0))
+    receiver.put(End())
+    receiver.take_over(lambda _: None, "draw")
+    receiver.put(Rows(batch.slice(0, 2), 0))
+    said = f"'draw'.*subtask {KEY.source} made at least 4 rows .* where it had made 3 of the same input"
+    with pytest.raises(NondeterminismError, match=said):
+        receiver.put(Rows(batch.slice(1), 1))

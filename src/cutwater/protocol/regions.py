@@ -13,10 +13,23 @@ A host that loses whole workers need not tell apart what it loses together: ``lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-__all__ = ["Division", "Place", "Region", "Subtask", "lost_together", "regions_of", "slots_of", "units_of"]
+from cutwater.config import RecoveryName
+
+__all__ = [
+    "Division",
+    "Place",
+    "Region",
+    "Subtask",
+    "divide",
+    "lost_together",
+    "partners",
+    "regions_of",
+    "slots_of",
+    "units_of",
+]
 
 Subtask: TypeAlias = tuple[int, int]
 """Vertex and index; the index is the slot of the worker that it lives in."""
@@ -150,6 +163,65 @@ class Division:
         """What goes back when these do."""
         found = set(regions)
         return found.union(*(self.upstream[region] for region in found)) if self.upstream else found
+
+
+def divide(
+    recovery: RecoveryName,
+    subtasks: Iterable[Subtask],
+    channels: Iterable[tuple[Subtask, Subtask]],
+    slots: int,
+    tied: Iterable[tuple[Subtask, Subtask]] = (),
+) -> Division:
+    """The parts that go back by themselves after a failure: connected ones (R2), what lives in one worker (R4).
+
+    With ``"upstream"`` (R3) they are what goes back at the loss of the same workers: most often all that stands before
+    the last exchange of rows, and of what stands behind it, what lives in one worker.
+
+    Args:
+        recovery: the scope.
+        subtasks: all of them.
+        channels: sender and receiver of each.
+        slots: number of workers.
+        tied: pairs that go back together for another reason.
+
+    >>> source, one, other = (0, 0), (1, 0), (1, 1)
+    >>> channels = [(source, one), (source, other)]
+    >>> scopes = ("job", "region", "task", "upstream")
+    >>> [len(divide(scope, [source, one, other], channels, 2).regions) for scope in scopes]
+    [1, 1, 2, 3]
+    """
+    everything = frozenset(subtasks)
+    if recovery == "job":
+        return Division((everything,), (), slots)
+    if recovery == "upstream":
+        both_ways = [pair for one, other in tied for pair in ((one, other), (other, one))]
+        return Division(*lost_together(*units_of(everything, [*channels, *both_ways])), slots)
+    together = channels if recovery == "region" else _same_worker(everything)
+    return Division(regions_of(everything, [*together, *tied]), (), slots)
+
+
+def _same_worker(subtasks: Iterable[Subtask]) -> Iterator[tuple[Subtask, Subtask]]:
+    first: dict[int, Subtask] = {}
+    for vertex, slot in sorted(subtasks):
+        yield first.setdefault(slot, (vertex, slot)), (vertex, slot)
+
+
+def partners(division: Division, recovery: RecoveryName, place: Place) -> frozenset[Place]:
+    """Whom a worker's part of a region has connections with.
+
+    They are those that rows pass to or from, and those that may be the only ones to know of its choices, or whose
+    choices only it may know of.
+
+    >>> source, one, other = (0, 0), (1, 0), (1, 1)
+    >>> division = divide("upstream", [source, one, other], [(source, one), (source, other)], 2)
+    >>> sorted(partners(division, "upstream", (0, 0))), sorted(partners(division, "upstream", (1, 2)))
+    ([(0, 1), (1, 2)], [(0, 0)])
+    """
+    _, region = place
+    if recovery == "task":
+        return division.parts - {place}
+    needs = [division.with_upstream({other}) for other in range(len(division.regions))]
+    return frozenset((s, r) for s, r in division.parts if r in needs[region] or region in needs[r]) - {place}
 
 
 def slots_of(region: Region) -> frozenset[int]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain, pairwise
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import cast
 
 from cutwater.config import RecoveryName
 from cutwater.connectors.base import Sink
 from cutwater.dataflow.graph import PhysicalPlan
-from cutwater.protocol.regions import Division, Place, Subtask, lost_together, regions_of, units_of
+from cutwater.protocol.regions import Division, Subtask, divide
 
-__all__ = ["partners", "recovery_division", "subtasks_of", "widened"]
+__all__ = ["recovery_division", "subtasks_of", "widened"]
 
 
 def subtasks_of(plan: PhysicalPlan) -> frozenset[Subtask]:
@@ -20,33 +20,8 @@ def subtasks_of(plan: PhysicalPlan) -> frozenset[Subtask]:
 
 
 def recovery_division(plan: PhysicalPlan, recovery: RecoveryName) -> Division:
-    """The parts that go back by themselves after a failure: connected ones (R2), what lives in one worker (R4).
-
-    With ``"upstream"`` (R3) they are what goes back at the loss of the same workers: most often all that stands before
-    the last exchange of rows, and of what stands behind it, what lives in one worker.
-    """
-    everything = subtasks_of(plan)
-    if recovery == "job":
-        return Division((everything,), (), plan.parallelism)
-    settled = _settled_together(plan)
-    if recovery == "upstream":
-        both_ways = chain.from_iterable(((one, other), (other, one)) for one, other in settled)
-        return Division(*lost_together(*units_of(everything, chain(_connected(plan), both_ways))), plan.parallelism)
-    ties = _connected(plan) if recovery == "region" else _same_worker(everything)
-    return Division(regions_of(everything, chain(ties, settled)), (), plan.parallelism)
-
-
-def partners(division: Division, recovery: RecoveryName, place: Place) -> frozenset[Place]:
-    """Whom a worker's part of a region has connections with.
-
-    They are those that rows pass to or from, and those that may be the only ones to know of its choices, or whose
-    choices only it may know of.
-    """
-    _, region = place
-    if recovery == "task":
-        return division.parts - {place}
-    needs = [division.with_upstream({other}) for other in range(len(division.regions))]
-    return frozenset((s, r) for s, r in division.parts if r in needs[region] or region in needs[r]) - {place}
+    """What of a plan goes back by itself (``protocol.regions.divide``), and what its sinks tie together."""
+    return divide(recovery, subtasks_of(plan), _connected(plan), plan.parallelism, tied=_settled_together(plan))
 
 
 def widened(plan: PhysicalPlan, recovery: RecoveryName) -> str:
@@ -67,12 +42,6 @@ def _connected(plan: PhysicalPlan) -> Iterator[tuple[Subtask, Subtask]]:
     for edge in plan.edges:
         for channel in plan.channels(edge):
             yield (edge.source, channel.source), (edge.target, channel.target)
-
-
-def _same_worker(subtasks: Iterable[Subtask]) -> Iterator[tuple[Subtask, Subtask]]:
-    first: dict[int, Subtask] = {}
-    for vertex, slot in sorted(subtasks):
-        yield first.setdefault(slot, (vertex, slot)), (vertex, slot)
 
 
 def _settled_together(plan: PhysicalPlan) -> Iterator[tuple[Subtask, Subtask]]:

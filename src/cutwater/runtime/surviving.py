@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from cutwater.errors import NondeterminismError, WireError
 from cutwater.protocol.handshake import Peer, Refusal
-from cutwater.protocol.regions import Division, Place
+from cutwater.protocol.regions import Division, Place, partners
 from cutwater.runtime import control as c
 from cutwater.runtime.connections import Connection
 from cutwater.runtime.order_news import OrderNews
 from cutwater.runtime.peers import ConnectedAttempt, PeerLost, place_of
-from cutwater.runtime.regions import partners
 
 if TYPE_CHECKING:
     from cutwater.dataflow.graph import PhysicalPlan

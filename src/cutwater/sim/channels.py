@@ -33,7 +33,7 @@ class Link:
     """
 
     __slots__ = (
-        "_again", "_came", "_pumping", "_took", "back", "base", "before", "clogs", "dead", "history", "index", "items",
+        "_came", "_pumping", "_took", "again", "back", "base", "before", "clogs", "dead", "history", "index", "items",
         "keeps", "keeps_output", "kept", "log_items", "overtaken", "queue", "receiver", "rows_in", "rows_out",
         "sender", "sent", "serial", "taken", "urgent", "waiting", "world",
     )  # fmt: skip
@@ -67,7 +67,7 @@ class Link:
         self.serial = world.next_serial()
         self.before: Link | None = None
         """The channel that this one goes on for, until whoever survived has taken it over."""
-        self._again = 0
+        self.again = 0
         """Items that come again, and that the receiver has."""
         self.overtaken: list[Item] = []
         """The end of what the sender's part holds, for a receiver that does not have it."""
@@ -79,8 +79,9 @@ class Link:
         """The receiver lives; the sender sends again from its part of the checkpoint on."""
         link = cls(old.world, spec, 0, part.outs[spec.index] if part else 0, [], [])
         link.before, link.serial, link.log_items = old, old.serial, old.log_items
-        link._again = -old.mark(part.kept if part else {}, old.log_items)
-        link.overtaken = part.overtaken.get(spec.index, []) if part else []
+        link.again = -old.mark(part.kept if part else {}, old.log_items)
+        if part:
+            link.overtaken = [*part.overtaken.get(spec.index, ()), *([(END,)] if part.has_ended else ())]
         return link
 
     @classmethod
@@ -114,9 +115,9 @@ class Link:
         self.queue, self.urgent, self._came, self._took = old.queue, old.urgent, old._came, old._took
         self.base, self.taken, self.items, self.rows_in = old.base, old.taken, old.items, old.rows_in
         self.history = old.history[: old.taken + old.rows_in - old.base]
-        first = -self._again
+        first = -self.again
         has = old.items + sum(not _is_barrier(item) for item in old.queue)
-        self.kept, self._again = old.kept[:first], max(has - first, 0)
+        self.kept, self.again = old.kept[:first], max(has - first, 0)
         if has < first:  # a barrier had overtaken the rest at the sender
             self._send_first(self.overtaken[has - first :], old)
         self.receiver, self.before, old.dead = receiver, None, True
@@ -147,14 +148,14 @@ class Link:
     @property
     def behind(self) -> bool:
         """The sender has not yet sent again what the receiver had."""
-        return self._again > 0
+        return self.again > 0
 
     def _comes_again(self, item: Item) -> bool:
         """Keep what is sent; true if the receiver has it, and drops it by its number."""
         self.kept.append(item)
-        if self._again <= 0:
+        if self.again <= 0:
             return False
-        self._again -= 1
+        self.again -= 1
         if type(item) is int and not self.dead:
             was = self.history[self.sent - self.base : self.sent - self.base + 1]
             if was != [item]:
@@ -285,7 +286,7 @@ class Link:
         receiver = self.receiver
         if receiver is not None:
             if self.keeps and self.sender is not None:
-                receiver.worker.hear_of(self.sender.worker)
+                receiver.hear_of(self.sender)
             if barriers and self.world.row.switches:
                 self._tell_of(barriers)
             receiver.wake()

@@ -49,8 +49,8 @@ class Driver(DriverProcess):
             group_deadline_ms=1e12,
             boot_deadline_ms=1e12,
             attempt=world.disk.owner,
-            regions=self.plan.regions,
-            upstream=self.plan.upstream,
+            regions=self.plan.division.regions,
+            upstream=self.plan.division.upstream,
         )
         self._coordinator: CheckpointCoordinator | None = None
         self.monitor = world.new_monitor(self.plan)

@@ -74,7 +74,8 @@ class DriverRescaling:
             driver.launch(slot)
         self._resize(shape.workers)
         tasks = frozenset(plan.graph.tasks)
-        driver.job(j.Reshape(shape.workers, tasks, 0, driver.clock_ms, plan.regions, plan.upstream))
+        division = plan.division
+        driver.job(j.Reshape(shape.workers, tasks, 0, driver.clock_ms, division.regions, division.upstream))
 
     def _resize(self, workers: int) -> None:
         """What is beyond so many slots leaves."""

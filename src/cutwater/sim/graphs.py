@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
-from cutwater.protocol.regions import Region, regions_of, units_of
+from cutwater.config import RecoveryName
+from cutwater.protocol.regions import Division, divide
 
 __all__ = ["MOOD_AT", "WORLDS", "Channel", "Edge", "Graph", "Step", "key_of", "row_time", "source_row"]
 
@@ -130,7 +131,7 @@ class Graph:
         self.loop_inputs = [frozenset(inner.intersection(found)) for found in self.inputs]
         self.loop_outputs = [frozenset(inner.intersection(found)) for found in self.outputs]
         self._ends = [(self.tasks[c.source], self.tasks[c.target]) for c in self.channels]
-        self.regions = regions_of(self.tasks, self._ends)
+        self.regions = self.divided("region").regions
         """What can be restarted by itself (R2)."""
         self.moody = any(step.moody for step in steps)
         self.moves = [_Moves(self, t) for t in range(len(self.tasks))]
@@ -155,15 +156,9 @@ class Graph:
         ]
         return Graph(self.name, steps, self._named_edges, self)
 
-    def divided(self, recovery: str) -> tuple[tuple[Region, ...], tuple[frozenset[int], ...]]:
+    def divided(self, recovery: RecoveryName) -> Division:
         """What goes back together, and which of these parts go back with each."""
-        if recovery == "job":
-            return (frozenset(self.tasks),), ()
-        if recovery == "region":
-            return self.regions, ()
-        if recovery == "upstream":
-            return units_of(self.tasks, self._ends)
-        return tuple(frozenset(t for t in self.tasks if t[1] == slot) for slot in range(self.workers)), ()
+        return divide(recovery, self.tasks, self._ends, self.workers)
 
     @cached_property
     def loops(self) -> list[frozenset[int]]:
@@ -351,6 +346,29 @@ def _moody_worlds() -> Iterator[Graph]:
         [Step("read"), Step("a", 2), Step("b"), Step("c", 2, moody=True), Step("d", moody=True), Step("sink")],
         [("read", "a", "hash"), ("a", "b", "hash"), ("b", "c", "hash"), ("c", "a", "hash"), ("c", "d", "hash"),
          ("d", "b", "forward"), ("d", "sink", "hash")],
+    )  # fmt: skip
+    yield from _worlds_of_joined_regions()
+
+
+def _worlds_of_joined_regions() -> Iterator[Graph]:
+    """Worlds of which several subtasks go back at the loss of some workers, and others behind them do not (R3)."""
+    yield Graph(
+        "moody_stairs",
+        [Step("read", 2), Step("first", 3, moody=True), Step("left", 3), Step("right", 2, moody=True), Step("low", 2),
+         Step("high", 2), Step("sink", 3)],
+        [("read", "first", "hash"), ("first", "left", "forward"), ("first", "right", "hash"),
+         ("right", "low", "forward"), ("right", "high", "hash"), ("left", "sink", "forward"),
+         ("low", "sink", "forward"), ("high", "sink", "forward")],
+    )  # fmt: skip
+    yield Graph(
+        "moody_aside", [Step("read", 3), Step("sort", 3, moody=True), Step("aside", 3), Step("loop", 2, moody=True),
+                        Step("sink", 2)],
+        [("read", "sort", "hash"), ("sort", "aside", "forward"), ("sort", "loop", "hash"), ("loop", "loop", "hash"),
+         ("loop", "sink", "hash")],
+    )  # fmt: skip
+    yield Graph(
+        "moody_spin", [Step("read", 2), Step("spin", 3, moody=True), Step("sink", 2), Step("rest", 3)],
+        [("read", "spin", "hash"), ("spin", "spin", "forward"), ("spin", "sink", "hash"), ("spin", "rest", "forward")],
     )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from cutwater.config import RecoveryName
+from cutwater.protocol.regions import Division
 from cutwater.protocol.watermarks import InputTime
 from cutwater.sim.graphs import Graph, key_of
 from cutwater.sim.subtask_state import Part
@@ -27,16 +29,20 @@ class Plan:
     [4, 3, 7]
     """
 
-    def __init__(self, graph: Graph, parallelism: int, recovery: str) -> None:
+    def __init__(self, graph: Graph, parallelism: int, recovery: RecoveryName) -> None:
         self.graph, self.parallelism = graph, parallelism
-        self.regions, self.upstream = graph.divided(recovery)
+        self.recovery: RecoveryName = recovery
+        self.divide(graph.divided(recovery))
+
+    def divide(self, division: Division) -> None:
         """What goes back together, and what goes back with it (R1-R4)."""
-        self.region_of = [next(r for r, found in enumerate(self.regions) if t in found) for t in graph.tasks]
+        self.division = division
+        self.region_of = [division.region_of[t] for t in self.graph.tasks]
 
     @property
     def everything(self) -> tuple[int, ...]:
         """All regions."""
-        return tuple(range(len(self.regions)))
+        return tuple(range(len(self.division.regions)))
 
 
 def rescaled(parts: Mapping[int, Part], old: Graph, new: Graph, rows: Mapping[int, list[Item]]) -> dict[int, Part]:

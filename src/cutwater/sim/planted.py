@@ -13,6 +13,7 @@ from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.sim.planted_hosts import PLANTED_HOSTS
 from cutwater.sim.planted_scopes import PLANTED_SCOPES
+from cutwater.sim.schedule import Fault
 
 if TYPE_CHECKING:
     from cutwater.sim.world import World
@@ -278,6 +279,19 @@ def _no_fences(world: World) -> None:
     world.fences = False
 
 
+_CLOGGED: Mapping[str, Any] = {
+    "recovery": "job",
+    "rows": 32,
+    "pace_ms": 2.0,
+    "timeout_ms": 60.0,
+    "tolerable_failed": 0,
+    "aligned_timeout_ms": 0.0,
+    "requests": (),
+    "faults": tuple(Fault(10.0 + 9 * k, "clog", k + 2, 20.0) for k in range(10)),
+}
+"""A barrier that waits for what lies before it comes too late, time and again."""
+
+
 PLANTED = {
     plant.name: plant
     for plant in (
@@ -297,7 +311,13 @@ PLANTED = {
         Plant("forgets which ids were aborted", machine=_ForgetsWhatWasAborted),
         Plant("drops barriers of ended inputs (A7)", machine=_EndsWithItsInput),
         Plant("does not halt", protocol="synchronous", machine=_NeverHalts),
-        Plant("barriers do not overtake after the switch", "shuffle", "unaligned", machine=_IgnoresOvertakenOutputs),
+        Plant(
+            "barriers do not overtake after the switch",
+            "shuffle",
+            "unaligned",
+            machine=_IgnoresOvertakenOutputs,
+            settings=_CLOGGED,
+        ),
         Plant("calls every loop quiet (C6)", "irreducible", "synchronous", machine=_AlwaysQuiet),
         Plant("publishes without the last acknowledgement", coordinator=_PublishesEarly),
         Plant("notifies before it publishes", coordinator=_TellsBeforePublishing),
@@ -308,10 +328,9 @@ PLANTED = {
         Plant("never gives a checkpoint up", coordinator=_NeverExpires),
         Plant("ends every quiet loop (C6)", "self_loop", monitor=_EndsEveryLoop),
         Plant("one head does not wait for the others (W3)", "two_heads", monitor=_ReleasesAtOnce),
-        *(Plant(name, world, protocol, prepare=prepare) for name, world, protocol, prepare in PLANTED_HOSTS),
         *(
             Plant(name, world, protocol, prepare=prepare, settings=settings)
-            for name, world, protocol, settings, prepare in PLANTED_SCOPES
+            for name, world, protocol, settings, prepare in (*PLANTED_HOSTS, *PLANTED_SCOPES)
         ),
     )
 }

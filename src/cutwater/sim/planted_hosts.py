@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cutwater.config import RestartConfig
 from cutwater.protocol import messages as m
 from cutwater.sim.attempt import Attempt
 from cutwater.sim.channels import Item, Link
 from cutwater.sim.output import Handle, Output, Settle, retire, settle
 from cutwater.sim.planting import of_attempts, of_subtasks
+from cutwater.sim.schedule import Fault
 from cutwater.sim.subtask import Part, SimSubtask
 
 if TYPE_CHECKING:
@@ -233,30 +235,80 @@ def _forgets_survivors(world: World) -> None:
     driver.broadcast = told
 
 
-PLANTED_HOSTS: tuple[tuple[str, str, str, Callable[[World], None]], ...] = (
-    ("a marker after a message", "four", "aligned", of_subtasks(_MarkerAfterAMessage)),
-    ("a marker before a message", "four", "aligned", of_subtasks(_MarkerBeforeAMessage)),
-    ("commits only the completed id", "four", "aligned", of_subtasks(_CommitsOnlyThisId)),
-    ("an abort throws staged rows away", "four", "aligned", of_subtasks(_AbortsDropRows)),
-    ("forgets rows overtaken in the outputs", "shuffle", "unaligned", of_subtasks(_ForgetsOvertakenOutputs)),
-    ("forgets rows overtaken in the inputs", "shuffle", "unaligned", of_subtasks(_ForgetsOvertakenInputs)),
-    ("a source's position is a row ahead", "four", "aligned", of_subtasks(_FreezesWhileProcessing)),
-    ("a restore drops the state of channels", "four", "chandy_lamport", of_attempts(_DropsChannelState)),
-    ("a restore mixes up the parts of a log", "shuffle", "unaligned", of_attempts(_SendersPartFirst)),
-    ("ignores fencing", "four", "aligned", _log_without_fence),
-    ("restores without verifying", "four", "aligned", _no_verification),
-    ("a restore does not commit what was promised (T2)", "four", "aligned", _settling(_without_commits)),
-    ("a restore commits whatever is staged (T2)", "four", "aligned", _settling(_with_all_commits)),
-    ("does not take back what was committed later", "four", "aligned", _settling(_without_taking_back)),
-    ("lists the output before the staging is empty", "shuffle", "aligned", _settling(_listing_too_early)),
-    ("takes back what a successor committed", "four", "aligned", _settling(_taking_back_anybodys)),
-    ("the log does not say that it went back", "four", "aligned", _no_word_of_going_back),
-    ("staged rows of older checkpoints are removed", "four", "aligned", _retires_early),
-    ("a commit removes what older checkpoints name", "four", "aligned", _removes_shared_pieces),
-    ("hands a savepoint out before a checkpoint follows", "diamond", "aligned", _savepoints_at_once),
-    ("a region's restore sweeps what others have staged", "side_by_side", "aligned", _settling(_sweeps_everything)),
-    ("survivors never hear that a checkpoint was given up", "side_by_side", "synchronous", _forgets_survivors),
-    ("a network without order, aligned (CL9)", "four", "aligned", _network_without_order),
-    ("a network without order, chandy_lamport (CL9)", "four", "chandy_lamport", _network_without_order),
-)
-"""Name, world, protocol, and how the world is prepared."""
+_MANY_CHECKPOINTS: Mapping[str, Any] = {
+    "recovery": "job",
+    "rows": 32,
+    "pace_ms": 2.0,
+    "interval_ms": 6.0,
+    "min_pause_ms": 0.0,
+    "restart": RestartConfig(strategy="fixed_delay", attempts=1_000_000, delay_ms=2.0),
+}
+_LATE_RENAMES = _MANY_CHECKPOINTS | {
+    "roll_rows": 0,
+    "requests": (),
+    "faults": tuple(
+        fault
+        for k in range(5)
+        for fault in (
+            Fault(25.0 + 30 * k, "partition", 64, 8.0 + k),
+            Fault(30.0 + 30 * k, "rot", 8, 0.0),
+            Fault(30.1 + 30 * k, "fail_subtask", 3 + k % 3, 0.0),
+        )
+    ),
+}
+"""A worker hears late that a checkpoint completed: while the job goes back behind it."""
+_STOPPED_IN_A_RESTORE = _MANY_CHECKPOINTS | {
+    "roll_rows": 0,
+    "requests": (),
+    "faults": tuple(
+        fault
+        for k in range(5)
+        for fault in (
+            Fault(20.0 + 30 * k, "fail_subtask", k, 0.0),
+            Fault(24.0 + 30.5 * k, "zombie_driver", 0, 20.0 + 5 * k),
+        )
+    ),
+}
+_STOPPED_IN_A_SAVEPOINT = _MANY_CHECKPOINTS | {
+    "interval_ms": 16.0,
+    "faults": tuple(Fault(23.0 + 31 * k, "zombie_driver", 0, 20.0 + 5 * k) for k in range(5)),
+    "requests": tuple(Fault(20.0 + 30 * k, "savepoint", 0, 0.0) for k in range(5)),
+}
+_ROLLING_AND_GOING_BACK = _MANY_CHECKPOINTS | {
+    "roll_rows": 12,
+    "faults": (),
+    "requests": tuple(Fault(50.0 + 40 * k, "go_back", k, 0.0) for k in range(3)),
+}
+"""Parts are of the rows of several checkpoints, and not the newest one is restored."""
+
+PLANTED_HOSTS: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], None]], ...] = (
+    ("a marker after a message", "four", "aligned", {}, of_subtasks(_MarkerAfterAMessage)),
+    ("a marker before a message", "four", "aligned", {}, of_subtasks(_MarkerBeforeAMessage)),
+    ("commits only the completed id", "four", "aligned", {}, of_subtasks(_CommitsOnlyThisId)),
+    ("an abort throws staged rows away", "four", "aligned", {}, of_subtasks(_AbortsDropRows)),
+    ("forgets rows overtaken in the outputs", "shuffle", "unaligned", {}, of_subtasks(_ForgetsOvertakenOutputs)),
+    ("forgets rows overtaken in the inputs", "shuffle", "unaligned", {}, of_subtasks(_ForgetsOvertakenInputs)),
+    ("a source's position is a row ahead", "four", "aligned", {}, of_subtasks(_FreezesWhileProcessing)),
+    ("a restore drops the state of channels", "four", "chandy_lamport", {}, of_attempts(_DropsChannelState)),
+    ("a restore mixes up the parts of a log", "shuffle", "unaligned", {}, of_attempts(_SendersPartFirst)),
+    ("ignores fencing", "four", "aligned", {}, _log_without_fence),
+    ("restores without verifying", "four", "aligned", {}, _no_verification),
+    ("a restore does not commit what was promised (T2)", "four", "aligned", {}, _settling(_without_commits)),
+    ("a restore commits whatever is staged (T2)", "four", "aligned", {}, _settling(_with_all_commits)),
+    ("does not take back what was committed later", "four", "aligned", {}, _settling(_without_taking_back)),
+    ("lists the output before the staging is empty", "shuffle", "aligned", _LATE_RENAMES,
+     _settling(_listing_too_early)),
+    ("takes back what a successor committed", "four", "aligned", _STOPPED_IN_A_RESTORE,
+     _settling(_taking_back_anybodys)),
+    ("the log does not say that it went back", "four", "aligned", _ROLLING_AND_GOING_BACK, _no_word_of_going_back),
+    ("staged rows of older checkpoints are removed", "four", "aligned", _ROLLING_AND_GOING_BACK,
+     _retires_early),
+    ("a commit removes what older checkpoints name", "four", "aligned", {}, _removes_shared_pieces),
+    ("hands a savepoint out before a checkpoint follows", "diamond", "aligned", _STOPPED_IN_A_SAVEPOINT,
+     _savepoints_at_once),
+    ("a region's restore sweeps what others have staged", "side_by_side", "aligned", {}, _settling(_sweeps_everything)),
+    ("survivors never hear that a checkpoint was given up", "side_by_side", "synchronous", {}, _forgets_survivors),
+    ("a network without order, aligned (CL9)", "four", "aligned", {}, _network_without_order),
+    ("a network without order, chandy_lamport (CL9)", "four", "chandy_lamport", {}, _network_without_order),
+)  # fmt: skip
+"""Name, world, protocol, settings, and how the world is prepared."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cutwater.protocol import messages as m
 from cutwater.protocol.job import JobMachine
 from cutwater.protocol.order_log import OrderLog
-from cutwater.protocol.regions import Region, units_of
+from cutwater.protocol.regions import Division, Region, lost_together, units_of
 from cutwater.sim.attempt import Attempt
 from cutwater.sim.planting import of_attempts, of_subtasks
 from cutwater.sim.schedule import Fault
@@ -47,6 +47,17 @@ class _ForgetsOvertaken(Attempt):
             link.overtaken = []
 
 
+class _TakesAgain(SimSubtask):
+    """A survivor takes the rows that come again as if they were new."""
+
+    def survive(self, attempt: Attempt) -> None:
+        before = self.inputs.copy()
+        super().survive(attempt)
+        for old, link in zip(before, self.inputs, strict=True):
+            if link is not old:
+                link.again = 0
+
+
 class _AsksEarly(Attempt):
     """A replacement asks as soon as it is deployed, while survivors still hear what the one before it chooses."""
 
@@ -69,31 +80,35 @@ def _asks_for_its_own(world: World) -> None:
     world.asks_for_all = False
 
 
-def _divide(world: World, units: tuple[Region, ...], upstream: tuple[frozenset[int], ...]) -> None:
-    plan, machine = world.driver.plan, world.driver.machine
-    plan.regions, plan.upstream = units, upstream
-    plan.region_of = [next(r for r, found in enumerate(units) if t in found) for t in plan.graph.tasks]
+def _divide(world: World, regions: tuple[Region, ...], upstream: tuple[frozenset[int], ...]) -> None:
+    machine = world.driver.machine
+    world.driver.plan.divide(Division(regions, upstream, world.graph.workers))
     world.driver.machine = JobMachine(
         machine.slots,
         machine.subtasks,
         machine.restart,
         group_deadline_ms=machine.group_deadline_ms,
         boot_deadline_ms=machine.boot_deadline_ms,
-        regions=units,
+        regions=regions,
         upstream=upstream,
     )
 
 
 def _goes_back_alone(world: World) -> None:
     """What the failed subtasks depend on stays, although nobody keeps what was sent."""
-    _divide(world, world.driver.plan.regions, ())
+    _divide(world, world.driver.plan.division.regions, ())
+
+
+def _keeps_what_it_knew(world: World) -> None:
+    """A worker that goes back in part still tells others what that part knew."""
+    world.forgets = False
 
 
 def _cuts_loops(world: World) -> None:
     """What they depend on is looked for against the edges of the dataflow only, not against those that close loops."""
     graph = world.graph
     ends = [(graph.tasks[c.source], graph.tasks[c.target]) for c in graph.channels if not c.back]
-    _divide(world, *units_of(graph.tasks, ends))
+    _divide(world, *lost_together(*units_of(graph.tasks, ends)))
 
 
 def _lost_in_a_rescale(world: World) -> None:
@@ -143,6 +158,14 @@ _TWO_AT_ONCE = _RARE_CHECKPOINTS | {
     "pace_ms": 0.5,
     "faults": tuple(Fault(at_ms, "kill_worker", 0, 0.0) for at_ms in (35.0, 35.1, 70.0, 70.1)),
 }
+_FAILS_OFTEN = _UPSTREAM | {
+    "rows": 32,
+    "pace_ms": 0.5,
+    "interval_ms": 500.0,
+    "requests": (),
+    "faults": tuple(Fault(30.0 + 8 * k, "fail_subtask", 3 + 7 * k, 0.0) for k in range(10)),
+}
+"""Regions go back and all workers live; much is chosen between two checkpoints."""
 _LATE_AND_HEARD = _UPSTREAM | {
     "rows": 32,
     "pace_ms": 2.0,
@@ -161,7 +184,9 @@ PLANTED_SCOPES: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], 
     ("what was overtaken is not sent again (R4)", "shuffle", "unaligned", _SLOW_RECEIVER,
      of_attempts(_ForgetsOvertaken)),
     ("a replacement asks before all have turned (R0)", "sources", "aligned", _LATE_AND_HEARD, of_attempts(_AsksEarly)),
-    ("only what failed goes back (R3)", "shuffle", "aligned", _UPSTREAM, _goes_back_alone),
+    ("only what failed goes back (R3)", "moody_stairs", "aligned", _UPSTREAM, _goes_back_alone),
+    ("a survivor takes again what it has (R3)", "moody_stairs", "aligned", _UPSTREAM, of_subtasks(_TakesAgain)),
+    ("a part that went back keeps what it knew (R3)", "moody_stairs", "aligned", _FAILS_OFTEN, _keeps_what_it_knew),
     ("a loop goes back in parts (R3)", "moody_loop", "aligned", _UPSTREAM, _cuts_loops),
     ("a rescale forgets what is on its way", "four", "chandy_lamport", _RESCALE, _lost_in_a_rescale),
     ("a rescale leaves rows with the number of their subtask", "self_loop", "aligned", _RESCALE, _to_the_old_owner),

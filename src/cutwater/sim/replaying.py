@@ -39,16 +39,27 @@ class ReplayingSubtask(SubtaskState, ABC):
         if not self.world.keeps_order:
             return
         self.order = order = self.attempt.order(self.task)
-        order.go_back(self._choice, self.worker.known.get(self.task, 0))
-        self.worker.known[self.task] = order.length
+        order.go_back(self._choice, self.known.get(self.task, 0))
+        self.known[self.task] = order.length
         if order.next_run() is not None:
             self.world.seen["followed an order"] += 1
             self.loop.follow(order)
 
+    def hear_of(self, sender: ReplayingSubtask) -> None:
+        """What leaves a worker's part of a region tells all that is known there."""
+        if sender.known is self.known:
+            return
+        told, known = sender.known, self.known
+        if not self.world.passes_on:
+            told = {s.task: told.get(s.task, 0) for s in sender.worker.subtasks if s.known is told}
+        for task, choices in told.items():
+            if choices > known.get(task, 0):
+                known[task] = choices
+
     def chose(self, link: Link, rows: int) -> None:
         if self.order is not None:
             self.order.took(link.index, rows)
-            self.worker.known[self.task] = self.order.length
+            self.known[self.task] = self.order.length
 
     def heard_of_time(self) -> object:
         """What control items change: one that changes nothing, as an end after its loop has ended, is no choice."""
@@ -61,7 +72,7 @@ class ReplayingSubtask(SubtaskState, ABC):
         after = self.merger.combined, self.machine.loop_open
         if self.order is not None and after != before:
             self.order.heard(Verdict(after[0], before[1] and not after[1]))
-            self.worker.known[self.task] = self.order.length
+            self.known[self.task] = self.order.length
 
     def hear_again(self) -> None:
         """What a verdict did before, it does once more."""

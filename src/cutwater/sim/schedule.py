@@ -121,7 +121,8 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
     recovery = _recovery(WORLDS[world], PROTOCOLS[protocol], chance)
     far_apart = recovery in ("task", "upstream") and chance() < 0.3
     if far_apart:  # replacements of replacements, of what nothing but order logs knows
-        faults = sorted([*faults, *(Fault(30.0 + 20 * k, "kill_worker", int(chance() * 256), 0.0) for k in range(4))])
+        kind = "kill_worker" if chance() < 0.7 else "fail_subtask"
+        faults = sorted([*faults, *(Fault(30.0 + 20 * k, kind, int(chance() * 256), 0.0) for k in range(4))])
     return Schedule(
         world=world,
         protocol=protocol,

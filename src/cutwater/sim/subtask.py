@@ -358,7 +358,7 @@ class SimSubtask(ReplayingSubtask):
         id = effect.checkpoint_id
         part = self._parts.get(id)
         report = LoopReport(effect.quiet, effect.outside_ended, *self._times.get(id, (False, InputTime(), False))[:2])
-        known = self.worker.known.copy() if self.world.keeps_order and self._in_loop else None
+        known = self.known.copy() if self.world.keeps_order and self._in_loop else None
         self.worker.tell("ack", self.attempt.number, id, self.task, part, report, known)
 
     def _decline(self, effect: m.Decline, _: object) -> None:

@@ -72,6 +72,7 @@ class SubtaskState:
         world = worker.world
         self.graph = graph = attempt.plan.graph
         self.world, self.worker, self.attempt, self.task = world, worker, attempt, task
+        self.known = worker.known.setdefault(attempt.plan.region_of[task], {})
         self.step = graph.tasks[task][0]
         self.inputs: list[Link] = [attempt.links[c] for c in graph.inputs[task]]
         self.outputs: list[Link] = [attempt.links[c] for c in graph.outputs[task]]
@@ -105,8 +106,9 @@ class SubtaskState:
         self.counts = dict(part.counts) if part else {}
         self.sign = part.sign if part else 0
         self.watermark = part.watermarks if part else -1
-        pieces = part.pieces if part else ()
-        self.sink = SinkWriter(world, task, attempt.number, pieces) if task in graph.sinks else None
+        self.sink = (
+            SinkWriter(world, task, attempt.number, part.pieces if part else ()) if task in graph.sinks else None
+        )
         self._parts: dict[int, Part] = {}
         self._logs: dict[int, dict[int, list[Item]]] = {}
         """Channel -> checkpoint -> log under way."""

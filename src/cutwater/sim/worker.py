@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
+from cutwater.protocol.regions import partners
 from cutwater.sim.channels import Pipe
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ class SimWorker:
         self.number = 0
         """Of the newest attempt that it is part of; 0: of none."""
         self.subtasks: list[SimSubtask] = []
-        self.known: dict[int, int] = {}
-        """R0: of each subtask's order log, how much this worker has heard of."""
+        self.known: dict[int, dict[int, int]] = {}
+        """R0: of each subtask's order log, how much the parts of regions in this worker have heard of."""
         self.from_driver = Pipe(world, self.post)
         self.to_driver = Pipe(world, driver.hear)
         self.slow = 0
@@ -199,36 +200,47 @@ class SimWorker:
         id = attempt.restored.checkpoint_id if attempt.restored else None
         self.world.note("restored", self.slot, attempt.number, id)
         if self.world.keeps_order and attempt.others_live:
-            self._ask(fresh)
+            for region in {attempt.plan.region_of[s.task] for s in fresh}:
+                self._ask(attempt, region)
         for subtask in fresh:
             subtask.follow()
         for region in {attempt.plan.region_of[s.task]: None for s in fresh}:
             self.tell("ready", attempt.number, region)
 
-    def _ask(self, fresh: list[SimSubtask]) -> None:
-        """Survivors tell all that they know: following a choice is to depend on whatever it depended on."""
-        driver, own = self.driver, {s.task for s in fresh}
-        told = [w.known for w in driver.workers.values() if not w.dead]
-        for known in (driver.known, *told):
+    def _ask(self, attempt: Attempt, region: int) -> None:
+        """Survivors that it is connected with say all: to follow a choice is to depend on what that depended on.
+
+        But for choices that this region can never depend on: nobody would ask here for them.
+        """
+        plan, mine = attempt.plan, self.known[region]
+        division, region_of = plan.division, plan.region_of
+        concern = division.with_upstream({region}) if division.upstream else range(len(division.regions))
+        others = {(s, r) for s, r in partners(division, plan.recovery, (self.slot, region)) if r not in attempt.regions}
+        told = [
+            {task: choices for task, choices in known.items() if region_of[task] in concern}
+            for worker in self.driver.workers.values()
+            for r, known in worker.known.items()
+            if not worker.dead and (worker.slot, r) in others
+        ]
+        own = {s.task for s in self._of((region,))}
+        for known in (self.driver.known, *told):
             for task, choices in known.items():
                 if self.world.asks_for_all or task in own:
-                    self.known[task] = max(choices, self.known.get(task, 0))
-
-    def hear_of(self, other: SimWorker) -> None:
-        """What leaves a worker tells all that it knows."""
-        if other is not self:
-            own = {s.task for s in other.subtasks}
-            for task, choices in other.known.items():
-                if choices > self.known.get(task, 0) and (self.world.passes_on or task in own):
-                    self.known[task] = choices
+                    mine[task] = max(choices, mine.get(task, 0))
 
     def _reset(self, subtasks: list[SimSubtask]) -> None:
         """R1, R2: the process stays, these subtasks are dropped."""
         self._drop(subtasks)
         self.subtasks = [s for s in self.subtasks if not s.dropped]
+        self._forget()
         if not self.subtasks:
             self.number, self._running = 0, False
-            self.known = {}
+
+    def _forget(self) -> None:
+        """What a part that went back knew is gone as if its worker had died: what the rest depends on, it was told."""
+        left = {s.attempt.plan.region_of[s.task] for s in self.subtasks}
+        if self.world.forgets or not left:
+            self.known = {region: known for region, known in self.known.items() if region in left}
 
     def _drop(self, subtasks: list[SimSubtask]) -> None:
         for subtask in subtasks:

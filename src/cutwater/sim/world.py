@@ -69,7 +69,7 @@ class World:
         self._plans: dict[int, Plan] = {}
         self.keeps_order = schedule.recovery in ("task", "upstream")
         self.keeps_output = schedule.recovery == "task"
-        self.passes_on = self.waits = self.asks_for_all = True
+        self.passes_on = self.waits = self.asks_for_all = self.forgets = True
         self._serial = 0
         self.judge = Judge(self)
         self.triggers_all = self.row.freeze_on is FreezeOn.TRIGGER

@@ -17,8 +17,9 @@ from cutwater.dataflow.plan import make_plan
 from cutwater.dataflow.repeatable import check_recovery, pin_tables
 from cutwater.dataflow.stream import Stream
 from cutwater.errors import BuildError, ConfigError, DataError
+from cutwater.protocol.regions import partners
 from cutwater.runtime import regions
-from cutwater.runtime.regions import partners, recovery_division, widened
+from cutwater.runtime.regions import recovery_division, widened
 
 Build = Callable[[Stream, Stream], Any]
 

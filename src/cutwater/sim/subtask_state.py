@@ -106,9 +106,8 @@ class SubtaskState:
         self.counts = dict(part.counts) if part else {}
         self.sign = part.sign if part else 0
         self.watermark = part.watermarks if part else -1
-        self.sink = (
-            SinkWriter(world, task, attempt.number, part.pieces if part else ()) if task in graph.sinks else None
-        )
+        pieces = part.pieces if part else ()
+        self.sink = SinkWriter(world, task, attempt.number, pieces) if task in graph.sinks else None
         self._parts: dict[int, Part] = {}
         self._logs: dict[int, dict[int, list[Item]]] = {}
         """Channel -> checkpoint -> log under way."""
@@ -118,9 +117,8 @@ class SubtaskState:
         self.ready_ms = 0.0
         self._exhausted, self._had_ended = bool(part and part.exhausted), bool(part and part.has_ended)
         self._ending = self.machine.phase is Phase.ENDED
-        self.finished = False
-        self.running = False
-        """All that begins with it is ready."""
+        self.finished = self.running = False
+        """``running``: all that begins with it is ready."""
         self.dropped = False
         """Its region, or the whole job, goes back; it does nothing any more."""
         self.order: OrderLog | None = None

@@ -15,16 +15,19 @@ inputs = st.integers(0, INPUTS - 1)
 watermarks = st.integers(-(2**63), 2**63 - 1)
 K = ChoiceKind
 none = st.just(0)
+no_body = st.just(b"")
 choices = st.one_of(
-    st.builds(Choice, st.just(K.ROWS), inputs, numbers, none),
-    st.builds(Choice, st.sampled_from([K.TIMED_ROWS, K.SHARP_ROWS]), inputs, numbers, watermarks),
-    st.builds(Choice, st.sampled_from([K.WATERMARK, K.IDLE]), inputs, none, watermarks),
-    st.builds(Choice, st.just(K.END), inputs, none, none),
-    st.builds(Choice, st.just(K.MARK), none, none, none),
-    st.builds(Choice, st.sampled_from([K.TIMERS, K.CLOCK]), none, none, numbers),
-    st.builds(Choice, st.just(K.READ), numbers, numbers, st.integers(0, 1)),
-    st.builds(Choice, st.just(K.READ_ON), none, none, none),
-    st.builds(Choice, st.just(K.SPLITS), numbers, none, none),
+    st.builds(Choice, st.just(K.ROWS), inputs, numbers, none, no_body),
+    st.builds(Choice, st.sampled_from([K.TIMED_ROWS, K.SHARP_ROWS]), inputs, numbers, watermarks, no_body),
+    st.builds(Choice, st.sampled_from([K.WATERMARK, K.IDLE]), inputs, none, watermarks, no_body),
+    st.builds(Choice, st.just(K.END), inputs, none, none, no_body),
+    st.builds(Choice, st.just(K.MARK), none, none, none, no_body),
+    st.builds(Choice, st.sampled_from([K.TIMERS, K.CLOCK]), none, none, numbers, no_body),
+    st.builds(Choice, st.just(K.READ), numbers, numbers, st.integers(0, 1), no_body),
+    st.builds(Choice, st.just(K.READ_ON), none, none, none, no_body),
+    st.builds(Choice, st.just(K.SPLITS), numbers, none, none, no_body),
+    st.builds(Choice, st.just(K.VERDICT), st.integers(0, 1), none, watermarks, no_body),
+    st.builds(Choice, st.just(K.ANSWERS), numbers, none, none, st.binary(max_size=300)),
 )
 
 
@@ -65,8 +68,13 @@ def test_any_bytes_are_choices_or_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("data", "story"),
-    [(b"\x80", "ends within a number"), (b"\x0f", "begins no choice"), (b"\x30\x01", "begins no choice")],
-    ids=["half a number", "unknown kind", "input 3 of 3"],
+    [
+        (b"\x80", "ends within a number"),
+        (b"\x0f", "begins no choice"),
+        (b"\x30\x01", "begins no choice"),
+        (b"\x0d\x03ab", "ends within answers of 3 bytes"),
+    ],
+    ids=["half a number", "unknown kind", "input 3 of 3", "half an answer"],
 )
 def test_damage_is_named(data: bytes, story: str) -> None:
     with pytest.raises(WireError, match=story):

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -36,7 +37,7 @@ from cutwater.storage.manifest import Manifest
 from cutwater.storage.publish import publish
 from cutwater.storage.reading import load_snapshot
 
-__all__ = ["Generation", "Hub", "Lines"]
+__all__ = ["Generation", "Hub", "Lines", "Numbered", "differences"]
 
 Lines = dict[Channel, dict[int, tuple[Any, ...]]]
 """Rows by channel and number."""
@@ -266,3 +267,22 @@ def note_taken(channel: Any, lines: Lines) -> None:
 def keep(rows: dict[int, tuple[Any, ...]], item: Rows) -> None:
     for place, row in enumerate(item.batch.to_pylist()):
         rows[item.first_row + place] = tuple(row.values())
+
+
+class Numbered(cw.ProcessFunction):
+    seen = cw.ValueState("long")
+
+    def process(self, row: dict[str, Any], ctx: cw.ProcessContext) -> Iterator[dict[str, Any]]:
+        self.seen.value = (self.seen.value or 0) + 1
+        yield {"k": row["k"], "n": self.seen.value}
+
+
+def differences(before: Lines, after: Lines, mine: Callable[[Channel], bool]) -> list[Any]:
+    """Rows that came again under their number and are others."""
+    return [
+        (key, number, row, after[key][number])
+        for key, rows in before.items()
+        if mine(key)
+        for number, row in rows.items()
+        if number in after.get(key, {}) and after[key][number] != row
+    ]

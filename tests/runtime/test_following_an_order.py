@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from order_world import Generation, Hub, Lines
+from order_world import Generation, Hub, Numbered, differences
 
 import cutwater as cw
 from cutwater.connectors.generate import RateSource
-from cutwater.dataflow.graph import Channel
 
 ROWS = 60_000
 
@@ -57,25 +56,6 @@ def ordered() -> cw.Dataflow:
     soon = early.aggregate("soon", n=cw.count(), last=cw.last("eid"))
     soon.key_by("n").process("fifth", Numbered(), "k long, n long").write("out3", cw.discard())
     return flow
-
-
-class Numbered(cw.ProcessFunction):
-    seen = cw.ValueState("long")
-
-    def process(self, row: dict[str, Any], ctx: cw.ProcessContext) -> Iterator[dict[str, Any]]:
-        self.seen.value = (self.seen.value or 0) + 1
-        yield {"k": row["k"], "n": self.seen.value}
-
-
-def differences(before: Lines, after: Lines, mine: Callable[[Channel], bool]) -> list[Any]:
-    """Rows that came again under their number and are others."""
-    return [
-        (key, number, row, after[key][number])
-        for key, rows in before.items()
-        if mine(key)
-        for number, row in rows.items()
-        if number in after.get(key, {}) and after[key][number] != row
-    ]
 
 
 def survivor(hub: Hub, seed: int) -> Generation:

@@ -21,6 +21,7 @@ class Subtask:
     incremental: bool = True
     state_memory_bytes: int | None = None
     repeatable: bool = False
+    repeating: bool = False
     now_ms: int | None = None
     counters: Counter[str] = field(default_factory=Counter)
 

@@ -29,6 +29,7 @@ __all__ = ["check_recovery", "pin_tables"]
 
 _REPEATABLE: Final = (
     AsOfJoinSpec,
+    AsyncMapSpec,
     DeduplicateSpec,
     EnrichSpec,
     ExpressionSpec,
@@ -96,8 +97,6 @@ def _why_not(step: Step) -> str:
     from cutwater.tws.spec import ProcessorSpec  # late: few flows have one
 
     spec = cast(object, step.spec)
-    if isinstance(spec, AsyncMapSpec):
-        return "a service that is asked again may answer something else"
     if not isinstance(spec, (*_REPEATABLE, ProcessorSpec)):
         return f"a step of kind {step.kind!r} may send its rows in another order after a restore"
     return ""

@@ -57,6 +57,14 @@ class Call:
         self.timed_out = self.over = False
         self.retried = 0
 
+    def may_join(self, other: Call) -> bool:
+        """Whether the rows of the other one follow its own in the same batch."""
+        return other.batch is self.batch and other.start == self.start + len(self.rows)
+
+    def join(self, other: Call) -> None:
+        """Ask for the rows of the other one, too."""
+        self.rows = [*self.rows, *other.rows]
+
     def slice(self) -> pa.RecordBatch:
         """Its rows as they came."""
         return self.batch.slice(self.start, len(self.rows))

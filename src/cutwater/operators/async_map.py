@@ -6,11 +6,17 @@ Within a segment results leave in the order of their rows, or as they come.
 
 A snapshot has the rows whose results have not left.  After a restore they are asked for again: a call may happen twice,
 its result comes out once.
+
+Which results are there when rows leave, and what they are, nothing but chance has decided.  So where calls of this
+operator may have to be made once more (R0), what leaves at one time is a choice: for which rows, counted in the order
+in which they came, and the rows made of them.  Whoever does it once more asks nobody until it is at the end of that.
+A call that fails leaves no trace: the replacement asks again.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +25,8 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from cutwater.errors import BuildError, CutwaterError, UserCodeError
+from cutwater.errors import BuildError, CutwaterError, NondeterminismError, UserCodeError
+from cutwater.operators.answers import Run, decode_answers, encode_answers
 from cutwater.operators.async_calls import AsyncCalls, Call
 from cutwater.operators.base import MIN_WATERMARK, BaseOperator, Context, Outputs
 from cutwater.operators.row_output import RowBuilder, function_name, rows_of, to_dicts, user_error
@@ -110,13 +117,13 @@ class AsyncMapSpec:
 class _Segment:
     """Rows between two watermarks."""
 
-    __slots__ = ("closing", "finished", "waiting")
+    __slots__ = ("closing", "over", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[int, Call] = {}
-        """By their number, in the order in which the rows came; those that are done and may not leave are here, too."""
-        self.finished: list[Call] = []
-        """Without order: what may leave."""
+        """By their number, in the order in which the rows came; those that are over and have not left are here, too."""
+        self.over = 0
+        """How many of them are over."""
         self.closing: int | None = None
         """The watermark that follows."""
 
@@ -131,6 +138,8 @@ class AsyncMapOperator(BaseOperator):
         self._unsent: deque[Call] = deque()
         self._done: deque[Call] = deque()  # filled by the thread of the calls
         self._kept = self._sent = 0  # rows in all; rows of calls under way
+        self._held = False  # rows have come that nobody may be asked about yet
+        self._batch_rows = spec.batch_rows or 1
         self._number = self._rows_seen = 0
         self._passed = MIN_WATERMARK
         self._made = RowBuilder(spec.fn, spec.output_schema)
@@ -148,7 +157,8 @@ class AsyncMapOperator(BaseOperator):
 
     def _keep(self, batch: pa.RecordBatch) -> None:
         rows = to_dicts(batch)
-        size = self._spec.batch_rows or 1
+        self._held |= self.ctx.repeating
+        size = 1 if self._held else self._batch_rows
         for start in range(0, batch.num_rows, size):
             stop = min(start + size, batch.num_rows)
             call = Call(self._number, batch, start, rows[start:stop], self._rows_seen)
@@ -162,7 +172,7 @@ class AsyncMapOperator(BaseOperator):
         last = self._segments[-1]
         if not self._kept:
             self._passed = watermark
-        elif last.waiting or last.finished or len(self._segments) == 1:
+        elif last.waiting:
             last.closing = watermark
             self._segments.append(_Segment())
         else:
@@ -178,24 +188,36 @@ class AsyncMapOperator(BaseOperator):
         return self._passed if self._kept else None
 
     @property
-    def pending(self) -> bool:
-        return bool(self._done) or self._may_send or self._movable(self._segments[0])
+    def answered(self) -> bool:
+        return bool(self._done) or self._may_send or self._may_leave
 
-    def resume(self) -> Outputs:
+    def take_answers(self) -> tuple[Outputs, bytes]:
         """Results that may leave, up to the next watermark."""
         while self._done:
             self._take(self._done.popleft())
         self._send()
         segment = self._segments[0]
-        outputs = self._emit(list(self._leaving(segment)))
-        if not segment.waiting and not segment.finished and segment.closing is not None:
-            self._passed = segment.closing
-            self._segments.popleft()
-        return outputs
+        runs, leaving = self._leaving(segment)
+        made = self._made_of([call for call in leaving if not call.timed_out])
+        taken = encode_answers(runs, made) if leaving and self.ctx.repeatable else b""
+        return self._leave([(segment, call) for call in leaving], made), taken
+
+    def repeat_answers(self, taken: bytes) -> Outputs:
+        runs, made = decode_answers(taken, self._spec.output_schema)
+        kept = ((segment, call) for segment in self._segments for call in segment.waiting.values())
+        leaving: list[tuple[_Segment, Call]] = []
+        for skipped, rows, late in runs:
+            found = list(itertools.islice(kept, skipped, skipped + rows))  # each of one row, as long as nobody is asked
+            if len(found) < rows:
+                raise NondeterminismError(f"somebody has results of {rows - len(found)} rows that have not come again")
+            for segment, call in found:
+                call.timed_out, call.over = late, True
+                segment.over += 1
+            leaving += found
+        return self._leave(leaving, made)
 
     def freeze(self, checkpoint_id: int) -> Frozen:
-        kept = [call for segment in self._segments for call in (*segment.finished, *segment.waiting.values())]
-        slices = [call.slice() for call in sorted(kept, key=lambda call: call.number)]
+        slices = [call.slice() for segment in self._segments for call in segment.waiting.values()]
 
         def segments() -> Iterator[Segment]:
             if slices:
@@ -222,6 +244,9 @@ class AsyncMapOperator(BaseOperator):
 
     def _send(self) -> None:
         """Begin calls up to the capacity (a batch that came, or was restored, may be larger)."""
+        if self._held and not self.ctx.repeating:
+            self._held = False
+            self._group()
         ready: list[Call] = []
         while self._may_send:
             ready.append(self._unsent.popleft())
@@ -229,10 +254,25 @@ class AsyncMapOperator(BaseOperator):
         if ready and self._calls is not None:
             self._calls.begin(ready)
 
+    def _group(self) -> None:
+        """Nobody knows another answer: what is left will be asked for, several rows at a time if that is wished."""
+        self._unsent.clear()
+        for segment in self._segments:
+            single, segment.waiting = segment.waiting, {}
+            for call in single.values():
+                before = self._unsent[-1] if segment.waiting else None
+                if before is not None and len(before.rows) < self._batch_rows and before.may_join(call):
+                    before.join(call)
+                else:
+                    segment.waiting[call.number] = call
+                    self._unsent.append(call)
+
     @property
     def _may_send(self) -> bool:
         unsent = self._unsent
-        return bool(unsent) and (not self._sent or self._sent + len(unsent[0].rows) <= self._spec.capacity)
+        if not unsent or self.ctx.repeating:
+            return False
+        return not self._sent or self._sent + len(unsent[0].rows) <= self._spec.capacity
 
     def _take(self, call: Call) -> None:
         """A call is over."""
@@ -250,47 +290,64 @@ class AsyncMapOperator(BaseOperator):
             error.row = call.start
             raise self._located(error, call)
         call.over = True
-        if not self._spec.ordered:
-            segment = next(s for s in self._segments if call.number in s.waiting)
-            del segment.waiting[call.number]
-            segment.finished.append(call)
+        next(s for s in self._segments if call.number in s.waiting).over += 1
 
-    def _movable(self, segment: _Segment) -> bool:
-        if segment.finished or (segment.closing is not None and not segment.waiting):
-            return True
-        return bool(self._spec.ordered and segment.waiting and next(iter(segment.waiting.values())).over)
+    @property
+    def _may_leave(self) -> bool:
+        segment = self._segments[0]
+        if not self._spec.ordered or not segment.over:
+            return segment.over > 0
+        return next(iter(segment.waiting.values())).over
 
-    def _leaving(self, segment: _Segment) -> Iterator[Call]:
-        if not self._spec.ordered:
-            yield from segment.finished
-            segment.finished = []
-            return
-        while segment.waiting:
-            number, call = next(iter(segment.waiting.items()))
+    def _leaving(self, segment: _Segment) -> tuple[list[Run], list[Call]]:
+        """Calls whose rows may leave, in the order in which these came, and where they stand."""
+        runs: list[Run] = []
+        calls: list[Call] = []
+        skipped = 0
+        for call in segment.waiting.values():
+            if len(calls) == segment.over or (self._spec.ordered and not call.over):
+                break
+            rows = len(call.rows)
             if not call.over:
-                return
-            del segment.waiting[number]
-            yield call
-
-    def _emit(self, calls: list[Call]) -> Outputs:
-        """The results of calls, with one batch for neighbours that came in one."""
-        outputs: Outputs = []
-        for index, call in enumerate(calls):
-            self._kept -= len(call.rows)
-            if call.timed_out:
-                outputs.append((1, call.slice()))
-                self.ctx.count("rows_dead_letter", len(call.rows))
+                skipped += rows
                 continue
+            calls.append(call)
+            if runs and not skipped and runs[-1].late == call.timed_out:
+                runs[-1] = runs[-1]._replace(rows=runs[-1].rows + rows)
+            else:
+                runs.append(Run(skipped, rows, call.timed_out))
+            skipped = 0
+        return runs, calls
+
+    def _leave(self, calls: list[tuple[_Segment, Call]], made: pa.RecordBatch | None) -> Outputs:
+        """The rows of these calls are not kept any more; nor are watermarks that waited for them."""
+        for segment, call in calls:
+            del segment.waiting[call.number]
+            segment.over -= 1
+            self._kept -= len(call.rows)
+        while (closing := self._segments[0].closing) is not None and not self._segments[0].waiting:
+            self._passed = closing
+            self._segments.popleft()
+        outputs: Outputs = [] if made is None else [(0, made)]
+        late = [call.slice() for _, call in calls if call.timed_out]
+        if late:
+            outputs.append((1, pa.concat_batches(late)))
+            self.ctx.count("rows_dead_letter", outputs[-1][1].num_rows)
+        return outputs
+
+    def _made_of(self, calls: list[Call]) -> pa.RecordBatch | None:
+        """The results of calls, as one batch: where a batch ends must not hang on how rows came."""
+        parts: Outputs = []
+        for index, call in enumerate(calls):
             try:
                 for offset, made in enumerate(self._results(call)):
                     if made is not None:
                         self._made.add(made, call.rows[offset], call.start + offset)
-                last = index + 1 == len(calls) or calls[index + 1].batch is not call.batch
-                if last or calls[index + 1].timed_out:
-                    outputs += self._made.take(0, partial(row_contents, call.batch))
+                if index + 1 == len(calls) or calls[index + 1].batch is not call.batch:
+                    parts += self._made.take(0, partial(row_contents, call.batch))
             except CutwaterError as error:
                 raise self._located(error, call) from error
-        return outputs
+        return pa.concat_batches([batch for _, batch in parts]) if parts else None
 
     def _results(self, call: Call) -> Sequence[Any]:
         if self._spec.batch_rows is None:

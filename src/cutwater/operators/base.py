@@ -42,6 +42,13 @@ class Context(Protocol):
     """Calls may be made once more after a restore, and must give out the same rows in the same order (R0): what comes
     out together is then ordered by what it is, not by where it happens to lie."""
 
+    @property
+    def repeating(self) -> bool:
+        """Calls are being made once more, or it is not known yet whether they will be: nobody outside is asked for
+        anything, because the answer may be known (``Operator.repeat_answers``).
+        """
+        ...
+
     def processing_time_ms(self) -> int:
         """Processing time, milliseconds since the epoch.  It is in every snapshot, and never falls: not when the wall
         clock is set back, and not over a restore (W2).
@@ -107,6 +114,27 @@ class Operator(Protocol):
         ...
 
     @property
+    def answered(self) -> bool:
+        """Something is to be done that nothing inside has brought about: an answer has come that it waited for.  The
+        loop calls ``take_answers`` between other calls, never while work is pending.
+        """
+        ...
+
+    def take_answers(self) -> tuple[Outputs, bytes]:
+        """What comes of the answers that are there, and where calls may have to be made once more (``ctx.repeatable``)
+        all that is needed to give out the same without anybody's answer; empty where nothing came of them.
+        """
+        ...
+
+    def repeat_answers(self, taken: bytes) -> Outputs:
+        """The same once more, from what ``take_answers`` gave, in the place of then.
+
+        Raises:
+            NondeterminismError: it is about rows that are not there.
+        """
+        ...
+
+    @property
     def room(self) -> int | None:
         """How many more rows it takes now; ``None``: any number.  At 0 the loop brings it none until it ``wake``s.
 
@@ -167,6 +195,16 @@ class BaseOperator:
         return False
 
     def on_processing_time(self, now_ms: int) -> Outputs:
+        return []
+
+    @property
+    def answered(self) -> bool:
+        return False
+
+    def take_answers(self) -> tuple[Outputs, bytes]:
+        return [], b""
+
+    def repeat_answers(self, taken: bytes) -> Outputs:
         return []
 
     @property

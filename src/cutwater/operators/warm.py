@@ -40,7 +40,7 @@ class _Context:
     key_groups = range(_GROUPS)
     incremental = True
     state_memory_bytes: int | None = None
-    repeatable = False
+    repeatable = repeating = False
 
     def processing_time_ms(self) -> int:
         return 0

@@ -4,7 +4,7 @@
 what it sends depends on how many came in one call, too: turns are taken batch by batch, and where two ways meet again
 within a chain, rows lie by batches.  So a choice is a call here, and its entry says all that was not determined by the
 choices before it: from which input how many rows were taken, and which watermark was seen after them; which slice of
-timers fired at what time; what the clock said; from which split how many rows were read.
+timers fired at what time; what the clock said; from which split how many rows were read; what came from outside.
 
 An entry is a few varints (least significant seven bits first); watermarks and times are differences from the last one
 of the same input, counted from the last mark.  A *mark* stands where the state was frozen: whoever goes back to that
@@ -54,6 +54,8 @@ class ChoiceKind(enum.IntEnum):
     """``place`` splits are known to the source."""
     VERDICT = 12
     """A verdict on the loop let the watermark ``value`` pass; with ``place`` 1 it ended the back-edges, too."""
+    ANSWERS = 13
+    """Operator number ``place`` of the subtask took what came from outside: ``body``, in a form of its own."""
 
 
 _TIMED: Final = frozenset({ChoiceKind.TIMED_ROWS, ChoiceKind.SHARP_ROWS, ChoiceKind.WATERMARK, ChoiceKind.IDLE})
@@ -73,6 +75,7 @@ class Choice(NamedTuple):
     place: int = 0
     rows: int = 0
     value: int = 0
+    body: bytes = b""
 
 
 class _Bases:
@@ -97,7 +100,7 @@ class ChoiceWriter:
     >>> writer = ChoiceWriter(inputs=2)
     >>> data = writer.entry(Choice(ChoiceKind.TIMED_ROWS, 1, rows=300, value=7))
     >>> len(data), ChoiceReader(data, inputs=2).next()
-    (4, Choice(kind=<ChoiceKind.TIMED_ROWS: 1>, place=1, rows=300, value=7))
+    (4, Choice(kind=<ChoiceKind.TIMED_ROWS: 1>, place=1, rows=300, value=7, body=b''))
     """
 
     def __init__(self, inputs: int) -> None:
@@ -112,7 +115,7 @@ class ChoiceWriter:
 
     def entry(self, choice: Choice) -> bytes:
         """The bytes of the next entry."""
-        kind, place, rows, value = choice
+        kind, place, rows, value, body = choice
         out = bytearray()
         write_varint(out, place << 4 | kind)
         if kind in _COUNTED:
@@ -128,6 +131,9 @@ class ChoiceWriter:
             write_varint(out, value)
         elif kind is ChoiceKind.VERDICT:
             write_varint(out, _zigzag(value))
+        elif kind is ChoiceKind.ANSWERS:
+            write_varint(out, len(body))
+            out += body
         elif kind is ChoiceKind.MARK:
             self._bases.clear()
         return bytes(out)
@@ -158,7 +164,7 @@ class ChoiceReader:
         kind, place = _KINDS.get(head & 15), head >> 4
         if kind is None or (kind <= ChoiceKind.END and place >= self._inputs):
             raise WireError(f"byte {self._at} of an order log of {len(data)} bytes begins no choice (head {head})")
-        rows = value = 0
+        rows, value, body = 0, 0, b""
         if kind in _COUNTED:
             rows, at = read_varint(data, at)
         if kind in _TIMED:
@@ -172,10 +178,15 @@ class ChoiceReader:
         elif kind is ChoiceKind.VERDICT:
             more, at = read_varint(data, at)
             value = _unzigzag(more)
+        elif kind is ChoiceKind.ANSWERS:
+            size, at = read_varint(data, at)
+            body, at = data[at : at + size], at + size
+            if at > len(data):
+                raise WireError(f"an order log ends within answers of {size} bytes, after {len(data)} bytes")
         elif kind is ChoiceKind.MARK:
             self.bases.clear()
         self._at = at
-        return Choice(kind, place, rows, value)
+        return Choice(kind, place, rows, value, body)
 
 
 def write_varint(out: bytearray, value: int) -> None:

@@ -7,7 +7,7 @@ outgoing edges.  It holds no protocol: when to freeze and what to take next is d
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -112,6 +112,11 @@ class Chain:
         return bool(self._keepers) and self._sendable > self._sent
 
     @property
+    def answered(self) -> bool:
+        """Whether something has come from outside (``Operator.answered``)."""
+        return bool(self._keepers) and any(operator.answered for operator in self._keepers)
+
+    @property
     def room(self) -> int | None:
         """How many rows the operators take now; ``None``: any number."""
         rooms = [room for operator in self._keepers if (room := operator.room) is not None]
@@ -183,8 +188,6 @@ class Chain:
                 with _located(node):
                     outputs = node.operator.resume()
                 self.emit(index, outputs)
-                if self._keepers and self._passing is None:
-                    self._send_watermark()  # it is due before the rows of the next slice
                 return
         if self._passing is None:
             self._send_watermark()
@@ -201,6 +204,29 @@ class Chain:
             self._passing += 1
             self._entered = False
         self._passing = None
+        self._send_watermark()
+
+    def take_answers(self, log: Callable[[int, bytes], None]) -> None:
+        """What has come from outside, at the first operator that has something.
+
+        Args:
+            log: is told the place of the operator, and what it took, before anything leaves.
+        """
+        for index, node in enumerate(self.nodes):
+            if node.operator.answered:
+                with _located(node):
+                    outputs, taken = node.operator.take_answers()
+                if taken:
+                    log(index, taken)
+                self.emit(index, outputs)
+                break
+        self._send_watermark()  # it is due before the rows of the next slice
+
+    def repeat_answers(self, place: int, taken: bytes) -> None:
+        """The operator at this place took that."""
+        with _located(self.nodes[place]):
+            outputs = self.nodes[place].operator.repeat_answers(taken)
+        self.emit(place, outputs)
         self._send_watermark()
 
     @property

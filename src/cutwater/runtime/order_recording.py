@@ -204,6 +204,8 @@ class OrderedSubtask(Subtask):
 
     def _act(self, now_s: float) -> bool:
         self.order.clock.shows_ms = None
+        if self.order.following and not self.chain.pending:
+            self.order.next_run()  # there may be none
         if self._behind and not self.order.following and not self.chain.pending:
             self._catch_up()
             return True
@@ -253,6 +255,13 @@ class OrderedSubtask(Subtask):
         elif news:
             self.order.chose(ChoiceKind.IDLE if idle else ChoiceKind.WATERMARK, index, value=watermark)
 
+    @property
+    def _pending(self) -> bool:
+        return self.chain.pending or (not self.order.following and self.chain.answered)
+
+    def _answered(self, place: int, taken: bytes) -> None:
+        self.order.chose(ChoiceKind.ANSWERS, place, body=taken)
+
     def _fire_timers(self) -> None:
         now_ms = self._clock.now_ms()
         self.order.chose(ChoiceKind.TIMERS, value=now_ms)
@@ -275,7 +284,7 @@ class OrderedSubtask(Subtask):
         """The next choice of the log, which needs no input; false if what it needs is not there yet."""
         choice = self.order.peek()
         assert choice is not None
-        kind, place, _, value = choice
+        kind, place, _, value, body = choice
         source = self.source
         if kind in (ChoiceKind.WATERMARK, ChoiceKind.IDLE):
             self.order.made(kind)
@@ -286,6 +295,9 @@ class OrderedSubtask(Subtask):
         elif kind is ChoiceKind.VERDICT:
             self.order.made(kind)
             cast(_OrderedPerformer, self.performer).hear_again(value, bool(place))
+        elif kind is ChoiceKind.ANSWERS:
+            self.order.made(kind)
+            self.chain.repeat_answers(place, body)
         elif kind is ChoiceKind.SPLITS and isinstance(source, OrderedSource):
             self.order.made(kind)
             source.reveal(place)

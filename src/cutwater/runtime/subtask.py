@@ -110,7 +110,9 @@ class Subtask:
         timer_ms = self._next_timer_ms
         if timer_ms is not None and not self.chain.full and self._machine.may_read:
             due = min(due, (timer_ms - self._clock.now_ms()) / 1000)
-        if self.source is None or self._ending or self.chain.full or self.chain.room == 0 or self._machine.halted:
+        if self.source is None or self._ending or self.chain.full or self._machine.halted:
+            return due
+        if self.chain.room == 0 and not self.following:
             return due
         wait = self.source.wait_s(now_s)
         return due if wait is None else min(wait, due)
@@ -126,7 +128,7 @@ class Subtask:
 
     def _act(self, now_s: float) -> bool:
         chain, source = self.chain, self.source
-        pending = chain.pending
+        pending = self._pending
         if self._waiting:
             if pending:  # over full outputs too: it is bounded, and the barrier must not wait for the slowest consumer
                 return self._resume()
@@ -145,7 +147,7 @@ class Subtask:
         timer_ms = self._next_timer_ms
         action = self._loop.decide(
             [channel.head() for channel in self.inputs],
-            outputs_full=chain.full or (not pending and chain.room == 0),
+            outputs_full=chain.full or (not pending and not self.following and chain.room == 0),
             operator_pending=pending,
             source_ready=ready,
             timers_due=timer_ms is not None and timer_ms <= self._clock.now_ms(),
@@ -176,11 +178,22 @@ class Subtask:
             self._full_since_s = None
         return True
 
+    @property
+    def _pending(self) -> bool:
+        """Whether something is to be done that needs no input."""
+        return self.chain.pending or self.chain.answered
+
     def _resume(self) -> bool:
         started = time.perf_counter()
-        self.chain.resume()
+        if self.chain.pending:
+            self.chain.resume()
+        else:
+            self.chain.take_answers(self._answered)
         self.busy_s += time.perf_counter() - started
         return True
+
+    def _answered(self, place: int, taken: bytes) -> None:
+        """An operator took what came from outside; nothing has come of it yet."""
 
     def _fire_timers(self) -> None:
         started = time.perf_counter()

@@ -26,6 +26,7 @@ _DEEDS = {
     **dict.fromkeys((ChoiceKind.READ, ChoiceKind.READ_ON), "read from its source"),
     ChoiceKind.SPLITS: "got splits to read",
     ChoiceKind.VERDICT: "heard of its loop",
+    ChoiceKind.ANSWERS: "took answers to its calls",
 }
 """In a user's words, what each choice is."""
 
@@ -81,6 +82,11 @@ class SubtaskOrder:
         return self._reader is not None
 
     @property
+    def repeating(self) -> bool:
+        """It follows, or may have to once everything is restored."""
+        return self._writer is None
+
+    @property
     def begun(self) -> bool:
         return self._writer is not None or self._reader is not None
 
@@ -92,10 +98,10 @@ class SubtaskOrder:
         else:
             self._writer = ChoiceWriter(len(self._inputs))
 
-    def chose(self, kind: ChoiceKind, place: int = 0, rows: int = 0, value: int = 0) -> None:
+    def chose(self, kind: ChoiceKind, place: int = 0, rows: int = 0, value: int = 0, body: bytes = b"") -> None:
         """A choice is made, and nothing has come of it yet."""
         assert self._writer is not None
-        self._news.append(self._key, self._writer.entry(Choice(kind, place, rows, value)))
+        self._news.append(self._key, self._writer.entry(Choice(kind, place, rows, value, body)))
 
     def mark(self, checkpoint_id: int) -> None:
         """The state was frozen."""

@@ -56,7 +56,15 @@ class OperatorContext:
     incremental: bool
     notify: Callable[[], None]
     state_memory_bytes: int | None
-    repeatable: bool
+    order: SubtaskOrder | None
+
+    def __post_init__(self) -> None:
+        self.repeatable = self.order is not None
+
+    @property
+    def repeating(self) -> bool:
+        """It may be that its choices are known."""
+        return self.order is not None and self.order.repeating
 
     def processing_time_ms(self) -> int:
         """Milliseconds since the epoch."""
@@ -331,11 +339,9 @@ class Wiring:
         incremental = self._config.tracks_changes
         on_disk = self._config.state_memory_bytes if self._config.state_backend == "rocksdb" else None
         clock = self._clock if self._order is None else self._order.clock
-        again = self._order is not None
+        ask = (self._notify, on_disk, self._order)
         try:
-            operator.open(
-                OperatorContext(step.id, *shape, self._count, clock, incremental, self._notify, on_disk, again)
-            )
+            operator.open(OperatorContext(step.id, *shape, self._count, clock, incremental, *ask))
         except CutwaterError as e:
             e.step = e.step or step.id
             raise

@@ -23,15 +23,17 @@ def fork_server() -> None:
 
 
 @pytest.fixture(autouse=True)
-def fake_spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSpark]:
-    """A session with many cores; every job of the test runs on it, and must leave nothing behind."""
+def fake_spark(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeSpark]:
+    """A session with many cores; every job of the test runs on it, must leave nothing behind, and no worker crash."""
     monkeypatch.setattr(job_module, "SparkHost", FakeHost)
-    spark = FakeSpark()
+    spark = FakeSpark(crash_log=tmp_path_factory.mktemp("crash") / "stacks")
     yield spark
     left = spark.pids
     for host in spark.hosts:
         host.cancel_all()
     assert not left, f"the test left workers running: {left}"
+    if spark.crashes and spark.crash_log is not None:
+        raise AssertionError("\n".join([*spark.crashes, spark.crash_log.read_text()]))
 
 
 StartJob = Callable[..., Job]

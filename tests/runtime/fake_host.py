@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing as mp
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from preloaded import work
 from pyspark import cloudpickle
 
 __all__ = ["FakeHost", "FakeSpark", "adopt", "context", "server_address"]
+
+_CRASHES = {-number for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)}
 
 
 def context() -> ForkServerContext:
@@ -67,11 +70,15 @@ class FakeSpark:
     Args:
         cores: tasks that can run at once.
         retries: how often a task that died is started again before its job fails, as Spark does.
+        crash_log: where a worker that crashes writes the stacks of its threads.
     """
 
-    def __init__(self, cores: int = 16, retries: int = 0) -> None:
+    def __init__(self, cores: int = 16, retries: int = 0, crash_log: Path | None = None) -> None:
         self.cores = threading.Semaphore(cores)
         self.retries = retries
+        self.crash_log = crash_log
+        self.crashes: list[str] = []
+        """Workers that died of a fault in native code: the job recovers, and nobody would see it."""
         self.hosts: list[FakeHost] = []
         self.prepare: Callable[[Any], None] | None = None
         """Called in each worker's process with its arguments before anything else: faults come in here."""
@@ -100,7 +107,9 @@ class FakeHost:
     def launch(self, slot: int, args: Any) -> None:
         self.launches += 1
         thread = threading.Thread(
-            target=self._run, args=(slot, cloudpickle.dumps((self._spark.prepare, args))), daemon=True
+            target=self._run,
+            args=(slot, cloudpickle.dumps((self._spark.prepare, args, self._spark.crash_log))),
+            daemon=True,
         )
         self._threads.append(thread)
         thread.start()
@@ -150,6 +159,8 @@ class FakeHost:
                 self.processes[slot] = process
                 while process not in self._abandoned and process.is_alive():
                     process.join(0.05 if self._spark.zombies else None)
+                if process.exitcode in _CRASHES:
+                    self._spark.crashes.append(f"worker {slot}, process {process.pid}: exit code {process.exitcode}")
                 error = None if process.exitcode == 0 else RuntimeError(f"exit code {process.exitcode}")
                 if process not in self._abandoned:
                     del self.processes[slot]

@@ -113,7 +113,7 @@ class Job:
         return True
 
     def checkpoint(self) -> int:
-        """Take a checkpoint now; returns its id once it is complete.
+        """Take a checkpoint, now or when a part of the job that goes back is there again; returns its id once complete.
 
         Raises:
             CutwaterError: it did not complete, with the reason.

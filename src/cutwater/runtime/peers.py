@@ -169,8 +169,8 @@ class ConnectedAttempt(abc.ABC):
 
     @property
     def has_company(self) -> bool:
-        """It has connections with attempts of other regions in this very worker, which must be built beside it."""
-        return any(slot == self._slot for slot, _ in self._others)
+        """Attempts of other regions in this very worker must be built beside it, since it may wait for them."""
+        return False
 
     def _check_wanted(self) -> None:
         if self.abandoned or self._worker.wants_something_else(self.region):

@@ -86,6 +86,11 @@ class SurvivingAttempt(ConnectedAttempt):
             concern = frozenset(s for r in division.with_upstream({region}) for s in division.regions[r])
         connection.share(self._order.peer(place, own, concern))
 
+    @property
+    def has_company(self) -> bool:
+        """Also those that it has no connection with: somebody may wait for them before it says its first word."""
+        return self._alone and any(slot == self._slot and r != self.region for slot, r in self._division.parts)
+
     def check_peer(self, peer: Peer) -> Refusal | None:
         """Whether a dialling worker belongs to this attempt, or may replace one that did (any thread)."""
         if self.building or not self._alone:

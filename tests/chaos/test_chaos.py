@@ -110,6 +110,7 @@ BUGS = {
     "a key is dropped": ("acyclic", dropping_a_key),
     "rows on their way are dropped": ("cyclic", faults.forgetting_the_log),
     "nothing restored is committed": ("acyclic", None),
+    "an order is asked of nobody": ("united", faults.forgetful),
 }
 """Name -> the shape that shows it, and what is planted in workers."""
 
@@ -121,6 +122,8 @@ BUGS = {
         ("nothing restored is committed", "region"),
         ("a key is dropped", "task"),
         ("nothing restored is committed", "task"),
+        ("a key is dropped", "upstream"),
+        ("an order is asked of nobody", "upstream"),
     ],
 )
 def test_a_planted_bug_is_seen(

@@ -20,6 +20,7 @@ __all__ = [
     "cut_connections",
     "failing_states",
     "failing_writes",
+    "forgetful",
     "forgetting_the_log",
     "happens",
     "markers_first",
@@ -190,6 +191,14 @@ def barriers_before_rows(args: Any) -> None:
         return []
 
     OutputChannel.offer_barrier = early
+
+
+def forgetful(args: Any) -> None:
+    """Planted: a replacement asks nobody for the order, and everything else is as it should be."""
+    from cutwater.runtime.order_news import OrderNews
+
+    begin = OrderNews.begin
+    OrderNews.begin = lambda self, own, id: dict.fromkeys(begin(self, own, id), b"")  # type: ignore[method-assign]
 
 
 def forgetting_the_log(args: Any) -> None:

@@ -27,7 +27,6 @@ __all__ = [
     "assert_numbered",
     "assert_one_order",
     "end",
-    "forgetful",
     "kill",
     "numbered_twice",
     "one_reader",
@@ -153,11 +152,3 @@ def weather(
     job = ride_out(start, flow, folder, spark, scope, protocol, random.Random(seed), kills)
     assert any(f"{UNITS[scope]} go back" in f.reason for f in job.status.failures)
     assert_one_order(folder / "out", 2 * rows)
-
-
-def forgetful(args: Any) -> None:
-    """Planted: a replacement asks nobody for the order, and everything else is as it should be."""
-    from cutwater.runtime.order_news import OrderNews
-
-    begin = OrderNews.begin
-    OrderNews.begin = lambda self, own, id: dict.fromkeys(begin(self, own, id), b"")  # type: ignore[method-assign]

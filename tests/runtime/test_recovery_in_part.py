@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from fake_host import FakeSpark
-from faults import cut_connections
+from faults import cut_connections, forgetful
 from runtime_world import wait_until
-from scope_world import UNITS, StartJob, after_checkpoints, assert_one_order, end, forgetful, numbered_twice, weather
+from scope_world import UNITS, StartJob, after_checkpoints, assert_one_order, end, numbered_twice, weather
 
 from cutwater.config import RecoveryName
 from cutwater.errors import CutwaterError

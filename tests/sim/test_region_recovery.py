@@ -112,35 +112,38 @@ def test_r3_what_goes_back_takes_along_what_it_depends_on() -> None:
     ]
 
 
-def rides_out(seeds: range) -> Counter[str]:
+SCHEDULES = 5_000
+"""Under four protocols together."""
+
+
+def ridden_out(protocol: str, seeds: range) -> Counter[str]:
     """Schedules of all worlds in parts, each judged."""
     seen = Counter[str]()
     for name in IN_PARTS:
-        for protocol in ("aligned", "unaligned", "chandy_lamport", "synchronous"):
-            for seed in seeds:
-                schedule = msgspec.structs.replace(make_schedule(seed, name, protocol), recovery="upstream")
-                world, violation = play(schedule, validates=seed % 8 == 0)
-                assert violation is None, f"{name}, {protocol}, seed {seed}: {violation}"
-                seen.update(world.seen)
-                seen["schedules"] += 1
-                world.dissolve()
+        for seed in seeds:
+            schedule = msgspec.structs.replace(make_schedule(seed, name, protocol), recovery="upstream")
+            world, violation = play(schedule, validates=seed % 8 == 0)
+            assert violation is None, f"{name}, seed {seed}: {violation}"
+            seen.update(world.seen)
+            seen["schedules"] += 1
+            world.dissolve()
     return seen
 
 
-def test_r3_regions_of_several_subtasks_go_back_together() -> None:
-    seen = rides_out(range(3))
-    assert seen["regions restarted"] > 20
-    assert seen["followed an order"] > 40
-    assert seen["followed a verdict"] > 2
+@pytest.mark.parametrize("protocol", ["aligned", "unaligned"])
+def test_r3_regions_of_several_subtasks_go_back_together(protocol: str) -> None:
+    seen = ridden_out(protocol, range(2))
+    assert seen["regions restarted"] > 3
+    assert seen["followed an order"] > 3
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
-def test_r3_thousands_of_schedules_break_no_promise() -> None:
-    seen = rides_out(range(3, 3 + 5_000 // (4 * len(IN_PARTS)) + 1))
-    assert seen["schedules"] >= 5_000
-    assert seen["regions restarted"] > 1_000
-    assert seen["followed a verdict"] > 100
+@pytest.mark.parametrize("protocol", ["aligned", "unaligned", "chandy_lamport", "synchronous"])
+def test_r3_thousands_of_schedules_break_no_promise(protocol: str) -> None:
+    seen = ridden_out(protocol, range(2, 3 + SCHEDULES // (4 * len(IN_PARTS))))
+    assert seen["schedules"] >= SCHEDULES // 4
+    assert seen["regions restarted"] > 200
+    assert seen["followed a verdict"] > 20
 
 
 @pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name != "none"])

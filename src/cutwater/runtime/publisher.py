@@ -172,6 +172,7 @@ class Publisher:
         self._doubted = self._doubted or kind == CorruptSnapshotError.__name__
 
     def _newest(self, held: Collection[str]) -> Restorable | None:
+        self.log.check_fence()  # what runs on here is no cut with a checkpoint of another driver's
         state = self.log.read()
         if self._origin is not None:
             raise ConfigError("the job has not completed a checkpoint since it began from a chosen snapshot")

@@ -83,7 +83,11 @@ class DriverStorage:
         retained = self._world.disk.retained
         chosen = self._choose(retained)
         everything = self._driver.plan.everything
-        if regions:
+        if regions and self._world.disk.owner != attempt:  # what runs on here is no cut with another one's checkpoint
+            self._driver.stop_waiting()
+            self._driver.fenced()
+            self._driver.go_on()
+        elif regions:
             if chosen is (retained[-1] if retained else None):
                 self._settle(attempt, chosen, regions)
             else:

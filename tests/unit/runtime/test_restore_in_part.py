@@ -1,0 +1,35 @@
+"""What a driver restores while a part of its job runs on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cutwater as cw
+from cutwater.config import JobConfig
+from cutwater.dataflow.plan import make_plan
+from cutwater.errors import FencedError
+from cutwater.runtime.publisher import Publisher
+from cutwater.storage.local import LocalStore
+
+
+def test_a_driver_that_is_replaced_while_it_takes_a_part_back_restores_nothing_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped behind its log entry: the newest checkpoint is no cut with what still runs in its workers."""
+    flow = cw.Dataflow("part")
+    flow.read("in", cw.memory(schema="row long")).write("out", cw.files(str(tmp_path / "out")))
+    plan, config, store = make_plan(flow, 2, 128), JobConfig(parallelism=2), LocalStore.open(tmp_path / "chk")
+    stopped, other = Publisher(store, plan, config), Publisher(store, plan, config)
+    stopped.begin_attempt(1)
+    begin = stopped.begin_attempt
+
+    def begin_and_stop(attempt: int, **options: Any) -> None:
+        begin(attempt, **options)
+        other.begin_attempt(attempt + 1)
+
+    monkeypatch.setattr(stopped, "begin_attempt", begin_and_stop)
+    with pytest.raises(FencedError, match="attempt 2 of job 'part' was superseded by attempt 3"):
+        stopped.restore_subtasks(2, frozenset({(0, 0)}))

@@ -11,8 +11,9 @@ from typing import Any
 import polars as pl
 import pytest
 from fake_host import FakeSpark
+from faults import forgetful
 from runtime_world import assert_ids, gated, query
-from scope_world import UNITS, StartJob, forgetful, ride_out
+from scope_world import UNITS, StartJob, ride_out
 
 import cutwater as cw
 from cutwater.config import RecoveryName

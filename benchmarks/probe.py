@@ -116,12 +116,14 @@ class Probe(Watching):
         watch_after: rows that are only counted; of later ones the newest count and sum per key are kept.
         latency: every row's time from emission (column ``t``) until now goes into a histogram.
         skip_s: rows in the first seconds (warm-up) are not in the histogram.
+        times: the time of every batch is reported, too.
     """
 
     folder: str
     watch_after: int = 0
     latency: bool = False
     skip_s: float = 0.0
+    times: bool = False
 
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> _ProbeWriter:
         rows = sum(state["rows"] for state in restored if isinstance(state, dict))
@@ -141,11 +143,14 @@ class _ProbeWriter:
         self._latencies_from_ns = time.monotonic_ns() + int(probe.skip_s * 1e9)
         self._counts, self._sums = np.zeros(KEYS, np.int64), np.zeros(KEYS, np.int64)
         self._latencies = np.zeros(BUCKETS if probe.latency else 0, np.int64)
+        self._times: list[int] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._last_ns = time.monotonic_ns()
         if not self._seen:
             Path(self._probe.folder, f"output-{self._name}-{self._last_ns}").touch()
+        if self._probe.times:
+            self._times.append(self._last_ns)
         self._seen += batch.num_rows
         self._rows += batch.num_rows
         if self._rows > self._probe.watch_after:
@@ -166,6 +171,8 @@ class _ProbeWriter:
         np.concatenate([self._counts, self._sums]).astype("<i8").tofile(folder / f"newest-{self._name}.bin")
         if self._probe.latency:
             self._latencies.tofile(folder / f"latency-{self._name}.bin")
+        if self._probe.times:
+            np.array(self._times, "<i8").tofile(folder / f"times-{self._name}.bin")
         report = {"name": self._name, "rows": self._rows, "last_ns": self._last_ns}
         partial = folder / f".report-{self._name}"
         partial.write_text(json.dumps(report))

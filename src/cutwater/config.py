@@ -177,7 +177,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     ``"task"``, only what lived in the worker that failed; see the guide on checkpoints."""
     replay_memory_bytes: int = 1 << 26
     """With ``recovery="task"``: of what a channel sent since the last checkpoint, so much is kept in memory for a
-    receiver that goes back; the rest lies on the worker's disk (its temporary directory)."""
+    receiver that goes back; the rest lies on the worker's disk (its temporary directory). So much more is sent after a
+    loss before the sender waits for the replacement."""
     catch_up_timeout_ms: float = 600_000.0
     """With ``recovery="upstream"`` or ``"task"``: no checkpoint begins until what went back has sent again what the
     others have; if it has not after so long, everything goes back."""

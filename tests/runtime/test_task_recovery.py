@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,33 @@ def test_r4_the_survivor_keeps_its_process_and_what_it_counted(
     kill(job, slot)
     after_checkpoints(job, 2)
     assert job.status.workers[1 - slot].pid == survivor
+    end(job, tmp_path)
+    assert ["1 of 2 workers go back" in f.reason for f in job.status.failures] == [True]
+    assert_running_counts(tmp_path / "out", ROWS)
+
+
+def test_r4_who_survived_goes_on_while_nobody_is_there_for_the_lost_one(
+    tmp_path: Path, start: StartJob, fake_spark: FakeSpark
+) -> None:
+    """The reader sends to both counters: a channel that leads nowhere does not keep the other from its rows."""
+    few = {"batch_rows": 200, "channel_frames": 2}
+    job = start(one_reader("goes-on", tmp_path, rate=2_500), recovery="task", parallelism=2, **few)
+    after_checkpoints(job, 1)
+    come = tmp_path / "come"
+
+    def held_back(args: Any) -> None:
+        while not come.exists():
+            time.sleep(0.01)
+
+    fake_spark.prepare = held_back
+    kill(job, 1)
+    read, counted = (job.status.steps[step].rows_out for step in ("in", "count"))
+    assert read < ROWS // 2, "there is enough to go on with"
+    wait_until(lambda: job.status.steps["in"].rows_out > read + 5_000, "rows that go on", job=job)
+    wait_until(lambda: job.status.steps["count"].rows_out > counted + 2_000, "results that go on", job=job)
+    assert job.status.checkpoints.waits_for == [1]
+    come.touch()
+    after_checkpoints(job, 2)
     end(job, tmp_path)
     assert ["1 of 2 workers go back" in f.reason for f in job.status.failures] == [True]
     assert_running_counts(tmp_path / "out", ROWS)

@@ -41,7 +41,7 @@ class KeptOutput:
     """
 
     def __init__(self, *, memory_bytes: int, base: int = 0) -> None:
-        self._memory_bytes, self._base = memory_bytes, base
+        self.most_memory_bytes, self._base = memory_bytes, base
         self._items: deque[tuple[Timed, int]] = deque()
         """With the bytes that each takes in memory."""
         self._sent: Timed | None = None
@@ -71,7 +71,7 @@ class KeptOutput:
         kept, size = item, 0
         if type(item) is Rows:
             body = item.batch.serialize(memory_pool=_POOL)
-            if self.memory_bytes + body.size <= self._memory_bytes:
+            if self.memory_bytes + body.size <= self.most_memory_bytes:
                 item = kept = item.encoded(body)
                 size = body.size
             else:  # what is sent now need not be read from the file's pages

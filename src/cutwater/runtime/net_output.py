@@ -39,9 +39,9 @@ class OutputChannel:
     """
 
     __slots__ = (
-        "_arrived", "_buffer", "_buffered_rows", "_credit", "_due_s", "_kept", "_lock", "_max_batch_bytes",
-        "_max_fixed_rows", "_send", "_sharp", "_timeout_s", "_waiting", "_watermark_unsent", "batch_rows", "ended",
-        "idle", "key", "next_row", "on_ready", "schema", "watermark",
+        "_ahead_bytes", "_arrived", "_buffer", "_buffered_rows", "_credit", "_due_s", "_gone", "_kept", "_lock",
+        "_max_batch_bytes", "_max_fixed_rows", "_send", "_sharp", "_timeout_s", "_waiting", "_watermark_unsent",
+        "batch_rows", "ended", "idle", "key", "next_row", "on_ready", "schema", "watermark",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +60,7 @@ class OutputChannel:
         kept: KeptOutput | None = None,
     ) -> None:
         self._kept, self._arrived = kept, 0
+        self._gone, self._ahead_bytes = False, -1  # below 0: who sends more waits for the receiver
         self.key, self.schema, self.on_ready = key, schema, on_ready
         self.batch_rows, self._timeout_s = batch_rows, buffer_timeout_ms / 1000
         self.next_row, self.watermark, self.idle, self.ended = next_row, watermark, False, False
@@ -120,6 +121,19 @@ class OutputChannel:
             return Watermark(item.watermark)
         return item.part(item.batch.slice(has), self._arrived)
 
+    def let_go(self) -> None:
+        """The receiver is lost: what it would get is kept for the next one, and the sender need not wait for it.
+
+        Until the next one has all of it, as many bytes may be offered as a channel keeps in memory; then it is full.
+        """
+        if self._kept is None:
+            return
+        with self._lock:
+            self._gone, self._credit = True, 0
+            self._ahead_bytes = max(self._ahead_bytes, 0)
+            self._waiting.clear()  # all of it is kept; barriers are of a checkpoint that is given up
+        self.on_ready()
+
     def take_over(self, send: Callable[[Item], None], checkpoint_id: int) -> None:
         """The receiver is another one, which was restored from a checkpoint: send it all that it lacks, on its credit.
 
@@ -129,8 +143,10 @@ class OutputChannel:
         if self._kept is None:
             raise InvariantError(f"{self.key}: nothing is kept for a new receiver")
         with self._lock:
-            self._send, self._credit, self._arrived = send, 0, 0
+            self._send, self._credit, self._arrived, self._gone = send, 0, 0, False
             self._waiting = deque(self._kept.since(checkpoint_id))
+            if not self._waiting:
+                self._ahead_bytes = -1
 
     def offer(self, batch: pa.RecordBatch) -> None:
         """Send rows, at once or with their neighbours.  Accepted even when ``full`` (a call may overshoot).
@@ -278,7 +294,9 @@ class OutputChannel:
 
     @property
     def full(self) -> bool:
-        """True while frames wait for credit: do not schedule the subtask."""
+        """True while frames wait for credit (after a loss: too many): do not schedule the subtask."""
+        if self._ahead_bytes >= 0 and self._kept is not None:
+            return self._ahead_bytes >= self._kept.most_memory_bytes
         return bool(self._waiting)
 
     @property
@@ -294,6 +312,8 @@ class OutputChannel:
             while self._waiting and self._affordable(self._waiting[0]):
                 self._send(self._waiting.popleft())
             drained = not self._waiting
+            if drained:
+                self._ahead_bytes = -1
         if drained:
             self.on_ready()
 
@@ -331,7 +351,11 @@ class OutputChannel:
                         kept.join(joined)
                     return
             if kept is not None and not isinstance(item, Barrier):
+                if self._ahead_bytes >= 0 and type(item) is Rows:
+                    self._ahead_bytes += item.batch.nbytes
                 item = kept.add(item)
+            if self._gone:
+                return
             if type(item) is Rows and item.first_row < self._arrived:
                 item = self._lacking(item)
             if not waiting and self._affordable(item):

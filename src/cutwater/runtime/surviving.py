@@ -118,12 +118,18 @@ class SurvivingAttempt(ConnectedAttempt):
             old = self._connections.pop(place, None)
             if old is not None:
                 old.close()
+                self._let_go(place)
             self._numbers[place[1]] = turn.attempt
         if self._behind:  # what they had is lost with them
             self._behind = [(place, channel) for place, channel in self._behind if place not in gone]
         self._expected = self._expected | {
             place: _Expected(turn.attempt, turn.incarnations[place[0]], turn.checkpoint_id) for place in gone
         }
+
+    def _let_go(self, place: Place) -> None:
+        """Nothing reaches this place any more: who sends there need not stand still until it is filled again."""
+        for sender in self._wiring.outputs_to(place) if self._wiring is not None else ():
+            sender.let_go()
 
     def arrived(self, connection: Connection) -> None:
         """A replacement is there: go on with it.
@@ -159,6 +165,7 @@ class SurvivingAttempt(ConnectedAttempt):
             raise lost.error
         needs = self._division.with_upstream({self.region})
         outlives = region in needs if self._takes_upstream else self._place < place
+        self._let_go(place)
         if outlives:  # the other end sees it, too, and does not
             self._worker.report(lost.error, self._numbers[region], region)
 

@@ -25,6 +25,7 @@ actions = st.one_of(
     st.tuples(st.just("checkpoint"), st.booleans()),
     st.tuples(st.just("settle"), st.booleans()),
     st.tuples(st.just("take over"), st.booleans()),
+    st.tuples(st.just("let go"), st.booleans()),
 )
 
 
@@ -38,6 +39,7 @@ class Run:
         self.pending: list[tuple[int, int, int]] = []
         self.base = (0, 0, -(1 << 63))
         self.ids = 0
+        self.gone = False
 
     def act(self, what: str, value: int) -> None:
         out = self.out
@@ -50,7 +52,7 @@ class Run:
             out.flush()
         elif what == "credit":
             out.grant(value)
-        elif what == "checkpoint":
+        elif what == "checkpoint" and not self.gone:  # none begins before everybody is there again
             self.ids += 1
             out.mark(self.ids)
             self.pending.append((self.ids, out.next_row, out.watermark))
@@ -59,12 +61,16 @@ class Run:
             settled = self.pending.pop(0)
             out.settled(settled[0], bool(value))
             self.base = settled if value else self.base
-        elif what == "take over":
+        elif what in ("take over", "let go"):
             for id, _, _ in self.pending:  # a failure ends every checkpoint
                 out.settled(id, completed=False)
             self.pending.clear()
             self.sent.clear()
-            out.take_over(self.sent.append, self.base[0])
+            self.gone = what == "let go"
+            if self.gone:
+                out.let_go()
+            else:
+                out.take_over(self.sent.append, self.base[0])
 
     def replaced(self) -> tuple[list[int], int, bool]:
         """What a new receiver has in the end: numbers of rows, watermark, whether the end came."""
@@ -99,6 +105,40 @@ def test_a_new_receiver_gets_all_since_the_checkpoint_in_order(
     assert watermark == run.out.watermark
     assert ended is ends
     assert run.kept.memory_bytes <= memory_bytes
+
+
+def test_who_sends_to_a_lost_receiver_goes_on_until_a_limit() -> None:
+    """Nothing waits in the channel, and later what comes next waits behind what is sent again."""
+    ready: list[None] = []
+    sent: list[Item] = []
+    kept = KeptOutput(memory_bytes=400)
+    out = OutputChannel(KEY, SCHEMA, sent.append, batch_rows=8, kept=kept, on_ready=lambda: ready.append(None))
+
+    def offer() -> None:
+        first = out.next_row
+        out.offer(pa.record_batch([pa.array(range(first, first + 8), pa.int64())], schema=SCHEMA))
+
+    offer()
+    assert out.full
+    out.let_go()
+    assert not out.full
+    assert len(ready) == 1
+    for _ in range(6):
+        offer()
+        assert not out.full
+    out.take_over(sent.append, 0)
+    assert out.waiting_frames == 7
+    assert not out.full
+    offer()
+    assert out.full, "that was the 448th byte since the loss"
+    out.grant(7)
+    assert out.full, "until the receiver has everything"
+    out.grant(2)
+    assert not out.full
+    offer()
+    offer()
+    assert out.full, "without credit, as ever"
+    assert [item.first_row for item in sent if type(item) is Rows] == list(range(0, 72, 8))
 
 
 def test_an_end_is_kept_although_the_checkpoint_is_younger() -> None:

@@ -110,6 +110,7 @@ def watch_survivor(flow_kind: str, folder: Path, kills: int) -> None:
     rows = RATE * (kills * 4 + 10)
     job = start_watched(flow_kind, folder, rows, spark)
     wait_for("the first output", job, lambda: len(first_outputs(folder)) == PARALLELISM)
+    wait_for("checkpoints", job, lambda: job.status.checkpoints.completed >= 3)  # the start is over
     killed_ns = [kill_one(job, folder, dice, 1, slot=1)[2] for _ in range(kills)]
     job.await_termination()
     sunk = read_reports(folder).rows

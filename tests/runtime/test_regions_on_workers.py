@@ -57,7 +57,7 @@ def after_checkpoints(job: Job, more: int) -> None:
 
 def end(job: Job, folder: Path) -> None:
     open_gate(folder)
-    job.await_termination(60)
+    assert job.await_termination(120), f"the job has not ended: {job.status}"
     assert job.exception() is None
 
 

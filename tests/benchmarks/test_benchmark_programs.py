@@ -23,7 +23,7 @@ from benchmarks import network, nexmark, nexmark_check, nexmark_rows, report, tu
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = (
-    *("checkpoint_cost", "network", "nexmark", "nexmark_check", "nexmark_rows"),
+    *("checkpoint_cost", "large_state", "network", "nexmark", "nexmark_check", "nexmark_rows"),
     *("report", "rescale", "tally", "window_work", "workload"),
 )
 SHORT_RUNS = {

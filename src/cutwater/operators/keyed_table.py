@@ -67,15 +67,14 @@ class KeyedTable:
         """Have room for so many keys at once, if there are none yet."""
         if len(self.index) == 0:
             self.index = NullableIndex(self.index.types, keys)
+            self._captures.expect(keys)
 
     def upsert(self, keys: Sequence[pa.Array]) -> Slots:
         """Slots of the rows; the accumulators are ready for them, and for changes of them."""
         known = len(self.index)
         slots = self.index.upsert(keys)
         if len(self.index) > known:
-            for accumulator in self.accumulators:
-                accumulator.reserve(len(self.index))
-            self.reserve_books(len(self.index))
+            self.reserve(len(self.index))
             self._captures.prepare(self._columns, len(self.index))
             if self._spill is not None:
                 self._spill.fetch(known)
@@ -90,8 +89,10 @@ class KeyedTable:
         """A further column; another array after slots were added.  ``touch`` slots before changing it."""
         return self._books[number].values if self._frozen_books is None else self._frozen_books[number]
 
-    def reserve_books(self, slots: int) -> None:
-        """Have room for these slots, some of which may not be in the index yet."""
+    def reserve(self, slots: int) -> None:
+        """Have room for the state of these slots, some of which may not be in the index yet."""
+        for accumulator in self.accumulators:
+            accumulator.reserve(slots)
         for book in self._books:
             book.reserve(slots)
 

@@ -123,7 +123,7 @@ class SessionTable:
         return SlotCalendar(_MS_US if by_clock else max(1, self._gap_us // _BUCKETS_PER_GAP))
 
     def _reserve(self, slots: int) -> None:
-        self.table.reserve_books(slots)
+        self.table.reserve(slots)
         used = len(self._taken)
         if slots <= used:
             return

@@ -81,6 +81,7 @@ class Captures:
     def __init__(self) -> None:
         self._open: list[Capture] = []
         self._spare: deque[list[GrowingArray]] = deque(maxlen=1)
+        self._expected = 0
 
     @property
     def open(self) -> bool:
@@ -89,6 +90,7 @@ class Captures:
 
     def begin(self, columns: Sequence[GrowingArray], rows: int) -> Capture:
         """Capture the first ``rows`` rows; costs a byte per chunk, or the copying of a small table."""
+        self._expected = 0
         copies = _memory_for(columns, rows, self._spare.pop() if self._spare else [])
         capture = Capture([column.values for column in columns], rows, copies)
         if rows * sum(column.values.strides[0] for column in columns) <= COPIED_AT_ONCE_BYTES:
@@ -97,9 +99,13 @@ class Captures:
             self._open.append(capture)
         return capture
 
+    def expect(self, rows: int) -> None:
+        """A restore brings so many rows: memory for a capture can wait until they are there."""
+        self._expected = rows
+
     def prepare(self, columns: Sequence[GrowingArray], rows: int) -> None:
         """The columns have grown: have memory ready for the next capture."""
-        if rows > LARGE_ROWS and not self._open:
+        if rows > LARGE_ROWS and rows >= self._expected and not self._open:
             self._spare.append(_memory_for(columns, rows, self._spare.pop() if self._spare else []))
 
     def preserve(self, slots: npt.NDArray[Any]) -> None:

@@ -70,6 +70,25 @@ def check(captures: Captures, capture: object, rows: int, expected: list[np.ndar
     captures.give_back(capture)
 
 
+def test_while_rows_are_restored_memory_is_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture's memory is made when all rows are there, and from then on as the table grows."""
+    made: list[int] = []
+    take = capture_module._memory_for
+    monkeypatch.setattr(capture_module, "_memory_for", lambda *args: made.append(args[1]) or take(*args))
+    captures, column = Captures(), GrowingArray(np.int64)
+    step = memory.LARGE_ROWS
+    column.reserve(5 * step)
+    captures.expect(3 * step)
+    for rows in (step + 1, 2 * step, 3 * step, 4 * step):
+        captures.prepare([column], rows)
+    assert made == [3 * step, 4 * step]
+    captures.expect(10 * step)  # more than there are in the end: the next capture ends it
+    captures.give_back(captures.begin([column], step))
+    captures.preserve(np.zeros(1, np.int32))  # sees that nothing is captured any more
+    captures.prepare([column], 5 * step)
+    assert made == [3 * step, 4 * step, step, 5 * step]
+
+
 def test_both_threads_copy_at_once() -> None:
     """The stream writes rows at random while another thread copies: each chunk is taken as it was at the freeze."""
     rows = 200_000

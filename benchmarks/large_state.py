@@ -102,8 +102,8 @@ def measure(folder: Path, keys: int, kills: int, scope: RecoveryName) -> dict[st
     if sunk != keys + rows:
         raise WrongResultError(f"{sunk:,} rows came out of {keys + rows:,}")
     check_counts(folder, keys, rows)
-    first = [first for first, _ in times]
-    return {"keys": keys, "scope": scope, "state_bytes": stored, "first": first, "all": [last for _, last in times],
+    first = [first for first, _, _ in times]
+    return {"keys": keys, "scope": scope, "state_bytes": stored, "first": first, "all": [last for _, last, _ in times],
             "median": median(first), "others_cpus": others, "machine": facts()}  # fmt: skip
 
 

@@ -200,9 +200,9 @@ class WindowOperator(BaseOperator, Generic[W]):
         return len(self._due) > 0 or self._on_disk is not None
 
     def resume(self) -> Outputs:
-        outputs = self._slice() if self._firing else []
         if self._order is None:
-            return outputs
+            return self._slice()
+        outputs = [] if self._order.pending and not self._firing else self._slice()
         if self._order.collecting:
             for _, batch in outputs:
                 keys = batch.columns[: len(self._spec.keys)]

@@ -36,16 +36,19 @@ EXPECTED = {
 def joined(name: str, folder: Path, kind: str, wide: int = 0) -> cw.Dataflow:
     """The pairs are numbered per ``k``, dealt out in turns, and numbered once more per ``j``.
 
-    Rows of the left side have a text that is so long.
+    Rows of the left side have a text that is so long.  Most of the keys that are joined rest most of the time, so that
+    their rows leave memory.
     """
     flow = cw.Dataflow(name)
     left, right = (
         flow.read(name, gated(folder, ROWS, rate=RATE), event_time="timestamp") for name in ("left", "right")
     )
     text = pl.col("value").cast(pl.String) + "-" * wide
-    ours = left.with_columns("ours", a=pl.col("value"), k=pl.col("value") % 11, text=text)
-    theirs = right.with_columns("theirs", b=pl.col("value"), k=pl.col("value") * 3 % 11)
-    pairs = JOINS[kind](ours.key_by("k"), theirs.key_by("k")).select("met", "a", "k", b=pl.col("b").fill_null(-1))
+    turn = pl.col("value") // 100 % 31 * 11
+    ours = left.with_columns("ours", a=pl.col("value"), k=pl.col("value") % 11 + turn, text=text)
+    theirs = right.with_columns("theirs", b=pl.col("value"), k=pl.col("value") * 3 % 11 + turn)
+    both = JOINS[kind](ours.key_by("k"), theirs.key_by("k"))
+    pairs = both.select("met", "a", k=pl.col("k") % 11, b=pl.col("b").fill_null(-1))
     first = pairs.key_by("k").aggregate("first", n=cw.count(), a=cw.last("a"), b=cw.last("b"))
     dealt = first.rebalance().with_columns("turn", j=pl.col("n") % 7)
     second = dealt.key_by("j").aggregate("second", m=cw.count(), **{c: cw.last(c) for c in ("a", "b", "k", "n")})
@@ -56,8 +59,8 @@ def joined(name: str, folder: Path, kind: str, wide: int = 0) -> cw.Dataflow:
 def assert_joined(out: Path, kind: str) -> None:
     """The pairs are those of DuckDB, each once; what numbered them went from 1 to n."""
     sides = (
-        f"WITH l AS (SELECT range AS a, a % 11 AS k FROM range({ROWS})), "
-        f"r AS (SELECT range AS b, b * 3 % 11 AS k FROM range({ROWS})) "
+        f"WITH l AS (SELECT range AS a, a % 11 + a // 100 % 31 * 11 AS k FROM range({ROWS})), "
+        f"r AS (SELECT range AS b, b * 3 % 11 + b // 100 % 31 * 11 AS k FROM range({ROWS})) "
     )
     wrong = f"(({EXPECTED[kind]}) EXCEPT ALL {{found}}) UNION ALL ({{found}} EXCEPT ALL ({EXPECTED[kind]}))"
     assert not query(f"{sides}{wrong.format(found='SELECT a, b FROM {out}')} LIMIT 3", out=out)

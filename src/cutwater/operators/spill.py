@@ -5,6 +5,10 @@ looked up on disk, all such keys of a batch at once.  When the table has outgrow
 first those that were not used since the last time (the second chance of a clock), the oldest among them first.  They
 are written in portions, between batches; a row that is used meanwhile stays.  Then the table is made anew of what is
 left, as a sweep makes it anew.
+
+Large rows that the last batch used stay in any case.  Such a row is a key of a join with all that waits for it, and
+keys that every batch asks for would be written and read again as a whole for every batch: the work would grow with the
+square of what waits.  No more is in memory for it at once, since the next batch would bring them back.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["DELETED_KEYS", "FrozenSpill", "Spill", "Spillable", "open_store"]
 
 _PORTION_ROWS: Final = 4096
+_LARGE_BYTES: Final = 1 << 10
+"""Smaller rows cost no more to move than the row that asks for them."""
 _SLACK_KEYS: Final = 1 << 14
 """Keys below this number are not worth cleaning."""
 DELETED_KEYS: Final = 1 << 17
@@ -112,6 +118,8 @@ class Spill(Generic[T]):
         self._queues: list[tuple[SpillQueue, Callable[[T, Slots], npt.NDArray[np.int64]]]] = []
         self._memory_bytes = memory_bytes
         self._used = GrowingArray(np.bool_)
+        self._recent = GrowingArray(np.bool_)
+        """Used since ``make_room`` was called."""
         self._stored = GrowingArray(np.bool_)
         self._leaving: Slots | None = None
         self._written = self._seen = 0
@@ -125,8 +133,8 @@ class Spill(Generic[T]):
     def fetch(self, known: int) -> None:
         """Slots from ``known`` on are new: set those whose rows lie on disk to what they hold."""
         table, used = self._table, len(self._table.index)
-        self._used.reserve(used)
-        self._stored.reserve(used)
+        for flags in (self._used, self._recent, self._stored):
+            flags.reserve(used)
         slots = np.arange(known, used, dtype=np.int32)
         there, values = self.rows.get(table.index.columns(slots))
         if there.any():
@@ -140,6 +148,7 @@ class Spill(Generic[T]):
     def use(self, slots: Slots) -> None:
         """Rows of these slots are used."""
         self._used.values[slots] = True
+        self._recent.values[slots] = True
 
     # -- out
 
@@ -157,13 +166,11 @@ class Spill(Generic[T]):
         """
         count = len(self._table)
         came, self._seen = count - self._seen, count
+        if self._leaving is None and (begin or self.full):
+            self._leaving, self._written = self._to_leave(count), 0
+        self._recent.values[:count] = False
         if self._leaving is None:
-            if not (begin or self.full):
-                return None
-            used = self._used.values[:count]
-            self._leaving = np.concatenate([np.flatnonzero(~used), np.flatnonzero(used)]).astype(np.int32)[: count // 2]
-            used[:] = False
-            self._written = 0
+            return None
         size = max(_PORTION_ROWS, 2 * came)
         portion = self._leaving[self._written : self._written + size]
         self._written += len(portion)
@@ -173,6 +180,15 @@ class Spill(Generic[T]):
         stays = self._used.values[:count].copy()
         stays[np.setdiff1d(np.arange(count), self._leaving, assume_unique=True)] = True
         return np.flatnonzero(stays).astype(np.int32)
+
+    def _to_leave(self, count: int) -> Slots | None:
+        """Half of the rows, without large ones that the last batch used; ``None`` if no others are there."""
+        used, free = self._used.values[:count], np.ones(count, np.bool_)
+        if self._table.memory_bytes > count * _LARGE_BYTES:
+            free = ~self._recent.values[:count]
+        leaving = np.concatenate([np.flatnonzero(~used & free), np.flatnonzero(used & free)])[: count // 2]
+        used[:] = False
+        return leaving.astype(np.int32) if len(leaving) else None
 
     def _write(self, slots: Slots, log: ChangeLog | None) -> None:
         if len(slots) == 0:
@@ -227,7 +243,7 @@ class Spill(Generic[T]):
 
     def keep(self, slots: Slots) -> None:
         """The table has been made anew of these slots."""
-        for flags in (self._used, self._stored):
+        for flags in (self._used, self._recent, self._stored):
             flags.replace(flags.values[slots])
         self._leaving, self._seen = None, len(slots)
 

@@ -226,7 +226,7 @@ class TwoSidedJoin(BaseOperator):
         spill = self._rows.spill
         crowded = spill is not None and spill.full and not spill.busy
         if crowded or self._rows.count >= self._sweep_at:
-            self._sweep(always=crowded)
+            self._sweep(crowded=crowded)
         self._rows.make_room()
         if spill is not None and spill.rows.used and self._log is not None and not self._journals:
             self._log.begin(None)  # what came before is not in the journals
@@ -242,12 +242,12 @@ class TwoSidedJoin(BaseOperator):
     def _counts(self, side: int, batch: pa.RecordBatch, times: References) -> npt.NDArray[np.bool_]:
         """Which rows that some snapshot held may still count: it may have been taken before they did not."""
 
-    def _sweep(self, *, always: bool = False) -> None:
-        """Forget the other rows, and keys without rows, once they are at least half."""
+    def _sweep(self, *, crowded: bool = False) -> None:
+        """Forget the other rows, and keys without rows, once they are half, or a quarter where memory is scarce."""
         total = self._rows.count
         live = self._live(self._sides, self._watermarks.current)
         remaining = sum(len(rows) for rows in live)
-        if 2 * remaining > total and not (always and remaining < total):
+        if 2 * remaining > total and not (crowded and 4 * remaining < 3 * total):
             self._sweep_at = total + total // 2
             return
         wanted = self._rows.with_rows(live)

@@ -166,8 +166,13 @@ def test_whatever_lies_on_disk_the_step_does_the_same(name: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("large_bytes", [0, 1 << 10])
 @pytest.mark.parametrize("name", STEPS)
-def test_whatever_lies_on_disk_the_step_does_the_same_more_often(name: str) -> None:
+def test_whatever_lies_on_disk_the_step_does_the_same_more_often(
+    name: str, large_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what the last batch used stays in memory, whatever its size."""
+    monkeypatch.setattr(spill, "_LARGE_BYTES", large_bytes)
     assert run(name, range(1, 8)) >= {"base", "delta", *(["delete"] if "sessions" in name else [])}
 
 

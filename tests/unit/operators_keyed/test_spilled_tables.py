@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,6 +19,7 @@ from cutwater.operators.aggregate import RunningAggregateSpec
 from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.operators.interval_join import IntervalJoinSpec
 from cutwater.operators.join_watermarks import WATERMARK
+from cutwater.state.rocks import RocksStore
 
 pytest.importorskip("rocksdict")
 
@@ -213,3 +214,34 @@ def test_an_increment_of_a_join_on_disk_is_the_rows_that_came(opened: Opened) ->
     came = [row["v"] for s in changes if s.name != WATERMARK for row in s.batch.to_pylist()]
     assert sorted(came) == [*range(8_000, 8_500)]
     frozen.release()
+
+
+def test_keys_that_every_batch_asks_for_are_not_moved_for_every_batch(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few keys with many wide rows: the bytes that are written do not grow with the square of what waits."""
+    wide = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("text", pa.string())])
+    written, write = [0], RocksStore.write
+
+    def counted(store: RocksStore, writes: Sequence[tuple[bytes, bytes | None]]) -> None:
+        written[0] += sum(len(value or b"") for _, value in writes)
+        write(store, writes)
+
+    monkeypatch.setattr(RocksStore, "write", counted)
+    (operator,) = opened(IntervalJoinSpec(wide, wide, ("k",), ("k",), "t", "t", -5, 5), 1, BUDGET_BYTES)
+
+    def give(begin: int, end: int, keys: int) -> None:
+        for first in range(begin, end, 100):
+            numbers = range(first, first + 100)
+            columns = [[n % keys for n in numbers], list(numbers), ["x" * 1_000] * 100]
+            arrays = [pa.array(column, kind) for column, kind in zip(columns, wide.types, strict=True)]
+            operator.process(first // 100 % 2, pa.RecordBatch.from_arrays(arrays, schema=wide))
+            operator.on_watermark(first - 2_000)
+
+    kept: Any = operator._rows  # type: ignore[attr-defined]
+    give(0, 6_000, 7)
+    assert kept.spill.full
+    assert written[0] < 6_000 * 1_000
+    give(6_000, 8_000, 10_000)
+    assert kept.spill.rows.used
+    assert kept.memory_bytes < 1_000 * 1_000, "those that nobody asks for any more have left"

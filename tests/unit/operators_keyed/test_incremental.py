@@ -282,7 +282,7 @@ PUT, REMOVE = SpilledRows.put, SpilledRows.remove
 @pytest.mark.parametrize(
     ("place", "name", "bug"),
     [
-        (spill.Spill, "fetch", lambda self, known: (self._used.reserve(99), self._stored.reserve(99))),
+        (spill.Spill, "fetch", lambda self, known: [f.reserve(99) for f in (self._used, self._recent, self._stored)]),
         (spill.Spill, "use", lambda self, slots: None),
         (spill.Spill, "delete", lambda self, slots, log: None),
         (SpilledRows, "put", _no_journal),

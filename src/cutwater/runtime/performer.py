@@ -86,6 +86,7 @@ class Performer:
         machine, merger: the core objects that decide.
         port: the worker.
         on_end: called when no more rows will come.
+        when_idle: called with an event that may freeze the state: it has to wait until no work is pending.
     """
 
     def __init__(
@@ -95,8 +96,10 @@ class Performer:
         merger: WatermarkMerger,
         port: SubtaskPort,
         on_end: Callable[[], None],
+        when_idle: Callable[[m.AlignmentTimeout], None],
     ) -> None:
         self._parts, self._machine, self._merger, self._port, self._on_end = parts, machine, merger, port, on_end
+        self._when_idle = when_idle
         self.finished = False
         self._inputs = {channel.key: channel for channel in parts.inputs}
         self.outputs = [c for out in parts.chain.outs for c in out.channels]
@@ -159,7 +162,7 @@ class Performer:
         if not self._ticks:
             return
         while self._timeouts and self._timeouts[0][0] <= now_s:
-            self.handle(m.AlignmentTimeout(self._timeouts.pop(0)[1]))
+            self._when_idle(m.AlignmentTimeout(self._timeouts.pop(0)[1]))
         if self._unsent:
             for checkpoint_id in [i for i in self._unsent if not any(c.holds(i) for c in self.outputs)]:
                 self._unsent.remove(checkpoint_id)
@@ -253,6 +256,8 @@ class Performer:
         if effect.probe:
             self._events.append(m.Durable(checkpoint_id))
             return
+        if self._parts.chain.pending:
+            raise InvariantError(f"{self._parts.name}: to be frozen in the middle of work: rows of it would be lost")
         started = time.perf_counter()
         record = self._record("aligned" if effect.savepoint else self._machine.protocol.name)
         for channel in self.outputs:
@@ -326,7 +331,7 @@ class Performer:
 
     def _watch(self, checkpoint_id: int) -> None:
         timeout_ms = self._parts.aligned_timeout_ms
-        if timeout_ms <= 0:
+        if timeout_ms <= 0 and not self._parts.chain.pending:
             self._events.append(m.AlignmentTimeout(checkpoint_id))
         else:
             self._timeouts.append((time.monotonic() + timeout_ms / 1000, checkpoint_id))

@@ -66,9 +66,9 @@ class Subtask:
         self._in_loop = bool(parts.loop_inputs)
         self._loop_first = [self.inputs[i] for i in loop.loop_first]
         self._machine, self._loop, self._merger, self._port = machine, loop, merger, port
-        self.performer = self.performer_class(parts, machine, merger, port, self._no_more_rows)
+        self.performer = self.performer_class(parts, machine, merger, port, self._no_more_rows, self.when_idle)
         self._outputs = self.performer.outputs
-        self._waiting: deque[m.Trigger | m.LoopVerdict] = deque()
+        self._waiting: deque[m.Trigger | m.LoopVerdict | m.AlignmentTimeout] = deque()
         self._ending = False
         self._idle = False
         self._round_s = slice_budget_ms / 1000
@@ -288,8 +288,8 @@ class Subtask:
 
     # ------------------------------------------------------------------------------------------------ the protocol
 
-    def when_idle(self, event: m.Trigger | m.LoopVerdict) -> None:
-        """An event of the coordinator that must not come in the middle of a batch (A1)."""
+    def when_idle(self, event: m.Trigger | m.LoopVerdict | m.AlignmentTimeout) -> None:
+        """An event that must not come in the middle of a batch, or of what it makes (A1)."""
         self._waiting.append(event)
 
     def _take_waiting(self, now_s: float) -> bool:

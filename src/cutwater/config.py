@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Any, Literal
 
 import msgspec
@@ -28,21 +29,30 @@ SchedulerName = Literal["default", "adaptive"]
 _UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "m": 60_000.0, "min": 60_000.0, "h": 3_600_000.0, "d": 86_400_000.0}
 _UNITS_US = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1))
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s|min|m|h|d)\s*")
+_DURATION_HINT = "Write for example '500ms', '1s', '1h 30m'."
 
 
-def parse_duration_ms(value: str | int | float, *, name: str = "duration") -> float:
-    """Milliseconds of a duration such as ``"500ms"``, ``"1s"``, ``"1h 30m"`` (a bare number is milliseconds).
+def parse_duration_ms(value: str | float | timedelta, *, name: str = "duration") -> float:
+    """Milliseconds of a duration such as ``"500ms"``, ``"1s"``, ``"1h 30m"``, or of a ``timedelta``.
+
+    A number is taken only if it is 0 or ``name`` tells its unit (``roll_interval_ms``): it could mean seconds, too.
 
     Raises:
-        ConfigError: the text is not a duration, or is negative.
+        ConfigError: not a duration, a number without unit, or negative.
 
-    >>> parse_duration_ms("1h 30m")
-    5400000.0
+    >>> parse_duration_ms("1h 30m"), parse_duration_ms(timedelta(minutes=1)), parse_duration_ms(0)
+    (5400000.0, 60000.0, 0.0)
     """
-    if isinstance(value, int | float):
+    if isinstance(value, timedelta):
+        value, name = value / timedelta(milliseconds=1), f"{name}_ms"
+    if isinstance(value, int | float) and not isinstance(value, bool):
         if value < 0:
             raise ConfigError(f"{name} {value!r} is negative")
+        if value and not name.endswith("_ms"):
+            raise ConfigError(f"{name} {value!r} has no unit", hint=f"Write for example '{value}s' or '{value}ms'.")
         return float(value)
+    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"{name} {value!r} is not a duration", hint=_DURATION_HINT)
     total, pos = 0.0, 0
     while pos < len(value):
         part = _DURATION.match(value, pos)
@@ -51,7 +61,7 @@ def parse_duration_ms(value: str | int | float, *, name: str = "duration") -> fl
         total += float(part[1]) * _UNITS_MS[part[2]]
         pos = part.end()
     if pos == 0 or pos < len(value):
-        raise ConfigError(f"{name} {value!r} is not a duration", hint="Write for example '500ms', '1s', '1h 30m'.")
+        raise ConfigError(f"{name} {value!r} is not a duration", hint=_DURATION_HINT)
     return total
 
 

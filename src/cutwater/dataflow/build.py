@@ -293,14 +293,10 @@ def duration_us(value: Duration, name: str, *, signed: bool = False) -> int:
     try:
         if isinstance(value, timedelta):
             us = value // timedelta(microseconds=1)
-        elif isinstance(value, str):
-            negative = value.lstrip().startswith("-")
-            ms = parse_duration_ms(value.replace("-", "", 1) if negative else value, name=name)
-            us = round(-ms * 1000 if negative else ms * 1000)
-        elif isinstance(value, bool) or not isinstance(value, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise BuildError(f"{name} {value!r} is not a duration", hint="Write for example '10s' or '1h 30m'.")
         else:
-            us = round(value * 1000)
+            negative = isinstance(value, str) and value.lstrip().startswith("-")
+            ms = parse_duration_ms(str(value).replace("-", "", 1) if negative else value, name=name)
+            us = round(-ms * 1000 if negative else ms * 1000)
     except ConfigError as e:
         raise BuildError(e.message, hint=e.hint) from None
     if us < 0 and not signed:

@@ -32,7 +32,7 @@ class TimeToLive:
     """How long a value lives after it was written.
 
     Args:
-        ttl: a duration such as "1h", or milliseconds.
+        ttl: a duration such as "1h", or a ``timedelta``.
         update: whether reading a value counts as writing it.
 
     Raises:

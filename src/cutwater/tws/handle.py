@@ -131,14 +131,14 @@ class Handle:
             raise BuildError(f"{self._user}.init: {name!r} cannot be the name of a state", hint="Write 'count'.")
         if len(asked.schema) == 0 or (asked.key_schema is not None and len(asked.key_schema) == 0):
             raise BuildError(f"{self._user}.init: the schema of state {name!r} has no columns")
-        if asked.ttl_ms is None:
+        if asked.ttl is None:
             return
         if self._mode is not TimeMode.PROCESSING:
             raise BuildError(
                 f"{self._user}.init: state {name!r} has a time to live, and the time mode is {self._mode.value}",
                 hint="A time to live goes by the clock: write time_mode='ProcessingTime'.",
             )
-        TimeToLive(asked.ttl_ms)
+        TimeToLive(asked.ttl)
 
     def _require_init(self, what: str) -> None:
         if self.running:

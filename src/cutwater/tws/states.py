@@ -21,8 +21,8 @@ Tuple: TypeAlias = tuple[Any, ...]
 class HostedValue(ValueState):
     """``pyspark.sql.streaming.stateful_processor.ValueState``; ``get`` and ``clear`` are inherited."""
 
-    def __init__(self, name: str, record: Record, ttl_ms: int | None) -> None:
-        super().__init__(record.type, ttl=ttl_ms)
+    def __init__(self, name: str, record: Record, ttl: str | None) -> None:
+        super().__init__(record.type, ttl=ttl)
         self.name, self._checks, self._record = name, [record.check], record
 
     def exists(self) -> bool:
@@ -39,8 +39,8 @@ class HostedValue(ValueState):
 
 
 class _TupleList(ListState):
-    def __init__(self, name: str, record: Record, ttl_ms: int | None) -> None:
-        super().__init__(record.type, ttl=ttl_ms)
+    def __init__(self, name: str, record: Record, ttl: str | None) -> None:
+        super().__init__(record.type, ttl=ttl)
         self.name, self._checks, self._record = name, [record.check], record
 
     def stored(self, value: Any) -> Any:
@@ -51,8 +51,8 @@ class _TupleList(ListState):
 
 
 class _TupleMap(MapState):
-    def __init__(self, name: str, key: Record, record: Record, ttl_ms: int | None) -> None:
-        super().__init__(key.type, record.type, ttl=ttl_ms)
+    def __init__(self, name: str, key: Record, record: Record, ttl: str | None) -> None:
+        super().__init__(key.type, record.type, ttl=ttl)
         self.name, self._checks = name, [key.check, record.check]
         self._key, self._record = key, record
 
@@ -95,13 +95,18 @@ class StateDeclaration:
     key_schema: pa.Schema | None = None
     ttl_ms: int | None = None
 
+    @property
+    def ttl(self) -> str | None:
+        """The time to live as a state takes it."""
+        return None if self.ttl_ms is None else f"{self.ttl_ms}ms"
+
     def make(self) -> KeyedState:
         """The state, empty."""
         record = Record(self.schema)
         if self.kind == "value":
-            return HostedValue(self.name, record, self.ttl_ms)
+            return HostedValue(self.name, record, self.ttl)
         if self.kind == "list":
-            return _TupleList(self.name, record, self.ttl_ms)
+            return _TupleList(self.name, record, self.ttl)
         assert self.key_schema is not None
         for field in self.key_schema:
             if pa.types.is_nested(field.type) and not pa.types.is_struct(field.type):
@@ -109,7 +114,7 @@ class StateDeclaration:
                     f"map state {self.name!r} has a key with column {field.name!r} of type {field.type}",
                     hint="Keys of a map state are of simple types, or structs of such.",
                 )
-        return _TupleMap(self.name, Record(self.key_schema), record, self.ttl_ms)
+        return _TupleMap(self.name, Record(self.key_schema), record, self.ttl)
 
     def host(self, state: KeyedState) -> HostedState:
         """What the processor gets."""

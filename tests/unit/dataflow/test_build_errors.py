@@ -301,9 +301,14 @@ class TestDurations:
     def test_what_is_printed_is_read_again(self, us):
         assert duration_us(format_us(us), "d", signed=True) == us
 
-    def test_numbers_are_milliseconds_and_timedeltas_are_taken(self):
-        assert duration_us(1.5, "d") == 1500
+    def test_timedeltas_are_taken(self):
         assert duration_us(timedelta(minutes=2, microseconds=3), "d") == 120_000_003
+
+    @pytest.mark.parametrize("number", [5, -5, 0.5])
+    def test_a_number_is_refused_because_it_could_mean_seconds_or_milliseconds(self, number):
+        assert duration_us(0, "d") == 0
+        with pytest.raises(BuildError, match=rf"d {number} (has no unit. Write for example '{number}s'|is negative)"):
+            duration_us(number, "d", signed=True)
 
     @pytest.mark.parametrize("text", ["--1h", "1h -30m", "", "-", "1", "1 fortnight", True, [1]])
     def test_anything_else_is_refused(self, text):

@@ -65,9 +65,9 @@ class TestJoin:
 
     def test_the_event_time_of_the_right_side_may_be_renamed_or_be_a_key(self, flow):
         streams = [flow.read(i, cw.memory([], schema="t timestamp, k long"), event_time="t") for i in "ab"]
-        renamed = streams[0].key_by("k").join("j", streams[1].key_by("k"), within=(0, 5), suffix="_b")
+        renamed = streams[0].key_by("k").join("j", streams[1].key_by("k"), within=(0, "5ms"), suffix="_b")
         assert renamed.type.event_time == "t_b"
-        dropped = streams[0].key_by("t").join("i", streams[1].key_by("t"), within=(0, 5))
+        dropped = streams[0].key_by("t").join("i", streams[1].key_by("t"), within=(0, "5ms"))
         assert dropped.type.event_time == "t"
 
     def test_the_user_may_say_which_time_to_go_by(self, flights, weather):

@@ -28,15 +28,16 @@ OUT = pa.schema(
     ]
 )
 TTL_MS = 100
+TTL = f"{TTL_MS}ms"
 
 
 class Fleeting(ProcessFunction):
     """Puts the number of a row into one of its states and tells all of them."""
 
-    one = ValueState("long", ttl=TTL_MS)
-    total = ReducingState("long", operator.add, ttl=TTL_MS)
-    some = ListState("long", ttl=TTL_MS)
-    by_name = MapState("long", "long", ttl=TTL_MS)
+    one = ValueState("long", ttl=TTL)
+    total = ReducingState("long", operator.add, ttl=TTL)
+    some = ListState("long", ttl=TTL)
+    by_name = MapState("long", "long", ttl=TTL)
 
     def process(self, row: dict[str, Any], ctx: ProcessContext) -> Iterator[dict[str, Any]]:
         n = row["n"]
@@ -69,10 +70,10 @@ class Fleeting(ProcessFunction):
 class Lasting(Fleeting):
     """The same, except that what is read lives on."""
 
-    one = ValueState("long", ttl=TTL_MS, ttl_update="on_read_and_write")
-    total = ReducingState("long", operator.add, ttl=TTL_MS, ttl_update="on_read_and_write")
-    some = ListState("long", ttl=TTL_MS, ttl_update="on_read_and_write")
-    by_name = MapState("long", "long", ttl=TTL_MS, ttl_update="on_read_and_write")
+    one = ValueState("long", ttl=TTL, ttl_update="on_read_and_write")
+    total = ReducingState("long", operator.add, ttl=TTL, ttl_update="on_read_and_write")
+    some = ListState("long", ttl=TTL, ttl_update="on_read_and_write")
+    by_name = MapState("long", "long", ttl=TTL, ttl_update="on_read_and_write")
 
 
 class Model:

@@ -57,7 +57,7 @@ def test_an_init_that_cannot_work_is_refused_when_the_flow_is_built(message: str
 
 
 def test_a_time_to_live_must_be_above_0() -> None:
-    with pytest.raises(BuildError, match="0 is not above 0"):
+    with pytest.raises(BuildError, match="'0ms' is not above 0"):
         spec(processor(lambda self, h: h.getValueState("n", "a long", 0)), TimeMode.PROCESSING)
 
 

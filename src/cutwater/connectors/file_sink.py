@@ -103,11 +103,12 @@ class FileSink:
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink.check``.  Files that others wrote into the target are fine unless their types contradict."""
         schema = self.parts.schema(schema)
-        if os.path.lexists(self.path) and not os.path.isdir(self.path):
-            raise BuildError(f"cannot write to {self.path!r}: it is not a directory", hint="Name a directory.")
         existing = self.path
-        while not os.path.isdir(existing):
+        while not os.path.lexists(existing):
             existing = os.path.dirname(existing)
+        if not os.path.isdir(existing):
+            which = "it" if existing == self.path else repr(existing)
+            raise BuildError(f"cannot write to {self.path!r}: {which} is not a directory", hint="Name a directory.")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise BuildError(f"cannot write to {self.path!r}: no right to write in {existing!r}")
         _check_neighbours(self.path, self.parts, schema)

@@ -62,11 +62,19 @@ class LocalStore:
             StorageError: it cannot be made or written.
         """
         store = cls(root)
-        if store.root.exists() and not store.root.is_dir():
-            raise ConfigError(f"checkpoint directory {store.root} is a file", hint="Give a folder.")
-        with store._errors("open", "."):
-            missing = [p for p in (store.root, *store.root.parents) if not p.exists()]
+        missing = [p for p in (store.root, *store.root.parents) if not os.path.exists(p)]
+        existing = missing[-1].parent if missing else store.root
+        if not existing.is_dir():
+            what = "is" if existing == store.root else f"would lie below {existing},"
+            raise ConfigError(f"checkpoint directory {store.root} {what} a file", hint="Give a folder.")
+        try:
             store.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"cannot make the checkpoint directory {store.root}: {os.strerror(error.errno or 0)}",
+                hint=f"Give another one, or the right to write in {existing}.",
+            ) from error
+        with store._errors("open", "."):
             for folder in missing:
                 _sync_folder(folder.parent)
             one, two = store._temp_path(store.root), store._temp_path(store.root)

@@ -430,6 +430,8 @@ def test_a_target_that_cannot_be_written_is_found_when_the_dataflow_is_built(out
     out.write_text("a file")
     with pytest.raises(BuildError, match="not a directory"):
         FileSink(str(out)).check(SCHEMA)
+    with pytest.raises(BuildError, match=f"'{out}' is not a directory"):
+        FileSink(str(out / "below" / "it")).check(SCHEMA)
     with pytest.raises(BuildError, match="every worker mounts"):
         FileSink("s3://bucket/out")
 

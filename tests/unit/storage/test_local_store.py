@@ -261,5 +261,15 @@ def test_open_store_says_what_there_is(uri):
 
 def test_open_store_on_a_file(tmp_path):
     (tmp_path / "f").write_text("")
-    with pytest.raises(ConfigError, match="is a file"):
+    with pytest.raises(ConfigError, match="/f is a file"):
         open_store(tmp_path / "f")
+    with pytest.raises(ConfigError, match=r"/f/deeper/still would lie below .*/f, a file. Give a folder"):
+        open_store(tmp_path / "f" / "deeper" / "still")
+
+
+@pytest.mark.skipif(
+    not os.path.isdir("/proc/self"), reason="needs a folder in which nobody, root included, can make one"
+)
+def test_open_store_where_no_folder_can_be_made():
+    with pytest.raises(StorageError, match=r"cannot make the checkpoint directory /proc/c: .* write in /proc."):
+        open_store("/proc/c")

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from cutwater.errors import BuildError
+from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.base import BaseOperator, Outputs
 from cutwater.operators.row_output import RowBuilder, conform_batch, function_name, rows_of, to_dicts, user_error
 from cutwater.operators.rows import Row, row_contents
@@ -31,6 +31,10 @@ __all__ = [
 BatchFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 FlatMapFunction: TypeAlias = Callable[[Row], Iterable[Mapping[str, Any]]]
 RowFunction: TypeAlias = Callable[[Row], Mapping[str, Any] | None]
+
+_CONVENTION = "It gets an iterator of batches and gives batches: for batch in batches: yield ..."
+_NO_BATCHES = (pa.RecordBatch, pa.Table)
+"""Iterable, but of columns."""
 
 
 def _check(function: object, schema: pa.Schema) -> None:
@@ -120,11 +124,18 @@ class MapBatchesOperator(BaseOperator):
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
         if batch.num_rows == 0:
             return []
-        made: list[Any] = []
+        batches = iter((batch,))
         try:
-            made.extend(self._fn(iter((batch,))))
+            returned: Any = self._fn(batches)
+            made = None if isinstance(returned, _NO_BATCHES) or not isinstance(returned, Iterable) else [*returned]
         except Exception as exc:
-            raise user_error(self._fn, exc) from exc
+            error = user_error(self._fn, exc)
+            if isinstance(exc, AttributeError) and exc.obj is batches:
+                error.hint = _CONVENTION
+            raise error from exc
+        if made is None:
+            what = f"{function_name(self._fn)} returned {type(returned).__name__} instead of an iterable of batches"
+            raise UserCodeError(what, hint=_CONVENTION)
         conformed = (conform_batch(self._fn, result, self._schema) for result in made)
         return [(0, result) for result in conformed if result.num_rows]
 

@@ -81,7 +81,7 @@ def test_batch_of_another_schema_is_the_users_error(made: Any, message: str) -> 
 
 
 def test_batch_function_that_returns_nothing_is_the_users_error() -> None:
-    with pytest.raises(UserCodeError, match="TypeError"):
+    with pytest.raises(UserCodeError, match="returned NoneType"):
         run(MapBatchesSpec(INPUT, lambda _: None, INPUT))  # type: ignore[arg-type]
 
 
@@ -160,6 +160,20 @@ def test_failing_batch_function_shows_its_traceback() -> None:
 
     with pytest.raises(UserCodeError, match="in broken"):
         run(MapBatchesSpec(INPUT, broken, INPUT))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda batch: batch.select(["id"]), "has no attribute 'select'"),
+        (next, "returned RecordBatch instead of an iterable of batches"),
+        (lambda batches: 5, "returned int instead of an iterable of batches"),
+    ],
+)
+def test_a_function_of_one_batch_is_told_of_the_iterator(function: Any, message: str) -> None:
+    with pytest.raises(UserCodeError, match=message) as caught:
+        run(MapBatchesSpec(INPUT, function, INPUT))
+    assert caught.value.hint.startswith("It gets an iterator of batches")
 
 
 @pytest.mark.parametrize(

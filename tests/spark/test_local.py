@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_world import Killer, assert_exact, counting, held, lost_and_doubled, release, wait_until
 
 import cutwater as cw
-from cutwater.errors import CutwaterError, ResourceError, UserCodeError
+from cutwater.errors import BuildError, ConfigError, CutwaterError, ResourceError, UserCodeError
 
 pytestmark = pytest.mark.spark
 
@@ -125,6 +125,9 @@ def test_a_batch_dataframe_comes_back_as_a_dataframe(spark: SparkSession, tmp_pa
     counts.collect("result")
     job = flow.run(spark, checkpoint=tmp_path / "chk", interval="100ms")
     result = job.result("result")
+    for wrong in (job.result, job.result_table):
+        with pytest.raises(ConfigError, match=r"step 'reslut' collects nothing\. Steps that do: result"):
+            wrong("reslut")
     assert isinstance(result, DataFrame)
     last = result.groupBy("key").agg({"n": "max", "top": "max"}).orderBy("key").collect()
     expected = frame.groupBy("key").agg({"id": "count", "x": "max"}).orderBy("key").collect()
@@ -179,5 +182,7 @@ def test_a_function_that_cannot_be_sent_is_refused(spark: SparkSession, tmp_path
     flow = cw.Dataflow("lock")
     rows = flow.read("in", cw.rate(None, rows=10)).select("ids", "value")
     rows.map("locked", locked, "value long").write("out", cw.files(str(tmp_path / "out")))
-    with pytest.raises(CutwaterError, match=r"cannot be sent to the workers.*lock"):
+    with pytest.raises(
+        BuildError, match=r"^step 'locked': the program cannot be sent .*lock.*open such things inside them.$"
+    ):
         flow.run(spark, checkpoint=tmp_path / "chk")

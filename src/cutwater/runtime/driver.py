@@ -201,8 +201,8 @@ class Driver(abc.ABC):
     def _slot_ended(self, slot: int, error: BaseException | None) -> None:
         hopeless = self._group.slot_ended(slot, error)
         if hopeless is not None:
-            self._failures.note("ResourceError", hopeless, "", False)
-            self._job(j.EndRequested(j.Outcome.FAILED, hopeless, now_ms()))
+            self._failures.note(type(hopeless).__name__, hopeless.message, hopeless.step or "", False, hopeless.hint)
+            self._job(j.EndRequested(j.Outcome.FAILED, str(self._failures.error), now_ms()))
 
     def _failed(self, failure: c.Failure, alone: bool = True) -> None:
         """A worker told of a failure; not ``alone``: everything goes back."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from cutwater.errors import CutwaterError
+from cutwater.errors import CutwaterError, ResourceError
 from cutwater.protocol import job_messages as j
 from cutwater.runtime import control as c
 from cutwater.runtime.checkpointing import now_ms
@@ -152,13 +152,13 @@ class Group:
         if slot in self.links:
             self.links[slot].sever()
 
-    def slot_ended(self, slot: int, error: BaseException | None) -> str | None:
-        """A slot's Spark job ended: submit it again; a reason if that has no point any more."""
+    def slot_ended(self, slot: int, error: BaseException | None) -> CutwaterError | None:
+        """A slot's Spark job ended: submit it again; an error if that has no point any more."""
         self._submitted[slot] -= 1
         if self._closing or slot >= self._reach or self._submitted[slot]:  # a dismissed one's, perhaps
             return None
         if isinstance(error, CutwaterError):
-            return str(error) if slot < self.slots else None
+            return error if slot < self.slots else None
         self._silent_ends[slot] += 1
         times = self._silent_ends[slot]
         cause = root_cause(str(error)) if error is not None else "its Spark job ends without an error"
@@ -168,9 +168,9 @@ class Group:
                 return None  # the rescale that wants it ends by its deadline
             hint = ""
             if broken_python:
-                hint = ". The executors' Python needs cutwater and your modules too: set PYSPARK_PYTHON before the "
-                hint += "session is made, or add them with spark.addArtifacts(..., pyfile=True)"
-            return f"the worker of slot {slot} does not start: {cause}{hint}"
+                hint = "The executors' Python needs cutwater and your modules too: set PYSPARK_PYTHON before the "
+                hint += "session is made, or add them with spark.addArtifacts(..., pyfile=True)."
+            return ResourceError(f"the worker of slot {slot} does not start: {cause}", hint=hint)
         if times == 1:
             self._launch(slot)
         else:

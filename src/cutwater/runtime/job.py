@@ -246,9 +246,10 @@ class Job:
 
     def result_table(self, step: str) -> pa.Table:
         """Rows of a ``collect`` step of a finished job, as an Arrow table in this process."""
+        directory = self._result_directory(step)
         source = self.plan.steps[step].inputs[0]
         schema = self.plan.steps[source.step].outputs[source.output].schema
-        return read_result(self._result_directory(step), schema)
+        return read_result(directory, schema)
 
     def _result_directory(self, step: str) -> str:
         known = self.plan.steps.get(step)

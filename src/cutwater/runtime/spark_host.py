@@ -13,7 +13,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,7 @@ def _slot_function(args: SlotArgs) -> Callable[[Iterable[pa.RecordBatch]], Itera
     except Exception as e:
         raise BuildError(
             f"the program cannot be sent to the workers: {type(e).__name__}: {e}",
+            step=_unsendable(args.steps),
             hint="Functions must not hold locks, open files or the Spark session; open such things inside them.",
         ) from e
     failed = _FAILED
@@ -75,6 +76,18 @@ def _slot_function(args: SlotArgs) -> Callable[[Iterable[pa.RecordBatch]], Itera
         yield pa.RecordBatch.from_pylist([{"status": status}])
 
     return slot
+
+
+def _unsendable(steps: Mapping[str, object]) -> str | None:
+    """The first step that cannot be sent."""
+    from pyspark import cloudpickle
+
+    for name, spec in steps.items():
+        try:
+            cloudpickle.dumps(spec)
+        except Exception:
+            return name
+    return None
 
 
 class SparkHost:

@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,6 +62,11 @@ class SlotArgs(abc.ABC):
     uid: str
     config: JobConfig
 
+    @property
+    def steps(self) -> Mapping[str, object]:
+        """What a user wrote of it, by the id of the step: so that one which cannot be shipped has a name."""
+        return {}
+
     @abc.abstractmethod
     def attempt(self, deploy: Any, worker: Worker) -> ConnectedAttempt:
         """What runs there, not built yet."""
@@ -84,6 +89,10 @@ class WorkerArgs(SlotArgs):
     """The checkpoint directory."""
     shadow_dir: str
     """For what a fork's sinks would be given."""
+
+    @property
+    def steps(self) -> Mapping[str, object]:
+        return self.plan.steps
 
     def attempt(self, deploy: Any, worker: Worker) -> ConnectedAttempt:
         plan, division = self.plan, self.division

@@ -9,7 +9,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pyarrow as pa
 
@@ -33,12 +33,10 @@ __all__ = [
     "collect",
     "enrich",
     "enrichment_table",
-    "flat_map",
     "foreach_batch",
+    "function_step",
     "key_by",
     "map_async",
-    "map_batches",
-    "map_rows",
     "union",
     "with_event_time",
     "write",
@@ -47,57 +45,19 @@ __all__ = [
 # --------------------------------------------------------------------------------------------------------- functions
 
 
-def map_batches(
+def function_step(
     builder: GraphBuilder,
     id: str,
     upstream: Upstream,
+    kind: Literal["map_batches", "map", "flat_map"],
     fn: Callable[..., Any],
     schema: str | pa.Schema,
     parallelism: int | None,
 ) -> Upstream:
-    from cutwater.operators.functions import MapBatchesSpec
-
-    return _function_step(builder, id, "map_batches", MapBatchesSpec, upstream, fn, schema, parallelism)
-
-
-def map_rows(
-    builder: GraphBuilder,
-    id: str,
-    upstream: Upstream,
-    fn: Callable[..., Any],
-    schema: str | pa.Schema,
-    parallelism: int | None,
-) -> Upstream:
-    from cutwater.operators.functions import MapRowSpec
-
-    return _function_step(builder, id, "map", MapRowSpec, upstream, fn, schema, parallelism)
-
-
-def flat_map(
-    builder: GraphBuilder,
-    id: str,
-    upstream: Upstream,
-    fn: Callable[..., Any],
-    schema: str | pa.Schema,
-    parallelism: int | None,
-) -> Upstream:
-    from cutwater.operators.functions import FlatMapSpec
-
-    return _function_step(builder, id, "flat_map", FlatMapSpec, upstream, fn, schema, parallelism)
-
-
-def _function_step(
-    builder: GraphBuilder,
-    id: str,
-    kind: str,
-    spec_type: Callable[[pa.Schema, Callable[..., Any], pa.Schema], Any],
-    upstream: Upstream,
-    fn: Callable[..., Any],
-    schema: str | pa.Schema,
-    parallelism: int | None,
-) -> Upstream:
+    from cutwater.operators.functions import FlatMapSpec, MapBatchesSpec, MapRowSpec
     from cutwater.operators.schema_text import as_schema
 
+    spec_type = {"map_batches": MapBatchesSpec, "map": MapRowSpec, "flat_map": FlatMapSpec}[kind]
     with located(builder.check_id(id)):
         spec = spec_type(upstream.type.schema, fn, plain_schema(as_schema(schema)))
         out, lost = carry_by_name(upstream, spec.outputs[0])

@@ -114,7 +114,7 @@ class Stream:
         Args:
             schema: of the result, as text (``"k long, v double"``) or as an Arrow schema.
         """
-        return self._step(steps.map_batches, id, fn, schema, parallelism)
+        return self._step(steps.function_step, id, "map_batches", fn, schema, parallelism)
 
     def map(
         self,
@@ -125,7 +125,7 @@ class Stream:
         parallelism: int | None = None,
     ) -> Stream:
         """One row for each row, from a function of a dict; ``None`` drops the row."""
-        return self._step(steps.map_rows, id, fn, schema, parallelism)
+        return self._step(steps.function_step, id, "map", fn, schema, parallelism)
 
     def flat_map(
         self,
@@ -136,7 +136,7 @@ class Stream:
         parallelism: int | None = None,
     ) -> Stream:
         """Any number of rows for each row, from a function of a dict."""
-        return self._step(steps.flat_map, id, fn, schema, parallelism)
+        return self._step(steps.function_step, id, "flat_map", fn, schema, parallelism)
 
     def process(
         self,

@@ -225,6 +225,13 @@ def test_without_a_driver_nothing_happens_and_that_is_said(store, tmp_path, capf
     assert "hint: There are: job." in err
 
 
+def test_a_job_that_has_ended_is_not_asked(store, tmp_path, capfd):
+    begin(store, "job").append(JobEnded(1, "stopped", "by the user", 1_010))
+    code, _, err = run_main(capfd, "stop", tmp_path, "job", "--timeout", "1h")
+    assert code == 1
+    assert err == "error: job 'job' does not run: it was stopped\nhint: Nothing was done.\n"
+
+
 # --------------------------------------------------------------------------------------------------- run, explain
 
 PROGRAM = """

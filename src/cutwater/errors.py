@@ -23,6 +23,9 @@ Each message says what happened, where, and (``hint``) what to do next.  The com
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "BuildError",
     "ConfigError",
@@ -41,7 +44,11 @@ __all__ = [
     "StorageError",
     "UserCodeError",
     "WireError",
+    "did_you_mean",
 ]
+
+_MANY_NAMES = 20
+"""A hint that guesses a name does not list the others beside it if there are more."""
 
 
 class CutwaterError(Exception):
@@ -72,6 +79,21 @@ class CutwaterError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.hint, self.step), {"row": self.row}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint for a wrong name: the nearest of the known ones, and all of them unless they are many.
+
+    >>> did_you_mean("dealy", ["origin", "delay"]), did_you_mean("x", ["origin"]), did_you_mean("x", [])
+    ("Did you mean 'delay'? There are: origin, delay.", 'There are: origin.', 'There are none.')
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    everything = f"There are: {', '.join(names)}." if names else "There are none."
+    if not near:
+        return everything
+    guess = f"Did you mean {near[0]!r}?"
+    return guess if len(names) > _MANY_NAMES else f"{guess} {everything}"
 
 
 def _rebuild(cls: type[CutwaterError], message: str, hint: str, step: str | None) -> CutwaterError:

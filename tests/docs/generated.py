@@ -46,6 +46,8 @@ def errors_table() -> str:
     rows = ["| error | exit code | |", "|---|---:|---|"]
     for name in errors.__all__:
         cls = getattr(errors, name)
+        if not isinstance(cls, type):
+            continue
         meaning = " ".join((cls.__doc__ or "").split("\n\n")[0].split()).replace("``", "`")
         rows.append(f"| `{name}` | {cls.exit_code} | {meaning} |")
     return "\n".join(rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import os
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutwater.connectors.file_sink import FileSink
 from cutwater.connectors.part_formats import PART_FORMATS
-from cutwater.errors import BuildError, ConfigError
+from cutwater.errors import BuildError, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from cutwater.connectors.file_source import FileSource
@@ -64,9 +63,9 @@ class Files:
     def _check_options(self, use: str, known: Sequence[str]) -> None:
         for name in self.options:
             if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
-                hint = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(known)}."
-                raise ConfigError(f"files({self.path!r}) as a {use} has no option {name!r}", hint=hint)
+                raise ConfigError(
+                    f"files({self.path!r}) as a {use} has no option {name!r}", hint=did_you_mean(name, known)
+                )
 
 
 def files(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **options: Any) -> Files:

@@ -22,7 +22,7 @@ from cutwater.connectors.parquet_types import plain_schema
 from cutwater.connectors.staging import StagingArea
 from cutwater.connectors.table_database import Database, database_of
 from cutwater.connectors.table_epochs import EPOCH_COLUMN, EpochBook
-from cutwater.errors import BuildError, ConfigError, InvariantError
+from cutwater.errors import BuildError, ConfigError, InvariantError, did_you_mean
 from cutwater.operators.changes import OP, added_rows
 
 __all__ = ["TableSink", "table"]
@@ -127,7 +127,7 @@ class TableSink:
             seen.add(column.name.casefold())
         for name in self.key:
             if name not in schema.names:
-                raise BuildError(f"no such key column {name!r}", hint=f"The columns are: {', '.join(schema.names)}.")
+                raise BuildError(f"no such key column {name!r}", hint=did_you_mean(name, schema.names))
         if self.database.check():
             self._check_table(schema.names)
 

@@ -6,7 +6,6 @@ Only this module adds to a graph under construction; streams are thin handles ov
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ import pyarrow as pa
 
 from cutwater.config import parse_duration_ms
 from cutwater.dataflow.graph import EdgeType, Input, LogicalGraph, Step, StreamType
-from cutwater.errors import BuildError, ConfigError, CutwaterError
+from cutwater.errors import BuildError, ConfigError, CutwaterError, did_you_mean
 from cutwater.operators.changes import OP
 
 if TYPE_CHECKING:
@@ -38,11 +37,10 @@ __all__ = [
     "plain_schema",
     "refuse_changes",
     "require_column",
-    "suggestion",
 ]
 
-Duration: TypeAlias = "str | int | float | timedelta"
-"""``"500ms"``, ``"1h 30m"``, a ``timedelta``, or a number of milliseconds."""
+Duration: TypeAlias = "str | float | timedelta"
+"""``"500ms"``, ``"1h 30m"``, a ``timedelta``, or 0."""
 
 _STEP_ID = re.compile(r"[A-Za-z0-9._-]+")
 _STEP_ID_MAX_CHARS = 128
@@ -244,21 +242,16 @@ def check_parallelism(step: str, parallelism: object) -> None:
         raise BuildError(f"parallelism must be a whole number above 0, not {parallelism!r}", step=step)
 
 
-def suggestion(name: str, known: Sequence[str]) -> str:
-    """A hint for a wrong name: the nearest known one, or all of them."""
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f"Did you mean {near[0]!r}?"
-    return f"The columns are: {', '.join(known)}." if known else "There are no columns."
-
-
 def require_column(schema: pa.Schema, name: object, what: str = "column") -> str:
     """The name, if the schema has exactly one column of it."""
     if not isinstance(name, str):
-        raise BuildError(f"a {what} is given by its name, not by {_shown(name)}")
+        raise BuildError(
+            f"a {what} is given by its name, not by {_shown(name)}",
+            hint="Make a column of what is computed first: with_columns('id', k=pl.col('n') % 10).",
+        )
     found = schema.names.count(name)
     if found == 0:
-        raise BuildError(f"no such {what} {name!r}", hint=suggestion(name, schema.names))
+        raise BuildError(f"no such {what} {name!r}", hint=did_you_mean(name, schema.names))
     if found > 1:
         raise BuildError(f"{what} {name!r} is there {found} times", hint="Give every column its own name.")
     return name

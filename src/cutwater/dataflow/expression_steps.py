@@ -6,6 +6,7 @@ Every function checks everything first and adds to the graph last, so that a ref
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
@@ -132,10 +133,10 @@ def _expressions(
         if isinstance(value, str) and names:
             value = pl.col(require_column(schema, value))
         if not isinstance(value, pl.Expr):
-            raise BuildError(
-                f"a Polars expression is needed, not {type(value).__name__}",
-                hint="Write for example pl.col('delay') > 15; for a Python function use map or map_batches.",
-            )
+            hint = "Write for example pl.col('delay') > 15; for a Python function use map or map_batches."
+            if value is None or isinstance(value, bool | int | float | str | date):
+                hint = f"Write pl.lit({value!r}) for a constant, pl.col('name') for a column."
+            raise BuildError(f"a Polars expression is needed, not {type(value).__name__}", hint=hint)
         found.append(value if label is None else value.alias(label))
     if not found:
         raise BuildError("at least one expression is needed")

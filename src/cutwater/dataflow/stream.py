@@ -14,7 +14,7 @@ import pyarrow as pa
 from cutwater.dataflow import expression_steps, steps, table_steps
 from cutwater.dataflow.build import GraphBuilder, Upstream, located
 from cutwater.dataflow.graph import EdgeType, StreamType
-from cutwater.errors import BuildError
+from cutwater.errors import BuildError, did_you_mean
 
 if TYPE_CHECKING:
     import polars as pl
@@ -26,6 +26,17 @@ if TYPE_CHECKING:
     from cutwater.operators.process import ProcessFunction
 
 __all__ = ["Stream"]
+
+_ELSEWHERE = {
+    "where": "filter('id', expression)",
+    **dict.fromkeys(("groupBy", "group_by", "groupby", "keyBy"), "key_by('column')"),
+    **dict.fromkeys(("withColumn", "withColumns"), "with_columns('id', name=expression)"),
+    **dict.fromkeys(
+        ("withWatermark", "assign_timestamps_and_watermarks"), "read(..., event_time='at', out_of_order='10s')"
+    ),
+    **dict.fromkeys(("writeStream", "sink", "sink_to", "add_sink", "sinkTo"), "write('id', sink)"),
+}
+"""What Spark, Flink and Polars call what is here."""
 
 
 class Stream:
@@ -65,6 +76,11 @@ class Stream:
     def __repr__(self) -> str:
         columns = ", ".join(f"{f.name}: {f.type}" for f in self.schema)
         return f"{type(self).__name__}(step {self._upstream.step!r}, {columns})"
+
+    if not TYPE_CHECKING:  # a type checker shall go on refusing names that are not there
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(_missing(type(self), name))
 
     # ------------------------------------------------------------------------------------------------- expressions
 
@@ -344,3 +360,17 @@ class Stream:
                 hint="Streams of one dataflow only can be joined.",
             )
         return other
+
+
+def _missing(cls: type, name: str) -> str:
+    """What to say about an attribute that streams of a class do not have."""
+    from cutwater.dataflow.keyed import KeyedStream
+
+    if callable(getattr(KeyedStream, name, None)):
+        return (
+            f"{name} needs a key, this stream has none. Write .key_by('column').{name}(...); "
+            "for one result over all rows, key by a column that is the same in all of them."
+        )
+    there = [n for n in dir(cls) if not n.startswith("_")]
+    hint = f"Write {_ELSEWHERE[name]}." if name in _ELSEWHERE else did_you_mean(name, there)
+    return f"a stream has no {name!r}. {hint}"

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cutwater.errors import BuildError
+from cutwater.errors import BuildError, did_you_mean
 from cutwater.state.keys import is_key_type
 from cutwater.state.words import is_word_type
 
@@ -101,7 +101,7 @@ class Aggregate:
             BuildError: unknown kind or column, no column where one is needed, or a type that does not fit.
         """
         if self.kind not in KINDS:
-            raise BuildError(f"no such aggregate {self.kind!r}", hint=f"There are: {', '.join(KINDS)}.")
+            raise BuildError(f"no such aggregate {self.kind!r}", hint=did_you_mean(self.kind, KINDS))
         if self.column is None:
             if self.kind == "count":
                 return pa.int64()
@@ -109,7 +109,7 @@ class Aggregate:
         if schema.get_field_index(self.column) < 0:
             raise BuildError(
                 f"{self.kind} {self.name!r}: no such column {self.column!r}",
-                hint=f"The columns are: {', '.join(schema.names)}.",
+                hint=did_you_mean(self.column, schema.names),
             )
         kind = schema.field(self.column).type
         fits, wanted = _FITS.get(self.kind, (_is_anything, ""))

@@ -8,7 +8,6 @@ says of each part of the expression, and a trial on probe rows, taken together a
 from __future__ import annotations
 
 import datetime as dt
-import difflib
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from cutwater.errors import BuildError
+from cutwater.errors import BuildError, did_you_mean
 
 if TYPE_CHECKING:
     import polars as pl
@@ -45,10 +44,7 @@ def unknown_column(name: str, known: Iterable[str]) -> BuildError:
     >>> str(unknown_column("dealy", ["origin", "delay"]))
     "no such column 'dealy'. Did you mean 'delay'? There are: origin, delay."
     """
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"Did you mean {near[0]!r}? " if near else ""
-    return BuildError(f"no such column {name!r}", hint=f"{hint}There are: {', '.join(names)}.")
+    return BuildError(f"no such column {name!r}", hint=did_you_mean(name, known))
 
 
 def probe_rows(schema: pa.Schema) -> pl.DataFrame:

@@ -20,7 +20,7 @@ from cutwater.dataflow.build import GraphBuilder
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.dataflow.plan import replan
 from cutwater.dataflow.upgrade import upgrade_of
-from cutwater.errors import ConfigError, CutwaterError
+from cutwater.errors import ConfigError, CutwaterError, did_you_mean
 from cutwater.protocol.job_messages import Outcome
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.runtime.coordinator import Coordinator
@@ -375,8 +375,8 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
         elif name in known:
             values[name] = {"strategy": value} if name == "restart" and isinstance(value, str) else value
         else:
-            options = ", ".join(sorted(n.removesuffix("_ms") for n in known))
-            raise ConfigError(f"unknown setting {name!r}", hint=f"Settings are: checkpoint, {options}.")
+            options = sorted(["checkpoint", *(n.removesuffix("_ms") for n in known)])
+            raise ConfigError(f"unknown setting {name!r}", hint=did_you_mean(name, options))
     protocol = values.get("protocol", "aligned")
     if protocol not in PROTOCOLS:
         raise ConfigError(f"protocol {protocol!r} is not available", hint=f"Choose one of {', '.join(PROTOCOLS)}.")

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from cutwater.errors import ConfigError
+from cutwater.errors import ConfigError, did_you_mean
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.snapshots.layout import Shape, TableLayout, layouts
 from cutwater.snapshots.manifest_tables import HANDLES, PLACES, POSITIONS, handles, positions, rows_on_their_way
@@ -332,8 +332,8 @@ def _chosen(shown: Sequence[Column], names: Sequence[str], layout: TableLayout) 
     by_name = {column.name: column for column in shown}
     for name in names:
         if name not in by_name:
-            hint = f"The columns are: {', '.join(by_name)}."
-            raise ConfigError(f"{layout.step}.{layout.name} has no column {name!r}", hint=hint)
+            what = f"{layout.step}.{layout.name} has no column {name!r}"
+            raise ConfigError(what, hint=did_you_mean(name, by_name))
     return [by_name[name] for name in names]
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.errors import BuildError, DataError
+from cutwater.errors import BuildError, DataError, did_you_mean
 from cutwater.state.words import bytes_view, fixed_view, to_words, valid_rows
 
 __all__ = [
@@ -120,7 +120,7 @@ def check_key_types(schema: pa.Schema, keys: Sequence[str]) -> None:
         if name in keys[:position]:
             raise BuildError(f"key column {name!r} is named twice")
         if schema.get_field_index(name) < 0:
-            raise BuildError(f"no such key column {name!r}", hint=f"The columns are: {', '.join(schema.names)}.")
+            raise BuildError(f"no such key column {name!r}", hint=did_you_mean(name, schema.names))
         kind = schema.field(name).type
         if not is_key_type(kind):
             raise BuildError(

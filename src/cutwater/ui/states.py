@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from cutwater.errors import ConfigError
+from cutwater.errors import ConfigError, did_you_mean
 from cutwater.ui.text import lines_of_table, plural, size
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _key(snapshot: Snapshot, name: str, pairs: tuple[str, ...]) -> dict[str, Any
     for pair in pairs:
         column, equals, text = pair.partition("=")
         if not equals or column not in schema.names:
-            raise ConfigError(f"--key {pair!r} names no column", hint=f"The columns are: {', '.join(schema.names)}.")
+            raise ConfigError(f"--key {pair!r} names no column", hint=did_you_mean(column, schema.names))
         try:
             key[column] = pa.scalar(text).cast(schema.field(column).type).as_py()
         except pa.ArrowException as error:

@@ -39,6 +39,7 @@ MISTAKES = {
     "unknown column in select": (lambda f: f.select("s", "orign"), "s", ["orign", "Did you mean 'origin'"]),
     "select across rows": (lambda f: f.select("s", pl.col("delay").sum()), "s", ["rows"]),
     "name as new column": (lambda f: f.with_columns("w", a="delay"), "w", ["Polars expression", "str"]),
+    "constant as new column": (lambda f: f.with_columns("w", a=1), "w", ["not int", "pl.lit(1)"]),
     "drop of an unknown column": (lambda f: f.drop("d", "dist"), "d", ["dist", "distance"]),
     "drop of everything": (lambda f: f.drop("d", *f.schema.names), "d", ["no column"]),
     "drop of nothing": (lambda f: f.drop("d"), "d", ["name of a column"]),
@@ -50,7 +51,7 @@ MISTAKES = {
     "unknown key": (lambda f: f.key_by("orign"), "flights", ["orign", "Did you mean 'origin'"]),
     "no key": (lambda f: f.key_by(), "flights", ["no key"]),
     "key named twice": (lambda f: f.key_by("origin", "origin"), "flights", ["twice"]),
-    "key as expression": (lambda f: f.key_by(pl.col("origin")), "flights", ["by its name"]),
+    "key as expression": (lambda f: f.key_by(pl.col("origin")), "flights", ["by its name", "with_columns"]),
     "aggregate without aggregates": (lambda f: f.key_by("origin").aggregate("a"), "a", ["at least one", "cw.count()"]),
     "aggregate of an unknown column": (
         lambda f: f.key_by("origin").aggregate("a", m=cw.max("dealy")),
@@ -202,6 +203,27 @@ def test_every_step_method_is_tried_above():
         if not name.startswith("_") and "id" in inspect.signature(method).parameters
     }
     assert taking_ids == set(STEP_METHODS) - {"key_by"}
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda f: f.aggregate("a", n=cw.count()), r"aggregate needs a key, .* Write .key_by\('column'\).aggregate"),
+        (lambda f: f.filter("f", pl.col("delay") > 1).window("w", HOURLY), "window needs a key"),
+        (lambda f: f.groupBy("origin"), r"no 'groupBy'. Write key_by\('column'\)"),
+        (lambda f: f.colect("c"), "no 'colect'. Did you mean 'collect'"),
+        (lambda f: f.key_by("origin").sink_to("s"), "no 'sink_to'. Write write"),
+    ],
+)
+def test_a_method_that_a_stream_does_not_have_is_explained(flights, use, message):
+    with pytest.raises(AttributeError, match=message):
+        use(flights)
+
+
+def test_a_stream_still_says_truly_what_it_has(flights):
+    assert not hasattr(flights, "aggregate")
+    assert hasattr(flights.key_by("origin"), "aggregate")
+    assert not hasattr(flights.__class__.__new__(flights.__class__), "_upstream")
 
 
 class TestEventTime:

@@ -138,7 +138,7 @@ def test_a_state_without_rows_has_its_columns(tmp_path: Path) -> None:
     [
         (lambda s: s.table("total"), r"no state 'total' in .*job@1.*There are: totals.aggregates, logic.latest"),
         (lambda s: s.table("logic"), r"step 'logic' has several states.*Say which: logic.latest, logic.some"),
-        (lambda s: s.table("totals", columns=["m"]), r"no column 'm'. The columns are: k, n, mean, most"),
+        (lambda s: s.table("totals", columns=["m"]), r"no column 'm'. There are: k, n, mean, most"),
         (lambda s: s.table("totals", key={"n": 1}), r"is not keyed by \(n\). Its key is \(k\)"),
         (lambda s: s.table("totals", key={"k": 1}), r"no key of totals.aggregates"),
     ],

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from fake_host import FakeSpark
 from runtime_world import assert_running_counts, counting, gated, kill_some, open_gate
+
+import cutwater as cw
+from cutwater.operators.running import RunningAggregate
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
@@ -28,3 +36,31 @@ def test_kills_during_recovery(start, fake_spark: FakeSpark, tmp_path: Path) -> 
     open_gate(tmp_path)
     assert job.await_termination(30)
     assert_running_counts(tmp_path / "out", rows)
+
+
+@dataclass(frozen=True)
+class CountsAggregates:
+    """Leaves a file that says how many running aggregates there are in the process."""
+
+    folder: Path
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = sum(type(thing) is RunningAggregate for thing in gc.get_objects())
+        (self.folder / f"found-{os.getpid()}-{found}").touch()
+        yield from batches
+
+
+def test_survivors_free_the_state_that_they_had(start, fake_spark: FakeSpark, tmp_path: Path) -> None:
+    rows = 20_000
+    look = CountsAggregates(tmp_path)
+
+    def wrap(rows: cw.Stream) -> cw.Stream:
+        return rows.map_batches("look", look, rows.schema)
+
+    job = start(counting("kills", gated(tmp_path, rows, rate=20_000), tmp_path / "out", wrap=wrap), parallelism=2)
+    kill_some(job, fake_spark, 4, seed=5)
+    open_gate(tmp_path)
+    assert job.await_termination(30)
+    assert job.status.restarts == 4
+    found = {path.name.split("-")[2] for path in tmp_path.glob("found-*")}
+    assert found == {"1"}, "the state of an attempt that is no more is still in memory"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -127,6 +128,8 @@ class Worker:
         self._mailbox: deque[Any] = deque()
         self._attempts: dict[int, ConnectedAttempt] = {}
         """By region; replaced, never changed: threads of the data server look into it."""
+        self._dropped = False
+        """Of attempts that are no more, something may still be in memory."""
         self._end: str | None = None
         self._reported_s = 0.0
         self.link = dial_coordinator(
@@ -184,6 +187,7 @@ class Worker:
             self._take(self._mailbox.popleft())
         if self._end is not None:
             return
+        self._free()
         now_s = time.monotonic()
         sleep_s = _MAX_SLEEP_S
         attempts = self._attempts
@@ -274,6 +278,7 @@ class Worker:
     def _deploy(self, deploy: c.Deploy | NetworkDeploy) -> None:
         region = 0 if isinstance(deploy, NetworkDeploy) else deploy.region
         self._drop([region])
+        self._free()
         try:
             attempt = self.args.attempt(deploy, self)
         except Exception as e:
@@ -324,6 +329,13 @@ class Worker:
             attempt.abandon()
             with contextlib.suppress(Exception):  # the failure that led here is reported already
                 attempt.close()
+            self._dropped = True
+
+    def _free(self) -> None:
+        """Free what was dropped, which refers to itself: the next attempt wants that memory, whose pages are there."""
+        if self._dropped:
+            self._dropped = False
+            gc.collect()
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Store(Protocol):
         """Flush, sync and close; the directory entry is durable too."""
         ...
 
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | memoryview:
         """Bytes of a file.
 
         Raises:

@@ -381,7 +381,7 @@ class JobLog:
             data = self._store.read(path)
         except CorruptSnapshotError as error:
             raise CorruptSnapshotError(f"log entry {path} is missing", hint=DAMAGED_HINT) from error
-        return parse_entry(path, seq, data)
+        return parse_entry(path, seq, bytes(data))
 
     def _refuse_foreign(self, log_names: list[str]) -> None:
         """Without a log, the job's folder must be empty, or hold only what is made before the log."""

@@ -115,7 +115,7 @@ def savepoint_state(store: Store, folder: str) -> LogState:
         FormatVersionError: written by a newer release.
     """
     data = store.read(f"{folder}/{SAVEPOINT_FILE}")
-    manifest = _parse(f"{folder}/{SAVEPOINT_FILE}", data)
+    manifest = _parse(f"{folder}/{SAVEPOINT_FILE}", bytes(data))
     completed = CheckpointCompleted(
         checkpoint_id=manifest.checkpoint_id,
         attempt=manifest.attempt,
@@ -140,7 +140,7 @@ def load_savepoint(store: Store, folder: str) -> SavepointManifest:
         CorruptSnapshotError: the manifest is missing or damaged.
         FormatVersionError: written by a newer release.
     """
-    return _parse(f"{folder}/{SAVEPOINT_FILE}", store.read(f"{folder}/{SAVEPOINT_FILE}"))
+    return _parse(f"{folder}/{SAVEPOINT_FILE}", bytes(store.read(f"{folder}/{SAVEPOINT_FILE}")))
 
 
 def damaged_files(store: Store, folder: str) -> Iterator[tuple[str, str]]:
@@ -174,7 +174,7 @@ def delete_savepoint(store: Store, folder: str, digest: str) -> bool:
     path = f"{folder}/{SAVEPOINT_FILE}"
     if not is_savepoint(store, folder) or xxhash.xxh3_128_hexdigest(data := store.read(path)) != digest:
         return False
-    manifest = _parse(path, data)
+    manifest = _parse(path, bytes(data))
     store.delete(path)
     for file in manifest.files:
         store.delete(f"{folder}/{file.path}")

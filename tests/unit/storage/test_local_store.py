@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from storage_world import JOB, manifest_of, segment
 
-from cutwater.errors import ConfigError, StorageError
+from cutwater.errors import ConfigError, CorruptSnapshotError, StorageError
 from cutwater.storage import local
 from cutwater.storage.local import LocalStore
 from cutwater.storage.log import JobLog
@@ -273,3 +274,16 @@ def test_open_store_on_a_file(tmp_path):
 def test_open_store_where_no_folder_can_be_made():
     with pytest.raises(StorageError, match=r"cannot make the checkpoint directory /proc/c: .* write in /proc."):
         open_store("/proc/c")
+
+
+def test_many_bytes_are_read_whole_from_any_place_and_stay_while_they_are_held(tmp_path: Path) -> None:
+    store = LocalStore.open(tmp_path)
+    content = np.random.default_rng(3).bytes(5 << 20)
+    store.create("f", content)
+    first = store.read("f", 1_000, 2 << 20)
+    others = [store.read("f", start, 3 << 20) for start in (0, 7, 1 << 20)]
+    assert first == content[1_000 : 1_000 + (2 << 20)]
+    assert [len(other) for other in others] == [3 << 20] * 3
+    assert store.read("f") == content
+    with pytest.raises(CorruptSnapshotError, match="too short: 5242880 bytes expected at offset 1, 5242879 there"):
+        store.read("f", 1, 5 << 20)

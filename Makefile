@@ -27,7 +27,7 @@ $(STAMP): requirements/dev.lock pyproject.toml
 
 $(WARM): $(STAMP) $(wildcard src/cutwater/*/*kernels.py) src/cutwater/state/hashing.py
 	@echo "compiling kernels (whenever they change)"
-	@$(BIN)/python -c "from cutwater.operators.warm import warm_up; warm_up()"
+	@$(BIN)/cutwater warm
 	@touch $@
 
 run: setup  ## exactly-once demo: real flights on Spark, one worker killed, result checked by Spark SQL

@@ -22,6 +22,7 @@ from cutwater.ui.requests import cancel, promote, rescale, savepoint, stop
 from cutwater.ui.restore_plan import allow_dropped_state, maps, plan, upgrade_settings
 from cutwater.ui.simulate import explore, simulate
 from cutwater.ui.states import diff, state, states
+from cutwater.ui.warm import warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,7 @@ def cli() -> None:
     """Exactly-once stateful streaming for PySpark, on distributed snapshots."""
 
 
-_COMMANDS = (diagram, check_trace, explore, simulate, plan, states, state, diff, compare)
+_COMMANDS = (diagram, check_trace, explore, simulate, plan, states, state, diff, compare, warm)
 for _command in (*_COMMANDS, cancel, stop, rescale, savepoint, promote):
     cli.add_command(_command)
 

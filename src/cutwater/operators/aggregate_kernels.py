@@ -194,6 +194,23 @@ def last(slots: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, o
 
 
 @kernel
+def put(slots: Any, restored: Any, values: Any) -> None:
+    """Set slots to what a snapshot held of them."""
+    for i in range(slots.shape[0]):
+        values[slots[i]] = restored[i]
+
+
+@kernel
+def put_seen(slots: Any, restored: Any, valid: Any, values: Any, seen: Any) -> None:
+    """The same where null says that nothing has been seen: such a slot holds zero, whatever lies below the null."""
+    masked = valid.shape[0] > 0
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        seen[slot] = not masked or valid[i]
+        values[slot] = restored[i] if seen[slot] else 0
+
+
+@kernel
 def localise(slots: Any, numbers: Any, local: Any, touched: Any) -> Any:
     """Number the distinct slots of a batch 0, 1 ... as they come; returns how many.
 

@@ -200,7 +200,8 @@ def restore_rows(
 ) -> Iterator[pa.RecordBatch]:
     """What to set rows of a table to, one batch after the other.
 
-    If the table keeps rows on disk, segments are applied as they come and are never all in memory.
+    Segments are applied as they come and are never all in memory: always if the table keeps rows on disk, else up to
+    the first of which later ones may take rows away.
 
     Args:
         table: to restore; nobody holds slots of it.
@@ -209,7 +210,14 @@ def restore_rows(
     """
     spill = table.spill
     if spill is None:
-        batches = keyed_rows(segments, schema, owned)
+        waiting: list[Segment] = []
+        for segment in segments:
+            if waiting or not segment.to_come:
+                waiting.append(segment)
+                continue
+            table.expect(segment.to_come)
+            yield from keyed_rows([segment], schema, owned)
+        batches = keyed_rows(waiting, schema, owned)
         table.expect(sum(batch.num_rows for batch in batches))
         yield from batches
         return

@@ -79,7 +79,7 @@ class Count(_Arrays):
         return from_words(self._arrays[0][slots], pa.int64())
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
-        self._arrays[0][slots] = to_words(columns[0])
+        kernels.put(slots, to_words(columns[0]), self._arrays[0])
 
     def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
         kernels.add(slots, to_words(columns[0]), self._arrays[0])
@@ -174,8 +174,8 @@ class Mean(_Arrays):
         return [from_words(sums.view(np.int64), pa.float64()), from_words(counts, pa.int64())]
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
-        self._arrays[0][slots] = _doubles(columns[0])
-        self._arrays[1][slots] = to_words(columns[1])
+        kernels.put(slots, _doubles(columns[0]), self._arrays[0])
+        kernels.put(slots, to_words(columns[1]), self._arrays[1])
 
     def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
         kernels.add(slots, _doubles(columns[0]), self._arrays[0])
@@ -214,10 +214,10 @@ class Spread(_Arrays):
         return [from_words(counts, pa.int64()), *doubles]
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
-        counts, means, squares = columns
-        self._arrays[0][slots] = to_words(counts)
-        self._arrays[1][slots] = _doubles(means)
-        self._arrays[2][slots] = _doubles(squares)
+        counts, *doubles = columns
+        kernels.put(slots, to_words(counts), self._arrays[0])
+        for column, values in zip(doubles, self._arrays[1:], strict=True):
+            kernels.put(slots, _doubles(column), values)
 
     def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
         more, means, squares = columns
@@ -275,7 +275,4 @@ def _with_nulls(buffer: pa.Buffer, seen: Mask | None, kind: pa.DataType, rows: i
 
 def _restore_seen(arrays: Sequence[Values], slots: Slots, column: pa.Array, values: npt.NDArray[Any]) -> None:
     valid = valid_rows(column)
-    seen = np.ones(len(slots), np.bool_) if valid is None else valid
-    # A slot that has seen nothing holds zero, whatever lies below the null.
-    arrays[0][slots] = np.where(seen, values, 0)
-    arrays[1][slots] = seen
+    kernels.put_seen(slots, values, _NO_MASK if valid is None else valid, *arrays)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -30,6 +30,8 @@ __all__ = ["Restore"]
 
 T = TypeVar("T")
 _READERS = 2
+_AHEAD = 3
+"""Segments that are read before the operator takes one: more of them would be fresh memory only."""
 
 
 @dataclass(frozen=True)
@@ -193,9 +195,10 @@ class Restore:
             if concerned:
                 entries.append(entry)
         evolution = self.evolutions.get(step)
+        read = self._read(entries, key_groups)
         if evolution is None or evolution.convert is None:
-            return self._read(entries)
-        return (made for segment in self._read(entries) if (made := evolution.convert(segment)) is not None)
+            return read
+        return (made for segment in read if (made := evolution.convert(segment)) is not None)
 
     def chains(self) -> dict[tuple[str, int], list[Entry]]:
         """By step and subtask: what incremental checkpoints of the new attempt may build upon."""
@@ -204,16 +207,21 @@ class Restore:
             return {}
         return {key: chain for key, chain in chains_of(self.manifest.entries).items() if key[0] not in self.evolutions}
 
-    def _read(self, entries: list[Entry]) -> Iterator[Segment]:
+    def _read(self, entries: list[Entry], owned: range) -> Iterator[Segment]:
         """In order; files are read and verified ahead by other threads, while the operator takes what came."""
+        to_come = _to_come(entries, owned)
+
+        def read(number: int) -> Segment:
+            return replace(self._get(read_segment, entries[number]), to_come=to_come[number])
+
         if sum(1 for e in entries if e.file) < 2:
-            yield from (self._get(read_segment, entry) for entry in entries)
+            yield from map(read, range(len(entries)))
             return
         with ThreadPoolExecutor(_READERS, thread_name_prefix="cutwater-restore") as readers:
             ahead: deque[Future[Segment]] = deque()
-            for entry in entries:
-                ahead.append(readers.submit(self._get, read_segment, entry))
-                if len(ahead) > 2 * _READERS:
+            for number in range(len(entries)):
+                ahead.append(readers.submit(read, number))
+                if len(ahead) > _AHEAD:
                     yield ahead.popleft().result()
             while ahead:
                 yield ahead.popleft().result()
@@ -227,6 +235,24 @@ class Restore:
             for record in (self.manifest.subtasks if self.manifest else ())
             if step in record.sinks and record.subtask % parallelism == subtask and record.sinks[step] is not None
         ]
+
+
+def _to_come(entries: Sequence[Entry], owned: range) -> list[int]:
+    """``Segment.to_come`` of each entry: told by the manifest, before anything is read."""
+    found: list[int] = []
+    rows: defaultdict[str, int] = defaultdict(int)
+    taken: defaultdict[str, set[int]] = defaultdict(set)  # key groups of which later entries take rows away
+    for entry in reversed(entries):
+        if entry.key_groups is None:  # no keyed state
+            found.append(0)
+            continue
+        groups = range(*entry.key_groups)
+        here = min(groups.stop, owned.stop) - max(groups.start, owned.start)
+        rows[entry.name] += -(-entry.rows * here // len(groups))
+        found.append(rows[entry.name] if taken[entry.name].isdisjoint(groups) else 0)
+        if entry.kind != "delta":
+            taken[entry.name].update(groups)
+    return found[::-1]
 
 
 def _same_shape(plan: PhysicalPlan, manifest: Manifest) -> bool:

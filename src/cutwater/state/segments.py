@@ -35,6 +35,8 @@ class Segment:
             lie in; ``None`` for state that belongs to subtask numbers.
         identity: so many columns after ``GROUP_COLUMN`` tell the rows of the state apart, and their order says nothing;
             0: the order is part of the state.
+        to_come: at a restore, how many rows of this state come from here on, roughly, where no later segment takes rows
+            of this one away: they can be set at once.  0: later segments may, or nobody looked.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Segment:
     batch: pa.RecordBatch
     key_groups: tuple[int, int] | None = None
     identity: int = 0
+    to_come: int = 0
 
 
 class Frozen(Protocol):

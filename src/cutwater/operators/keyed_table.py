@@ -109,9 +109,9 @@ class KeyedTable:
         """Whether a freeze may be reading the columns: then all that changes must be touched first."""
         return self._captures.open
 
-    def track(self, *, restored: bool = False) -> None:
-        """Keep track of changes from now (after a restore) or from the next freeze on: a frozen table tells them."""
-        self._log = ChangeLog(RESTORED if restored else None)
+    def track(self, *, restored: bool = False, lasting: bool = False) -> None:
+        """Keep track of changes from now (after a restore) or the next freeze on; ``lasting``: no key ever goes."""
+        self._log = ChangeLog(RESTORED if restored else None, (lambda: self.all_rows) if lasting else None)
 
     def delete(self, slots: Slots) -> None:
         """The keys of these slots are gone: nobody asks for them again before ``keep`` leaves them out."""
@@ -290,8 +290,8 @@ class KeyedTable:
 
     @property
     def all_rows(self) -> int:
-        """Of a frozen table: how many rows it has, roughly, wherever they lie."""
-        return len(self) + (0 if self._spilled is None else self._spilled.count)
+        """How many rows it has, roughly, wherever they lie."""
+        return len(self) + (0 if (below := self._spilled or self._spill) is None else below.count)
 
     def parts(self, changed: Changed | None = None) -> Iterator[tuple[KeyedTable, Slots, SegmentKind]]:
         """Of a frozen table: tables and slots to write one after the other, and what as.

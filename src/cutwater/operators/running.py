@@ -67,14 +67,14 @@ class RunningAggregate(BaseOperator):
         for batch in restore_rows(self._table, segments, self._state, self.ctx.key_groups):
             self._table.restore(batch.columns[:keys], batch.columns[keys:])
         if self.ctx.incremental:
-            self._table.track(restored=True)
+            self._table.track(restored=True, lasting=True)
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
         self._store = open_store(ctx)
         self._table = self._empty()
         if ctx.incremental:
-            self._table.track()
+            self._table.track(lasting=True)
 
     def close(self) -> None:
         if self._store is not None:

@@ -228,6 +228,11 @@ class Spill(Generic[T]):
         return queue
 
     @property
+    def count(self) -> int:
+        """How many rows lie on disk, roughly."""
+        return self._count
+
+    @property
     def busy(self) -> bool:
         """Whether ``make_room`` has begun and not ended."""
         return self._leaving is not None

@@ -13,7 +13,7 @@ from cutwater.errors import DataError
 from cutwater.operators import aggregate_kernels as kernels
 from cutwater.operators.accumulators import Accumulator
 from cutwater.state.index import Slots
-from cutwater.state.memory import GrowingArray, Values
+from cutwater.state.memory import GrowingArray, Values, gather
 from cutwater.state.words import Words, fixed_view, from_words, new_buffer, to_words, valid_rows
 
 __all__ = ["Count", "Mean", "Pick", "Spread", "Sum"]
@@ -40,6 +40,10 @@ class _Arrays(Accumulator):
     @property
     def _arrays(self) -> Sequence[Values]:
         return [column.values for column in self.columns] if self._copies is None else self._copies
+
+    def _rows(self, slots: Slots) -> list[Values]:
+        """A copy of these slots of each array."""
+        return [gather(values, slots) for values in self._arrays]
 
     def reserve(self, slots: int) -> None:
         for column in self.columns:
@@ -76,7 +80,7 @@ class Count(_Arrays):
         return pa.Array.from_buffers(pa.int64(), len(slots), [None, buffer])
 
     def result(self, slots: Slots) -> pa.Array:
-        return from_words(self._arrays[0][slots], pa.int64())
+        return from_words(self._rows(slots)[0], pa.int64())
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
         kernels.put(slots, to_words(columns[0]), self._arrays[0])
@@ -140,7 +144,7 @@ class Sum(_Seen):
         )
 
     def result(self, slots: Slots) -> pa.Array:
-        values, seen = (values[slots] for values in self._arrays)
+        values, seen = self._rows(slots)
         return from_words(values.view(np.int64), self._type, None if seen.all() else seen)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
@@ -164,13 +168,13 @@ class Mean(_Arrays):
         return _with_nulls(buffer, seen if valid is not None else None, pa.float64(), len(slots))
 
     def result(self, slots: Slots) -> pa.Array:
-        sums, counts = (values[slots] for values in self._arrays)
+        sums, counts = self._rows(slots)
         seen = counts > 0
         means = sums / np.maximum(counts, 1)
         return from_words(means.view(np.int64), pa.float64(), None if seen.all() else seen)
 
     def state(self, slots: Slots) -> list[pa.Array]:
-        sums, counts = (values[slots] for values in self._arrays)
+        sums, counts = self._rows(slots)
         return [from_words(sums.view(np.int64), pa.float64()), from_words(counts, pa.int64())]
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
@@ -202,14 +206,14 @@ class Spread(_Arrays):
         return _with_nulls(buffer, seen, pa.float64(), len(slots))
 
     def result(self, slots: Slots) -> pa.Array:
-        counts, _, squares = (values[slots] for values in self._arrays)
+        counts, _, squares = self._rows(slots)
         seen = counts > self._less
         values = squares / np.maximum(counts - self._less, 1)
         values = np.sqrt(values) if self._root else values
         return from_words(values.view(np.int64), pa.float64(), None if seen.all() else seen)
 
     def state(self, slots: Slots) -> list[pa.Array]:
-        counts, means, squares = (values[slots] for values in self._arrays)
+        counts, means, squares = self._rows(slots)
         doubles = (from_words(values.view(np.int64), pa.float64()) for values in (means, squares))
         return [from_words(counts, pa.int64()), *doubles]
 
@@ -243,7 +247,7 @@ class Pick(_Seen):
         return from_words(out, self._type, seen if valid is not None else None, ordered=self._ordered)
 
     def result(self, slots: Slots) -> pa.Array:
-        values, seen = (values[slots] for values in self._arrays)
+        values, seen = self._rows(slots)
         return from_words(values, self._type, None if seen.all() else seen, ordered=self._ordered)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -82,11 +83,14 @@ class Changes:
 class ChangeLog:
     """Keeps track of changes; belongs to the thread that makes them.
 
-    Where most rows change between two freezes, all are written anyway and marking them is in vain: once it has been
-    told so (``learn``), the log rests for a freeze, then for two, for four ..., and looks again in between.
+    Where most rows change between two freezes, all are written anyway and marking them is in vain: once it has seen so
+    itself, or been told so (``learn``), the log rests for a freeze, then for two, for four ..., and looks again in
+    between.  Nor does it mark what nobody may ask for, as before the first freeze.
 
     Args:
         start: checkpoint that the present content is that of; ``None``: nothing is known before the first freeze.
+        rows: how many the table has; asked for now and then, to see whether most have changed.  Not for tables whose
+            rows go: those that changed may be gone by the freeze.
 
     >>> log = ChangeLog()
     >>> log.mark(np.array([3, 1, 3], np.int32)); _ = log.cut(1)
@@ -96,7 +100,9 @@ class ChangeLog:
     ([2], [], None)
     """
 
-    def __init__(self, start: int | None = None) -> None:
+    def __init__(self, start: int | None = None, rows: Callable[[], int] | None = None) -> None:
+        self._rows = rows
+        self._unseen = 0  # slots marked since it was counted how many differ
         self._bits: Bits = np.zeros(0, np.uint8)
         self._deleted: list[Deleted] = []
         self._intervals = Intervals(_joined, start)
@@ -130,7 +136,7 @@ class ChangeLog:
             slots: the slots.
             used: slots in use, if the caller knows.
         """
-        if self._resting:
+        if not self.tracking:
             return
         needed = ((used or int(slots.max(initial=0)) + 1) + 7) // 8
         if needed > len(self._bits):
@@ -138,10 +144,16 @@ class ChangeLog:
             grown[: len(self._bits)] = self._bits
             self._bits = grown
         kernels.mark(slots, self._bits)
+        self._unseen += len(slots)
+        if self._rows is not None and 2 * self._unseen > (rows := self._rows()):  # counting costs less than marking
+            self._unseen = 0
+            if 2 * int(kernels.count_marked(self._bits)) > rows:
+                self._most_changed = True
+                self._give_up()
 
     def delete(self, index: KeyIndex, slots: Slots) -> None:
         """The keys of these slots of a (frozen) index go."""
-        if len(slots) and not self._resting:
+        if len(slots) and self.tracking:
             self._deleted.append(Deleted(index, slots))
 
     def keep(self, slots: Slots) -> None:
@@ -159,7 +171,7 @@ class ChangeLog:
             return Changes(_UNKNOWN)
         marks = _Marks(self._bits, tuple(self._deleted), epoch)
         changes = Changes(self._intervals.cut(checkpoint_id, marks), self.epoch)
-        self._bits, self._deleted = np.zeros(len(self._bits), np.uint8), []
+        self._bits, self._deleted, self._unseen = np.zeros(len(self._bits), np.uint8), [], 0
         if self._most_changed:
             self._most_changed = False
             self._resting = self._next_rest
@@ -181,8 +193,11 @@ class ChangeLog:
     def restart(self, most_deleted: int) -> None:
         """Of more deletions than these keep nothing: the next checkpoint is whole."""
         if sum(len(deleted.slots) for deleted in self._deleted) > most_deleted:
-            self._intervals.begin(None)
-            self._bits, self._deleted = np.zeros(0, np.uint8), []
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._intervals.begin(None)
+        self._bits, self._deleted = np.zeros(0, np.uint8), []
 
     def completed(self, checkpoint_id: int) -> None:
         """Nobody will ask for changes since older freezes than this.  May be called from another thread."""

@@ -66,6 +66,27 @@ def mark(slots: Any, bits: Any) -> None:
 
 
 @kernel
+def in_a_row(slots: Any) -> Any:
+    """Whether each slot is the one after that before it."""
+    gaps = 0
+    for i in range(1, slots.shape[0]):
+        gaps |= slots[i] - slots[i - 1] - 1
+    return gaps == 0
+
+
+@kernel
+def count_marked(bits: Any) -> Any:
+    """How many bits are set."""
+    count = 0
+    for byte in range(bits.shape[0]):
+        rest = np.int64(bits[byte])
+        rest -= (rest >> 1) & 0x55
+        rest = (rest & 0x33) + ((rest >> 2) & 0x33)
+        count += (rest + (rest >> 4)) & 0x0F
+    return count
+
+
+@kernel
 def marked(bits: Any, out: Any) -> Any:
     """The slots whose bit is set, ascending, into ``out``; returns how many."""
     count = 0

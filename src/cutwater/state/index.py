@@ -19,7 +19,7 @@ from cutwater.errors import DataError
 from cutwater.state import index_kernels as kernels
 from cutwater.state import row_kernels
 from cutwater.state.keys import decimal_bytes, is_word_key
-from cutwater.state.memory import GrowingArray
+from cutwater.state.memory import GrowingArray, gather
 from cutwater.state.next_table import AT_ONCE_SLOTS, NextTable
 from cutwater.state.words import Words, bytes_view, from_words, to_words
 
@@ -197,7 +197,7 @@ class Int64Index(HashIndex):
         self._keys.reserve(slots, self._count)
 
     def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
-        return [from_words(self._keys.values[slots], self.types[0])]
+        return [from_words(gather(self._keys.values, slots), self.types[0])]
 
     @property
     def key_bytes(self) -> int:
@@ -245,7 +245,7 @@ class WordsIndex(HashIndex):
         self._keys.reserve(slots, self._count)
 
     def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
-        return [from_words(self._keys.values[slots, c], kind) for c, kind in enumerate(self.types)]
+        return [from_words(gather(self._keys.values[:, c], slots), kind) for c, kind in enumerate(self.types)]
 
     @property
     def key_bytes(self) -> int:
@@ -338,8 +338,8 @@ class BytesIndex(HashIndex):
     def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
         found: dict[int, pa.Array] = {}
         for position, c in enumerate(self._word_columns):
-            found[c] = from_words(self._keys.values[slots, position], self.types[c])
-        starts = self._spans.values[slots]
+            found[c] = from_words(gather(self._keys.values[:, position], slots), self.types[c])
+        starts = gather(self._spans.values, slots)
         for position, c in enumerate(self._byte_columns):
             if len(self._byte_columns) > 1:
                 lengths = self._keys.values[slots, len(self._word_columns) + position]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from cutwater.state import column_kernels as kernels
 
-__all__ = ["LARGE_ROWS", "ROWS_RESERVED", "GrowingArray", "Values", "in_background", "populate"]
+__all__ = ["LARGE_ROWS", "ROWS_RESERVED", "GrowingArray", "Values", "gather", "in_background", "populate"]
 
 Values: TypeAlias = npt.NDArray[Any]
 
@@ -31,6 +31,19 @@ LARGE_ROWS = 1 << 17
 ROWS_RESERVED = 1 << 28
 """Rows that an array has address space for once it is large."""
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: pages count when they are touched
+
+
+def gather(values: Values, slots: npt.NDArray[Any]) -> Values:
+    """``values[slots]``, a copy; slots in a row, as of a whole table, are copied in one piece.
+
+    >>> column = np.array([10, 20, 30, 40])
+    >>> gather(column, np.array([1, 2], np.int32)).tolist(), gather(column, np.array([3, 0], np.int32)).tolist()
+    ([20, 30], [40, 10])
+    """
+    count = len(slots)
+    if count and slots.dtype == np.int32 and slots[-1] - slots[0] == count - 1 and kernels.in_a_row(slots):
+        return values[slots[0] : slots[0] + count].copy()
+    return values[slots]
 
 
 class GrowingArray:

@@ -54,3 +54,23 @@ def test_a_quiet_interval_makes_the_next_rest_short_again() -> None:
         log.cut(2)
         log.cut(3)
     assert _found(log.cut(4), 3) == []
+
+
+def test_an_interval_in_which_most_rows_have_changed_is_given_up_at_once() -> None:
+    log = ChangeLog(rows=lambda: 4)
+    log.cut(1)
+    log.mark(_slots(0, 0, 0, 1))
+    assert log.tracking, "half of the rows are not most"
+    log.mark(_slots(2, 2, 2))
+    assert not log.tracking
+    assert _found(log.cut(2), 1) is None
+    assert _found(log.cut(3), 2) is None, "as after a word from outside, it rests for a freeze"
+    log.mark(_slots(3))
+    assert _found(log.cut(4), 3) == [3]
+
+
+def test_before_the_first_freeze_nothing_is_marked() -> None:
+    log = ChangeLog()
+    log.mark(_slots(5))
+    log.cut(1)
+    assert _found(log.cut(2), 1) == []

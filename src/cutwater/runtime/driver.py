@@ -171,7 +171,9 @@ class Driver(abc.ABC):
         if incomplete and now - self._polled_ms > _POLL_MS:
             self._polled_ms = now
             self._job(self._group.progress())
-        self._job(j.Tick(now))
+        due = self._machine.next_due_ms
+        if due is not None and due <= now:
+            self._job(j.Tick(now))
         self._tick()
         for link in self._group.silent(self.config.heartbeat_timeout_ms):
             silence = f"it was silent for {self.config.heartbeat_timeout_ms / 1000:.0f} s"

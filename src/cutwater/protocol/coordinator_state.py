@@ -126,7 +126,10 @@ class CoordinatorState:
     @property
     def next_due_ms(self) -> float | None:
         """When a ``Tick`` is wanted: the next trigger or the next expiry; ``None`` if only events can change things."""
-        due = min((p.expires_ms for p in self._pending.values() if p.stage is PendingStage.TRIGGERED), default=math.inf)
+        due = math.inf
+        for pending in self._pending.values():
+            if pending.stage is PendingStage.TRIGGERED:
+                due = min(due, pending.expires_ms)
         if self._may_trigger and self._place_free:
             due = min(due, self._periodic_due_ms)
         return due if due < math.inf else None
@@ -142,11 +145,14 @@ class CoordinatorState:
 
     @property
     def _may_probe(self) -> bool:
-        final_pending = any(p.kind.final for p in self._pending.values())
-        return self._running and not (self._final_wanted or self._ending or final_pending)
+        if not self._running or self._final_wanted or self._ending:
+            return False
+        return not self._pending or not any(p.kind.final for p in self._pending.values())
 
     @property
     def _place_free(self) -> bool:
+        if not self._pending:
+            return True
         row = PROTOCOLS[self._settings.protocol]
         if (row.switches or row.halts) and any(p.kind.user_owned for p in self._pending.values()):
             return False  # its barriers would overtake those of the savepoint, and end it

@@ -44,6 +44,7 @@ class LocalStore:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).absolute()
+        self._base = str(self.root)  # a path object for each file was a tenth of a checkpoint's time in the driver
         self.atomic_create = True
         self._temp_tag = f"{_TEMP_PREFIX}{_pid_space()}-{os.getpid()}-{uuid.uuid4().hex[:8]}-"
         self._counter = itertools.count()
@@ -78,18 +79,18 @@ class LocalStore:
             ) from error
         with store._errors("open", "."):
             for folder in missing:
-                _sync_folder(folder.parent)
-            one, two = store._temp_path(store.root), store._temp_path(store.root)
+                _sync_folder(str(folder.parent))
+            one, two = store._temp_path(store._base), store._temp_path(store._base)
             try:
-                one.touch()
+                Path(one).touch()
                 os.link(one, two)
             except OSError as error:
-                if error.errno not in _NO_LINKS or not one.exists():
+                if error.errno not in _NO_LINKS or not os.path.exists(one):
                     raise
                 store.atomic_create = False
             finally:
-                one.unlink(missing_ok=True)
-                two.unlink(missing_ok=True)
+                _unlink(one)
+                _unlink(two)
         return store
 
     # -- Store
@@ -98,35 +99,36 @@ class LocalStore:
         """See ``Store.create``.  A ``False`` is durable too: the entry that was there first has been synced."""
         target = self._resolve(path)
         with self._errors("create", path):
-            fd, temp = self._open_new(target.parent)
+            folder = os.path.dirname(target)
+            fd, temp = self._open_new(folder)
             try:
                 _write_all(fd, data)
                 os.fsync(fd)
                 made = _link(fd, temp, target)
             finally:
                 os.close(fd)
-                temp.unlink(missing_ok=True)
-            _sync_folder(target.parent)
+                _unlink(temp)
+            _sync_folder(folder)
             return made
 
     def write(self, path: str) -> BinaryIO:
         """See ``Store.write``."""
         target = self._resolve(path)
         with self._errors("create", path):
-            self._make_folder(target.parent)
+            self._make_folder(os.path.dirname(target))
             raw = _RawFile(self, path, target)
         return cast(BinaryIO, io.BufferedWriter(raw, 1 << 16))
 
     def close_durably(self, file: BinaryIO) -> None:
         """See ``Store.close_durably``."""
-        target = Path(file.name)
-        with self._errors("write", str(target)):
+        target = file.name
+        with self._errors("write", target):
             try:
                 file.flush()
                 os.fsync(file.fileno())
             finally:
                 file.close()
-            _sync_folder(target.parent)
+            _sync_folder(os.path.dirname(target))
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | memoryview:
         """See ``Store.read``."""
@@ -151,7 +153,7 @@ class LocalStore:
         """See ``Store.list``.  Temporary files of unfinished creates are not shown."""
         found: list[str] = []
         with self._errors("list", prefix or "."):
-            for path in _walk(self._resolve(prefix)):
+            for path in _walk(Path(self._resolve(prefix))):
                 if not path.name.startswith(_TEMP_PREFIX):
                     found.append(path.relative_to(self.root).as_posix())
         return sorted(found)
@@ -169,7 +171,7 @@ class LocalStore:
     def delete(self, path: str) -> None:
         """See ``Store.delete``.  Not synced: a delete undone by a power failure is done again later."""
         target = self._resolve(path)
-        if target == self.root:
+        if os.path.normpath(target) == self._base:
             raise StorageError(f"refused to delete the whole checkpoint directory {self.root}")
         with self._errors("delete", path):
             try:
@@ -178,7 +180,7 @@ class LocalStore:
                     self._synced = {f for f in self._synced if not f"{f}{os.sep}".startswith(gone)}
                     shutil.rmtree(target)
                 else:
-                    target.unlink()
+                    os.unlink(target)
             except FileNotFoundError:
                 return
 
@@ -186,7 +188,7 @@ class LocalStore:
         """See ``Store.sweep``: temporary files whose writers are dead or, of other hosts, older than a day."""
         removed = 0
         with self._errors("sweep", prefix or "."):
-            for path in _walk(self._resolve(prefix)):
+            for path in _walk(Path(self._resolve(prefix))):
                 if path.name.startswith(_TEMP_PREFIX) and _is_abandoned(path):
                     path.unlink(missing_ok=True)
                     removed += 1
@@ -194,31 +196,32 @@ class LocalStore:
 
     # -- inside
 
-    def _resolve(self, path: str) -> Path:
+    def _resolve(self, path: str) -> str:
         if path.startswith("/") or ".." in path.split("/") or "\0" in path:
             raise StorageError(f"path {path!r} leads out of the checkpoint directory")
-        return self.root / path
+        return os.path.join(self._base, path) if path else self._base
 
-    def _temp_path(self, folder: Path) -> Path:
-        return folder / f"{self._temp_tag}{next(self._counter)}"
+    def _temp_path(self, folder: str) -> str:
+        return os.path.join(folder, f"{self._temp_tag}{next(self._counter)}")
 
-    def _open_new(self, folder: Path) -> tuple[int, Path]:
+    def _open_new(self, folder: str) -> tuple[int, str]:
         self._make_folder(folder)
         temp = self._temp_path(folder)
         return os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temp
 
-    def _make_folder(self, folder: Path) -> None:
+    def _make_folder(self, folder: str) -> None:
         """Make a folder below the root, durably: whoever made it, this process syncs its parent once."""
-        if folder == self.root or (str(folder) in self._synced and folder.is_dir()):
+        if folder == self._base or (folder in self._synced and os.path.isdir(folder)):
             return
-        self._require_root("write", str(folder))
-        self._make_folder(folder.parent)
+        self._require_root("write", folder)
+        parent = os.path.dirname(folder)
+        self._make_folder(parent)
         with suppress(FileExistsError):
-            folder.mkdir()
-        _sync_folder(folder.parent)
+            os.mkdir(folder)
+        _sync_folder(parent)
         if len(self._synced) >= _KNOWN_FOLDERS_LIMIT:
             self._synced = set()
-        self._synced.add(str(folder))
+        self._synced.add(folder)
 
     def _require_root(self, what: str, path: str) -> None:
         if not self.root.is_dir():
@@ -263,7 +266,7 @@ class LocalStore:
 class _RawFile(io.FileIO):
     """A new file whose errors are ours."""
 
-    def __init__(self, store: LocalStore, path: str, target: Path) -> None:
+    def __init__(self, store: LocalStore, path: str, target: str) -> None:
         super().__init__(target, "xb")
         self._store = store
         self._path = path
@@ -273,7 +276,12 @@ class _RawFile(io.FileIO):
             return super().write(b)
 
 
-def _link(fd: int, temp: Path, target: Path) -> bool:
+def _unlink(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _link(fd: int, temp: str, target: str) -> bool:
     try:
         os.link(temp, target)
     except OSError as error:
@@ -306,7 +314,7 @@ def _pread_all(fd: int, offset: int, length: int) -> bytes | memoryview:
     return data[:done]
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync_folder(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

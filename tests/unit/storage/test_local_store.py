@@ -225,10 +225,10 @@ def test_sweep_removes_temporary_files_of_dead_processes_only(store):
     )
     done = subprocess.run([sys.executable, "-c", code, str(store.root)], check=False)
     assert done.returncode == 9
-    _, living = store._open_new(store.root / "f")
+    _, living = store._open_new(str(store.root / "f"))
     assert len(os.listdir(store.root / "f")) == 2
     assert store.sweep() == 1
-    assert os.listdir(store.root / "f") == [living.name]
+    assert os.listdir(store.root / "f") == [os.path.basename(living)]
     old = store.root / "f" / f"{local._TEMP_PREFIX}otherhost-1-x"
     old.touch()
     assert store.sweep() == 0

@@ -8,10 +8,13 @@ told that the checkpoint completed; commit is idempotent.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from numbers import Real
 from typing import Any, Literal, Protocol
 
 import msgspec
 import pyarrow as pa
+
+from cutwater.errors import BuildError
 
 __all__ = [
     "BadRows",
@@ -27,6 +30,7 @@ __all__ = [
     "Split",
     "SplitReader",
     "SubtaskCommitter",
+    "check_rate",
     "dead_letter_schema",
 ]
 
@@ -44,6 +48,21 @@ dead_letter_schema = pa.schema(
         pa.field("raw", pa.string()),  # the line, or the row as JSON
     ]
 )
+
+
+def check_rate(rate: object) -> None:
+    """Refuse a rate that is neither ``None`` (as fast as possible) nor a number of rows per second above 0.
+
+    >>> check_rate("fast")
+    Traceback (most recent call last):
+    cutwater.errors.BuildError: a rate is a number of rows per second above 0, not 'fast'. Write for example 1000 ...
+    """
+    number = isinstance(rate, Real) and not isinstance(rate, bool)
+    if rate is not None and not (number and float(rate) > 0):
+        raise BuildError(
+            f"a rate is a number of rows per second above 0, not {rate!r}",
+            hint="Write for example 1000 (or None: as fast as possible).",
+        )
 
 
 class Split(msgspec.Struct, frozen=True):

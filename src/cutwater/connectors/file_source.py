@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from cutwater.connectors.base import BadRows, Json, SourceContext, Split, SplitReader
+from cutwater.connectors.base import BadRows, Json, SourceContext, Split, SplitReader, check_rate
 from cutwater.connectors.file_listing import FileEntry, absolute_paths, list_files
 from cutwater.connectors.line_blocks import compression_of
 from cutwater.connectors.parquet_reader import ParquetReader, file_schema, parquet_splits
@@ -91,8 +91,7 @@ class FileSource:
     ) -> None:
         if format is not None and format not in _FORMATS.values():
             raise BuildError(f"files: unknown format {format!r}", hint="There are 'parquet', 'csv' and 'json'.")
-        if rate is not None and not rate > 0:
-            raise ConfigError(f"files: rate must be above 0 rows per second, got {rate!r}")
+        check_rate(rate)
         if bad_rows not in ("fail", "dead_letter"):
             raise ConfigError(f"files: bad_rows is 'fail' or 'dead_letter', got {bad_rows!r}")
         if discover_interval_ms <= 0 or settle_ms < 0:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from cutwater.connectors.base import BadRows, Json, SourceContext, Split
+from cutwater.connectors.base import BadRows, Json, SourceContext, Split, check_rate
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.schema_text import as_schema
 
@@ -58,8 +58,7 @@ class RateSource:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < low):
                 raise BuildError(f"generate: {name} must be a whole number of at least {low}, got {value!r}")
-        if self.rate is not None and not self.rate > 0:
-            raise BuildError(f"generate: the rate must be above 0 rows per second, got {self.rate!r}")
+        check_rate(self.rate)
 
     @property
     def bounded(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from cutwater.connectors.base import BadRows, Json, SourceContext, Split
+from cutwater.connectors.base import BadRows, Json, SourceContext, Split, check_rate
 from cutwater.errors import BuildError, DataError
 from cutwater.operators.schema_text import as_schema
 
@@ -74,6 +74,9 @@ class MemorySource:
     partitions: tuple[tuple[pa.RecordBatch | Fault, ...], ...]
     rate: float | None = None
     bad_rows: BadRows = "fail"
+
+    def __post_init__(self) -> None:
+        check_rate(self.rate)
 
     @property
     def bounded(self) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from cutwater.connectors.base import Json, SourceContext, Split, SplitReader
+from cutwater.connectors.base import Json, SourceContext, Split, SplitReader, check_rate
 from cutwater.connectors.file_listing import FileEntry
 from cutwater.connectors.file_source import FileSource
 from cutwater.decoding import prepare
@@ -52,6 +52,7 @@ class _Unstaged:
     replayable = True
 
     def __init__(self, df: DataFrame, rate: float | None, discover_interval_ms: float) -> None:
+        check_rate(rate)
         self._df = df
         self._rate, self._discover_interval_ms = rate, discover_interval_ms
 

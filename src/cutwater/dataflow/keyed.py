@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, Never, cast
 
 from cutwater.dataflow.build import Duration, duration_us, located
 from cutwater.dataflow.keyed_results import DeduplicatedStream, JoinedStream, WindowedStream
-from cutwater.dataflow.keyed_steps import Windowing, interval_join, running_aggregate, window_join
+from cutwater.dataflow.keyed_steps import Windowing, interval_join, refuse_unnamed, running_aggregate, window_join
 from cutwater.dataflow.steps import with_event_time
 from cutwater.dataflow.stream import Stream
 from cutwater.dataflow.table_steps import deduplicate, join_as_of, join_tables, top, with_changes
@@ -39,14 +39,21 @@ class KeyedStream(Stream):
         """As ``Stream.with_event_time``; the key stays."""
         return KeyedStream(self._builder, with_event_time(self._builder, self._upstream, column), self._dead_letters)
 
-    def aggregate(self, id: str, *, parallelism: int | None = None, **aggregates: AggregateCall) -> Stream:
+    def aggregate(
+        self, id: str, *unnamed: Never, parallelism: int | None = None, **aggregates: AggregateCall
+    ) -> Stream:
         """Running aggregates: one row for each row, with the values so far of its key.
 
         Columns: the keys, the event time (if any), then one per aggregate.
 
         Args:
+            unnamed: nothing; each aggregate needs a name.
             aggregates: name of the column = ``cw.count()``, ``cw.sum("x")``, ``cw.max("x")`` ...
+
+        Raises:
+            BuildError: no aggregate, one without a name, or one that does not fit its column.
         """
+        refuse_unnamed(id, unnamed)
         return self._stream(running_aggregate(self._builder, id, self._upstream, aggregates, parallelism))
 
     def window(

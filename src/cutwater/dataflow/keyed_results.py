@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Never
 
 from cutwater.dataflow.build import GraphBuilder, Upstream
-from cutwater.dataflow.keyed_steps import Windowing, window_aggregate
+from cutwater.dataflow.keyed_steps import Windowing, refuse_unnamed, window_aggregate
 from cutwater.dataflow.stream import Stream
 from cutwater.dataflow.table_steps import window_top
 from cutwater.errors import BuildError
@@ -25,7 +25,9 @@ class WindowedStream:
         self._upstream = upstream
         self._windowing = windowing
 
-    def aggregate(self, id: str, *, parallelism: int | None = None, **aggregates: AggregateCall) -> WindowedResult:
+    def aggregate(
+        self, id: str, *unnamed: Never, parallelism: int | None = None, **aggregates: AggregateCall
+    ) -> WindowedResult:
         """One row for each key and window, when the watermark passes the window's end (and when ``window`` says so).
 
         Columns: the keys, ``window_start``, ``window_end`` (not with the global window), then one per aggregate.
@@ -33,8 +35,9 @@ class WindowedStream:
 
         Args:
             id: names the state.
-            aggregates: as in ``KeyedStream.aggregate``.
+            unnamed, aggregates: as in ``KeyedStream.aggregate``.
         """
+        refuse_unnamed(id, unnamed)
         made = window_aggregate(self._builder, id, self._upstream, aggregates, self._windowing, parallelism)
         return WindowedResult(self._builder, made)
 

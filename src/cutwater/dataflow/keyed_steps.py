@@ -42,6 +42,25 @@ class Windowing:
     discarding: bool
 
 
+def refuse_unnamed(id: str, unnamed: tuple[object, ...]) -> None:
+    """Say to whom gave an aggregate by its place how to write it.
+
+    >>> import cutwater as cw
+    >>> refuse_unnamed("totals", (cw.sum("value"),))
+    Traceback (most recent call last):
+    cutwater.errors.BuildError: step 'totals': an aggregate without a name. Name its column: n=cw.sum('value').
+    """
+    from cutwater.operators.accumulators import AggregateCall
+
+    if not unnamed:
+        return
+    first = unnamed[0]
+    if not isinstance(first, AggregateCall):
+        raise BuildError(f"{first!r} is not an aggregate", step=id, hint="Write for example n=cw.count().")
+    call = f"cw.{first.kind}({'' if first.column is None else repr(first.column)})"
+    raise BuildError("an aggregate without a name", step=id, hint=f"Name its column: n={call}.")
+
+
 def running_aggregate(
     builder: GraphBuilder,
     id: str,

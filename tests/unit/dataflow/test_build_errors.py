@@ -60,6 +60,21 @@ MISTAKES = {
     ),
     "aggregate that does not fit": (lambda f: f.key_by("origin").aggregate("a", m=cw.sum("carrier")), "a", ["sum"]),
     "aggregate that is none": (lambda f: f.key_by("origin").aggregate("a", m="max"), "a", ["not an aggregate"]),
+    "aggregate without a name": (
+        lambda f: f.key_by("origin").aggregate("a", cw.count()),
+        "a",
+        ["without a name", "n=cw.count()"],
+    ),
+    "aggregate of a window without a name": (
+        lambda f: f.key_by("origin").window("w", HOURLY).aggregate("a", cw.max("delay"), n=cw.count()),
+        "a",
+        ["without a name", "n=cw.max('delay')"],
+    ),
+    "aggregate by its place that is none": (
+        lambda f: f.key_by("origin").aggregate("a", "max"),
+        "a",
+        ["'max' is not an aggregate", "n=cw.count()"],
+    ),
     "aggregate named like the key": (
         lambda f: f.key_by("origin").aggregate("a", origin=cw.count()),
         "a",

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cutwater.connectors.file_source import FileSource
 from cutwater.connectors.generate import RateSource, generate, rate
+from cutwater.connectors.memory import memory
+from cutwater.connectors.spark_source import DataFrameSource
 from cutwater.errors import BuildError, UserCodeError
 
 
@@ -102,3 +109,20 @@ def test_a_wrong_function_is_named_with_its_call(fn: object, message: str) -> No
 def test_options_out_of_range_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(BuildError, match=next(iter(options))):
         generate(numbers, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", ["fast", True, -1, float("nan"), 0, [1]])
+def test_a_rate_that_is_none_is_refused_by_every_source_with_what_to_write(tmp_path: Path, wrong: object) -> None:
+    sources: list[Callable[[], object]] = [
+        lambda: rate(wrong),  # type: ignore[arg-type]
+        lambda: memory([], schema="n long", rate=wrong),  # type: ignore[arg-type]
+        lambda: FileSource(tmp_path, rate=wrong),  # type: ignore[arg-type]
+        lambda: DataFrameSource(object(), rate=wrong),  # type: ignore[arg-type]
+    ]
+    for make in sources:
+        with pytest.raises(BuildError, match=r"rows per second above 0, not .*Write for example 1000"):
+            make()
+
+
+def test_a_rate_may_be_any_kind_of_number() -> None:
+    assert [rate(r).rate for r in (5, 0.5, np.int64(7), None)] == [5, 0.5, 7, None]

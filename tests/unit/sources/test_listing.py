@@ -95,7 +95,6 @@ def test_other_places_and_unknown_formats_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"rate": 0.0},
         {"bad_rows": "skip"},
         {"delimiter": "||"},
         {"quote": ""},

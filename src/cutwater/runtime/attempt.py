@@ -323,11 +323,15 @@ class Attempt(SurvivingAttempt):
         """Counters since the attempt began."""
         rows_in: dict[str, int] = {}
         rows_out: dict[str, int] = {}
+        rows_unread: dict[str, dict[int, int]] = {}
         watermarks: dict[str, int] = {}
         for subtask in self._subtasks:
             for node in subtask.chain.nodes:
                 rows_in[node.step] = rows_in.get(node.step, 0) + node.rows_in
                 rows_out[node.step] = rows_out.get(node.step, 0) + node.rows_out
+                for output, rows in node.rows_unread.items():
+                    unread = rows_unread.setdefault(node.step, {})
+                    unread[output] = unread.get(output, 0) + rows
             if subtask.chain.watermark != MIN_WATERMARK:
                 watermarks[subtask.chain.nodes[0].step] = subtask.chain.watermark
         elapsed_ms = (time.monotonic() - self._started_s) * 1000
@@ -343,4 +347,5 @@ class Attempt(SurvivingAttempt):
             backpressured_ms=sum(s.full_s for s in self._subtasks) * 1000,
             idle_ms=self.idle_s * 1000,
             region=self.region,
+            rows_unread=rows_unread,
         )

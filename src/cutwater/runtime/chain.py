@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -79,6 +79,8 @@ class Node:
     """Per output."""
     rows_in: int = 0
     rows_out: int = 0
+    rows_unread: dict[int, int] = field(default_factory=dict[int, int])
+    """Per output that leads nowhere."""
 
     @property
     def step(self) -> str:
@@ -144,7 +146,11 @@ class Chain:
                 continue
             if output == 0:
                 self.nodes[node].rows_out += batch.num_rows
-            for target in routes[output]:
+            targets = routes[output]
+            if not targets:
+                unread = self.nodes[node].rows_unread
+                unread[output] = unread.get(output, 0) + batch.num_rows
+            for target in targets:
                 if isinstance(target, Target):
                     self._run(target.node, target.input, batch)
                 else:

@@ -147,6 +147,8 @@ class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
     backpressured_ms: float
     idle_ms: float
     region: int = 0
+    rows_unread: dict[str, dict[int, int]] = {}
+    """Rows of outputs that no step reads, by the number of the output."""
 
 
 CONSOLE = "console"

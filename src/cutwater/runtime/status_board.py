@@ -14,10 +14,12 @@ from cutwater.config import JobConfig
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.operators.base import MAX_WATERMARK
 from cutwater.protocol.job import JobMachine
+from cutwater.protocol.job_messages import JobPhase
 from cutwater.protocol.pending import CheckpointStatistics
 from cutwater.runtime import control as c
 from cutwater.runtime.copy_messages import CopiesHeld
 from cutwater.runtime.failures import first_line
+from cutwater.runtime.late_rows import LateRows
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.status import CheckpointStatus, CopiesStatus, JobStatus, RestartEvent, StepStatus, WorkerStatus
 from cutwater.storage.manifest import Manifest
@@ -42,6 +44,7 @@ class StatusBoard:
         self._copies: dict[int, CopiesHeld] = {}
         self._metrics: dict[tuple[int, int], c.Metrics] = {}
         """By slot and region."""
+        self._late = LateRows(plan)
         self._shares: dict[tuple[int, int], tuple[float, float]] = {}
         self._history: deque[tuple[float, int]] = deque()
         self._read_before = 0
@@ -86,6 +89,8 @@ class StatusBoard:
             self._update(phase=machine.phase.value, attempt=machine.attempt)
 
     def ended(self, outcome: str, reason: str) -> None:
+        for warning in self._late.total(self._checkpoints.restored_id):
+            self.warn(warning)
         self._update(phase="ended", outcome=outcome, reason=reason)
 
     def joined(self, hello: c.Hello) -> None:
@@ -224,6 +229,10 @@ class StatusBoard:
                 watermark_ms=min(real) // 1000 if real else self._status.watermark_ms,
                 steps=steps,
             )
+            self._late.count(self._metrics.values())
+            running = self._status.phase == JobPhase.RUNNING.value
+        for warning in self._late.fresh() if running else ():  # the end tells the sums
+            self.warn(warning)
 
     def _steps(self) -> dict[str, StepStatus]:
         steps: dict[str, StepStatus] = {}

@@ -118,7 +118,7 @@ BUGS = {
 @pytest.mark.parametrize(
     ("bug", "scope"),
     [
-        *((bug, "job") for bug in BUGS),
+        *((bug, "job") for bug in BUGS if bug != "an order is asked of nobody"),  # under "job" nobody asks for one
         ("nothing restored is committed", "region"),
         ("a key is dropped", "task"),
         ("nothing restored is committed", "task"),

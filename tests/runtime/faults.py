@@ -206,7 +206,8 @@ def forgetting_the_log(args: Any) -> None:
     from cutwater.runtime.channel_state import ChannelLogs
 
     def nothing(self: ChannelLogs, checkpoint_id: int) -> Any:
-        return self._kept.pop(checkpoint_id, None) and []
+        self._kept.pop(checkpoint_id, None)
+        return []
 
     ChannelLogs.take = nothing
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 
+import explored
 import pytest
 from click.testing import CliRunner
 
 from cutwater.errors import ConfigError
 from cutwater.sim.explore import Explored, explore_world
+from cutwater.sim.explore_job import JobState
 from cutwater.sim.explore_world import Budget
 from cutwater.sim.explore_worlds import combinations, first_state
 from cutwater.sim.planted import PLANTED
@@ -36,6 +38,9 @@ def all_of(world: str, protocol: str, *, large: bool) -> Explored:
 def test_no_interleaving_breaks_a_promise(protocol: str) -> None:
     found = [all_of(world, protocol, large=False) for world in WORLDS[protocol]]
     assert sum(f.states for f in found) >= STATES_MIN
+    told = [*map(explored.row, found), explored.total(protocol, found)]
+    page = explored.PAGE.read_text()
+    assert [line for line in told if line not in page] == [], "python tests/sim/explored.py writes the table anew"
 
 
 @pytest.mark.full
@@ -73,6 +78,17 @@ def test_a_planted_bug_is_found_and_the_shortest_way_to_it_told(bug: str) -> Non
     assert not found.complete
     assert found.script
     assert not explore_world(world, plant.protocol, budget=budget, states_max=found.states).violation
+
+
+@pytest.mark.full
+def test_a1_a_freeze_in_the_middle_of_work_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An alignment that takes too long is heard while a part of what a row was made into has not left."""
+    monkeypatch.setattr(JobState, "is_idle", lambda self, task: True)
+    found = explore_world("slices", "unaligned")
+    assert found.violation.startswith("lost or doubled rows")
+    work, cut = "sink 0 goes on with its work", found.script.index("publish: checkpoint 1")
+    assert found.script[:cut].count(work) == 4
+    assert "crash" in found.script[cut:]
 
 
 def test_the_way_is_a_shortest_one_and_readable() -> None:
@@ -133,6 +149,11 @@ def test_the_command_tells_what_it_found() -> None:
     assert done.output.startswith("line, none: ")
     for word in ("states (all of them)", "transitions", "ends", "depth", " s: no violation"):
         assert word in done.output
+
+
+def test_the_command_adds_the_states_of_each_protocol_up() -> None:
+    done = CliRunner().invoke(cli, ["explore", "--world", "two_lines", "--states", "100"], catch_exceptions=False)
+    assert done.output.splitlines()[-1] == "states by protocol: unaligned 100, aligned 100"
 
 
 def test_the_command_fails_with_the_way_to_a_planted_bug() -> None:

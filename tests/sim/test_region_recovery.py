@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cutwater.protocol.rows import PROTOCOLS
-from cutwater.sim.graphs import WORLDS
+from cutwater.sim.dataflows import WORLDS
 from cutwater.sim.schedule import Fault, Recovery, Schedule, make_schedule
 from cutwater.sim.simulate import play
 

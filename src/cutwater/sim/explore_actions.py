@@ -9,8 +9,8 @@ from typing import Any
 from cutwater.protocol import messages as m
 from cutwater.protocol.loops import ProbeWanted
 from cutwater.protocol.reasons import CheckpointKind
-from cutwater.sim.explore_job import JobState, rows_of
-from cutwater.sim.explore_world import Action, Barrier, Cut, Done
+from cutwater.sim.explore_job import JobState
+from cutwater.sim.explore_world import HERE, Action, Barrier, Cut, Done, rows_of
 from cutwater.sim.graphs import source_row
 from cutwater.sim.judge import Violation
 from cutwater.trace import events as e
@@ -47,23 +47,27 @@ class ActingState(JobState):
         world, machines = self.world, self.machines
         known = [world.known(n) for n in machines]
         for t in world.sources:
-            if known[t][0] and not known[t][2]:
+            if known[t][0] and not known[t][2] and not self.work[t]:
                 found.append(("read", t))
         for spec in world.graph.channels:
             c = spec.index
             if self.out[c]:
                 found.append(("deliver", c))
+            if self.work[spec.target]:
+                continue
             if self.urgent[c]:
                 found.append(("take urgent", c))
             elif self.inq[c] and c in known[spec.target][1]:
                 found.append(("take", c))
         for t in world.tasks:
-            if self.control[t]:
+            if self.work[t]:
+                found.append(("slice", t))
+            if self.control[t] and self._may_hear(t):
                 found.append(("hear", t))
             if self.writes[t]:
                 found.append(("durable", t))
         found += [("acknowledge", n) for n in range(len(self.acks))]
-        found += [("timeout", *timer) for timer in self.timers]
+        found += [("timeout", *timer) for timer in self.timers if self.is_idle(timer[0])]
         if self.publishing:
             found.append(("publish",))
         if not self.final and all(k[2] for k in known):
@@ -88,6 +92,11 @@ class ActingState(JobState):
     def _crashes(self) -> list[Action]:
         return [("crash",)]
 
+    def _may_hear(self, task: int) -> bool:
+        """The next control message, and so those behind it, may have to wait for the end of work (A1)."""
+        event = self.world.memo.events[self.control[task][0]]
+        return self.is_idle(task) or not isinstance(event, m.Trigger | m.LoopVerdict)
+
     def _wants_probe(self, task: int) -> bool:
         """A head asks for a wave when its outside has ended and its loop has not."""
         world = self.world
@@ -104,7 +113,11 @@ class ActingState(JobState):
         at_once, events = self.world.at_once, self.world.memo.events
         if at_once:
             while any(self.control):
-                heard = [t for t in self.world.tasks if self.control[t] and type(events[self.control[t][0]]) in at_once]
+                heard = [
+                    t
+                    for t in self.world.tasks
+                    if self.control[t] and type(events[self.control[t][0]]) in at_once and self._may_hear(t)
+                ]
                 if not heard:
                     break
                 for t in heard:
@@ -131,6 +144,8 @@ class ActingState(JobState):
         if name == "acknowledge":
             event = self.acks[rest[0]][0]
             return f"{type(event).__name__} of {graph.names[event.subtask]}: checkpoint {event.checkpoint_id}"
+        if name == "slice":
+            return f"{graph.names[rest[0]]} goes on with its work"
         if name == "timeout":
             return f"timeout {graph.names[rest[0]]}: checkpoint {rest[1]}"
         return f"publish: checkpoint {self.publishing[0]}" if name == "publish" else str(name)
@@ -147,16 +162,33 @@ class ActingState(JobState):
         self.process(task, source_row(task, rows[number], self.world.graph.cyclic), ())
 
     def process(self, task: int, row: int, takes: tuple[e.Span, ...]) -> None:
-        """One event of the dataflow: a row goes where it has to, or ends here."""
-        graph = self.world.graph
-        moves = graph.moves[task][row]
-        sends: list[e.Span] = []
-        for channel, after in moves:
-            sends.append(e.Span(graph.channel_names[channel], self.emit(channel, after)))
-        if not moves:
-            self.open[task] = tuple(sorted((*self.open[task], row >> 4)))
+        """One event of the dataflow: what is made of a row goes where it has to, or ends here; later, if in slices."""
+        graph, step = self.world.graph, self.world.graph.tasks[task][0]
+        made = graph.moves[task][row] or tuple((HERE, piece >> 4) for piece in graph.made_of(step, row))
+        if graph.steps[step].slices:
+            self.work[task], made = made, ()
+        self._hand_out(task, made, takes)
+
+    def slice(self, task: int) -> None:
+        """One of the rows that were made leaves."""
+        self._check_not_halted(task)
+        made, *rest = self.work[task]
+        self.work[task] = tuple(rest)
+        self._hand_out(task, (made,), ())
+
+    def _hand_out(self, task: int, made: tuple[tuple[int, int], ...], takes: tuple[e.Span, ...]) -> None:
+        graph, sends = self.world.graph, list[e.Span]()
+        for channel, row in made:
+            if channel == HERE:
+                self.open[task] = tuple(sorted((*self.open[task], row)))
+            else:
+                sends.append(e.Span(graph.channel_names[channel], self.emit(channel, row)))
         if self.story is not None:
             self.story.append(e.Step(0.0, graph.names[task], self.attempt, takes, tuple(sends)))
+
+    def _check_not_halted(self, task: int) -> None:
+        if self.world.row.halts and any(t == task for t, _ in self.cuts):
+            raise Violation("not halted", f"{self.world.graph.names[task]} moves rows while a checkpoint is undecided")
 
     def deliver(self, channel: int) -> None:
         """The next item goes from the sender's queue to the receiver's."""
@@ -179,8 +211,7 @@ class ActingState(JobState):
             if item != self.taken[channel]:
                 what = f"row {item} was taken when row {self.taken[channel]} was next"
                 raise Violation("order of a channel", f"{world.graph.channel_names[channel]}: {what}")
-            if world.row.halts and any(t == task for t, _ in self.cuts):
-                raise Violation("not halted", f"{world.graph.names[task]} moves rows while a checkpoint is undecided")
+            self._check_not_halted(task)
             self.taken[channel] += 1
             self.feed(task, world.row_taken[channel], (item,))
             self.process(task, self.history[channel][item], (e.Span(world.graph.channel_names[channel], item),))
@@ -324,6 +355,7 @@ _STEPS: dict[str, str] = {
     "take": "take",
     "take urgent": "take_urgent",
     "hear": "hear",
+    "slice": "slice",
     "durable": "written",
     "acknowledge": "acknowledge",
     "timeout": "timeout",

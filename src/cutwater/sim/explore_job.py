@@ -13,12 +13,12 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.loops import LoopEvent, LoopReport, LoopReported, StartProbe, WaveCompleted, WaveFailed
 from cutwater.protocol.reasons import CheckpointKind
 from cutwater.protocol.rows import FreezeOn
-from cutwater.sim.explore_world import END, Barrier, Cut, Done, Item, JobWorld
+from cutwater.sim.explore_world import END, Barrier, Cut, Done, Item, JobWorld, rows_of
 from cutwater.sim.judge import Violation
 from cutwater.sim.small import new_coordinator
 from cutwater.trace import events as e
 
-__all__ = ["JobState", "rows_of"]
+__all__ = ["JobState"]
 
 
 class JobState:
@@ -27,7 +27,7 @@ class JobState:
     __slots__ = (
         "acks", "attempt", "committed", "completed", "control", "coordinator", "crashes", "cuts", "done", "emitted",
         "expiries", "final", "history", "inq", "logs", "machines", "monitor", "now", "open", "out", "probes",
-        "publishing", "requests", "staged", "story", "taken", "timers", "urgent", "world", "writes",
+        "publishing", "requests", "staged", "story", "taken", "timers", "urgent", "work", "world", "writes",
     )  # fmt: skip
 
     def __init__(self, world: JobWorld) -> None:
@@ -74,6 +74,8 @@ class JobState:
         self.open: list[tuple[int, ...]] = [()] * tasks
         """Identities of rows that ended here since the last freeze."""
         self.staged: list[tuple[tuple[int, tuple[int, ...]], ...]] = [()] * tasks
+        self.work: list[tuple[tuple[int, int], ...]] = [()] * tasks
+        """What is made and has not left: channel and row, or ``HERE`` and the identity of a row that ends here."""
         for t, cut in cuts.items():  # T2
             self.commit(t, cut.staged, done.id if done else 0)
         self.machines = [world.memo.number(t, self._new_machine(t, cuts)) for t in world.tasks]
@@ -112,7 +114,7 @@ class JobState:
         new.completed, new.story = None, None
         new.history, new.taken, new.emitted = self.history[:], self.taken[:], self.emitted[:]
         new.open, new.staged, new.machines = self.open[:], self.staged[:], self.machines[:]
-        new.control, new.writes = self.control[:], self.writes[:]
+        new.control, new.writes, new.work = self.control[:], self.writes[:], self.work[:]
         new.out, new.inq, new.urgent = self.out[:], self.inq[:], self.urgent[:]
         new.cuts, new.logs = self.cuts.copy(), self.logs.copy()
         return new
@@ -122,8 +124,9 @@ class JobState:
         return (
             *self.machines, self.coordinator, self.monitor, *self.out, *self.inq, *self.urgent, *self.control,
             *self.writes, self.acks, self.publishing, self.timers, *self.history, *self.taken, *self.emitted,
-            *self.open, *self.staged, self.committed, frozenset(self.cuts.items()), frozenset(self.logs.items()),
-            self.done, self.final, self.requests, self.crashes, self.expiries, self.probes, self.attempt, self.now,
+            *self.open, *self.staged, *self.work, self.committed, frozenset(self.cuts.items()),
+            frozenset(self.logs.items()), self.done, self.final, self.requests, self.crashes, self.expiries,
+            self.probes, self.attempt, self.now,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------- channels and output
@@ -135,6 +138,10 @@ class JobState:
     def choices(self, task: int) -> int:
         """How many a subtask has made: not counted where everything goes back."""
         return 0
+
+    def is_idle(self, task: int) -> bool:
+        """It is not in the middle of work: what may freeze the state does not have to wait (A1)."""
+        return not self.work[task]
 
     def emit(self, channel: int, row: int) -> int:
         """A row leaves its subtask; returns its number."""
@@ -276,7 +283,7 @@ class JobState:
             self.urgent[c] += (items[place],)  # type: ignore[operator]
 
     def _watch(self, task: int, effect: m.WatchAlignment, _: object) -> m.Event | None:
-        if self.world.budget.hasty:
+        if self.world.budget.hasty and self.is_idle(task):
             return m.AlignmentTimeout(effect.checkpoint_id)
         self.timers += ((task, effect.checkpoint_id),)
         return None
@@ -385,10 +392,6 @@ class JobState:
         """Nobody looks at the parts of these checkpoints any more."""
         self.cuts = {k: v for k, v in self.cuts.items() if not is_over(k[1])}
         self.logs = {k: v for k, v in self.logs.items() if not is_over(k[0])}
-
-
-def rows_of(items: tuple[Item, ...]) -> tuple[int, ...]:
-    return tuple(i for i in items if type(i) is int)
 
 
 def _place(items: tuple[Item, ...], id: int) -> int | None:

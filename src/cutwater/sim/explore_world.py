@@ -12,7 +12,7 @@ from cutwater.sim.graphs import Graph
 from cutwater.sim.planted import Plant
 from cutwater.sim.small import Memo
 
-__all__ = ["END", "Action", "Barrier", "Budget", "Cut", "Done", "Item", "JobWorld"]
+__all__ = ["END", "HERE", "Action", "Barrier", "Budget", "Cut", "Done", "Item", "JobWorld", "rows_of"]
 
 
 Action: TypeAlias = tuple[Any, ...]
@@ -44,6 +44,8 @@ class Budget(NamedTuple):
 
 
 END = "end"
+HERE = -1
+"""In the place of a channel."""
 
 
 class Barrier(NamedTuple):
@@ -60,6 +62,11 @@ class Barrier(NamedTuple):
 
 Item: TypeAlias = "int | Barrier | str"
 """A row's number, a barrier, or ``END``."""
+
+
+def rows_of(items: tuple[Item, ...]) -> tuple[int, ...]:
+    """The rows among the items of a queue."""
+    return tuple(i for i in items if type(i) is int)
 
 
 class Cut(NamedTuple):

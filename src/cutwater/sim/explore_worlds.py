@@ -81,8 +81,10 @@ JOBS = {
     "join": Graph("join", [Step("read", 2), Step("sink")], [("read", "sink", "hash")]),
     "loop": Graph("loop", [Step("read"), Step("loop", 2)],
                   [("read", "loop", "hash"), ("loop", "loop", "hash")]),
+    "slices": Graph("slices", [Step("read", 2), Step("sink", slices=2)], [("read", "sink", "hash")]),
 }  # fmt: skip
-"""Dataflows of three subtasks; in ``loop`` a source feeds a step of parallelism 2 that feeds itself."""
+"""Dataflows of three subtasks; in ``loop`` a source feeds a step of parallelism 2 that feeds itself, in ``slices`` the
+sink can be in the middle of work."""
 
 SCOPES: dict[str, tuple[Recovery, Graph]] = {
     "two_lines": ("region", Graph("two_lines", [Step("read", 2), Step("sink", 2)], [("read", "sink", "forward")])),
@@ -123,6 +125,12 @@ _SMALL = {
     ("line", "synchronous"): _QUICK._replace(requests=1),
     ("join", "synchronous"): Budget(ONCE, requests=1, crashes=0, eager=True),
     ("loop", "synchronous"): _QUICK._replace(rows=ROUND, requests=0, crashes=0, direct=True),
+    ("slices", "none"): Budget(ONCE),
+    ("slices", "aligned"): _QUICK._replace(requests=1),
+    ("slices", "at_least_once"): _QUICK._replace(requests=1, crashes=0),
+    ("slices", "chandy_lamport"): _QUICK._replace(requests=1, crashes=0),
+    ("slices", "unaligned"): _QUICK._replace(requests=1, direct=True, hasty=True),
+    ("slices", "synchronous"): _QUICK._replace(requests=1, crashes=0),
     ("two_lines", "aligned"): _QUICK._replace(requests=1),
     ("two_lines", "unaligned"): _QUICK._replace(requests=0, direct=True, hasty=True),
     ("merge_upstream", "aligned"): _QUICK._replace(requests=0),
@@ -143,6 +151,10 @@ _LARGE = _SMALL | {
     ("loop", "unaligned"): _QUICK._replace(rows=ROUND, requests=1, crashes=0, direct=True),
     ("loop", "synchronous"): _QUICK._replace(rows=ROUND, requests=1, crashes=0, direct=True),
     ("ring", "lai_yang"): Budget(ONCE),
+    ("slices", "at_least_once"): _QUICK._replace(requests=1),
+    ("slices", "chandy_lamport"): _QUICK._replace(requests=1),
+    ("slices", "unaligned"): _QUICK._replace(requests=1, direct=True),
+    ("slices", "synchronous"): _QUICK._replace(requests=1),
     ("two_lines", "unaligned"): _QUICK._replace(requests=1, direct=True),
     ("merge_upstream", "aligned"): _QUICK._replace(requests=1),
     ("merge_task", "aligned"): _QUICK._replace(requests=1),

@@ -1,4 +1,4 @@
-"""Small dataflows to run in simulation, and what must come out of them.
+"""Small dataflows as graphs of subtasks and channels, and what must come out of them.
 
 A row is one number: an identity and, in its last four bits, how many back-edges it may still go along.  What a step
 does to a row depends on nothing but the row, so that the result of a run is known without running it.
@@ -15,12 +15,12 @@ from typing import Literal, NamedTuple
 from cutwater.config import RecoveryName
 from cutwater.protocol.regions import Division, divide
 
-__all__ = ["MOOD_AT", "WORLDS", "Channel", "Edge", "Graph", "Step", "key_of", "row_time", "source_row"]
+__all__ = ["MOOD_AT", "Channel", "Edge", "Graph", "Step", "key_of", "row_time", "source_row"]
 
 KEYS = 16
 HOPS = 4
-MOOD_AT = 32
-"""Bits of a row."""
+PIECE_AT, MOOD_AT = 28, 32
+"""Bits of a row: which piece of the source's row it is (0: all of it), and the mood of who takes it."""
 
 
 class Step(NamedTuple):
@@ -32,6 +32,8 @@ class Step(NamedTuple):
     """Each row goes along all edges, not along one of them."""
     moody: bool = False
     """The edge that a row goes along depends on what was taken before it, too."""
+    slices: int = 0
+    """It makes so many pieces of each row that is whole; they may leave one by one, later."""
 
 
 class Edge(NamedTuple):
@@ -83,6 +85,7 @@ class Graph:
         edges: (source step, target step, "forward" or "hash").
         origin: the same dataflow at the parallelism that it began with.
 
+    >>> from cutwater.sim.dataflows import WORLDS
     >>> graph = WORLDS["self_loop"]
     >>> len(graph.tasks), sum(c.back for c in graph.channels), sum(graph.expected(10).values())
     (4, 4, 10)
@@ -133,7 +136,7 @@ class Graph:
         self._ends = [(self.tasks[c.source], self.tasks[c.target]) for c in self.channels]
         self.regions = self.divided("region").regions
         """What can be restarted by itself (R2)."""
-        self.moody = any(step.moody for step in steps)
+        self.moody, self.sliced = any(step.moody for step in steps), any(step.slices > 0 for step in steps)
         self.moves = [_Moves(self, t) for t in range(len(self.tasks))]
 
     @cached_property
@@ -176,8 +179,16 @@ class Graph:
             todo += fresh
         return seen
 
+    def made_of(self, step: int, row: int) -> list[int]:
+        """What a step makes of a row: pieces, or the row itself."""
+        pieces = self.steps[step].slices
+        return [row] if not pieces or row >> PIECE_AT else [row | n << PIECE_AT for n in range(1, pieces + 1)]
+
     def next(self, step: int, row: int, mood: int = 0) -> list[tuple[int, int]]:
-        """Where a row goes from a step: (edge, row there); nothing at a sink."""
+        """Where what a step makes of a row goes: (edge, row there); nothing at a sink."""
+        return [move for piece in self.made_of(step, row) for move in self._next(step, piece, mood)]
+
+    def _next(self, step: int, row: int, mood: int = 0) -> list[tuple[int, int]]:
         out = self.out_edges[step]
         if len(out) == 1 and not self.edges[out[0]].back:
             return [(out[0], row)]
@@ -198,7 +209,8 @@ class Graph:
     @cache  # noqa: B019
     def expected_anywhere(self, rows: int) -> Counter[int]:
         """Identities that end somewhere, sink or not, with their number."""
-        return Counter(row >> 4 for step, row in self._visits(rows) if not self.next(step, row))
+        made = ((step, piece) for step, row in self._visits(rows) for piece in self.made_of(step, row))
+        return Counter(piece >> 4 for step, piece in made if not self._next(step, piece))
 
     @cache  # noqa: B019
     def expected_counts(self, rows: int) -> Counter[tuple[int, int]]:
@@ -258,119 +270,3 @@ def _back_edges(steps: int, edges: list[tuple[int, int]]) -> set[tuple[int, int]
         if step not in done and all(b != step for _, b in edges):
             visit(step)
     return found
-
-
-def _worlds() -> Iterator[Graph]:
-    yield Graph(
-        "four", [Step("read"), Step("count", 2), Step("sink")],
-        [("read", "count", "hash"), ("count", "sink", "hash")],
-    )  # fmt: skip
-    yield Graph(
-        "diamond", [Step("read"), Step("left"), Step("right"), Step("sink")],
-        [("read", "left", "forward"), ("read", "right", "forward"), ("left", "sink", "forward"),
-         ("right", "sink", "forward")],
-    )  # fmt: skip
-    yield Graph(
-        "fan", [Step("read", copy=True), Step("left"), Step("right", 2), Step("sink", 2)],
-        [("read", "left", "forward"), ("read", "right", "hash"), ("left", "sink", "hash"), ("right", "sink", "hash")],
-    )  # fmt: skip
-    yield Graph(
-        "shuffle", [Step("read", 2), Step("count", 2), Step("sink", 2)],
-        [("read", "count", "hash"), ("count", "sink", "forward")],
-    )  # fmt: skip
-    yield Graph(
-        "sources", [Step("first"), Step("second", 2), Step("join", 2), Step("sink")],
-        [("first", "join", "hash"), ("second", "join", "hash"), ("join", "sink", "hash")],
-    )  # fmt: skip
-    yield Graph(
-        "self_loop", [Step("read"), Step("loop", 2), Step("sink")],
-        [("read", "loop", "hash"), ("loop", "loop", "hash"), ("loop", "sink", "hash")],
-    )  # fmt: skip
-    yield Graph(
-        "nested", [Step("read"), Step("outer", 2), Step("inner", 2), Step("sink")],
-        [("read", "outer", "hash"), ("outer", "inner", "hash"), ("inner", "inner", "forward"),
-         ("inner", "outer", "hash"), ("inner", "sink", "hash")],
-    )  # fmt: skip
-    yield Graph(
-        "crossing", [Step("read"), Step("a"), Step("b"), Step("c"), Step("d"), Step("sink")],
-        [("read", "a", "forward"), ("a", "b", "forward"), ("b", "c", "forward"), ("c", "a", "forward"),
-         ("c", "d", "forward"), ("d", "b", "forward"), ("d", "sink", "forward")],
-    )  # fmt: skip
-    yield Graph(
-        "irreducible", [Step("read"), Step("a"), Step("b", 2), Step("sink")],
-        [
-            ("read", "a", "forward"), ("read", "b", "hash"), ("a", "b", "hash"), ("b", "a", "hash"),
-            ("b", "sink", "hash"),
-        ],
-    )  # fmt: skip
-    yield Graph(
-        "two_heads", [Step("first"), Step("second"), Step("a", 2), Step("b"), Step("sink")],
-        [("first", "a", "hash"), ("second", "b", "forward"), ("a", "b", "hash"), ("b", "a", "hash"),
-         ("b", "sink", "forward")],
-    )  # fmt: skip
-    yield from _worlds_of_parts()
-
-
-def _worlds_of_parts() -> Iterator[Graph]:
-    """Worlds of which a part can go back while others run."""
-    yield Graph(
-        "two_jobs", [Step("read", 2), Step("count", 2), Step("sink"), Step("other"), Step("loop", 2), Step("out")],
-        [("read", "count", "hash"), ("count", "sink", "hash"), ("other", "loop", "hash"), ("loop", "loop", "hash"),
-         ("loop", "out", "hash")],
-    )  # fmt: skip
-    yield Graph(
-        "wide", [Step("read", 2), Step("count", 2), Step("again", 3), Step("sink", 3)],
-        [("read", "count", "hash"), ("count", "again", "hash"), ("again", "sink", "hash")],
-    )  # fmt: skip
-    yield Graph(
-        "side_by_side", [Step("read", 3), Step("count", 3), Step("sink", 3)],
-        [("read", "count", "forward"), ("count", "sink", "forward")],
-    )  # fmt: skip
-    yield from _moody_worlds()
-
-
-def _moody_worlds() -> Iterator[Graph]:
-    """Worlds in which another order makes other rows, so that it matters who is known to have chosen what."""
-    yield Graph(
-        "moody_join",
-        [Step("read", 2), Step("join", 3, moody=True), Step("left", 2), Step("right", 3), Step("sink", 2)],
-        [("read", "join", "hash"), ("join", "left", "hash"), ("join", "right", "forward"), ("left", "sink", "forward"),
-         ("right", "sink", "hash")],
-    )  # fmt: skip
-    yield Graph(
-        "moody_loop", [Step("read"), Step("loop", 3, moody=True), Step("sink", 2)],
-        [("read", "loop", "hash"), ("loop", "loop", "hash"), ("loop", "sink", "hash")],
-    )  # fmt: skip
-    yield Graph(
-        "moody_crossing",
-        [Step("read"), Step("a", 2), Step("b"), Step("c", 2, moody=True), Step("d", moody=True), Step("sink")],
-        [("read", "a", "hash"), ("a", "b", "hash"), ("b", "c", "hash"), ("c", "a", "hash"), ("c", "d", "hash"),
-         ("d", "b", "forward"), ("d", "sink", "hash")],
-    )  # fmt: skip
-    yield from _worlds_of_joined_regions()
-
-
-def _worlds_of_joined_regions() -> Iterator[Graph]:
-    """Worlds of which several subtasks go back at the loss of some workers, and others behind them do not (R3)."""
-    yield Graph(
-        "moody_stairs",
-        [Step("read", 2), Step("first", 3, moody=True), Step("left", 3), Step("right", 2, moody=True), Step("low", 2),
-         Step("high", 2), Step("sink", 3)],
-        [("read", "first", "hash"), ("first", "left", "forward"), ("first", "right", "hash"),
-         ("right", "low", "forward"), ("right", "high", "hash"), ("left", "sink", "forward"),
-         ("low", "sink", "forward"), ("high", "sink", "forward")],
-    )  # fmt: skip
-    yield Graph(
-        "moody_aside", [Step("read", 3), Step("sort", 3, moody=True), Step("aside", 3), Step("loop", 2, moody=True),
-                        Step("sink", 2)],
-        [("read", "sort", "hash"), ("sort", "aside", "forward"), ("sort", "loop", "hash"), ("loop", "loop", "hash"),
-         ("loop", "sink", "hash")],
-    )  # fmt: skip
-    yield Graph(
-        "moody_spin", [Step("read", 2), Step("spin", 3, moody=True), Step("sink", 2), Step("rest", 3)],
-        [("read", "spin", "hash"), ("spin", "spin", "forward"), ("spin", "sink", "hash"), ("spin", "rest", "forward")],
-    )  # fmt: skip
-
-
-WORLDS = {graph.name: graph for graph in _worlds()}
-"""Every world by its name."""

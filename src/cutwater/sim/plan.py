@@ -24,7 +24,7 @@ class Plan:
     Args:
         parallelism: of the steps that can be rescaled; 0: what each began with.
 
-    >>> from cutwater.sim.graphs import WORLDS
+    >>> from cutwater.sim.dataflows import WORLDS
     >>> [len(Plan(WORLDS["four"].at(p), p, "job").graph.tasks) for p in (0, 1, 3)]
     [4, 3, 7]
     """

@@ -88,6 +88,19 @@ class _FreezesWhileProcessing(SimSubtask):
         self.position -= ahead
 
 
+def _in_the_middle_of_work(kind: type[m.Event]) -> Callable[[World], None]:
+    """An event that may freeze the state is heard while a part of what was made has not left."""
+
+    class Mutant(SimSubtask):
+        def when_idle(self, event: m.Event) -> None:
+            if type(event) is kind:
+                self.hear(event)
+            else:
+                super().when_idle(event)
+
+    return of_subtasks(Mutant)
+
+
 class _DropsChannelState(Attempt):
     @staticmethod
     def log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Item]:
@@ -308,6 +321,11 @@ PLANTED_HOSTS: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], N
      _savepoints_at_once),
     ("a region's restore sweeps what others have staged", "side_by_side", "aligned", {}, _settling(_sweeps_everything)),
     ("survivors never hear that a checkpoint was given up", "side_by_side", "synchronous", {}, _forgets_survivors),
+    ("an alignment that takes too long does not wait for work (A1)", "sliced_join", "unaligned",
+     {"aligned_timeout_ms": 2.0}, _in_the_middle_of_work(m.AlignmentTimeout)),
+    ("a barrier that is seen to wait does not wait for work (A1)", "sliced_join", "unaligned",
+     {"aligned_timeout_ms": 0.0}, _in_the_middle_of_work(m.AlignmentTimeout)),
+    ("a trigger does not wait for work (A1)", "sliced_loop", "aligned", {}, _in_the_middle_of_work(m.Trigger)),
     ("a network without order, aligned (CL9)", "four", "aligned", {}, _network_without_order),
     ("a network without order, chandy_lamport (CL9)", "four", "chandy_lamport", {}, _network_without_order),
 )  # fmt: skip

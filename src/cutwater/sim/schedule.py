@@ -12,7 +12,8 @@ from cutwater.config import RestartConfig
 from cutwater.decoding import prepare
 from cutwater.errors import DataError
 from cutwater.protocol.rows import PROTOCOLS, ProtocolRow
-from cutwater.sim.graphs import WORLDS, Graph
+from cutwater.sim.dataflows import WORLDS
+from cutwater.sim.graphs import Graph
 
 __all__ = ["FAULTS", "REQUESTS", "Fault", "Recovery", "Schedule", "make_schedule"]
 

@@ -13,8 +13,8 @@ from cutwater.decoding import prepare
 from cutwater.errors import CutwaterError, InvariantError
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.sim.coverage import UNREACHABLE, Coverage, every_fault
+from cutwater.sim.dataflows import WORLDS
 from cutwater.sim.disk import RolledBack
-from cutwater.sim.graphs import WORLDS
 from cutwater.sim.judge import Violation
 from cutwater.sim.planted import PLANTED, Plant
 from cutwater.sim.record import check_run, digest

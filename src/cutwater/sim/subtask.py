@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
-from cutwater.protocol.loop import Follow, ReadSource, TakeControl, TakeRows
+from cutwater.protocol.loop import Follow, ReadSource, Resume, TakeControl, TakeRows
 from cutwater.protocol.loops import LoopReport
 from cutwater.protocol.order_log import CONTROL
 from cutwater.protocol.watermarks import InputTime
 from cutwater.sim.channels import BARRIER, END, SENDER_FULL, WATERMARK, Item, Link
-from cutwater.sim.graphs import MOOD_AT, key_of, row_time, source_row
-from cutwater.sim.replaying import ReplayingSubtask
+from cutwater.sim.graphs import source_row
 from cutwater.sim.subtask_state import ROWS_PER_SLICE, Part
+from cutwater.sim.working import WorkingSubtask
 
 if TYPE_CHECKING:
     from cutwater.sim.attempt import Attempt
@@ -25,7 +25,7 @@ _NO_HEADS: list[int] = []
 WATERMARK_EVERY = 8
 
 
-class SimSubtask(ReplayingSubtask):
+class SimSubtask(WorkingSubtask):
     """A running subtask of one attempt."""
 
     def __init__(self, worker: SimWorker, attempt: Attempt, task: int, part: Part | None) -> None:
@@ -45,6 +45,9 @@ class SimSubtask(ReplayingSubtask):
 
     def act(self) -> bool:
         """One action; false if there is nothing to do."""
+        pending = bool(self.work)
+        if self._waiting:
+            return self._make_way()
         if self._ending and not self.finished:
             return self._end()
         ready, heads = False, _NO_HEADS
@@ -52,20 +55,22 @@ class SimSubtask(ReplayingSubtask):
             if self._exhausted:
                 return False
             ready = self.ready_ms <= self.world.now
-            if ready and self.position >= self.world.schedule.rows:
+            if ready and not pending and self.position >= self.world.schedule.rows:
                 self._exhausted = True
                 self.handle(m.SourceExhausted())
                 return True
         else:
             heads = [link.head() if link.queue or link.urgent else 0 for link in self.inputs]
-            if not any(heads) and not self.behind:
+            if not (any(heads) or self.behind or pending):
                 return False
         full = False
         for link in self.outputs:
             if link.rows_out >= SENDER_FULL and not link.back:
                 full = True
         rows = self.loop_rows
-        action = self.loop.decide(heads, outputs_full=full, operator_pending=False, source_ready=ready, loop_rows=rows)
+        action = self.loop.decide(
+            heads, outputs_full=full, operator_pending=pending, source_ready=ready, loop_rows=rows
+        )
         kind = type(action)
         if kind is TakeRows:
             self._take_rows(self.inputs[action.input], action.max_rows)  # type: ignore[union-attr]
@@ -77,6 +82,8 @@ class SimSubtask(ReplayingSubtask):
                 self._take_control(link)
         elif kind is ReadSource:
             self._read(action.max_rows)  # type: ignore[union-attr]
+        elif kind is Resume:
+            self._resume()
         elif kind is Follow:
             self.hear_again()
         else:
@@ -169,38 +176,9 @@ class SimSubtask(ReplayingSubtask):
         self.position = position + count
         self._process(None, 0, [source_row(self.split, p, cyclic) for p in range(position, position + count)])
         if self.position % WATERMARK_EVERY == 0:
-            self._advance(self.position)
+            self._advance_behind_work(self.position)
         self.ready_ms = world.now + world.schedule.pace_ms * (1 + world.draws.below(4))
         world.at(self.ready_ms, self.wake)
-
-    def _process(self, link: Link | None, first: int, rows: list[int]) -> None:
-        world = self.world
-        if world.row.halts and not all(savepoint for *_, savepoint in self._times.values()):
-            world.judge.broken("not halted", f"{self.name} moves rows while {[*self._times]} are undecided")
-        before, sign, moves, links, counts = self.sign, self.sign, self._moves, self._links, self.counts
-        sink = self.sink
-        sent = [out.sent for out in self.outputs]
-        late = world.judges_lateness and self.merger.combined
-        for row in rows:
-            sign = (sign * 31 + row + 1) & 0xFFFFFFFFFFFF
-            if link is not None:
-                key = key_of(row)
-                counts[key] = counts.get(key, 0) + 1
-                if late is not False and row_time(row) < late:
-                    world.judge.broken("late row", f"{self.name} took a row of time {row_time(row)} after {late}")
-            if sink is not None:
-                sink.rows.append(row >> 4)
-            else:
-                for channel, after in moves[row | (sign >> 2 & 3) << MOOD_AT] if self._moody else moves[row]:
-                    links[channel].send(after)
-        self.sign = sign
-        sends = [(out.index, n, out.sent - n) for out, n in zip(self.outputs, sent, strict=True) if out.sent > n]
-        for out in self.outputs:
-            out.flush()
-        if self.behind:
-            self.tell_if_caught_up()
-        took = (link.index, first, len(rows)) if link is not None else ()
-        world.note("step", self.task, self.attempt.number, took, sends, before, sign)
 
     def _end(self) -> bool:
         self._advance(MAX_WATERMARK)
@@ -317,12 +295,20 @@ class SimSubtask(ReplayingSubtask):
 
     def _watch(self, effect: m.WatchAlignment, _: object) -> None:
         timeout_ms = self.world.settings.aligned_timeout_ms or 0.0
+        if not timeout_ms and self.graph.sliced and self.world.draws.below(2):
+            timeout_ms = 2 * self.world.latency()  # the barrier has left in its turn, and waits where work is done
 
         def fire(_: object) -> None:
-            self.worker.post(lambda: self._if_current(m.AlignmentTimeout(effect.checkpoint_id)))
+            self.worker.post(timeout)
+
+        def timeout() -> None:
+            if not self.dropped:
+                self.when_idle(m.AlignmentTimeout(effect.checkpoint_id))
 
         if timeout_ms:
             self.world.after(timeout_ms, fire)
+        elif self.work:
+            timeout()
         else:
             self._answers.append(m.AlignmentTimeout(effect.checkpoint_id))
 

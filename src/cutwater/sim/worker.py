@@ -160,7 +160,7 @@ class SimWorker:
             case ("trigger", _, id, final, probe, savepoint):
                 for subtask in self.subtasks:
                     if subtask.machine.is_source or (self.world.triggers_all and not savepoint):
-                        subtask.handle(m.Trigger(id, final, probe, savepoint))
+                        subtask.when_idle(m.Trigger(id, final, probe, savepoint))
             case ("complete", number, id, commit, final):
                 for subtask in self.subtasks:
                     subtask.outcome(m.CompleteNotice(id, commit))
@@ -172,7 +172,7 @@ class SimWorker:
             case ("verdict", _, loop, verdict):
                 for subtask in self.subtasks:
                     if subtask.task in loop:
-                        subtask.verdict(verdict)
+                        subtask.when_idle(verdict)
             case _:
                 raise AssertionError(f"a worker hears {message}")
 

@@ -13,11 +13,11 @@ from cutwater.protocol.loops import LoopMonitor
 from cutwater.protocol.rows import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.sim.attempt import Attempt
+from cutwater.sim.dataflows import WORLDS
 from cutwater.sim.disk import Disk
 from cutwater.sim.draws import Draws
 from cutwater.sim.driver import Driver
 from cutwater.sim.faults import inject
-from cutwater.sim.graphs import WORLDS
 from cutwater.sim.judge import Judge
 from cutwater.sim.output import Output, Settle, retire, settle
 from cutwater.sim.plan import Plan, reroute

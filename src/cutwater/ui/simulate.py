@@ -80,7 +80,7 @@ def _simulation(worlds: list[str] | None, protocols: list[str] | None, plant: st
 def _chosen(world: str, protocol: str, plant: str) -> tuple[list[str] | None, list[str] | None]:
     """Names to run; a planted bug runs where it can show, unless other names are given."""
     from cutwater.protocol.rows import PROTOCOLS
-    from cutwater.sim.graphs import WORLDS
+    from cutwater.sim.dataflows import WORLDS
     from cutwater.sim.planted import PLANTED
 
     if plant and plant not in PLANTED:
@@ -237,11 +237,15 @@ def explore(protocol: str, world: str, large: bool, states: int, plant: str, as_
         chosen = [(w, p) for w, p in chosen if w in JOBS]
     if not chosen:
         raise no_such_world(world, protocol)
+    seen = Counter[str]()
     for one, under in chosen:
         found = explore_world(one, under, large=large, states_max=states, plant=bug)
+        seen[under] += found.states
         click.echo(json.dumps(found.as_dict()) if as_json else str(found))
         if found.violation:
             raise SimulationFailedError(
                 f"{one}, {under}: {found.violation}",
                 hint=f"The shortest way there, {len(found.script)} steps, went to standard output.",
             )
+    if not as_json and len(chosen) > 1:
+        click.echo(f"states by protocol: {', '.join(f'{name} {count}' for name, count in seen.items())}")

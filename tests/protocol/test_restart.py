@@ -58,6 +58,25 @@ def test_jitter_stays_in_its_bounds_and_is_the_same_for_the_same_seed():
     assert delays(1) == delays(1) != delays(2)
 
 
+@pytest.mark.parametrize(
+    ("config", "allowed"),
+    [
+        ({"strategy": "exponential", "max_consecutive": 3}, 3),
+        ({"strategy": "fixed_delay", "attempts": 2}, 2),
+        ({"strategy": "failure_rate", "rate_failures": 4, "rate_window_ms": 1000.0}, 4),
+        ({"strategy": "none"}, 0),
+    ],
+)
+def test_the_budget_counts_up_to_the_last_failure_after_which_the_job_is_restarted(config, allowed):
+    d = decider(**config)
+    seen = []
+    while isinstance(decision := d.on_failure(0.0), Restart):
+        assert d.latest == decision
+        seen.append(d.budget)
+    assert seen == [(n, allowed) for n in range(1, allowed + 1)]
+    assert d.budget[1] == allowed
+
+
 @pytest.mark.parametrize(("last", "expected"), [(99.0, GiveUp), (100.0, Restart)])
 def test_failure_rate_counts_within_its_window(last, expected):
     d = decider(strategy="failure_rate", rate_failures=2, rate_window_ms=100.0, delay_ms=5.0)

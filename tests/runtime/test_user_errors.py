@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from runtime_world import assert_ids, assert_running_counts, counting, gated, op
 
 import cutwater as cw
 from cutwater.dataflow.stream import Stream
-from cutwater.errors import DataError, InvariantError, UserCodeError
+from cutwater.errors import DataError, InvariantError, StorageError, UserCodeError
 
 
 def test_a_function_that_fails_once_costs_a_restart_and_no_row(start, tmp_path: Path) -> None:
@@ -70,6 +71,7 @@ def test_a_failure_of_all_workers_at_once_counts_once(start, tmp_path: Path) -> 
     with pytest.raises(UserCodeError, match="never works") as caught:
         job.await_termination(30)
     assert job.status.restarts == 2, "it is tried three times, however many workers it happens to"
+    assert [(f.again, f.counted, f.allowed) for f in job.status.failures] == [(False, 1, 2), (True, 2, 2)]
     assert str(caught.value).endswith("given up: 3 times the same failure, with no completed checkpoint in between")
 
 
@@ -165,6 +167,45 @@ def test_a_sink_that_cannot_write_ends_the_job(start, tmp_path: Path) -> None:
     with pytest.raises(cw.CutwaterError, match="out"):
         job.await_termination(30)
     assert job.status.outcome == "failed"
+
+
+def test_a_sink_that_fails_again_and_again_is_told_in_full_once(
+    start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow = counting("sink", gated(tmp_path, 1_000), tmp_path / "out")
+    (tmp_path / "out").symlink_to("/proc/none/below")
+    with caplog.at_level(logging.WARNING, "cutwater"):
+        job = start(flow, restart={"strategy": "fixed_delay", "attempts": 3, "delay_ms": 2})
+        with pytest.raises(StorageError, match="restarted 3 times"):
+            job.await_termination(30)
+    told = [text for record in caplog.records if " failed: " in (text := record.getMessage())]
+    assert "cannot make the staging folder" in told[0]
+    assert told[1:] == [f"job 'sink': attempt {n} failed: the same ({n} of 3), next in 2ms" for n in (2, 3)]
+    assert all("cannot make the staging folder" in failure.reason for failure in job.status.failures)
+
+
+def test_a_failure_after_a_completed_checkpoint_is_told_in_full(start, tmp_path: Path) -> None:
+    source, marker = gated(tmp_path, 8_000, rate=8_000), tmp_path / "marker"
+    shown = tmp_path / "shown"
+
+    def fails_when_shown(row: dict[str, object]) -> dict[str, object]:
+        if shown.exists() and happens(marker, 2):
+            shown.unlink(missing_ok=True)
+            raise RuntimeError("no way")
+        return row
+
+    def wrap(rows: Stream) -> Stream:
+        return rows.map("f", fails_when_shown, rows.schema)
+
+    job = start(counting("twice", source, tmp_path / "out", wrap=wrap), parallelism=1)
+    for n in (1, 2):
+        completed = job.status.checkpoints.completed
+        wait_until(lambda completed=completed: job.status.checkpoints.completed > completed, "a checkpoint")
+        shown.touch()
+        wait_until(lambda n=n: len(job.status.failures) == n, "a failure")
+    open_gate(tmp_path)
+    assert job.await_termination(30)
+    assert [failure.again for failure in job.status.failures] == [False, False]
 
 
 def test_rows_are_exact_when_one_job_has_several_failing_functions(start, tmp_path: Path) -> None:

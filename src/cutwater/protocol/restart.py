@@ -56,9 +56,30 @@ class RestartDecider:
         self._pause_ms = config.initial_ms
         self._running_since_ms: float | None = None
         self._failures_ms: deque[float] = deque()
+        self.latest = Restart(0.0)
+        """The last restart that was decided."""
+
+    @property
+    def budget(self) -> tuple[int, int]:
+        """How many failures count now, and after how many the job is still restarted."""
+        match self._config.strategy:
+            case "none":
+                return 0, 0
+            case "fixed_delay":
+                return self._restarts, self._config.attempts
+            case "failure_rate":
+                return len(self._failures_ms), self._config.rate_failures
+            case "exponential":
+                return self._consecutive, self._config.max_consecutive
 
     def on_failure(self, now_ms: float) -> Decision:
         """The job failed at ``now_ms`` (monotonic milliseconds)."""
+        decision = self._decide(now_ms)
+        if isinstance(decision, Restart):
+            self.latest = decision
+        return decision
+
+    def _decide(self, now_ms: float) -> Decision:
         match self._config.strategy:
             case "none":
                 return GiveUp("restart strategy 'none'")

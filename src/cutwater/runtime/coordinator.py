@@ -238,7 +238,7 @@ class Coordinator(AnsweringDriver):
         self._machine.fewest = self._rescaling.core.fewest
 
     def _stopped(self, reason: str) -> None:
-        self.board.restarting(reason)
+        self.board.restarting(reason, self._failures, self._machine.restart)
         self._deploying.behind.clear()
         if self._checkpoints is not None:
             self._checkpoints.stopped(reason)
@@ -305,7 +305,8 @@ class Coordinator(AnsweringDriver):
         if self._checkpointing.final_under_way:  # the others may have passed it, and read no more
             self._job(j.Widened(self._machine.attempt, reason, now_ms()))
             return
-        self.board.restarting(f"{reason} ({self._deploying.stopped(regions)} go back)")
+        why = f"{reason} ({self._deploying.stopped(regions)} go back)"
+        self.board.restarting(why, self._failures, self._machine.restart)
         self._checkpointing.suspended(reason)
         self._handing_over.stopped(reason)
         self._rescaling.handle(r.AttemptFailed(reason, now_ms()))

@@ -7,10 +7,21 @@ import traceback
 from dataclasses import dataclass
 
 from cutwater import errors
+from cutwater.config import format_us
 from cutwater.errors import CutwaterError, InvariantError, JobFailedError, ResourceError, StorageError
 from cutwater.protocol.job_messages import JobPhase
+from cutwater.runtime.status import RestartEvent
 
-__all__ = ["FailureLedger", "error_of", "first_line", "internal_error", "root_cause", "snapshot_error"]
+__all__ = [
+    "FailureLedger",
+    "error_of",
+    "failure_text",
+    "first_line",
+    "headline",
+    "internal_error",
+    "root_cause",
+    "snapshot_error",
+]
 
 _SAME_FAILURE_LIMIT = 3
 """The same error of the same step this often in a row, without a completed checkpoint in between, ends the job."""
@@ -37,6 +48,36 @@ def root_cause(text: str) -> str:
     python = text.partition("Traceback")[2]
     found = [line.strip() for line in python.splitlines() if _CAUSE.fullmatch(line)]
     return found[0] if found else first_line(text)
+
+
+def headline(text: str) -> str:
+    """What two failures have in common if they are the same one.
+
+    Where in the stream it happened says nothing, nor does the row that happened to be the first: batches are cut
+    differently in every attempt, and the workers differ in which of them reports first.
+
+    >>> headline("KeyError: 'x' on row 7 of the batch"), headline("worker 1 was lost: silent for 12 s")
+    ("KeyError: 'x'", 'worker 1 was lost: silent for # s')
+    """
+    return re.sub(r"(?<!worker )(?<!\d)\d+", "#", re.split(r" on row | \(in subtask", first_line(text))[0])
+
+
+def failure_text(failure: RestartEvent) -> str:
+    """A failure in one line; one that comes again is told shortly.
+
+    >>> event = RestartEvent(time_ms=0, attempt=5, reason="no space", failed_ms=0, counted=5, allowed=12, pause_ms=812)
+    >>> failure_text(event)
+    'attempt 5 failed: no space'
+    >>> import msgspec
+    >>> failure_text(msgspec.structs.replace(event, again=True))
+    'attempt 5 failed: the same (5 of 12), next in 812ms'
+    """
+    what = first_line(failure.reason)
+    if failure.again:
+        unit_us = 1_000 if failure.pause_ms < 1_000 else 1_000_000
+        pause = format_us(round(failure.pause_ms * 1_000 / unit_us) * unit_us)
+        what = f"the same ({failure.counted} of {failure.allowed}), next in {pause}"
+    return f"attempt {failure.attempt} failed: {what}"
 
 
 @dataclass
@@ -68,10 +109,7 @@ class FailureLedger:
 
     def note(self, kind: str, message: str, step: str, retryable: bool, hint: str = "") -> bool:
         """A failure of an attempt; whether a restart may help."""
-        # Where in the stream it happened says nothing, nor does the row that happened to be the first: batches are cut
-        # differently in every attempt, and the workers differ in which of them reports first.
-        headline = re.sub(r"\d+", "#", re.split(r" on row | \(in subtask", first_line(message))[0])
-        key = f"{kind}:{step}:{headline}"
+        key = f"{kind}:{step}:{headline(message)}"
         self._count = self._count + 1 if key == self._key else 1
         self._key = key
         self.error = error_of(kind, message, step, hint)
@@ -82,6 +120,23 @@ class FailureLedger:
     def progressed(self) -> None:
         """A checkpoint completed: what failed before is overcome."""
         self._key, self._count, self.error = "", 0, None
+
+    def budget(self, reason: str, restarts: tuple[int, int]) -> tuple[int, int]:
+        """How many failures count now, and after how many the job is still restarted.
+
+        Args:
+            reason: of the failure that the job machine was told of last.
+            restarts: what the restart strategy says of it.
+
+        >>> ledger = FailureLedger()
+        >>> ledger.note("UserCodeError", "KeyError: 'x'", "score", True)
+        True
+        >>> ledger.budget(str(ledger.error), (1, 12)), ledger.budget("worker 1 was lost", (1, 12))
+        ((1, 2), (1, 12))
+        """
+        if type(self.error).__name__ not in _LIMITED or not reason.startswith(str(self.error)):
+            return restarts
+        return min((self._count, _SAME_FAILURE_LIMIT - 1), restarts, key=lambda budget: budget[1] - budget[0])
 
     def final(self, reason: str) -> CutwaterError:
         """The error of a job that failed for good: its cause, and why it was not tried again.

@@ -71,6 +71,13 @@ class RestartEvent(msgspec.Struct, frozen=True, kw_only=True):
     running_ms: float | None = None
     """When all subtasks of the next attempt ran."""
     restored_id: int = 0
+    again: bool = False
+    """The reason is that of the failure before, and no checkpoint was completed in between."""
+    counted: int = 0
+    """How many failures counted then, of those that ``restart`` allows."""
+    allowed: int = 0
+    pause_ms: float = 0.0
+    """Before the next attempt."""
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,9 +16,10 @@ from cutwater.operators.base import MAX_WATERMARK
 from cutwater.protocol.job import JobMachine
 from cutwater.protocol.job_messages import JobPhase
 from cutwater.protocol.pending import CheckpointStatistics
+from cutwater.protocol.restart import RestartDecider
 from cutwater.runtime import control as c
 from cutwater.runtime.copy_messages import CopiesHeld
-from cutwater.runtime.failures import first_line
+from cutwater.runtime.failures import FailureLedger, failure_text, headline
 from cutwater.runtime.late_rows import LateRows
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.status import CheckpointStatus, CopiesStatus, JobStatus, RestartEvent, StepStatus, WorkerStatus
@@ -51,6 +52,8 @@ class StatusBoard:
         self._warnings: deque[str] = deque(maxlen=100)
         self._lines: deque[str] = deque(maxlen=200)
         self._failures: list[RestartEvent] = []
+        self._failed_after = 0
+        """The newest checkpoint when the last failure came."""
         self._checkpoints = CheckpointStatus()
 
     @property
@@ -134,14 +137,23 @@ class StatusBoard:
                 now = time.monotonic() * 1000
                 self._failures[-1] = msgspec.structs.replace(self._failures[-1], running_ms=now)
 
-    def restarting(self, reason: str) -> None:
-        _LOG.warning("job %r: attempt %d failed: %s", self._plan.name, self._status.attempt, first_line(reason))
+    def restarting(self, reason: str, ledger: FailureLedger, restart: RestartDecider) -> None:
+        """The job, or a part of it, goes back.  A reason that comes again and again is told in full once."""
+        last, completed_id = self._failures[-1] if self._failures else None, self._checkpoints.last_completed_id
+        again = last is not None and headline(reason) == headline(last.reason) and completed_id == self._failed_after
+        self._failed_after = completed_id
+        counted, allowed = ledger.budget(reason, restart.budget)
         event = RestartEvent(
             time_ms=int(time.time() * 1000),
             attempt=self._status.attempt,
             reason=reason,
             failed_ms=time.monotonic() * 1000,
+            again=again,
+            counted=counted,
+            allowed=allowed,
+            pause_ms=restart.latest.delay_ms,
         )
+        _LOG.warning("job %r: %s", self._plan.name, failure_text(event))
         with self._lock:
             self._failures.append(event)
             del self._failures[:-1000]

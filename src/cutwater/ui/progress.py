@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from cutwater.runtime.failures import failure_text
 from cutwater.runtime.status import JobStatus, RestartEvent
 from cutwater.ui.text import count, event_time, milliseconds, plural, rate, size
 
@@ -76,7 +77,7 @@ def _failures(old: JobStatus, now: JobStatus) -> Iterator[Event]:
     for failure in now.failures:
         seen = known.get(_identity(failure))
         if seen is None:
-            yield Event("failure", f"attempt {failure.attempt} failed: {_first_line(failure.reason)}")
+            yield Event("failure", failure_text(failure))
         if failure.running_ms is not None and (seen is None or seen.running_ms is None):
             took = milliseconds(failure.running_ms - failure.failed_ms)
             origin = f"from checkpoint {failure.restored_id}" if failure.restored_id else "from the beginning"

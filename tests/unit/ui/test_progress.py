@@ -100,6 +100,16 @@ def test_new_warnings_and_log_lines_are_told_although_old_ones_fall_out():
     assert told(before, now) == [("warning", "b"), ("log", "3"), ("log", "4")]
 
 
+def test_a_failure_that_comes_again_is_told_shortly_with_what_is_left():
+    second = msgspec.structs.replace(
+        FAILURE, attempt=2, failed_ms=2000.0, again=True, counted=2, allowed=12, pause_ms=4049.0
+    )
+    once = changed(RUNNING, failures=[FAILURE])
+    assert told(once, changed(once, failures=[FAILURE, second])) == [
+        ("failure", "attempt 2 failed: the same (2 of 12), next in 4s")
+    ]
+
+
 @pytest.mark.parametrize(
     ("outcome", "reason", "text"),
     [

@@ -20,6 +20,7 @@ from cutwater.runtime.checkpointing import Checkpointing, now_ms
 from cutwater.runtime.control_server import WorkerLink
 from cutwater.runtime.deploying import Deploying, held_by
 from cutwater.runtime.driver import MakeHost
+from cutwater.runtime.finished import finished_text
 from cutwater.runtime.handing_over import HandingOver
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.read_limit import Limits
@@ -90,9 +91,9 @@ class Coordinator(AnsweringDriver):
 
     def start(self) -> None:
         """Begin; a job that finished in an earlier run is at its end at once (A7)."""
-        if self.publisher.log.state.finished:
+        if (state := self.publisher.log.state).finished:
             self.publisher.sweep()
-            self.board.warn(f"job {self.plan.name!r} had finished already: nothing was run")
+            self.board.warn(finished_text(self.plan, self._store, state, self.publisher.upgrade.step_ids))
             self.board.ended(j.Outcome.FINISHED.value, "it had finished in an earlier run")
             self._server.close()
             self._closing()

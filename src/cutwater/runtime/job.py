@@ -30,6 +30,7 @@ from cutwater.runtime.preparing import checked_plan, discover, make_publisher, p
 from cutwater.runtime.requests import watch
 from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.status import JobStatus
+from cutwater.spark.session import require_classic, session
 from cutwater.storage.base import Store
 from cutwater.storage.log import Fork
 from cutwater.storage.stores import open_store, require_exactly_once
@@ -54,7 +55,7 @@ class Job:
     """
 
     def __init__(
-        self, coordinator: Coordinator, spark: SparkSession, graph: LogicalGraph, directory: str, temporary: bool
+        self, coordinator: Coordinator, spark: SparkSession | None, graph: LogicalGraph, directory: str, temporary: bool
     ) -> None:
         self._coordinator, self._spark, self._graph = coordinator, spark, graph
         self._directory, self._temporary = directory, temporary
@@ -242,7 +243,9 @@ class Job:
 
     def result(self, step: str) -> DataFrame:
         """Rows of a ``collect`` step of a finished job, as a Spark DataFrame."""
-        return self._spark.read.parquet(self._result_directory(step))
+        directory = self._result_directory(step)
+        self._spark = self._spark or session(self.plan.parallelism)  # a job that had finished was begun without one
+        return self._spark.read.parquet(directory)
 
     def result_table(self, step: str) -> pa.Table:
         """Rows of a ``collect`` step of a finished job, as an Arrow table in this process."""
@@ -302,7 +305,7 @@ def start(
     """Start a dataflow on a Spark session; returns at once.
 
     Args:
-        spark: the session; ``None`` makes a local one that suits the job.
+        spark: the session; ``None`` makes a local one that suits the job, unless the job has finished already.
         checkpoint: directory for checkpoints (shared by driver and workers).  Without one a temporary directory
             serves, which survives failures of workers but not of the driver.
         restore: "latest" goes on from the newest checkpoint in ``checkpoint``, if there is one; or a snapshot to begin
@@ -330,12 +333,11 @@ def start(
             store, plan, config, upgrade, folder, restore=restore, claim=claim, fork=fork, hold=hold
         )
         plan = plan if publisher.parallelism == config.parallelism else replan(plan, publisher.parallelism)
-        from cutwater.spark.session import require_classic, session
-
-        spark = spark or session(plan.parallelism)
+        finished = publisher.log.state.finished
+        spark = spark or (None if finished else session(plan.parallelism))
         require_classic(spark)
         plan = publisher.plan = prepare(plan, folder, publisher.forks.fork, upgrade.step_ids)
-        splits = {s.id: discover(s) for s in plan.steps.values() if s.role == "source"}
+        splits = {s.id: discover(s) for s in plan.steps.values() if s.role == "source" and not finished}
         host = partial(SparkHost, spark, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}")
         coordinator = Coordinator(plan, config, publisher, host, store=store, splits=splits)
     except BaseException:

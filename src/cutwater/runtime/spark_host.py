@@ -94,17 +94,19 @@ class SparkHost:
     """Submits and cancels the workers of one job.
 
     Args:
-        spark: a classic session.
+        spark: a classic session; ``None``: the job has finished, no worker will be launched.
         group: unique name of the job; Spark's UI shows it as job group and description.
         on_end: called from a thread when a slot's Spark job ended, with the error if it failed.
     """
 
-    def __init__(self, spark: SparkSession, group: str, on_end: Callable[[int, BaseException | None], None]) -> None:
+    def __init__(
+        self, spark: SparkSession | None, group: str, on_end: Callable[[int, BaseException | None], None]
+    ) -> None:
         self._spark = spark
         self._group = group
         self._on_end = on_end
         self._threads: list[threading.Thread] = []
-        self._context: Any = spark.sparkContext
+        self._context: Any = None if spark is None else spark.sparkContext
 
     def launch(self, slot: int, args: SlotArgs) -> None:
         """Submit the Spark job of a slot; returns at once."""
@@ -146,6 +148,8 @@ class SparkHost:
     @property
     def address(self) -> str:
         """Where workers find the driver: loopback when everything runs on this machine."""
+        if self._spark is None:
+            return "127.0.0.1"
         master = str(self._context.master)
         if master.startswith("local") or "127.0.0.1" in master or "localhost" in master:
             return "127.0.0.1"
@@ -159,6 +163,7 @@ class SparkHost:
         try:
             self._context.setJobGroup(self._group, f"{self._group} worker {slot}", interruptOnCancel=False)
             self._context.addJobTag(self._tag(slot))
+            assert self._spark is not None
             frame = self._spark.range(0, 1, 1, 1).mapInArrow(_slot_function(args), "status string")
             status = frame.collect()[0][0]
             if status.startswith(_FAILED):

@@ -13,6 +13,7 @@ from typing import Any
 from cutwater.dataflow.flow import Dataflow
 from cutwater.dataflow.plan import make_plan
 from cutwater.errors import JobCancelledError
+from cutwater.runtime.finished import has_finished
 from cutwater.runtime.job import Job, make_config
 from cutwater.runtime.shipping import ship_by_value
 from cutwater.runtime.status import JobStatus
@@ -61,6 +62,7 @@ def run_file(options: RunOptions, view: View) -> int:
         program = load_program(options.target)
         config = make_config(options.settings)
         starter = SparkStarter(program, options, view, config.parallelism)
+        stack.callback(starter.stop)
         flow = program.dataflow(starter.session)
         flow.validate()
         plan = make_plan(flow, config.parallelism, config.max_parallelism)  # what is wrong is said before Spark starts
@@ -69,8 +71,8 @@ def run_file(options: RunOptions, view: View) -> int:
         if options.checkpoint is None and not options.fork:
             view.note("no --checkpoint: the job survives the loss of workers, not of this process")
         starter.parallelism = plan.parallelism
-        spark = starter.session()
-        stack.callback(spark.stop)
+        idle = options.checkpoint is not None and has_finished(options.checkpoint, options.name or flow.graph.name)
+        spark = None if idle else starter.session()  # who waits for Spark only to hear that there is nothing to do?
         interrupts = stack.enter_context(interrupts_counted())
         settings = {**options.settings, **options.upgrade}
         job = _start(flow, spark, options, settings)
@@ -104,6 +106,11 @@ class SparkStarter:
                 self._spark = session(self.parallelism, master=master, name=f"cutwater {self.program.path.name}")
             ship_by_value(self.program.path.parent, self.program.module)
         return self._spark
+
+    def stop(self) -> None:
+        """End the session, if there is one."""
+        if self._spark is not None:
+            self._spark.stop()
 
 
 class Interrupts:

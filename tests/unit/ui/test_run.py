@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
+from pathlib import Path
 
 import pytest
+from ui_world import run_main
 
 from cutwater.errors import JobFailedError
 from cutwater.runtime.status import JobStatus
+from cutwater.storage.local import LocalStore
+from cutwater.storage.log import JobFinished, JobLog
+from cutwater.ui import run as run_module
 from cutwater.ui.run import Interrupts, follow, interrupts_counted
 
 
@@ -105,3 +110,27 @@ def test_signals_are_counted_and_handlers_come_back(number):
         signal.raise_signal(number)
         assert (interrupts.count, interrupts.number) == (1, number)
     assert signal.getsignal(number) is before
+
+
+def test_a_job_that_has_finished_is_told_so_before_spark_is_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "done.py"
+    program.write_text(
+        "import cutwater as cw\n"
+        "flow = cw.Dataflow('done')\n"
+        "flow.read('in', cw.rate(None, rows=5)).write('out', cw.discard())\n"
+    )
+    log = JobLog(LocalStore.open(str(tmp_path / "chk")), "done")
+    log.begin_attempt("here:1")
+    log.append(JobFinished(1, 1, 1_000))
+
+    def session(*_: object, **__: object) -> None:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr(run_module, "session", session)
+    code, out, err = run_main(capfd, "run", program, "--checkpoint", tmp_path / "chk")
+    assert code == 0
+    assert "had finished already: nothing was run. To run it again, give another job name" in " ".join(
+        (out + err).split()
+    )

@@ -47,7 +47,7 @@ check: setup  ## style, types, structure
 bench: setup  ## W1 against Flink, Bytewax and bare kernels (installs the peers for it)
 	@$(BIN)/python -m benchmarks.compare
 
-chaos: setup  ## 250 SIGKILLs of workers, executors and drivers: each recovery scope, each protocol (20 minutes)
+chaos: setup  ## 490 SIGKILLs of workers, executors and drivers: each recovery scope, each protocol (half an hour or more)
 	@$(BIN)/python -m pytest -m chaos -s
 
 lock:  ## write the lock file anew from pyproject.toml

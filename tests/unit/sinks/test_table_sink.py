@@ -213,7 +213,7 @@ def test_columns_that_do_not_fit_are_refused_when_the_dataflow_is_built(db: Path
     refused(sink_of(db), pa.schema({"u": pa.uint64()}), "column 'u' .*Cast it to int64")
     refused(sink_of(db), pa.schema({"n": pa.int8(), "N": pa.int8()}), "two columns 'N'")
     refused(sink_of(db), pa.schema({"cutwater_epoch": pa.int8()}), "two columns 'cutwater_epoch'")
-    refused(sink_of(db, mode="upsert", key=["k"]), SCHEMA, "no such key column 'k'.*columns are: n")
+    refused(sink_of(db, mode="upsert", key=["k"]), SCHEMA, "no such key column 'k'.*There are: n")
     refused(sink_of(db.parent / "nowhere" / "x.db"), SCHEMA, "no folder '.*nowhere'")
 
 

@@ -33,6 +33,10 @@ __all__ = ["SparkHost"]
 _FAILED = "failed: "
 
 
+_PACKING = threading.Lock()
+"""Each slot has a thread, and what a program refers to (compiled functions, say) may not bear being packed by two."""
+
+
 def _slot_function(args: SlotArgs) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """What Spark runs in a slot.
 
@@ -44,10 +48,11 @@ def _slot_function(args: SlotArgs) -> Callable[[Iterable[pa.RecordBatch]], Itera
     """
     from pyspark import cloudpickle
 
-    if (folder := main_folder()) is not None:
-        ship_by_value(folder)
     try:
-        program = cloudpickle.dumps(args)
+        with _PACKING:
+            if (folder := main_folder()) is not None:
+                ship_by_value(folder)
+            program = cloudpickle.dumps(args)
     except Exception as e:
         raise BuildError(
             f"the program cannot be sent to the workers: {type(e).__name__}: {e}",

@@ -147,7 +147,7 @@ class CoordinatorState:
     def _may_probe(self) -> bool:
         if not self._running or self._final_wanted or self._ending:
             return False
-        return not self._pending or not any(p.kind.final for p in self._pending.values())
+        return not any(p.kind.final for p in self._pending.values())
 
     @property
     def _place_free(self) -> bool:

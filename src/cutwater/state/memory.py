@@ -37,8 +37,8 @@ def gather(values: Values, slots: npt.NDArray[Any]) -> Values:
     """``values[slots]``, a copy; slots in a row, as of a whole table, are copied in one piece.
 
     >>> column = np.array([10, 20, 30, 40])
-    >>> gather(column, np.array([1, 2], np.int32)).tolist(), gather(column, np.array([3, 0], np.int32)).tolist()
-    ([20, 30], [40, 10])
+    >>> [gather(column, np.array(slots, np.int32)).tolist() for slots in ([1, 2], [3, 0], [0, 2, 1, 3])]
+    [[20, 30], [40, 10], [10, 30, 20, 40]]
     """
     count = len(slots)
     if count and slots.dtype == np.int32 and slots[-1] - slots[0] == count - 1 and kernels.in_a_row(slots):

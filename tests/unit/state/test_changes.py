@@ -70,7 +70,11 @@ def test_an_interval_in_which_most_rows_have_changed_is_given_up_at_once() -> No
 
 
 def test_before_the_first_freeze_nothing_is_marked() -> None:
-    log = ChangeLog()
+    asked: list[int] = []
+    log = ChangeLog(rows=lambda: asked.append(1) or 1_000)
     log.mark(_slots(5))
+    assert asked == [], "who marks asks at once how many rows there are"
     log.cut(1)
     assert _found(log.cut(2), 1) == []
+    log.mark(_slots(5))
+    assert asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -118,6 +119,12 @@ def test_every_module_is_used():
         used |= set(re.findall(r'"(cutwater(?:\.\w+)+)"', module.text))  # named as text: imported when first used
     packages = {name for name, m in all_modules.items() if m.path.name == "__init__.py"}
     assert sorted(set(all_modules) - packages - used) == []
+
+
+def test_test_files_have_names_of_their_own():
+    """Two files of one name cannot be collected together, though each runs when it is named alone."""
+    names = [p.name for p in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(n for n, times in Counter(names).items() if times > 1) == []
 
 
 def test_no_file_names_a_private_place():

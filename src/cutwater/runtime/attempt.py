@@ -43,6 +43,8 @@ class Attempt(SurvivingAttempt):
         super().__init__(deploy, worker, args.plan, args.division)
         self._deploy, self._store = deploy, args.store
         self._subtasks: list[Subtask] = []
+        self._next = 0
+        """Of the subtasks: whose turn is next."""
         self._by_key: dict[tuple[int, int], Subtask] = {}
         self._written: dict[int, list[Written]] = {}
         self._unwritten: dict[int, CutwaterError] = {}
@@ -166,8 +168,12 @@ class Attempt(SurvivingAttempt):
     def round(self, now_s: float) -> float:
         """A turn of every subtask; returns how long the loop may sleep (0: not at all)."""
         worked = False
-        for subtask in self._subtasks:
+        for subtask in self._subtasks[self._next :]:
+            self._next += 1
             worked |= subtask.round(now_s)
+            if self.called:  # a checkpoint is to begin or to end: whoever was not asked yet is asked first then
+                return 0.0
+        self._next = 0
         if self.catches_up:
             self.tell_if_caught_up(following=self.following)
         wake_s = min((s.flush_if_due(now_s) for s in self._subtasks), default=float("inf"))
@@ -260,6 +266,10 @@ class Attempt(SurvivingAttempt):
             self._by_key[key].performer.handle(m.LogsDurable(checkpoint_id))
 
     # ------------------------------------------------------------------------------- what subtasks ask for (port)
+
+    @property
+    def called(self) -> bool:
+        return self._worker.called
 
     def submit_snapshot(self, part: FrozenSubtask | SubtaskLogs) -> None:
         assert self._snapshots is not None

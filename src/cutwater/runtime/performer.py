@@ -36,6 +36,11 @@ __all__ = ["Performer", "SubtaskParts", "SubtaskPort"]
 class SubtaskPort(Protocol):
     """What a subtask asks of its worker."""
 
+    @property
+    def called(self) -> bool:
+        """The coordinator, or the snapshot thread, waits for the worker's attention."""
+        ...
+
     def submit_snapshot(self, part: FrozenSubtask | SubtaskLogs) -> None: ...
 
     def forget_snapshot(self, checkpoint_id: int) -> None: ...

@@ -89,7 +89,7 @@ class Subtask:
             if not self._act(now_s):
                 break
             worked = True
-            if self.busy_s > enough_s:  # a barrier may wait for a neighbour
+            if self.busy_s > enough_s or self._port.called:  # a barrier may wait for a neighbour
                 break
         return worked
 

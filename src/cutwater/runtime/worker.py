@@ -158,6 +158,11 @@ class Worker:
         self._mailbox.append(message)
         self.signal.set()
 
+    @property
+    def called(self) -> bool:
+        """A message waits: who works should come to an end soon."""
+        return bool(self._mailbox)
+
     def run(self) -> str:
         address = self.data_server.address
         self.data_server.start()

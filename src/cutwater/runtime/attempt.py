@@ -204,7 +204,7 @@ class Attempt(SurvivingAttempt):
                 for subtask in self._subtasks:
                     if subtask.source is not None:
                         subtask.source.limit = limits.get(subtask.source.step)
-            case c.CompleteNotice(checkpoint_id=checkpoint_id, commit=commit):
+            case c.CompleteNotice(checkpoint_id=checkpoint_id, commit=commit, final=final):
                 assert self._snapshots is not None
                 self._snapshots.completed(checkpoint_id)
                 if commit and self._order is not None:  # a recovery relies on it
@@ -215,7 +215,8 @@ class Attempt(SurvivingAttempt):
                 for subtask in self._subtasks:
                     subtask.performer.outcome(m.CompleteNotice(checkpoint_id, commit))
                 if commit:
-                    self._worker.link.send(c.Committed(self.number, checkpoint_id, self.region))
+                    link = self._worker.link
+                    (link.send if final else link.send_later)(c.Committed(self.number, checkpoint_id, self.region))
             case c.AbortNotice(checkpoint_id=checkpoint_id, latest_completed=latest):
                 self._acknowledged.pop(checkpoint_id, None)
                 self._written.pop(checkpoint_id, None)

@@ -197,9 +197,13 @@ class Checkpointing:
             FencedError: another driver owns the job.
         """
         pending: deque[m.CoordinatorEffect] = deque(self._core.handle(event))
+        counts = False
         while pending:
-            pending.extend(self._perform(pending.popleft()))
-        self._board.counts(self._core.statistics)
+            effect = pending.popleft()
+            counts = counts or not isinstance(effect, m.AckAnswered)  # most are: one for each subtask and checkpoint
+            pending.extend(self._perform(effect))
+        if counts:
+            self._board.counts(self._core.statistics)
 
     def _perform(self, effect: m.CoordinatorEffect) -> list[m.CoordinatorEffect]:
         match effect:

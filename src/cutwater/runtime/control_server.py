@@ -1,13 +1,12 @@
 """Control connections: the driver's listener and the worker's end.
 
-Every connection proves the job's secret before anything of it is parsed.  Messages go out through a queue and a thread
-of the link, so that a peer that does not read never holds up the sender.
+Every connection proves the job's secret before anything of it is parsed.  A peer that does not read never holds up the
+sender (``SocketWriter``).
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
 import socket
 import threading
 import time
@@ -19,7 +18,8 @@ from cutwater.protocol.handshake import ClientHandshake, Peer, Refusal, ServerHa
 from cutwater.protocol.wire import ControlDecoder, encode_control
 from cutwater.runtime import control as c
 from cutwater.runtime.auth import Secret, shake
-from cutwater.runtime.net_connection import tune
+from cutwater.runtime.net_connection import JOIN_S, shut, tune
+from cutwater.runtime.net_writer import SocketWriter
 
 __all__ = ["ControlLink", "ControlServer", "WorkerLink", "dial_coordinator"]
 
@@ -34,8 +34,8 @@ class ControlLink:
         sock: connected and authenticated.
         received: called from the reader thread with each body.
         lost: called once from the reader thread when the connection ended, with the reason.
-        heartbeat_s: send a sign of life after this long without a message; a long call of an operator or sink in the
-            loop thread does not stop it.
+        heartbeat_s: send a sign of life so often; a long call of an operator or sink in the loop thread does not stop
+            it.
     """
 
     def __init__(
@@ -48,15 +48,20 @@ class ControlLink:
     ) -> None:
         tune(sock)  # a worker behind a cut network ends by itself, and gives its core back
         self._sock, self._received, self._lost = sock, received, lost
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._heartbeat_s = heartbeat_s
-        self._closed = False
+        self._closed = threading.Event()
+        self._order = threading.Lock()
+        self._later: list[bytes] = []
         self._reader = threading.Thread(target=self._read, name=f"{name}-reader", daemon=True)
-        self._writer = threading.Thread(target=self._write, name=f"{name}-writer", daemon=True)
+        self._writer = SocketWriter(sock, f"{name}-writer", lambda _: None)  # the reader tells that it is lost
+        self._heart: threading.Thread | None = None
+        if heartbeat_s is not None:
+            self._heart = threading.Thread(target=self._beat, args=(heartbeat_s,), name=f"{name}-heart", daemon=True)
 
     def start(self) -> None:
         self._reader.start()
         self._writer.start()
+        if self._heart is not None:
+            self._heart.start()
 
     @property
     def local_host(self) -> str:
@@ -64,20 +69,28 @@ class ControlLink:
         return str(self._sock.getsockname()[0])
 
     def send(self, message: c.ToWorker | c.FromWorker) -> None:
-        """Queue a message; never blocks, and drops it when the link is closed."""
-        if not self._closed:
-            self._outbox.put(encode_control(c.encode(message)))
+        """Send a message; never blocks, and drops it when the link is closed."""
+        if not self._closed.is_set():
+            data = encode_control(c.encode(message))
+            with self._order:
+                parts, self._later = [*self._later, data], []
+                self._writer.send(parts, sum(map(len, parts)))
+
+    def send_later(self, message: c.ToWorker | c.FromWorker) -> None:
+        """Send a message with the next one: nobody waits for it, and the peer is woken once."""
+        data = encode_control(c.encode(message))
+        with self._order:
+            self._later.append(data)
 
     def close(self, linger_s: float = 0.5) -> None:
         """Send what is queued (for at most ``linger_s``), then close.  ``lost`` is not called any more."""
-        if self._closed:
+        if self._closed.is_set():
             return
-        self._closed = True
-        self._outbox.put(None)
-        if threading.current_thread() is not self._writer and self._writer.is_alive():
-            self._writer.join(linger_s)
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        self._closed.set()
+        self._writer.drain(linger_s)
+        shut(self._sock)
+        self._writer.stop()
+        self._writer.join(JOIN_S)
         self._sock.close()
 
     def sever(self) -> None:
@@ -99,21 +112,12 @@ class ControlLink:
                     self._received(body)
         except (OSError, WireError) as e:
             reason = str(e)
-        if not self._closed:
+        if not self._closed.is_set():
             self._lost(reason)
 
-    def _write(self) -> None:
-        while True:
-            try:
-                data = self._outbox.get(timeout=self._heartbeat_s)
-            except queue.Empty:
-                data = encode_control(c.encode(c.Heartbeat()))
-            if data is None:
-                return
-            try:
-                self._sock.sendall(data)
-            except OSError:
-                return  # the reader reports it
+    def _beat(self, every_s: float) -> None:
+        while not self._closed.wait(every_s):
+            self.send(c.Heartbeat())
 
 
 class WorkerLink(ControlLink):

@@ -38,6 +38,8 @@ _ATTEMPT = frozenset({j.JobPhase.DEPLOYING, j.JobPhase.RUNNING, j.JobPhase.DRAIN
 _PATIENCE_S = 0.5
 """So long a lost connection between workers waits for the report of the worker that caused it."""
 _POLL_MS = 400.0
+_LOOK_MS = 300.0
+"""The longest time without a look at the clock's business, whatever else happens."""
 """How often Spark is asked for running tasks while the group forms."""
 
 
@@ -74,7 +76,7 @@ class Driver(abc.ABC):
         self.secret = new_secret()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._failures = FailureLedger()
-        self._polled_ms = 0.0
+        self._polled_ms = self._looked_ms = 0.0
         self._machine = JobMachine(
             slots,
             subtasks,
@@ -151,15 +153,17 @@ class Driver(abc.ABC):
 
     def _step(self) -> None:
         dues = [d for d in (self._machine.next_due_ms, self._due_ms()) if d is not None]
-        due = min(dues, default=now_ms() + 500.0)
+        due = min([*dues, self._looked_ms + _LOOK_MS])
         try:
-            function = self._calls.get(timeout=max(0.0, min(due - now_ms(), 300.0)) / 1000)
+            function = self._calls.get(timeout=max(0.0, due - now_ms()) / 1000)
         except queue.Empty:
             function = None
         try:
             if function is not None:
                 function()
-            self._on_time()
+            if (now := now_ms()) >= due:
+                self._looked_ms = now
+                self._on_time()
         except FencedError as e:
             self._failures.error = e
             self._job(j.EndRequested(j.Outcome.FAILED, str(e), now_ms()))

@@ -1,0 +1,192 @@
+"""Messages of and to workers: taken in the middle of a round, sent together; and a thread that is woken seldom."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cutwater.protocol.wire import ControlDecoder
+from cutwater.runtime import control as c
+from cutwater.runtime.attempt import Attempt
+from cutwater.runtime.control_server import ControlLink
+from cutwater.runtime.snapshots import FrozenSubtask, SnapshotService, Written
+from cutwater.runtime.subtask import Subtask
+from cutwater.state.segments import FrozenSegments, Segment
+from cutwater.storage.local import LocalStore
+from cutwater.storage.manifest import SubtaskRecord
+
+WAIT_S = 20.0
+
+
+class Neighbour:
+    """A subtask that always has work; a message comes while some of them do it."""
+
+    def __init__(self, name: str, worker: Any, did: list[str], called_in: tuple[str, ...]) -> None:
+        self.name, self.worker, self.did, self.called_in = name, worker, did, called_in
+
+    def round(self, now_s: float) -> bool:
+        self.did.append(self.name)
+        self.worker.called = self.name in self.called_in
+        return True
+
+    def flush_if_due(self, now_s: float) -> float:
+        return float("inf")
+
+
+@pytest.mark.parametrize(
+    ("called_in", "rounds"),
+    [((), ["abc", "abc"]), (("a",), ["a", "bc", "a"]), (("b",), ["ab", "c", "ab"]), (("a", "b", "c"), ["a", "b", "c"])],
+)
+def test_a_message_ends_the_round_and_whoever_was_not_asked_is_asked_next(
+    called_in: tuple[str, ...], rounds: list[str]
+) -> None:
+    did: list[str] = []
+    worker = SimpleNamespace(called=False)
+    attempt: Any = object.__new__(Attempt)
+    attempt._worker, attempt._next, attempt._subtasks = worker, 0, [Neighbour(n, worker, did, called_in) for n in "abc"]
+    attempt._behind = None
+    for expected in rounds:
+        worker.called = False
+        assert attempt.round(0.0) == 0.0
+        assert "".join(did) == expected
+        did.clear()
+
+
+def test_a_subtask_stops_after_the_batch_in_which_a_message_came() -> None:
+    acted: list[float] = []
+    subtask: Any = object.__new__(Subtask)
+    subtask.performer = SimpleNamespace(tick=lambda now_s: None)
+    subtask.busy_s, subtask._round_s = 0.0, 1.0
+    subtask._port = SimpleNamespace(called=False)
+
+    def act(now_s: float) -> bool:
+        acted.append(now_s)
+        subtask._port.called = len(acted) == 2
+        return True
+
+    subtask._act = act
+    assert subtask.round(0.0)
+    assert len(acted) == 2
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    yield one, other
+    one.close()
+    other.close()
+
+
+def messages(sock: socket.socket, until: int) -> list[Any]:
+    """The next so many messages."""
+    decoder, found = ControlDecoder(), []
+    sock.settimeout(WAIT_S)
+    while len(found) < until:
+        decoder.feed(sock.recv(1 << 16))
+        while (body := decoder.next_message()) is not None:
+            found.append(c.decode_from_worker(body))
+    return found
+
+
+def test_what_nobody_waits_for_goes_with_the_next_message_and_before_it(ends: tuple[socket.socket, socket.socket]):
+    link = ControlLink(ends[0], lambda body: None, lambda reason: None, "test")
+    link.start()
+    link.send_later(c.Committed(1, 7))
+    ends[1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        ends[1].recv(1)
+    link.send(c.Log("info", "next"))
+    assert messages(ends[1], 2) == [c.Committed(1, 7), c.Log("info", "next")]
+    link.close()
+
+
+def test_a_peer_that_does_not_read_holds_nobody_up(ends: tuple[socket.socket, socket.socket]) -> None:
+    link = ControlLink(ends[0], lambda body: None, lambda reason: None, "test")
+    link.start()
+    texts = [f"{n} {'x' * 100_000}" for n in range(100)]  # far more than socket buffers hold
+    for text in texts:
+        link.send(c.Log("info", text))
+    assert [message.message for message in messages(ends[1], len(texts))] == texts
+    link.close()
+
+
+def test_signs_of_life_come_whatever_the_loop_does(ends: tuple[socket.socket, socket.socket]) -> None:
+    link = ControlLink(ends[0], lambda body: None, lambda reason: None, "test", heartbeat_s=0.01)
+    link.start()
+    assert messages(ends[1], 3) == [c.Heartbeat()] * 3
+    link.close()
+
+
+class Service:
+    """A snapshot service of two subtasks, of which one has state."""
+
+    def __init__(self, root: Any) -> None:
+        self.written: list[Written] = []
+        self.done = threading.Event()
+        self.service = SnapshotService(
+            LocalStore.open(root),
+            "job",
+            attempt=1,
+            writer=0,
+            writers=1,
+            subtasks=2,
+            inline_threshold_bytes=1_000,
+            incremental=False,
+            restored={},
+            done=self._finished,
+        )
+
+    def _finished(self, written: Written) -> None:
+        self.written.append(written)
+        self.done.set()
+
+    def submit(self, vertex: int, checkpoint_id: int, *, state: bool) -> None:
+        segment = Segment("s", "base", pa.record_batch({"n": [1]}))
+        states = [("step", FrozenSegments([segment]))] if state else []
+        record = SubtaskRecord(vertex, 0, 1, "aligned")
+        self.service.submit(FrozenSubtask(checkpoint_id, record, states, [], 0.0, range(1)))
+
+    def take(self) -> list[tuple[int, int]]:
+        """Checkpoint and vertices of what is written next."""
+        assert self.done.wait(WAIT_S)
+        self.done.clear()
+        (written,) = self.written
+        self.written.clear()
+        return [(written.checkpoint_id, record.vertex) for record in written.subtasks]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_part_without_state_waits_for_the_next_and_is_written_with_it(tmp_path: Any, order: tuple[int, int]) -> None:
+    world = Service(tmp_path)
+    for checkpoint_id in (1, 2):
+        for vertex in order:
+            world.submit(vertex, checkpoint_id, state=vertex == 1)
+        assert world.take() == [(checkpoint_id, vertex) for vertex in order]
+        world.service.completed(checkpoint_id)
+    world.service.close()
+
+
+def test_parts_without_any_state_are_written_once_all_are_there(tmp_path: Any) -> None:
+    world = Service(tmp_path)
+    world.submit(0, 1, state=False)
+    assert not world.done.wait(0.05)
+    world.submit(1, 1, state=False)
+    assert world.take() == [(1, 0), (1, 1)]
+    world.service.close()
+
+
+def test_a_part_that_waits_goes_with_the_next_checkpoint_if_its_own_is_given_up(tmp_path: Any) -> None:
+    world = Service(tmp_path)
+    world.submit(0, 1, state=False)
+    world.service.forget(1)
+    world.submit(1, 1, state=True)  # too late: nobody waits for it
+    for vertex in (0, 1):
+        world.submit(vertex, 2, state=False)
+    assert world.take() == [(2, 0), (2, 1)]
+    world.service.close()

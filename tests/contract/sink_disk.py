@@ -1,9 +1,10 @@
 """A disk that forgets: what a directory holds after a process or the whole machine dies at a chosen system call.
 
 The real files are used; only ``os.fsync``, ``os.rename``, ``os.unlink`` and ``os.rmdir`` are watched, and where a store
-lies beside the output ``os.link``, ``os.mkdir`` and ``os.write`` too.  The model of a power loss: bytes that were not
-synced are cut off, a new name in a directory that was not synced is taken back (a rename goes back to where it came
-from), a file removed from the root comes back unless the root was synced since; other removals count at once.
+lies beside the output ``os.link``, ``os.mkdir``, ``os.write`` and ``os.writev`` too.  The model of a power loss: bytes
+that were not synced are cut off, a new name in a directory that was not synced is taken back (a rename goes back to
+where it came from), a file removed from the root comes back unless the root was synced since; other removals count at
+once.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ForgetfulDisk:
         self._renames: list[tuple[str, str]] = []
         self._removed: list[str] = []
         self._graves = f"{root}.graves"
-        watched = ["rename", "unlink", "rmdir", *(() if store is None else ("link", "mkdir", "write"))]
+        watched = ["rename", "unlink", "rmdir", *(() if store is None else ("link", "mkdir", "write", "writev"))]
         self._real = {name: getattr(os, name) for name in ("fsync", *watched)}
         patch.setattr(os, "fsync", self._fsync)
         for name in watched:

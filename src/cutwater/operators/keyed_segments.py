@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cutwater.errors import StorageError
 from cutwater.operators.spill import Spill
@@ -55,7 +56,8 @@ def group_segments(
     groups, order = _by_group(slots, keys, max_parallelism)
     if len(slots) <= _SEGMENT_ROWS:  # in the order of the slots, which memory likes, and sorted as a batch
         try:
-            batch = pa.RecordBatch.from_arrays([pa.array(groups), *rows(slots)], schema=fields).take(pa.array(order))
+            batch = pa.RecordBatch.from_arrays([pa.array(groups), *rows(slots)], schema=fields)
+            batch = pc.take(batch, pa.array(order), boundscheck=False)
         except pa.ArrowInvalid:
             pass  # too large for one batch
         else:

@@ -16,7 +16,7 @@ from cutwater.errors import CutwaterError, UserCodeError
 from cutwater.operators.base import MIN_WATERMARK, BaseOperator, Operator, Outputs
 from cutwater.operators.partition import HashPartitioner
 from cutwater.runtime.channels import OutputChannel
-from cutwater.state.segments import Frozen, Segment
+from cutwater.state.segments import EMPTY, Frozen, Segment
 
 __all__ = ["Chain", "EdgeOut", "Node", "Target"]
 
@@ -257,12 +257,12 @@ class Chain:
                 channel.offer_watermark(channel.watermark, idle)
 
     def freeze(self, checkpoint_id: int) -> list[tuple[str, Frozen]]:
-        """The state of every operator, under the id of its step."""
+        """The state of every operator that has some, under the id of its step."""
         frozen: list[tuple[str, Frozen]] = []
         for node in self.nodes:
             with _located(node):
                 frozen.append((node.step, node.operator.freeze(checkpoint_id)))
-        return frozen
+        return [part for part in frozen if part[1] is not EMPTY]
 
     def restore(self, step: str, segments: Iterable[Segment]) -> None:
         for node in self.nodes:

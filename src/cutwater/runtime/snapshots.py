@@ -161,30 +161,51 @@ class SnapshotService:
         self._stashed: dict[int, list[FrozenSubtask | SubtaskLogs]] = {}  # of those whose folder is not known yet
         self._dropped: deque[int] = deque(maxlen=_DROPPED_REMEMBERED)
         self._closed = False
+        self._held: list[_Handed] = []
+        """Goes to the thread with what comes next: waking it takes the interpreter away from the stream."""
+        self._unfrozen: dict[int, int] = {}
+        """By checkpoint that is under way: how many subtasks have not handed over."""
         self._queue: queue.SimpleQueue[_Handed | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cutwater-snapshots", daemon=True)
         self._thread.start()
 
     def submit(self, part: FrozenSubtask | SubtaskLogs) -> None:
         """Hand over; returns at once."""
-        self._queue.put(part)
+        self._held.append(part)
+        if isinstance(part, FrozenSubtask):
+            left = self._unfrozen[part.checkpoint_id] = self._unfrozen.get(part.checkpoint_id, self._subtasks) - 1
+            if left and not (part.states or part.sinks):
+                return  # another subtask of the worker will hand over
+            if not left:
+                del self._unfrozen[part.checkpoint_id]
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        held, self._held = self._held, []
+        for handed in held:
+            self._queue.put(handed)
 
     def savepoint(self, checkpoint_id: int, folder: str) -> None:
         """Where the parts of a savepoint go; told before or after the first of them."""
-        self._queue.put(_Savepoint(checkpoint_id, folder))
+        self._held.append(_Savepoint(checkpoint_id, folder))
+        self._pass_on()
 
     def forget(self, checkpoint_id: int) -> None:
         """The checkpoint will not complete: skip its state.  Sinks still make their rows durable (see ``Forget``)."""
         self._dropped.append(checkpoint_id)  # seen at once; the file is dropped in its turn
-        self._queue.put(_Forget(checkpoint_id))
+        self._unfrozen.pop(checkpoint_id, None)
+        self._held.append(_Forget(checkpoint_id))
+        self._pass_on()
 
     def completed(self, checkpoint_id: int) -> None:
         """The checkpoint is published: later ones may name its files."""
-        self._queue.put(_Completed(checkpoint_id))
+        self._unfrozen = {n: left for n, left in self._unfrozen.items() if n > checkpoint_id}
+        self._held.append(_Completed(checkpoint_id))
 
     def close(self) -> None:
         """Drop what waits and end the thread."""
         self._closed = True
+        self._pass_on()
         self._queue.put(None)
         self._thread.join()
         for part in self._parts.values():

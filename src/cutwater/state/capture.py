@@ -37,14 +37,20 @@ class Capture:
         columns: the arrays; their content is captured, whatever becomes of them.
         rows: rows in use.
         copies: where to; at least as long as the arrays' chunks in use.
+        at_once: copy them now.
     """
 
-    def __init__(self, columns: Sequence[Values], rows: int, copies: list[GrowingArray]) -> None:
+    def __init__(
+        self, columns: Sequence[Values], rows: int, copies: list[GrowingArray], *, at_once: bool = False
+    ) -> None:
         self._columns = list(columns)
         self._copies = copies
         self.copies: list[Values] = [copy.values for copy in copies]
         """The captured columns: complete, and unchanging, after ``complete``."""
-        chunks = -(-rows // kernels.CHUNK_ROWS) if copies else 0
+        if at_once:
+            for values, copy in zip(self._columns, self.copies, strict=True):
+                copy[:rows] = values[:rows]
+        chunks = -(-rows // kernels.CHUNK_ROWS) if copies and not at_once else 0
         self._state = np.full(chunks, kernels.WAITING, np.uint8)
         self._sources = np.array([values.ctypes.data for values in self._columns], np.int64)
         self._targets = np.array([values.ctypes.data for values in self.copies], np.int64)
@@ -92,9 +98,8 @@ class Captures:
         """Capture the first ``rows`` rows; costs a byte per chunk, or the copying of a small table."""
         self._expected = 0
         copies = _memory_for(columns, rows, self._spare.pop() if self._spare else [])
-        capture = Capture([column.values for column in columns], rows, copies)
-        if rows * sum(column.values.strides[0] for column in columns) <= COPIED_AT_ONCE_BYTES:
-            capture.complete()
+        at_once = rows * sum(column.values.strides[0] for column in columns) <= COPIED_AT_ONCE_BYTES
+        capture = Capture([column.values for column in columns], rows, copies, at_once=at_once)
         if capture.open:
             self._open.append(capture)
         return capture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from cutwater.errors import ConfigError
@@ -87,6 +88,7 @@ def shared_path(checkpoint_id: int, attempt: int, incarnation: int) -> str:
     return f"{SHARED_FOLDER}/{checkpoint_id}-{attempt}-{incarnation}.data"
 
 
+@functools.lru_cache(maxsize=1024)  # asked several times for each entry of each checkpoint
 def writer_of_shared(file: str) -> tuple[int, int] | None:
     """Checkpoint and attempt that a shared file (with its folder) was written for; ``None`` for other names.
 

@@ -40,6 +40,10 @@ BATCH_FORMAT = "arrow-file/1"
 """A segment is a record batch within an Arrow file; the entry has its schema."""
 
 
+_OPTIONS = pa.ipc.IpcWriteOptions()
+"""The default ones, which Arrow would put together for each stream."""
+
+
 class _DataFile:
     """A file that comes into being with its first byte."""
 
@@ -188,7 +192,7 @@ class _HashingFile:
 def _encode(batch: pa.RecordBatch, file: BinaryIO) -> tuple[int, str]:
     """Append a batch as an Arrow IPC stream; its length and digest."""
     sink = _HashingFile(file)
-    with pa.ipc.new_stream(pa.PythonFile(cast(Any, sink), mode="w"), batch.schema) as stream:
+    with pa.ipc.new_stream(pa.PythonFile(cast(Any, sink), mode="w"), batch.schema, options=_OPTIONS) as stream:
         stream.write_batch(batch)
     return sink.length, sink.hexdigest()
 

@@ -123,7 +123,7 @@ def test_a_temporary_file_is_never_listed_and_gone_after_a_failed_create(store, 
 
 def test_full_disk_says_so_and_leaves_nothing(store, monkeypatch):
     store.create("f/x", b"1")
-    failing(monkeypatch, "write", errno.ENOSPC)
+    failing(monkeypatch, "writev", errno.ENOSPC)
     with pytest.raises(StorageError, match=r"cannot create f/y: the file system of .* is full\. Free space"):
         store.create("f/y", b"1")
     assert os.listdir(store.root / "f") == ["x"]
@@ -131,7 +131,7 @@ def test_full_disk_says_so_and_leaves_nothing(store, monkeypatch):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_full_disk_while_writing_a_file(store, monkeypatch):
-    real = local._RawFile.__init__
+    real = local._NewFile.__init__
 
     def on_full_device(self, owner, path, target):
         real(self, owner, path, target)
@@ -139,10 +139,10 @@ def test_full_disk_while_writing_a_file(store, monkeypatch):
         os.dup2(full, self.fileno())
         os.close(full)
 
-    monkeypatch.setattr(local._RawFile, "__init__", on_full_device)
+    monkeypatch.setattr(local._NewFile, "__init__", on_full_device)
     file = store.write("f/data")
     with pytest.raises(StorageError, match="is full"):
-        file.write(b"x" * 1_000_000)
+        file.write(b"x" * 2_000_000)
     with pytest.raises(StorageError, match="is full"):
         file.write(b"x")
         store.close_durably(file)

@@ -36,7 +36,7 @@ __all__ = ["CASES", "Case", "main"]
 _CHILD = "--run-case"
 _TIMEOUT_S = 240.0
 ROWS = 120_000_000
-LOOP_ROWS = 3_000_000
+LOOP_ROWS = 15_000_000
 HOPS = 10
 """How often a row of the cyclic job goes round."""
 WATCH_S = 12.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import itertools
 import os
 import shutil
@@ -14,12 +13,13 @@ import uuid
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 import xxhash
 
 from cutwater.errors import ConfigError, CorruptSnapshotError, StorageError
+from cutwater.storage.new_file import NewFile, write_all
 
 __all__ = ["LocalStore"]
 
@@ -30,8 +30,6 @@ _NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _KNOWN_FOLDERS_LIMIT = 1_024
 _STALE_S = 24 * 3600.0
 _POOLED_BYTES = 1 << 20
-_KEPT_BYTES = 1 << 20
-_PIECES_PER_CALL = 1_024  # the system takes no more
 
 
 class LocalStore:
@@ -104,7 +102,7 @@ class LocalStore:
             folder = os.path.dirname(target)
             fd, temp = self._open_new(folder)
             try:
-                _write_all(fd, [memoryview(data)])
+                write_all(fd, [memoryview(data)])
                 os.fsync(fd)
                 made = _link(fd, temp, target)
             finally:
@@ -118,7 +116,7 @@ class LocalStore:
         target = self._resolve(path)
         with self._errors("create", path):
             self._make_folder(os.path.dirname(target))
-            return cast(BinaryIO, _NewFile(self, path, target))
+            return cast(BinaryIO, NewFile(target, lambda: self._errors("write", path)))
 
     def close_durably(self, file: BinaryIO) -> None:
         """See ``Store.close_durably``."""
@@ -264,34 +262,6 @@ class LocalStore:
         return StorageError(f"cannot {what} {path} in {self.root}: {error.strerror or error}")
 
 
-class _NewFile(io.FileIO):
-    """A new file whose errors are ours.
-
-    What is written is kept, not copied, until the system gets many pieces in one call: it must not change meanwhile.
-    """
-
-    def __init__(self, store: LocalStore, path: str, target: str) -> None:
-        super().__init__(target, "xb")
-        self._store = store
-        self._path = path
-        self._pieces: list[memoryview] = []
-        self._kept_bytes = 0
-
-    def write(self, b: Any, /) -> int:
-        piece = memoryview(b).cast("B")
-        self._pieces.append(piece)
-        self._kept_bytes += len(piece)
-        if self._kept_bytes >= _KEPT_BYTES:
-            self.flush()
-        return len(piece)
-
-    def flush(self) -> None:
-        if self._pieces:
-            with self._store._errors("write", self._path):  # pyright: ignore[reportPrivateUsage]
-                _write_all(self.fileno(), self._pieces)
-            self._kept_bytes = 0
-
-
 def _unlink(path: str) -> None:
     with suppress(FileNotFoundError):
         os.unlink(path)
@@ -308,16 +278,6 @@ def _link(fd: int, temp: str, target: str) -> bool:
             return False
         raise
     return True
-
-
-def _write_all(fd: int, pieces: list[memoryview]) -> None:
-    """Write and take out all pieces."""
-    while pieces:
-        written = os.writev(fd, pieces[:_PIECES_PER_CALL])
-        while pieces and written >= len(pieces[0]):
-            written -= len(pieces.pop(0))
-        if written:
-            pieces[0] = pieces[0][written:]
 
 
 def _pread_all(fd: int, offset: int, length: int) -> bytes | memoryview:

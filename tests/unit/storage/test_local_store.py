@@ -131,15 +131,15 @@ def test_full_disk_says_so_and_leaves_nothing(store, monkeypatch):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_full_disk_while_writing_a_file(store, monkeypatch):
-    real = local._NewFile.__init__
+    real = local.NewFile.__init__
 
-    def on_full_device(self, owner, path, target):
-        real(self, owner, path, target)
+    def on_full_device(self, target, errors):
+        real(self, target, errors)
         full = os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, self.fileno())
         os.close(full)
 
-    monkeypatch.setattr(local._NewFile, "__init__", on_full_device)
+    monkeypatch.setattr(local.NewFile, "__init__", on_full_device)
     file = store.write("f/data")
     with pytest.raises(StorageError, match="is full"):
         file.write(b"x" * 2_000_000)

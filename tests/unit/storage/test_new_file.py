@@ -1,0 +1,148 @@
+"""New files hold what was written, whichever way it went to the device."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutwater.errors import StorageError
+from cutwater.storage import new_file
+from cutwater.storage.local import LocalStore
+from cutwater.storage.new_file import NewFile
+
+BLOCK, STAGE, MOST = new_file._BLOCK_BYTES, new_file._STAGE_BYTES, 4 * new_file._STAGE_BYTES
+LENGTHS = [1, BLOCK, STAGE - 1, STAGE, STAGE + 1, STAGE + BLOCK, 2 * STAGE, MOST - 1, MOST, MOST + 1, MOST + STAGE + 7]
+
+
+@pytest.fixture(autouse=True)
+def _little_goes_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(new_file, "_DIRECT_BYTES", MOST)
+
+
+def content(length: int, seed: int) -> bytes:
+    return random.Random(seed).randbytes(length)
+
+
+def pieces_of(data: bytes, seed: int) -> list[bytes]:
+    """Cut anywhere, empty pieces among them."""
+    rng, pieces, at = random.Random(seed), [b""], 0
+    while at < len(data):
+        size = rng.choice([1, 7, 64, 5_000, BLOCK, 70_000, STAGE - 3, STAGE, 3 * STAGE])
+        pieces.append(data[at : at + size])
+        at += size
+    return pieces
+
+
+def write(path: Path, pieces: list[bytes], *, flush_after: int = -1) -> None:
+    file = NewFile(str(path), nullcontext)
+    for number, piece in enumerate(pieces):
+        assert file.write(piece) == len(piece)
+        if number == flush_after:
+            file.flush()
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
+def direct_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How much each call wrote to the device directly."""
+    found: list[int] = []
+    real = os.writev
+
+    def watched(fd: int, pieces: Any) -> int:
+        written = real(fd, pieces)
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & new_file._O_DIRECT:
+            found.append(written)
+        return written
+
+    monkeypatch.setattr(os, "writev", watched)
+    return found
+
+
+def goes_directly(folder: Path) -> bool:
+    with (folder / "probe").open("wb") as file:
+        return new_file._switch(file.fileno(), on=True)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("seed", range(3))
+def test_any_length_in_any_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, seed: int) -> None:
+    direct, data = direct_calls(monkeypatch), content(length, seed)
+    write(tmp_path / "f", pieces_of(data, seed))
+    assert (tmp_path / "f").read_bytes() == data
+    if goes_directly(tmp_path) and length >= STAGE:
+        blocks = -(-min(length, MOST) // BLOCK)
+        assert sum(direct) == blocks * BLOCK, "all of the beginning, and nothing else"
+    elif length < STAGE:
+        assert direct == []
+
+
+@pytest.mark.parametrize("flush_after", range(6))
+def test_a_flush_in_the_middle(tmp_path: Path, flush_after: int) -> None:
+    data = content(3 * STAGE + 11, flush_after)
+    write(tmp_path / "f", pieces_of(data, flush_after), flush_after=flush_after)
+    assert (tmp_path / "f").read_bytes() == data
+
+
+@pytest.mark.parametrize("flag", [0, new_file._O_DIRECT])
+def test_a_file_system_or_device_that_does_not_do_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: int
+) -> None:
+    """Some refuse the flag, others take it and refuse the call."""
+    real_switch, real_write = fcntl.fcntl, os.writev
+
+    def refusing(fd: int, command: int, argument: int = 0) -> int:
+        if command == fcntl.F_SETFL and argument & new_file._O_DIRECT and not flag:
+            raise OSError(errno.EINVAL, "no such thing")
+        return real_switch(fd, command, argument)
+
+    def strict(fd: int, pieces: Any) -> int:
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & new_file._O_DIRECT:
+            raise OSError(errno.EINVAL, "not aligned")
+        return real_write(fd, pieces)
+
+    monkeypatch.setattr(fcntl, "fcntl", refusing)
+    monkeypatch.setattr(os, "writev", strict)
+    data = content(2 * STAGE + 5, 1)
+    write(tmp_path / "f", pieces_of(data, 1))
+    assert (tmp_path / "f").read_bytes() == data
+
+
+def test_a_call_that_writes_less_than_it_was_given_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.writev
+
+    def short(fd: int, pieces: Any) -> int:
+        return real(fd, [pieces[0][: max(1, len(pieces[0]) // 2 // BLOCK * BLOCK)]])
+
+    monkeypatch.setattr(os, "writev", short)
+    data = content(2 * STAGE + 5, 2)
+    write(tmp_path / "f", [data[: STAGE + 3], data[STAGE + 3 :]])
+    assert (tmp_path / "f").read_bytes() == data
+
+
+def test_a_disk_that_is_full_ends_the_file_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, real, calls = LocalStore.open(tmp_path), os.writev, [0]
+
+    def full(fd: int, pieces: Any) -> int:
+        calls[0] += 1
+        if calls[0] > 1:
+            raise OSError(errno.ENOSPC, "full")
+        return real(fd, pieces)
+
+    file = store.write("f/data")
+    monkeypatch.setattr(os, "writev", full)
+    file.write(content(STAGE, 1))
+    with pytest.raises(StorageError, match="is full"):
+        file.write(content(STAGE, 2))
+    with pytest.raises(StorageError, match="is full"):
+        file.close()
+    assert file.closed
+    store.delete("f/data")
+    assert store.list() == []

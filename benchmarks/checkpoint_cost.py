@@ -28,7 +28,7 @@ from benchmarks.w1_cutwater import run
 from benchmarks.workload import verify
 from cutwater.config import RecoveryName
 
-ROWS = 100_000_000
+ROWS = 200_000_000
 PAIRS = 12
 _WARM_UP_ROWS = 20_000_000
 

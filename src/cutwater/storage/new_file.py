@@ -28,7 +28,10 @@ _BLOCK_BYTES = 4_096
 """What places in a file and in memory are multiples of where nothing is copied."""
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 _STAGES: list[mmap.mmap] = []
+"""Memory to use again.  It is of the shared kind, of which a fork makes no copies while a device reads it; so a child
+that wrote there, too, would write into its parent's file."""
 _STAGES_KEPT = 2
+os.register_at_fork(after_in_child=_STAGES.clear)
 
 
 class NewFile(io.FileIO):

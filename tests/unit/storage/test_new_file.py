@@ -146,3 +146,12 @@ def test_a_disk_that_is_full_ends_the_file_and_nothing_is_left(tmp_path: Path, m
     assert file.closed
     store.delete("f/data")
     assert store.list() == []
+
+
+def test_a_forked_process_has_memory_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path / "f", [content(STAGE, 1)])
+    assert new_file._STAGES or not goes_directly(tmp_path)
+    child = os.fork()
+    if not child:
+        os._exit(len(new_file._STAGES))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

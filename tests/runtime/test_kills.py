@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from runtime_world import assert_running_counts, counting, gated, kill_some, ope
 
 import cutwater as cw
 from cutwater.operators.running import RunningAggregate
+from cutwater.runtime.status_board import StatusBoard
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
@@ -36,6 +38,25 @@ def test_kills_during_recovery(start, fake_spark: FakeSpark, tmp_path: Path) -> 
     open_gate(tmp_path)
     assert job.await_termination(30)
     assert_running_counts(tmp_path / "out", rows)
+
+
+def test_whoever_sees_a_restart_does_not_see_a_job_that_runs(
+    start, fake_spark: FakeSpark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two lay messages to all workers: who waited for both, one after the other, saw an old phase."""
+    phases: list[str] = []
+    real = StatusBoard.restarting
+
+    def watched(board: StatusBoard, *arguments: Any) -> None:
+        real(board, *arguments)
+        phases.append(board.status.phase)
+
+    monkeypatch.setattr(StatusBoard, "restarting", watched)
+    job = start(counting("kills", gated(tmp_path, 20_000), tmp_path / "out"), parallelism=2)
+    kill_some(job, fake_spark, 2, seed=3)
+    job.cancel()
+    assert len(phases) == 2
+    assert "running" not in phases
 
 
 @dataclass(frozen=True)

@@ -259,6 +259,7 @@ class Driver(abc.ABC):
                     self._group.broadcast(c.Start(attempt))
                     self._running()
                 case j.StopAttempt(reason=reason):
+                    self._stepped()  # first: whoever sees that the job restarts must not see that it runs
                     self._stopped(reason)
                     self._group.broadcast(c.Reset(self._machine.attempt))
                 case j.StopRegions(regions=regions, reason=reason):

@@ -26,7 +26,6 @@ $(STAMP): requirements/dev.lock pyproject.toml
 	@touch $@
 
 $(WARM): $(STAMP) $(wildcard src/cutwater/*/*kernels.py) src/cutwater/state/hashing.py
-	@echo "compiling kernels (whenever they change)"
 	@$(BIN)/cutwater warm
 	@touch $@
 

@@ -216,7 +216,8 @@ class Attempt(SurvivingAttempt):
                     subtask.performer.outcome(m.CompleteNotice(checkpoint_id, commit))
                 if commit:
                     link = self._worker.link
-                    (link.send if final else link.send_later)(c.Committed(self.number, checkpoint_id, self.region))
+                    send = link.send if final else link.send_later  # but for the end of the job nobody waits for it
+                    send(c.Committed(self.number, checkpoint_id, self.region))
             case c.AbortNotice(checkpoint_id=checkpoint_id, latest_completed=latest):
                 self._acknowledged.pop(checkpoint_id, None)
                 self._written.pop(checkpoint_id, None)

@@ -261,8 +261,10 @@ class Chain:
         frozen: list[tuple[str, Frozen]] = []
         for node in self.nodes:
             with _located(node):
-                frozen.append((node.step, node.operator.freeze(checkpoint_id)))
-        return [part for part in frozen if part[1] is not EMPTY]
+                state = node.operator.freeze(checkpoint_id)
+            if state is not EMPTY:
+                frozen.append((node.step, state))
+        return frozen
 
     def restore(self, step: str, segments: Iterable[Segment]) -> None:
         for node in self.nodes:

@@ -38,9 +38,9 @@ _ATTEMPT = frozenset({j.JobPhase.DEPLOYING, j.JobPhase.RUNNING, j.JobPhase.DRAIN
 _PATIENCE_S = 0.5
 """So long a lost connection between workers waits for the report of the worker that caused it."""
 _POLL_MS = 400.0
+"""How often Spark is asked for running tasks while the group forms."""
 _LOOK_MS = 300.0
 """The longest time without a look at the clock's business, whatever else happens."""
-"""How often Spark is asked for running tasks while the group forms."""
 
 
 class Driver(abc.ABC):

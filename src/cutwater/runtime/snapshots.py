@@ -171,31 +171,29 @@ class SnapshotService:
 
     def submit(self, part: FrozenSubtask | SubtaskLogs) -> None:
         """Hand over; returns at once."""
-        self._held.append(part)
         if isinstance(part, FrozenSubtask):
             left = self._unfrozen[part.checkpoint_id] = self._unfrozen.get(part.checkpoint_id, self._subtasks) - 1
             if left and not (part.states or part.sinks):
-                return  # another subtask of the worker will hand over
+                self._held.append(part)  # another subtask of the worker will hand over
+                return
             if not left:
                 del self._unfrozen[part.checkpoint_id]
-        self._pass_on()
+        self._pass_on(part)
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, last: _Handed | None) -> None:
         held, self._held = self._held, []
-        for handed in held:
+        for handed in (*held, last):
             self._queue.put(handed)
 
     def savepoint(self, checkpoint_id: int, folder: str) -> None:
         """Where the parts of a savepoint go; told before or after the first of them."""
-        self._held.append(_Savepoint(checkpoint_id, folder))
-        self._pass_on()
+        self._pass_on(_Savepoint(checkpoint_id, folder))
 
     def forget(self, checkpoint_id: int) -> None:
         """The checkpoint will not complete: skip its state.  Sinks still make their rows durable (see ``Forget``)."""
         self._dropped.append(checkpoint_id)  # seen at once; the file is dropped in its turn
         self._unfrozen.pop(checkpoint_id, None)
-        self._held.append(_Forget(checkpoint_id))
-        self._pass_on()
+        self._pass_on(_Forget(checkpoint_id))
 
     def completed(self, checkpoint_id: int) -> None:
         """The checkpoint is published: later ones may name its files."""
@@ -205,8 +203,7 @@ class SnapshotService:
     def close(self) -> None:
         """Drop what waits and end the thread."""
         self._closed = True
-        self._pass_on()
-        self._queue.put(None)
+        self._pass_on(None)
         self._thread.join()
         for part in self._parts.values():
             part.abort()

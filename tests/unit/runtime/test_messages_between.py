@@ -176,6 +176,7 @@ def test_parts_without_any_state_are_written_once_all_are_there(tmp_path: Any) -
     world = Service(tmp_path)
     world.submit(0, 1, state=False)
     assert not world.done.wait(0.05)
+    assert not world.service._parts, "the thread was woken"
     world.submit(1, 1, state=False)
     assert world.take() == [(1, 0), (1, 1)]
     world.service.close()

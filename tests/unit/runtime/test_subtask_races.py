@@ -66,11 +66,8 @@ class Slices(BaseOperator):
 
 def slicing(aligned_timeout_ms: float) -> tuple[Subtask, Slices, list[InputChannel]]:
     """A subtask with two inputs under the protocol ``unaligned``; a round of it ends with the call of an operator."""
-    operator, port, nobody = (
-        Slices(),
-        SimpleNamespace(submit_snapshot=lambda part: None, called=False),
-        frozenset[Any](),
-    )
+    operator, nobody = Slices(), frozenset[Any]()
+    port = SimpleNamespace(submit_snapshot=lambda part: None, called=False)
     inputs = [InputChannel(Channel(0, source, 0), ROWS.batch.schema, 8) for source in range(2)]
     keys = [channel.key for channel in inputs]
     parts = SubtaskParts(

@@ -167,11 +167,14 @@ class Attempt(SurvivingAttempt):
 
     def round(self, now_s: float) -> float:
         """A turn of every subtask; returns how long the loop may sleep (0: not at all)."""
+        for subtask in self._subtasks:
+            subtask.attend(now_s)
         worked = False
         for subtask in self._subtasks[self._next :]:
-            self._next += 1
             worked |= subtask.round(now_s)
-            if self.called:  # a checkpoint is to begin or to end: whoever was not asked yet is asked first then
+            if not subtask.interrupted:
+                self._next += 1
+            if self.called:
                 return 0.0
         self._next = 0
         if self.catches_up:

@@ -72,6 +72,9 @@ class Subtask:
         self._ending = False
         self._idle = False
         self._round_s = slice_budget_ms / 1000
+        self._actions_left, self._enough_s = 0, 0.0
+        self.interrupted = False
+        """The worker was called before the end of the turn, which goes on afterwards."""
         self.busy_s = self.full_s = 0.0
         self._full_since_s: float | None = None
 
@@ -81,17 +84,25 @@ class Subtask:
     # ---------------------------------------------------------------------------------------------------- the loop
 
     def round(self, now_s: float) -> bool:
-        """Some actions; False if there was nothing to do."""
+        """Some actions, or the rest of those that were interrupted; False if there was nothing to do."""
         self.performer.tick(now_s)
         worked = False
-        enough_s = self.busy_s + self._round_s
-        for _ in range(_ACTIONS_PER_ROUND):
-            if not self._act(now_s):
-                break
+        if not self.interrupted:
+            self._actions_left, self._enough_s = _ACTIONS_PER_ROUND, self.busy_s + self._round_s
+        self.interrupted = False
+        while self._actions_left and self.busy_s <= self._enough_s and self._act(now_s):
             worked = True
-            if self.busy_s > enough_s or self._port.called:  # a barrier may wait for a neighbour
+            self._actions_left -= 1
+            if self._port.called:
+                self.interrupted = True
                 break
         return worked
+
+    def attend(self, now_s: float) -> None:
+        """Take what the coordinator wants, as soon as no work is pending; rows wait for the next turn."""
+        for _ in range(_ACTIONS_PER_ROUND):
+            if not self._waiting or not self._act(now_s):
+                break
 
     def flush_if_due(self, now_s: float) -> float:
         """Send what waited long enough in the builders; returns when the next is due (seconds, monotonic)."""

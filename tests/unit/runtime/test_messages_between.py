@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -25,14 +26,19 @@ WAIT_S = 20.0
 
 
 class Neighbour:
-    """A subtask that always has work; a message comes while some of them do it."""
+    """A subtask that always has work; messages come in the middle of some turns, at the end of others."""
 
-    def __init__(self, name: str, worker: Any, did: list[str], called_in: tuple[str, ...]) -> None:
+    def __init__(self, name: str, worker: Any, did: list[str], called_in: str) -> None:
         self.name, self.worker, self.did, self.called_in = name, worker, did, called_in
+        self.interrupted = False
+
+    def attend(self, now_s: float) -> None:
+        """Nothing came for it."""
 
     def round(self, now_s: float) -> bool:
-        self.did.append(self.name)
-        self.worker.called = self.name in self.called_in
+        goes_on, self.interrupted = self.interrupted, self.name in self.called_in and not self.interrupted
+        self.did.append(self.name.upper() if goes_on else self.name)
+        self.worker.called = self.interrupted or self.name.upper() in self.called_in
         return True
 
     def flush_if_due(self, now_s: float) -> float:
@@ -41,11 +47,15 @@ class Neighbour:
 
 @pytest.mark.parametrize(
     ("called_in", "rounds"),
-    [((), ["abc", "abc"]), (("a",), ["a", "bc", "a"]), (("b",), ["ab", "c", "ab"]), (("a", "b", "c"), ["a", "b", "c"])],
+    [
+        ("", ["abc", "abc"]),
+        ("a", ["a", "Abc", "a"]),
+        ("b", ["ab", "Bc", "ab"]),
+        ("abc", ["a", "Ab", "Bc", "C", "a"]),
+        ("B", ["ab", "c", "ab"]),  # the turn was over all the same
+    ],
 )
-def test_a_message_ends_the_round_and_whoever_was_not_asked_is_asked_next(
-    called_in: tuple[str, ...], rounds: list[str]
-) -> None:
+def test_a_message_interrupts_a_turn_which_goes_on_before_the_neighbours(called_in: str, rounds: list[str]) -> None:
     did: list[str] = []
     worker = SimpleNamespace(called=False)
     attempt: Any = object.__new__(Attempt)
@@ -58,21 +68,50 @@ def test_a_message_ends_the_round_and_whoever_was_not_asked_is_asked_next(
         did.clear()
 
 
-def test_a_subtask_stops_after_the_batch_in_which_a_message_came() -> None:
-    acted: list[float] = []
-    subtask: Any = object.__new__(Subtask)
-    subtask.performer = SimpleNamespace(tick=lambda now_s: None)
-    subtask.busy_s, subtask._round_s = 0.0, 1.0
-    subtask._port = SimpleNamespace(called=False)
+class Turns:
+    """A subtask whose batches cost as much as is said, with a worker that may call."""
 
-    def act(now_s: float) -> bool:
-        acted.append(now_s)
-        subtask._port.called = len(acted) == 2
+    def __init__(self, cost_s: float) -> None:
+        self.acted = 0
+        self.called_at: tuple[int, ...] = ()
+        self.events: list[Any] = []
+        self.subtask: Any = object.__new__(Subtask)
+        self.subtask.performer = SimpleNamespace(tick=lambda now_s: None, handle=self.events.append)
+        self.subtask.busy_s, self.subtask._round_s, self.subtask.interrupted = 0.0, 1.0, False
+        self.subtask._waiting, self.subtask.source = deque(), None
+        self.subtask._port = SimpleNamespace(called=False)
+        self.subtask._act = self._act
+        self._cost_s = cost_s
+
+    def _act(self, now_s: float) -> bool:
+        if self.subtask._waiting:
+            return self.subtask._take_waiting(now_s)
+        self.acted += 1
+        self.subtask.busy_s += self._cost_s
+        self.subtask._port.called = self.acted in self.called_at
         return True
 
-    subtask._act = act
-    assert subtask.round(0.0)
-    assert len(acted) == 2
+    def turn(self) -> int:
+        """Batches in the next turn, or the part of it until the worker is called."""
+        before = self.acted
+        assert self.subtask.round(0.0)
+        return self.acted - before
+
+
+@pytest.mark.parametrize(("cost_s", "whole"), [(0.0, 8), (0.3, 4)])
+def test_a_turn_that_was_interrupted_is_as_long_as_any_other(cost_s: float, whole: int) -> None:
+    world = Turns(cost_s)
+    world.called_at = (1, 3)
+    assert [world.turn(), world.turn(), world.turn()] == [1, 2, whole - 3]
+    assert not world.subtask.interrupted
+    assert world.turn() == whole
+
+
+def test_a_trigger_is_taken_at_once_and_rows_wait_for_the_turn() -> None:
+    world = Turns(0.0)
+    world.subtask._waiting.append("trigger")
+    world.subtask.attend(0.0)
+    assert (world.events, world.acted) == (["trigger"], 0)
 
 
 @pytest.fixture

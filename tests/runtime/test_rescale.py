@@ -6,12 +6,14 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 from runtime_world import assert_ids, assert_running_counts, counting, gated, open_gate, wait_until
 
 import cutwater as cw
+from cutwater.runtime.coordinator import Coordinator
 
 ROWS = 24_000
 
@@ -28,6 +30,28 @@ def test_it_goes_on_with_more_workers_and_with_fewer_and_every_row_counts_once(s
     open_gate(tmp_path)
     assert job.await_termination(30)
     assert_running_counts(tmp_path / "out", ROWS)
+
+
+def test_a_rescale_right_after_another_knows_who_is_there(
+    start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that had just been sent away still counted: the snapshot was taken, and its successor missed."""
+    there: list[set[int]] = []
+    real = Coordinator.snapshot
+
+    def watched(coordinator: Coordinator, done: Any) -> None:
+        there.append(set(coordinator._group.links))
+        real(coordinator, done)
+
+    monkeypatch.setattr(Coordinator, "snapshot", watched)
+    job = start(counting("wider", gated(tmp_path, 2_000), tmp_path / "out"))
+    wait_until(lambda: job.status.rows_read > 0, "rows", job=job)
+    for parallelism in (3, 1, 2, 1, 3):
+        job.rescale(parallelism)
+    assert there == [{0, 1, 2}, {0, 1, 2}, {0, 1}, {0, 1}, {0, 1, 2}]
+    open_gate(tmp_path)
+    assert job.await_termination(60)
+    assert_running_counts(tmp_path / "out", 2_000)
 
 
 def test_too_few_cores_leave_it_as_it_was(start, fake_spark, tmp_path: Path) -> None:

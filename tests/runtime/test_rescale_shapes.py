@@ -39,7 +39,7 @@ def up_and_down(job: Job, *steps: int) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_nothing_is_lost_or_doubled(start, tmp_path: Path, protocol: str, shape: str) -> None:
-    flow = SHAPES[shape]("wider", gated(tmp_path, ROWS, rate=6_000), tmp_path / "out")
+    flow = SHAPES[shape]("wider", gated(tmp_path, ROWS, rate=3_000), tmp_path / "out")
     job = start(flow, protocol=protocol, channel_frames=1, **PROTOCOLS[protocol])
     up_and_down(job, 3, 1, 2)
     open_gate(tmp_path)

@@ -40,7 +40,7 @@ _PATIENCE_S = 0.5
 _POLL_MS = 400.0
 """How often Spark is asked for running tasks while the group forms."""
 _LOOK_MS = 300.0
-"""The longest time without a look at the clock's business, whatever else happens."""
+"""The longest time without a look at the clock's business, and at who is there."""
 
 
 class Driver(abc.ABC):
@@ -161,8 +161,8 @@ class Driver(abc.ABC):
         try:
             if function is not None:
                 function()
-            if (now := now_ms()) >= due:
-                self._looked_ms = now
+            if (now := now_ms()) >= due or self._group.changed:
+                self._looked_ms, self._group.changed = now, False
                 self._on_time()
         except FencedError as e:
             self._failures.error = e

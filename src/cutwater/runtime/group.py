@@ -58,6 +58,8 @@ class Group:
         self._host, self._board = host, board
         self._make_args, self._later = make_args, later
         self.links: dict[int, WorkerLink] = {}
+        self.changed = False
+        """Workers came or went since somebody looked."""
         self._incarnation = 0
         self._silent_ends: Counter[int] = Counter()
         self._submitted: Counter[int] = Counter()
@@ -88,6 +90,7 @@ class Group:
             if link is None:
                 self._host.cancel(slot)
                 continue
+            self.changed = True
             link.send(c.Stop(reason))
             link.close()
             self._board.left(slot)
@@ -122,6 +125,7 @@ class Group:
             old.send(c.Stop("replaced"))
             old.close()
         self.links[hello.slot] = link
+        self.changed = True
         self._silent_ends[hello.slot] = 0
         self._board.joined(hello)
         return j.WorkerJoined(hello.slot, link.incarnation, now_ms())
@@ -136,6 +140,7 @@ class Group:
         if not self.is_current(link):
             return None
         del self.links[link.slot]
+        self.changed = True
         link.close()
         self._board.left(link.slot)
         return j.WorkerLost(link.slot, link.incarnation, reason, now_ms())

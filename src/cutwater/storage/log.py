@@ -5,12 +5,14 @@ Theory of operation
 The log is a dense sequence of small files, ``log/<number>.json``.  Each is made by *atomic create*, so of two drivers
 that want the same number exactly one gets it, and the other one reads what the winner wrote.  A new driver takes a
 number with *attempt k began*.  A driver that was paused meanwhile finds its next number taken, reads on, finds the
-newer attempt, and stops with ``FencedError`` before it tells any sink to commit.
+newer attempt, and stops with ``FencedError`` before it tells any sink to commit.  The manifest of a checkpoint lies in
+the file of the entry that publishes it, unless it is large.
 
 Every entry carries the state that results from it, so the newest entry alone says everything, and old ones can go.
 That alone would break the fence: a driver that slept long enough would find its number *free again*.  Therefore:
 
-1. An entry names ``base``: all numbers from there on are present; what lies below may be deleted.
+1. An entry names ``base``: all numbers from there on are present; what lies below may be deleted.  No manifest of a
+   retained checkpoint lies below.
 2. Deletion runs upwards, only below the base of an entry that is durable, never beyond a failure, and never before the
    file ``log/trimmed`` is durable, which stays for ever.
 3. An append is believed only after the predecessor was read again *after* the create and is, byte for byte, the one
@@ -44,7 +46,6 @@ from cutwater.errors import (
 from cutwater.storage.base import Store
 from cutwater.storage.log_entries import (
     DAMAGED_HINT,
-    LOG_VERSION,
     AttemptBegan,
     CheckpointCompleted,
     Event,
@@ -54,13 +55,11 @@ from cutwater.storage.log_entries import (
     JobCreated,
     JobEnded,
     JobFinished,
-    LogEntry,
     LogState,
     Promoted,
     RolledBack,
     StoredEntry,
-    apply_event,
-    dump_entry,
+    next_entry,
     parse_entry,
 )
 from cutwater.storage.paths import LOG_FOLDER, check_job_name, checkpoint_id_of, log_path, log_seq_of
@@ -207,9 +206,15 @@ class JobLog:
         raise self._no_number()
 
     def append(
-        self, event: CheckpointCompleted | RolledBack | Forked | HandedOver | Promoted | JobFinished | JobEnded
+        self,
+        event: CheckpointCompleted | RolledBack | Forked | HandedOver | Promoted | JobFinished | JobEnded,
+        manifest: bytes = b"",
     ) -> LogState:
         """Make an event of this attempt part of the log, durably.
+
+        Args:
+            event: what happened.
+            manifest: of a completed checkpoint, if it is to lie in the log; the event's path is set accordingly.
 
         Raises:
             FencedError: a newer attempt owns the job; commit nothing.
@@ -226,7 +231,7 @@ class JobLog:
                 raise InvariantError(
                     f"checkpoint {event.checkpoint_id} was to be published after {self.state.newest_id} (A1: ids grow)"
                 )
-            if self._try_append(event):
+            if self._try_append(event, manifest):
                 return self.state
         raise self._no_number()
 
@@ -267,10 +272,10 @@ class JobLog:
             hint="Nothing was committed; stop this driver, the other one goes on.",
         )
 
-    def _try_append(self, event: Event) -> bool:
+    def _try_append(self, event: Event, manifest: bytes = b"") -> bool:
         """Try one number.  ``False``: it was not to be had; the state is read anew."""
         known = self._known
-        entry = self._next(event)
+        entry = next_entry(known, event, manifest, num_retained=self._num_retained, keep=self._keep)
         path = self._path(entry.entry.seq)
         self._in_doubt = True
         try:
@@ -290,29 +295,21 @@ class JobLog:
 
     def _never_used_before(self) -> bool:
         """Rule 3, after a create that succeeded: the number was free because nobody had taken it yet."""
-        if self._known is None:
-            return TRIMMED not in self._names()
+        known = self._known
+        return TRIMMED not in self._names() if known is None else self._holds(self._path(known.entry.seq), known.data)
+
+    def _holds(self, path: str, data: bytes) -> bool:
         try:
-            return self._store.read(self._path(self._known.entry.seq)) == self._known.data
+            return self._store.read(path) == data
         except CorruptSnapshotError:
             return False
 
     def _may_hold(self, path: str, data: bytes) -> bool:
         """After a create that failed: whether the entry may be there all the same."""
         try:
-            return self._store.read(path) == data
-        except CorruptSnapshotError:
-            return False
+            return self._holds(path, data)
         except StorageError:
             return True
-
-    def _next(self, event: Event) -> StoredEntry:
-        known = self._known
-        seq, base, previous = (known.entry.seq + 1, known.entry.base, known.digest) if known else (1, 1, "")
-        if seq - base >= 2 * self._keep:
-            base = seq - self._keep
-        state = apply_event(self.state, event, self._num_retained)
-        return dump_entry(LogEntry(LOG_VERSION, seq, base, previous, event, state))
 
     def _trim(self, base: int) -> None:
         try:

@@ -1,6 +1,8 @@
 """Entries of the job log: what can happen, the state that results, and how both lie in a file.
 
-A file has two lines: the entry as JSON, and the digest (xxh3_128, hex) of that line.
+A file has two lines: the entry as JSON, and the digest (xxh3_128, hex) of that line.  Behind them may lie the manifest
+of the checkpoint that the entry publishes, under a digest that the entry names: damage there is damage to the
+checkpoint, not to the log.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import xxhash
 
 from cutwater.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, FormatVersionError
+from cutwater.storage.paths import entry_at, log_path
 
 __all__ = [
     "DAMAGED_HINT",
@@ -33,11 +36,14 @@ __all__ = [
     "RolledBack",
     "StoredEntry",
     "apply_event",
-    "dump_entry",
+    "attached_to",
+    "next_entry",
     "parse_entry",
 ]
 
-LOG_VERSION = 1
+LOG_VERSION = 2
+_KNOWN_VERSIONS = (1, LOG_VERSION)
+"""Nothing was attached to entries of version 1; those without attachment still have it."""
 DAMAGED_HINT = "Nothing was changed. Bring the file back from a copy, or start under another job name from a savepoint."
 
 
@@ -88,7 +94,7 @@ class CheckpointCompleted(msgspec.Struct, frozen=True, tag="checkpoint_completed
     digest: str
     """xxh3_128 of the manifest's bytes, hex."""
     path: str
-    """Of the manifest, relative to the job's folder."""
+    """Of the manifest, relative to the job's folder: mostly the entry's own, with the manifest attached."""
     time_ms: int
     kind: str = "checkpoint"
     """"checkpoint", "savepoint" or "final"."""
@@ -245,6 +251,7 @@ class StoredEntry:
 
     entry: LogEntry
     data: bytes
+    """Of its file."""
     digest: str
 
 
@@ -279,11 +286,34 @@ def apply_event(state: LogState, event: Event, num_retained: int) -> LogState:
             return replace(state, ended=event.outcome, reason=event.reason)
 
 
-def dump_entry(entry: LogEntry) -> StoredEntry:
-    """An entry with the bytes of its file."""
+def next_entry(
+    known: StoredEntry | None, event: Event, manifest: bytes = b"", *, num_retained: int, keep: int
+) -> StoredEntry:
+    """The entry after another one, in the oldest format that can tell it.
+
+    Args:
+        known: the one before.
+        event: what happened.
+        manifest: of the checkpoint that the event publishes, to lie behind the entry.
+        num_retained: completed checkpoints that stay in the state.
+        keep: so many entries stay, and those that hold manifests of retained checkpoints.
+    """
+    seq, base, previous = (known.entry.seq + 1, known.entry.base, known.digest) if known else (1, 1, "")
+    if manifest and isinstance(event, CheckpointCompleted):
+        event = msgspec.structs.replace(event, path=log_path(seq))
+    state = apply_event(known.entry.state if known else LogState(), event, num_retained)
+    needed = min([seq - keep, *(at for c in state.completed if (at := entry_at(c.path)) is not None)])
+    if needed - base >= keep:  # many at once: a trim lists the folder
+        base = needed
+    entry = LogEntry(LOG_VERSION if manifest else 1, seq, base, previous, event, state)
     body = msgspec.json.encode(entry)
     digest = _digest(body)
-    return StoredEntry(entry, body + b"\n" + digest.encode() + b"\n", digest)
+    return StoredEntry(entry, b"\n".join([body, digest.encode(), manifest]), digest)
+
+
+def attached_to(data: bytes | memoryview) -> bytes:
+    """What lies behind an entry in its file; nothing where the entry is not whole."""
+    return b"".join(bytes(data).split(b"\n", 2)[2:])
 
 
 def parse_entry(path: str, seq: int, data: bytes) -> StoredEntry:
@@ -295,15 +325,15 @@ def parse_entry(path: str, seq: int, data: bytes) -> StoredEntry:
     """
     body, _, tail = data.partition(b"\n")
     digest = _digest(body)
-    if tail != digest.encode() + b"\n":
+    if not tail.startswith(digest.encode() + b"\n"):
         raise CorruptSnapshotError(
             f"log entry {path} is damaged: its content differs from its digest", hint=DAMAGED_HINT
         )
     try:
         version = msgspec.json.decode(body, type=_Versioned).version
-        if version != LOG_VERSION:
+        if version not in _KNOWN_VERSIONS:
             raise FormatVersionError(
-                f"{path} has log format version {version}, this release knows {LOG_VERSION}",
+                f"{path} has log format version {version}, this release knows {', '.join(map(str, _KNOWN_VERSIONS))}",
                 hint="Use the release that wrote it, or a newer one.",
             )
         entry = msgspec.json.decode(body, type=LogEntry)
@@ -311,6 +341,8 @@ def parse_entry(path: str, seq: int, data: bytes) -> StoredEntry:
         raise CorruptSnapshotError(f"{path} is not a log entry ({error})", hint=DAMAGED_HINT) from error
     if entry.seq != seq:
         raise CorruptSnapshotError(f"log entry {path} is entry {entry.seq} in the wrong place", hint=DAMAGED_HINT)
+    if entry.version == 1 and attached_to(data):
+        raise CorruptSnapshotError(f"log entry {path} is damaged: something lies behind it", hint=DAMAGED_HINT)
     return StoredEntry(entry, data, digest)
 
 

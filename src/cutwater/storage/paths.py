@@ -16,6 +16,7 @@ __all__ = [
     "checkpoint_folder",
     "checkpoint_id_of",
     "data_path",
+    "entry_at",
     "log_path",
     "log_seq_of",
     "manifest_path",
@@ -101,7 +102,10 @@ def writer_of_shared(file: str) -> tuple[int, int] | None:
 
 
 def manifest_path(checkpoint_id: int, attempt: int) -> str:
-    """Manifest, relative to the job's folder.  The attempt in it keeps a paused predecessor off this attempt's path."""
+    """A manifest that is too large for the log, relative to the job's folder.
+
+    The attempt in it keeps a paused predecessor off this attempt's path.
+    """
     return f"{checkpoint_folder(checkpoint_id)}/manifest-{attempt}.json"
 
 
@@ -122,6 +126,16 @@ def log_path(seq: int) -> str:
     'log/000000000012.json'
     """
     return f"{LOG_FOLDER}/{seq:012d}.json"
+
+
+def entry_at(path: str) -> int | None:
+    """The number of the log entry at a path relative to the job's folder, ``None`` for other files.
+
+    >>> entry_at("log/000000000012.json"), entry_at("chk-7/manifest-1.json")
+    (12, None)
+    """
+    folder, _, name = path.partition("/")
+    return log_seq_of(name) if folder == LOG_FOLDER else None
 
 
 def log_seq_of(file: str) -> int | None:

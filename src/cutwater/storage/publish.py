@@ -1,4 +1,4 @@
-"""Publishing a checkpoint: the manifest first, then the log entry that makes it count."""
+"""Publishing a checkpoint: a log entry makes it count, with the manifest in the same file unless that is large."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from cutwater.storage.manifest import Manifest
 from cutwater.storage.paths import manifest_path
 from cutwater.storage.snapshot import dumps_manifest
 
-__all__ = ["publish"]
+__all__ = ["ATTACHED_BYTES", "publish"]
+
+ATTACHED_BYTES = 1 << 16
+"""A larger manifest gets a file of its own: the log keeps entries for longer than checkpoints are kept."""
 
 
 def publish(store: Store, log: JobLog, manifest: Manifest, *, kind: str = "checkpoint") -> CheckpointCompleted:
-    """Store the manifest and take the next log number.  Only after it returns may sinks commit.
+    """Take the next log number, with the manifest.  Only after it returns may sinks commit.
 
-    Costs five syncs on a ``LocalStore``: manifest file, its folder, the job's folder (at first touch of ``chk-<n>``),
-    log file, log folder; and one read.
+    Costs two syncs on a ``LocalStore``, of log file and log folder, and one read; three more if the manifest is large:
+    its file, its folder, the job's folder (at first touch of ``chk-<n>``).
 
     Raises:
         FencedError: a newer attempt owns the job: stop, commit nothing.
@@ -33,18 +36,18 @@ def publish(store: Store, log: JobLog, manifest: Manifest, *, kind: str = "check
             f"{log.state.uid!r}"
         )
     data, digest = dumps_manifest(manifest)
-    path = manifest_path(manifest.checkpoint_id, manifest.attempt)
-    full = f"{log.job}/{path}"
-    # An earlier try of the same publish may have come this far.
-    if not store.create(full, data) and store.read(full) != data:
-        raise StorageError(f"{full} exists already with another content: no path is ever written twice")
     completed = CheckpointCompleted(
         checkpoint_id=manifest.checkpoint_id,
         attempt=manifest.attempt,
         digest=digest,
-        path=path,
+        path=manifest_path(manifest.checkpoint_id, manifest.attempt),
         time_ms=manifest.completed_ms,
         kind=kind,
     )
-    log.append(completed)
-    return completed
+    if len(data) <= ATTACHED_BYTES:
+        return log.append(completed, data).completed[0]
+    full = f"{log.job}/{completed.path}"
+    # An earlier try of the same publish may have come this far.
+    if not store.create(full, data) and store.read(full) != data:
+        raise StorageError(f"{full} exists already with another content: no path is ever written twice")
+    return log.append(completed).completed[0]

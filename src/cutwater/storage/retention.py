@@ -20,16 +20,14 @@ class Retention:
 
     Files in the shared folder go once no retained checkpoint names them (see ``SharedFiles``).
 
-    The first call looks through the job's folder, later ones only at ids since then: a call costs
-    two folder listings (one more where files are shared) and the deletes.  One per attempt.
+    A call costs two folder listings (one more where files are shared), and a listing and a delete for each folder that
+    goes.  One per attempt.
     """
 
     def __init__(self, store: Store, log: JobLog) -> None:
         self._store = store
         self._log = log
         self.shared = SharedFiles(store, log)
-        self._done_below = 0
-        self._failed: set[int] = set()
 
     def collect(self, *, ended: bool = False) -> list[str]:
         """Remove what no restore needs any more; returns warnings (a failed delete is tried again at the next call).
@@ -51,9 +49,7 @@ class Retention:
         for checkpoint_id in doomed:
             try:
                 self._delete(checkpoint_id)
-                self._failed.discard(checkpoint_id)
             except StorageError as error:
-                self._failed.add(checkpoint_id)
                 warnings.append(f"checkpoint {checkpoint_id} stays for now: {error}")
         return warnings + self.shared.collect(ended=ended)
 
@@ -62,14 +58,8 @@ class Retention:
         if not state.completed:
             return []
         kept = {c.checkpoint_id for c in state.completed}
-        if self._done_below:
-            below = set(range(self._done_below, state.newest_id)) | self._failed
-        else:
-            names = self._store.names(self._log.job)
-            below = {i for i in map(checkpoint_id_of, names) if i is not None and i < state.newest_id}
-        # Between kept ones, files of an aborted checkpoint may still come in: those ids are looked at again.
-        self._done_below = min(kept)
-        return sorted(below - kept)
+        names = self._store.names(self._log.job)
+        return sorted({i for i in map(checkpoint_id_of, names) if i is not None and i < state.newest_id} - kept)
 
     def _delete(self, checkpoint_id: int) -> None:
         folder = f"{self._log.job}/{checkpoint_folder(checkpoint_id)}"

@@ -19,9 +19,9 @@ from cutwater.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, InvariantError, StorageError
 from cutwater.state.segments import Segment, SegmentKind
 from cutwater.storage.base import Readable, Store
-from cutwater.storage.log_entries import CheckpointCompleted
+from cutwater.storage.log_entries import CheckpointCompleted, attached_to
 from cutwater.storage.manifest import FORMAT_VERSION, KNOWN_VERSIONS, Entry, Manifest
-from cutwater.storage.paths import data_path, shared_path, writer_of_shared
+from cutwater.storage.paths import data_path, entry_at, shared_path, writer_of_shared
 
 __all__ = [
     "BATCH_FORMAT",
@@ -292,10 +292,13 @@ def load_manifest(store: Store, job: str, completed: CheckpointCompleted) -> Man
     """
     path = f"{job}/{completed.path}"
     data = store.read(path)
+    if entry_at(completed.path) is not None:
+        data = attached_to(data)
     found = xxhash.xxh3_128_hexdigest(data)
     if found != completed.digest:
         raise CorruptSnapshotError(
-            f"{path} is damaged: expected digest {completed.digest}, found {found} over {len(data)} bytes"
+            f"the manifest in {path} is damaged: expected digest {completed.digest}, found {found} over "
+            f"{len(data)} bytes"
         )
     try:
         version = msgspec.json.decode(data, type=_Versioned).format_version

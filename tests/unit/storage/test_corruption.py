@@ -9,6 +9,7 @@ from storage_world import JOB, expected_values, manifest_of, restored_values, ta
 
 from cutwater.errors import CorruptSnapshotError, FormatVersionError, StorageError
 from cutwater.storage.log import JobLog
+from cutwater.storage.log_entries import attached_to
 from cutwater.storage.memory import Fault, MemoryStore
 from cutwater.storage.publish import publish
 from cutwater.storage.recovery import choose, verify_checkpoint
@@ -16,13 +17,17 @@ from cutwater.storage.snapshot import load_manifest, read_segment
 from damage import flipped, truncated
 
 
-@pytest.fixture(scope="module")
-def healthy():
+@pytest.fixture(scope="module", params=["manifests in the log", "large manifests"])
+def healthy(request):
     store = MemoryStore()
     log = JobLog(store, JOB)
     log.begin_attempt("driver")
-    for checkpoint_id in (1, 2):
-        take_checkpoint(store, log, checkpoint_id)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "large manifests":
+            patch.setattr("cutwater.storage.publish.ATTACHED_BYTES", 0)
+        for checkpoint_id in (1, 2):
+            take_checkpoint(store, log, checkpoint_id)
+    assert (f"{JOB}/chk-2/manifest-1.json" in store.files) == (request.param == "large manifests")
     return dict(store.files)
 
 
@@ -53,13 +58,23 @@ def outcome(store, path):
     return "previous"
 
 
-def wanted(path):
-    return "refused" if "/log/" in path else "previous"
+def entry_bytes(files, path):
+    """How long the entry in a file of the log is; behind it lies a manifest, or nothing."""
+    return len(files[path]) - len(attached_to(files[path])) if "/log/" in path else 0
+
+
+def wanted(files, path, at):
+    """What damage at this byte leads to."""
+    return "refused" if at < entry_bytes(files, path) else "previous"
 
 
 def of_newest(files):
     """Files that a restore of the newest checkpoint depends on."""
     return [path for path in files if "/log/" in path or "/chk-2/" in path]
+
+
+def newest_entry(files):
+    return max(path for path in files if "/log/" in path)
 
 
 def test_undamaged_it_is_the_newest(healthy):
@@ -71,7 +86,9 @@ def test_every_flipped_byte_is_found(healthy):
     mutations = 0
     for path in of_newest(healthy):
         for i, other in enumerate(flipped(healthy[path])):
-            assert outcome(damaged(healthy, to={path: other}), path) == wanted(path), (path, i)
+            if entry_bytes(healthy, path) and i >= entry_bytes(healthy, path) and path != newest_entry(healthy):
+                continue  # the manifest of the older checkpoint
+            assert outcome(damaged(healthy, to={path: other}), path) == wanted(healthy, path, i), (path, i)
             mutations += 1
     assert mutations > 5_000
 
@@ -80,7 +97,10 @@ def test_every_truncation_is_found(healthy):
     mutations = 0
     for path in of_newest(healthy):
         for other in truncated(healthy[path]):
-            assert outcome(damaged(healthy, to={path: other}), path) == wanted(path), (path, len(other))
+            i = len(other)
+            if entry_bytes(healthy, path) and i >= entry_bytes(healthy, path) and path != newest_entry(healthy):
+                continue
+            assert outcome(damaged(healthy, to={path: other}), path) == wanted(healthy, path, i), (path, i)
             mutations += 1
     assert mutations > 5_000
 
@@ -88,18 +108,23 @@ def test_every_truncation_is_found(healthy):
 def test_appended_bytes_are_found_or_never_read(healthy):
     for path in of_newest(healthy):
         result = outcome(damaged(healthy, to={path: healthy[path] + b"\n"}), path)
-        assert result == ("unnoticed" if path.endswith(".data") else wanted(path))
+        if path.endswith(".data"):
+            expected = "unnoticed"
+        elif "/log/" in path and not attached_to(healthy[path]):
+            expected = "refused"
+        else:
+            expected = "previous" if path == newest_entry(healthy) or "/chk-2/" in path else "unnoticed"
+        assert result == expected, path
 
 
 def test_every_missing_file_is_found(healthy):
-    newest_entry = max(p for p in healthy if "/log/" in p)
     for path in of_newest(healthy):
-        if path != newest_entry:
-            assert outcome(damaged(healthy, without=[path]), path) == wanted(path), path
+        if path != newest_entry(healthy):
+            assert outcome(damaged(healthy, without=[path]), path) == wanted(healthy, path, 0), path
 
 
 def test_loss_of_the_newest_log_entry_is_as_if_it_was_never_published(healthy):
-    store = damaged(healthy, without=[max(p for p in healthy if "/log/" in p)])
+    store = damaged(healthy, without=[newest_entry(healthy)])
     found = choose(store, JOB, JobLog(store, JOB).read())
     assert restored_values(store, found) == expected_values(1)
 
@@ -138,7 +163,7 @@ class TestFilesOfSeveralCheckpoints:
             publish(store, log, manifest_of(log, checkpoint_id, entries))
         return dict(store.files)
 
-    FALL_BACK = {"chk-3/manifest-1.json": 2, "shared/3-1-0.data": 2, "shared/2-1-0.data": 1}
+    FALL_BACK = {"shared/3-1-0.data": 2, "shared/2-1-0.data": 1}
     VALUES = {1: [1000], 2: [2000], 3: [2000, 3000]}
     """Of each checkpoint, the first value of each file; 40 follow each other."""
 
@@ -164,7 +189,14 @@ class TestFilesOfSeveralCheckpoints:
             for other in itertools.chain(flipped(chained[path]), truncated(chained[path])):
                 assert self.outcome({**chained, path: other}, path) == expected, path
                 mutations += 1
-        assert mutations > 5_000
+        assert mutations > 2_000
+
+    def test_a_manifest_of_another_checkpoint_behind_the_entry_is_found(self, chained):
+        path, others = newest_entry(chained), {attached_to(data) for file, data in chained.items() if "/log/" in file}
+        entry = chained[path][: entry_bytes(chained, path)]
+        for other in others - {attached_to(chained[path])}:
+            assert self.outcome({**chained, path: entry + other}, path) == 2
+        assert len(others) == 4  # of three checkpoints, and nothing
 
     def test_every_missing_or_stale_or_exchanged_file_is_found(self, chained):
         for (path, expected), other in itertools.product(self.FALL_BACK.items(), chained):
@@ -231,9 +263,11 @@ def test_a_newer_format_is_refused_with_its_version(healthy):
     state = JobLog(store, JOB).read()
     newest = state.completed[0]
     path = f"{JOB}/{newest.path}"
-    raw = msgspec.json.decode(store.files[path])
+    entry = store.files[path][: entry_bytes(store.files, path)]
+    raw = msgspec.json.decode(store.files[path][len(entry) :])
     raw["format_version"] = 9
-    store.files[path] = msgspec.json.encode(raw)
-    digest = xxhash.xxh3_128_hexdigest(store.files[path])
+    changed = msgspec.json.encode(raw)
+    store.files[path] = entry + changed
+    digest = xxhash.xxh3_128_hexdigest(changed)
     with pytest.raises(FormatVersionError, match="format version 9, this release knows 1"):
         load_manifest(store, JOB, msgspec.structs.replace(newest, digest=digest))

@@ -17,6 +17,7 @@ from cutwater.errors import (
 )
 from cutwater.storage.local import LocalStore
 from cutwater.storage.log import CheckpointCompleted, JobEnded, JobFinished, JobLog, LogState, RolledBack
+from cutwater.storage.log_entries import attached_to
 from cutwater.storage.memory import Fault, MemoryStore
 
 
@@ -241,6 +242,29 @@ def test_a_trim_that_fails_stops_there_and_is_made_up_for_later():
     for n in range(5, 12):
         log.append(completed(log, n))
     assert len(store.names("job/log")) <= 6
+
+
+@pytest.mark.parametrize("num_retained", [1, 3, 20])
+def test_entries_that_hold_manifests_of_retained_checkpoints_stay_and_others_go(num_retained):
+    store = MemoryStore()
+    log = open_log(store, keep=2, num_retained=num_retained)
+    log.begin_attempt("a")
+    for n in range(1, 60):
+        log.append(completed(log, n), f"manifest {n}\n".encode())
+        retained = open_log(store).read().completed
+        assert [c.checkpoint_id for c in retained] == list(range(n, max(0, n - num_retained), -1))
+        for each in retained:
+            assert attached_to(store.files[f"job/{each.path}"]) == f"manifest {each.checkpoint_id}\n".encode()
+        assert len(store.names("job/log")) <= max(num_retained, 2) + 4
+    assert not any("chk-" in path for path in store.files)
+
+
+def test_what_lies_behind_an_entry_without_manifest_is_damage():
+    store = MemoryStore()
+    open_log(store).begin_attempt("a")
+    store.files["job/log/000000000002.json"] += b"{}"
+    with pytest.raises(CorruptSnapshotError, match=r"000000000002.json is damaged: something lies behind it"):
+        open_log(store).read()
 
 
 def test_a_gap_is_named():

@@ -88,7 +88,10 @@ def test_another_process_syncs_a_folder_it_did_not_make(store, syncs):
     assert str(store.root) in syncs, "the maker of the folder may have died before its sync"
 
 
-def test_a_checkpoint_of_two_workers_costs_eleven_syncs(store, syncs):
+@pytest.mark.parametrize(("attached", "publishing"), [(True, 2), (False, 5)])
+def test_a_checkpoint_of_two_workers_costs_few_syncs(store, syncs, monkeypatch, attached, publishing):
+    if not attached:
+        monkeypatch.setattr("cutwater.storage.publish.ATTACHED_BYTES", 0)
     workers = [LocalStore(store.root), LocalStore(store.root)]
     log = JobLog(store, JOB)
     log.begin_attempt("driver")
@@ -101,7 +104,7 @@ def test_a_checkpoint_of_two_workers_costs_eleven_syncs(store, syncs):
         entries += writer.add("count", number, [segment(2, number, 5), segment(2, number, 6)])
         writer.close()
     publish(store, log, manifest_of(log, 2, entries))
-    assert len(syncs) == 2 * 3 + 5
+    assert len(syncs) == 2 * 3 + publishing
 
 
 def test_a_temporary_file_is_never_listed_and_gone_after_a_failed_create(store, monkeypatch):

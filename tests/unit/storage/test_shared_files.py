@@ -134,7 +134,7 @@ def test_while_a_retained_manifest_cannot_be_read_no_shared_file_goes(tmp_path):
     publish_shared(store, log, retention, 2, write_shared(store, 2, 1, []))
     path = tmp_path / JOB / completed.path
     content = path.read_bytes()
-    path.write_bytes(b"{}")
+    path.write_bytes(content[:-1])
     log.begin_attempt("driver")
     retention = Retention(store, log)
     assert "stay for now" in retention.collect()[0]
@@ -142,7 +142,7 @@ def test_while_a_retained_manifest_cannot_be_read_no_shared_file_goes(tmp_path):
     assert retention.collect() == []
     assert {file for file, _ in list_shared(store, JOB)} >= shared_files(load_manifest(store, JOB, completed).entries)
     with pytest.raises(CorruptSnapshotError):
-        path.write_bytes(b"{}")
+        path.write_bytes(content[:-1])
         load_manifest(store, JOB, completed)
 
 

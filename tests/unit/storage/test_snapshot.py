@@ -209,6 +209,15 @@ def test_format_version_1_is_read_for_ever():
     assert all(verify_checkpoint(store, JOB, c).ok for c in state.completed)
 
 
+def test_log_entries_with_manifests_are_read_for_ever():
+    """Files made by the first release that has them (``make_golden`` below); they never change."""
+    store = LocalStore(GOLDEN.parent / "log-2")
+    state = JobLog(store, JOB).read()
+    assert [c.path for c in state.completed] == ["log/000000000004.json", "log/000000000003.json"]
+    assert restored_values(store, choose(store, JOB, state)) == expected_values(2)
+    assert all(verify_checkpoint(store, JOB, c).ok for c in state.completed)
+
+
 def make_golden(root: Path) -> None:
     """How the golden files were made (run once per format version)."""
     import uuid

@@ -12,7 +12,7 @@ from ui_world import run_main
 
 from cutwater.runtime.requests import watch
 from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobEnded, JobFinished, JobLog
+from cutwater.storage.log import CheckpointCompleted, JobEnded, JobFinished, JobLog
 from cutwater.storage.manifest import Manifest, StepRecord, SubtaskRecord
 from cutwater.storage.publish import publish
 from cutwater.ui.listing import job_infos, render_jobs
@@ -20,7 +20,7 @@ from cutwater.ui.listing import job_infos, render_jobs
 ME = f"{socket.gethostname()}:{os.getpid()}"
 
 
-def checkpoint(store, log: JobLog, id: int) -> None:
+def checkpoint(store, log: JobLog, id: int) -> CheckpointCompleted:
     manifest = Manifest(
         job=log.job,
         uid=log.state.uid,
@@ -35,7 +35,7 @@ def checkpoint(store, log: JobLog, id: int) -> None:
         subtasks=[SubtaskRecord(vertex=0, subtask=0, incarnation=0, protocol="aligned")],
         entries=[],
     )
-    publish(store, log, manifest)
+    return publish(store, log, manifest)
 
 
 def begin(store, job: str, driver: str = ME) -> JobLog:
@@ -154,16 +154,15 @@ def test_another_kind_of_store_is_refused(capfd):
 
 def test_verify_exits_with_5_and_names_the_damaged_file(store, tmp_path, capfd):
     log = begin(store, "job")
-    for n in (1, 2):
-        checkpoint(store, log, n)
+    first, _ = [checkpoint(store, log, n) for n in (1, 2)]
     assert run_main(capfd, "verify", tmp_path)[0] == 0
-    manifest = tmp_path / "job" / "chk-1" / "manifest-1.json"
+    manifest = tmp_path / "job" / first.path
     manifest.write_bytes(manifest.read_bytes().replace(b"aligned", b"alignee"))
     code, out, _ = run_main(capfd, "verify", tmp_path)
     assert code == 5
     assert "checkpoint 2: ok" in out
     assert "checkpoint 1: DAMAGED" in out
-    assert "  job/chk-1/manifest-1.json: " in out
+    assert f"  job/{first.path}: the manifest in job/{first.path} is damaged" in out
     assert run_main(capfd, "verify", tmp_path / "job@2")[0] == 0
     assert run_main(capfd, "verify", tmp_path / "job" / "chk-1", "--json")[0] == 5
 

@@ -116,7 +116,7 @@ class Probe(Watching):
         watch_after: rows that are only counted; of later ones the newest count and sum per key are kept.
         latency: every row's time from emission (column ``t``) until now goes into a histogram.
         skip_s: rows in the first seconds (warm-up) are not in the histogram.
-        times: the time of every batch is reported, too.
+        times: time and rows of every batch are reported, too.
     """
 
     folder: str
@@ -143,14 +143,14 @@ class _ProbeWriter:
         self._latencies_from_ns = time.monotonic_ns() + int(probe.skip_s * 1e9)
         self._counts, self._sums = np.zeros(KEYS, np.int64), np.zeros(KEYS, np.int64)
         self._latencies = np.zeros(BUCKETS if probe.latency else 0, np.int64)
-        self._times: list[int] = []
+        self._times: list[tuple[int, int]] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._last_ns = time.monotonic_ns()
         if not self._seen:
             Path(self._probe.folder, f"output-{self._name}-{self._last_ns}").touch()
         if self._probe.times:
-            self._times.append(self._last_ns)
+            self._times.append((self._last_ns, batch.num_rows))
         self._seen += batch.num_rows
         self._rows += batch.num_rows
         if self._rows > self._probe.watch_after:

@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from statistics import geometric_mean, median, quantiles
+from statistics import geometric_mean, mean, median, quantiles, stdev
 from typing import Any
 
 from benchmarks.machine import QUIET_CPUS
@@ -21,6 +21,7 @@ __all__ = [
     "cost_table",
     "latency_table",
     "nexmark_table",
+    "phases_table",
     "recovery_table",
     "section",
     "throughput_svg",
@@ -158,6 +159,29 @@ def cost_table(data: dict[str, Any]) -> str:
     return "\n".join([*lines, "", _circumstances(data)])
 
 
+def phases_table(data: dict[str, Any]) -> str:
+    """Speed with and without checkpoints, of phases of one job that follow each other.
+
+    >>> run = {"ratios": [0.9, 0.92, 1.0], "rates": {"off": [50e6], "on": [45e6]}, "checkpoints_ms": [30, 40]}
+    >>> data = {"runs": [{**run, "others_cpus": 0.0}], "share": 1.0, "interval_ms": 100.0}
+    >>> print(phases_table(data).splitlines()[2])
+    | 100 ms | 50.00 | 45.00 | 0.92 (0.91 - 0.96) | 0.940 ± 0.031 | 3 | 35 |
+    """
+    runs = data["runs"]
+    ratios = [ratio for run in runs for ratio in run["ratios"]]
+    low, middle, high = quantiles(ratios, n=4, method="inclusive")
+    error = stdev(ratios) / len(ratios) ** 0.5
+    without, with_them = (median(rate for run in runs for rate in run["rates"][kind]) / 1e6 for kind in ("off", "on"))
+    took = median(ms for run in runs for ms in run["checkpoints_ms"])
+    cells = [f"{data['interval_ms']:.0f} ms", f"{without:.2f}", f"{with_them:.2f}"]
+    cells += [f"{middle:.2f} ({low:.2f} - {high:.2f})", f"{mean(ratios):.3f} ± {error:.3f}"]
+    cells += [str(len(ratios)), f"{took:.0f}"]
+    head = "| checkpoints every | without, M events/s | with, M events/s | median of ratios (quartiles) | mean "
+    head += "| ratios | a checkpoint takes, ms |"
+    lines = [head, "|---|---:|---:|---:|---:|---:|---:|", f"| {' | '.join(cells)} |"]
+    return "\n".join([*lines, "", _circumstances(data)])
+
+
 def nexmark_table(data: dict[str, Any]) -> str:
     """Medians by query, the ratio, and the geometric mean of the ratios.
 
@@ -243,6 +267,7 @@ _SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "strings": ("compare", lambda data: throughput_table(with_keys(data, "text"))),
     "windows": ("windows", throughput_table),
     "cost": ("checkpoint_cost", cost_table),
+    "phases": ("checkpoint_phases", phases_table),
     "scopes": ("scope_cost", cost_table),
     "nexmark": ("nexmark", nexmark_table),
     "summary": ("compare", lambda data: summary_table(with_keys(data, "int64"))),

@@ -20,13 +20,13 @@ from cutwater.runtime.job import Job
 from cutwater.spark.session import session
 
 
-def dataflow(folder: Path, rows: int, keys: str = "int64") -> cw.Dataflow:
-    """W1 from the ordinary parts."""
+def dataflow(folder: Path, rows: int, keys: str = "int64", *, times: bool = False) -> cw.Dataflow:
+    """W1 from the ordinary parts; ``times``: the sinks report time and rows of every batch."""
     flow = cw.Dataflow("w1")
     fn, schema = (TextRows(str(folder)), TEXT_SCHEMA) if keys == "text" else (Rows(str(folder)), SCHEMA)
     numbers = flow.read("gen", cw.generate(fn, schema=schema, rows=rows, partitions=PARALLELISM))
     counted = numbers.key_by("k").aggregate("agg", n=cw.count(), s=cw.sum("v"))
-    counted.write("out", Probe(str(folder), watch_after(rows)))
+    counted.write("out", Probe(str(folder), watch_after(rows), times=times))
     return flow
 
 

@@ -23,11 +23,12 @@ from benchmarks import network, nexmark, nexmark_check, nexmark_rows, report, tu
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = (
-    *("checkpoint_cost", "large_state", "network", "nexmark", "nexmark_check", "nexmark_rows"),
+    *("checkpoint_cost", "checkpoint_phases", "large_state", "network", "nexmark", "nexmark_check", "nexmark_rows"),
     *("report", "rescale", "tally", "window_work", "workload"),
 )
 SHORT_RUNS = {
     "checkpoint_cost": ("",),
+    "checkpoint_phases": ("",),
     "compare": ("cutwater 1 s text",),
     "nexmark": ("cutwater q0", "cutwater q7"),
     "windows": ("cutwater",),

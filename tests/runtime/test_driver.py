@@ -17,6 +17,8 @@ import cutwater as cw
 from cutwater.errors import CorruptSnapshotError, CutwaterError, FencedError
 from cutwater.runtime import job as job_module
 from cutwater.runtime.publisher import Publisher
+from cutwater.storage.local import LocalStore
+from cutwater.storage.log import JobLog
 from cutwater.storage.manifest import Manifest
 
 ROWS = 12_000
@@ -138,14 +140,13 @@ def test_many_drivers_at_once_leave_one_result(start, tmp_path: Path) -> None:
 
 
 def stopped_job(start: Any, folder: Path, *, roll_rows: int = 10**9) -> list[Path]:
-    """A stopped job; its checkpoints' folders, oldest first."""
+    """A stopped job; its checkpoints by what their folders are called, oldest first."""
     flow = counting("disorder", gated(folder, ROWS, rate=8_000), folder / "out", keys=5_000, roll_rows=roll_rows)
     job = start(flow, inline_threshold_bytes=100)
     wait_until(lambda: job.status.checkpoints.completed >= 4, "checkpoints")
     job.stop()
-    last = job.status.checkpoints.last_completed_id
-    found = [(int(p.name.split("-")[1]), p) for p in (folder / "chk" / "disorder").glob("chk-*")]
-    return [p for number, p in sorted(found) if number <= last]
+    completed = JobLog(LocalStore(str(folder / "chk")), "disorder").read().completed
+    return [folder / "chk" / "disorder" / f"chk-{c.checkpoint_id}" for c in reversed(completed)]
 
 
 def again(start: Any, folder: Path, *, roll_rows: int = 10**9) -> Any:
@@ -156,8 +157,7 @@ def again(start: Any, folder: Path, *, roll_rows: int = 10**9) -> Any:
 def largest_data_file(checkpoint: Path) -> Path:
     """Of those written for this checkpoint."""
     shared = (checkpoint.parent / "shared").glob(f"{checkpoint.name.split('-')[1]}-*.data")
-    files = [*(f for f in checkpoint.iterdir() if f.is_file() and f.suffix != ".json"), *shared]
-    return max(files, key=lambda f: f.stat().st_size)
+    return max([*checkpoint.glob("*.data"), *shared], key=lambda f: f.stat().st_size)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "torn", "missing"])
@@ -185,11 +185,11 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(start, tmp_pa
 
 
 def test_when_every_checkpoint_is_damaged_the_job_refuses_to_start_over(start, tmp_path: Path) -> None:
-    for folder in stopped_job(start, tmp_path):
-        for file in folder.iterdir():
-            file.write_bytes(b"")
+    stopped_job(start, tmp_path)
+    for file in (tmp_path / "chk" / "disorder" / "shared").iterdir():
+        file.write_bytes(b"")
     job = again(start, tmp_path)
-    with pytest.raises(CorruptSnapshotError, match="chk-"):
+    with pytest.raises(CorruptSnapshotError, match=r"no completed checkpoint of job .* is usable: .*shared/"):
         job.await_termination(30)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -46,21 +47,20 @@ def stopped(start: Any, folder: Path, roll_rows: int, more: int = 6, **settings:
 
 
 def retained(folder: Path) -> list[Path]:
-    """Folders of the checkpoints that can be restored, oldest first."""
+    """What publishes the checkpoints that can be restored, with their manifests, oldest first."""
     state = JobLog(LocalStore(str(folder / "chk")), "back").read()
-    return [folder / "chk" / "back" / f"chk-{entry.checkpoint_id}" for entry in reversed(state.completed)]
+    return [folder / "chk" / "back" / completed.path for completed in reversed(state.completed)]
 
 
 def number(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("chk-"))
+    return json.loads(checkpoint.read_bytes().splitlines()[0])["event"]["checkpoint_id"]
 
 
 def damage(checkpoint: Path) -> None:
     """Something that was written for it alone: older checkpoints stay whole."""
-    shared = checkpoint.parent / "shared"
-    files = [*shared.glob(f"{number(checkpoint)}-*.data"), *checkpoint.glob("*.data"), *checkpoint.iterdir()]
-    file = files[0]  # at the latest the manifest: nothing had changed
-    file.write_bytes(file.read_bytes()[:-1])
+    job, of_it = checkpoint.parents[1], f"{number(checkpoint)}-*.data"
+    files = [*(job / "shared").glob(of_it), *(job / f"chk-{number(checkpoint)}").glob("*.data"), checkpoint]
+    files[0].write_bytes(files[0].read_bytes()[:-1])  # at the latest of the manifest: nothing had changed
 
 
 def committed_by(folder: Path) -> dict[int, list[str]]:

@@ -56,12 +56,13 @@ def take_turns(job: Job, interval_ms: float) -> list[Phase]:
     try:
         while job.is_active:
             begin_ns, took_ms = time.monotonic_ns(), list[float]()
+            due_ns = begin_ns
             while (now_ns := time.monotonic_ns()) < begin_ns + PHASE_S * 1e9:
                 if len(phases) % 2:
                     job.checkpoint()
                     took_ms.append((time.monotonic_ns() - now_ns) / 1e6)
-                next_ns = begin_ns + max(1, len(took_ms)) * interval_ms * 1e6
-                time.sleep(max(0.0, next_ns - time.monotonic_ns()) / 1e9)
+                due_ns += int(interval_ms * 1e6)
+                time.sleep(max(0.0, due_ns - time.monotonic_ns()) / 1e9)
             phases.append(Phase(begin_ns, time.monotonic_ns(), tuple(took_ms)))
     except CutwaterError:
         pass  # a checkpoint at the end of the job; what went wrong otherwise is told by ``await_termination``

@@ -90,9 +90,11 @@ class Subtask:
         if not self.interrupted:
             self._actions_left, self._enough_s = _ACTIONS_PER_ROUND, self.busy_s + self._round_s
         self.interrupted = False
-        while self._actions_left and self.busy_s <= self._enough_s and self._act(now_s):
+        while self._act(now_s):
             worked = True
             self._actions_left -= 1
+            if not self._actions_left or self.busy_s > self._enough_s:
+                break
             if self._port.called:
                 self.interrupted = True
                 break

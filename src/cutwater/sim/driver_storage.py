@@ -160,7 +160,10 @@ class DriverStorage:
     # ------------------------------------------------------------------------------------------------------- publish
 
     def publish(self, effect: m.Publish) -> None:
-        """Manifest, then the next number of the log; only that makes the checkpoint exist."""
+        """Manifest, then the next number of the log; only that makes the checkpoint exist.
+
+        As with a large manifest: one that lies in the log comes to be in the same step, which leaves less to go wrong.
+        """
         world, driver, id, attempt = self._world, self._driver, effect.checkpoint_id, self._taken
         done = Done(id, attempt, effect.kind is CheckpointKind.FINAL, dict(effect.payloads))
         self._publishing = True

@@ -31,9 +31,11 @@ class Neighbour:
     def __init__(self, name: str, worker: Any, did: list[str], called_in: str) -> None:
         self.name, self.worker, self.did, self.called_in = name, worker, did, called_in
         self.interrupted = False
+        self.attended = 0
 
     def attend(self, now_s: float) -> None:
         """Nothing came for it."""
+        self.attended += 1
 
     def round(self, now_s: float) -> bool:
         goes_on, self.interrupted = self.interrupted, self.name in self.called_in and not self.interrupted
@@ -66,6 +68,7 @@ def test_a_message_interrupts_a_turn_which_goes_on_before_the_neighbours(called_
         assert attempt.round(0.0) == 0.0
         assert "".join(did) == expected
         did.clear()
+    assert [n.attended for n in attempt._subtasks] == [len(rounds)] * 3, "what the coordinator wants waits for no turn"
 
 
 class Turns:

@@ -45,6 +45,8 @@ class Attempt(SurvivingAttempt):
         self._subtasks: list[Subtask] = []
         self._next = 0
         """Of the subtasks: whose turn is next."""
+        self._worked = False
+        """Since the first one's turn, whatever interrupted the round: who worked may have more to do."""
         self._by_key: dict[tuple[int, int], Subtask] = {}
         self._written: dict[int, list[Written]] = {}
         self._unwritten: dict[int, CutwaterError] = {}
@@ -168,14 +170,14 @@ class Attempt(SurvivingAttempt):
     def round(self, now_s: float) -> float:
         """A turn of every subtask; returns how long the loop may sleep (0: not at all)."""
         for subtask in self._subtasks:
-            subtask.attend(now_s)
-        worked = False
+            self._worked |= subtask.attend(now_s)
         for subtask in self._subtasks[self._next :]:
-            worked |= subtask.round(now_s)
+            self._worked |= subtask.round(now_s)
             if not subtask.interrupted:
                 self._next += 1
             if self.called:
                 return 0.0
+        worked, self._worked = self._worked, False
         self._next = 0
         if self.catches_up:
             self.tell_if_caught_up(following=self.following)

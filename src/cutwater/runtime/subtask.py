@@ -100,11 +100,14 @@ class Subtask:
                 break
         return worked
 
-    def attend(self, now_s: float) -> None:
-        """Take what the coordinator wants, as soon as no work is pending; rows wait for the next turn."""
+    def attend(self, now_s: float) -> bool:
+        """Take what the coordinator wants, as soon as no work is pending; rows wait for the turn.  False: nothing."""
+        worked = False
         for _ in range(_ACTIONS_PER_ROUND):
             if not self._waiting or not self._act(now_s):
                 break
+            worked = True
+        return worked
 
     def flush_if_due(self, now_s: float) -> float:
         """Send what waited long enough in the builders; returns when the next is due (seconds, monotonic)."""

@@ -33,9 +33,10 @@ class Neighbour:
         self.interrupted = False
         self.attended = 0
 
-    def attend(self, now_s: float) -> None:
+    def attend(self, now_s: float) -> bool:
         """Nothing came for it."""
         self.attended += 1
+        return False
 
     def round(self, now_s: float) -> bool:
         goes_on, self.interrupted = self.interrupted, self.name in self.called_in and not self.interrupted
@@ -62,13 +63,38 @@ def test_a_message_interrupts_a_turn_which_goes_on_before_the_neighbours(called_
     worker = SimpleNamespace(called=False)
     attempt: Any = object.__new__(Attempt)
     attempt._worker, attempt._next, attempt._subtasks = worker, 0, [Neighbour(n, worker, did, called_in) for n in "abc"]
-    attempt._behind = None
+    attempt._behind, attempt._worked = None, False
     for expected in rounds:
         worker.called = False
         assert attempt.round(0.0) == 0.0
         assert "".join(did) == expected
         did.clear()
     assert [n.attended for n in attempt._subtasks] == [len(rounds)] * 3, "what the coordinator wants waits for no turn"
+
+
+class Lazy(Neighbour):
+    """It works when it is asked first."""
+
+    def round(self, now_s: float) -> bool:
+        return super().round(now_s) and self.did.count(self.name) == 1
+
+    def flush_idle(self) -> bool:
+        return False
+
+    def wait_s(self, now_s: float) -> float:
+        return float("inf")
+
+
+def test_a_worker_that_was_called_does_not_sleep_before_those_are_asked_again_who_worked_before() -> None:
+    did: list[str] = []
+    worker = SimpleNamespace(called=False)
+    attempt: Any = object.__new__(Attempt)
+    attempt._worker, attempt._next, attempt._worked, attempt._behind = worker, 0, False, None
+    attempt._subtasks = [Lazy("a", worker, did, "A")]
+    assert attempt.round(0.0) == 0.0, "it was called"
+    worker.called, attempt._subtasks[0].called_in = False, ""
+    assert attempt.round(0.0) == 0.0, "who has worked may have more to do"
+    assert attempt.round(0.0) > 0.0
 
 
 class Turns:
@@ -113,7 +139,7 @@ def test_a_turn_that_was_interrupted_is_as_long_as_any_other(cost_s: float, whol
 def test_a_trigger_is_taken_at_once_and_rows_wait_for_the_turn() -> None:
     world = Turns(0.0)
     world.subtask._waiting.append("trigger")
-    world.subtask.attend(0.0)
+    assert world.subtask.attend(0.0)
     assert (world.events, world.acted) == (["trigger"], 0)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 __all__ = [
     "after_sending",
+    "after_taking",
     "barriers_before_rows",
     "before_taking",
     "cut_connections",
@@ -48,16 +49,31 @@ def before_taking(
     kind: type, marker: Path, *, times: int = 1, where: Callable[[Any], bool] = lambda message: True
 ) -> Callable[[Any], None]:
     """The worker dies when it is about to act on such a message of the coordinator."""
+    return _around_taking(kind, marker, times, where, before=True)
 
+
+def after_taking(
+    kind: type, marker: Path, *, times: int = 1, where: Callable[[Any], bool] = lambda message: True
+) -> Callable[[Any], None]:
+    """The worker dies when it has just acted on such a message of the coordinator."""
+    return _around_taking(kind, marker, times, where, before=False)
+
+
+def _around_taking(
+    kind: type, marker: Path, times: int, where: Callable[[Any], bool], *, before: bool
+) -> Callable[[Any], None]:
     def prepare(args: Any) -> None:
         from cutwater.runtime.worker import Worker
 
         take = Worker._take
 
         def dying(self: Worker, message: Any) -> None:
+            if not before:
+                take(self, message)
             if isinstance(message, kind) and where(message) and happens(marker, times):
                 _die()
-            take(self, message)
+            if before:
+                take(self, message)
 
         Worker._take = dying
 

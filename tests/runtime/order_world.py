@@ -52,7 +52,7 @@ class _Worker:
             division=Division((subtasks_of(hub.plan),), (), hub.parallelism),
         )  # fmt: skip
         self.signal = SimpleNamespace(set=lambda: None)
-        self.link = SimpleNamespace(send=self.sent, send_later=self.sent)
+        self.link = SimpleNamespace(send=self.sent)
         self.copies = None
         self.mailbox: deque[Any] = deque()
         self.messages: list[Any] = []

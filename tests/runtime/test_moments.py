@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from fake_host import FakeSpark
-from faults import after_sending, before_taking, cut_connections, failing_writes
+from faults import after_sending, after_taking, before_taking, cut_connections, failing_writes
 from runtime_world import assert_running_counts, counting, gated, kill_some, open_gate, wait_until
 
 from cutwater.runtime import control as c
@@ -27,6 +27,10 @@ def _later_attempt(message: Any) -> bool:
     return message.attempt > 1
 
 
+def _answered(message: Any) -> bool:
+    return bool(message.answer)
+
+
 def _third(message: Any) -> bool:
     return message.checkpoint_id >= 3
 
@@ -36,9 +40,9 @@ MOMENTS: dict[str, tuple[Callable[..., Any], type, Callable[[Any], bool], int]] 
     "when the barrier should start": (before_taking, c.Trigger, _third, 2),
     "pre-committed and acknowledged": (after_sending, c.Ack, _third, 2),
     "published, before its sinks commit": (before_taking, c.CompleteNotice, _third, 2),
-    "after its sinks committed": (after_sending, c.Committed, _third, 2),
+    "after its sinks committed": (after_taking, c.CompleteNotice, _third, 2),
     "when the final barrier should start": (before_taking, c.Trigger, _final, 2),
-    "final checkpoint published, before its sinks commit": (before_taking, c.CompleteNotice, _final, 1),
+    "final checkpoint published, before its sinks commit": (before_taking, c.CompleteNotice, _answered, 1),
     "after it saw the end of its data": (after_sending, c.Finished, lambda m: True, 2),
     "when it should be built": (before_taking, c.Deploy, lambda m: True, 2),
     "when it should start": (before_taking, c.Start, lambda m: True, 2),

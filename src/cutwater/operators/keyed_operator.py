@@ -168,17 +168,18 @@ class KeyedOperator(BaseOperator):
     def freeze(self, checkpoint_id: int) -> Frozen:
         table, groups = self._table.frozen(checkpoint_id), self.ctx.max_parallelism
         watermarks = [self._watermarks.segment()] if self._timed else []
-        keys = pa.schema(list(self._state)[: len(self._key_types)])
+        keys, owned = pa.schema(list(self._state)[: len(self._key_types)]), self.ctx.key_groups
 
-        def segments(changed: Changed | None = None) -> Iterator[Segment]:
+        def segments(changed: Changed | None = None, loose: bool = False) -> Iterator[Segment]:
+            whole = owned if loose and table.in_memory and changed is None else None
             yield from watermarks
             if changed is not None:
                 yield from deleted_segments(STATE, keys, changed.deleted, list, groups)
             for part, slots, kind in table.parts(changed):
                 of, rows = part.index.columns, part.rows
-                yield from group_segments(STATE, self._state, slots, of, rows, groups, kind, len(keys))
+                yield from group_segments(STATE, self._state, slots, of, rows, groups, kind, len(keys), whole)
 
-        return FrozenTable([table], segments, segments)
+        return FrozenTable([table], segments)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         self._clear()

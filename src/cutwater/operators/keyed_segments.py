@@ -13,17 +13,15 @@ import pyarrow.compute as pc
 
 from cutwater.errors import StorageError
 from cutwater.operators.spill import Spill
-from cutwater.state import column_kernels as kernels
 from cutwater.state.changes import Deleted
+from cutwater.state.grouping import groups_of
 from cutwater.state.index import KeyIndex, Slots
-from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.nullable_index import NullableIndex
 from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
 
 __all__ = ["RestoredRows", "deleted_segments", "group_segments", "keyed_rows", "restore_rows"]
 
 _SEGMENT_ROWS = 1 << 18
-_HASHED_ROWS = 1 << 16
 _FEW_ROWS = 1 << 10
 """May be in memory after a restore, whatever the budget."""
 
@@ -37,8 +35,9 @@ def group_segments(
     max_parallelism: int,
     kind: SegmentKind = "base",
     identity: int = 0,
+    whole: range | None = None,
 ) -> Iterator[Segment]:
-    """Segments of the given slots, sorted by key group and cut between groups.
+    """Segments of the given slots, sorted by key group and cut between groups; or one that is loose.
 
     Where a string column of a base would exceed the 2 GB that Arrow allows, the rest follows as deltas.
 
@@ -49,11 +48,22 @@ def group_segments(
         rows: all columns of some slots.
         kind: of the segments.
         identity: so many of the first columns tell the rows apart, whose order says nothing then.
+        whole: the segment may be loose, if there is only one.  The slots are the whole state of these key groups, and
+            ``keys`` are the columns of the identity.
     """
     if len(slots) == 0:
         return
+    if whole is not None and len(slots) <= _SEGMENT_ROWS:
+        try:
+            batch = pa.RecordBatch.from_arrays(rows(slots), schema=schema)
+        except pa.ArrowInvalid:
+            pass  # too large for one batch
+        else:
+            loose = (identity, max_parallelism)
+            yield Segment(name, kind, batch, (whole.start, whole.stop), identity, ungrouped=loose)
+            return
     fields = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *schema])
-    groups, order = _by_group(slots, keys, max_parallelism)
+    groups, order = groups_of(len(slots), lambda part: keys(slots[part]), max_parallelism)
     if len(slots) <= _SEGMENT_ROWS:  # in the order of the slots, which memory likes, and sorted as a batch
         try:
             batch = pa.RecordBatch.from_arrays([pa.array(groups), *rows(slots)], schema=fields)
@@ -65,19 +75,6 @@ def group_segments(
             yield Segment(name, kind, batch, covered, identity)
             return
     yield from _cut(name, fields, slots[order], groups[order], rows, kind, identity)
-
-
-def _by_group(
-    slots: Slots, keys: Callable[[Slots], list[pa.Array]], max_parallelism: int
-) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int32]]:
-    """The key group of each slot, and the order that sorts them."""
-    groups: npt.NDArray[np.uint16] = np.empty(len(slots), np.uint16)
-    for begin in range(0, len(slots), _HASHED_ROWS):  # in pieces: the stream wants the interpreter in between
-        part = slice(begin, begin + _HASHED_ROWS)
-        groups[part] = key_groups(hash_keys(keys(slots[part])), max_parallelism)
-    order: npt.NDArray[np.int32] = np.empty(len(slots), np.int32)
-    kernels.order_by_group(groups, np.zeros(max_parallelism + 1, np.int64), order)
-    return groups, order
 
 
 def _cut(

@@ -18,7 +18,7 @@ from cutwater.state.index import KeyIndex, Slots
 from cutwater.state.intervals import RESTORED
 from cutwater.state.memory import GrowingArray, Values
 from cutwater.state.nullable_index import NullableIndex
-from cutwater.state.segments import FrozenSegments, Segment, SegmentKind
+from cutwater.state.segments import Segment, SegmentKind
 
 if TYPE_CHECKING:
     from cutwater.operators.base import Context
@@ -273,6 +273,11 @@ class KeyedTable:
         return self._spilled
 
     @property
+    def in_memory(self) -> bool:
+        """Of a frozen table: whether all of it is, so that it is one of its ``parts``."""
+        return self._spilled is None
+
+    @property
     def tracked(self) -> bool:
         """Of a frozen table: whether it may know what changed."""
         return self._changes is not None
@@ -348,28 +353,21 @@ class KeyedTable:
         self.accumulators = []
 
 
-class FrozenTable(FrozenSegments):
+class FrozenTable:
     """Segments of frozen tables, which are complete when they are made, and released with them.
 
     Args:
         tables: the frozen tables.
-        make: all segments.
-        make_changes: those of changed slots and of keys that went, by table, where the tables keep track.
+        make: all segments, some of them ``loose`` where that is asked for; or those of changed slots and of keys that
+            went, by table, where the tables keep track.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[KeyedTable],
-        make: Callable[[], Iterable[Segment]],
-        make_changes: Callable[..., Iterable[Segment]],
-    ) -> None:
-        super().__init__(make)
-        self._tables = tables
-        self._make_changes = make_changes
+    def __init__(self, tables: Sequence[KeyedTable], make: Callable[..., Iterable[Segment]]) -> None:
+        self._tables, self._make = tables, make
 
-    def segments(self) -> Iterator[Segment]:
+    def segments(self, *, loose: bool = False) -> Iterator[Segment]:
         self._complete()
-        yield from super().segments()
+        yield from self._make(loose=loose)
 
     def _complete(self) -> None:
         for table in self._tables:
@@ -391,10 +389,9 @@ class FrozenTable(FrozenSegments):
         if most:
             return None
         self._complete()
-        return iter(self._make_changes(*found))
+        return iter(self._make(*found))
 
     def release(self) -> None:
-        super().release()
         for table in self._tables:
             table.release()
-        self._make_changes = lambda *_: ()
+        self._make = lambda *_, **__: ()

@@ -154,7 +154,7 @@ class FrozenObjectStates(FrozenSegments):
         super().__init__()
         self._parts, self._more = parts, more
 
-    def segments(self) -> Iterator[Segment]:
+    def segments(self, *, loose: bool = False) -> Iterator[Segment]:
         for part in self._parts:
             yield from part.segments()
         for make in self._more:

@@ -52,14 +52,15 @@ class RunningAggregate(BaseOperator):
 
     def freeze(self, checkpoint_id: int) -> Frozen:
         table, groups = self._table.frozen(checkpoint_id), self.ctx.max_parallelism
+        keys, owned = len(self._spec.keys), self.ctx.key_groups
 
-        keys = len(self._spec.keys)
-
-        def segments(changed: Changed | None = None) -> Iterator[Segment]:
+        def segments(changed: Changed | None = None, loose: bool = False) -> Iterator[Segment]:
+            whole = owned if loose and table.in_memory and changed is None else None
             for part, slots, kind in table.parts(changed):
-                yield from group_segments(STATE, self._state, slots, part.index.columns, part.rows, groups, kind, keys)
+                of, rows = part.index.columns, part.rows
+                yield from group_segments(STATE, self._state, slots, of, rows, groups, kind, keys, whole)
 
-        return FrozenTable([table], segments, segments)
+        return FrozenTable([table], segments)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         self._table = self._empty()

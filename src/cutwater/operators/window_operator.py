@@ -283,11 +283,11 @@ class WindowOperator(BaseOperator, Generic[W]):
         watermarks, groups = self._early.add_to(self._watermarks.segment()), self.ctx.max_parallelism
         table, make = self._windows.frozen(checkpoint_id)
 
-        def segments(changed: Changed | None = None) -> Iterator[Segment]:
+        def segments(changed: Changed | None = None, loose: bool = False) -> Iterator[Segment]:
             yield watermarks
             yield from make(STATE, groups, changed)
 
-        return FrozenTable([table], segments, segments)
+        return FrozenTable([table], segments)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         self._clear()

@@ -268,7 +268,9 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
             start, *columns = part.rows(slots)
             return [*columns[:width], start, pa.array(np.zeros(len(slots), np.bool_)), *columns[width:]]
 
-        def segments(of_slices: Changed | None = None, of_windows: Changed | None = None) -> Iterator[Segment]:
+        def segments(
+            of_slices: Changed | None = None, of_windows: Changed | None = None, loose: bool = False
+        ) -> Iterator[Segment]:
             yield watermarks
             if of_slices is not None:
                 yield from deleted_segments(SLICES, identity, of_slices.deleted, lambda c: c[1:], groups)
@@ -280,7 +282,7 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
                 yield from group_segments(SLICES, schema, slots, of, make_rows, groups, kind)
             yield from make(STATE, groups, of_windows)
 
-        return FrozenTable([slices, windows], segments, segments)
+        return FrozenTable([slices, windows], segments)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         self._clear()

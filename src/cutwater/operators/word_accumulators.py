@@ -42,8 +42,9 @@ class _Arrays(Accumulator):
         return [column.values for column in self.columns] if self._copies is None else self._copies
 
     def _rows(self, slots: Slots) -> list[Values]:
-        """A copy of these slots of each array."""
-        return [gather(values, slots) for values in self._arrays]
+        """These slots of each array: a copy, or of frozen ones what may be a view."""
+        still = self._copies is not None
+        return [gather(values, slots, still=still) for values in self._arrays]
 
     def reserve(self, slots: int) -> None:
         for column in self.columns:

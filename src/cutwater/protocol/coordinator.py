@@ -233,7 +233,7 @@ class CheckpointCoordinator(CoordinatorState):
                 self._trigger(CheckpointKind.FINAL, drain)
         while self._waiting and self._may_trigger and self._place_free:
             self._trigger(CheckpointKind.ON_DEMAND, self._waiting.popleft())
-        if self._may_trigger and self._place_free and self._periodic_due_ms <= self._now_ms:
+        if self._periodic_due_ms <= self._now_ms and self._may_trigger and self._place_free:
             missed = math.floor((self._now_ms - self._periodic_ms) / self._settings.interval_ms)
             self._periodic_ms += (missed + 1) * self._settings.interval_ms
             self._trigger(CheckpointKind.PERIODIC, None)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from cutwater.protocol.messages import SubtaskId
 from cutwater.protocol.reasons import CheckpointKind
+from cutwater.protocol.states import State
 
 __all__ = [
     "PENDING_STAGES",
@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 
-class PendingStage(enum.Enum):
+class PendingStage(State):
     """How far a checkpoint is, seen from the coordinator."""
 
     TRIGGERED = "triggered"
@@ -32,7 +32,7 @@ class PendingStage(enum.Enum):
     GIVEN_UP = "given_up"
 
 
-class PendingStep(enum.Enum):
+class PendingStep(State):
     ACKNOWLEDGED = "one of several acknowledgements"
     ALL_ACKNOWLEDGED = "the last acknowledgement"
     PUBLISH = "its turn to be published"

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from cutwater.protocol.messages import InputId
 from cutwater.protocol.rows import ProtocolRow
+from cutwater.protocol.states import State
 
 __all__ = ["PHASES", "STAGES", "Part", "Phase", "PhaseStep", "Snapshot", "Stage", "StageStep"]
 
 
-class Phase(enum.Enum):
+class Phase(State):
     """The life of a subtask."""
 
     RUNNING = "running"
@@ -23,7 +24,7 @@ class Phase(enum.Enum):
     """Ended, and the final barrier has passed."""
 
 
-class PhaseStep(enum.Enum):
+class PhaseStep(State):
     END = "last input ended, or source exhausted"
     FINAL_FREEZE = "freeze for a final barrier"
     FINAL_ABORTED = "the final checkpoint is given up"
@@ -41,7 +42,7 @@ PHASES: dict[tuple[Phase, PhaseStep], Phase] = {
 }
 
 
-class Stage(enum.Enum):
+class Stage(State):
     """How far the snapshot of one checkpoint is in one subtask."""
 
     ABSENT = "absent"
@@ -56,7 +57,7 @@ class Stage(enum.Enum):
     ABORTED = "aborted"
 
 
-class StageStep(enum.Enum):
+class StageStep(State):
     BEGIN = "first barrier, or trigger"
     BARRIER = "another barrier"
     SWITCH = "alignment takes too long, or an overtaking barrier came"

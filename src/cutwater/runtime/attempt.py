@@ -15,7 +15,8 @@ from cutwater.runtime.copies import CopyReader, lengths_of
 from cutwater.runtime.order_news import OrderNews, PeerNews
 from cutwater.runtime.peers import PeerLost
 from cutwater.runtime.restore import Restore
-from cutwater.runtime.snapshots import FrozenSubtask, SnapshotService, SubtaskLogs, Written
+from cutwater.runtime.snapshot_parts import FrozenSubtask, SubtaskLogs, Written
+from cutwater.runtime.snapshots import SnapshotService
 from cutwater.runtime.subtask import Subtask
 from cutwater.runtime.surviving import PeerArrived, SurvivingAttempt
 from cutwater.runtime.wiring import Wiring
@@ -209,7 +210,7 @@ class Attempt(SurvivingAttempt):
                 for subtask in self._subtasks:
                     if subtask.source is not None:
                         subtask.source.limit = limits.get(subtask.source.step)
-            case c.CompleteNotice(checkpoint_id=checkpoint_id, commit=commit, final=final):
+            case c.CompleteNotice(checkpoint_id=checkpoint_id, commit=commit):
                 assert self._snapshots is not None
                 self._snapshots.completed(checkpoint_id)
                 if commit and self._order is not None:  # a recovery relies on it
@@ -219,10 +220,8 @@ class Attempt(SurvivingAttempt):
                     self._copies.completed(checkpoint_id, message.files, part)
                 for subtask in self._subtasks:
                     subtask.performer.outcome(m.CompleteNotice(checkpoint_id, commit))
-                if commit:
-                    link = self._worker.link
-                    send = link.send if final else link.send_later  # but for the end of the job nobody waits for it
-                    send(c.Committed(self.number, checkpoint_id, self.region))
+                if commit and message.answer:
+                    self._worker.link.send(c.Committed(self.number, checkpoint_id, self.region))
             case c.AbortNotice(checkpoint_id=checkpoint_id, latest_completed=latest):
                 self._acknowledged.pop(checkpoint_id, None)
                 self._written.pop(checkpoint_id, None)

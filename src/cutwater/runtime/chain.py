@@ -103,6 +103,7 @@ class Chain:
         self._force = False
         # Most operators wait for no clock; those are not asked before every action.
         self._clocked = [i for i, n in enumerate(self.nodes) if _overrides(n.operator, "next_processing_time_ms")]
+        self._stateful = [n for n in self.nodes if _overrides(n.operator, "freeze")]
         # Those that keep rows back: the watermark that went out may be behind the one that came in.
         self._keepers = [n.operator for n in self.nodes if _overrides(n.operator, "held_watermark")]
         self._sent = MIN_WATERMARK
@@ -259,9 +260,11 @@ class Chain:
     def freeze(self, checkpoint_id: int) -> list[tuple[str, Frozen]]:
         """The state of every operator that has some, under the id of its step."""
         frozen: list[tuple[str, Frozen]] = []
-        for node in self.nodes:
-            with _located(node):
+        for node in self._stateful:
+            try:
                 state = node.operator.freeze(checkpoint_id)
+            except Exception as e:
+                raise _locate(e, node) from e
             if state is not EMPTY:
                 frozen.append((node.step, state))
         return frozen

@@ -65,7 +65,7 @@ class Checkpointing:
         board: StatusBoard,
         *,
         broadcast: Callable[[c.ToWorker], None],
-        completed: Callable[[int, bool], None],
+        completed: Callable[[int, CheckpointKind], None],
         failed: Callable[[CutwaterError], None],
         trace: DriverTrace | None,
     ) -> None:
@@ -254,11 +254,10 @@ class Checkpointing:
 
     def _notify_complete(self, effect: m.NotifyComplete) -> None:
         checkpoint_id, kind = effect.checkpoint_id, effect.kind
-        final = kind is CheckpointKind.FINAL
         if kind.commits:
-            self._completed(checkpoint_id, final)
+            self._completed(checkpoint_id, kind)
         named = self._named if kind.commits else None
-        self._broadcast(c.CompleteNotice(self._attempt, checkpoint_id, final, effect.commit, named))
+        self._broadcast(c.CompleteNotice(self._attempt, checkpoint_id, kind.final, effect.commit, named))
         self._loop(WaveCompleted(checkpoint_id, now_ms()))
         if kind.commits:
             self._savepoints.committed(checkpoint_id)

@@ -173,7 +173,8 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 class CompleteNotice(msgspec.Struct, frozen=True, tag="complete"):
     attempt: int
     checkpoint_id: int
-    final: bool
+    answer: bool
+    """Say when its sinks have committed it (``Committed``)."""
     commit: bool = True
     files: list[str] | None = None
     """What it consists of; told only where copies of them are kept."""

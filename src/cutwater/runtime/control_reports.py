@@ -111,7 +111,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 class Committed(msgspec.Struct, frozen=True, tag="committed"):
-    """All sinks that the worker holds of a region committed this checkpoint."""
+    """All sinks that the worker holds of a region committed this checkpoint.  Told where somebody waits for it."""
 
     attempt: int
     checkpoint_id: int

@@ -49,8 +49,6 @@ class ControlLink:
         tune(sock)  # a worker behind a cut network ends by itself, and gives its core back
         self._sock, self._received, self._lost = sock, received, lost
         self._closed = threading.Event()
-        self._order = threading.Lock()
-        self._later: list[bytes] = []
         self._reader = threading.Thread(target=self._read, name=f"{name}-reader", daemon=True)
         self._writer = SocketWriter(sock, f"{name}-writer", lambda _: None)  # the reader tells that it is lost
         self._heart: threading.Thread | None = None
@@ -70,17 +68,12 @@ class ControlLink:
 
     def send(self, message: c.ToWorker | c.FromWorker) -> None:
         """Send a message; never blocks, and drops it when the link is closed."""
-        if not self._closed.is_set():
-            data = encode_control(c.encode(message))
-            with self._order:
-                parts, self._later = [*self._later, data], []
-                self._writer.send(parts, sum(map(len, parts)))
+        self.send_frame(encode_control(c.encode(message)))
 
-    def send_later(self, message: c.ToWorker | c.FromWorker) -> None:
-        """Send a message with the next one: nobody waits for it, and the peer is woken once."""
-        data = encode_control(c.encode(message))
-        with self._order:
-            self._later.append(data)
+    def send_frame(self, frame: bytes) -> None:
+        """``send`` a message that is encoded already."""
+        if not self._closed.is_set():
+            self._writer.send([frame], len(frame))
 
     def close(self, linger_s: float = 0.5) -> None:
         """Send what is queued (for at most ``linger_s``), then close.  ``lost`` is not called any more."""

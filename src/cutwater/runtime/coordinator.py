@@ -13,7 +13,7 @@ from cutwater.errors import CutwaterError, FencedError, InvariantError, Nondeter
 from cutwater.protocol import job_messages as j
 from cutwater.protocol import messages as m
 from cutwater.protocol import rescale as r
-from cutwater.protocol.reasons import FailureReason
+from cutwater.protocol.reasons import CheckpointKind, FailureReason
 from cutwater.runtime import control as c
 from cutwater.runtime.answering import AnsweringDriver
 from cutwater.runtime.checkpointing import Checkpointing, now_ms
@@ -366,12 +366,12 @@ class Coordinator(AnsweringDriver):
             trace=self._trace,
         )
 
-    def _checkpoint_completed(self, checkpoint_id: int, final: bool) -> None:
-        if final:
+    def _checkpoint_completed(self, checkpoint_id: int, kind: CheckpointKind) -> None:
+        if kind is CheckpointKind.FINAL:
             self._final_id, self._committing = checkpoint_id, set(self._machine.parts)
         self._failures.progressed()
         self._job(j.CheckpointCompleted(self._machine.attempt, now_ms()))
-        self._handing_over.completed(checkpoint_id, self._machine.parts)
+        self._handing_over.completed(checkpoint_id, self._machine.parts if kind.final else ())
         self._deploying.completed(checkpoint_id)
 
     def _worker_args(self, slot: int) -> WorkerArgs:

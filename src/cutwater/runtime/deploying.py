@@ -57,6 +57,8 @@ class Deploying:
     @property
     def awaited(self) -> list[int]:
         """Workers that are not there, or not where the others are: checkpoints wait for them."""
+        if not self._machine.down and not self.behind:
+            return []
         down = {slot for slot, region in self._machine.parts if region in self._machine.down}
         return sorted(down | {slot for slot, _ in self.behind})
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from cutwater.errors import CutwaterError, ResourceError
 from cutwater.protocol import job_messages as j
+from cutwater.protocol.wire import encode_control
 from cutwater.runtime import control as c
 from cutwater.runtime.checkpointing import now_ms
 from cutwater.runtime.control_server import WorkerLink
@@ -108,8 +109,9 @@ class Group:
 
     def broadcast(self, message: c.ToWorker) -> None:
         """To all workers of the group."""
+        frame = encode_control(c.encode(message))
         for link in self.members.values():
-            link.send(message)
+            link.send_frame(frame)
 
     def joined(self, link: WorkerLink, hello: c.Hello) -> j.WorkerJoined | None:
         """A worker said hello; None if it is not wanted."""

@@ -26,7 +26,7 @@ from cutwater.runtime.channel_state import ChannelLogs, LoggedChannel
 from cutwater.runtime.channels import Barrier, InputChannel, Rows, Watermark
 from cutwater.runtime.clock import ProcessingClock
 from cutwater.runtime.sink_operator import SinkOperator
-from cutwater.runtime.snapshots import FrozenSubtask, SubtaskLogs
+from cutwater.runtime.snapshot_parts import FrozenSubtask, SubtaskLogs
 from cutwater.runtime.source_runner import SourceRunner
 from cutwater.storage.manifest import ChannelRecord, SubtaskRecord
 

@@ -21,51 +21,20 @@ from typing import Any, TypeAlias
 import msgspec
 
 from cutwater.errors import CutwaterError, StorageError
-from cutwater.runtime.channel_state import LoggedChannel
 from cutwater.runtime.failures import snapshot_error
-from cutwater.runtime.sink_operator import SinkOperator
+from cutwater.runtime.snapshot_parts import FrozenSubtask, Key, SubtaskLogs, Written
 from cutwater.state.segments import Frozen
 from cutwater.storage.base import Store
 from cutwater.storage.chains import Chains, extended, worth_extending
 from cutwater.storage.channel_log import add_log
 from cutwater.storage.local import LocalStore
 from cutwater.storage.manifest import Entry, SubtaskRecord
-from cutwater.storage.savepoint_files import SavepointFile, SavepointWriter
+from cutwater.storage.savepoint_files import SavepointWriter
 from cutwater.storage.snapshot import SnapshotWriter
 
-__all__ = ["FrozenSubtask", "SnapshotService", "SubtaskLogs", "Written"]
+__all__ = ["SnapshotService"]
 
 _DROPPED_REMEMBERED = 256
-
-Key: TypeAlias = tuple[int, int]
-"""Vertex and subtask."""
-
-
-@dataclass(slots=True)
-class FrozenSubtask:
-    """What one subtask hands over at its freeze."""
-
-    checkpoint_id: int
-    record: SubtaskRecord
-    states: list[tuple[str, Frozen]]
-    sinks: list[tuple[SinkOperator, Callable[[], Any]]]
-    freeze_ms: float
-    key_groups: range
-    savepoint: bool = False
-    """It is part of a savepoint, whose folder is told with ``SnapshotService.savepoint``."""
-    checkpoint: bool = True
-    """It is part of a checkpoint in the job's folder."""
-    logs_follow: bool = False
-    """Logs of its channels will be handed over, too."""
-
-
-@dataclass(slots=True)
-class SubtaskLogs:
-    """The channel logs of one subtask; they are complete."""
-
-    checkpoint_id: int
-    subtask: Key
-    logs: list[LoggedChannel]
 
 
 @dataclass(slots=True)
@@ -85,25 +54,6 @@ class _Completed:
 
 
 @dataclass(slots=True)
-class Written:
-    """The outcome of one worker's part of a checkpoint, or of logs that came after it."""
-
-    checkpoint_id: int
-    subtasks: list[SubtaskRecord]
-    """Whose state is durable."""
-    logs_of: list[Key]
-    """Whose logs are durable."""
-    entries: list[Entry]
-    files: list[SavepointFile] = field(default_factory=list[SavepointFile])
-    """Of a savepoint."""
-    freeze_ms: float = 0.0
-    write_ms: float = 0.0
-    error: CutwaterError | None = None
-    fatal: CutwaterError | None = None
-    """A sink could not pre-commit: its rows exist nowhere else, so the attempt must fail."""
-
-
-@dataclass(slots=True)
 class _Part:
     writer: SnapshotWriter
     written: Written
@@ -112,12 +62,21 @@ class _Part:
     awaited: set[Key] = field(default_factory=set[Key])
     """Announced logs that are not there yet."""
     early: set[Key] = field(default_factory=set[Key])
+    frozen: list[FrozenSubtask] = field(default_factory=list[FrozenSubtask])
+    """Whose memory is what the files are written from."""
 
     def abort(self) -> None:
         """Drop what was written."""
         self.writer.abort()
         if self.savepoint is not None:
             self.savepoint.abort()
+        self.release()
+
+    def release(self) -> None:
+        """Nothing will be written any more."""
+        frozen, self.frozen = self.frozen, []
+        for each in frozen:
+            _release(each)
 
 
 _Handed: TypeAlias = FrozenSubtask | SubtaskLogs | _Savepoint | _Forget | _Completed
@@ -261,8 +220,7 @@ class SnapshotService:
                         written.entries += self._write(part.writer, checkpoint_id, (step, record.subtask), state)
         except Exception as e:
             written.error = snapshot_error(e, "the state", step)
-        finally:
-            _release(frozen)
+        part.frozen.append(frozen)
         key = (record.vertex, record.subtask)
         if frozen.logs_follow and key not in part.early:
             part.awaited.add(key)
@@ -276,7 +234,7 @@ class SnapshotService:
     ) -> Sequence[Entry]:
         """The entries of a step's state: new ones, and those of a completed checkpoint that they build upon."""
         if self._chains is None or not state.incremental:
-            return writer.add(*step, state.segments())
+            return writer.add(*step, state.segments(loose=True))
         known = self._chains.of(step)
         if known is not None and worth_extending(known[1]):
             changes = state.changes(since=known[0])
@@ -284,7 +242,7 @@ class SnapshotService:
                 chain = extended(known[1], writer.add(*step, changes, shared=True))
                 self._chains.written(checkpoint_id, step, chain)
                 return chain
-        chain = writer.add(*step, state.segments(), shared=True)
+        chain = writer.add(*step, state.segments(loose=True), shared=True)
         self._chains.written(checkpoint_id, step, chain)
         return chain
 
@@ -367,6 +325,7 @@ class SnapshotService:
                 part.writer.close()
             except Exception as e:
                 written.error = snapshot_error(e, "the snapshot's file")
+            part.release()
         written.write_ms += (time.perf_counter() - started) * 1000
         self._done(written)
 

@@ -197,7 +197,7 @@ class Int64Index(HashIndex):
         self._keys.reserve(slots, self._count)
 
     def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
-        return [from_words(gather(self._keys.values, slots), self.types[0])]
+        return [from_words(gather(self._keys.values, slots, still=True), self.types[0])]  # keys stay where they are
 
     @property
     def key_bytes(self) -> int:

@@ -33,8 +33,13 @@ ROWS_RESERVED = 1 << 28
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: pages count when they are touched
 
 
-def gather(values: Values, slots: npt.NDArray[Any]) -> Values:
-    """``values[slots]``, a copy; slots in a row, as of a whole table, are copied in one piece.
+def gather(values: Values, slots: npt.NDArray[Any], *, still: bool = False) -> Values:
+    """``values[slots]``; slots in a row, as of a whole table, are copied in one piece, or not at all.
+
+    Args:
+        values: by slot.
+        slots: which.
+        still: nobody changes the values while somebody reads the result, which may share their memory.
 
     >>> column = np.array([10, 20, 30, 40])
     >>> [gather(column, np.array(slots, np.int32)).tolist() for slots in ([1, 2], [3, 0], [0, 2, 1, 3])]
@@ -42,7 +47,8 @@ def gather(values: Values, slots: npt.NDArray[Any]) -> Values:
     """
     count = len(slots)
     if count and slots.dtype == np.int32 and slots[-1] - slots[0] == count - 1 and kernels.in_a_row(slots):
-        return values[slots[0] : slots[0] + count].copy()
+        piece = values[slots[0] : slots[0] + count]
+        return piece if still else piece.copy()
     return values[slots]
 
 

@@ -3,7 +3,8 @@
 An operator *freezes* its state in the loop thread (cheap, no I/O); the snapshot thread later asks the frozen state for
 its *segments* and writes them while the stream goes on.  A restore hands segments back.  Keyed segments are sorted by
 key group, with the group of each row in the column ``GROUP_COLUMN``, so that any key-group range of them can be cut
-out: that is what makes one snapshot restorable at any parallelism.
+out: that is what makes one snapshot restorable at any parallelism.  Whoever writes a checkpoint may leave that to the
+one that reads it (*loose* segments): most checkpoints are never read.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ class Segment:
         name: which state of the operator ("agg", "window", "left" ...).
         kind: "base" replaces what came before it, "delta" updates it by key, "delete" holds only keys, which are gone.
             Segments are applied in order.
-        batch: the rows.  A keyed segment carries ``GROUP_COLUMN`` and is sorted by it.
+        batch: the rows.  A keyed segment carries ``GROUP_COLUMN`` and is sorted by it, if it is not loose.
         key_groups: half-open range of the key groups whose owners are offered the rows, as a rule that which the rows
             lie in; ``None`` for state that belongs to subtask numbers.
         identity: so many columns after ``GROUP_COLUMN`` tell the rows of the state apart, and their order says nothing;
             0: the order is part of the state.
         to_come: at a restore, how many rows of this state come from here on, roughly, where no later segment takes rows
             of this one away: they can be set at once.  0: later segments may, or nobody looked.
+        ungrouped: of a loose segment, whose rows are in any order and lack ``GROUP_COLUMN``: the hash of how many
+            columns, the first ones, decides the key group, and how many groups there are.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Segment:
     key_groups: tuple[int, int] | None = None
     identity: int = 0
     to_come: int = 0
+    ungrouped: tuple[int, int] | None = None
 
 
 class Frozen(Protocol):
@@ -55,8 +59,12 @@ class Frozen(Protocol):
         """Whether ``changes`` may give anything, now or later."""
         ...
 
-    def segments(self) -> Iterator[Segment]:
-        """The segments, in the order a restore applies them.  May take long; releases the GIL where it can."""
+    def segments(self, *, loose: bool = False) -> Iterator[Segment]:
+        """The segments, in the order a restore applies them.  May take long; releases the GIL where it can.
+
+        Args:
+            loose: some may be loose.
+        """
         ...
 
     def changes(self, since: int) -> Iterator[Segment] | None:
@@ -68,7 +76,8 @@ class Frozen(Protocol):
         ...
 
     def release(self) -> None:
-        """Free what the freeze holds.  Called once, also after a failed or aborted checkpoint."""
+        """Free what the freeze holds, and the memory of its segments.  Called once, also after a failed or aborted
+        checkpoint."""
         ...
 
 
@@ -82,7 +91,7 @@ class FrozenSegments:
     def __init__(self, make: Sequence[Segment] | Callable[[], Iterable[Segment]] = ()) -> None:
         self._make = make
 
-    def segments(self) -> Iterator[Segment]:
+    def segments(self, *, loose: bool = False) -> Iterator[Segment]:
         yield from self._make() if callable(self._make) else self._make
 
     @property

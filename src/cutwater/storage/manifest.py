@@ -20,9 +20,10 @@ __all__ = [
     "SubtaskRecord",
 ]
 
-FORMAT_VERSION = 2
-"""2: entries may name files of older checkpoints, and hold deletions.  1: each checkpoint is whole."""
-KNOWN_VERSIONS = (1, 2)
+FORMAT_VERSION = 3
+"""3: segments may be loose.  2: entries may name files of older checkpoints, and hold deletions.  1: each checkpoint is
+whole."""
+KNOWN_VERSIONS = (1, 2, 3)
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,6 +49,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """"receiver": taken or waiting there; "sender": waiting at the sender, behind those of the receiver."""
     first_row: int = 0
     """Number of the first row in its channel."""
+    ungrouped: tuple[int, int] | None = None
+    """Of a loose segment, see ``cutwater.state.segments.Segment``."""
     schema: bytes = b""
     """Of format "arrow-file/1", a record batch within a file of a savepoint: the file's schema."""
 

@@ -120,10 +120,9 @@ class SnapshotWriter:
             StorageError: the store fails; the writer can only be aborted.
         """
         self._check_open(step)
-        return [
-            self._add(s.batch, shared, step=step, subtask=subtask, name=s.name, kind=s.kind, key_groups=s.key_groups)
-            for s in segments
-        ]
+        place = {"step": step, "subtask": subtask}
+        fields = ("name", "kind", "key_groups", "ungrouped")
+        return [self._add(s.batch, shared, **place, **{field: getattr(s, field) for field in fields}) for s in segments]
 
     def add_batch(self, batch: pa.RecordBatch, **described: Any) -> Entry:
         """Write one batch; ``described`` are the fields of its entry that say what it is.
@@ -225,13 +224,17 @@ def read_verified(store: Readable, job: str, entry: Entry) -> bytes | memoryview
 def read_segment(store: Readable, job: str, entry: Entry) -> Segment:
     """The segment of an entry; its bytes are compared with length and digest before they are decoded.
 
-    The batch refers to the bytes read, it is not copied.
+    The batch refers to the bytes read, it is not copied; the rows of a loose segment are, sorted by key group.
 
     Raises:
         CorruptSnapshotError: names file and offset, and what was expected.
         FormatVersionError: the entry's format is not known here.
     """
     batch = read_batch(store, job, entry)
+    if entry.ungrouped is not None:
+        from cutwater.state.grouping import in_groups  # compiled code, which the driver does without
+
+        batch = in_groups(batch, *entry.ungrouped)
     return Segment(entry.name, cast(SegmentKind, entry.kind), batch, entry.key_groups)
 
 
@@ -272,8 +275,10 @@ def dumps_manifest(manifest: Manifest) -> tuple[bytes, str]:
 
 
 def _version_of(manifest: Manifest) -> int:
+    if any(e.ungrouped is not None for e in manifest.entries):
+        return FORMAT_VERSION
     newer = any(e.kind == "delete" or writer_of_shared(e.file) is not None for e in manifest.entries)
-    return FORMAT_VERSION if newer else 1
+    return 2 if newer else 1
 
 
 class _Versioned(msgspec.Struct):

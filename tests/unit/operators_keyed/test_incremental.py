@@ -96,13 +96,17 @@ class Keyed:
         assert self.table._log is not None
         Keyed.rests += self.table._log._resting > 0
 
-        def segments(changed: Changed | None = None) -> Iterator[Segment]:
+        owned = self.ctx.key_groups
+
+        def segments(changed: Changed | None = None, loose: bool = False) -> Iterator[Segment]:
+            whole = owned if loose and table.in_memory and changed is None else None
             if changed is not None:
                 yield from deleted_segments("state", KEYS, changed.deleted, list, groups)
             for part, slots, kind in table.parts(changed):
-                yield from group_segments("state", STATE, slots, part.index.columns, part.rows, groups, kind)
+                of, rows = part.index.columns, part.rows
+                yield from group_segments("state", STATE, slots, of, rows, groups, kind, len(KEYS), whole)
 
-        return FrozenTable([table], segments, segments)
+        return FrozenTable([table], segments)
 
     def expected(self, frozen: Frozen) -> Content:
         return sorted((*key, *state) for key, state in self.model.items())

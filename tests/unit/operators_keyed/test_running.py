@@ -11,11 +11,14 @@ from keyed_world import VALUES, aggregate, cuts, feed, fitting, opened, rescaled
 from cutwater.errors import BuildError, DataError, StorageError
 from cutwater.operators.accumulators import KINDS, Aggregate
 from cutwater.operators.aggregate import RunningAggregateSpec
-from cutwater.operators.base import Outputs
+from cutwater.operators.base import Operator, Outputs
 from cutwater.operators.keyed_segments import group_segments, keyed_rows
 from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.segments import GROUP_COLUMN, Segment
+from cutwater.storage.manifest import Entry
+from cutwater.storage.memory import MemoryStore
+from cutwater.storage.snapshot import SnapshotWriter, read_segment
 
 
 def spec_of(batch: pa.RecordBatch, keys: tuple[str, ...], kinds: list[str]) -> RunningAggregateSpec:
@@ -309,3 +312,31 @@ def test_what_cannot_work_is_refused_when_built() -> None:
             build(*aggregates)
     with pytest.raises(BuildError, match="event-time column 'when'"):
         build(Aggregate("n", "count"), event_time="when")
+
+
+def test_a_small_table_is_written_as_it_lies_and_sorted_when_it_is_read() -> None:
+    store, keys = MemoryStore(), [7 * i for i in range(300)]
+    batch = pa.record_batch({"k": keys, "v": [key + 1 for key in keys]})
+    spec = spec_of(batch, ("k",), ["sum"])
+    operators = [opened(spec, subtask, 2) for subtask in range(2)]
+    feed(operators, batch, ("k",))
+    entries: list[Entry] = []
+    for subtask, operator in enumerate(operators):
+        frozen = operator.freeze(1)
+        (loose,), (ordered,) = frozen.segments(loose=True), frozen.segments()
+        assert GROUP_COLUMN not in loose.batch.schema.names
+        assert loose.key_groups == (8 * subtask, 8 * subtask + 8), "all that the subtask owns, which a base replaces"
+        writer = SnapshotWriter(store, "job", 1, 1, subtask, 0)
+        (entry,) = writer.add("agg", subtask, [loose])
+        writer.close()
+        frozen.release()
+        assert read_segment(store, "job", entry).batch.equals(ordered.batch)
+        entries.append(entry)
+    for parallelism in (1, 2, 3):
+        operators = rescaled(spec, [read_segment(store, "job", entry) for entry in entries], parallelism)
+        found = [row for operator in operators for row in state_of(operator)]
+        assert sorted(found) == [(key, key + 1) for key in keys]
+
+
+def state_of(operator: Operator) -> list[tuple[int, int]]:
+    return [(row["k"], row["sum_v"]) for s in snapshot(operator) for row in s.batch.to_pylist()]

@@ -43,6 +43,7 @@ from numba.core.dispatcher import Dispatcher
 from cutwater.operators.warm import _Context, warm_up
 from cutwater.operators.accumulators import Aggregate
 from cutwater.operators.aggregate import RunningAggregateSpec
+from cutwater.state.grouping import in_groups
 import threading
 warm_up()
 kernels = [o for o in gc.get_objects() if isinstance(o, Dispatcher)]
@@ -61,6 +62,9 @@ for text in (False, True):
         operator.process(0, batch.slice(0, 1000))
         changes = frozen.changes(checkpoint_id - 1)
         segments = list(frozen.segments() if changes is None else changes)
+        if changes is None:
+            few = pa.record_batch(segments[0].batch.columns[1:3], names=["k", "n"])
+            in_groups(few, 1, 128)
         assert (changes is None) == (checkpoint_id == 1)
         frozen.release()
     operator.restore(segments)

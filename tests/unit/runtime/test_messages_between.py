@@ -16,7 +16,8 @@ from cutwater.protocol.wire import ControlDecoder
 from cutwater.runtime import control as c
 from cutwater.runtime.attempt import Attempt
 from cutwater.runtime.control_server import ControlLink
-from cutwater.runtime.snapshots import FrozenSubtask, SnapshotService, Written
+from cutwater.runtime.snapshot_parts import FrozenSubtask, Written
+from cutwater.runtime.snapshots import SnapshotService
 from cutwater.runtime.subtask import Subtask
 from cutwater.state.segments import FrozenSegments, Segment
 from cutwater.storage.local import LocalStore
@@ -160,18 +161,6 @@ def messages(sock: socket.socket, until: int) -> list[Any]:
         while (body := decoder.next_message()) is not None:
             found.append(c.decode_from_worker(body))
     return found
-
-
-def test_what_nobody_waits_for_goes_with_the_next_message_and_before_it(ends: tuple[socket.socket, socket.socket]):
-    link = ControlLink(ends[0], lambda body: None, lambda reason: None, "test")
-    link.start()
-    link.send_later(c.Committed(1, 7))
-    ends[1].setblocking(False)
-    with pytest.raises(BlockingIOError):
-        ends[1].recv(1)
-    link.send(c.Log("info", "next"))
-    assert messages(ends[1], 2) == [c.Committed(1, 7), c.Log("info", "next")]
-    link.close()
 
 
 def test_a_peer_that_does_not_read_holds_nobody_up(ends: tuple[socket.socket, socket.socket]) -> None:

@@ -16,7 +16,7 @@ from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.storage.chains import MAX_DELTAS, Chains, extended, worth_extending
 from cutwater.storage.local import LocalStore
 from cutwater.storage.log import JobLog
-from cutwater.storage.manifest import Entry
+from cutwater.storage.manifest import FORMAT_VERSION, Entry
 from cutwater.storage.memory import MemoryStore
 from cutwater.storage.publish import publish
 from cutwater.storage.recovery import verify_checkpoint
@@ -25,7 +25,7 @@ from cutwater.storage.shared import list_shared, shared_files
 from cutwater.storage.snapshot import SnapshotWriter, dumps_manifest, load_manifest, read_segment
 from cutwater.ui.inspect import inspect_snapshot, render_inspect, verify_snapshot
 
-GOLDEN = Path(__file__).parent / "golden" / "format-2"
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def publish_shared(store, log: JobLog, retention: Retention, checkpoint_id: int, entries: list[Entry]):
@@ -46,7 +46,8 @@ def test_older_releases_refuse_only_what_they_cannot_read():
     store = MemoryStore()
     log, _ = begun(store, 1)
     plain = SnapshotWriter(store, JOB, 1, 1, 0, 100).add("count", 0, [segment(1, 0, 40)])
-    for entries, version in ((plain, 1), (write_shared(store, 2, 1, []), 2)):
+    loose = SnapshotWriter(store, JOB, 3, 1, 0, 100).add("count", 0, [loose_segment(40)])
+    for entries, version in ((plain, 1), (write_shared(store, 2, 1, []), 2), (loose, 3)):
         data, _ = dumps_manifest(manifest_of(log, 1, entries))
         assert msgspec.json.decode(data).get("format_version", 1) == version
 
@@ -174,7 +175,7 @@ def test_nothing_builds_on_a_checkpoint_that_is_not_complete():
 
 def test_format_version_2_is_read_for_ever():
     """Files made by the first release that shares some (``make_golden`` below); they never change."""
-    store = LocalStore(GOLDEN)
+    store = LocalStore(GOLDEN / "format-2")
     state = JobLog(store, JOB).read()
     assert [c.checkpoint_id for c in state.completed] == [2, 1]
     assert all(verify_checkpoint(store, JOB, c).ok for c in state.completed)
@@ -187,6 +188,41 @@ def test_format_version_2_is_read_for_ever():
     ]
     rows = [read_segment(store, JOB, e).batch.column("value").to_pylist() for e in manifest.entries]
     assert rows == [[1000 + i for i in range(40)], [1007], [2000 + i for i in range(40)]]
+
+
+def loose_segment(rows: int) -> Segment:
+    keys = [7 * number for number in range(rows)]
+    batch = pa.record_batch({"key": keys, "value": [key + 1 for key in keys]})
+    return Segment("agg", "base", batch, (0, 64), 1, ungrouped=(1, 64))
+
+
+def test_format_version_3_is_read_for_ever():
+    """Files made by the first release that leaves some segments loose (``make_golden_3`` below); they never change."""
+    store = LocalStore(GOLDEN / "format-3")
+    (completed,) = JobLog(store, JOB).read().completed
+    assert verify_checkpoint(store, JOB, completed).ok
+    manifest = load_manifest(store, JOB, completed)
+    assert manifest.format_version == FORMAT_VERSION == 3
+    (entry,) = manifest.entries
+    assert (entry.ungrouped, entry.key_groups) == ((1, 64), (0, 64))
+    batch = read_segment(store, JOB, entry).batch
+    keys = batch.column("key").to_pylist()
+    assert sorted(keys) == [7 * number for number in range(40)]
+    assert batch.column("value").to_pylist() == [key + 1 for key in keys]
+    assert batch.column(GROUP_COLUMN).to_pylist()[:9] == [0, 0, 1, 7, 8, 10, 15, 16, 18]
+    assert keys[:9] == [133, 196, 21, 49, 224, 119, 147, 245, 252]
+
+
+def make_golden_3(root):
+    """How the golden files were made (run once)."""
+    store = LocalStore.open(root)
+    with mock.patch.object(uuid, "uuid4", return_value=uuid.UUID(int=1)):
+        log = JobLog(store, JOB, clock_ms=lambda: 1_000)
+        log.begin_attempt("golden")
+        writer = SnapshotWriter(store, JOB, 1, 1, 0, 100)
+        entries = writer.add("count", 0, [loose_segment(40)])
+        writer.close()
+        publish(store, log, manifest_of(log, 1, entries))
 
 
 def make_golden(root):

@@ -1,0 +1,19 @@
+"""What the states of the machines, and the steps between them, have in common."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["State"]
+
+
+class State(enum.Enum):
+    """A value that a transition table is looked up with.
+
+    >>> class Door(State):
+    ...     OPEN = "open"
+    >>> hash(Door.OPEN) == hash(Door("open"))
+    True
+    """
+
+    __hash__ = object.__hash__  # there is one object for each value, and that of Enum is slow: it is written in Python

@@ -171,7 +171,7 @@ class KeyedOperator(BaseOperator):
         keys, owned = pa.schema(list(self._state)[: len(self._key_types)]), self.ctx.key_groups
 
         def segments(changed: Changed | None = None, loose: bool = False) -> Iterator[Segment]:
-            whole = owned if loose and table.in_memory and changed is None else None
+            whole = owned if loose else None
             yield from watermarks
             if changed is not None:
                 yield from deleted_segments(STATE, keys, changed.deleted, list, groups)

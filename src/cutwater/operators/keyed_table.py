@@ -358,8 +358,8 @@ class FrozenTable:
 
     Args:
         tables: the frozen tables.
-        make: all segments, some of them ``loose`` where that is asked for; or those of changed slots and of keys that
-            went, by table, where the tables keep track.
+        make: all segments, some of them ``loose`` where that is asked for, and each table is one of its parts; or those
+            of changed slots and of keys that went, by table, where the tables keep track.
     """
 
     def __init__(self, tables: Sequence[KeyedTable], make: Callable[..., Iterable[Segment]]) -> None:
@@ -367,7 +367,7 @@ class FrozenTable:
 
     def segments(self, *, loose: bool = False) -> Iterator[Segment]:
         self._complete()
-        yield from self._make(loose=loose)
+        yield from self._make(loose=loose and all(table.in_memory for table in self._tables))
 
     def _complete(self) -> None:
         for table in self._tables:

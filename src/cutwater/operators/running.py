@@ -55,7 +55,7 @@ class RunningAggregate(BaseOperator):
         keys, owned = len(self._spec.keys), self.ctx.key_groups
 
         def segments(changed: Changed | None = None, loose: bool = False) -> Iterator[Segment]:
-            whole = owned if loose and table.in_memory and changed is None else None
+            whole = owned if loose else None
             for part, slots, kind in table.parts(changed):
                 of, rows = part.index.columns, part.rows
                 yield from group_segments(STATE, self._state, slots, of, rows, groups, kind, keys, whole)

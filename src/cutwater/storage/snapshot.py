@@ -120,9 +120,19 @@ class SnapshotWriter:
             StorageError: the store fails; the writer can only be aborted.
         """
         self._check_open(step)
-        place = {"step": step, "subtask": subtask}
-        fields = ("name", "kind", "key_groups", "ungrouped")
-        return [self._add(s.batch, shared, **place, **{field: getattr(s, field) for field in fields}) for s in segments]
+        return [
+            self._add(
+                segment.batch,
+                shared,
+                step=step,
+                subtask=subtask,
+                name=segment.name,
+                kind=segment.kind,
+                key_groups=segment.key_groups,
+                ungrouped=segment.ungrouped,
+            )
+            for segment in segments
+        ]
 
     def add_batch(self, batch: pa.RecordBatch, **described: Any) -> Entry:
         """Write one batch; ``described`` are the fields of its entry that say what it is.

@@ -99,7 +99,7 @@ class Keyed:
         owned = self.ctx.key_groups
 
         def segments(changed: Changed | None = None, loose: bool = False) -> Iterator[Segment]:
-            whole = owned if loose and table.in_memory and changed is None else None
+            whole = owned if loose else None
             if changed is not None:
                 yield from deleted_segments("state", KEYS, changed.deleted, list, groups)
             for part, slots, kind in table.parts(changed):

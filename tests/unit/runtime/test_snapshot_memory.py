@@ -61,3 +61,16 @@ def test_it_is_given_back_after_a_failure_too(tmp_path: Path) -> None:
     assert _written(LocalStore.open(tmp_path), frozen, broken=True).error is not None
     assert frozen[0].released == 2, "once for each state of the subtask"
     assert [state.released for state in frozen[1:]] == [1] * (SUBTASKS - 1)
+
+
+def test_it_is_given_back_when_the_checkpoint_is_given_up_half_way(tmp_path: Path) -> None:
+    done: queue.SimpleQueue[Written] = queue.SimpleQueue()
+    settings: Any = {"attempt": 1, "writer": 0, "writers": 1, "subtasks": 2, "inline_threshold_bytes": 100}
+    service = SnapshotService(
+        LocalStore.open(tmp_path), "job", **settings, incremental=False, restored={}, done=done.put
+    )
+    state = _Shared(0)
+    service.submit(FrozenSubtask(1, SubtaskRecord(0, 0, 1, "aligned"), [("step", state)], [], 0.0, range(1)))
+    service.forget(1)
+    service.close()
+    assert (state.released, done.empty()) == (1, True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -26,6 +27,7 @@ from cutwater.runtime import publisher
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.sink_operator import SinkIdentity
 from cutwater.state.segments import GROUP_COLUMN, Segment
+from cutwater.storage.data_file import Continued
 from cutwater.storage.local import LocalStore
 from cutwater.storage.manifest import Entry, SplitRecord, SubtaskRecord
 from cutwater.storage.snapshot import SnapshotWriter, read_segment
@@ -68,6 +70,7 @@ class Life:
         self.publisher.settle_sinks(found.manifest if found else None)
         self.next_row = found.manifest.subtasks[0].splits["in"][0].position if found else 0
         states = [record.sinks.get("out") for record in found.manifest.subtasks] if found else [None] * WORKERS
+        self.files = [Continued() for _ in range(WORKERS)]
         self.writers: list[SinkWriter] = []
         for worker, state in enumerate(states):
             identity = SinkIdentity(self.publisher.uid, "out", worker, WORKERS, self.attempt)
@@ -107,13 +110,15 @@ class Life:
         assert self.publisher.collect() == []
 
     def _write_state(self, id: int, worker: int) -> list[Entry]:
+        """The first into a file of its own; the third goes on with the second's."""
         group = pa.array([64 * worker] * 50, pa.uint16())
         batch = pa.record_batch({GROUP_COLUMN: group, "row": pa.array([self.next_row] * 50, pa.int64())})
-        writer = SnapshotWriter(self.store, "life", id, self.attempt, worker, 100)
-        entries = writer.add(
-            "in", 0, [Segment("agg", "base", batch, (64 * worker, 64 * worker + 64))], shared=id % 2 == 0
-        )
-        writer.close()
+        file = self.files[worker].take(id)
+        writer = SnapshotWriter(self.store, "life", id, self.attempt, worker, 100, file)
+        segment = Segment("agg", "base", batch, (64 * worker, 64 * worker + 64))
+        entries = writer.add("in", 0, [segment], shared=id > 1)
+        if (file := writer.close(go_on=True)) is not None:
+            self.files[worker].leave(id, file)
         return entries
 
     def live(self) -> None:
@@ -199,6 +204,22 @@ BUGS = {
     "the target is not synced": ("cutwater.connectors.part_commit", "fsync_path"),
     "staged rows are not synced": ("cutwater.connectors.staging", "fsync_path"),
 }
+
+
+def test_what_goes_on_with_a_file_must_be_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: only the first checkpoint in a file is."""
+    real = LocalStore.sync
+
+    def sync(self: LocalStore, file: Any) -> None:
+        if file.named:
+            file.flush()
+        else:
+            real(self, file)
+
+    monkeypatch.setattr(LocalStore, "sync", sync)
+    with pytest.raises((AssertionError, CutwaterError)):
+        for k in range(300):
+            struck(tmp_path / str(k), "a file of several", [k], power=True)
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -35,11 +35,11 @@ from cutwater.storage.base import Store
 from cutwater.storage.claim import Claim
 from cutwater.storage.log import Fork, JobEnded, JobFinished, JobLog, RolledBack, wall_clock_ms
 from cutwater.storage.manifest import EdgeRecord, Entry, Manifest, StepRecord, SubtaskRecord
-from cutwater.storage.paths import writer_of_shared
 from cutwater.storage.publish import publish
 from cutwater.storage.reading import no_such_checkpoint, snapshots_at
 from cutwater.storage.recovery import Restorable, choose, next_checkpoint_id
 from cutwater.storage.retention import Retention
+from cutwater.storage.shared import older_entries
 from cutwater.storage.snapshot import load_manifest
 
 __all__ = ["Publisher"]
@@ -340,11 +340,8 @@ class Publisher:
         shared.published(completed, manifest)
         self._sinks.published(manifest)
         self._origin, self.newest = None, manifest
-        older = sum(
-            e.length for e in manifest.entries if (w := writer_of_shared(e.file)) and w[0] != manifest.checkpoint_id
-        )
         size = sum(e.length for e in manifest.entries)
-        return size, size - older
+        return size, size - sum(e.length for e in older_entries(manifest))
 
     @property
     def in_doubt(self) -> bool:

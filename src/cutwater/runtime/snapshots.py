@@ -27,6 +27,7 @@ from cutwater.state.segments import Frozen
 from cutwater.storage.base import Store
 from cutwater.storage.chains import Chains, extended, worth_extending
 from cutwater.storage.channel_log import add_log
+from cutwater.storage.data_file import Continued
 from cutwater.storage.local import LocalStore
 from cutwater.storage.manifest import Entry, SubtaskRecord
 from cutwater.storage.savepoint_files import SavepointWriter
@@ -59,6 +60,8 @@ class _Part:
     written: Written
     savepoint: SavepointWriter | None
     checkpoint: bool
+    goes_on: bool
+    """The next checkpoint may go on with its file."""
     awaited: set[Key] = field(default_factory=set[Key])
     """Announced logs that are not there yet."""
     early: set[Key] = field(default_factory=set[Key])
@@ -90,6 +93,7 @@ class SnapshotService:
         writer, writers: number of this service, and of all in the job: they name its files.
         subtasks: how many of its subtasks take part in each checkpoint.
         incremental: write what changed since the last completed checkpoint, where that is less.
+        continued: checkpoints that follow one another quickly may share a file.
         restored: by step and subtask, entries of the checkpoint restored that the first ones may build upon.
         done: called from the thread with each finished part.
     """
@@ -105,6 +109,7 @@ class SnapshotService:
         subtasks: int,
         inline_threshold_bytes: int,
         incremental: bool,
+        continued: bool,
         restored: Mapping[tuple[str, int], list[Entry]],
         done: Callable[[Written], None],
     ) -> None:
@@ -113,6 +118,7 @@ class SnapshotService:
         self._subtasks = subtasks
         self._inline = inline_threshold_bytes
         self._chains = Chains(restored) if incremental else None
+        self._continued = Continued() if continued else None
         self._done = done
         self._parts: dict[int, _Part] = {}
         self._files: dict[int, int] = {}
@@ -166,6 +172,8 @@ class SnapshotService:
         self._thread.join()
         for part in self._parts.values():
             part.abort()
+        if self._continued is not None:
+            self._continued.close()
         for stashed in self._stashed.values():
             for handed in stashed:
                 if isinstance(handed, FrozenSubtask):
@@ -179,8 +187,7 @@ class SnapshotService:
             elif isinstance(handed, FrozenSubtask | SubtaskLogs):
                 self._take(handed)
             elif isinstance(handed, _Completed):
-                if self._chains is not None:
-                    self._chains.completed(handed.checkpoint_id)
+                self._on_completed(handed.checkpoint_id)
             elif isinstance(handed, _Savepoint):
                 self._folders[handed.checkpoint_id] = handed.folder
                 while len(self._folders) > _DROPPED_REMEMBERED:
@@ -189,6 +196,12 @@ class SnapshotService:
                     self._take(stashed)
             else:
                 self._drop(handed.checkpoint_id)
+
+    def _on_completed(self, checkpoint_id: int) -> None:
+        if self._chains is not None:
+            self._chains.completed(checkpoint_id)
+        if self._continued is not None:
+            self._continued.completed(checkpoint_id)
 
     def _take(self, handed: FrozenSubtask | SubtaskLogs) -> None:
         checkpoint_id = handed.checkpoint_id
@@ -288,13 +301,16 @@ class SnapshotService:
         while len(self._files) > _DROPPED_REMEMBERED:
             del self._files[min(self._files)]
         incarnation = self._writer + number * self._writers
-        writer = SnapshotWriter(self._store, self._job, checkpoint_id, self._attempt, incarnation, self._inline)
+        goes_on = self._continued is not None and frozen is not None and frozen.checkpoint
+        file = self._continued.take(checkpoint_id) if self._continued is not None and goes_on else None
+        writer = SnapshotWriter(self._store, self._job, checkpoint_id, self._attempt, incarnation, self._inline, file)
         savepoint: SavepointWriter | None = None
         if frozen is not None and frozen.savepoint:
             folder = Path(self._folders[checkpoint_id])
             savepoint = SavepointWriter(LocalStore(folder.parent), folder.name)
         written = Written(checkpoint_id, [], [], [])
-        part = self._parts[checkpoint_id] = _Part(writer, written, savepoint, frozen is None or frozen.checkpoint)
+        checkpoint = frozen is None or frozen.checkpoint
+        part = self._parts[checkpoint_id] = _Part(writer, written, savepoint, checkpoint, goes_on)
         return part
 
     def _pre_commit(self, frozen: FrozenSubtask, written: Written) -> SubtaskRecord:
@@ -322,10 +338,13 @@ class SnapshotService:
             part.abort()
         else:
             try:
-                part.writer.close()
+                file = part.writer.close(go_on=part.goes_on)
+                if file is not None and self._continued is not None:
+                    self._continued.leave(checkpoint_id, file)
+                part.release()
             except Exception as e:
                 written.error = snapshot_error(e, "the snapshot's file")
-            part.release()
+                part.abort()
         written.write_ms += (time.perf_counter() - started) * 1000
         self._done(written)
 

@@ -40,8 +40,12 @@ class Store(Protocol):
         """A new file, written front to back.  Durable once ``close_durably`` returns; an existing path is an error."""
         ...
 
+    def sync(self, file: BinaryIO) -> None:
+        """Make durable what was written so far, and the directory entry; the file may be written on."""
+        ...
+
     def close_durably(self, file: BinaryIO) -> None:
-        """Flush, sync and close; the directory entry is durable too."""
+        """``sync`` and close."""
         ...
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | memoryview:

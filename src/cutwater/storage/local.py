@@ -118,16 +118,24 @@ class LocalStore:
             self._make_folder(os.path.dirname(target))
             return cast(BinaryIO, NewFile(target, lambda: self._errors("write", path)))
 
+    def sync(self, file: BinaryIO) -> None:
+        """See ``Store.sync``."""
+        assert isinstance(file, NewFile)
+        target = str(file.name)
+        with self._errors("write", target):
+            file.flush()
+            os.fsync(file.fileno())
+            if not file.named:
+                _sync_folder(os.path.dirname(target))
+                file.named = True
+
     def close_durably(self, file: BinaryIO) -> None:
         """See ``Store.close_durably``."""
-        target = file.name
-        with self._errors("write", target):
+        with self._errors("write", file.name):
             try:
-                file.flush()
-                os.fsync(file.fileno())
+                self.sync(file)
             finally:
                 file.close()
-            _sync_folder(os.path.dirname(target))
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | memoryview:
         """See ``Store.read``."""

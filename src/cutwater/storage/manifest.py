@@ -53,6 +53,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of a loose segment, see ``cutwater.state.segments.Segment``."""
     schema: bytes = b""
     """Of format "arrow-file/1", a record batch within a file of a savepoint: the file's schema."""
+    written: int = 0
+    """The checkpoint that wrote it, where that went on with a shared file of an earlier one."""
 
 
 class ChannelRecord(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from cutwater.errors import CorruptSnapshotError, StorageError
 
 __all__ = ["Fault", "MemoryStore", "Operation", "SimulatedCrash"]
 
-Operation = Literal["create", "open", "append", "close", "read", "list", "names", "delete"]
+Operation = Literal["create", "open", "append", "sync", "close", "read", "list", "names", "delete"]
 
 
 class SimulatedCrash(BaseException):
@@ -51,8 +51,9 @@ class MemoryStore:
         self.atomic_create = True
         self.files: dict[str, bytes] = {}
         """Content by path; a test may change it, as a failing disk would."""
-        self.unsynced: set[str] = set()
-        """Paths written and not closed durably: after a crash any part of them may be there."""
+        self.unsynced: dict[str, int] = {}
+        """Paths written and not closed durably, and how many of their bytes were synced: after a crash any part of the
+        others may be there."""
         self.operations: list[tuple[Operation, str]] = []
         """All operations so far."""
         self.watch = watch
@@ -65,10 +66,9 @@ class MemoryStore:
         store = MemoryStore()
         store.atomic_create = self.atomic_create
         for path, data in self.files.items():
-            if path not in self.unsynced:
-                store.files[path] = data
-            elif keep > 0:
-                store.files[path] = data[: int(len(data) * keep)]
+            durable = self.unsynced.get(path, len(data))
+            if path not in self.unsynced or durable or keep > 0:
+                store.files[path] = data[: durable + int((len(data) - durable) * keep)]
         return store
 
     # -- Store
@@ -88,16 +88,24 @@ class MemoryStore:
         if path in self.files:
             raise StorageError(f"{path} exists already: no path is ever written twice")
         self.files[path] = b""
-        self.unsynced.add(path)
+        self.unsynced[path] = 0
         self._end(after, "open", path)
         return cast(BinaryIO, _MemoryFile(self, path))
+
+    def sync(self, file: BinaryIO) -> None:
+        """See ``Store.sync``."""
+        path = file.name
+        after = self._begin("sync", path)
+        if path in self.unsynced:
+            self.unsynced[path] = len(self.files[path])
+        self._end(after, "sync", path)
 
     def close_durably(self, file: BinaryIO) -> None:
         """See ``Store.close_durably``."""
         path = file.name
         file.close()
         after = self._begin("close", path)
-        self.unsynced.discard(path)
+        self.unsynced.pop(path, None)
         self._end(after, "close", path)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -132,7 +140,7 @@ class MemoryStore:
         after = self._begin("delete", path)
         for found in [p for p in self.files if p == path or p.startswith(path.rstrip("/") + "/")]:
             del self.files[found]
-            self.unsynced.discard(found)
+            self.unsynced.pop(found, None)
         self._end(after, "delete", path)
 
     def sweep(self, prefix: str = "") -> int:

@@ -22,8 +22,9 @@ __all__ = ["NewFile", "write_all"]
 _KEPT_BYTES = 1 << 20
 _PIECES_PER_CALL = 1_024  # the system takes no more
 _DIRECT_BYTES = 1 << 25
-"""So much of a file goes to the device directly."""
-_STAGE_BYTES = 1 << 20
+"""So much of what is written until a flush goes to the device directly."""
+_STAGE_BYTES = 4 << 20
+"""What goes to the device at once: more than it takes in one call of most checkpoints."""
 _BLOCK_BYTES = 4_096
 """What places in a file and in memory are multiples of where nothing is copied."""
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
@@ -46,6 +47,8 @@ class NewFile(io.FileIO):
 
     def __init__(self, target: str, errors: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(target, "xb")
+        self.named = False
+        """Its name is durable."""
         self._errors = errors
         self._pieces: list[memoryview] = []
         self._kept_bytes = 0
@@ -66,6 +69,7 @@ class NewFile(io.FileIO):
             with self._errors():
                 self._hand_over()
                 self._end_direct()
+        self._begun = False
 
     def _hand_over(self) -> None:
         if not self._begun:
@@ -85,7 +89,7 @@ class NewFile(io.FileIO):
 
 
 class _Direct:
-    """The beginning of a file, of whole blocks that go to the device from memory of our own."""
+    """The beginning of what is written until a flush: whole blocks go to the device from memory of our own."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -96,7 +100,9 @@ class _Direct:
 
     @classmethod
     def begin(cls, fd: int) -> _Direct | None:
-        """``None`` where the file system does not do that."""
+        """``None`` where the file system does not do that, or a file ends within a block."""
+        if os.lseek(fd, 0, os.SEEK_CUR) % _BLOCK_BYTES:
+            return None
         return cls(fd) if _O_DIRECT and _switch(fd, on=True) else None
 
     def write(self, pieces: list[memoryview]) -> None:
@@ -114,14 +120,13 @@ class _Direct:
                 self._pass_on(_STAGE_BYTES)
 
     def end(self) -> None:
-        """What is written from now on goes the ordinary way."""
-        if self._filled:
-            whole = -(-self._filled // _BLOCK_BYTES) * _BLOCK_BYTES
-            self._stage[self._filled : whole] = bytes(whole - self._filled)
+        """What is written from now on goes the ordinary way, as does what is left of a block."""
+        filled, whole = self._filled, self._filled // _BLOCK_BYTES * _BLOCK_BYTES
+        if whole:
             self._pass_on(whole)
         _switch(self._fd, on=False)
-        os.ftruncate(self._fd, self.length)
-        os.lseek(self._fd, self.length, os.SEEK_SET)
+        if filled > whole:
+            write_all(self._fd, [self._stage[whole:filled]])
         if len(_STAGES) < _STAGES_KEPT:
             _STAGES.append(self._memory)
 

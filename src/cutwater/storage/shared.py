@@ -1,6 +1,7 @@
 """Files that several checkpoints name: who names them, and removing those that nobody names any more.
 
-An incremental checkpoint names files of older ones.  The manifests are the only books: a file in the shared folder is
+An incremental checkpoint names files of older ones, and one that comes soon after another writes into the same file
+(``data_file.Continued``).  The manifests are the only books: a file in the shared folder is
 needed while a retained manifest names it, so a crash at any moment leaves files too many, never too few, and the next
 ``collect`` finds them.
 
@@ -20,12 +21,21 @@ from cutwater.storage.manifest import Entry, Manifest
 from cutwater.storage.paths import SHARED_FOLDER, writer_of_shared
 from cutwater.storage.snapshot import load_manifest
 
-__all__ = ["SharedFiles", "list_shared", "shared_files"]
+__all__ = ["SharedFiles", "list_shared", "older_entries", "shared_files"]
 
 
 def shared_files(entries: Iterable[Entry]) -> frozenset[str]:
     """The shared files among those that entries lie in, relative to the job's folder."""
     return frozenset(e.file for e in entries if writer_of_shared(e.file) is not None)
+
+
+def older_entries(manifest: Manifest) -> list[Entry]:
+    """What a checkpoint names that an older one wrote."""
+    return [
+        e
+        for e in manifest.entries
+        if (writer := writer_of_shared(e.file)) and (e.written or writer[0]) != manifest.checkpoint_id
+    ]
 
 
 def list_shared(store: Store, job: str) -> list[tuple[str, tuple[int, int]]]:

@@ -1,24 +1,20 @@
-"""Writing and reading the data of a snapshot: segments to files and back, every byte under a digest.
-
-A segment is one Arrow IPC stream with one record batch, uncompressed (an lz4 stream of 2 MB of integers costs twelve
-times the CPU for a 2.5 times smaller file; checkpoints are short-lived, the stream's cores are not).  The data file of
-a worker is its segments, one after the other, and nothing else.
-"""
+"""Writing and reading the data of a snapshot: segments to files and back, every byte under a digest."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
 import xxhash
 
 from cutwater.decoding import prepare
-from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, InvariantError, StorageError
+from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, InvariantError
 from cutwater.state.segments import Segment, SegmentKind
 from cutwater.storage.base import Readable, Store
+from cutwater.storage.data_file import DataFile, encode
 from cutwater.storage.log_entries import CheckpointCompleted, attached_to
 from cutwater.storage.manifest import FORMAT_VERSION, KNOWN_VERSIONS, Entry, Manifest
 from cutwater.storage.paths import data_path, entry_at, shared_path, writer_of_shared
@@ -40,51 +36,11 @@ BATCH_FORMAT = "arrow-file/1"
 """A segment is a record batch within an Arrow file; the entry has its schema."""
 
 
-_OPTIONS = pa.ipc.IpcWriteOptions()
-"""The default ones, which Arrow would put together for each stream."""
-
-
-class _DataFile:
-    """A file that comes into being with its first byte."""
-
-    def __init__(self, store: Store, job: str, path: str) -> None:
-        self.path = path
-        self._store, self._full = store, f"{job}/{path}"
-        self._file: BinaryIO | None = None
-        self._offset = 0
-
-    def append(self, batch: pa.RecordBatch, described: dict[str, Any]) -> Entry:
-        if self._file is None:
-            self._file = self._store.write(self._full)
-        length, digest = _encode(batch, self._file)
-        entry = Entry(**described, length=length, digest=digest, file=self.path, offset=self._offset)
-        self._offset += length
-        return entry
-
-    def close(self) -> None:
-        if self._file is not None:
-            file, self._file = self._file, None
-            self._store.close_durably(file)
-
-    def abort(self) -> None:
-        """Drop everything written.  A store that fails here leaves the file to retention."""
-        try:
-            if self._file is not None:
-                file, self._file = self._file, None
-                file.close()
-        except StorageError:
-            pass  # the bytes do not matter any more
-        try:
-            if self._offset:
-                self._store.delete(self._full)
-        except StorageError:
-            pass
-
-
 class SnapshotWriter:
     """Writes one worker's part of one checkpoint: one file, or none if all of it is small.
 
-    What later checkpoints may name, too, goes into a second file, so that it does not keep the rest.
+    What later checkpoints may name, too, goes into a second file, so that it does not keep the rest, or behind what an
+    earlier checkpoint wrote (``Continued``).
 
     Used from one thread.  A worker that fails half-way calls ``abort``; what even that leaves behind is named by
     attempt and incarnation, so nobody mistakes it for data, and retention removes it.
@@ -96,15 +52,24 @@ class SnapshotWriter:
         attempt: of the job; with ``incarnation`` it names the file, so that no path is ever written twice.
         incarnation: unique among all writers of the attempt and checkpoint.
         inline_threshold_bytes: segments below this encoded size travel inside their entry.
+        continued: the shared file to go on with, if not a new one.
     """
 
     def __init__(
-        self, store: Store, job: str, checkpoint_id: int, attempt: int, incarnation: int, inline_threshold_bytes: int
+        self,
+        store: Store,
+        job: str,
+        checkpoint_id: int,
+        attempt: int,
+        incarnation: int,
+        inline_threshold_bytes: int,
+        continued: DataFile | None = None,
     ) -> None:
         self.path = data_path(checkpoint_id, attempt, incarnation)
         """Relative to the job's folder; the file exists only once something was too large to be inline."""
-        self._own = _DataFile(store, job, self.path)
-        self._shared = _DataFile(store, job, shared_path(checkpoint_id, attempt, incarnation))
+        self._own = DataFile(store, job, self.path)
+        self._shared = continued or DataFile(store, job, shared_path(checkpoint_id, attempt, incarnation))
+        self._written = {"written": checkpoint_id} if continued else {}
         self._inline_below = inline_threshold_bytes
         self._closed = False
 
@@ -147,63 +112,36 @@ class SnapshotWriter:
         described |= {"rows": batch.num_rows, "format": SEGMENT_FORMAT}
         if pa.ipc.get_record_batch_size(batch) < self._inline_below:
             small = io.BytesIO()
-            length, digest = _encode(batch, small)
+            length, digest = encode(batch, small)
             if length < self._inline_below:
                 return Entry(**described, length=length, digest=digest, inline=small.getvalue())
-        return (self._shared if shared else self._own).append(batch, described)
+        return self._shared.append(batch, described | self._written) if shared else self._own.append(batch, described)
 
     def _check_open(self, step: object) -> None:
         if self._closed:
             raise InvariantError(f"snapshot file {self.path} was closed before {step!r} added to it")
 
-    def close(self) -> None:
-        """Make everything durable.  Nothing to do, and no file, if all segments were inline."""
+    def close(self, *, go_on: bool = False) -> DataFile | None:
+        """Make everything durable.  Nothing to do, and no file, if all segments were inline.
+
+        Args:
+            go_on: leave the shared file open, if this checkpoint wrote to it, and return it.
+
+        Raises:
+            StorageError: the store fails; the writer can only be aborted.
+        """
         self._closed = True
         self._own.close()
+        if go_on and self._shared.sync():
+            return self._shared
         self._shared.close()
+        return None
 
     def abort(self) -> None:
         """Drop everything written.  A store that fails here leaves the files to retention."""
         self._closed = True
         self._own.abort()
         self._shared.abort()
-
-
-class _HashingFile:
-    """Passes what Arrow writes on to a file, without copying it, and keeps length and digest."""
-
-    closed = False
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._digest = xxhash.xxh3_128()
-        self.length = 0
-
-    def write(self, data: Any) -> int:
-        self._file.write(data)
-        self._digest.update(data)
-        self.length += len(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self.length
-
-    def flush(self) -> None:
-        """Arrow asks for it; the store syncs once, at the end."""
-
-    def close(self) -> None:
-        """Arrow asks for it; the file goes on with the next segment."""
-
-    def hexdigest(self) -> str:
-        return self._digest.hexdigest()
-
-
-def _encode(batch: pa.RecordBatch, file: BinaryIO) -> tuple[int, str]:
-    """Append a batch as an Arrow IPC stream; its length and digest."""
-    sink = _HashingFile(file)
-    with pa.ipc.new_stream(pa.PythonFile(cast(Any, sink), mode="w"), batch.schema, options=_OPTIONS) as stream:
-        stream.write_batch(batch)
-    return sink.length, sink.hexdigest()
 
 
 def read_verified(store: Readable, job: str, entry: Entry) -> bytes | memoryview:

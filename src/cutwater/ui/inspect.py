@@ -12,11 +12,12 @@ from cutwater.errors import ConfigError
 from cutwater.storage.base import Store
 from cutwater.storage.log import CheckpointCompleted, JobLog, LogState
 from cutwater.storage.manifest import Entry, Manifest, SplitRecord, SubtaskRecord
-from cutwater.storage.paths import SAVEPOINT_FILE, writer_of_shared
+from cutwater.storage.paths import SAVEPOINT_FILE
 from cutwater.storage.reading import load_snapshot
 from cutwater.storage.recovery import verify_checkpoint
 from cutwater.storage.retention import list_jobs
 from cutwater.storage.savepoint import is_savepoint, savepoint_state
+from cutwater.storage.shared import older_entries
 from cutwater.ui.text import lines_of_table, plural, size
 
 __all__ = ["inspect_snapshot", "render_inspect", "render_verify", "verify_snapshot"]
@@ -42,9 +43,7 @@ def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -
     """
     state, completed = _find(store, job, checkpoint_id)
     manifest = load_snapshot(store, job, completed)
-    older = [
-        e for e in manifest.entries if (writer := writer_of_shared(e.file)) and writer[0] != completed.checkpoint_id
-    ]
+    older = older_entries(manifest)
     return {
         "job": manifest.job,
         "uid": manifest.uid,

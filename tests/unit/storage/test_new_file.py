@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import random
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,18 @@ from cutwater.storage import new_file
 from cutwater.storage.local import LocalStore
 from cutwater.storage.new_file import NewFile
 
-BLOCK, STAGE, MOST = new_file._BLOCK_BYTES, new_file._STAGE_BYTES, 4 * new_file._STAGE_BYTES
+BLOCK, STAGE, MOST = new_file._BLOCK_BYTES, 1 << 17, 1 << 19
 LENGTHS = [1, BLOCK, STAGE - 1, STAGE, STAGE + 1, STAGE + BLOCK, 2 * STAGE, MOST - 1, MOST, MOST + 1, MOST + STAGE + 7]
 
 
 @pytest.fixture(autouse=True)
-def _little_goes_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+def _little_goes_directly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(new_file, "_DIRECT_BYTES", MOST)
+    monkeypatch.setattr(new_file, "_STAGE_BYTES", STAGE)
+    monkeypatch.setattr(new_file, "_KEPT_BYTES", STAGE)
+    new_file._STAGES.clear()
+    yield
+    new_file._STAGES.clear()
 
 
 def content(length: int, seed: int) -> bytes:
@@ -78,10 +84,25 @@ def test_any_length_in_any_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     write(tmp_path / "f", pieces_of(data, seed))
     assert (tmp_path / "f").read_bytes() == data
     if goes_directly(tmp_path) and length >= STAGE:
-        blocks = -(-min(length, MOST) // BLOCK)
-        assert sum(direct) == blocks * BLOCK, "all of the beginning, and nothing else"
+        assert sum(direct) == min(length, MOST) // BLOCK * BLOCK, "all whole blocks of the beginning, and nothing else"
     elif length < STAGE:
         assert direct == []
+
+
+@pytest.mark.parametrize("lengths", [(STAGE, STAGE), (STAGE + BLOCK, 2 * STAGE, 5), (MOST + STAGE, MOST), (5, STAGE)])
+def test_each_stretch_up_to_a_flush_goes_directly_if_it_begins_with_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...]
+) -> None:
+    direct, parts = direct_calls(monkeypatch), [content(length, length) for length in lengths]
+    file, expected, at = NewFile(str(tmp_path / "f"), nullcontext), 0, 0
+    for part in parts:
+        file.write(part)
+        file.flush()
+        expected += min(len(part), MOST) // BLOCK * BLOCK if len(part) >= STAGE and at % BLOCK == 0 else 0
+        at += len(part)
+    file.close()
+    assert (tmp_path / "f").read_bytes() == b"".join(parts)
+    assert sum(direct) == (expected if goes_directly(tmp_path) else 0)
 
 
 @pytest.mark.parametrize("flush_after", range(6))

@@ -66,24 +66,25 @@ def test_a_segment_comes_back_as_it_was(store, name, inline_below):
         assert bool(entry.file) == (inline_below == 0)
 
 
-def test_a_slice_is_written_without_its_parent():
-    store = MemoryStore()
-    writer = SnapshotWriter(store, JOB, 1, 1, 0, 0)
+@pytest.mark.parametrize(("inline_below", "length"), [(1 << 20, 360), (0, 4_096)])
+def test_a_slice_is_written_without_its_parent(inline_below, length):
+    writer = SnapshotWriter(MemoryStore(), JOB, 1, 1, 0, inline_below)
     (entry,) = writer.add("s", 0, [Segment("x", "base", pa.record_batch({"k": range(1_000_000)}).slice(5, 10))])
-    assert entry.length < 2_000
+    assert entry.length == length
 
 
 def test_the_threshold_decides_between_inline_and_file():
     store = MemoryStore()
     batch = BATCHES["ints"]
-    probe = SnapshotWriter(MemoryStore(), JOB, 1, 1, 0, 0)
+    probe = SnapshotWriter(MemoryStore(), JOB, 1, 1, 0, 1 << 20)
     (entry,) = probe.add("s", 0, [Segment("x", "base", batch)])
     for threshold, inline in ((entry.length, False), (entry.length + 1, True)):
         writer = SnapshotWriter(store, JOB, threshold, 1, 0, threshold)
         (found,) = writer.add("s", 0, [Segment("x", "base", batch)])
         writer.close()
         assert (found.inline is not None) is inline
-        assert (found.length, found.digest) == (entry.length, entry.digest)
+        assert found.length == (entry.length if inline else 3 * 4_096), "a file holds whole blocks"
+        assert read_segment(store, JOB, found).batch.equals(batch)
 
 
 def test_small_state_makes_no_file():

@@ -105,6 +105,8 @@ class Life:
         manifest = self.publisher.manifest(id, attempt=self.attempt, final=final, triggered_ms=0, parts=parts)
         self.publisher.publish(manifest)
         self.published = id
+        for file in self.files:
+            file.completed(id)
         for record, _ in parts:
             self.sink.committer(SCHEMA, self.publisher.uid, "out").commit(id, record.handles["out"])
         assert self.publisher.collect() == []

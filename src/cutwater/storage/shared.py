@@ -90,7 +90,7 @@ class SharedFiles:
         try:
             self._read_manifests()
             kept = frozenset[str]().union(set() if ended else self._leaving, *self._named.values())
-            if not (kept or self._unseen):
+            if not (kept or self._kept or self._unseen):
                 return []  # no checkpoint of this job shares anything
             self._unseen = False
             doomed = [

@@ -113,11 +113,11 @@ def test_every_checkpoint_of_a_chain_is_what_was_there_then(
 
 def test_a_key_is_found_without_reading_the_others(tmp_path: Path) -> None:
     running = Running(flow(), tmp_path, parallelism=8, inline_below=0)
-    rows = [(f"key {n}", n) for n in range(4_000)]
+    rows = [(f"key {n}", n) for n in range(12_000)]
     running.feed("totals", batch(rows))
     address = running.checkpoint()
     whole, one = cw.Snapshot(address), cw.Snapshot(address)
-    assert whole.table("totals").num_rows == 4_000
+    assert whole.table("totals").num_rows == 12_000
     found = one.table("totals", key={"k": "key 17"}, columns=["k", "n", "most"]).to_pylist()
     assert found == [{"k": "key 17", "n": 1, "most": 17}]
     assert one.bytes_read < whole.bytes_read / 4

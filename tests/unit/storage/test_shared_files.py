@@ -240,3 +240,14 @@ def make_golden(root):
         changes = writer.add("count", 0, [deleted, changed], shared=True)
         writer.close()
         publish(store, log, manifest_of(log, 2, extended(base, changes)))
+
+
+def test_the_last_shared_files_go_when_no_checkpoint_shares_any_more(tmp_path):
+    store = LocalStore.open(tmp_path)
+    log, retention = begun(store, 1)
+    publish_shared(store, log, retention, 1, write_shared(store, 1, 1, []))
+    assert retention.collect() == []
+    publish_shared(store, log, retention, 2, [])
+    for _ in range(2):  # a file stays for one collection longer than it is named
+        assert retention.collect() == []
+    assert list_shared(store, JOB) == []

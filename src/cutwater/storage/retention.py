@@ -20,8 +20,7 @@ class Retention:
 
     Files in the shared folder go once no retained checkpoint names them (see ``SharedFiles``).
 
-    A call costs two folder listings (one more where files are shared), and a listing and a delete for each folder that
-    goes.  One per attempt.
+    A call costs three folder listings, and a listing and a delete for each folder that goes.  One per attempt.
     """
 
     def __init__(self, store: Store, log: JobLog) -> None:

@@ -61,8 +61,6 @@ class SharedFiles:
         """What the last collection left."""
         self._leaving: set[str] = set()
         """Named by those that were retired since then."""
-        self._unseen = True
-        """Nobody has looked yet what lies there."""
 
     def check(self, manifest: Manifest) -> None:
         """Before a manifest is published: the files of older checkpoints that it names are there, and stay.
@@ -90,9 +88,6 @@ class SharedFiles:
         try:
             self._read_manifests()
             kept = frozenset[str]().union(set() if ended else self._leaving, *self._named.values())
-            if not (kept or self._kept or self._unseen):
-                return []  # no checkpoint of this job shares anything
-            self._unseen = False
             doomed = [
                 file
                 for file, (checkpoint_id, attempt) in list_shared(self._store, self._log.job)

@@ -47,16 +47,18 @@ class Capture:
         self._copies = copies
         self.copies: list[Values] = [copy.values for copy in copies]
         """The captured columns: complete, and unchanging, after ``complete``."""
+        self.open = False
+        """Whether chunks may be left that the stream has to set aside."""
         if at_once:
             for values, copy in zip(self._columns, self.copies, strict=True):
                 copy[:rows] = values[:rows]
-        chunks = -(-rows // kernels.CHUNK_ROWS) if copies and not at_once else 0
+            return
+        chunks = -(-rows // kernels.CHUNK_ROWS) if copies else 0
         self._state = np.full(chunks, kernels.WAITING, np.uint8)
         self._sources = np.array([values.ctypes.data for values in self._columns], np.int64)
         self._targets = np.array([values.ctypes.data for values in self.copies], np.int64)
         self._widths = np.array([values.strides[0] * kernels.CHUNK_ROWS for values in self._columns], np.int64)
         self.open = chunks > 0
-        """Whether chunks may be left that the stream has to set aside."""
 
     def preserve(self, slots: npt.NDArray[Any]) -> None:
         """Rows of these slots are about to change.  Called by the thread that changes them."""
@@ -64,6 +66,8 @@ class Capture:
 
     def complete(self) -> None:
         """Copy what is left.  Called by the snapshot thread, before it reads ``copies``."""
+        if not self.open:
+            return
         for first in range(0, len(self._state), _CHUNKS_PER_CALL):
             if not self.open:
                 return

@@ -70,7 +70,7 @@ class Life:
         self.publisher.settle_sinks(found.manifest if found else None)
         self.next_row = found.manifest.subtasks[0].splits["in"][0].position if found else 0
         states = [record.sinks.get("out") for record in found.manifest.subtasks] if found else [None] * WORKERS
-        self.files = [Continued() for _ in range(WORKERS)]
+        self.files = [Continued(1) for _ in range(WORKERS)]
         self.writers: list[SinkWriter] = []
         for worker, state in enumerate(states):
             identity = SinkIdentity(self.publisher.uid, "out", worker, WORKERS, self.attempt)

@@ -20,17 +20,24 @@ from cutwater.connectors.base import Json, SourceContext, Split, SplitReader
 from cutwater.connectors.generate import RateSource
 from cutwater.dataflow.stream import Stream
 from cutwater.runtime.job import Job
+from cutwater.storage.local import LocalStore
+from cutwater.storage.log import JobLog
+from cutwater.storage.manifest import Entry
+from cutwater.storage.shared import older_entries
+from cutwater.storage.snapshot import load_manifest
 
 __all__ = [
     "Gated",
     "assert_ids",
     "assert_running_counts",
     "counting",
+    "flip",
     "gated",
     "kill_some",
     "open_gate",
     "query",
     "wait_until",
+    "written_for",
 ]
 
 
@@ -190,3 +197,19 @@ def kill_some(job: Job, spark: FakeSpark, times: int, seed: int, *, phases: tupl
                 wait_until(
                     lambda before=before: job.status.restarts > before or not job.is_active, "a restart", job=job
                 )
+
+
+def written_for(job: Path, checkpoint_id: int) -> list[Entry]:
+    """What a completed checkpoint holds in files, and no older one wrote; the largest first."""
+    store = LocalStore(str(job.parent))
+    (completed,) = [c for c in JobLog(store, job.name).read().completed if c.checkpoint_id == checkpoint_id]
+    manifest = load_manifest(store, job.name, completed)
+    older = older_entries(manifest)
+    return sorted((e for e in manifest.entries if e.file and e not in older), key=lambda e: -e.length)
+
+
+def flip(job: Path, entry: Entry) -> None:
+    """Change a bit of what lies in a file."""
+    data = bytearray((job / entry.file).read_bytes())
+    data[entry.offset + entry.length // 2] ^= 1
+    (job / entry.file).write_bytes(data)

@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 from fake_host import FakeHost, FakeSpark, adopt, context, server_address
-from runtime_world import assert_ids, assert_running_counts, counting, gated, open_gate, query, wait_until
+from runtime_world import (
+    assert_ids,
+    assert_running_counts,
+    counting,
+    flip,
+    gated,
+    open_gate,
+    query,
+    wait_until,
+    written_for,
+)
 
 import cutwater as cw
 from cutwater.errors import CorruptSnapshotError, CutwaterError, FencedError
@@ -154,22 +164,15 @@ def again(start: Any, folder: Path, *, roll_rows: int = 10**9) -> Any:
     return start(flow, inline_threshold_bytes=100)
 
 
-def largest_data_file(checkpoint: Path) -> Path:
-    """Of those written for this checkpoint."""
-    shared = (checkpoint.parent / "shared").glob(f"{checkpoint.name.split('-')[1]}-*.data")
-    return max([*checkpoint.glob("*.data"), *shared], key=lambda f: f.stat().st_size)
-
-
 @pytest.mark.parametrize("damage", ["flipped", "torn", "missing"])
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(start, tmp_path: Path, damage: str) -> None:
     newest = stopped_job(start, tmp_path)[-1]
-    victim = largest_data_file(newest)
-    data = bytearray(victim.read_bytes())
+    entry = written_for(newest.parent, int(newest.name.split("-")[1]))[0]
+    victim = newest.parent / entry.file
     if damage == "flipped":
-        data[len(data) // 2] ^= 1
-        victim.write_bytes(data)
+        flip(newest.parent, entry)
     elif damage == "torn":
-        victim.write_bytes(data[:-1])
+        victim.write_bytes(victim.read_bytes()[:-1])
     else:
         victim.unlink()
     open_gate(tmp_path)

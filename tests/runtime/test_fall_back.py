@@ -14,7 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fake_host import FakeHost, FakeSpark, adopt, context, server_address
-from runtime_world import assert_running_counts, counting, gated, open_gate, query, wait_until
+from runtime_world import (
+    assert_running_counts,
+    counting,
+    flip,
+    gated,
+    open_gate,
+    query,
+    wait_until,
+    written_for,
+)
 
 import cutwater as cw
 from cutwater.connectors.part_commit import PartCommitter
@@ -56,11 +65,14 @@ def number(checkpoint: Path) -> int:
     return json.loads(checkpoint.read_bytes().splitlines()[0])["event"]["checkpoint_id"]
 
 
-def damage(checkpoint: Path) -> None:
-    """Something that was written for it alone: older checkpoints stay whole."""
-    job, of_it = checkpoint.parents[1], f"{number(checkpoint)}-*.data"
-    files = [*(job / "shared").glob(of_it), *(job / f"chk-{number(checkpoint)}").glob("*.data"), checkpoint]
-    files[0].write_bytes(files[0].read_bytes()[:-1])  # at the latest of the manifest: nothing had changed
+def damage(checkpoints: list[Path]) -> None:
+    """Something that was written for each of them alone: older checkpoints stay whole."""
+    found = [(each, written_for(each.parents[1], number(each))) for each in checkpoints]
+    for checkpoint, entries in found:
+        if entries:
+            flip(checkpoint.parents[1], entries[0])
+        else:  # nothing had changed
+            checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
 
 
 def committed_by(folder: Path) -> dict[int, list[str]]:
@@ -90,8 +102,7 @@ def test_rows_that_a_damaged_checkpoint_had_committed_come_once(
     newest = max(committed_by(tmp_path))
     damaged = max(at_least, len([c for c in checkpoints if number(c) >= newest]))
     victims, chosen = checkpoints[-damaged:], number(checkpoints[-damaged - 1])
-    for victim in victims:
-        damage(victim)
+    damage(victims)
     later = {name for n, names in committed_by(tmp_path).items() if n > chosen for name in names}
     assert later, "void: nothing was committed after the checkpoint that is restored"
     job = finish(start, tmp_path, roll_rows)
@@ -145,7 +156,7 @@ def test_back_and_forth_any_number_of_times(start, tmp_path: Path, seed: int) ->
         settings, checkpoints = {}, retained(tmp_path)
         if rng.random() < 0.5:
             if len(checkpoints) > 1:
-                damage(checkpoints[-1])
+                damage(checkpoints[-1:])
         else:
             settings = {"restore": f"{job.checkpoint_dir}@{number(rng.choice(checkpoints))}"}
     finish(start, tmp_path, roll_rows, **settings)

@@ -106,7 +106,7 @@ class Attempt(SurvivingAttempt):
             subtasks=len(self._subtasks),
             inline_threshold_bytes=config.inline_threshold_bytes,
             incremental=config.tracks_changes,
-            continued=not config.keeps_copies,  # which are of whole files
+            continued=0 if config.keeps_copies else min(2, config.num_retained),  # copies are of whole files
             restored=restore.chains(),
             done=self._post,
         )

@@ -61,7 +61,7 @@ class _Part:
     savepoint: SavepointWriter | None
     checkpoint: bool
     goes_on: bool
-    """The next checkpoint may go on with its file."""
+    """A later checkpoint may go on with its file."""
     awaited: set[Key] = field(default_factory=set[Key])
     """Announced logs that are not there yet."""
     early: set[Key] = field(default_factory=set[Key])
@@ -93,7 +93,8 @@ class SnapshotService:
         writer, writers: number of this service, and of all in the job: they name its files.
         subtasks: how many of its subtasks take part in each checkpoint.
         incremental: write what changed since the last completed checkpoint, where that is less.
-        continued: checkpoints that follow one another quickly may share a file.
+        continued: so many files may take turns in holding checkpoints that follow one another quickly; 0: each has its
+            own.
         restored: by step and subtask, entries of the checkpoint restored that the first ones may build upon.
         done: called from the thread with each finished part.
     """
@@ -109,7 +110,7 @@ class SnapshotService:
         subtasks: int,
         inline_threshold_bytes: int,
         incremental: bool,
-        continued: bool,
+        continued: int,
         restored: Mapping[tuple[str, int], list[Entry]],
         done: Callable[[Written], None],
     ) -> None:
@@ -118,7 +119,7 @@ class SnapshotService:
         self._subtasks = subtasks
         self._inline = inline_threshold_bytes
         self._chains = Chains(restored) if incremental else None
-        self._continued = Continued() if continued else None
+        self._continued = Continued(continued) if continued else None
         self._done = done
         self._parts: dict[int, _Part] = {}
         self._files: dict[int, int] = {}
@@ -252,7 +253,7 @@ class SnapshotService:
         if known is not None and worth_extending(known[1]):
             changes = state.changes(since=known[0])
             if changes is not None:
-                chain = extended(known[1], writer.add(*step, changes, shared=True))
+                chain = extended(known[1], writer.add(*step, changes, shared=True, extends=True))
                 self._chains.written(checkpoint_id, step, chain)
                 return chain
         chain = writer.add(*step, state.segments(loose=True), shared=True)

@@ -9,7 +9,9 @@ length and digest include: so all of it can go to the device in one piece.
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
@@ -96,61 +98,81 @@ class DataFile:
                 self._store.delete(self._full)
 
 
+@dataclass(slots=True)
+class _Turn:
+    checkpoint_id: int
+    since_s: float
+    """Of its file."""
+    file: DataFile | None = None
+    complete: bool = False
+
+
 class Continued:
-    """The file with which a worker's next checkpoint may go on.
+    """The files with which a worker's next checkpoints may go on.
 
     A file costs more than what a small state writes into it: it is made, its name becomes durable, and it is removed,
-    each of which waits for the device.  So checkpoints that follow one another quickly share one.
+    each of which waits for the device.  So checkpoints that follow one another quickly share files, in turns, as long
+    as each is whole: the loss of a file leaves the checkpoint before as it is.
 
-    A file is continued only by the checkpoint that begins right after the one that wrote its end, and only once that
-    one is known to be published.  So the newest completed checkpoint names the file, and nobody collects it meanwhile
-    (``SharedFiles``).
+    A file is continued only by the checkpoint that begins ``files`` after the one that wrote its end, and only if that
+    one and all in between are known to be published.  So one of the newest completed checkpoints names the file, as
+    many as there are files, and nobody collects it meanwhile (``SharedFiles``).
+
+    Args:
+        files: how many take turns; no more than completed checkpoints are kept.
 
     >>> from cutwater.storage.memory import MemoryStore
-    >>> continued, file = Continued(), DataFile(MemoryStore(), "delays", "shared/7-1-0.data")
+    >>> continued, file = Continued(1), DataFile(MemoryStore(), "delays", "shared/7-1-0.data")
     >>> continued.take(7)
     >>> entry = file.append(pa.record_batch({"n": [1, 2]}), dict(step="n", subtask=0, name="n", kind="base", rows=2))
-    >>> file.sync(), continued.leave(7, file)
-    (True, None)
-    >>> continued.completed(7)
+    >>> file.sync(), continued.leave(7, file), continued.completed(7)
+    (True, None, None)
     >>> continued.take(8) is file, file.length
     (True, 4096)
     """
 
-    def __init__(self) -> None:
-        self._file: DataFile | None = None
-        self._newest = 0
-        self._complete = False
-        self._since_s = 0.0
+    def __init__(self, files: int) -> None:
+        self._files = files
+        self._turns: deque[_Turn] = deque()
+        """Of the checkpoints that began last."""
 
     def take(self, checkpoint_id: int) -> DataFile | None:
         """A checkpoint begins: the file that it goes on with, if there is one; ``leave`` it, or abort it."""
-        file, self._file, self._newest = self._file, None, checkpoint_id
         now_s = time.monotonic()
-        if file is not None:
-            young = now_s < self._since_s + _CONTINUED_S and file.length < _CONTINUED_BYTES
-            if self._complete and young:
-                return file
-            file.close()
-        self._since_s = now_s
+        complete = all(turn.complete for turn in self._turns)
+        last = self._turns.popleft() if len(self._turns) == self._files else None
+        mine = _Turn(checkpoint_id, now_s)
+        self._turns.append(mine)
+        if last is None or last.file is None:
+            return None
+        young = now_s < last.since_s + _CONTINUED_S and last.file.length < _CONTINUED_BYTES
+        if complete and young:
+            mine.since_s = last.since_s
+            return last.file
+        last.file.close()
         return None
 
     def leave(self, checkpoint_id: int, file: DataFile) -> None:
         """A checkpoint wrote to the file, and all of it is durable."""
-        if checkpoint_id == self._newest:
-            self._file, self._complete = file, False
-        else:
+        turn = self._turn_of(checkpoint_id)
+        if turn is None:
             file.close()
+        else:
+            turn.file = file
 
     def completed(self, checkpoint_id: int) -> None:
         """The checkpoint is published."""
-        self._complete = self._complete or checkpoint_id == self._newest
+        if (turn := self._turn_of(checkpoint_id)) is not None:
+            turn.complete = True
 
     def close(self) -> None:
-        """Nothing goes on with it."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Nothing goes on with them."""
+        while self._turns:
+            if (file := self._turns.popleft().file) is not None:
+                file.close()
+
+    def _turn_of(self, checkpoint_id: int) -> _Turn | None:
+        return next((turn for turn in self._turns if turn.checkpoint_id == checkpoint_id), None)
 
 
 class _HashingFile:

@@ -68,27 +68,40 @@ class SnapshotWriter:
         self.path = data_path(checkpoint_id, attempt, incarnation)
         """Relative to the job's folder; the file exists only once something was too large to be inline."""
         self._own = DataFile(store, job, self.path)
-        self._shared = continued or DataFile(store, job, shared_path(checkpoint_id, attempt, incarnation))
-        self._written = {"written": checkpoint_id} if continued else {}
+        self._shared = DataFile(store, job, shared_path(checkpoint_id, attempt, incarnation))
+        self._continued, self._checkpoint_id = continued, checkpoint_id
+        self._extends = False
         self._inline_below = inline_threshold_bytes
         self._closed = False
 
-    def add(self, step: str, subtask: int, segments: Iterable[Segment], *, shared: bool = False) -> list[Entry]:
+    def add(
+        self,
+        step: str,
+        subtask: int,
+        segments: Iterable[Segment],
+        *,
+        shared: bool = False,
+        extends: bool = False,
+    ) -> list[Entry]:
         """Write segments, in order; their entries may be acknowledged only after ``close`` (A6).
 
         Args:
             step, subtask: whose they are.
             segments: what to write.
             shared: later checkpoints may refer to them.
+            extends: of these, what builds upon segments of older checkpoints: it never lies in a file with them, or
+                the loss of that file would take the older checkpoints, too.
 
         Raises:
             StorageError: the store fails; the writer can only be aborted.
         """
         self._check_open(step)
+        self._extends = self._extends or extends
+        file = self._own if not shared else self._shared if extends else self._continued or self._shared
         return [
             self._add(
                 segment.batch,
-                shared,
+                file,
                 step=step,
                 subtask=subtask,
                 name=segment.name,
@@ -106,16 +119,18 @@ class SnapshotWriter:
             StorageError: the store fails; the writer can only be aborted.
         """
         self._check_open(described.get("step"))
-        return self._add(batch, False, **described)
+        return self._add(batch, self._own, **described)
 
-    def _add(self, batch: pa.RecordBatch, shared: bool, **described: Any) -> Entry:
+    def _add(self, batch: pa.RecordBatch, file: DataFile, **described: Any) -> Entry:
         described |= {"rows": batch.num_rows, "format": SEGMENT_FORMAT}
         if pa.ipc.get_record_batch_size(batch) < self._inline_below:
             small = io.BytesIO()
             length, digest = encode(batch, small)
             if length < self._inline_below:
                 return Entry(**described, length=length, digest=digest, inline=small.getvalue())
-        return self._shared.append(batch, described | self._written) if shared else self._own.append(batch, described)
+        if file is self._continued:
+            described["written"] = self._checkpoint_id
+        return file.append(batch, described)
 
     def _check_open(self, step: object) -> None:
         if self._closed:
@@ -125,23 +140,26 @@ class SnapshotWriter:
         """Make everything durable.  Nothing to do, and no file, if all segments were inline.
 
         Args:
-            go_on: leave the shared file open, if this checkpoint wrote to it, and return it.
+            go_on: leave open, and return, the file with which a later checkpoint may go on, if there is one.
 
         Raises:
             StorageError: the store fails; the writer can only be aborted.
         """
         self._closed = True
         self._own.close()
-        if go_on and self._shared.sync():
-            return self._shared
-        self._shared.close()
-        return None
+        last = self._continued if self._continued is not None or self._extends else self._shared
+        left = last if go_on and last is not None and last.sync() else None
+        for file in (self._shared, self._continued):
+            if file is not None and file is not left:
+                file.close()
+        return left
 
     def abort(self) -> None:
         """Drop everything written.  A store that fails here leaves the files to retention."""
         self._closed = True
-        self._own.abort()
-        self._shared.abort()
+        for file in (self._own, self._shared, self._continued):
+            if file is not None:
+                file.abort()
 
 
 def read_verified(store: Readable, job: str, entry: Entry) -> bytes | memoryview:

@@ -195,7 +195,7 @@ class Service:
             subtasks=2,
             inline_threshold_bytes=1_000,
             incremental=False,
-            continued=False,
+            continued=0,
             restored={},
             done=self._finished,
         )

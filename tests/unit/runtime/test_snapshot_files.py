@@ -33,7 +33,7 @@ class _Table(FrozenSegments):
 
 
 class _Worker:
-    def __init__(self, folder: Path, *, continued: bool = True) -> None:
+    def __init__(self, folder: Path, *, continued: int = 1) -> None:
         self.store, self.done = LocalStore.open(folder), queue.SimpleQueue[Written]()
         settings: Any = {"attempt": 1, "writer": 0, "writers": 1, "subtasks": 1, "inline_threshold_bytes": 100}
         self.service = SnapshotService(
@@ -71,8 +71,16 @@ def test_checkpoints_share_a_file_and_each_reads_its_own(tmp_path: Path) -> None
         assert read_segment(worker.store, "job", part.entries[0]).batch["n"].to_pylist() == [id] * 1_000
 
 
+def test_neighbours_do_not_share_where_two_files_take_turns(tmp_path: Path) -> None:
+    worker = _Worker(tmp_path, continued=2)
+    written = [worker.checkpoint(id) for id in range(1, 7)]
+    worker.service.close()
+    assert files(*written) == ["shared/1-1-0.data", "shared/2-1-0.data"] * 3
+    assert read_segment(worker.store, "job", written[4].entries[0]).batch["n"].to_pylist() == [5] * 1_000
+
+
 def test_where_whole_files_are_copied_each_has_its_own(tmp_path: Path) -> None:
-    worker = _Worker(tmp_path, continued=False)
+    worker = _Worker(tmp_path, continued=0)
     assert files(*map(worker.checkpoint, (1, 2))) == ["shared/1-1-0.data", "shared/2-1-0.data"]
     worker.service.close()
 

@@ -36,7 +36,7 @@ class _Shared(FrozenSegments):
 def _written(store: LocalStore, frozen: list[_Shared], *, broken: bool = False) -> Written:
     done: queue.SimpleQueue[Written] = queue.SimpleQueue()
     settings: Any = {"attempt": 1, "writer": 0, "writers": 1, "subtasks": SUBTASKS, "inline_threshold_bytes": 100}
-    service = SnapshotService(store, "job", **settings, incremental=False, continued=False, restored={}, done=done.put)
+    service = SnapshotService(store, "job", **settings, incremental=False, continued=0, restored={}, done=done.put)
     for subtask, state in enumerate(frozen):
         made: Any = FrozenSegments(lambda: 1 // 0) if broken and subtask else state
         record = SubtaskRecord(0, subtask, 1, "aligned")
@@ -67,7 +67,7 @@ def test_it_is_given_back_when_the_checkpoint_is_given_up_half_way(tmp_path: Pat
     done: queue.SimpleQueue[Written] = queue.SimpleQueue()
     settings: Any = {"attempt": 1, "writer": 0, "writers": 1, "subtasks": 2, "inline_threshold_bytes": 100}
     service = SnapshotService(
-        LocalStore.open(tmp_path), "job", **settings, incremental=False, continued=False, restored={}, done=done.put
+        LocalStore.open(tmp_path), "job", **settings, incremental=False, continued=0, restored={}, done=done.put
     )
     state = _Shared(0)
     service.submit(FrozenSubtask(1, SubtaskRecord(0, 0, 1, "aligned"), [("step", state)], [], 0.0, range(1)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -53,7 +54,7 @@ def assert_whole(store: Store, checkpoint_id: int, entries: list[Entry], rows: i
 
 
 def test_each_goes_on_where_the_one_before_ended(store: Store) -> None:
-    continued = Continued()
+    continued = Continued(1)
     written = {n: write(store, continued, n) for n in range(1, 6)}
     continued.close()
     assert [e.file for (e,) in written.values()] == ["shared/1-1-0.data"] * 5
@@ -64,7 +65,7 @@ def test_each_goes_on_where_the_one_before_ended(store: Store) -> None:
 
 
 def test_large_and_small_parts_in_turns(store: Store) -> None:
-    continued, sizes = Continued(), {1: 200_000, 2: 3, 3: 70_001, 4: 200_001}
+    continued, sizes = Continued(1), {1: 200_000, 2: 3, 3: 70_001, 4: 200_001}
     written = {n: write(store, continued, n, rows) for n, rows in sizes.items()}
     continued.close()
     for n, entries in written.items():
@@ -96,7 +97,7 @@ def test_a_new_file_begins_where_the_last_one(
     store: Store, monkeypatch: pytest.MonkeyPatch, what: Callable[[Continued, Store], None]
 ) -> None:
     monkeypatch.setattr(data_file, "_CONTINUED_BYTES", data_file._CONTINUED_BYTES)
-    continued = Continued()
+    continued = Continued(1)
     first = write(store, continued, 1)
     what(continued, store)
     third = write(store, continued, 3)
@@ -105,14 +106,39 @@ def test_a_new_file_begins_where_the_last_one(
     assert_whole(store, 3, third)
 
 
+def test_what_builds_upon_older_segments_lies_in_a_file_of_its_own(store: Store) -> None:
+    continued = Continued(1)
+    write(store, continued, 1)
+    writer = SnapshotWriter(store, JOB, 2, 1, 0, 0, continued.take(2))
+    (whole,) = writer.add("count", 0, [segment(2, 0, 50)], shared=True)
+    (delta,) = writer.add("sum", 0, [segment(2, 0, 60)], shared=True, extends=True)
+    file = writer.close(go_on=True)
+    assert file is not None
+    continued.leave(2, file)
+    continued.completed(2)
+    assert (whole.file, whole.written, delta.file, delta.written) == ("shared/1-1-0.data", 2, "shared/2-1-0.data", 0)
+    assert_whole(store, 2, [whole])
+    assert_whole(store, 2, [delta], 60)
+    assert [e.file for e in write(store, continued, 3)] == ["shared/1-1-0.data"]
+
+
+def test_its_file_is_not_continued(store: Store) -> None:
+    writer = SnapshotWriter(store, JOB, 1, 1, 0, 0)
+    (delta,) = writer.add("sum", 0, [segment(1, 0, 60)], shared=True, extends=True)
+    (whole,) = writer.add("count", 0, [segment(1, 0, 50)], shared=True)
+    assert writer.close(go_on=True) is None
+    assert delta.file == whole.file
+    assert_whole(store, 1, [whole])
+
+
 def test_a_new_file_begins_as_long_as_the_last_checkpoint_may_fail(store: Store) -> None:
-    continued = Continued()
+    continued = Continued(1)
     write(store, continued, 1, complete=False)
     assert [e.file for e in write(store, continued, 2)] == ["shared/2-1-0.data"]
 
 
 def test_one_that_ends_after_a_later_one_began_is_not_continued(store: Store) -> None:
-    continued = Continued()
+    continued = Continued(1)
     slow = SnapshotWriter(store, JOB, 1, 1, 0, 0, continued.take(1))
     slow.add("count", 0, [segment(1, 0, 5)], shared=True)
     second = write(store, continued, 2)
@@ -128,7 +154,7 @@ def test_a_failure_leaves_what_earlier_checkpoints_wrote(kind: Any) -> None:
     appends = 2 if kind == "torn" else 0
     operation: Any = "append" if appends else "sync"
     store = MemoryStore()
-    continued = Continued()
+    continued = Continued(1)
     first = write(store, continued, 1)
     store._faults, store._counts = [Fault(1, kind, operation)], [0]
     writer = SnapshotWriter(store, JOB, 2, 1, 0, 0, continued.take(2))
@@ -150,7 +176,7 @@ def test_a_file_that_nobody_can_name_is_removed() -> None:
 
 @pytest.mark.parametrize("keep", [0.0, 0.5])
 def test_a_crash_takes_only_what_was_not_synced(keep: float) -> None:
-    store, continued = MemoryStore(), Continued()
+    store, continued = MemoryStore(), Continued(1)
     written = {n: write(store, continued, n) for n in (1, 2)}
     writer = SnapshotWriter(store, JOB, 3, 1, 0, 0, continued.take(3))
     writer.add("count", 0, [segment(3, 0, 50)], shared=True)
@@ -162,7 +188,7 @@ def test_a_crash_takes_only_what_was_not_synced(keep: float) -> None:
 def test_going_on_costs_one_sync(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
-    store, continued, synced, real = LocalStore.open(tmp_path), Continued(), list[str](), os.fsync
+    store, continued, synced, real = LocalStore.open(tmp_path), Continued(1), list[str](), os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
     write(store, continued, 1)
     synced.clear()
@@ -171,7 +197,7 @@ def test_going_on_costs_one_sync(tmp_path: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_new_is_told_by_who_wrote_it() -> None:
-    store, continued = MemoryStore(), Continued()
+    store, continued = MemoryStore(), Continued(1)
     log = JobLog(store, JOB)
     log.begin_attempt("driver")
     first, second = write(store, continued, 1), write(store, continued, 2)
@@ -181,18 +207,20 @@ def test_what_is_new_is_told_by_who_wrote_it() -> None:
 
 
 class World:
-    """One worker's checkpoints, one or two at a time, a driver that keeps one, and collections at any moment."""
+    """One worker's checkpoints, one or two at a time, a driver that keeps one or two, and collections at any moment."""
 
     def __init__(self, seed: int) -> None:
-        self.random, self.store, self.continued = random.Random(seed), MemoryStore(), Continued()
-        self.concurrent = 1 + seed % 2
-        self.log = JobLog(self.store, JOB, num_retained=1)
+        self.random, self.store = random.Random(seed), MemoryStore()
+        self.concurrent, self.kept = 1 + seed % 2, 1 + seed // 2 % 2
+        self.continued = Continued(self.kept)
+        self.log = JobLog(self.store, JOB, num_retained=self.kept)
         self.log.begin_attempt("driver")
         self.retention = Retention(self.store, self.log)
         self.last = 0
         self.open: dict[int, tuple[SnapshotWriter, list[Entry]]] = {}
         self.acknowledged: dict[int, list[Entry]] = {}
-        self.retained: list[Entry] = []
+        self.retained: list[list[Entry]] = []
+        """Of each retained checkpoint; the newest is the last."""
         self.notices: list[int] = []
         """That checkpoints are published; the worker hears of it later."""
         self.shared = 0
@@ -226,7 +254,7 @@ class World:
             manifest = manifest_of(self.log, id, self.acknowledged[id])
             self.retention.shared.check(manifest)
             self.retention.shared.published(publish(self.store, self.log, manifest), manifest)
-            self.retained = self.acknowledged[id]
+            self.retained = [*self.retained, self.acknowledged[id]][-self.kept :]
             self.notices.append(id)
             self.acknowledged = {n: entries for n, entries in self.acknowledged.items() if n > id}
             for older in [n for n in self.open if n < id]:
@@ -243,8 +271,11 @@ class World:
         for _ in range(steps):
             often = [self.begin, self.end, self.publish, self.hear]
             self.random.choice([*often, *often, *often, self.give_up, self.collect])()
-            for entry in self.retained:
+            for entry in chain(*self.retained):
                 read_segment(self.store, JOB, entry)
+            if self.kept > 1 and len(self.retained) > 1:
+                older, newest = ({entry.file for entry in entries} for entries in self.retained)
+                assert not older & newest, "neighbours share a file"
 
     def settle(self) -> None:
         """One more checkpoint, and nothing else is under way."""
@@ -265,16 +296,18 @@ def test_no_collection_takes_a_file_that_is_wanted() -> None:
         world.run(200)
         shared += world.shared
         world.settle()
-        assert {file for file, _ in list_shared(world.store, JOB)} == {entry.file for entry in world.retained}
+        named = {entry.file for entries in world.retained for entry in entries}
+        assert {file for file, _ in list_shared(world.store, JOB)} == named
     assert shared > 500
 
 
 def left_for_anybody(self: Continued, checkpoint_id: int, file: DataFile) -> None:
-    self._file, self._complete = file, False
+    self._turns[0].file = file
 
 
 def always_complete(self: Continued, checkpoint_id: int, file: DataFile) -> None:
-    self._file, self._complete = file, True
+    if (turn := self._turn_of(checkpoint_id)) is not None:
+        turn.file, turn.complete = file, True
 
 
 @pytest.mark.parametrize("bug", [left_for_anybody, always_complete])
@@ -282,6 +315,14 @@ def test_the_world_finds_a_file_that_is_continued_by_the_wrong_one(
     monkeypatch: pytest.MonkeyPatch, bug: Callable[[Continued, int, DataFile], None]
 ) -> None:
     monkeypatch.setattr(Continued, "leave", bug)
+    with pytest.raises((StorageError, AssertionError)):
+        for seed in range(300):
+            World(seed).run(200)
+
+
+def test_the_world_finds_more_files_than_checkpoints_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Continued.__init__
+    monkeypatch.setattr(Continued, "__init__", lambda self, files: real(self, 2))
     with pytest.raises((StorageError, AssertionError)):
         for seed in range(300):
             World(seed).run(200)

@@ -145,10 +145,10 @@ def failing_writes(count: int, marker: Path, *, slots: tuple[int, ...] = (0,)) -
 
         close = SnapshotWriter.close
 
-        def full(self: SnapshotWriter) -> Any:
+        def full(self: SnapshotWriter, **how: Any) -> Any:
             if args.slot in slots and happens(marker, count):
                 raise OSError(28, "No space left on device", "the checkpoint's file")
-            return close(self)
+            return close(self, **how)
 
         SnapshotWriter.close = full
 

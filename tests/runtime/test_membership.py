@@ -136,10 +136,10 @@ def test_a_checkpoint_that_times_out_is_aborted_and_the_job_goes_on(
 
         close = SnapshotWriter.close
 
-        def slow(self: SnapshotWriter) -> Any:
+        def slow(self: SnapshotWriter, **how: Any) -> Any:
             if args.slot == 0 and happens(tmp_path / "slow", 2):
                 time.sleep(0.5)
-            return close(self)
+            return close(self, **how)
 
         SnapshotWriter.close = slow
 

@@ -96,9 +96,8 @@ class SnapshotWriter:
             StorageError: the store fails; the writer can only be aborted.
         """
         self._check_open(step)
-        self._extends = self._extends or extends
         file = self._own if not shared else self._shared if extends else self._continued or self._shared
-        return [
+        entries = [
             self._add(
                 segment.batch,
                 file,
@@ -111,6 +110,8 @@ class SnapshotWriter:
             )
             for segment in segments
         ]
+        self._extends = self._extends or (extends and any(entry.file for entry in entries))
+        return entries
 
     def add_batch(self, batch: pa.RecordBatch, **described: Any) -> Entry:
         """Write one batch; ``described`` are the fields of its entry that say what it is.
@@ -147,8 +148,8 @@ class SnapshotWriter:
         """
         self._closed = True
         self._own.close()
-        last = self._continued if self._continued is not None or self._extends else self._shared
-        left = last if go_on and last is not None and last.sync() else None
+        last = self._continued or (None if self._extends else self._shared)
+        left = last if last is not None and go_on and last.sync() else None
         for file in (self._shared, self._continued):
             if file is not None and file is not left:
                 file.close()

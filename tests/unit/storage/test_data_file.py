@@ -131,6 +131,15 @@ def test_its_file_is_not_continued(store: Store) -> None:
     assert_whole(store, 1, [whole])
 
 
+def test_small_changes_that_need_no_file_end_none() -> None:
+    store = MemoryStore()
+    writer = SnapshotWriter(store, JOB, 1, 1, 0, 2_000)
+    (small,) = writer.add("sum", 0, [segment(1, 0, 3)], shared=True, extends=True)
+    writer.add("count", 0, [segment(1, 0, 1_000)], shared=True)
+    assert small.inline is not None
+    assert writer.close(go_on=True) is not None
+
+
 def test_a_new_file_begins_as_long_as_the_last_checkpoint_may_fail(store: Store) -> None:
     continued = Continued(1)
     write(store, continued, 1, complete=False)

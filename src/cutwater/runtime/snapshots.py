@@ -1,9 +1,9 @@
 """The asynchronous half of a snapshot: one thread per worker turns frozen state and logs into durable files.
 
 All subtasks of a worker share one file per checkpoint, so that a checkpoint costs one sync per worker however many
-steps the job has.  It is closed when the state of every subtask is in it, and the channel logs of those that announced
-some at their freeze; logs that nobody announced (a checkpoint that switched to unaligned late) get a file of their own.
-The acknowledgement is sent only once that file is durable (A6).
+steps the job has; a later one may go on with it (``Continued``).  It is complete when the state of every subtask is in
+it, and the channel logs of those that announced some at their freeze; logs that nobody announced (a checkpoint that
+switched to unaligned late) get a file of their own.  The acknowledgement is sent only once that file is durable (A6).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class SnapshotService:
         self._subtasks = subtasks
         self._inline = inline_threshold_bytes
         self._chains = Chains(restored) if incremental else None
-        self._continued = Continued(continued) if continued else None
+        self._continued = Continued(continued)
         self._done = done
         self._parts: dict[int, _Part] = {}
         self._files: dict[int, int] = {}
@@ -173,8 +173,7 @@ class SnapshotService:
         self._thread.join()
         for part in self._parts.values():
             part.abort()
-        if self._continued is not None:
-            self._continued.close()
+        self._continued.close()
         for stashed in self._stashed.values():
             for handed in stashed:
                 if isinstance(handed, FrozenSubtask):
@@ -201,8 +200,7 @@ class SnapshotService:
     def _on_completed(self, checkpoint_id: int) -> None:
         if self._chains is not None:
             self._chains.completed(checkpoint_id)
-        if self._continued is not None:
-            self._continued.completed(checkpoint_id)
+        self._continued.completed(checkpoint_id)
 
     def _take(self, handed: FrozenSubtask | SubtaskLogs) -> None:
         checkpoint_id = handed.checkpoint_id
@@ -302,8 +300,8 @@ class SnapshotService:
         while len(self._files) > _DROPPED_REMEMBERED:
             del self._files[min(self._files)]
         incarnation = self._writer + number * self._writers
-        goes_on = self._continued is not None and frozen is not None and frozen.checkpoint
-        file = self._continued.take(checkpoint_id) if self._continued is not None and goes_on else None
+        goes_on = frozen is not None and frozen.checkpoint
+        file = self._continued.take(checkpoint_id) if goes_on else None
         writer = SnapshotWriter(self._store, self._job, checkpoint_id, self._attempt, incarnation, self._inline, file)
         savepoint: SavepointWriter | None = None
         if frozen is not None and frozen.savepoint:
@@ -340,7 +338,7 @@ class SnapshotService:
         else:
             try:
                 file = part.writer.close(go_on=part.goes_on)
-                if file is not None and self._continued is not None:
+                if file is not None:
                     self._continued.leave(checkpoint_id, file)
                 part.release()
             except Exception as e:

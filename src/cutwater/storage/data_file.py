@@ -119,7 +119,7 @@ class Continued:
     many as there are files, and nobody collects it meanwhile (``SharedFiles``).
 
     Args:
-        files: how many take turns; no more than completed checkpoints are kept.
+        files: how many take turns, no more than completed checkpoints are kept; 0: none is continued.
 
     >>> from cutwater.storage.memory import MemoryStore
     >>> continued, file = Continued(1), DataFile(MemoryStore(), "delays", "shared/7-1-0.data")
@@ -140,9 +140,9 @@ class Continued:
         """A checkpoint begins: the file that it goes on with, if there is one; ``leave`` it, or abort it."""
         now_s = time.monotonic()
         complete = all(turn.complete for turn in self._turns)
-        last = self._turns.popleft() if len(self._turns) == self._files else None
         mine = _Turn(checkpoint_id, now_s)
         self._turns.append(mine)
+        last = self._turns.popleft() if len(self._turns) > self._files else None
         if last is None or last.file is None:
             return None
         young = now_s < last.since_s + _CONTINUED_S and last.file.length < _CONTINUED_BYTES

@@ -39,7 +39,7 @@ BATCH_FORMAT = "arrow-file/1"
 class SnapshotWriter:
     """Writes one worker's part of one checkpoint: one file, or none if all of it is small.
 
-    What later checkpoints may name, too, goes into a second file, so that it does not keep the rest, or behind what an
+    What later checkpoints may name, too, goes into another file, so that it does not keep the rest, or behind what an
     earlier checkpoint wrote (``Continued``).
 
     Used from one thread.  A worker that fails half-way calls ``abort``; what even that leaves behind is named by

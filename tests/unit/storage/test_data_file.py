@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from itertools import chain
@@ -160,10 +161,8 @@ def test_one_that_ends_after_a_later_one_began_is_not_continued(store: Store) ->
 
 @pytest.mark.parametrize("kind", ["full", "torn", "error", "doubt"])
 def test_a_failure_leaves_what_earlier_checkpoints_wrote(kind: Any) -> None:
-    appends = 2 if kind == "torn" else 0
-    operation: Any = "append" if appends else "sync"
-    store = MemoryStore()
-    continued = Continued(1)
+    operation: Any = "append" if kind == "torn" else "sync"
+    store, continued = MemoryStore(), Continued(1)
     first = write(store, continued, 1)
     store._faults, store._counts = [Fault(1, kind, operation)], [0]
     writer = SnapshotWriter(store, JOB, 2, 1, 0, 0, continued.take(2))
@@ -195,8 +194,6 @@ def test_a_crash_takes_only_what_was_not_synced(keep: float) -> None:
 
 
 def test_going_on_costs_one_sync(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     store, continued, synced, real = LocalStore.open(tmp_path), Continued(1), list[str](), os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
     write(store, continued, 1)

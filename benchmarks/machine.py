@@ -6,11 +6,12 @@ import datetime
 import os
 import platform
 import subprocess
+import threading
 import time
 from importlib import metadata
 from typing import Any
 
-__all__ = ["QUIET_CPUS", "busy_cpus", "facts", "stalls_ms"]
+__all__ = ["QUIET_CPUS", "MemoryUse", "busy_cpus", "facts", "stalls_ms"]
 
 QUIET_CPUS = 0.15
 """Processors that others may use while nothing of ours runs, for the machine to count as quiet."""
@@ -61,6 +62,36 @@ def stalls_ms(seconds: int = 5) -> list[float]:
             last = now
         found.append(longest / 1e6)
     return found
+
+
+class MemoryUse:
+    """The most memory that programs have taken between ``__enter__`` and ``__exit__``; files kept in memory do not count.
+
+    Attributes:
+        most_gib: more than at the beginning.
+    """
+
+    def __init__(self) -> None:
+        self.most_gib = 0.0
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> MemoryUse:
+        self._watch.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._watch.join()
+
+    def _look(self) -> None:
+        begun_kib = _available_kib()
+        while not self._ended.wait(0.2):
+            self.most_gib = max(self.most_gib, round((begun_kib - _available_kib()) / 2**20, 2))
+
+
+def _available_kib() -> int:
+    return int(_first("/proc/meminfo", "MemAvailable").split()[0])
 
 
 def _busy_ticks() -> int:

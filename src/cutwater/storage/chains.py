@@ -73,14 +73,18 @@ def chains_of(entries: Iterable[Entry]) -> dict[StepKey, list[Entry]]:
 
 def worth_extending(chain: Iterable[Entry]) -> bool:
     """Whether one more delta is better than a new base: fewer than ``MAX_DELTAS``, and smaller together than half of
-    what they change."""
+    what they change.
+
+    A delta of many rows is cut into pieces, which lie in the same file.
+    """
     sizes = {"base": 0, "delta": 0, "delete": 0}
-    deltas: dict[str, int] = {}
-    for entry in chain:
+    deltas: dict[str, set[str | int]] = {}
+    for position, entry in enumerate(chain):
         sizes[entry.kind] += entry.length
         if entry.kind != "base":
-            deltas[entry.name] = deltas.get(entry.name, 0) + 1
-    return max(deltas.values(), default=0) < MAX_DELTAS and 2 * (sizes["delta"] + sizes["delete"]) <= sizes["base"]
+            deltas.setdefault(entry.name, set()).add(entry.file or position)
+    longest = max(map(len, deltas.values()), default=0)
+    return longest < MAX_DELTAS and 2 * (sizes["delta"] + sizes["delete"]) <= sizes["base"]
 
 
 def extended(chain: Iterable[Entry], changes: Sequence[Entry]) -> list[Entry]:

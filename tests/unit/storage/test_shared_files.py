@@ -153,6 +153,10 @@ def test_a_chain_is_folded_when_it_gets_long_or_large():
     assert worth_extending([base, *[delta] * (MAX_DELTAS - 1)])
     assert not worth_extending([base, *[delta] * MAX_DELTAS])
     assert not worth_extending([base, *[msgspec.structs.replace(delta, length=300)] * 2])
+    files = [msgspec.structs.replace(delta, length=10, file=f"shared/{n}-1-0.data") for n in range(MAX_DELTAS)]
+    pieces = [piece for file in files for piece in (file, file)]  # a delta of many rows has several
+    assert worth_extending([base, *pieces[:-2]])
+    assert not worth_extending([base, *pieces])
     watermark = msgspec.structs.replace(base, name="watermark", length=8)
     again = [msgspec.structs.replace(watermark, digest="new"), delta]
     assert extended([watermark, base, delta], again) == [base, delta, *again]

@@ -65,7 +65,7 @@ def stalls_ms(seconds: int = 5) -> list[float]:
 
 
 class MemoryUse:
-    """The most memory that programs have taken between ``__enter__`` and ``__exit__``; files kept in memory do not count.
+    """The most memory that programs have taken within a ``with``; files that the machine keeps in memory do not count.
 
     Attributes:
         most_gib: more than at the beginning.

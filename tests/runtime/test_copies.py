@@ -18,6 +18,8 @@ import cutwater as cw
 from cutwater.errors import JobFailedError, StorageError
 from cutwater.runtime.job import Job
 from cutwater.storage.local import LocalStore
+from cutwater.storage.log import JobLog
+from cutwater.storage.snapshot import load_manifest
 
 ROWS, KEYS = 20_000, 997
 StartJob = Callable[..., Job]
@@ -126,6 +128,25 @@ def test_a_lost_workers_state_comes_from_the_memory_of_another_one(
     (tmp_path / "down").unlink()
     end(job, tmp_path)
     assert job.status.restarts == 1
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+def test_where_files_are_copied_each_checkpoint_has_its_own(tmp_path: Path, start: StartJob, replicas: int) -> None:
+    """A file that goes on would be copied again and again."""
+
+    def shared() -> bool:
+        store = LocalStore(str(tmp_path / "chk"))
+        completed = JobLog(store, "copied").read().completed
+        return any(entry.written for each in completed for entry in load_manifest(store, "copied", each).entries)
+
+    flow = counting("copied", gated(tmp_path, 400_000, rate=5_000), tmp_path / "out", keys=50)
+    job = start(flow, inline_threshold_bytes=0, state_replicas=replicas, num_retained=1_000)
+    if replicas:
+        wait_until(lambda: job.status.checkpoints.completed >= 20, "checkpoints", job=job)
+        assert not shared()
+    else:
+        wait_until(shared, "a checkpoint in a file of an earlier one", job=job)
+    job.cancel()
 
 
 def spoil_copies(folder: Path) -> Callable[[Any], None]:

@@ -20,7 +20,7 @@ from cutwater.operators.window_kinds import SessionWindow, SlidingWindow, Tumbli
 from cutwater.state.capture import Capture
 from cutwater.state.changes import ChangeLog
 from cutwater.state.kernels import cache_directory
-from cutwater.state.memory import GrowingArray, populate
+from cutwater.state.memory import GrowingArray, gather, populate
 from cutwater.state.nullable_index import NullableIndex
 
 __all__ = ["is_warm", "warm_up"]
@@ -118,6 +118,7 @@ def _warm_up_large_tables() -> None:
     texts = pa.array([f"text-{i}" for i in range(_GROWN_ROWS)])
     for columns in ([numbers], [numbers, numbers], [texts]):
         NullableIndex([column.type for column in columns]).upsert(columns)
+    gather(np.arange(_GROWN_ROWS), np.zeros(_GROWN_ROWS, np.int32))
     slot = np.zeros(1, np.int32)
     column, copy = GrowingArray(np.int64), GrowingArray(np.int64)
     column.reserve(1)

@@ -12,7 +12,17 @@ import numpy as np
 
 from cutwater.state.kernels import compare_exchange, copy_bytes, kernel, load_acquire, store_release
 
-__all__ = ["CHUNK_ROWS", "WAITING", "capture_chunks", "mark", "marked", "order_by_group", "preserve", "touch_pages"]
+__all__ = [
+    "CHUNK_ROWS",
+    "WAITING",
+    "capture_chunks",
+    "gather_rows",
+    "mark",
+    "marked",
+    "order_by_group",
+    "preserve",
+    "touch_pages",
+]
 
 CHUNK_ROWS = 128
 """Rows of a chunk.  Small, because random keys touch nearly all chunks, and the stream waits for every copy."""
@@ -118,6 +128,32 @@ def order_by_group(groups: Any, starts: Any, order: Any) -> None:
         group = np.int64(groups[i])
         order[starts[group]] = i
         starts[group] += 1
+
+
+@kernel
+def gather_rows(source: Any, stride: Any, rows: Any, slots: Any, target: Any, width: Any) -> Any:
+    """Copy the rows of these slots one behind the other; nothing, and ``False``, if one of them is not there.
+
+    Args:
+        source: address of the column.
+        stride: bytes from one of its rows to the next.
+        rows: that it has.
+        slots: which.
+        target: address of as many rows as there are slots.
+        width: bytes of a row.
+    """
+    lowest, highest = np.int32(0), np.int32(0)
+    for i in range(slots.shape[0]):
+        lowest, highest = min(lowest, slots[i]), max(highest, slots[i])
+    if lowest < 0 or highest >= rows:
+        return False
+    if width == 8:  # a constant makes the copy an instruction
+        for i in range(slots.shape[0]):
+            copy_bytes(target + 8 * i, source + np.int64(slots[i]) * stride, 8)
+    else:
+        for i in range(slots.shape[0]):
+            copy_bytes(target + width * i, source + np.int64(slots[i]) * stride, width)
+    return True
 
 
 @kernel

@@ -26,6 +26,8 @@ __all__ = ["LARGE_ROWS", "ROWS_RESERVED", "GrowingArray", "Values", "gather", "i
 Values: TypeAlias = npt.NDArray[Any]
 
 _FIRST_ROWS = 1024
+_MANY_SLOTS = 1 << 12
+"""NumPy holds the interpreter while it looks slots up, and the stream waits for that."""
 LARGE_ROWS = 1 << 17
 """Below, growing by copying takes well under a millisecond."""
 ROWS_RESERVED = 1 << 28
@@ -49,7 +51,18 @@ def gather(values: Values, slots: npt.NDArray[Any], *, still: bool = False) -> V
     if count and slots.dtype == np.int32 and slots[-1] - slots[0] == count - 1 and kernels.in_a_row(slots):
         piece = values[slots[0] : slots[0] + count]
         return piece if still else piece.copy()
+    if count >= _MANY_SLOTS and slots.dtype == np.int32 and len(values) and values[0].flags.c_contiguous:
+        found = np.empty((count, *values.shape[1:]), values.dtype)
+        source, target, width = values.ctypes.data, found.ctypes.data, found.strides[0]
+        if kernels.gather_rows(source, values.strides[0], len(values), _read_only(slots), target, width):
+            return found
     return values[slots]
+
+
+def _read_only(values: Values) -> Values:
+    view = values.view()
+    view.flags.writeable = False
+    return view
 
 
 class GrowingArray:

@@ -53,6 +53,8 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 SHARE = 0.01
 """Of the keys, touched in a second."""
 STEADY_S = 12
+SETTLED_S = 5
+"""After the load, for the rows that have waited meanwhile."""
 RETAINED = 4
 """Checkpoints: with a hundred million keys each may be gigabytes."""
 _CHILD = "--run"
@@ -231,7 +233,7 @@ def run(folder: Path, keys: int, memory_bytes: int) -> None:
         job = start(place, spark, keys, interval, touches, memory_bytes)
         result[f"first_{name}_s"] = first_output_s(job, place / "notes", begun_ns, set())
         await_load(job, keys)
-        time.sleep(STEADY_S + 1)
+        time.sleep(SETTLED_S + STEADY_S)
         if name == "checkpoints":
             result["shares"] = written_shares(place)
         job.stop()

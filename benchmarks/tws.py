@@ -127,7 +127,7 @@ def _verify_files(rows: int, folder: Path) -> None:
 
 
 CONTENDERS: dict[str, tuple[str, Callable[[str, Path, int, str], float], int]] = {
-    "rows": ("Cutwater, rows", ours, 100_000),
+    "rows": ("Cutwater, rows", ours, 180_000),
     "pandas": ("Cutwater, pandas", ours, 5_000),
     "spark-rows": ("Spark, transformWithState", sparks, 2_000),
     "spark-pandas": ("Spark, transformWithStateInPandas", sparks, 1_500),

@@ -5,14 +5,17 @@
 The work is W1 (see ``benchmarks.workload``): one row for each event, its key's count and sum so far, 100,000 keys.  The
 class is the same in both engines, in the form of rows and in that of pandas; every result is compared with the closed
 form.  Here: parallelism 2, the public API, exactly-once checkpoints.  Spark: two shuffle partitions, RocksDB, one
-file of rows for each micro-batch, of which the first fifth is warm-up.  The contenders take turns; printed are medians.
+file of rows for each micro-batch, of which the first fifth is warm-up.  The contenders take turns, and each run has a
+process and a session of its own: what one leaves behind takes processor time from the next.  Printed are medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -28,11 +31,13 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import cutwater as cw
 from benchmarks.probe import SCHEMA, Probe, Rows, read_reports
+from benchmarks.processes import RunError, run_json
 from benchmarks.workload import PARALLELISM, WrongResultError, expected, fill, verify, watch_after
 from cutwater.spark.session import session
 
 RESULT = "k long, n long, s long"
 WARM_UP_ROWS = 100_000
+_CHILD = "--run"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 BATCHES = 10
 """Micro-batches of a run in Spark."""
@@ -141,6 +146,13 @@ def measured(contender: str, folder: Path, rows: int, interval: str) -> float:
 
 
 def main() -> None:
+    if sys.argv[1:2] == [_CHILD]:
+        contender, scratch, rows, interval = sys.argv[2:]
+        folder = Path(scratch)
+        if contender in ("rows", "pandas"):
+            measured(contender, folder / "warm-up", min(int(rows), WARM_UP_ROWS), interval)
+        print("RESULT", json.dumps({"rate": measured(contender, folder / "run", int(rows), interval)}), flush=True)
+        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--interval", default="1s")
@@ -149,19 +161,24 @@ def main() -> None:
     options = parser.parse_args()
     contenders = options.only.split(",")
     found: dict[str, list[float]] = {contender: [] for contender in contenders}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if "rows" in contenders:
-            measured("rows", folder / "warm-up", WARM_UP_ROWS, options.interval)
-        for number in range(options.rounds):
-            for contender in contenders:
-                rows = int(CONTENDERS[contender][2] * options.seconds)
-                found[contender].append(measured(contender, folder / f"{contender}-{number}", rows, options.interval))
+    for _ in range(options.rounds):
+        for contender in contenders:
+            rows = int(CONTENDERS[contender][2] * options.seconds)
+            with tempfile.TemporaryDirectory(prefix="cutwater-bench-") as folder:
+                arguments = [_CHILD, contender, folder, str(rows), options.interval]
+                try:
+                    result = run_json([sys.executable, "-m", "benchmarks.tws", *arguments], 120 + 20 * options.seconds)
+                except RunError as e:
+                    sys.exit(str(e))
+            found[contender].append(result["rate"])
+            print(f"{CONTENDERS[contender][0]:32s} {result['rate']:12,.0f} rows/s", flush=True)
     print("| the same class in | rows/s | of the last |\n|---|---:|---:|")
     last = statistics.median(found[contenders[-1]])
     for contender in contenders:
-        median = statistics.median(found[contender])
-        print(f"| {CONTENDERS[contender][0]} | {median:,.0f} | {median / last:.1f} |")
+        rates = found[contender]
+        median = statistics.median(rates)
+        extent = f"{min(rates):,.0f} - {max(rates):,.0f}"
+        print(f"| {CONTENDERS[contender][0]} | {median:,.0f} ({extent}) | {median / last:.1f} |")
 
 
 if __name__ == "__main__":

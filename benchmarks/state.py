@@ -88,9 +88,14 @@ def touched(rows: np.ndarray[Any, Any], keys: int) -> np.ndarray[Any, Any]:
 
 
 @nb.njit(cache=True, nogil=True)
+def _key(row: int, keys: int) -> Any:
+    return np.int64(mix(row) % np.uint64(keys))
+
+
+@nb.njit(cache=True, nogil=True)
 def _fill(rows: Any, keys: int, found: Any) -> None:
     for i in range(rows.shape[0]):
-        found[i] = np.int64(mix(rows[i]) % np.uint64(keys))
+        found[i] = _key(rows[i], keys)
 
 
 @nb.njit(cache=True, nogil=True)
@@ -98,7 +103,7 @@ def _count_and_sum(touches: int, counts: Any, sums: Any) -> None:
     for key in range(counts.shape[0]):
         counts[key], sums[key] = 1, key
     for row in range(touches):
-        key = np.int64(mix(row) % np.uint64(counts.shape[0]))
+        key = _key(row, counts.shape[0])
         counts[key] += 1
         sums[key] += row
 

@@ -60,6 +60,7 @@ def gather(values: Values, slots: npt.NDArray[Any], *, still: bool = False) -> V
 
 
 def _read_only(values: Values) -> Values:
+    """The same memory; so the kernel needs one specialisation."""
     view = values.view()
     view.flags.writeable = False
     return view

@@ -11,7 +11,7 @@ import pytest
 
 from source_tree import ROOT, Module, module_of, modules
 
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 60
 
 # Written in pieces, so that this file does not hold them itself.

@@ -28,6 +28,7 @@ from cutwater.connectors.base import (
     SubtaskCommitter,
 )
 from cutwater.connectors.collect import CollectSink
+from cutwater.connectors.earliest import earliest_time
 from cutwater.dataflow.graph import LogicalGraph, Step
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.runtime.shadows import shadow_of
@@ -160,6 +161,15 @@ class PacedSource:
     def interleave(self) -> bool:
         """Whether splits are read in turns (asked by the reading subtask)."""
         return bool(getattr(self.inner, "interleave", False))
+
+    @property
+    def time_ordered(self) -> bool:
+        """Whether its splits follow each other in time (asked by the reading subtask)."""
+        return bool(getattr(self.inner, "time_ordered", False))
+
+    def earliest_time(self, split: Split, column: str, bound_us: int) -> int | None:
+        """When the rows of a split begin (asked by the reading subtask); that is not reading them."""
+        return earliest_time(self.inner, split, column, bound_us)
 
     def stage(self, directory: str) -> PacedSource:
         """The same, of a source that is staged before the job begins."""

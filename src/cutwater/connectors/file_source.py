@@ -10,9 +10,10 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from cutwater.connectors.base import BadRows, Json, SourceContext, Split, SplitReader, check_rate
+from cutwater.connectors.earliest import earliest_of_first_row
 from cutwater.connectors.file_listing import FileEntry, absolute_paths, list_files
 from cutwater.connectors.line_blocks import compression_of
-from cutwater.connectors.parquet_reader import ParquetReader, file_schema, parquet_splits
+from cutwater.connectors.parquet_reader import ParquetReader, earliest_by_statistics, file_schema, parquet_splits
 from cutwater.connectors.schema_match import SchemaOrigin
 from cutwater.connectors.text_formats import CsvFormat, JsonFormat, TextFormat
 from cutwater.connectors.text_reader import TextReader, first_block
@@ -22,6 +23,9 @@ from cutwater.operators.schema_text import as_schema
 __all__ = ["FileFormat", "FileSource"]
 
 FileFormat = Literal["parquet", "csv", "json"]
+
+_FIRST_BYTES = 1 << 13
+"""So much of a text is parsed to see when its rows begin."""
 
 _FORMATS: dict[str, FileFormat] = {
     ".parquet": "parquet",
@@ -58,6 +62,8 @@ class FileSource:
         discover_interval_ms: how often to look for new files.
         settle_ms: how long a watched file must have been left alone.
         end_marker: path of a file that says, by being there, that the watched directory is complete.
+        time_ordered: in the order of their paths, each file begins no earlier in event time than the one before.  Then
+            the files to come need not be looked into, and hold time back only as far as the next one does.
         header: CSV files begin with the names of the columns; without them they are called ``_c0``, ``_c1`` ... or
             as ``schema`` says.
         delimiter: of CSV fields.
@@ -83,6 +89,7 @@ class FileSource:
         discover_interval_ms: float = 1000.0,
         settle_ms: float = 2000.0,
         end_marker: str | None = None,
+        time_ordered: bool = False,
         header: bool = True,
         delimiter: str | None = None,
         quote: str | None = '"',
@@ -106,6 +113,7 @@ class FileSource:
         self._format: FileFormat | None = format
         self._rate, self._watch = rate, watch
         self._discover_interval_ms, self._settle_ms = discover_interval_ms, settle_ms
+        self.time_ordered = time_ordered
         self._end_marker = None if end_marker is None else os.path.abspath(end_marker)
         self._header, self._delimiter, self._quote = header, delimiter, quote
         self._null_values, self._timestamp_formats = tuple(null_values), tuple(timestamp_formats)
@@ -206,6 +214,22 @@ class FileSource:
         if text is None:
             return ParquetReader(split, position, schema, self._origin, divert)
         return TextReader(split, position, schema, self._origin, text, divert)
+
+    def earliest_time(self, split: Split, column: str, bound_us: int) -> int | None:
+        """See ``earliest.earliest_time``: of Parquet by its statistics, of texts by the first line that has a time.
+
+        Raises:
+            DataError: the file is gone, changed, damaged, or has other columns.
+        """
+        schema = self.schema if self._schema is None else self._schema
+        text = self._text(self._file_format(split.data["file"]))
+        if text is not None:
+            reader = TextReader(split, None, schema, self._origin, text, None, block_bytes=_FIRST_BYTES)
+            return earliest_of_first_row(reader, column, bound_us)
+        told = earliest_by_statistics(split, column)
+        if told is not None:
+            return told
+        return earliest_of_first_row(ParquetReader(split, None, schema, self._origin, None), column, bound_us)
 
     # ---------------------------------------------------------------------------------------------- files, formats
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NoReturn
 
 import numpy as np
@@ -18,7 +20,7 @@ from cutwater.connectors.salvage import salvage
 from cutwater.connectors.schema_match import SchemaOrigin, column_differences
 from cutwater.errors import DataError
 
-__all__ = ["SPLIT_BYTES", "ParquetReader", "file_schema", "parquet_splits"]
+__all__ = ["SPLIT_BYTES", "ParquetReader", "earliest_by_statistics", "file_schema", "parquet_splits"]
 
 SPLIT_BYTES = 64 << 20
 """A larger file is read in several splits of whole row groups, each of about this many bytes on disk.
@@ -65,6 +67,8 @@ def _open(entry: FileEntry) -> _OpenFile:
     return _OpenFile(entry, stream, parquet)
 
 
+_NEVER = 2**63 - 1
+_PER_US = {"milliseconds": 1000, "microseconds": 1, "nanoseconds": Fraction(1, 1000)}
 _TRUNCATED = "Write the file again; write under a name that begins with '_' and rename it when it is whole."
 
 
@@ -105,6 +109,37 @@ def parquet_splits(entry: FileEntry) -> list[Split]:
     if len(ranges) < 2:
         return [Split(entry.path, entry.to_data())]
     return [Split(f"{entry.path}#rg{a}-{b - 1}", {**entry.to_data(), "row_groups": [a, b]}) for a, b in ranges]
+
+
+def earliest_by_statistics(split: Split, column: str) -> int | None:
+    """The smallest value of a timestamp column in a split, microseconds; None if its row groups do not tell.
+
+    The largest integer for a split without rows.
+
+    Raises:
+        DataError: the file is gone, changed or damaged.
+    """
+    file = _open(FileEntry.from_data(split.data))
+    try:
+        metadata = file.parquet.metadata
+        first, last = split.data.get("row_groups") or (0, metadata.num_row_groups)
+        groups = [metadata.row_group(g) for g in range(first, last)]
+        names = [groups[0].column(c).path_in_schema for c in range(metadata.num_columns)] if groups else []
+        if column not in names:
+            return _NEVER if not groups else None
+        number = names.index(column)
+        per_us = _PER_US.get(json.loads(file.parquet.schema.column(number).logical_type.to_json()).get("timeUnit", ""))
+        lowest = _NEVER
+        for group in groups:
+            statistics = group.column(number).statistics
+            if group.num_rows == 0:
+                continue
+            if per_us is None or statistics is None or not statistics.has_min_max:
+                return None
+            lowest = min(lowest, math.floor(statistics.min_raw * per_us))
+        return lowest
+    finally:
+        file.close()
 
 
 def _compressed_bytes(group: pq.RowGroupMetaData) -> int:

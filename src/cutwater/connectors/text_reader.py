@@ -67,8 +67,7 @@ def first_block(entry: FileEntry, text: TextFormat) -> tuple[list[str], Block] |
     return start.names, block
 
 
-def _lines(entry: FileEntry, text: TextFormat, offset: int, line: int, block_bytes: int | None = None) -> LineBlocks:
-    block_bytes = BLOCK_BYTES if block_bytes is None else block_bytes
+def _lines(entry: FileEntry, text: TextFormat, offset: int, line: int, block_bytes: int) -> LineBlocks:
     if isinstance(text, JsonFormat):
         return LineBlocks(entry, offset, line, spaces_are_blank=True, block_bytes=block_bytes)
     return LineBlocks(entry, offset, line, quote=text.quote, delimiter=text.delimiter, block_bytes=block_bytes)
@@ -111,13 +110,14 @@ class TextReader:
         origin: SchemaOrigin,
         text: TextFormat,
         divert: SourceContext | None,
+        block_bytes: int | None = None,
     ) -> None:
         self._entry = FileEntry.from_data(split.data)
         self._schema, self._origin, self._text, self._divert = schema, origin, text, divert
         start = _start(self._entry, text)
         self._names = self._column_names(start.names)
         at = (start.offset, start.line) if position is None else (int(position["offset"]), int(position["line"]))
-        self._lines = _lines(self._entry, text, *at)
+        self._lines = _lines(self._entry, text, *at, block_bytes or BLOCK_BYTES)
         self._parsed: _Parsed | None = None
         self._row = 0
         self._bad = 0

@@ -1,10 +1,10 @@
-"""Where a batch must be cut so that lateness depends on the position in the split only (W1).
+"""Where a batch must be cut so that lateness depends on the position in the split only (W1, W4).
 
 The watermark of a split after row i is ``max(event time of rows 0..i) - bound - 1``: no later row may have an event
-time at or below it.  One watermark per batch would make the fate of a row depend on where batches happen to end.  So
-a batch is cut before each row that breaks its promise, if the watermark rose since the last cut; the watermark that the
-rows before it give must then be sent ahead of it.  Rows that keep the promise can never be late, wherever the cuts are.
-Data within its bound is never cut.
+time at or below it.  A row that breaks this promise is judged by the watermark of its own split before it, which goes
+with it to every step behind (``Rows.late_before``).  So a batch is cut before each such row, if the watermark rose
+since the last cut.  Rows that keep the promise can never be late, wherever the cuts are, and need nothing.  Data within
+its bound is never cut.
 """
 
 from __future__ import annotations
@@ -13,17 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cutwater.operators.base import MIN_WATERMARK
+from cutwater.protocol.split_times import watermark_after
 
-__all__ = ["watermark_after", "watermark_cuts"]
-
-
-def watermark_after(maximum_us: int, bound_us: int) -> int:
-    """The watermark that a largest event time gives, microseconds; ``MIN_WATERMARK`` before the first row.
-
-    >>> watermark_after(1_000, 10)
-    989
-    """
-    return max(MIN_WATERMARK, maximum_us - bound_us - 1)
+__all__ = ["watermark_cuts"]
 
 
 def watermark_cuts(times_us: npt.NDArray[np.int64], previous_max: int, bound_us: int) -> tuple[list[int], list[int]]:
@@ -36,9 +28,9 @@ def watermark_cuts(times_us: npt.NDArray[np.int64], previous_max: int, bound_us:
 
     Returns:
         ``cuts``: rising row numbers; the batch splits into ``[0, cuts[0]), [cuts[0], cuts[1]), ... [cuts[-1], n)``.
-        ``watermarks``: one more than cuts; ``watermarks[k]`` must be known before row ``cuts[k]``, and the last one
-        holds after the whole batch.  A cut at row 0 (an empty first part) says that the watermark of the rows before
-        the batch must be known before this row, whether or not it has been sent already.
+        ``watermarks``: one more than cuts; ``watermarks[k]`` is what row ``cuts[k]`` and those behind it are judged by,
+        and the last one holds after the whole batch.  A cut at row 0 (an empty first part) says that the batch begins
+        with such a row.
 
     With a bound far too small for the data there is a cut for every second row: correct, but slow.
 

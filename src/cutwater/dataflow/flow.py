@@ -72,6 +72,7 @@ class Dataflow:
         *,
         event_time: str | None = None,
         out_of_order: Duration = 0,
+        idle_timeout: Duration | None = None,
         bad_rows: BadRows | None = None,
         rate: float | None = None,
         parallelism: int | None = None,
@@ -82,6 +83,8 @@ class Dataflow:
             source: ``cw.files(...)``, ``cw.generate(...)``, any ``Source``, or a Spark DataFrame, batch or streaming.
             event_time: column that says when a row happened: a timestamp or a date; comes out as ``timestamp[us]``.
             out_of_order: how far behind the newest event time of its split a row may come without being late.
+            idle_timeout: what has had nothing to give for so long holds back nobody's event time until it has; what it
+                gives then may be late.  ``None``: everything waits for it.  It goes by the clock.
             rate: of a Spark DataFrame: rows per second over all subtasks (other sources take it themselves).
             bad_rows: "fail" the job on a row that cannot be read, or put it into ``.dead_letters``.
 
@@ -94,6 +97,8 @@ class Dataflow:
             out_of_order_us = duration_us(out_of_order, "out_of_order")
             if event_time is None and out_of_order_us:
                 raise BuildError("out_of_order says nothing without event_time", hint="Name the event-time column.")
+            if event_time is None and idle_timeout is not None:
+                raise BuildError("idle_timeout says nothing without event_time", hint="Name the event-time column.")
             schema = distinct_columns(plain_schema(made.schema))
             if event_time is not None:
                 schema = _with_event_time(schema, event_time)
@@ -106,6 +111,8 @@ class Dataflow:
                 "out_of_order_us": out_of_order_us,
                 "bad_rows": bad,
             }
+            if idle_timeout is not None:
+                options["idle_timeout_ms"] = _idle_timeout_ms(idle_timeout)
             upstreams = self._builder.add(id, "read", made, [], outputs, parallelism=parallelism, options=options)
         return Stream(self._builder, upstreams[0], upstreams[1] if diverts else None)
 
@@ -288,6 +295,13 @@ def _with_bad_rows(source: Source, bad_rows: BadRows | None) -> tuple[Source, Ba
     if not hasattr(source, "with_bad_rows"):
         raise BuildError(f"a {type(source).__name__} has no bad rows to divert", hint="Leave bad_rows out.")
     return cast("Source", cast(Any, source).with_bad_rows(bad_rows)), bad_rows
+
+
+def _idle_timeout_ms(given: Duration) -> float:
+    timeout_us = duration_us(given, "idle_timeout")
+    if timeout_us <= 0:
+        raise BuildError(f"idle_timeout {given!r} is not above 0", hint="Write for example '30s'.")
+    return timeout_us / 1000
 
 
 def _with_event_time(schema: pa.Schema, name: str) -> pa.Schema:

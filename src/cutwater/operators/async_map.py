@@ -40,6 +40,7 @@ _Result: TypeAlias = Mapping[str, Any] | None
 AsyncFunction: TypeAlias = Callable[..., Awaitable[_Result | Sequence[_Result]] | _Result | Sequence[_Result]]
 
 _STATE = "in flight"
+_LATE_BEFORE = b"cutwater.late_before"
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,9 @@ class AsyncMapSpec:
 
 
 class _Segment:
-    """Rows between two watermarks."""
+    """Rows between two watermarks, with one ``late_before``."""
 
-    __slots__ = ("closing", "over", "waiting")
+    __slots__ = ("closing", "late_before", "over", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[int, Call] = {}
@@ -126,6 +127,7 @@ class _Segment:
         """How many of them are over."""
         self.closing: int | None = None
         """The watermark that follows."""
+        self.late_before = MIN_WATERMARK
 
 
 class AsyncMapOperator(BaseOperator):
@@ -151,11 +153,16 @@ class AsyncMapOperator(BaseOperator):
     # ------------------------------------------------------------------------------------------------------- the seam
 
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
-        self._keep(batch)
+        self._keep(batch, self.late_before)
         self._send()
         return []
 
-    def _keep(self, batch: pa.RecordBatch) -> None:
+    def _keep(self, batch: pa.RecordBatch, late_before: int) -> None:
+        if self._segments[-1].late_before != late_before:
+            if self._segments[-1].waiting:
+                self._segments[-1].closing = MIN_WATERMARK
+                self._segments.append(_Segment())
+            self._segments[-1].late_before = late_before
         rows = to_dicts(batch)
         self._held |= self.ctx.repeating
         size = 1 if self._held else self._batch_rows
@@ -197,6 +204,7 @@ class AsyncMapOperator(BaseOperator):
             self._take(self._done.popleft())
         self._send()
         segment = self._segments[0]
+        self.late_before = segment.late_before
         runs, leaving = self._leaving(segment)
         made = self._made_of([call for call in leaving if not call.timed_out])
         taken = encode_answers(runs, made) if leaving and self.ctx.repeatable else b""
@@ -214,22 +222,32 @@ class AsyncMapOperator(BaseOperator):
                 call.timed_out, call.over = late, True
                 segment.over += 1
             leaving += found
+            self.late_before = found[0][0].late_before  # all are of one segment, as they were then
         return self._leave(leaving, made)
 
     def freeze(self, checkpoint_id: int) -> Frozen:
-        slices = [call.slice() for segment in self._segments for call in segment.waiting.values()]
+        kept: list[tuple[int, list[pa.RecordBatch]]] = []
+        for segment in self._segments:
+            if not kept or kept[-1][0] != segment.late_before:
+                kept.append((segment.late_before, []))
+            kept[-1][1].extend(call.slice() for call in segment.waiting.values())
 
         def segments() -> Iterator[Segment]:
-            if slices:
-                table = pa.Table.from_batches(slices).combine_chunks()
-                yield from (Segment(_STATE, "base", batch) for batch in table.to_batches())
+            for late_before, slices in kept:
+                if slices:
+                    late = None if late_before == MIN_WATERMARK else {_LATE_BEFORE: b"%d" % late_before}
+                    table = pa.Table.from_batches(slices).combine_chunks().replace_schema_metadata(late)
+                    yield from (Segment(_STATE, "base", batch) for batch in table.to_batches())
 
         return FrozenSegments(segments)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         for segment in segments:
             if segment.name == _STATE:
-                self._keep(segment.batch)  # asked for with the first turn: no call is made while others still restore
+                late = (segment.batch.schema.metadata or {}).get(_LATE_BEFORE)
+                batch = segment.batch.replace_schema_metadata(None)
+                # Asked for with the first turn: no call is made while others still restore.
+                self._keep(batch, MIN_WATERMARK if late is None else int(late))
 
     def close(self) -> None:
         if self._calls is not None:
@@ -326,7 +344,7 @@ class AsyncMapOperator(BaseOperator):
             segment.over -= 1
             self._kept -= len(call.rows)
         while (closing := self._segments[0].closing) is not None and not self._segments[0].waiting:
-            self._passed = closing
+            self._passed = max(self._passed, closing)
             self._segments.popleft()
         outputs: Outputs = [] if made is None else [(0, made)]
         late = [call.slice() for _, call in calls if call.timed_out]

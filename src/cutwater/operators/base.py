@@ -67,6 +67,11 @@ class Context(Protocol):
 class Operator(Protocol):
     """One subtask's instance of a step."""
 
+    late_before: int
+    """Set before rows are brought: what ends at this event time or before is over for them, whatever the watermark is
+    (rule W4; ``MIN_WATERMARK`` for rows that keep the promise of their split).  The operator sets it itself where it
+    gives out rows that it kept (``take_answers``, ``repeat_answers``)."""
+
     def open(self, ctx: Context) -> None:
         """Called once, before ``restore`` and before any row."""
         ...
@@ -169,6 +174,7 @@ class BaseOperator:
     """Defaults: stateless, one output, nothing pending."""
 
     ctx: Context
+    late_before = MIN_WATERMARK
 
     def open(self, ctx: Context) -> None:
         self.ctx = ctx

@@ -124,10 +124,10 @@ class KeyedOperator(BaseOperator):
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], Outputs]:
         """The rows that are not behind the watermark, their times, and the others as side output ``output``."""
         times = event_times(batch, time, of)
+        reached: npt.NDArray[np.int64] | int = self._watermarks.current
         if self._watermarks.differ:
-            late = times <= self._watermarks.of(key_groups(hash_keys(keys), self.ctx.max_parallelism))
-        else:
-            late = times <= self._watermarks.current
+            reached = self._watermarks.of(key_groups(hash_keys(keys), self.ctx.max_parallelism))
+        late = times <= np.maximum(reached, self.late_before)
         count = int(np.count_nonzero(late))
         if count == 0:
             return batch, times, []

@@ -161,10 +161,10 @@ class TwoSidedJoin(BaseOperator):
         return event_times(batch, self._types.times[side], f" of the {SIDES[side]} side")
 
     def _reached(self, side: int, batch: pa.RecordBatch) -> int | References:
-        """The watermark that counts for each row."""
+        """The watermark that counts for each row; where its own split had come further, that (W4)."""
         if not self._watermarks.differ:
-            return self._watermarks.current
-        return self._watermarks.of(self._groups(side, batch))
+            return max(self._watermarks.current, self.late_before)
+        return np.maximum(self._watermarks.of(self._groups(side, batch)), self.late_before)
 
     def _groups(self, side: int, batch: pa.RecordBatch) -> npt.NDArray[np.uint16]:
         return key_groups(hash_keys(self._types.key_columns(side, batch)), self.ctx.max_parallelism)

@@ -15,6 +15,7 @@ from cutwater.operators.base import Outputs
 from cutwater.operators.join_columns import pairs_per_batch
 from cutwater.operators.join_side import JoinSide, References
 from cutwater.operators.two_sided_join import LEFT, RIGHT, TwoSidedJoin
+from cutwater.operators.window_kinds import first_close
 from cutwater.operators.windowing import expand
 from cutwater.state.index import Slots
 from cutwater.state.keys import NullableKeys, hash_keys, key_groups, null_key_mask, require_valid_keys
@@ -74,7 +75,8 @@ class WindowJoin(TwoSidedJoin):
         times = self._event_times(input, batch)
         last = _last_instants(self._spec, times)
         inside = times <= last
-        late = inside & (last <= self._reached(input, batch))
+        over = first_close(self._window, times) <= self.late_before  # all its windows or none, whatever has come out
+        late = inside & (over | (last <= self._reached(input, batch)))
         taken = inside & ~late
         if not taken.all():
             outputs += self._divert(input, batch, late, int(np.count_nonzero(~inside)))

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from cutwater.config import format_us
 from cutwater.errors import BuildError
 
@@ -20,9 +23,11 @@ __all__ = [
     "SlidingWindow",
     "TumblingWindow",
     "Window",
+    "first_close",
     "is_window",
 ]
 
+_NEVER = 2**63 - 1
 MAX_SPAN_US = 2**60
 """Longest window and lateness: 36,000 years; sums of them with event times cannot overflow."""
 
@@ -128,6 +133,21 @@ class GlobalWindow:
 
 
 Window: TypeAlias = TumblingWindow | SlidingWindow | SessionWindow | GlobalWindow
+
+
+def first_close(window: Window, times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The last instant of the earliest window that a row of each time lies in, by itself; the largest value if none.
+
+    >>> first_close(SlidingWindow(10, 4), np.array([3, 12])), first_close(SessionWindow(5), np.array([3]))
+    (array([ 5, 13]), array([7]))
+    """
+    if isinstance(window, SessionWindow):
+        return times_us + (window.gap_us - 1)
+    if isinstance(window, GlobalWindow):
+        return np.full(len(times_us), _NEVER, np.int64)
+    earliest = times_us - window.size_us + 1
+    begins = earliest + (window.offset_us - earliest) % window.every_us
+    return np.where(begins <= times_us, begins + window.size_us - 1, _NEVER)
 
 
 def is_window(value: object) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.operators.base import MAX_WATERMARK, BaseOperator, Context, Outputs
+from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, BaseOperator, Context, Outputs
 from cutwater.operators.early_clock import EarlyClock
 from cutwater.operators.event_times import event_times
 from cutwater.operators.firing_order import FiringOrder
@@ -21,6 +21,7 @@ from cutwater.operators.keyed_table import FrozenTable, KeyedTable
 from cutwater.operators.ordered_accumulator import ARRIVAL
 from cutwater.operators.spill import open_store
 from cutwater.operators.stored_windows import Times, Windows
+from cutwater.operators.window_kinds import first_close
 from cutwater.state.changes import Changed
 from cutwater.state.index import Slots
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
@@ -101,7 +102,19 @@ class WindowOperator(BaseOperator, Generic[W]):
             return outputs
         require_valid_keys(batch, self._spec.keys)
         self._early.rows_came()
-        return outputs + self._take(batch, self._reached(batch))
+        if self.late_before > MIN_WATERMARK and not self._by_clock:
+            batch, late = self._without_late_rows(batch)
+            outputs += late
+        return outputs + self._take(batch, self._reached(batch)) if batch.num_rows else outputs
+
+    def _without_late_rows(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Outputs]:
+        """Rows that break the promise of their split count in all their windows or in none (W4).
+
+        In none if the first of these was over for their split: whether it has come out here hangs on other splits, too.
+        """
+        closes = first_close(self._spec.window, self._times(batch))
+        late = closes <= max(MIN_WATERMARK, self.late_before - self._spec.allowed_lateness_us)
+        return (batch.filter(pa.array(~late)), self._late(batch, late)) if late.any() else (batch, [])
 
     def _drain(self) -> Outputs:
         outputs: Outputs = []

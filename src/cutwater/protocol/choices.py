@@ -32,35 +32,38 @@ class ChoiceKind(enum.IntEnum):
     """Rows of an input, with no news of its watermark."""
     TIMED_ROWS = 1
     """Rows of an input, and the watermark after them."""
-    SHARP_ROWS = 2
-    """As ``TIMED_ROWS``; the watermark goes on before the next rows do (rule W1)."""
-    WATERMARK = 3
+    WATERMARK = 2
     """A watermark of an input by itself."""
-    IDLE = 4
+    IDLE = 3
     """As ``WATERMARK``; the input has nothing to say for now."""
-    END = 5
+    END = 4
     """The end of an input."""
-    MARK = 6
+    MARK = 5
     """No choice: the state was frozen here."""
-    TIMERS = 7
+    TIMERS = 6
     """A slice of what is due by processing time; ``value`` is that time in milliseconds."""
-    CLOCK = 8
+    CLOCK = 7
     """What the operators saw of the clock, milliseconds since the epoch, during the choice before this one."""
-    READ = 9
+    READ = 8
     """``rows`` of split number ``place``; with ``value`` 1 it gives no more."""
-    READ_ON = 10
+    READ_ON = 9
     """What the last read left to be handed on."""
-    SPLITS = 11
+    SPLITS = 10
     """``place`` splits are known to the source."""
-    VERDICT = 12
+    VERDICT = 11
     """A verdict on the loop let the watermark ``value`` pass; with ``place`` 1 it ended the back-edges, too."""
-    ANSWERS = 13
+    ANSWERS = 12
     """Operator number ``place`` of the subtask took what came from outside: ``body``, in a form of its own."""
+    STEP_TIME = 13
+    """A source that had nothing of its own to go by took the event time ``value`` of its step."""
+    IDLE_SPLIT = 14
+    """Split number ``place`` had nothing to give for so long that it holds nobody back until it has."""
 
 
-_TIMED: Final = frozenset({ChoiceKind.TIMED_ROWS, ChoiceKind.SHARP_ROWS, ChoiceKind.WATERMARK, ChoiceKind.IDLE})
-_COUNTED: Final = frozenset({ChoiceKind.ROWS, ChoiceKind.TIMED_ROWS, ChoiceKind.SHARP_ROWS, ChoiceKind.READ})
+_TIMED: Final = frozenset({ChoiceKind.TIMED_ROWS, ChoiceKind.WATERMARK, ChoiceKind.IDLE})
+_COUNTED: Final = frozenset({ChoiceKind.ROWS, ChoiceKind.TIMED_ROWS, ChoiceKind.READ})
 _CLOCKED: Final = frozenset({ChoiceKind.TIMERS, ChoiceKind.CLOCK})
+_VALUED: Final = frozenset({ChoiceKind.VERDICT, ChoiceKind.STEP_TIME})
 _KINDS: Final = {int(kind): kind for kind in ChoiceKind}
 
 
@@ -129,7 +132,7 @@ class ChoiceWriter:
             self._bases.clock_ms = value
         elif kind is ChoiceKind.READ:
             write_varint(out, value)
-        elif kind is ChoiceKind.VERDICT:
+        elif kind in _VALUED:
             write_varint(out, _zigzag(value))
         elif kind is ChoiceKind.ANSWERS:
             write_varint(out, len(body))
@@ -175,7 +178,7 @@ class ChoiceReader:
             value = self.bases.clock_ms = self.bases.clock_ms + _unzigzag(more)
         elif kind is ChoiceKind.READ:
             value, at = read_varint(data, at)
-        elif kind is ChoiceKind.VERDICT:
+        elif kind in _VALUED:
             more, at = read_varint(data, at)
             value = _unzigzag(more)
         elif kind is ChoiceKind.ANSWERS:

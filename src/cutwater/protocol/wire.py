@@ -8,7 +8,8 @@ A frame is a header of 40 bytes, an optional order log and a body::
 
 Rows are numbered per channel (``first_row``); a barrier carries its checkpoint id there, a credit the frames granted,
 an end the number of rows that went before, an arrival the next row wanted.  ``rows`` of a barrier are those it overtook
-at its sender.  The body of rows is an Arrow IPC record batch message without a schema: both ends know it from the plan.
+at its sender.  The body of rows is an Arrow IPC record batch message without a schema: both ends know it from the plan;
+with the flag ``LATE`` an event time follows it.
 
 The order log is what the sender knows of the choices of subtasks and the receiver may not (``choices``, R0).  It goes
 with whatever is for a subtask; alone, as the first frame of a connection, and when it is large.
@@ -27,10 +28,11 @@ __all__ = [
     "FINAL",
     "HEADER_BYTES",
     "IDLE",
+    "LATE",
+    "LATE_BYTES",
     "PROBE",
     "PROTOCOL_VERSION",
     "SAVEPOINT",
-    "SHARP",
     "ControlDecoder",
     "Frame",
     "FrameDecoder",
@@ -41,7 +43,7 @@ __all__ = [
     "encode_header",
 ]
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Both sides of a connection must have the same; the handshake proves it."""
 
 
@@ -67,8 +69,11 @@ FINAL: Final = 2
 """Flag of a barrier: the job's last checkpoint (rule A7).  Of what arrived: so did the end of data."""
 CUT: Final = 4
 """Flag of a barrier: it overtook waiting rows (unaligned)."""
-SHARP: Final = 8
-"""Flag of rows: their watermark stands before the next rows on every further channel too (rule W1)."""
+LATE: Final = 8
+"""Flag of rows: they break the promise of their split.  The event time that the split had reached before them ends the
+body (i64): what ends at it or before is over for them (rule W4)."""
+LATE_BYTES: Final = 8
+"""Of that event time."""
 PROBE: Final = 16
 """Flag of a barrier: its wave stores nothing (rule C6)."""
 SAVEPOINT: Final = 32
@@ -81,7 +86,7 @@ _NO_WATERMARK: Final = -(2**63)
 _MAX_ROW: Final = 2**63 - 1
 _MAX_CREDIT: Final = 2**20
 _FLAGS: Final[dict[int, int]] = {
-    Kind.ROWS: SHARP,
+    Kind.ROWS: LATE,
     Kind.WATERMARK: IDLE,
     Kind.BARRIER: FINAL | CUT | PROBE | SAVEPOINT,
     Kind.END: 0,
@@ -163,7 +168,7 @@ def decode_header(data: bytes | bytearray | memoryview, *, max_frame_bytes: int,
             hint="If rows are that large, raise max_frame_bytes.",
         )
     if kind == Kind.ROWS:
-        if not rows or not body_length or first_row + rows > _MAX_ROW:
+        if not rows or body_length <= (LATE_BYTES if flags & LATE else 0) or first_row + rows > _MAX_ROW:
             raise WireError(f"rows missing or out of range in {header}")
         return header
     behind = kind == Kind.BARRIER and flags & CUT

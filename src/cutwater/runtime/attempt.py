@@ -181,6 +181,7 @@ class Attempt(SurvivingAttempt):
                 return 0.0
         worked, self._worked = self._worked, False
         self._next = 0
+        self._report_times(now_s)
         if self.catches_up:
             self.tell_if_caught_up(following=self.following)
         wake_s = min((s.flush_if_due(now_s) for s in self._subtasks), default=float("inf"))
@@ -191,6 +192,13 @@ class Attempt(SurvivingAttempt):
             return 0.0
         sleep_s = min((s.wait_s(now_s) for s in self._subtasks), default=float("inf"))
         return max(0.0, min(sleep_s, wake_s - now_s))
+
+    def _report_times(self, now_s: float) -> None:
+        """How far the sources have come, for those of their steps that have nothing to read."""
+        for subtask in self._subtasks:
+            if subtask.source is not None and (time := subtask.source.report(now_s)) is not None:
+                message = c.SourceTime(self.number, self.region, subtask.source.step, subtask.key[1], *time)
+                self._worker.link.send(message)
 
     def take(self, message: object) -> None:
         """A message of the coordinator, or the outcome of a snapshot."""
@@ -207,6 +215,10 @@ class Attempt(SurvivingAttempt):
                 for subtask in self._subtasks:
                     if subtask.source is not None and subtask.source.step == step:
                         subtask.source.assign(splits, no_more)
+            case c.StepTime(step=step):
+                for subtask in self._subtasks:
+                    if subtask.source is not None and subtask.source.step == step:
+                        subtask.source.hear_step_time(message.watermark, message.idle, message.report)
             case c.ReadUpTo(limits=limits):
                 for subtask in self._subtasks:
                     if subtask.source is not None:

@@ -55,17 +55,17 @@ class EdgeOut:
         """The first channel is the next one: where the state is frozen, if what follows may have to be done again."""
         self._next = 0
 
-    def send(self, batch: pa.RecordBatch) -> None:
+    def send(self, batch: pa.RecordBatch, late_before: int) -> None:
         if self._columns is not None:
             batch = batch.select(self._columns)
         if self._partitioner is not None:
             for target, part in self._partitioner.split(batch):
-                self.channels[target].offer(part)
+                self.channels[target].offer(part, late_before)
         elif self._broadcast:
             for channel in self.channels:
-                channel.offer(batch)
+                channel.offer(batch, late_before)
         else:  # forward has one channel; rebalance takes turns
-            self.channels[self._next].offer(batch)
+            self.channels[self._next].offer(batch, late_before)
             self._next = (self._next + 1) % len(self.channels)
 
 
@@ -100,7 +100,7 @@ class Chain:
         self.watermark = MIN_WATERMARK
         self._passing: int | None = None  # node that the watermark in passage has reached
         self._entered = False
-        self._force = False
+        self._late_before = MIN_WATERMARK  # of the rows in passage, and of what comes of them
         # Most operators wait for no clock; those are not asked before every action.
         self._clocked = [i for i, n in enumerate(self.nodes) if _overrides(n.operator, "next_processing_time_ms")]
         self._stateful = [n for n in self.nodes if _overrides(n.operator, "freeze")]
@@ -135,9 +135,15 @@ class Chain:
         """True while some outgoing channel takes no more rows."""
         return any(c.full for out in self.outs for c in out.channels)
 
-    def process(self, input: int, batch: pa.RecordBatch) -> None:
-        """Rows for one input of the head."""
+    def process(self, input: int, batch: pa.RecordBatch, late_before: int = MIN_WATERMARK) -> None:
+        """Rows for one input of the head; ``late_before``: see ``Rows``."""
+        self._late_before = late_before
         self._run(0, input, batch)
+
+    def read(self, outputs: Outputs, late_before: int) -> None:
+        """What the source at the head gives; ``late_before``: see ``Rows``."""
+        self._late_before = late_before
+        self.emit(0, outputs)
 
     def emit(self, node: int, outputs: Outputs) -> None:
         """Route what an operator gave out."""
@@ -155,7 +161,7 @@ class Chain:
                 if isinstance(target, Target):
                     self._run(target.node, target.input, batch)
                 else:
-                    target.send(batch)
+                    target.send(batch, self._late_before)
 
     @property
     def next_processing_time_ms(self) -> int | None:
@@ -178,14 +184,15 @@ class Chain:
         if not due:
             return
         _, first = min(due)
+        self._late_before = MIN_WATERMARK
         with _located(self.nodes[first]):
             outputs = self.nodes[first].operator.on_processing_time(now_ms)
         self.emit(first, outputs)
 
-    def start_watermark(self, watermark: int, force: bool = False) -> None:
+    def start_watermark(self, watermark: int) -> None:
         """Begin the passage of a watermark through all operators, then to all edges."""
-        self.watermark = watermark
-        self._passing, self._entered, self._force = 0, False, force
+        self.watermark, self._late_before = watermark, MIN_WATERMARK
+        self._passing, self._entered = 0, False
         self.resume()
 
     def resume(self) -> None:
@@ -225,6 +232,7 @@ class Chain:
                     outputs, taken = node.operator.take_answers()
                 if taken:
                     log(index, taken)
+                self._late_before = node.operator.late_before
                 self.emit(index, outputs)
                 break
         self._send_watermark()  # it is due before the rows of the next slice
@@ -233,6 +241,7 @@ class Chain:
         """The operator at this place took that."""
         with _located(self.nodes[place]):
             outputs = self.nodes[place].operator.repeat_answers(taken)
+        self._late_before = self.nodes[place].operator.late_before
         self.emit(place, outputs)
         self._send_watermark()
 
@@ -249,7 +258,7 @@ class Chain:
         self._sent = watermark
         for out in self.outs:
             for channel in out.timed:
-                channel.offer_watermark(watermark, force=self._force)
+                channel.offer_watermark(watermark)
 
     def offer_idle(self, idle: bool) -> None:
         """Say that nothing is to be expected for now, or that something is."""
@@ -288,6 +297,7 @@ class Chain:
                 left = operator.resume()
             self.emit(index, left)
         node.rows_in += batch.num_rows
+        operator.late_before = self._late_before
         try:
             outputs = operator.process(input, batch)
         except Exception as e:

@@ -58,7 +58,9 @@ class LoggedChannel:
             side=self.side,
             first_row=first,
             items=[
-                LogItem(i.batch, i.watermark, i.sharp) if type(i) is Rows else LogItem(None, i.watermark, _idle(i))
+                LogItem(i.batch, i.watermark, late_before=i.late_before)
+                if type(i) is Rows
+                else LogItem(None, i.watermark, _idle(i))
                 for i in self.items
             ],
         )
@@ -71,11 +73,11 @@ def _idle(item: Timed) -> bool:
 def to_items(log: Iterable[LogItem], first_row: int) -> list[Timed]:
     """Items of a log as a channel delivers them; rows are numbered from ``first_row`` on."""
     items: list[Timed] = []
-    for batch, watermark, flag in log:
+    for batch, watermark, idle, late_before in log:
         if batch is None:
-            items.append(Watermark(watermark, flag))
+            items.append(Watermark(watermark, idle))
         else:
-            items.append(Rows(batch, first_row, watermark, flag))
+            items.append(Rows(batch, first_row, watermark, late_before))
             first_row += batch.num_rows
     return items
 

@@ -26,6 +26,7 @@ from cutwater.runtime.control_reports import (
     Metrics,
     ProbeWanted,
     Ready,
+    SourceTime,
 )
 from cutwater.runtime.copy_messages import CopiesHeld, CopyPlaces
 from cutwater.runtime.network_messages import NetworkToWorker, SnapshotParts
@@ -56,8 +57,10 @@ __all__ = [
     "ReadUpTo",
     "Ready",
     "Reset",
+    "SourceTime",
     "SplitAssignment",
     "Start",
+    "StepTime",
     "Stop",
     "ToWorker",
     "Trigger",
@@ -76,6 +79,7 @@ class SplitAssignment(msgspec.Struct, frozen=True, array_like=True):
     position: Any
     max_time: int
     done: bool
+    idle: bool = False
 
 
 class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
@@ -143,6 +147,17 @@ class AssignSplits(msgspec.Struct, frozen=True, tag="splits"):
     step: str
     splits: list[SplitAssignment]
     no_more: bool
+
+
+class StepTime(msgspec.Struct, frozen=True, tag="time"):
+    """How far a read step has come, for those of its subtasks that have nothing to read (W4)."""
+
+    attempt: int
+    step: str
+    watermark: int
+    idle: bool
+    report: bool
+    """Others go by this subtask: it is to say how far it has come as it goes on."""
 
 
 class ReadUpTo(msgspec.Struct, frozen=True, tag="limits"):
@@ -217,6 +232,7 @@ ToWorker = (
     | CopyPlaces
     | Start
     | AssignSplits
+    | StepTime
     | ReadUpTo
     | Trigger
     | Drain
@@ -241,6 +257,7 @@ FromWorker = (
     | Metrics
     | Log
     | ProbeWanted
+    | SourceTime
     | CaughtUp
     | CopiesHeld
     | SnapshotParts

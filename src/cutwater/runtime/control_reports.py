@@ -22,6 +22,7 @@ __all__ = [
     "Metrics",
     "ProbeWanted",
     "Ready",
+    "SourceTime",
 ]
 
 
@@ -39,6 +40,20 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     attempt: int
     region: int = 0
+
+
+class SourceTime(msgspec.Struct, frozen=True, tag="source_time"):
+    """How far a subtask of a read step has come (``protocol.step_times.SubtaskTime``)."""
+
+    attempt: int
+    region: int
+    step: str
+    subtask: int
+    known: int
+    holding: bool
+    watermark: int
+    finished: int
+    quiet: bool
 
 
 class LoopReport(msgspec.Struct, frozen=True, array_like=True):

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Split
 from cutwater.dataflow.graph import PhysicalPlan
@@ -112,6 +114,10 @@ class Coordinator(AnsweringDriver):
                 held = sorted(subtask for subtask in region if subtask[1] == link.slot)
                 self._deploying.hear(message.news)  # first: a verdict rests on it
                 self._checkpointing.acknowledged(held, message)
+            case c.SourceTime():
+                for slot, told in self._splits.reported(message):
+                    if (reader := self._group.links.get(slot)) is not None:
+                        reader.send(msgspec.structs.replace(told, attempt=self._machine.attempt))
             case c.ProbeWanted():
                 self._checkpointing.probe_wanted(message)
             case c.CaughtUp(region=region):

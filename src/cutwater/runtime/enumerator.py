@@ -85,6 +85,10 @@ class Enumerator:
             self._dealt[target][split.id] = fresh
         return assigned
 
+    def dealt(self, subtask: int) -> int:
+        """How many splits a subtask has been given, those of the snapshot included."""
+        return len(self._dealt[subtask])
+
     def rates(self) -> list[float | None]:
         """Rows per second for each subtask: the source's rate, shared by those that have something to read."""
         rate = self.source.rate if self.source is not None else None
@@ -95,4 +99,4 @@ class Enumerator:
 
 
 def _at(record: SplitRecord) -> SplitAssignment:
-    return SplitAssignment(record.id, record.data, record.position, record.max_time, record.done)
+    return SplitAssignment(record.id, record.data, record.position, record.max_time, record.done, record.idle)

@@ -90,7 +90,7 @@ class KeptOutput:
         """The last item was joined with a watermark while it waited."""
         kept, size = self._items[-1]
         if type(kept) is Rows:
-            kept = kept._replace(watermark=joined.watermark, sharp=True)
+            kept = kept._replace(watermark=joined.watermark)
         else:
             kept = joined
         self._sent, self._items[-1] = joined, (kept, size)

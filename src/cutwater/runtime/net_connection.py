@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from cutwater.dataflow.graph import Channel
 from cutwater.errors import CutwaterError, DataError, InvariantError, WireError
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.protocol.handshake import Peer
-from cutwater.protocol.wire import CUT, FINAL, IDLE, PROBE, SAVEPOINT, SHARP, Header, Kind, encode_header
+from cutwater.protocol.wire import CUT, FINAL, IDLE, LATE, LATE_BYTES, PROBE, SAVEPOINT, Header, Kind, encode_header
 from cutwater.runtime.kept_output import KeptOutput
 from cutwater.runtime.net_input import InputChannel
 from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark, nothing
@@ -34,6 +35,7 @@ __all__ = ["JOIN_S", "Connection", "decode_rows", "shut", "tune"]
 
 JOIN_S: Final = 5.0
 """How long ``close`` waits for threads that have nothing left to wait for."""
+_LATE: Final = struct.Struct("<q")
 _NEWS_INLINE_BYTES: Final = 8 * 1024
 """Up to this size the news of order logs ride on the frame that they have to go before."""
 
@@ -233,20 +235,20 @@ class Connection:
 
         return send
 
-    def _send(self, header: Header, body: pa.Buffer | None = None) -> None:
+    def _send(self, header: Header, body: pa.Buffer | None = None, behind: bytes = b"") -> None:
         """A frame, with what the peer was not told of order logs; nothing that depends on a choice goes before it."""
         if self._news is None or header.kind in (Kind.CREDIT, Kind.GOODBYE, Kind.ARRIVED):
-            self._write(header, b"", body)
+            self._write(header, b"", body, behind)
             return
         with self._news_lock:
             news = self._news.news()
             room = min(_NEWS_INLINE_BYTES, self._max_frame_bytes - header.body_length)
             if len(news) > room and header.kind != Kind.ORDER:
-                self._write(Header(Kind.ORDER), news, None)
+                self._write(Header(Kind.ORDER), news)
                 news = b""
-            self._write(header, news, body)
+            self._write(header, news, body, behind)
 
-    def _write(self, header: Header, news: bytes, body: pa.Buffer | None) -> None:
+    def _write(self, header: Header, news: bytes, body: pa.Buffer | None = None, behind: bytes = b"") -> None:
         if len(news) > self._max_frame_bytes:
             raise DataError(
                 f"the order logs since the last checkpoint have {len(news)} bytes, a frame holds "
@@ -254,22 +256,25 @@ class Connection:
                 hint="Take checkpoints more often, or raise max_frame_bytes.",
             )
         head = encode_header(header._replace(order_log_length=len(news)) if news else header)
-        parts: list[Part] = [part for part in (head, news, body) if part is not None and len(part)]
+        parts: list[Part] = [part for part in (head, news, body, behind) if part is not None and len(part)]
         self._writer.send(parts, sum(len(part) for part in parts))
 
     def _send_rows(self, key: Channel, item: Rows) -> None:
-        batch, first_row, watermark, sharp, body = item
+        batch, first_row, watermark, late_before, body = item
         if body is None:
             body = batch.serialize()
         size = body.size
-        if size > self._max_frame_bytes:
+        if size + LATE_BYTES > self._max_frame_bytes:
             raise DataError(
                 f"{key}: {batch.num_rows} rows from number {first_row} need {size} bytes, a frame holds "
                 f"{self._max_frame_bytes}",
                 hint="Raise max_frame_bytes, or keep such values in files and send their paths.",
             )
-        flags = SHARP if sharp else 0
-        self._send(Header(Kind.ROWS, flags, *key, first_row, batch.num_rows, watermark, 0, size), body)
+        if late_before == MIN_WATERMARK:
+            self._send(Header(Kind.ROWS, 0, *key, first_row, batch.num_rows, watermark, 0, size), body)
+            return
+        header = Header(Kind.ROWS, LATE, *key, first_row, batch.num_rows, watermark, 0, size + LATE_BYTES)
+        self._send(header, body, _LATE.pack(late_before))
 
     # -- receiving (the reader's thread)
 
@@ -306,8 +311,12 @@ class Connection:
         if channel is None:
             raise WireError(f"a frame for an unknown channel: {header}")
         if kind == Kind.ROWS:
+            late_before = MIN_WATERMARK
+            if header.flags & LATE and body is not None:
+                (late_before,) = _LATE.unpack_from(body, body.size - LATE_BYTES)
+                body = body.slice(0, body.size - LATE_BYTES)
             batch = decode_rows(header, body, channel.schema)
-            channel.put(Rows(batch, header.first_row, header.watermark, bool(header.flags & SHARP)))
+            channel.put(Rows(batch, header.first_row, header.watermark, late_before))
         elif kind == Kind.WATERMARK:
             channel.put(Watermark(header.watermark, bool(header.flags & IDLE)))
         elif kind == Kind.BARRIER:

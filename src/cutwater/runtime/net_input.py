@@ -112,7 +112,7 @@ class InputChannel:
             self.on_ready()
 
     def _put_rows(self, item: Rows) -> None:
-        batch, first, watermark, sharp, _ = item
+        batch, first, watermark, late_before, _ = item
         rows, wanted = batch.num_rows, self._next_arrival
         if first != wanted:
             if first > wanted:
@@ -121,7 +121,7 @@ class InputChannel:
                 self._queue.append(Watermark(watermark))
                 return
             batch = batch.slice(wanted - first)
-            rows, item = batch.num_rows, Rows(batch, wanted, watermark, sharp)
+            rows, item = batch.num_rows, Rows(batch, wanted, watermark, late_before)
         if self._end_arrived:
             raise self._beyond_the_end(item)
         self._rows_in += rows
@@ -182,18 +182,18 @@ class InputChannel:
         return item
 
     def _take_rows(self, item: Rows, max_rows: int) -> Rows:
-        batch, first, watermark, sharp, _ = item
+        batch, first, watermark, late_before, _ = item
         offset = self._offset
         left = batch.num_rows - offset
         if left > max_rows:
-            taken = Rows(batch.slice(offset, max_rows), first + offset, self.watermark)
+            taken = Rows(batch.slice(offset, max_rows), first + offset, self.watermark, late_before)
             self._offset, left = offset + max_rows, max_rows
         else:
             self._queue.popleft()
             self._offset = 0
             if watermark > self.watermark:
                 self.watermark = watermark
-            taken = Rows(batch.slice(offset) if offset else batch, first + offset, self.watermark, sharp)
+            taken = Rows(batch.slice(offset) if offset else batch, first + offset, self.watermark, late_before)
             self._frame_left()
         self.idle = False
         self.next_row = taken.first_row + left

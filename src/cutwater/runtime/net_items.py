@@ -20,8 +20,9 @@ class Rows(NamedTuple):
     batch: pa.RecordBatch
     first_row: int
     watermark: int = MIN_WATERMARK
-    sharp: bool = False
-    """The watermark must stand between these rows and the next on every further channel too (rule W1)."""
+    late_before: int = MIN_WATERMARK
+    """Event time that the rows' own splits had reached before them: what ends at it or before is over for these rows,
+    whatever the channel's watermark is (rule W4).  Only rows that break the promise of their split have one."""
     body: pa.Buffer | None = None
     """The batch as a connection sends it, if it was encoded already."""
 

@@ -39,9 +39,30 @@ class OutputChannel:
     """
 
     __slots__ = (
-        "_ahead_bytes", "_arrived", "_buffer", "_buffered_rows", "_credit", "_due_s", "_gone", "_kept", "_lock",
-        "_max_batch_bytes", "_max_fixed_rows", "_send", "_sharp", "_timeout_s", "_waiting", "_watermark_unsent",
-        "batch_rows", "ended", "idle", "key", "next_row", "on_ready", "schema", "watermark",
+        "_ahead_bytes",
+        "_arrived",
+        "_buffer",
+        "_buffered_rows",
+        "_credit",
+        "_due_s",
+        "_gone",
+        "_kept",
+        "_late_before",
+        "_lock",
+        "_max_batch_bytes",
+        "_max_fixed_rows",
+        "_send",
+        "_timeout_s",
+        "_waiting",
+        "_watermark_unsent",
+        "batch_rows",
+        "ended",
+        "idle",
+        "key",
+        "next_row",
+        "on_ready",
+        "schema",
+        "watermark",
     )  # fmt: skip
 
     def __init__(
@@ -71,7 +92,8 @@ class OutputChannel:
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_rows = 0
         self._due_s = math.inf
-        self._watermark_unsent = self._sharp = False
+        self._watermark_unsent = False
+        self._late_before = MIN_WATERMARK
 
     def send_through(self, send: Callable[[Item], None]) -> Callable[[Item], None]:
         """Have items handed to ``send`` from now on; returns where they went before, for ``send`` to pass them on."""
@@ -148,8 +170,12 @@ class OutputChannel:
             if not self._waiting:
                 self._ahead_bytes = -1
 
-    def offer(self, batch: pa.RecordBatch) -> None:
+    def offer(self, batch: pa.RecordBatch, late_before: int = MIN_WATERMARK) -> None:
         """Send rows, at once or with their neighbours.  Accepted even when ``full`` (a call may overshoot).
+
+        Args:
+            batch: of the channel's schema.
+            late_before: see ``Rows``; rows with another one never lie in one frame.
 
         Raises:
             InvariantError: the schema is not the channel's, or the channel has ended.
@@ -160,6 +186,9 @@ class OutputChannel:
         self.idle = False
         if self.ended or not batch.schema.equals(self.schema):
             raise self._refusal(batch)
+        if late_before != self._late_before:
+            self._flush_rows()
+            self._late_before = late_before
         if rows * 2 < self.batch_rows:
             self._buffer.append(batch)
             self._buffered_rows += rows
@@ -174,10 +203,8 @@ class OutputChannel:
             for start in range(0, rows, self.batch_rows):
                 self._emit(batch.slice(start, self.batch_rows))
 
-    def offer_watermark(self, watermark: int, idle: bool = False, force: bool = False) -> None:
+    def offer_watermark(self, watermark: int, idle: bool = False) -> None:
         """Announce a watermark: it rides on the next frame, or alone once it is due.
-
-        With ``force`` it goes at once and stays ahead of the rows that follow, here and on every further channel.
 
         Raises:
             InvariantError: the watermark fell.
@@ -186,10 +213,6 @@ class OutputChannel:
             raise InvariantError(f"{self.key}: watermark fell from {self.watermark} to {watermark}")
         if watermark != self.watermark or idle != self.idle:
             self.watermark, self.idle, self._watermark_unsent = watermark, idle, True
-        if force:
-            self._sharp = True
-            self.flush()
-            self._sharp = False
 
     def offer_barrier(
         self,
@@ -332,7 +355,7 @@ class OutputChannel:
             self._emit(batch.slice(rows // 2))
             return
         self.next_row = first + rows
-        self._enqueue(Rows(batch, first, self.watermark, self._sharp))
+        self._enqueue(Rows(batch, first, self.watermark, self._late_before))
         if not self.idle:
             self._watermark_unsent = False
 
@@ -344,7 +367,7 @@ class OutputChannel:
                 if type(last) is Watermark:
                     joined = item
                 elif type(last) is Rows and not item.idle:
-                    joined = last._replace(watermark=item.watermark, sharp=True)
+                    joined = last._replace(watermark=item.watermark)
                 if joined is not None:
                     waiting[-1] = joined
                     if kept is not None:

@@ -21,6 +21,7 @@ from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.choices import ChoiceKind
 from cutwater.protocol.loop import Action, Follow
+from cutwater.protocol.step_times import SubtaskTime
 from cutwater.protocol.watermarks import InputTime
 from cutwater.runtime.channels import End, Item, Rows, Watermark
 from cutwater.runtime.control import SplitAssignment
@@ -61,6 +62,18 @@ class OrderedSource(SourceRunner):
         self._places = {id: place for place, id in enumerate(self._splits)}
         if known is None:
             self._log.chose(ChoiceKind.SPLITS, len(self._splits))
+
+    def _take_step_time(self, watermark: int) -> Read:
+        self._log.chose(ChoiceKind.STEP_TIME, value=watermark)
+        return super()._take_step_time(watermark)
+
+    def _idles(self, split: Any) -> Read:
+        self._log.chose(ChoiceKind.IDLE_SPLIT, self._places[split.record.id])
+        return super()._idles(split)
+
+    def report(self, now_s: float) -> SubtaskTime | None:
+        """Nobody goes by what is only done once more."""
+        return None if self._log.following else super().report(now_s)
 
     def set_free(self) -> None:
         """What was to be read again has been read: no row of it counts for the rate now."""
@@ -103,7 +116,13 @@ class OrderedSource(SourceRunner):
         if choice.kind is ChoiceKind.READ_ON:
             self._log.made(ChoiceKind.READ_ON)
             return True, self._queued.pop(0)
+        if choice.kind is ChoiceKind.STEP_TIME:
+            self._log.made(ChoiceKind.STEP_TIME)
+            return True, super()._take_step_time(choice.value)
         split = list(self._splits.values())[choice.place]
+        if choice.kind is ChoiceKind.IDLE_SPLIT:
+            self._log.made(ChoiceKind.IDLE_SPLIT)
+            return True, super()._idles(split)
         if split.reader is None:
             split.reader = self.source.open(split.record, split.position, self)
         missing = choice.rows - sum(batch.num_rows for batch in self._gathered)
@@ -155,7 +174,7 @@ class _OrderedPerformer(Performer):
         """What a verdict changed before, it changes once more."""
         risen = self._merger.let_pass(watermark)
         if risen is not None:
-            self._parts.chain.start_watermark(risen, True)
+            self._parts.chain.start_watermark(risen)
         if ends:
             super().handle(m.LoopVerdict(self._machine.newest_id, True))
 
@@ -226,7 +245,7 @@ class OrderedSubtask(Subtask):
                 now = Watermark(max(channel.watermark, seen.watermark), channel.idle)
                 self._times = times
                 self._took(index, now)
-                self._advance(index, now.watermark, now.idle, True)
+                self._advance(index, now.watermark, now.idle)
                 return
         self._behind, self._times = False, times
         if isinstance(self.source, OrderedSource):
@@ -248,8 +267,7 @@ class OrderedSubtask(Subtask):
             self._times[index] = InputTime(watermark, idle)
         if type(item) is Rows:
             if news:
-                kind = ChoiceKind.SHARP_ROWS if item.sharp else ChoiceKind.TIMED_ROWS
-                self.order.chose(kind, index, item.batch.num_rows, watermark)
+                self.order.chose(ChoiceKind.TIMED_ROWS, index, item.batch.num_rows, watermark)
             else:
                 self.order.chose(ChoiceKind.ROWS, index, item.batch.num_rows)
         elif news:
@@ -288,7 +306,7 @@ class OrderedSubtask(Subtask):
         source = self.source
         if kind in (ChoiceKind.WATERMARK, ChoiceKind.IDLE):
             self.order.made(kind)
-            self._advance(place, value, kind is ChoiceKind.IDLE, True)
+            self._advance(place, value, kind is ChoiceKind.IDLE)
         elif kind is ChoiceKind.TIMERS:
             self.order.made(kind)
             self._fire(value)
@@ -330,7 +348,7 @@ class OrderedSubtask(Subtask):
         parts, self._gathered = self._gathered, []
         batch = parts[0].batch if len(parts) == 1 else pa.concat_batches([part.batch for part in parts])
         watermark = MIN_WATERMARK if choice.kind is ChoiceKind.ROWS else choice.value
-        self._process(index, Rows(batch, parts[0].first_row, watermark, choice.kind is ChoiceKind.SHARP_ROWS))
+        self._process(index, Rows(batch, parts[0].first_row, watermark, parts[0].late_before))
 
     def _control(self, index: int, item: Item) -> None:
         if self.order.following:

@@ -239,7 +239,7 @@ class Performer:
             case m.ReleaseWatermark(checkpoint_id=checkpoint_id, watermark=watermark):
                 risen = self._merger.release(checkpoint_id, watermark)
                 if risen is not None:
-                    self._parts.chain.start_watermark(risen, True)
+                    self._parts.chain.start_watermark(risen)
             case m.Decline():
                 self._port.decline(self._parts.key, effect)
             case m.Forget(checkpoint_id=checkpoint_id):

@@ -58,11 +58,11 @@ class _Replay:
     time: InputTime
     items: deque[LogItem]
 
-    def next(self) -> pa.RecordBatch | None:
-        """Pass the next item, and give its rows."""
+    def next(self) -> LogItem:
+        """Pass the next item."""
         item = self.items.popleft()
-        self.time = InputTime(max(self.time.watermark, item.watermark), item.flag and item.batch is None)
-        return item.batch
+        self.time = InputTime(max(self.time.watermark, item.watermark), item.idle)
+        return item
 
 
 @dataclass
@@ -216,13 +216,13 @@ class Redistribution:
             replays.append(_Replay(old.begin, items))
         told = merged_time(r.time for r in replays)
         while left := [r for r in replays if r.items]:
-            batch = min(left, key=lambda r: r.time.watermark).next()
+            item = min(left, key=lambda r: r.time.watermark).next()
             time = merged_time(r.time for r in replays)
             if edge.back or time.watermark < told.watermark:
                 time = InputTime(MIN_WATERMARK) if edge.back else InputTime(told.watermark, time.idle)
-            rows = share(batch) if batch is not None else None
+            rows = share(item.batch) if item.batch is not None else None
             if rows is not None and rows.num_rows:
-                yield LogItem(rows, time.watermark, time.watermark > told.watermark)
+                yield LogItem(rows, time.watermark, late_before=item.late_before)
             elif time != told and not edge.back:
                 yield LogItem(None, *time)
             told = time

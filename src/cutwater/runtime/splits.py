@@ -9,6 +9,7 @@ from typing import cast
 from cutwater.connectors.base import Source, Split
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.protocol.regions import Region
+from cutwater.protocol.step_times import StepTimes, SubtaskTime
 from cutwater.runtime import control as c
 from cutwater.runtime.enumerator import Enumerator
 from cutwater.storage.manifest import Manifest, SplitRecord
@@ -27,6 +28,7 @@ class Splits:
     def __init__(self, plan: PhysicalPlan, discovered: dict[str, list[Split]]) -> None:
         self.plan, self._discovered = plan, discovered
         self._enumerators: dict[str, Enumerator] = {}
+        self._times: dict[str, StepTimes] = {}
         self._ended: set[str] = set()
         self._stopping = threading.Event()
 
@@ -48,6 +50,8 @@ class Splits:
             for subtask, fresh in enumerate(enumerator.assign(self._discovered.get(step.id, []))):
                 assigned[subtask] += fresh
             self._enumerators[step.id] = enumerator
+            self._times[step.id] = StepTimes(vertex.parallelism)
+            self._count_dealt(step.id)
             result[step.id] = assigned
         return result
 
@@ -61,6 +65,7 @@ class Splits:
                 record = records.get((vertex, subtask))
                 known = record.splits.get(step, []) if record is not None else []
                 result[step, subtask] = self._enumerators[step].again(subtask, known)
+                self._times[step].lost(subtask)
         return result
 
     def rates(self, slot: int) -> dict[str, float | None]:
@@ -79,7 +84,25 @@ class Splits:
         known = {s.id for s in self._discovered.setdefault(step, [])}
         self._discovered[step] += [s for s in splits if s.id not in known]
         enumerator = self._enumerators.get(step)
-        return [] if enumerator is None else list(enumerate(enumerator.assign(splits)))
+        if enumerator is None:
+            return []
+        fresh = list(enumerate(enumerator.assign(splits)))
+        self._count_dealt(step)
+        return fresh
+
+    def _count_dealt(self, step: str) -> None:
+        """From now on they hold time back, whether or not their readers have heard of them."""
+        enumerator = self._enumerators[step]
+        for subtask in range(enumerator.parallelism):
+            self._times[step].dealt(subtask, enumerator.dealt(subtask))
+
+    def reported(self, message: c.SourceTime) -> list[tuple[int, c.StepTime]]:
+        """How far a subtask has come; what is to be told to which subtasks, by slot."""
+        time = SubtaskTime(message.known, message.holding, message.watermark, message.finished, message.quiet)
+        return [
+            (tell.subtask, c.StepTime(message.attempt, message.step, tell.watermark, tell.idle, tell.report))
+            for tell in self._times[message.step].reported(message.subtask, time)
+        ]
 
     def start_discovery(
         self, found: Callable[[str, list[Split], bool], None], failed: Callable[[str, Exception], None]

@@ -11,7 +11,7 @@ import time
 from collections import deque
 
 from cutwater.errors import CutwaterError, InvariantError
-from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.operators.base import MAX_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.loop import (
     Action,
@@ -126,6 +126,8 @@ class Subtask:
         timer_ms = self._next_timer_ms
         if timer_ms is not None and not self.chain.full and self._machine.may_read:
             due = min(due, (timer_ms - self._clock.now_ms()) / 1000)
+        if self.source is not None:
+            due = min(due, self.source.report_in_s(now_s))
         if self.source is None or self._ending or self.chain.full or self._machine.halted:
             return due
         if self.chain.room == 0 and not self.following:
@@ -232,7 +234,7 @@ class Subtask:
         channel = self.inputs[index]
         started = time.perf_counter()
         try:
-            self.chain.process(self._input_numbers[index], item.batch)
+            self.chain.process(self._input_numbers[index], item.batch, item.late_before)
         except CutwaterError as e:
             raise self._positioned(e, f"channel {tuple(channel.key)}", item.first_row) from e
         rows = item.batch.num_rows
@@ -241,7 +243,7 @@ class Subtask:
         self._loop.observe(rows, elapsed * 1000)
         if self._machine.recording(channel.key):
             self.performer.handle(m.RowsTaken(channel.key, rows))
-        self._advance(index, item.watermark, False, item.sharp)
+        self._advance(index, item.watermark, False)
 
     def _fitting(self, max_rows: int) -> int:
         """No more rows than the operators have room for."""
@@ -257,18 +259,18 @@ class Subtask:
                 self._took(index, item)
                 if self._machine.recording(channel.key):
                     self.performer.handle(m.WatermarkTaken(channel.key))
-                self._advance(index, watermark, idle, True)
+                self._advance(index, watermark, idle)
             case End():
                 self._took(index, item)
-                self._advance(index, MAX_WATERMARK, False, True)
+                self._advance(index, MAX_WATERMARK, False)
                 self.performer.handle(m.EndTaken(channel.key))
             case Rows():
                 raise InvariantError(f"{self.name}: rows where a control item was announced")
 
-    def _advance(self, index: int, watermark: int, idle: bool, sharp: bool) -> None:
+    def _advance(self, index: int, watermark: int, idle: bool) -> None:
         risen = self._merger.update(self.inputs[index].key, watermark, idle)
         if risen is not None:
-            self.chain.start_watermark(risen, sharp)
+            self.chain.start_watermark(risen)
         if (idle or self._idle) and not self._in_loop:  # what circulates in a loop is still to come
             self._tell_idle(self._merger.idle)
 
@@ -291,10 +293,9 @@ class Subtask:
         """What was read goes through the operators."""
         rows = sum(b.num_rows for o, b in got.outputs if o == 0)
         try:
-            self.chain.emit(0, got.outputs)
-            # Where a late row begins a read, the read before told its watermark, and not yet ahead of rows to come.
-            if got.watermark > self.chain.watermark or (got.force and got.watermark > MIN_WATERMARK):
-                self.chain.start_watermark(got.watermark, got.force)
+            self.chain.read(got.outputs, got.late_before)
+            if got.watermark > self.chain.watermark:
+                self.chain.start_watermark(got.watermark)
         except CutwaterError as e:
             raise self._positioned(e, source.origin, None) from e
         elapsed = time.perf_counter() - started

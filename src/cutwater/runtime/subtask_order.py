@@ -15,7 +15,7 @@ from cutwater.runtime.order_news import OrderNews
 
 __all__ = ["SubtaskOrder"]
 
-_OF_INPUTS = {ChoiceKind.ROWS, ChoiceKind.TIMED_ROWS, ChoiceKind.SHARP_ROWS}
+_OF_INPUTS = {ChoiceKind.ROWS, ChoiceKind.TIMED_ROWS}
 _DEEDS = {
     **dict.fromkeys(_OF_INPUTS, "took rows of an input"),
     **dict.fromkeys((ChoiceKind.WATERMARK, ChoiceKind.IDLE), "went on to other choices"),
@@ -25,6 +25,8 @@ _DEEDS = {
     ChoiceKind.CLOCK: "looked at the clock",
     **dict.fromkeys((ChoiceKind.READ, ChoiceKind.READ_ON), "read from its source"),
     ChoiceKind.SPLITS: "got splits to read",
+    ChoiceKind.STEP_TIME: "heard how far its source had come",
+    ChoiceKind.IDLE_SPLIT: "found that a split had nothing to give",
     ChoiceKind.VERDICT: "heard of its loop",
     ChoiceKind.ANSWERS: "took answers to its calls",
 }

@@ -361,4 +361,4 @@ class Wiring:
             times |= {Channel(r.edge, r.source, r.target): ended for r in records if r is not None and r.ended}
         merger.restore(times, watermark if parts.inputs else MIN_WATERMARK)
         if parts.source is not None:
-            parts.source.restore_watermark(watermark, moved=not self._restore.same_shape)
+            parts.source.restore_watermark(watermark)

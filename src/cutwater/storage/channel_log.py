@@ -14,6 +14,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
+from cutwater.decoding import prepare
 from cutwater.errors import CorruptSnapshotError
 from cutwater.storage.base import Readable
 from cutwater.storage.manifest import Entry
@@ -23,6 +24,7 @@ __all__ = ["CHANNEL_KIND", "ChannelLog", "LogItem", "add_log", "log_batches", "r
 
 CHANNEL_KIND = "channel"
 _ITEMS = b"cutwater.items"
+_NO_TIME = -(2**63)
 _SEGMENT_BYTES = 64 << 20
 """A log is cut into segments of about this size (a text column must not grow beyond 2 GiB)."""
 
@@ -34,8 +36,25 @@ class LogItem(NamedTuple):
     """``None``: a watermark alone."""
     watermark: int
     """Microseconds since the epoch; holds after the last row."""
-    flag: bool = False
-    """Rows: the watermark stands between these rows and the next on every further channel too.  Watermark: idle."""
+    idle: bool = False
+    """Of a watermark alone: its sender had nothing to say."""
+    late_before: int = _NO_TIME
+    """Of rows: the event time that their own split had reached before them, if they break its promise."""
+
+
+class _Listed(msgspec.Struct, frozen=True, array_like=True):
+    """An item in the metadata: how many rows of the segment it has (0: a watermark alone).
+
+    Older releases set ``idle`` for some rows, with another meaning that no restore needs.
+    """
+
+    rows: int
+    watermark: int
+    idle: bool = False
+    late_before: int = _NO_TIME
+
+
+prepare(list[_Listed])
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +112,7 @@ def log_batches(log: ChannelLog) -> Iterator[tuple[pa.RecordBatch, int]]:
         if not batches:
             continue  # behind the last rows
         batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        listed = [(i.batch.num_rows if i.batch is not None else 0, i.watermark, i.flag) for i in items]
-        yield batch.replace_schema_metadata({_ITEMS: msgspec.json.encode(listed)}), first_row
+        yield batch.replace_schema_metadata({_ITEMS: msgspec.json.encode([_listed(i) for i in items])}), first_row
         first_row += batch.num_rows
 
 
@@ -107,18 +125,27 @@ def read_log(store: Readable, job: str, entry: Entry) -> list[LogItem]:
     """
     batch = read_batch(store, job, entry)
     try:
-        listed = msgspec.json.decode((batch.schema.metadata or {})[_ITEMS], type=list[tuple[int, int, bool]])
+        listed = msgspec.json.decode((batch.schema.metadata or {})[_ITEMS], type=list[_Listed])
     except (KeyError, msgspec.MsgspecError) as error:
         raise CorruptSnapshotError(f"the log of channel {entry.channel} has no items", step=entry.step) from error
-    if sum(rows for rows, _, _ in listed) != batch.num_rows:
+    if sum(item.rows for item in listed) != batch.num_rows:
         raise CorruptSnapshotError(f"the items of channel {entry.channel} do not add up", step=entry.step)
     batch = batch.replace_schema_metadata(None)
     items: list[LogItem] = []
     start = 0
-    for rows, watermark, flag in listed:
-        items.append(LogItem(batch.slice(start, rows) if rows else None, watermark, flag))
-        start += rows
+    for item in listed:
+        rows = batch.slice(start, item.rows) if item.rows else None
+        items.append(LogItem(rows, item.watermark, item.idle and rows is None, item.late_before))
+        start += item.rows
     return items
+
+
+def _listed(item: LogItem) -> _Listed | list[int | bool]:
+    """Without ``late_before`` where there is none, as older releases wrote it and expect it."""
+    rows = item.batch.num_rows if item.batch is not None else 0
+    if item.late_before == _NO_TIME:
+        return [rows, item.watermark, item.idle]
+    return _Listed(rows, item.watermark, item.idle, item.late_before)
 
 
 def _portions(items: Iterable[LogItem]) -> Iterator[list[LogItem]]:

@@ -76,8 +76,11 @@ class SplitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     data: Any = None
     position: Any = None
     max_time: int = -(2**63)
-    """Largest event time read so far (microseconds): the split's watermark follows from it."""
+    """Largest event time read so far (microseconds): the split's watermark follows from it.  Of a split that was found
+    when time had passed already, what it is taken to be."""
     done: bool = False
+    idle: bool = False
+    """It gave nothing for the idle timeout: nobody waits for it."""
 
 
 class SubtaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):

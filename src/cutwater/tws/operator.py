@@ -78,11 +78,11 @@ class ProcessorOperator(ObjectOperator):
     def _without_late_rows(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Outputs]:
         """As in Spark: rows at or behind the watermark are late."""
         assert self._spec.event_time is not None
-        reached = self._watermarks.current
         times = event_times(batch, self._spec.event_time)
-        late = times <= reached
+        reached: Any = self._watermarks.current
         if self._watermarks.differ:
-            late = times <= np.array(self._watermarks_of(batch, self._spec.keys))
+            reached = np.array(self._watermarks_of(batch, self._spec.keys))
+        late = times <= np.maximum(reached, self.late_before)
         if not late.any():
             return batch, []
         self.ctx.count("rows_late", int(late.sum()))

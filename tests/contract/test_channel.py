@@ -321,14 +321,15 @@ def test_a_watermark_rides_on_the_next_frame(pair: Pair) -> None:
     assert pair.take(1) == [Barrier(1)], "it was not sent a second time"
 
 
-def test_a_watermark_goes_alone_when_due_or_forced(pair: Pair) -> None:
+def test_a_watermark_goes_alone_when_due_or_flushed(pair: Pair) -> None:
     out, inp = pair.make(buffer_timeout_ms=1)
     out.offer_watermark(11)
     out.flush_if_due(0.0)
     assert inp.head() == EMPTY
     out.flush_if_due(1.0)
     assert pair.take(1) == [Watermark(11)]
-    out.offer_watermark(12, force=True)
+    out.offer_watermark(12)
+    out.flush()
     assert pair.take(1) == [Watermark(12)]
     assert inp.watermark == 12
 
@@ -336,9 +337,41 @@ def test_a_watermark_goes_alone_when_due_or_forced(pair: Pair) -> None:
 def test_a_repeated_watermark_is_not_sent(pair: Pair) -> None:
     out, _ = pair.make()
     for _ in range(3):
-        out.offer_watermark(4, force=True)
+        out.offer_watermark(4)
+        out.flush()
     out.offer_barrier(1)
     assert pair.take(2) == [Watermark(4), Barrier(1)]
+
+
+def test_w4_rows_that_break_a_promise_keep_what_they_are_judged_by_and_lie_in_frames_of_their_own(pair: Pair) -> None:
+    out, _ = pair.make(batch_rows=100)
+    for first, late_before in (
+        (0, MIN_WATERMARK),
+        (5, MIN_WATERMARK),
+        (10, 70),
+        (15, 70),
+        (20, 80),
+        (25, MIN_WATERMARK),
+    ):
+        out.offer(batch(first, 5), late_before)
+    out.flush()
+    taken = pair.take(4)
+    assert [(i.first_row, i.batch.num_rows, i.late_before) for i in taken] == [
+        (0, 10, MIN_WATERMARK),
+        (10, 10, 70),
+        (20, 5, 80),
+        (25, 5, MIN_WATERMARK),
+    ]
+    assert numbers(taken) == list(range(30))
+
+
+def test_w4_slices_and_rows_sent_again_keep_what_they_are_judged_by(pair: Pair) -> None:
+    out, inp = pair.make(input={"next_row": 4})
+    out.offer(batch(0, 10), 70)
+    out.flush()
+    until(lambda: inp.head() == ROWS)
+    taken = [inp.take(2), inp.take(2), inp.take(10)]
+    assert [(i.first_row, i.batch.num_rows, i.late_before) for i in taken] == [(4, 2, 70), (6, 2, 70), (8, 2, 70)]
 
 
 def test_a_falling_watermark_is_refused(pair: Pair) -> None:
@@ -350,7 +383,8 @@ def test_a_falling_watermark_is_refused(pair: Pair) -> None:
 
 def test_a_watermark_never_falls_at_the_receiver(pair: Pair) -> None:
     out, inp = pair.make(input={"watermark": 50})
-    out.offer_watermark(20, force=True)
+    out.offer_watermark(20)
+    out.flush()
     assert pair.take(1) == [Watermark(50)]
     out.offer_watermark(30)
     out.offer(batch(0, 60))
@@ -370,7 +404,8 @@ def test_idleness_comes_after_the_rows_before_it_and_ends_with_the_next_row(pair
     out.flush()
     pair.take(1)
     assert not inp.idle
-    out.offer_watermark(7, idle=True, force=True)
+    out.offer_watermark(7, idle=True)
+    out.flush()
     assert (pair.take(1), inp.idle) == ([Watermark(7, idle=True)], True)
 
 
@@ -387,7 +422,8 @@ def test_watermarks_do_not_pile_up_at_a_receiver_that_does_not_take(pair: Pair) 
     out, inp = pair.make(capacity=2)
     inp.block()
     for watermark in range(100):
-        out.offer_watermark(watermark, force=True)
+        out.offer_watermark(watermark)
+        out.flush()
     assert (out.waiting_frames, out.full) == (1, True)
     inp.unblock()
     assert pair.take(3) == [Watermark(0), Watermark(1), Watermark(99)]
@@ -397,7 +433,8 @@ def test_a_watermark_joins_rows_that_wait_for_credit(pair: Pair) -> None:
     out, _ = pair.make(capacity=1, batch_rows=10)
     out.offer(batch(0, 10))
     out.offer(batch(10, 10))
-    out.offer_watermark(5, force=True)
+    out.offer_watermark(5)
+    out.flush()
     assert out.waiting_frames == 1
     assert [i.watermark for i in pair.take(2)] == [MIN_WATERMARK, 5]
 
@@ -599,12 +636,14 @@ def test_a_barrier_with_no_rows_behind_it_overtakes_all_waiting_rows(pair: Pair)
 def test_what_is_overtaken_names_the_watermarks_among_the_rows(pair: Pair) -> None:
     out, inp = pair.make(capacity=3, batch_rows=10)
     out.offer(batch(0, 10))
-    out.offer_watermark(5, idle=True, force=True)
+    out.offer_watermark(5, idle=True)
+    out.flush()
     out.offer(batch(10, 10))
     until(lambda: inp.queued_frames == 3)
     for first in (20, 30):
         out.offer(batch(first, 10))
-        out.offer_watermark(first, idle=True, force=True)
+        out.offer_watermark(first, idle=True)
+        out.flush()
     overtaken = out.offer_barrier(7, overtake=True)
     assert [i.first_row if isinstance(i, Rows) else i for i in overtaken] == [20, Watermark(20, idle=True), 30]
     until(lambda: inp.head() == URGENT)
@@ -699,7 +738,8 @@ def test_a_recording_holds_the_watermarks_too(pair: Pair) -> None:
     out, inp = pair.make(batch_rows=10)
     inp.record(1)
     out.offer(batch(0, 10))
-    out.offer_watermark(5, idle=True, force=True)
+    out.offer_watermark(5, idle=True)
+    out.flush()
     out.offer_watermark(6)
     out.offer(batch(10, 10))
     pair.take(3)
@@ -835,7 +875,9 @@ def test_any_cut_accounts_for_every_row_exactly_once(pair: Pair, seed: int) -> N
             rows = chance.choice([1, 2, 5, 12, 25, 50])
             out.offer(batch(out.next_row, rows))
         if chance.random() < 0.05:
-            out.offer_watermark(out.next_row, force=chance.random() < 0.3)
+            out.offer_watermark(out.next_row)
+            if chance.random() < 0.3:
+                out.flush()
         if chance.random() < 0.05:
             offered_at[step] = out.next_row
             in_sender[step] = out.offer_barrier(step, overtake=chance.random() < 0.5)

@@ -18,7 +18,7 @@ none = st.just(0)
 no_body = st.just(b"")
 choices = st.one_of(
     st.builds(Choice, st.just(K.ROWS), inputs, numbers, none, no_body),
-    st.builds(Choice, st.sampled_from([K.TIMED_ROWS, K.SHARP_ROWS]), inputs, numbers, watermarks, no_body),
+    st.builds(Choice, st.just(K.TIMED_ROWS), inputs, numbers, watermarks, no_body),
     st.builds(Choice, st.sampled_from([K.WATERMARK, K.IDLE]), inputs, none, watermarks, no_body),
     st.builds(Choice, st.just(K.END), inputs, none, none, no_body),
     st.builds(Choice, st.just(K.MARK), none, none, none, no_body),
@@ -27,6 +27,8 @@ choices = st.one_of(
     st.builds(Choice, st.just(K.READ_ON), none, none, none, no_body),
     st.builds(Choice, st.just(K.SPLITS), numbers, none, none, no_body),
     st.builds(Choice, st.just(K.VERDICT), st.integers(0, 1), none, watermarks, no_body),
+    st.builds(Choice, st.just(K.STEP_TIME), none, none, watermarks, no_body),
+    st.builds(Choice, st.just(K.IDLE_SPLIT), numbers, none, none, no_body),
     st.builds(Choice, st.just(K.ANSWERS), numbers, none, none, st.binary(max_size=300)),
 )
 
@@ -72,7 +74,7 @@ def test_any_bytes_are_choices_or_refused(data: bytes) -> None:
         (b"\x80", "ends within a number"),
         (b"\x0f", "begins no choice"),
         (b"\x30\x01", "begins no choice"),
-        (b"\x0d\x03ab", "ends within answers of 3 bytes"),
+        (b"\x0c\x03ab", "ends within answers of 3 bytes"),
     ],
     ids=["half a number", "unknown kind", "input 3 of 3", "half an answer"],
 )

@@ -392,9 +392,9 @@ class SourceRunner:
             dead += bad
         elif not split.done:
             return Read(dead, self._watermark) if dead else None
+        reads = self._cut(batch, split)
         if self._event_time is not None:
             self._look_ahead()
-        reads = self._cut(batch, split)
         reads[-1].outputs += dead
         reads[-1].watermark = self._risen()
         self._queued = reads[1:]

@@ -34,6 +34,8 @@ class Neighbour:
         self.interrupted = False
         self.attended = 0
 
+    source = None
+
     def attend(self, now_s: float) -> bool:
         """Nothing came for it."""
         self.attended += 1

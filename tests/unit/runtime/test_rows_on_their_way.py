@@ -18,14 +18,14 @@ def edge(*columns: str) -> Edge:
 
 
 def test_columns_that_are_read_no_more_are_left_out() -> None:
-    item = fitting(edge("k", "v"), LogItem(ROWS, 7, flag=True))
+    item = fitting(edge("k", "v"), LogItem(ROWS, 7, late_before=5))
     assert item.batch is not None
     assert item.batch.to_pylist() == [{"k": 1, "v": 3}, {"k": 2, "v": 4}]
-    assert (item.watermark, item.flag) == (7, True)
+    assert (item.watermark, item.late_before) == (7, 5)
 
 
 def test_what_fits_stays_as_it_is() -> None:
-    for item in (LogItem(ROWS, 7), LogItem(None, 8, flag=True)):
+    for item in (LogItem(ROWS, 7), LogItem(None, 8, idle=True)):
         assert fitting(edge("k", "v", "w"), item) is item
 
 

@@ -144,7 +144,7 @@ def test_the_proof_covers_label_version_nonces_and_identity() -> None:
     hello = client.start()
     greeting = server.receive(hello)
     proof = client.receive(greeting)
-    assert (len(hello), hello[:5], greeting[:5]) == (37, b"CUTW\x01", b"CUTW\x01")
+    assert (len(hello), hello[:5], greeting[:5]) == (37, b"CUTW\x02", b"CUTW\x02")
     assert hello[5:] != greeting[5:]
     said = b"cutwater client" + hello + greeting + proof[32:]
     assert proof[:32] == hmac.new(SECRET, said, hashlib.sha256).digest()
@@ -170,8 +170,8 @@ def test_a_client_may_refuse_the_server() -> None:
 def test_the_version_must_agree() -> None:
     client, server = pair()
     hello = bytearray(client.start())
-    hello[4] = 2
-    with pytest.raises(WireError, match=r"version 2 of the protocol, this side 1\. Install the same release"):
+    hello[4] = 1
+    with pytest.raises(WireError, match=r"version 1 of the protocol, this side 2\. Install the same release"):
         server.receive(bytes(hello))
 
 

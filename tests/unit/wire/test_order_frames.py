@@ -70,7 +70,8 @@ def test_frames_without_news_have_no_order_log(ends: Ends) -> None:
     connection.share(news.peer(1))
     out = connection.output(KEY, NUMBERS, credit=10)
     ends.start()
-    out.offer_watermark(5, force=True)
+    out.offer_watermark(5)
+    out.flush()
     data = b""
     while len(data) < 80:
         data += peer.recv(1 << 16)

@@ -13,6 +13,7 @@ from cutwater.connectors.earliest import earliest_time
 from cutwater.connectors.file_source import FileSource
 from cutwater.operators.base import MIN_WATERMARK
 from cutwater.operators.window_kinds import SlidingWindow, TumblingWindow, Window
+from cutwater.runtime.control import SplitAssignment
 
 FORMATS = ("parquet", "csv", "json")
 
@@ -184,6 +185,28 @@ def test_w4_what_comes_when_time_has_passed_is_late_after_a_restore_too(tmp_path
         again = world.restart(snapshot, parallelism)
         settled(again)
         assert again.late == list(range(100, 110)), "80 to 89 s were over, 90 s and on were not"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_w4_a_file_that_comes_to_a_reader_ahead_of_it_is_late_whoever_is_slower(first: int, tmp_path: Path) -> None:
+    """One reader is at 100 s, the other at 9 s, and the first one is given rows of 50 s."""
+    File("a.csv", tuple((i, 0, i) for i in range(120))).write(tmp_path)
+    File("b.csv", tuple((1_000 + i, 0, i) for i in range(120))).write(tmp_path)
+    source = FileSource(tmp_path, schema=SCHEMA, watch=True, settle_ms=0)
+    world = World(source, 2, TumblingWindow(10 * SECOND), 1, random.Random(1))
+    while world.readers[0].rows < 120:
+        world.read(0)
+    world.readers[1].read(10, 0.0)
+    File("c.csv", tuple((2_000 + i, 0, 50 + i) for i in range(10))).write(tmp_path)
+    (found,) = [split for split in world.source.discover() if split.id.endswith("c.csv")]
+    world.readers[0].assign([SplitAssignment(found.id, found.data, None, MIN_WATERMARK, False)], False)
+    while world.readers[0].wait_s(0.0) == 0.0 or world.rows[0]:
+        world.read(0)
+        world.deliver(0)
+        if first:
+            world.read(1)
+            world.deliver(1)
+    assert world.late == list(range(2_000, 2_010))
 
 
 def test_w4_unread_files_hold_time_at_their_first_rows_and_ordered_ones_at_the_next(tmp_path: Path) -> None:

@@ -703,15 +703,6 @@ def test_only_barriers_follow_the_end_of_data(pair: Pair) -> None:
         out.offer(batch(2, 1))
 
 
-def test_an_end_that_was_seen_before_the_snapshot_is_not_delivered_again(pair: Pair) -> None:
-    out, _ = pair.make(input={"ended": True, "next_row": 2})
-    out.offer(batch(0, 2))
-    out.offer_end()
-    out.offer_barrier(1)
-    items = pair.take(2)
-    assert items == [Watermark(MIN_WATERMARK), Barrier(1)]
-
-
 # -- recording and restoring
 
 

@@ -59,7 +59,10 @@ def expected_after() -> Counter[tuple[int, int]]:
 
 
 def window_inside(tmp_path: Path) -> cw.Dataflow:
-    """Rows that are done go into a window in the loop, whose results go round three times more."""
+    """Rows that are done go into a window in the loop, whose results go round three times more.
+
+    A window behind the loop counts what leaves it, that of the last watermark, too.
+    """
     flow = cw.Dataflow("inside")
     turn = flow.loop("turn", read(flow, tmp_path))
     moved = turn.with_columns("move", at=(pl.col("at") + 1) % 7)
@@ -76,10 +79,12 @@ def window_inside(tmp_path: Path) -> cw.Dataflow:
         timestamp=pl.col("window_start"),
     )
     turn.feed_back(results.with_event_time("timestamp"))
-    moved.filter("out-of-it", (pl.col("left") == 0) & (pl.col("kind") == 1)).write(
-        "out", cw.files(str(tmp_path / "out"), roll_rows=100)
-    )
+    left = moved.filter("out-of-it", (pl.col("left") == 0) & (pl.col("kind") == 1))
+    left.write("out", cw.files(str(tmp_path / "out"), roll_rows=100))
     windows.late.write("late", cw.files(str(tmp_path / "late")))
+    behind = left.key_by("at").window("behind", cw.tumbling("10s")).aggregate("sum", n=cw.count(), rows=cw.sum("row"))
+    behind.write("sums", cw.files(str(tmp_path / "sums")))
+    behind.late.write("missed", cw.files(str(tmp_path / "missed")))
     return flow
 
 
@@ -120,6 +125,13 @@ def test_c6_the_last_watermark_starts_the_loop_again_before_it_ends(
     assert late.is_empty(), late
     frame = pl.read_parquet(f"{tmp_path}/out/*.parquet")
     assert Counter(frame.select("at", "row").iter_rows()) == expected_inside()
+    missed = pl.read_parquet(f"{tmp_path}/missed/*.parquet")
+    assert missed.is_empty(), f"W5: late behind the loop: {missed}"
+    sums = pl.read_parquet(f"{tmp_path}/sums/*.parquet")
+    behind = Counter[int]()
+    for (at, rows), results in expected_inside().items():
+        behind[at] += rows * results
+    assert dict(sums.select("at", "rows").iter_rows()) == behind
 
 
 def clock_inside(tmp_path: Path) -> cw.Dataflow:

@@ -37,8 +37,6 @@ class SubtaskMachine(SubtaskSteps):
         back_edges: inputs that close a loop (C1).
         loop_inputs: inputs from the same strongly connected component, back-edges included; empty outside loops.
         last_checkpoint_id: the checkpoint restored from; barriers up to it are dropped.
-        ended: inputs whose end of data lies in the restored checkpoint.
-        exhausted: the same for a source.
 
     >>> from cutwater.protocol import messages as m
     >>> from cutwater.protocol.rows import PROTOCOLS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from cutwater.errors import InvariantError
 from cutwater.protocol.messages import Event, InputId
@@ -28,8 +28,6 @@ class SubtaskState:
         back_edges: frozenset[InputId] = frozenset(),
         loop_inputs: frozenset[InputId] = frozenset(),
         last_checkpoint_id: int = 0,
-        ended: Iterable[InputId] = (),
-        exhausted: bool = False,
     ) -> None:
         self.name = name
         self.protocol = protocol
@@ -56,8 +54,9 @@ class SubtaskState:
         self._blocked: dict[InputId, int] = {}
         self._halted: set[int] = set()
         """Checkpoints for whose outcome everything here stands still."""
-        self._ended = set(ended)
-        self._late_ends = self._ended & back_edges
+        self._ended: set[InputId] = set()
+        """Ends come again after a restore (W5): none is in a snapshot."""
+        self._late_ends: set[InputId] = set()
         """Back-edges that ended with their loop: their EndOfData may still come, once."""
         self._recorders: dict[InputId, list[Snapshot]] = {}
         if len(set(self._inputs)) != len(self._inputs):
@@ -66,10 +65,6 @@ class SubtaskState:
             raise self._broken("back-edges must be inputs, beside at least one regular input")
         if not loop_inputs <= set(self._inputs):
             raise self._broken("inputs from the same loop must be inputs")
-        if not self._ended <= set(self._inputs) or (exhausted and self._inputs):
-            raise self._broken("restored as ended: not an input, or exhausted without being a source")
-        if exhausted or (self._inputs and len(self._ended) == len(self._inputs)):
-            self.phase = Phase.ENDED
 
     # ------------------------------------------------------------------------------------------------- questions
 

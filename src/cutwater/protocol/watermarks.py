@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from cutwater.errors import InvariantError
 from cutwater.protocol.messages import InputId
 
 __all__ = ["InputTime", "WatermarkMerger", "merged_time"]
@@ -82,8 +83,12 @@ class WatermarkMerger:
 
     @property
     def outside(self) -> InputTime:
-        """Event time of the inputs from outside the loop taken together (the largest value if all have ended)."""
-        return merged_time(time for input, time in self._times.items() if input not in self._loop_inputs)
+        """Event time of the inputs from outside the loop taken together (the largest value if all have ended).
+
+        A subtask without such inputs limits nothing.
+        """
+        times = [time for input, time in self._times.items() if input not in self._loop_inputs]
+        return merged_time(times) if times else InputTime(_MAX)
 
     def update(self, input: InputId, watermark: int, idle: bool) -> int | None:
         """Take what a frame says of its input; the new combined watermark if it rose (``None`` where it is held).
@@ -98,6 +103,16 @@ class WatermarkMerger:
             return None
         self._times[input] = InputTime(max(watermark, before.watermark), idle)
         return self._rise()
+
+    def rows(self, input: InputId) -> None:
+        """Rows are taken from an input.
+
+        Raises:
+            InvariantError: its time has ended, so that they would be late for whoever waits for time (W5).
+            KeyError: no such input.
+        """
+        if self._times[input].watermark == _MAX and input not in self._loop_inputs:  # a loop may start again (C6)
+            raise InvariantError(f"input {input!r} brought rows behind the end of its time")
 
     def end(self, input: InputId) -> int | None:
         """The input has ended; the new combined watermark if it rose (the largest value once all have ended)."""
@@ -166,11 +181,15 @@ class WatermarkMerger:
 def merged_time(times: Iterable[InputTime]) -> InputTime:
     """The smallest watermark of those that are not idle; the largest of the idle ones if all are; ended: no say.
 
+    Raises:
+        InvariantError: of no input.  That is no time: it is not that all have ended.
+
     >>> merged_time([InputTime(7), InputTime(5), InputTime(3, idle=True)])
     InputTime(watermark=5, idle=False)
     """
-    active_min, idle_max, any_active, any_idle = _MAX, _MIN, False, False
+    active_min, idle_max, any_input, any_active, any_idle = _MAX, _MIN, False, False, False
     for watermark, idle in times:
+        any_input = True
         if watermark == _MAX:
             continue
         if idle:
@@ -179,4 +198,6 @@ def merged_time(times: Iterable[InputTime]) -> InputTime:
         else:
             any_active = True
             active_min = min(active_min, watermark)
+    if not any_input:
+        raise InvariantError("no input has no event time, and not the end of time")
     return InputTime(active_min) if any_active or not any_idle else InputTime(idle_max, True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from cutwater.errors import CutwaterError, UserCodeError
-from cutwater.operators.base import MIN_WATERMARK, BaseOperator, Operator, Outputs
+from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, BaseOperator, Operator, Outputs
 from cutwater.operators.partition import HashPartitioner
 from cutwater.runtime.channels import OutputChannel
 from cutwater.state.segments import EMPTY, Frozen, Segment
@@ -33,6 +33,7 @@ class EdgeOut:
     """The sending end of an edge in one subtask: picks the channel for each row.
 
     ``columns``: those that go over the edge, if not all.  ``back``: it closes a loop; no watermark goes over it (W3).
+    ``in_loop``: both ends lie in the same loop.
     """
 
     def __init__(
@@ -43,9 +44,11 @@ class EdgeOut:
         broadcast: bool,
         columns: list[str] | None = None,
         back: bool = False,
+        in_loop: bool = False,
     ) -> None:
         self.channels = list(channels)
         self.timed = [] if back else self.channels
+        self.in_loop = in_loop
         self._partitioner = partitioner
         self._broadcast = broadcast
         self._columns = columns
@@ -252,11 +255,14 @@ class Chain:
         return min(self.watermark, *held) if held else self.watermark
 
     def _send_watermark(self) -> None:
+        """The end of time goes with the end of the rows (W5): in a loop it may make more of them, which then leave."""
         watermark = self._sendable if self._keepers else self.watermark
         if self._keepers and watermark <= self._sent:
             return
         self._sent = watermark
         for out in self.outs:
+            if watermark == MAX_WATERMARK and not out.in_loop:
+                continue
             for channel in out.timed:
                 channel.offer_watermark(watermark)
 

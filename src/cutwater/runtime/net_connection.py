@@ -84,7 +84,6 @@ class Connection:
         next_row: int = 0,
         watermark: int = MIN_WATERMARK,
         idle: bool = False,
-        ended: bool = False,
         memory_bytes: int | None = None,
     ) -> InputChannel:
         """The receiving end of a channel from the peer; arguments as for ``InputChannel``.
@@ -104,7 +103,6 @@ class Connection:
             next_row=next_row,
             watermark=watermark,
             idle=idle,
-            ended=ended,
         )
         return channel
 

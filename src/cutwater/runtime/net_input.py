@@ -40,7 +40,7 @@ class InputChannel:
         on_credit: called (in the thread of ``take``) with the number of frames that the sender may send again.
         credit_batch: credit is returned in portions of this many frames.
         next_row: number of the first row that is wanted; earlier ones are dropped on arrival.
-        watermark, idle, ended: as restored from a snapshot.
+        watermark, idle: as restored from a snapshot.
     """
 
     __slots__ = (
@@ -62,11 +62,10 @@ class InputChannel:
         next_row: int = 0,
         watermark: int = MIN_WATERMARK,
         idle: bool = False,
-        ended: bool = False,
     ) -> None:
         self.key, self.schema, self.capacity_frames = key, schema, capacity_frames
         self.on_ready, self.on_credit = on_ready, on_credit
-        self.next_row, self.watermark, self.idle, self.ended = next_row, watermark, idle, ended
+        self.next_row, self.watermark, self.idle, self.ended = next_row, watermark, idle, False
         self._queue: deque[Item] = deque()
         self._urgent: deque[tuple[Barrier, int]] = deque()  # overtaking barriers, each with its place in the row order
         self.announced: deque[Barrier] = deque(maxlen=_BARRIERS_ANNOUNCED)
@@ -78,7 +77,7 @@ class InputChannel:
         self._uncredited = 0  # so many frames at the head give no credit: restored, or credited before they were taken
         # Each counter has one writing thread; differences are exact enough without a lock.
         self._credited_in = self._credited_out = self._rows_in = self._rows_out = 0
-        self._next_arrival, self._end_arrived = next_row, ended
+        self._next_arrival, self._end_arrived = next_row, False
         self.made_again_by = ""
         """The step at the other end, once a sender that goes back makes its rows again (R3, R4)."""
 

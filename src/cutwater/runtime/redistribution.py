@@ -1,28 +1,20 @@
 """A snapshot's channels at another parallelism: event times, and rows on their way to their new owners.
 
-An edge had channels (s, i) from each old sender to each old receiver; now it has others.  All that was on the way to a
-new receiver comes first, over one of its channels, in an order that a job without failure could have had: of the old
-channels that concern it, the one with the lowest watermark always gives its next item.  The watermark in between is the
-lowest of them all, which is the one of the channel that gave the item.  So every row meets the watermark that stood
-before it in its own channel, and the same rows are late.
-
-After these items, and on all other channels from the beginning, the watermark is that of the slowest old sender at its
-cut: no sender falls behind it, whatever splits it got.
+Which old channels concern a new receiver, and which of their rows it owns, is told here; in which order they come, and
+what stands where of time, by ``protocol.redistribution``.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-import pyarrow as pa
-
 from cutwater.dataflow.graph import Channel, Edge, EdgeType, PhysicalPlan, key_group_range
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.operators.partition import HashPartitioner
+from cutwater.protocol.redistribution import OldChannel, RedistributedEdge
 from cutwater.protocol.watermarks import InputTime, merged_time
 from cutwater.runtime.channel_state import fitting
 from cutwater.storage.channel_log import CHANNEL_KIND, LogItem
@@ -31,38 +23,13 @@ from cutwater.storage.manifest import ChannelRecord, Entry, Manifest
 __all__ = ["Redistribution"]
 
 
-Share: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch | None]
-"""The rows of a batch that a new receiver owns."""
+Share: TypeAlias = Callable[[LogItem], LogItem | None]
+"""Rows on their way, but only those that a new receiver owns; ``None``: it owns none of them."""
 
 
 class _Ends(NamedTuple):
     received: InputTime
     sent: InputTime
-
-
-class _Old(NamedTuple):
-    """An old channel: event time at both ends, and the rows between."""
-
-    ends: _Ends | None
-    entries: list[Entry]
-
-    @property
-    def begin(self) -> InputTime:
-        return self.ends.received if self.ends is not None else InputTime()
-
-
-@dataclass
-class _Replay:
-    """What is left of an old channel."""
-
-    time: InputTime
-    items: deque[LogItem]
-
-    def next(self) -> LogItem:
-        """Pass the next item."""
-        item = self.items.popleft()
-        self.time = InputTime(max(self.time.watermark, item.watermark), item.idle)
-        return item
 
 
 @dataclass
@@ -112,13 +79,10 @@ class Redistribution:
         ends = self._ends.get(edge.name)
         if not ends or edge.back:
             return None
-        time = merged_time(end.sent for end in ends.values())
-        watermark = time.watermark
-        if sending:
-            reached = self.watermark(edge.source)
-            watermark = watermark if reached is None else min(watermark, reached)
-        elif self._carries(edge, key):
-            watermark = merged_time(old.begin for old in self._concerned(edge, key.target)).watermark
+        times = self._redistributed(edge, ends)
+        watermark = times.begins
+        if not sending and self._carries(edge, key):
+            watermark = times.receives(self._concerned(edge, key.target))
         return ChannelRecord(*key, 0, watermark)
 
     def waiting(self, edge: Edge, key: Channel) -> list[LogItem]:
@@ -126,6 +90,9 @@ class Redistribution:
         if not self._carries(edge, key):
             return []
         return list(self._replayed(edge, key.target))
+
+    def _redistributed(self, edge: Edge, ends: Mapping[tuple[int, int], _Ends]) -> RedistributedEdge:
+        return RedistributedEdge((end.sent for end in ends.values()), self.watermark(edge.source))
 
     # ------------------------------------------------------------------------------------------------ old channels
 
@@ -163,8 +130,8 @@ class Redistribution:
         """Whether this is the channel over which its receiver gets what was on the way to it."""
         return key.source == (key.target if edge.type is EdgeType.FORWARD else 0)
 
-    def _concerned(self, edge: Edge, target: int) -> list[_Old]:
-        """The old channels on which there may be something for a new receiver."""
+    def _concerned(self, edge: Edge, target: int) -> list[OldChannel[LogItem]]:
+        """The old channels on which there may be something for a new receiver; none, where receivers have no keys."""
         receivers = self._old_parallelism(edge.target_step)
         targets = self.plan.vertices[edge.target].parallelism
         if edge.type is EdgeType.BROADCAST:  # each had a copy of every row; it goes with the broadcast state
@@ -174,13 +141,19 @@ class Redistribution:
         else:
             theirs = [old for old in range(receivers) if old % targets == target]
         ends = self._ends.get(edge.name, {})
-        found: list[_Old] = []
+        found: list[OldChannel[LogItem]] = []
         for old in theirs:
             for source in range(self._old_parallelism(edge.source_step)):
-                channel = _Old(ends.get((source, old)), self._entries.get((edge.name, source, old), []))
-                if channel.ends is not None or channel.entries:
-                    found.append(channel)
+                both = ends.get((source, old), _Ends(InputTime(), InputTime()))
+                entries = self._entries.get((edge.name, source, old), [])
+                if entries or (source, old) in ends:
+                    found.append(OldChannel(both.received, self._items(edge, entries), both.sent))
         return found
+
+    def _items(self, edge: Edge, entries: list[Entry]) -> list[tuple[LogItem | None, InputTime]]:
+        """What lies between the ends of an old channel."""
+        items = (fitting(edge, item) for entry in entries for item in self.read(entry))
+        return [(i if i.batch is not None else None, InputTime(i.watermark, i.idle)) for i in items]
 
     def _keys(self, edge: Edge) -> tuple[str, ...]:
         """What says where the rows of an edge belong.
@@ -195,9 +168,15 @@ class Redistribution:
     def _share(self, edge: Edge, target: int) -> Share:
         keys, targets = self._keys(edge), self.plan.vertices[edge.target].parallelism
         if not keys:
-            return lambda batch: batch
+            return lambda item: item
         partitioner = HashPartitioner(edge.schema, keys, targets, self.plan.max_parallelism)
-        return lambda batch: dict(partitioner.split(batch)).get(target)
+
+        def share(item: LogItem) -> LogItem | None:
+            assert item.batch is not None
+            mine = dict(partitioner.split(item.batch)).get(target)
+            return None if mine is None else item._replace(batch=mine)
+
+        return share
 
     def _overlapping(self, target: int, targets: int, receivers: int) -> list[int]:
         """Old subtasks that share key groups with a new one."""
@@ -207,25 +186,14 @@ class Redistribution:
         return [n for n, them in enumerate(theirs) if them.start < mine.stop and mine.start < them.stop]
 
     def _replayed(self, edge: Edge, target: int) -> Iterator[LogItem]:
-        share = self._share(edge, target)
-        replays: list[_Replay] = []
-        for old in self._concerned(edge, target):
-            items = deque(fitting(edge, item) for entry in old.entries for item in self.read(entry))
-            if old.ends is not None:
-                items.append(LogItem(None, *old.ends.sent))
-            replays.append(_Replay(old.begin, items))
-        told = merged_time(r.time for r in replays)
-        while left := [r for r in replays if r.items]:
-            item = min(left, key=lambda r: r.time.watermark).next()
-            time = merged_time(r.time for r in replays)
-            if edge.back or time.watermark < told.watermark:
-                time = InputTime(MIN_WATERMARK) if edge.back else InputTime(told.watermark, time.idle)
-            rows = share(item.batch) if item.batch is not None else None
-            if rows is not None and rows.num_rows:
-                yield LogItem(rows, time.watermark, late_before=item.late_before)
-            elif time != told and not edge.back:
-                yield LogItem(None, *time)
-            told = time
+        share, concerned = self._share(edge, target), self._concerned(edge, target)
+        ends = self._ends.get(edge.name) or {(0, 0): _Ends(InputTime(), InputTime())}
+        for passed in self._redistributed(edge, ends).replayed(concerned, share):
+            watermark = MIN_WATERMARK if edge.back else passed.watermark  # none goes over a back-edge (W3)
+            if passed.rows is not None:
+                yield passed.rows._replace(watermark=watermark)
+            elif not edge.back:
+                yield LogItem(None, watermark)
 
 
 def _time(end: ChannelRecord) -> InputTime:

@@ -224,6 +224,7 @@ class Subtask:
         if not isinstance(item, Rows):  # a barrier that overtakes has arrived since the rows were looked at
             self._control(index, item)
             return
+        self._merger.rows(channel.key)
         self._took(index, item)
         self._process(index, item)
 

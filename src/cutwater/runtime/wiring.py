@@ -319,7 +319,11 @@ class Wiring:
         sent = self._plan.steps[edge.source_step].outputs[edge.source_output].schema
         columns = edge.schema.names if len(edge.schema) < len(sent) else None
         broadcast = edge.type is EdgeType.BROADCAST
-        return EdgeOut(channels, partitioner=partitioner, broadcast=broadcast, columns=columns, back=edge.back)
+        loop = self._plan.loop_of(edge.source)
+        in_loop = loop is not None and loop == self._plan.loop_of(edge.target)
+        return EdgeOut(
+            channels, partitioner=partitioner, broadcast=broadcast, columns=columns, back=edge.back, in_loop=in_loop
+        )
 
     def _operator(self, part: FusedNode, vertex: Vertex) -> Operator:
         step = self._plan.steps[part.steps[-1]]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cutwater.protocol.order_log import OrderLog
-from cutwater.sim.channels import END, WATERMARK, Item, Link
+from cutwater.sim.channels import WATERMARK, Item, Link
 from cutwater.sim.disk import Done
-from cutwater.sim.plan import Plan, reroute, rescaled
+from cutwater.sim.plan import Plan
+from cutwater.sim.redealing import Redealt
 
 if TYPE_CHECKING:
+    from cutwater.sim.graphs import Channel
     from cutwater.sim.subtask import Part
     from cutwater.sim.worker import SimWorker
     from cutwater.sim.world import World
@@ -31,7 +33,7 @@ class Attempt:
     """
 
     __slots__ = (
-        "_channels", "_orders", "attempt_of", "first_id", "lineage", "links", "number", "others_live", "parts",
+        "_orders", "attempt_of", "first_id", "lineage", "links", "number", "others_live", "parts",
         "plan", "regions", "rescales", "restored", "tasks",
     )  # fmt: skip
 
@@ -58,8 +60,9 @@ class Attempt:
         self.parts: dict[int, Part] = restored.manifest if restored else {}
         self.rescales = restored is not None and world.attempts[restored.attempt].plan is not plan
         """The checkpoint was taken at another parallelism."""
-        rerouted = self._rescale(world, world.attempts[restored.attempt].plan) if restored and self.rescales else {}
-        self._channels = graph.channels
+        if restored and self.rescales:
+            before_it = world.attempts[restored.attempt].plan.graph
+            self.parts = Redealt(self.parts, before_it, graph, world.redistributed_edge, world.rerouting).parts
         self.lineage = number if before is None else before.lineage
         """The attempt that all subtasks began with at last."""
         self._orders: dict[int, OrderLog] = {} if before is None else before._orders.copy()
@@ -73,32 +76,22 @@ class Attempt:
                 self.links.append(Link.after_receiver(spec, before.links[spec.index], self.parts.get(spec.target)))
             elif before is not None and receiver_lives:
                 self.links.append(Link.after_sender(spec, before.links[spec.index], self.parts.get(spec.source)))
-            elif self.rescales:
-                sender, receiver, rows = self.parts[spec.source], self.parts[spec.target], rerouted.get(spec.index, [])
-                log = self.log(sender, receiver, spec.index, spec.back)
-                self.links.append(Link(world, spec, 0, sender.outs[spec.index], log, rows))
             elif self.parts:
-                sender, receiver = self.parts[spec.source], self.parts[spec.target]
-                log = self.log(sender, receiver, spec.index, spec.back)
-                taken, sent = receiver.ins[spec.index], sender.outs[spec.index]
-                known = world.attempts[sender.attempt].links[spec.index]
-                really = known.history[taken - known.base : sent - known.base]
-                self.links.append(Link(world, spec, taken, sent, log, really))
+                self.links.append(self._restored(world, spec))
             else:
                 self.links.append(Link(world, spec, 0, 0, [], []))
 
-    def _rescale(self, world: World, old: Plan) -> dict[int, list[Any]]:
-        """Bring the parts to the present parallelism; what was really on its way, by channel."""
-        rows: dict[int, list[Item]] = {}
-        sent: dict[int, list[Item]] = {}
-        for spec in old.graph.channels:
-            c, sender, receiver = spec.index, self.parts[spec.source], self.parts[spec.target]
-            rows[c] = self.log(sender, receiver, c, spec.back)
+    def _restored(self, world: World, spec: Channel) -> Link:
+        """A channel whose ends both go back to the checkpoint."""
+        c, sender, receiver = spec.index, self.parts[spec.source], self.parts[spec.target]
+        log, taken, sent = self.log(sender, receiver, c, spec.back), receiver.ins[c], sender.outs[c]
+        really = [item for item in log if type(item) is int]
+        if not self.rescales:
             known = world.attempts[sender.attempt].links[c]
-            sent[c] = [*known.history[receiver.ins[c] - known.base : sender.outs[c] - known.base]]
-        graph = self.plan.graph
-        self.parts = rescaled(self.parts, old.graph, graph, world.reroute(rows, old.graph, graph))
-        return reroute(sent, old.graph, graph)
+            really = known.history[taken - known.base : sent - known.base]
+        link = Link(world, spec, taken, sent, log, really)
+        link.said, link.heard = sender.said[c], receiver.heard[c]
+        return link
 
     def order(self, task: int) -> OrderLog:
         """The order log of a subtask that begins with this attempt.
@@ -120,18 +113,11 @@ class Attempt:
         going = set(self.tasks)
         return all(s.attempt is self for w in workers if not w.dead for s in w.subtasks if s.task in going)
 
-    def ended(self, task: int, back: frozenset[int]) -> frozenset[int]:
-        """Inputs that have ended.  With an open protocol an end may lie after the sender's cut."""
-        return frozenset(
-            c for c in self.parts[task].ended if c in back or self.parts[self._channels[c].source].has_ended
-        )
-
     @staticmethod
     def log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Item]:
-        """What is on its way: the receiver's part, the sender's part, and what both say of time and end."""
+        """What is on its way: the receiver's part, the sender's part, and what the sender had said of time."""
         log = [*receiver.logs.get(channel, ()), *sender.overtaken.get(channel, ())]
-        if not back and sender.watermarks >= 0:
-            log.append((WATERMARK, sender.watermarks))  # the merger takes the larger one
-        if sender.has_ended and channel not in receiver.ended:
-            log.append((END,))
+        known = max([receiver.heard[channel], *(item[1] for item in log if type(item) is tuple)])
+        if not back and sender.said[channel] > known:
+            log.append((WATERMARK, sender.said[channel]))
         return log

@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from cutwater.sim.subtask import Part, SimSubtask
     from cutwater.sim.world import World
 
-__all__ = ["BARRIER", "END", "SENDER_FULL", "WATERMARK", "Item", "Link", "Pipe"]
+__all__ = ["BARRIER", "END", "NO_TIME", "SENDER_FULL", "WATERMARK", "Item", "Link", "Pipe"]
 
 BARRIER, WATERMARK, END = "barrier", "watermark", "end"
 
 Item: TypeAlias = "int | tuple[Any, ...]"
 """A row, or (BARRIER, id, final, probe, position, savepoint), (WATERMARK, time), (END,)."""
 
+NO_TIME = -(2**63)
 CREDIT = 6
 """Rows that wait at the receiver at most; a back-edge has no limit (C7)."""
 SENDER_FULL = 4
@@ -33,9 +34,9 @@ class Link:
     """
 
     __slots__ = (
-        "_came", "_pumping", "_took", "again", "back", "base", "before", "clogs", "dead", "history", "index", "items",
-        "keeps", "keeps_output", "kept", "log_items", "overtaken", "queue", "receiver", "rows_in", "rows_out",
-        "sender", "sent", "serial", "taken", "urgent", "waiting", "world",
+        "_came", "_end_came", "_ended", "_pumping", "_took", "again", "back", "base", "before", "clogs", "dead",
+        "heard", "history", "index", "items", "keeps", "keeps_output", "kept", "log_items", "overtaken", "queue",
+        "receiver", "rows_in", "rows_out", "said", "sender", "sent", "serial", "taken", "urgent", "waiting", "world",
     )  # fmt: skip
 
     def __init__(
@@ -54,13 +55,17 @@ class Link:
         self.rows_out, self.rows_in = 0, sum(type(item) is int for item in log)
         self.clogs = 0
         self.dead = False
+        self.said = self.heard = NO_TIME
+        """The last watermark sent, and the last one taken."""
+        self._ended = self._end_came = False
+        """The sender has said its end; it has come.  Ends come again after a restore, and count once."""
         self._pumping = False
         self._came, self._took = len(log), 0
         self.sender: SimSubtask | None = None
         self.receiver: SimSubtask | None = None
         self.keeps, self.keeps_output = world.keeps_order, world.keeps_output
         self.kept: list[Item] = list(log)
-        """R4: everything but barriers that was sent, from the beginning of the channel's ``serial`` on."""
+        """R4: all rows and watermarks that were sent, from the beginning of the channel's ``serial`` on."""
         self.log_items = len(log)
         self.items = 0
         """How much of that was taken."""
@@ -81,7 +86,7 @@ class Link:
         link.before, link.serial, link.log_items = old, old.serial, old.log_items
         link.again = -old.mark(part.kept if part else {}, old.log_items)
         if part:
-            link.overtaken = [*part.overtaken.get(spec.index, ()), *([(END,)] if part.has_ended else ())]
+            link.said, link.overtaken = part.said[spec.index], [*part.overtaken.get(spec.index, ())]
         return link
 
     @classmethod
@@ -93,6 +98,7 @@ class Link:
             old.world.judge.broken("replay", f"nobody keeps what was sent on channel {spec.index}")
         link.before, link.serial, link.log_items = old, old.serial, old.log_items
         link.items = old.mark(part.items if part else {}, 0)
+        link.heard = part.heard[spec.index] if part else NO_TIME
         return link
 
     def mark(self, marks: dict[int, tuple[int, int]], first: int) -> int:
@@ -114,9 +120,10 @@ class Link:
         assert old is not None
         self.queue, self.urgent, self._came, self._took = old.queue, old.urgent, old._came, old._took
         self.base, self.taken, self.items, self.rows_in = old.base, old.taken, old.items, old.rows_in
+        self.heard, self._end_came = old.heard, old._end_came
         self.history = old.history[: old.taken + old.rows_in - old.base]
         first = -self.again
-        has = old.items + sum(not _is_barrier(item) for item in old.queue)
+        has = old.items + sum(_is_kept(item) for item in old.queue)
         self.kept, self.again = old.kept[:first], max(has - first, 0)
         if has < first:  # a barrier had overtaken the rest at the sender
             self._send_first(self.overtaken[has - first :], old)
@@ -142,6 +149,9 @@ class Link:
         del self.history[self.sent - self.base :]  # what it had yet to send again was for who is gone
         self.waiting = deque(self.kept[self.items :])
         self.rows_out = sum(type(item) is int for item in self.waiting)
+        self.said, self._ended = old.said, old._ended
+        if self._ended:
+            self.waiting.append((END,))
         self.sender, self.before, old.dead = sender, None, True
         self.flush()
 
@@ -173,7 +183,11 @@ class Link:
         self.rows_out += 1
 
     def send_control(self, item: tuple[Any, ...]) -> None:
-        if self.keeps and item[0] != BARRIER and self._comes_again(item):
+        if item[0] == END:
+            self._ended = True
+        elif item[0] == WATERMARK:
+            self.said = item[1]
+        if self.keeps and _is_kept(item) and self._comes_again(item):
             return
         self.waiting.append(item)
         self.flush()
@@ -201,8 +215,10 @@ class Link:
     def take_control(self) -> tuple[Any, ...]:
         item = self.queue.popleft()
         self._took += 1
-        self.items += item[0] != BARRIER  # type: ignore[index]
         assert type(item) is tuple
+        self.items += _is_kept(item)
+        if item[0] == WATERMARK:
+            self.heard = max(self.heard, item[1])
         if self.waiting:
             self.flush()
         return item
@@ -281,6 +297,11 @@ class Link:
                 queue.append(item)
                 self._came += 1
                 continue
+            elif item[0] == END:
+                if self._end_came:
+                    waiting.popleft()
+                    continue
+                self._end_came = True
             queue.append(waiting.popleft())
             self._came += 1
         receiver = self.receiver
@@ -304,8 +325,9 @@ class Link:
                 self.receiver.barrier_waits(self, barrier)
 
 
-def _is_barrier(item: Item) -> bool:
-    return type(item) is tuple and item[0] == BARRIER
+def _is_kept(item: Item) -> bool:
+    """Who goes back gets it again by its number; an end has none, and is said again."""
+    return type(item) is int or item[0] == WATERMARK  # type: ignore[index]
 
 
 def _is_urgent(item: Item) -> bool:
@@ -313,7 +335,7 @@ def _is_urgent(item: Item) -> bool:
 
 
 def _logged(items: list[Item]) -> list[Item]:
-    """What of the items belongs to a channel's log: an end follows from the ends' own records."""
+    """What of the items belongs to a channel's log: an end comes again."""
     return [item for item in items if isinstance(item, int) or item[0] == WATERMARK]
 
 

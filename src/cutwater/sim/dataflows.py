@@ -57,6 +57,10 @@ def _worlds() -> Iterator[Graph]:
         [("first", "a", "hash"), ("second", "b", "forward"), ("a", "b", "hash"), ("b", "a", "hash"),
          ("b", "sink", "forward")],
     )  # fmt: skip
+    yield Graph(
+        "spread", [Step("read", 2), Step("pass", 2), Step("count", 2), Step("sink")],
+        [("read", "pass", "rebalance"), ("pass", "count", "hash"), ("count", "sink", "hash")],
+    )  # fmt: skip
     yield from _worlds_of_parts()
 
 

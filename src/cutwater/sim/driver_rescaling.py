@@ -28,7 +28,7 @@ class DriverRescaling:
 
     def asked(self, place: int) -> None:
         """A user wants another parallelism."""
-        if not self._world.graph.can_rescale or self._world.row.name == "none":
+        if self._world.row.name == "none":
             return
         self._world.strike("rescale")
         parallelism = 1 + place % 3

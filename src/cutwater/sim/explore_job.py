@@ -78,7 +78,7 @@ class JobState:
         """What is made and has not left: channel and row, or ``HERE`` and the identity of a row that ends here."""
         for t, cut in cuts.items():  # T2
             self.commit(t, cut.staged, done.id if done else 0)
-        self.machines = [world.memo.number(t, self._new_machine(t, cuts)) for t in world.tasks]
+        self.machines = [world.memo.number(t, self._new_machine(t)) for t in world.tasks]
         self.monitor = world.memo.number("loops", world.plant.monitor(graph.loop_tasks)) if graph.cyclic else -1
         self.coordinate(m.JobRunning(self.attempt, self.now))
 
@@ -88,11 +88,9 @@ class JobState:
         self.history[c] = self.history[c][:sent]
         self.taken[c] = min(sent, taken)
         self.inq[c] = (*logs.get(c, ()), *logs.get(-1 - c, ()))
-        if sender.has_ended and c not in receiver.ended:
-            self.inq[c] += (END,)
 
-    def _new_machine(self, task: int, cuts: dict[int, Cut]) -> Any:
-        graph, cut = self.world.graph, cuts.get(task)
+    def _new_machine(self, task: int) -> Any:
+        graph = self.world.graph
         return self.world.plant.machine(
             graph.names[task],
             graph.inputs[task],
@@ -100,8 +98,6 @@ class JobState:
             back_edges=graph.back.intersection(graph.inputs[task]),
             loop_inputs=graph.loop_inputs[task],
             last_checkpoint_id=self.world.memo.cores[self.coordinator].last_id,
-            ended=[c for c in cut.ended if c in graph.back or cuts[graph.channels[c].source].has_ended] if cut else (),
-            exhausted=bool(cut and cut.has_ended and task in graph.sources),
         )
 
     def copy(self) -> Self:
@@ -217,7 +213,7 @@ class JobState:
         self.writes[task] += (world.memo.event(m.Durable(id)),)
         if effect.probe:
             return
-        graph, machine = world.graph, world.memo.cores[self.machines[task]]
+        graph = world.graph
         if self.open[task]:
             self.staged[task] += ((id, self.open[task]),)
             self.open[task] = ()
@@ -225,8 +221,6 @@ class JobState:
             self.emitted[task],
             tuple((c, self.taken[c]) for c in graph.inputs[task]),
             tuple((c, self.next_row(c)) for c in graph.outputs[task]),
-            frozenset(machine.ended),
-            world.known(self.machines[task])[2],
             self.staged[task],
             self.choices(task),
         )

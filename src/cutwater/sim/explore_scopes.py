@@ -233,7 +233,7 @@ class ScopedState(ActingState):
             self.knows[t] = tuple(max(n, made) if other == t else n for other, n in enumerate(known))
             if cut is not None and self.done is not None:
                 self.commit(t, cut.staged, self.done.id)
-            self.machines[t] = self.world.memo.number(t, self._new_machine(t, cuts))
+            self.machines[t] = self.world.memo.number(t, self._new_machine(t))
         logs = dict(self.done.logs) if self.done else {}
         for c in graph.channels:
             ends = c.source in going, c.target in going
@@ -263,7 +263,7 @@ class ScopedState(ActingState):
             kept = max(arrived, sent)
             self.history[c], self.told[c] = self.history[c][:kept], self.told[c][:kept]
             self.sent[c] = sent
-            self._again(c, arrived, kept, ended=sender is not None and sender.has_ended)
+            self._again(c, arrived, kept, ended=False)  # it says so itself, when it is as far
         else:
             if not self.world.keeps_output:
                 raise Violation("replay", f"nobody keeps what was sent on {self.world.graph.channel_names[c]}")

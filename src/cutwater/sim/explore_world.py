@@ -77,8 +77,6 @@ class Cut(NamedTuple):
     """Channel, rows taken."""
     outs: tuple[tuple[int, int], ...]
     """Channel, rows sent."""
-    ended: frozenset[int]
-    has_ended: bool
     staged: tuple[tuple[int, tuple[int, ...]], ...]
     """Pre-commits: the checkpoint they were made for, identities of rows."""
     choices: int

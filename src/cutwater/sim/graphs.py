@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from cutwater.config import RecoveryName
 from cutwater.protocol.regions import Division, divide
 
-__all__ = ["MOOD_AT", "Channel", "Edge", "Graph", "Step", "key_of", "row_time", "source_row"]
+__all__ = ["MOOD_AT", "Channel", "Edge", "Graph", "How", "Step", "key_of", "row_time", "source_row"]
+
+How: TypeAlias = Literal["forward", "hash", "rebalance"]
 
 KEYS = 16
 HOPS = 4
@@ -41,7 +43,7 @@ class Edge(NamedTuple):
 
     source: int
     target: int
-    how: Literal["forward", "hash"]
+    how: How
     back: bool
 
 
@@ -82,7 +84,7 @@ class Graph:
     Args:
         name: of the world.
         steps: sources are those without a regular input.
-        edges: (source step, target step, "forward" or "hash").
+        edges: (source step, target step, "forward", "hash" or "rebalance").
         origin: the same dataflow at the parallelism that it began with.
 
     >>> from cutwater.sim.dataflows import WORLDS
@@ -95,7 +97,7 @@ class Graph:
         self,
         name: str,
         steps: list[Step],
-        edges: list[tuple[str, str, Literal["forward", "hash"]]],
+        edges: list[tuple[str, str, How]],
         origin: Graph | None = None,
     ) -> None:
         self.name, self.steps, self._named_edges = name, steps, edges
@@ -109,7 +111,7 @@ class Graph:
         for e, edge in enumerate(self.edges):
             for i in range(steps[edge.source].parallelism):
                 for j in range(steps[edge.target].parallelism):
-                    if edge.how == "hash" or i == j:
+                    if edge.how != "forward" or i == j:
                         ends = task[edge.source, i], task[edge.target, j]
                         self.channels.append(Channel(len(self.channels), *ends, e, edge.back))
         self.channel_names = [f"{self.names[c.source]} > {self.names[c.target]} {c.edge}" for c in self.channels]
@@ -120,8 +122,8 @@ class Graph:
         self.back = frozenset(c.index for c in self.channels if c.back)
         self.cyclic = bool(self.back)
         self.sources = frozenset(t for t, found in enumerate(self.inputs) if not found)
-        self.splits = {t: (origin or self).tasks.index(self.tasks[t]) for t in self.sources}
-        """What each source reads: its number in the dataflow that the job began with."""
+        self.splits = {t: self._splits_of(*self.tasks[t], origin or self) for t in self.sources}
+        """What each source reads: numbers of sources in the dataflow that the job began with."""
         self.sinks = frozenset(t for t, found in enumerate(self.outputs) if not found)
         self.workers = max(step.parallelism for step in steps)
         self.loop_tasks = {
@@ -139,24 +141,17 @@ class Graph:
         self.moody, self.sliced = any(step.moody for step in steps), any(step.slices > 0 for step in steps)
         self.moves = [_Moves(self, t) for t in range(len(self.tasks))]
 
-    @cached_property
-    def can_rescale(self) -> frozenset[int]:
-        """Steps whose parallelism can change: those that no chain of forward edges ties to a source."""
-        fixed = {self.tasks[t][0] for t in self.sources}
-        for _ in self.steps:
-            for edge in self.edges:
-                if edge.how == "forward" and (edge.source in fixed or edge.target in fixed):
-                    fixed |= {edge.source, edge.target}
-        return frozenset(range(len(self.steps))) - fixed
+    def _splits_of(self, step: int, index: int, origin: Graph) -> tuple[int, ...]:
+        """Splits are dealt by their number, in a rescale to others than had them; there may be none for a source."""
+        had, has = origin.steps[step].parallelism, self.steps[step].parallelism
+        first = index if origin is self else (index + 1) % has
+        return tuple(origin.tasks.index((step, split)) for split in range(first, had, has))
 
     def at(self, parallelism: int) -> Graph:
-        """The same dataflow with another parallelism of all steps that can be rescaled; 0: as it is."""
+        """The same dataflow with another parallelism of all steps; 0: as it is."""
         if not parallelism:
             return self
-        steps = [
-            step._replace(parallelism=parallelism) if s in self.can_rescale else step
-            for s, step in enumerate(self.steps)
-        ]
+        steps = [step._replace(parallelism=parallelism) for step in self.steps]
         return Graph(self.name, steps, self._named_edges, self)
 
     def divided(self, recovery: RecoveryName) -> Division:
@@ -247,7 +242,8 @@ class _Moves(dict[int, tuple[tuple[int, int], ...]]):
         moves: list[tuple[int, int]] = []
         for edge, after in self._graph.next(self._step, key & ~(-1 << MOOD_AT), key >> MOOD_AT):
             channels = self._channels[edge]
-            moves.append((channels[key_of(after) % len(channels)], after))
+            turn = row_time(after) if self._graph.edges[edge].how == "rebalance" else key_of(after)
+            moves.append((channels[turn % len(channels)], after))
         self[key] = tuple(moves)
         return self[key]
 

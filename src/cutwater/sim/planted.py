@@ -11,6 +11,7 @@ from cutwater.protocol.coordinator import CheckpointCoordinator
 from cutwater.protocol.loops import LoopEffect, LoopEvent, LoopMonitor, SendVerdict
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
+from cutwater.sim.planted_ends import PLANTED_ENDS
 from cutwater.sim.planted_hosts import PLANTED_HOSTS
 from cutwater.sim.planted_scopes import PLANTED_SCOPES
 from cutwater.sim.schedule import Fault
@@ -330,7 +331,7 @@ PLANTED = {
         Plant("one head does not wait for the others (W3)", "two_heads", monitor=_ReleasesAtOnce),
         *(
             Plant(name, world, protocol, prepare=prepare, settings=settings)
-            for name, world, protocol, settings, prepare in (*PLANTED_HOSTS, *PLANTED_SCOPES)
+            for name, world, protocol, settings, prepare in (*PLANTED_HOSTS, *PLANTED_SCOPES, *PLANTED_ENDS)
         ),
     )
 }

@@ -82,10 +82,11 @@ class _FreezesWhileProcessing(SimSubtask):
     """The position of a source is written a row too far."""
 
     def _freeze(self, effect: m.Freeze, _: object) -> None:
-        ahead = self._is_source and 0 < self.position < self.world.schedule.rows
-        self.position += ahead
+        before = self.positions
+        rows = self.world.schedule.rows
+        self.positions = {split: n + (0 < n < rows) for split, n in before.items()}
         super()._freeze(effect, None)
-        self.position -= ahead
+        self.positions = before
 
 
 def _in_the_middle_of_work(kind: type[m.Event]) -> Callable[[World], None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,6 @@ from cutwater.sim.schedule import Fault
 from cutwater.sim.subtask import SimSubtask
 
 if TYPE_CHECKING:
-    from cutwater.sim.channels import Item
-    from cutwater.sim.graphs import Graph
     from cutwater.sim.worker import SimWorker
     from cutwater.sim.world import World
 
@@ -111,32 +108,6 @@ def _cuts_loops(world: World) -> None:
     _divide(world, *lost_together(*units_of(graph.tasks, ends)))
 
 
-def _lost_in_a_rescale(world: World) -> None:
-    """What is on its way is forgotten when the parallelism changes."""
-    world.reroute = lambda rows, old, new: {}
-
-
-def _to_the_old_owner(world: World) -> None:
-    """What is on its way goes to the subtask that has the number of the one it was for."""
-
-    def reroute(rows: Mapping[int, list[Item]], old: Graph, new: Graph) -> dict[int, list[Item]]:
-        found: defaultdict[int, list[Item]] = defaultdict(list)
-        for channel, items in rows.items():
-            spec = old.channels[channel]
-            ends = [old.tasks[end][1] for end in (spec.source, spec.target)]
-            index = next(
-                c.index
-                for c in new.channels
-                if c.edge == spec.edge
-                and new.tasks[c.source][1] == ends[0] % new.steps[new.edges[spec.edge].source].parallelism
-                and new.tasks[c.target][1] == ends[1] % new.steps[new.edges[spec.edge].target].parallelism
-            )
-            found[index] += [item for item in items if type(item) is int]
-        return dict(found)
-
-    world.reroute = reroute
-
-
 _TASK: Mapping[str, Any] = {"recovery": "task"}
 _UPSTREAM: Mapping[str, Any] = {"recovery": "upstream"}
 _SLOW_RECEIVER = _TASK | {
@@ -172,7 +143,6 @@ _LATE_AND_HEARD = _UPSTREAM | {
     "faults": (Fault(40.0, "partition", 1, 100.0), Fault(50.0, "partition", 64, 60.0)),
 }
 """The driver gives a worker up that lives, and goes on telling another one, which hears from the driver late."""
-_RESCALE: Mapping[str, Any] = {"requests": (Fault(20.0, "rescale", 2, 0.0), Fault(45.0, "rescale", 0, 0.0))}
 
 PLANTED_SCOPES: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], None]], ...] = (
     ("a replacement chooses its own order (R0)", "sources", "aligned", _TASK, of_subtasks(_ChoosesAnew)),
@@ -188,7 +158,5 @@ PLANTED_SCOPES: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], 
     ("a survivor takes again what it has (R3)", "moody_stairs", "aligned", _UPSTREAM, of_subtasks(_TakesAgain)),
     ("a part that went back keeps what it knew (R3)", "moody_stairs", "aligned", _FAILS_OFTEN, _keeps_what_it_knew),
     ("a loop goes back in parts (R3)", "moody_loop", "aligned", _UPSTREAM, _cuts_loops),
-    ("a rescale forgets what is on its way", "four", "chandy_lamport", _RESCALE, _lost_in_a_rescale),
-    ("a rescale leaves rows with the number of their subtask", "self_loop", "aligned", _RESCALE, _to_the_old_owner),
 )  # fmt: skip
 """Name, world, protocol, settings, and how the world is prepared."""

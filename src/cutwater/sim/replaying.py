@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from cutwater.protocol import messages as m
 from cutwater.protocol.order_log import Verdict
 from cutwater.sim.channels import WATERMARK, Link
-from cutwater.sim.subtask_state import SubtaskState
+from cutwater.sim.subtask_state import MAX_WATERMARK, SubtaskState
 
 if TYPE_CHECKING:
     from cutwater.sim.attempt import Attempt
@@ -101,7 +101,8 @@ class ReplayingSubtask(SubtaskState, ABC):
         if risen is not None and risen > self.watermark:
             self.watermark = risen
             for out in self.outputs:
-                if not out.back:
+                leaves = risen == MAX_WATERMARK and out.index not in self._in_loop  # with the end (W5)
+                if not (out.back or leaves):
                     out.send_control((WATERMARK, risen))
             if self.behind:
                 self.tell_if_caught_up()

@@ -11,7 +11,7 @@ from cutwater.protocol.order_log import CONTROL
 from cutwater.protocol.watermarks import InputTime
 from cutwater.sim.channels import BARRIER, END, SENDER_FULL, WATERMARK, Item, Link
 from cutwater.sim.graphs import source_row
-from cutwater.sim.subtask_state import ROWS_PER_SLICE, Part
+from cutwater.sim.subtask_state import MAX_WATERMARK, ROWS_PER_SLICE, Part
 from cutwater.sim.working import WorkingSubtask
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Part", "SimSubtask"]
 
-MAX_WATERMARK = 2**63 - 1
 _NO_HEADS: list[int] = []
 WATERMARK_EVERY = 8
 
@@ -52,11 +51,10 @@ class SimSubtask(WorkingSubtask):
             return self._end()
         ready, heads = False, _NO_HEADS
         if self._is_source:
-            if self._exhausted:
+            if self._ending:
                 return False
             ready = self.ready_ms <= self.world.now
-            if ready and not pending and self.position >= self.world.schedule.rows:
-                self._exhausted = True
+            if ready and not pending and self.exhausted and not self.machine.halted:
                 self.handle(m.SourceExhausted())
                 return True
         else:
@@ -91,16 +89,14 @@ class SimSubtask(WorkingSubtask):
         return True
 
     def start(self) -> None:
-        """All subtasks of the attempt are ready.  What had sent its end before the snapshot only says so again."""
+        """All subtasks of the attempt are ready.  Ends come again: none is in a snapshot (W5)."""
         self.running = True
         self.tell_if_caught_up()
-        if self._had_ended:
-            self.finished = True
-            self.worker.tell("finished", self.attempt.number, self.task)
         self._want_probe()
 
     def _take_rows(self, link: Link, most: int) -> None:
         first = link.taken
+        self.merger.rows(link.index)
         rows = link.take_rows(min(most, 1 + self.world.draws.below(ROWS_PER_SLICE)))
         start = first - link.base
         if link.history[start : start + len(rows)] != rows:
@@ -168,15 +164,26 @@ class SimSubtask(WorkingSubtask):
         self._asked = False
         self._want_probe()
 
+    @property
+    def exhausted(self) -> bool:
+        """All of its splits are read, if it has any."""
+        return all(position >= self.world.schedule.rows for position in self.positions.values())
+
     def _read(self, most: int) -> None:
-        world, position = self.world, self.position
-        count = min(most, 1 + world.draws.below(3), world.schedule.rows - position)
-        count = min(count, WATERMARK_EVERY - position % WATERMARK_EVERY)
-        cyclic = self.graph.cyclic
-        self.position = position + count
-        self._process(None, 0, [source_row(self.split, p, cyclic) for p in range(position, position + count)])
-        if self.position % WATERMARK_EVERY == 0:
-            self._advance_behind_work(self.position)
+        """The next rows, of the split that is furthest behind; up to where event time rises."""
+        world, positions, rows = self.world, self.positions, list[int]()
+        risen = False
+        for _ in range(min(most, 1 + world.draws.below(3))):
+            split = min(positions, key=positions.__getitem__)
+            if positions[split] >= world.schedule.rows or risen:
+                break
+            rows.append(source_row(split, positions[split], self.graph.cyclic))
+            positions[split] += 1
+            reached = min(positions.values())
+            risen = positions[split] % WATERMARK_EVERY == 0 and reached == positions[split]
+        self._process(None, 0, rows)
+        if risen:
+            self._advance_behind_work(min(positions.values()))
         self.ready_ms = world.now + world.schedule.pace_ms * (1 + world.draws.below(4))
         world.at(self.ready_ms, self.wake)
 
@@ -225,7 +232,7 @@ class SimSubtask(WorkingSubtask):
             return
         self.world.note("cut", self.task, number, id, self.sign)
         part = Part()
-        part.task, part.attempt, part.position = self.task, number, self.position
+        part.task, part.attempt, part.positions = self.task, number, dict(self.positions)
         part.counts, part.sign = dict(self.counts), self.sign
         part.ins = {link.index: link.taken for link in self.inputs}
         part.outs = {link.index: link.sent for link in self.outputs}
@@ -233,10 +240,10 @@ class SimSubtask(WorkingSubtask):
             part.items = {link.index: (link.serial, link.items) for link in self.inputs}
             part.kept = {link.index: (link.serial, len(link.kept)) for link in self.outputs}
             part.choice = self.attempt.lineage, self.order.position
-        part.watermarks, part.merger, part.combined = self.watermark, self.merger.snapshot(), self.merger.combined
-        part.ended = self.machine.ended
-        part.exhausted = self._is_source and self._exhausted
-        part.has_ended = self.finished
+        part.watermark = self.watermark
+        part.heard = {link.index: link.heard for link in self.inputs}
+        part.said = {link.index: link.said for link in self.outputs}
+        part.ended, part.has_ended = self.machine.ended, self.finished
         part.logs, part.overtaken = {}, {}
         part.pieces, part.handles = (), []
         if self.sink is not None:

@@ -9,30 +9,31 @@ from cutwater.protocol.loop import SubtaskLoop
 from cutwater.protocol.order_log import OrderLog
 from cutwater.protocol.stages import Phase
 from cutwater.protocol.watermarks import InputTime, WatermarkMerger
-from cutwater.sim.channels import Item, Link
+from cutwater.sim.channels import NO_TIME, Item, Link
 from cutwater.sim.output import Handle, Piece, SinkWriter
 
 if TYPE_CHECKING:
     from cutwater.sim.attempt import Attempt
     from cutwater.sim.worker import SimWorker
 
-__all__ = ["ROWS_PER_SLICE", "Part", "SubtaskState"]
+__all__ = ["MAX_WATERMARK", "ROWS_PER_SLICE", "Part", "SubtaskState"]
 
 ROWS_PER_SLICE = 4
+MAX_WATERMARK = 2**63 - 1
 
 
 class Part:
     """A subtask's part of a snapshot."""
 
     __slots__ = (
-        "attempt", "choice", "combined", "counts", "ended", "exhausted", "files", "handles", "has_ended", "ins",
-        "items", "kept", "logs", "merger", "outs", "overtaken", "pieces", "position", "sign", "task", "watermarks",
+        "attempt", "choice", "counts", "ended", "files", "handles", "has_ended", "heard", "ins", "items", "kept",
+        "logs", "outs", "overtaken", "pieces", "positions", "said", "sign", "task", "watermark",
     )  # fmt: skip
 
     task: int
     attempt: int
-    position: int
-    """Of a source: rows read."""
+    positions: dict[int, int]
+    """Of a source: split -> rows read."""
     counts: dict[int, int]
     sign: int
     """Digest of all rows processed, in their order."""
@@ -46,12 +47,14 @@ class Part:
     """R4, output -> serial of the channel, rows and control items sent."""
     choice: tuple[int, int]
     """R0: lineage of the order log, and position in it."""
-    watermarks: int
-    """Last watermark sent."""
-    merger: Any
-    combined: int
+    watermark: int
+    """The event time that it had reached."""
+    heard: dict[int, int]
+    """Input -> last watermark taken."""
+    said: dict[int, int]
+    """Output -> last watermark sent."""
     ended: frozenset[Any]
-    exhausted: bool
+    """Inputs whose end it had taken."""
     has_ended: bool
     """It has sent its end on all outputs."""
     handles: list[Handle]
@@ -78,7 +81,6 @@ class SubtaskState:
         self.outputs: list[Link] = [attempt.links[c] for c in graph.outputs[task]]
         self._links = attempt.links
         back = graph.back.intersection(graph.inputs[task])
-        ended = attempt.ended(task, back) if part else frozenset[int]()
         self.machine = world.machine_class(
             graph.names[task],
             graph.inputs[task],
@@ -86,8 +88,6 @@ class SubtaskState:
             back_edges=back,
             loop_inputs=graph.loop_inputs[task],
             last_checkpoint_id=attempt.first_id,
-            ended=ended,
-            exhausted=part.exhausted if part else False,
         )
         self.loop = SubtaskLoop(self.machine, graph.inputs[task], 5.0, ROWS_PER_SLICE)
         self.merger = WatermarkMerger(graph.inputs[task], back, graph.loop_inputs[task])
@@ -102,10 +102,10 @@ class SubtaskState:
         """What the machine hears once all effects of the event under way are performed."""
         self._moves, self._moody = graph.moves[task], graph.steps[self.step].moody
         self._is_source = task in graph.sources
-        self.split, self.position = graph.splits.get(task, 0), part.position if part else 0
+        self.positions = dict(part.positions) if part else dict.fromkeys(graph.splits.get(task, ()), 0)
         self.counts = dict(part.counts) if part else {}
         self.sign = part.sign if part else 0
-        self.watermark = part.watermarks if part else -1
+        self.watermark = part.watermark if part else NO_TIME
         pieces = part.pieces if part else ()
         self.sink = SinkWriter(world, task, attempt.number, pieces) if task in graph.sinks else None
         self._parts: dict[int, Part] = {}
@@ -115,9 +115,7 @@ class SubtaskState:
         """Something has changed since it last found nothing to do."""
         self._seen_version, self._seen_phase = 0, self.machine.phase
         self.ready_ms = 0.0
-        self._exhausted, self._had_ended = bool(part and part.exhausted), bool(part and part.has_ended)
-        self._ending = self.machine.phase is Phase.ENDED
-        self.finished = self.running = False
+        self._ending = self.finished = self.running = False
         """``running``: all that begins with it is ready."""
         self.dropped = False
         """Its region, or the whole job, goes back; it does nothing any more."""
@@ -127,7 +125,10 @@ class SubtaskState:
         self.behind = world.keeps_order and attempt.lineage != attempt.number
         """It sends again what receivers have."""
         if part:
-            self.merger.restore(part.merger, part.combined)
+            times: dict[Any, InputTime] = {c: InputTime(time) for c, time in part.heard.items()}
+            if world.keeps_order:  # an end that was taken before the cut is not in the log
+                times |= dict.fromkeys(part.ended, InputTime(MAX_WATERMARK))
+            self.merger.restore(times, part.watermark if self.inputs else NO_TIME)
 
     @property
     def loop_rows(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from cutwater.config import JobConfig
 from cutwater.protocol.coordinator import CheckpointCoordinator
 from cutwater.protocol.loops import LoopMonitor
+from cutwater.protocol.redistribution import RedistributedEdge
 from cutwater.protocol.rows import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.sim.attempt import Attempt
@@ -20,7 +21,8 @@ from cutwater.sim.driver import Driver
 from cutwater.sim.faults import inject
 from cutwater.sim.judge import Judge
 from cutwater.sim.output import Output, Settle, retire, settle
-from cutwater.sim.plan import Plan, reroute
+from cutwater.sim.plan import Plan
+from cutwater.sim.redealing import reroute
 from cutwater.sim.schedule import Fault, Schedule
 from cutwater.sim.subtask import SimSubtask
 from cutwater.sim.worker import SimWorker
@@ -75,7 +77,7 @@ class World:
         self.triggers_all = self.row.freeze_on is FreezeOn.TRIGGER
         self.judges_lateness = self.judge.exactly
         self.settle: Settle = settle
-        self.reroute = reroute
+        self.redistributed_edge, self.rerouting = RedistributedEdge, reroute
         self.retire = retire
         self.fences = self.rolls_back = self.savepoints_wait = True
         self.goes_back = 0

@@ -9,7 +9,7 @@ import pytest
 
 from cutwater.errors import InvariantError
 from cutwater.protocol import messages as m
-from cutwater.protocol.rows import PROTOCOLS
+from cutwater.protocol.rows import NETWORK, PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
 
 SNAPSHOTS = 4
@@ -28,8 +28,7 @@ class Network:
         ends = [(p, q) for p in self.processes for q in self.processes for _ in range(2) if rng.random() < 0.3]
         self.channels = [(*pair, n) for n, pair in enumerate(ends)]
         self.machines = {
-            p: machine(f"p{p}", [c for c in self.channels if c[1] == p], protocol=PROTOCOLS["chandy_lamport"])
-            for p in self.processes
+            p: machine(f"p{p}", [c for c in self.channels if c[1] == p], protocol=NETWORK) for p in self.processes
         }
         self.queues = {c: deque() for c in self.channels}
         self.sent, self.taken = defaultdict(list), defaultdict(list)

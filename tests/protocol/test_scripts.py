@@ -22,9 +22,10 @@ from cutwater.errors import InvariantError
 from cutwater.protocol import messages
 from cutwater.protocol.coordinator import CheckpointCoordinator
 from cutwater.protocol.reasons import CheckpointKind, FailureReason
-from cutwater.protocol.rows import PROTOCOLS
+from cutwater.protocol.rows import NETWORK, PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
 
+ROWS = PROTOCOLS | {"network": NETWORK}
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 
 
@@ -78,7 +79,7 @@ class Stage:
             self.machines[name] = SubtaskMachine(
                 name,
                 names,
-                protocol=PROTOCOLS[options.get("protocol", "aligned")],
+                protocol=ROWS[options.get("protocol", "aligned")],
                 back_edges=frozenset(options["back"].split(",")) if "back" in options else frozenset(),
                 last_checkpoint_id=int(options.get("last", 0)),
             )

@@ -78,7 +78,7 @@ def test_settings_in_which_a_bug_shows_break_nothing_without_it(name: str) -> No
     plant = PLANTED[name]
     simulation = Simulation([plant.world], [plant.protocol], planted=name)
     for seed in range(3):
-        _, violation = play(msgspec.structs.replace(simulation.schedule(seed), planted=""), validates=True)
+        _, violation = play(msgspec.structs.replace(simulation.schedule(seed), planted=""))
         assert violation is None, f"seed {seed}: {violation}"
 
 
@@ -91,7 +91,7 @@ def test_a1_what_may_freeze_the_state_waits_until_all_that_was_made_has_left(nam
     """That it does so is what the planted bugs show; here, that schedules get there at all."""
     seen = Counter[str]()
     for seed in range(10):
-        world, violation = play(make_schedule(seed, name, "unaligned"), validates=True)
+        world, violation = play(make_schedule(seed, name, "unaligned"))
         assert violation is None, f"seed {seed}: {violation}"
         seen.update(world.seen)
     assert seen["sent a slice"] > 100

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeAlias
 from cutwater.network.graph import Network
 from cutwater.protocol import messages as m
 from cutwater.protocol.lai_yang import Coloured, LaiYangMachine, NoticeTaken
-from cutwater.protocol.rows import PROTOCOLS
+from cutwater.protocol.rows import NETWORK
 from cutwater.protocol.subtask import SubtaskMachine
 
 __all__ = ["Algorithm", "AlgorithmName", "ChandyLamport", "LaiYang", "suitable"]
@@ -51,7 +51,7 @@ class ChandyLamport:
     colour = 0
 
     def __init__(self, process: str, inputs: Sequence[str], last: int) -> None:
-        protocol = PROTOCOLS["chandy_lamport"]
+        protocol = NETWORK
         self._machine = SubtaskMachine(process, tuple(inputs), protocol=protocol, last_checkpoint_id=last)
 
     def trigger(self, snapshot: int) -> Sequence[m.Effect]:

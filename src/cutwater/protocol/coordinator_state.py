@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Iterable
 
 from cutwater.config import JobConfig
 from cutwater.errors import InvariantError
@@ -193,37 +193,40 @@ class CoordinatorState:
         Raises:
             InvariantError: one is broken.
         """
-        for what, holds in self._invariants().items():
-            if not holds():
+        for what, holds in self._invariants():
+            if not holds:
                 raise self._broken(f"invariant broken: {what}")
+        for pending in self._pending.values():
+            for what, holds in self._invariants_of(pending):
+                if not holds:
+                    raise self._broken(f"invariant broken of checkpoint {pending.checkpoint_id}: {what}")
 
-    def _invariants(self) -> dict[str, Callable[[], bool]]:
-        pending, stats = self._pending, self.statistics
-        done = self._given_up.keys() | self._completed.keys()
+    def _invariants(self) -> Iterable[tuple[str, bool]]:
+        pending, found = self._pending, self._pending.values()
         no_place = (CheckpointKind.FINAL, CheckpointKind.PROBE)
-        places = [p for p in pending.values() if not p.kind.user_owned and p.kind not in no_place]
-        ended = stats.completed + stats.failed + stats.subsumed
-        return {
-            "pending ids grow": lambda: list(pending) == sorted(pending),
-            "no id above the last one": lambda: max([*pending, *done], default=0) <= self._last_id,
-            "a checkpoint is pending, completed or given up": lambda: (
-                not (pending.keys() & done or self._given_up.keys() & self._completed.keys())
-            ),
-            "one is published at a time": lambda: (
-                sum(p.stage is PendingStage.PUBLISHING for p in pending.values()) <= 1
-            ),
-            "only subtasks have acknowledged": lambda: all(p.payloads.keys() <= p.subtasks for p in pending.values()),
-            "ready means acknowledged by all": lambda: all(
-                (p.stage is PendingStage.TRIGGERED) == (len(p.payloads) < len(p.subtasks)) for p in pending.values()
-            ),
-            "no more pending than allowed": lambda: len(places) <= self._settings.max_concurrent,
-            "a probe is under way alone": lambda: all(p.kind.stored for p in pending.values()) or len(pending) == 1,
-            "nothing of a probe is published": lambda: all(
-                p.kind.stored or p.stage is PendingStage.TRIGGERED for p in pending.values()
-            ),
-            "one final checkpoint at a time": lambda: sum(p.kind.final for p in pending.values()) <= 1,
-            "requests are held only while a part is away": lambda: self._part_away or not self._held,
-            "nothing outlives its attempt": lambda: all(p.attempt == self._attempt for p in pending.values()),
-            "every checkpoint is counted once": lambda: stats.triggered == stats.in_progress + ended,
-            "the memory of ids is bounded": lambda: max(len(self._given_up), len(self._completed)) <= IDS_REMEMBERED,
-        }
+        places = sum(not p.kind.user_owned and p.kind not in no_place for p in found)
+        ended = self._completed_count + self._failed_count + self._subsumed_count
+        newest = max(max(ids, default=0) for ids in (pending, self._given_up, self._completed))
+        return (
+            ("pending ids grow", len(pending) < 2 or list(pending) == sorted(pending)),
+            ("no id above the last one", newest <= self._last_id),
+            ("what is given up is not completed", self._given_up.keys().isdisjoint(self._completed)),
+            ("one is published at a time", sum(p.stage is PendingStage.PUBLISHING for p in found) <= 1),
+            ("no more pending than allowed", places <= self._settings.max_concurrent),
+            ("a probe is under way alone", len(pending) < 2 or all(p.kind.stored for p in found)),
+            ("one final checkpoint at a time", sum(p.kind.final for p in found) <= 1),
+            ("requests are held only while a part is away", self._part_away or not self._held),
+            ("every checkpoint is counted once", self._triggered == sum(p.kind.stored for p in found) + ended),
+            ("the memory of ids is bounded", len(self._given_up) <= IDS_REMEMBERED >= len(self._completed)),
+        )
+
+    def _invariants_of(self, p: PendingCheckpoint) -> Iterable[tuple[str, bool]]:
+        id = p.checkpoint_id
+        triggered = p.stage is PendingStage.TRIGGERED
+        return (
+            ("it is neither given up nor completed", id not in self._given_up and id not in self._completed),
+            ("only subtasks have acknowledged", p.payloads.keys() <= p.subtasks),
+            ("ready means acknowledged by all", triggered == (len(p.payloads) < len(p.subtasks))),
+            ("nothing of a probe is published", triggered or p.kind.stored),
+            ("nothing outlives its attempt", p.attempt == self._attempt),
+        )

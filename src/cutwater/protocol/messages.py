@@ -63,7 +63,8 @@ class Trigger:
     """The coordinator asks for the wave to begin here (A1, CL1).
 
     It goes to every source; with row ``synchronous`` to every subtask; with ``chandy_lamport`` to any, also to several.
-    One for a snapshot that has begun here is ignored.
+    One for a snapshot that has begun here is ignored, one that comes after a newer one, where ids keep their order,
+    declined.
     """
 
     checkpoint_id: int

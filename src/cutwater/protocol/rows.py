@@ -13,9 +13,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["PROTOCOLS", "AfterFreeze", "BeforeFreeze", "FreezeOn", "ProtocolRow"]
+__all__ = ["NETWORK", "PROTOCOLS", "AfterFreeze", "BeforeFreeze", "FreezeOn", "ProtocolRow"]
 
 
 class FreezeOn(enum.Enum):
@@ -61,7 +61,10 @@ class ProtocolRow:
     halts: bool = False
     """From its freeze until it hears the outcome a subtask takes and reads nothing; its barriers overtake."""
     any_order: bool = False
-    """Snapshots of several initiators may cross: their ids come in any order on a channel (CL5)."""
+    """Any process begins snapshots, and those of several may cross: ids come in any order on a channel (CL1, CL5).
+
+    Not in a job, under no row: its coordinator alone begins them, and its sinks commit all that came before an id.
+    """
 
 
 PROTOCOLS: dict[str, ProtocolRow] = {
@@ -70,7 +73,7 @@ PROTOCOLS: dict[str, ProtocolRow] = {
         ProtocolRow("none", FreezeOn.NEVER, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES),
         ProtocolRow("aligned", FreezeOn.ALL_REGULAR, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES),
         ProtocolRow("at_least_once", FreezeOn.ALL_REGULAR, BeforeFreeze.OPEN, AfterFreeze.RECORD_BACK_EDGES),
-        ProtocolRow("chandy_lamport", FreezeOn.FIRST, BeforeFreeze.OPEN, AfterFreeze.RECORD_ALL, any_order=True),
+        ProtocolRow("chandy_lamport", FreezeOn.FIRST, BeforeFreeze.OPEN, AfterFreeze.RECORD_ALL),
         ProtocolRow(
             "unaligned", FreezeOn.ALL_REGULAR, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES, switches=True
         ),
@@ -78,3 +81,6 @@ PROTOCOLS: dict[str, ProtocolRow] = {
     )
 }
 """All protocols that run today, by the name in ``JobConfig.protocol``."""
+
+NETWORK = replace(PROTOCOLS["chandy_lamport"], any_order=True)
+"""The same for process networks."""

@@ -97,11 +97,15 @@ class SubtaskMachine(SubtaskSteps):
 
     def _on_trigger(self, event: m.Trigger) -> list[Effect]:
         """A1, A2, CL1: the trigger is the barrier."""
-        if not self.is_source and self.protocol.freeze_on not in (FreezeOn.FIRST, FreezeOn.TRIGGER):
+        anywhere = self.protocol.freeze_on in (FreezeOn.FIRST, FreezeOn.TRIGGER)
+        if not self.is_source and (event.savepoint or not anywhere):
             raise self._broken("only a source is triggered")
         id = event.checkpoint_id
-        if self._is_over(id) or id in self._snapshots or (id <= self._newest_id and not self.protocol.any_order):
+        if self._is_over(id) or id in self._snapshots:
             return []
+        if id <= self._newest_id and not self.protocol.any_order:
+            self._remember_aborted(id)
+            return [m.Decline(id, FailureReason.BARRIER_SKIPPED, f"checkpoint {self._newest_id} had begun here")]
         snapshot = self._begin(id, event.final, event.probe, event.savepoint)
         return self._watch(snapshot) + self._freeze(snapshot)
 

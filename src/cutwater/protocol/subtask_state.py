@@ -187,43 +187,55 @@ class SubtaskState:
         for what, holds in self._invariants():
             if not holds:
                 raise self._broken(f"invariant broken: {what}")
+        recorded, ahead = 0, dict[InputId, int]()
+        for id, snapshot in self._snapshots.items():
+            recorded += len(snapshot.logs)
+            if snapshot.stage is Stage.ALIGNING and snapshot.row.before_freeze is BeforeFreeze.BLOCK:
+                if ahead and snapshot.arrived:
+                    raise self._broken("invariant broken: one checkpoint at a time aligns and blocks")
+                ahead |= dict.fromkeys(snapshot.arrived, id)
+            for what, holds in self._invariants_of(id, snapshot):
+                if not holds:
+                    raise self._broken(f"invariant broken of checkpoint {id}: {what}")
+        if ahead != self._blocked:
+            raise self._broken("invariant broken: exactly the inputs that are ahead, where rows block, are blocked")
+        if recorded != sum(map(len, self._recorders.values())):
+            raise self._broken("invariant broken: nothing else is recorded than what snapshots wait for")
 
-    def _invariants(self) -> list[tuple[str, bool]]:
-        snapshots = self._snapshots
-        found = list(snapshots.values())
-        aligning = [s for s in found if s.stage is Stage.ALIGNING]
-        recorders = {(i, s.checkpoint_id) for i, recording in self._recorders.items() for s in recording}
+    def _invariants(self) -> Iterable[tuple[str, bool]]:
+        """Of the subtask as a whole."""
+        phase, halted = self.phase, self._halted
         done = len(self._ended) == len(self._inputs) if self._inputs else None
-        blocking = [s for s in aligning if s.row.before_freeze is BeforeFreeze.BLOCK]
-        return [
-            ("ids are newer than the restored one and not above the newest",
-             all(self._restored_id < id <= self._newest_id for id in snapshots)),
-            ("no pending checkpoint is remembered as over",
-             not snapshots.keys() & (self._aborted.keys() | self._done.keys())),
-            ("the memory of ids is bounded", max(len(self._aborted), len(self._done)) <= IDS_REMEMBERED),
-            ("one checkpoint at a time aligns and blocks", sum(bool(s.arrived) for s in blocking) <= 1),
-            ("exactly the inputs that are ahead, where rows block, are blocked",
-             set(self._blocked.items()) == {(i, s.checkpoint_id) for s in blocking for i in s.arrived}),
-            ("who is due to freeze has frozen", not any(self._freeze_is_due(s) for s in aligning)),
-            ("an alignment has begun with a barrier", all(s.arrived or s.waiting for s in aligning)),
-            ("no barrier waits where it has come", not any(s.waiting & s.arrived for s in found)),
-            ("a switch is at once a freeze, of a checkpoint that may switch",
-             all(s.frozen and s.may_switch for s in found if s.switched)),
-            ("only an unaligned checkpoint that is neither final nor a probe may switch",
-             not any(s.may_switch and (s.final or s.probe or not s.row.switches) for s in found)),
-            ("what is frozen in a halting row halts",
-             self._halted >= {s.checkpoint_id for s in found if s.frozen and s.row.halts}),
-            ("it halts only for what is undecided, or for ever", not self._halted or (self.protocol.halts and all(
-                id in snapshots or self.phase in (Phase.STOPPED, Phase.FINISHED) for id in self._halted))),
-            ("recorded inputs have not brought the barrier", not any(s.logs.keys() & s.arrived for s in found)),
-            ("recorders and logs agree", recorders == {(i, s.checkpoint_id) for s in found for i in s.logs}),
-            ("exactly the recording ones have something to record",
-             all((s.stage is Stage.RECORDING) == s.recording for s in found)),
-            ("exactly frozen, unacknowledged ones wait for the writer", all(
-                (s.stage in (Stage.RECORDING, Stage.WRITING)) == bool(s.undurable) for s in found)),
+        final = phase is Phase.STOPPED or phase is Phase.FINISHED
+        return (
+            ("the memory of ids is bounded", len(self._aborted) <= IDS_REMEMBERED >= len(self._done)),
+            ("it halts only for what is undecided, or for ever",
+             not halted or (self.protocol.halts and (final or halted <= self._snapshots.keys()))),
             ("the phase agrees with the ended inputs",
-             done is None or done == (self.phase in (Phase.ENDED, Phase.FINISHED))),
-            ("only ended back-edges may end late", self._late_ends <= self._ended & self._back_edges),
-            ("a final checkpoint is known exactly after its freeze",
-             (self._final_id is not None) == (self.phase in (Phase.STOPPED, Phase.FINISHED))),
-        ]  # fmt: skip
+             done is None or done == (phase is Phase.ENDED or phase is Phase.FINISHED)),
+            ("only ended back-edges may end late",
+             not self._late_ends or self._late_ends <= self._ended & self._back_edges),
+            ("a final checkpoint is known exactly after its freeze", (self._final_id is not None) == final),
+        )  # fmt: skip
+
+    def _invariants_of(self, id: int, s: Snapshot) -> Iterable[tuple[str, bool]]:
+        """Of one snapshot."""
+        stage, recorders = s.stage, self._recorders
+        aligning, halts = stage is Stage.ALIGNING, s.row.halts
+        return (
+            ("it is newer than the restored one and not above the newest", self._restored_id < id <= self._newest_id),
+            ("it is not remembered as over", id not in self._aborted and id not in self._done),
+            ("who is due to freeze has frozen", not aligning or not self._freeze_is_due(s)),
+            ("an alignment has begun with a barrier", not aligning or bool(s.arrived or s.waiting)),
+            ("no barrier waits where it has come", not s.waiting or s.waiting.isdisjoint(s.arrived)),
+            ("a switch is at once a freeze, of a checkpoint that may switch",
+             not s.switched or (s.may_switch and not aligning)),
+            ("only an unaligned checkpoint that is neither final nor a probe may switch",
+             not s.may_switch or (s.row.switches and not (s.final or s.probe))),
+            ("what is frozen in a halting row halts", not halts or aligning or id in self._halted),
+            ("recorded inputs have not brought the barrier", not s.logs or s.arrived.isdisjoint(s.logs)),
+            ("recorders and logs agree", all(s in recorders.get(i, ()) for i in s.logs) if s.logs else True),
+            ("it records exactly as long as there is something to record", (stage is Stage.RECORDING) == s.recording),
+            ("it waits for the writer exactly between freeze and acknowledgement",
+             (stage is Stage.RECORDING or stage is Stage.WRITING) == bool(s.undurable)),
+        )  # fmt: skip

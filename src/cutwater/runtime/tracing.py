@@ -97,7 +97,7 @@ def _header(plan: PhysicalPlan, uid: str) -> e.Header:
         for edge in plan.edges
         for c in plan.channels(edge)
     ]
-    return e.Header(tuple(processes), tuple(links), title=plan.name, run=uid)
+    return e.Header(tuple(processes), tuple(links), title=plan.name, run=uid, marked=True)
 
 
 def _process(plan: PhysicalPlan, vertex: int, subtask: int) -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import lru_cache
 
+from cutwater.errors import DataError
 from cutwater.sim.graphs import Graph, Step
+from cutwater.sim.random_dataflows import random_dataflow
 
-__all__ = ["WORLDS"]
+__all__ = ["RANDOM", "WORLDS", "dataflow"]
+
+RANDOM = "random"
+"""``random-7`` is a dataflow drawn by chance."""
 
 
 def _worlds() -> Iterator[Graph]:
@@ -139,4 +146,25 @@ def _worlds_with_slices() -> Iterator[Graph]:
 
 
 WORLDS = {graph.name: graph for graph in _worlds()}
-"""Every world by its name."""
+"""Every world by its name, but for those drawn by chance."""
+
+
+@lru_cache(maxsize=8)
+def _drawn(name: str) -> Graph:
+    return random_dataflow(name)
+
+
+def dataflow(name: str) -> Graph:
+    """The dataflow of a name: one of ``WORLDS``, or one drawn by chance.
+
+    Raises:
+        DataError: there is none of this name.
+
+    >>> dataflow("four") is WORLDS["four"], dataflow("random-7").name
+    (True, 'random-7')
+    """
+    if name in WORLDS:
+        return WORLDS[name]
+    if not re.fullmatch(f"{RANDOM}-[0-9]+", name):
+        raise DataError(f"no world {name!r}", hint=f"Worlds: {', '.join(WORLDS)}, {RANDOM}-0, {RANDOM}-1 and so on.")
+    return _drawn(name)

@@ -107,7 +107,9 @@ class Driver(DriverProcess):
         elif what == "rescale":
             self._rescaling.asked(place)
         elif self._coordinator is not None:
-            self.coordinate(m.RequestCheckpoint(self.clock_ms, _KINDS[what], what))
+            wish = "savepoint" if what == "burst" else what
+            for _ in range(2 + place % 4 if what == "burst" else 1):
+                self.coordinate(m.RequestCheckpoint(self.clock_ms, _KINDS[wish], wish))
 
     def _heard(self, worker: SimWorker, kind: str, attempt: int | None, *rest: Any) -> bool:
         if kind == "joined":
@@ -269,8 +271,7 @@ class Driver(DriverProcess):
     def coordinate(self, event: m.CoordinatorEvent) -> int:
         """Feed the coordinator and perform what it asks for; the number of its effects."""
         effects = self.coordinator.handle(event)
-        if self.world.validates:
-            self.coordinator.validate()
+        self.coordinator.validate()
         for effect in effects:
             match effect:
                 case m.SendTrigger(checkpoint_id=id, final=final, kind=kind, savepoint=savepoint):

@@ -37,7 +37,7 @@ class ActingState(JobState):
         graph = self.world.graph
         ends = [(graph.names[c.source], graph.names[c.target]) for c in graph.channels]
         links = tuple(e.Link(name, *pair) for name, pair in zip(graph.channel_names, ends, strict=True))
-        return e.Header(tuple(graph.names), links, title=f"{graph.name}, {self.world.row.name}")
+        return e.Header(tuple(graph.names), links, title=f"{graph.name}, {self.world.row.name}", marked=True)
 
     # ------------------------------------------------------------------------------------------------- what may come
 
@@ -64,6 +64,8 @@ class ActingState(JobState):
                 found.append(("slice", t))
             if self.control[t] and self._may_hear(t):
                 found.append(("hear", t))
+                if world.budget.crossing and self._may_cross(t):
+                    found.append(("hear second", t))
             if self.writes[t]:
                 found.append(("durable", t))
         found += [("acknowledge", n) for n in range(len(self.acks))]
@@ -81,6 +83,8 @@ class ActingState(JobState):
         found: list[Action] = []
         if self.requests:
             found.append(("request",))
+        if self.savepoints:
+            found.append(("savepoint",))
         if self.crashes:
             found += self._crashes()
         if self.expiries and not self.publishing and self.world.memo.cores[self.coordinator].pending:
@@ -96,6 +100,11 @@ class ActingState(JobState):
         """The next control message, and so those behind it, may have to wait for the end of work (A1)."""
         event = self.world.memo.events[self.control[task][0]]
         return self.is_idle(task) or not isinstance(event, m.Trigger | m.LoopVerdict)
+
+    def _may_cross(self, task: int) -> bool:
+        """Two triggers are on their way, as of two initiators."""
+        events = self.world.memo.events
+        return [type(events[number]) for number in self.control[task][:2]] == [m.Trigger, m.Trigger]
 
     def _wants_probe(self, task: int) -> bool:
         """A head asks for a wave when its outside has ended and its loop has not."""
@@ -129,15 +138,17 @@ class ActingState(JobState):
         if name == "read":
             at_end = self.emitted[rest[0]] == len(self.world.budget.rows)
             return f"{graph.names[rest[0]]} {'is exhausted' if at_end else 'reads a row'}"
-        if name == "hear":
-            return f"{graph.names[rest[0]]} hears {self.world.memo.events[self.control[rest[0]][0]]}"
+        if name in ("hear", "hear second"):
+            number = self.control[rest[0]][name == "hear second"]
+            return f"{graph.names[rest[0]]} hears {self.world.memo.events[number]}"
         if name == "durable":
             return f"{graph.names[rest[0]]} has written {self.world.memo.events[self.writes[rest[0]][0]]}"
         if name in ("deliver", "take", "take urgent"):
             queue: Any = {"deliver": self.out, "take": self.inq, "take urgent": self.urgent}[name][rest[0]]
             item = queue[0]
             if type(item) is Barrier:
-                item = f"{'probe' if item.probe else 'final barrier' if item.final else 'barrier'} {item.id}"
+                kind = "probe" if item.probe else "final barrier" if item.final else "barrier"
+                item = f"{kind} {item.id}{' of a savepoint' if item.savepoint else ''}"
             elif type(item) is int:
                 item = f"row {item}"
             return f"{name} {graph.channel_names[rest[0]]}: {item}"
@@ -187,7 +198,7 @@ class ActingState(JobState):
             self.story.append(e.Step(0.0, graph.names[task], self.attempt, takes, tuple(sends)))
 
     def _check_not_halted(self, task: int) -> None:
-        if self.world.row.halts and any(t == task for t, _ in self.cuts):
+        if any(cut.halts for (t, _), cut in self.cuts.items() if t == task):
             raise Violation("not halted", f"{self.world.graph.names[task]} moves rows while a checkpoint is undecided")
 
     def deliver(self, channel: int) -> None:
@@ -217,7 +228,8 @@ class ActingState(JobState):
             self.process(task, self.history[channel][item], (e.Span(world.graph.channel_names[channel], item),))
         elif type(item) is Barrier:
             self._tell_taken(task, channel, item)
-            self.feed(task, world.memo.event(m.BarrierTaken(channel, item.id, item.final, item.probe)))
+            event = m.BarrierTaken(channel, item.id, item.final, item.probe, savepoint=item.savepoint)
+            self.feed(task, world.memo.event(event))
         else:
             self.feed(task, world.end_taken[channel])
 
@@ -245,6 +257,12 @@ class ActingState(JobState):
             self.timers = tuple(x for x in self.timers if x != (task, event.checkpoint_id))
         self.feed(task, number)
 
+    def hear_second(self, task: int) -> None:
+        """The second of two triggers was faster."""
+        first, second, *rest = self.control[task]
+        self.control[task] = (second, first, *rest)
+        self.hear(task)
+
     def timeout(self, task: int, id: int) -> None:
         """An alignment took too long."""
         self.timers = tuple(x for x in self.timers if x != (task, id))
@@ -252,7 +270,7 @@ class ActingState(JobState):
 
     def publish(self) -> None:
         """The log takes the checkpoint: it must be a consistent cut."""
-        (id, final), self.publishing = self.publishing, ()
+        (id, final, logged), self.publishing = self.publishing, ()
         cuts = {t: self.cuts[t, id] for t in self.world.tasks if (t, id) in self.cuts}
         logs = {c: rows for (i, c), rows in self.logs.items() if i == id}
         before = self.done.id if self.done else 0
@@ -261,7 +279,7 @@ class ActingState(JobState):
             self._tell_completed(id, logs)
         else:
             self._check_cut(id, cuts, logs)
-        if self.done is None or id > self.done.id:
+        if logged and (self.done is None or id > self.done.id):
             self.done = Done(id, tuple(sorted(cuts.items())), tuple(sorted(logs.items())), bool(final))
         self.coordinate(m.Published(id, self.now))
 
@@ -292,6 +310,11 @@ class ActingState(JobState):
         """A checkpoint is asked for."""
         self.requests -= 1
         self.coordinate(m.RequestCheckpoint(self.now, CheckpointKind.ON_DEMAND, self.requests))
+
+    def savepoint(self) -> None:
+        """A savepoint is asked for."""
+        self.savepoints -= 1
+        self.coordinate(m.RequestCheckpoint(self.now, CheckpointKind.SAVEPOINT, -1 - self.savepoints))
 
     def request_final(self) -> None:
         """Every subtask has handled its end of data (A7)."""
@@ -355,6 +378,7 @@ _STEPS: dict[str, str] = {
     "take": "take",
     "take urgent": "take_urgent",
     "hear": "hear",
+    "hear second": "hear_second",
     "slice": "slice",
     "durable": "written",
     "acknowledge": "acknowledge",
@@ -363,6 +387,7 @@ _STEPS: dict[str, str] = {
     "final": "request_final",
     "probe": "probe",
     "request": "request",
+    "savepoint": "savepoint",
     "crash": "crash",
     "expire": "expire",
 }

@@ -27,14 +27,15 @@ class JobState:
     __slots__ = (
         "acks", "attempt", "committed", "completed", "control", "coordinator", "crashes", "cuts", "done", "emitted",
         "expiries", "final", "history", "inq", "logs", "machines", "monitor", "now", "open", "out", "probes",
-        "publishing", "requests", "staged", "story", "taken", "timers", "urgent", "work", "world", "writes",
+        "publishing", "requests", "savepoints", "staged", "story", "taken", "timers", "urgent", "work", "world",
+        "writes",
     )  # fmt: skip
 
     def __init__(self, world: JobWorld) -> None:
         self.world = world
         graph, budget = world.graph, world.budget
         self.requests, self.crashes, self.expiries = world.requests, budget.crashes, budget.expiries
-        self.probes = world.probes
+        self.probes, self.savepoints = world.probes, world.savepoints
         self.now, self.attempt = 0.0, 1
         coordinator = new_coordinator(world.plant.coordinator, world.row, len(graph.tasks), graph.sources)
         self.coordinator = world.memo.number("coordinator", coordinator)
@@ -60,7 +61,7 @@ class JobState:
         self.control: list[tuple[int, ...]] = [()] * tasks
         self.writes: list[tuple[int, ...]] = [()] * tasks
         self.acks: tuple[Any, ...] = ()
-        self.publishing: tuple[int, ...] = ()
+        self.publishing: tuple[int, ...] = ()  # checkpoint, is it a final one, does it go into the log
         self.timers: tuple[tuple[int, int], ...] = ()
         self.out: list[tuple[Item, ...]] = [()] * len(graph.channels)
         self.inq: list[tuple[Item, ...]] = [()] * len(graph.channels)
@@ -105,9 +106,9 @@ class JobState:
         new = object.__new__(type(self))
         new.world, new.now, new.attempt, new.final, new.done = self.world, self.now, self.attempt, self.final, self.done
         new.requests, new.crashes, new.expiries = self.requests, self.crashes, self.expiries
-        new.probes, new.coordinator, new.monitor = self.probes, self.coordinator, self.monitor
+        new.probes, new.savepoints, new.coordinator = self.probes, self.savepoints, self.coordinator
         new.acks, new.publishing, new.timers, new.committed = self.acks, self.publishing, self.timers, self.committed
-        new.completed, new.story = None, None
+        new.monitor, new.completed, new.story = self.monitor, None, None
         new.history, new.taken, new.emitted = self.history[:], self.taken[:], self.emitted[:]
         new.open, new.staged, new.machines = self.open[:], self.staged[:], self.machines[:]
         new.control, new.writes, new.work = self.control[:], self.writes[:], self.work[:]
@@ -122,7 +123,7 @@ class JobState:
             *self.writes, self.acks, self.publishing, self.timers, *self.history, *self.taken, *self.emitted,
             *self.open, *self.staged, *self.work, self.committed, frozenset(self.cuts.items()),
             frozenset(self.logs.items()), self.done, self.final, self.requests, self.crashes, self.expiries,
-            self.probes, self.attempt, self.now,
+            self.probes, self.savepoints, self.attempt, self.now,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------------- channels and output
@@ -155,7 +156,7 @@ class JobState:
     def arrive(self, channel: int, item: Item) -> None:
         """An item comes into the receiver's queue."""
         if self.world.row.switches and type(item) is Barrier and self.inq[channel]:
-            event = m.BarrierWaits(channel, item.id, item.final, item.probe)
+            event = m.BarrierWaits(channel, item.id, item.final, item.probe, item.savepoint)
             self.post(self.world.graph.channels[channel].target, event)
         self.inq[channel] += (item,)
 
@@ -223,6 +224,7 @@ class JobState:
             tuple((c, self.next_row(c)) for c in graph.outputs[task]),
             self.staged[task],
             self.choices(task),
+            world.row.halts and not effect.savepoint,
         )
         if self.story is not None:
             self.story.append(e.Cut(0.0, graph.names[task], self.attempt, id))
@@ -233,7 +235,7 @@ class JobState:
         for c in graph.outputs[task]:
             end = self.next_row(c)
             left = rows_of(self.out[c]) if effect.overtake else ()
-            barrier = Barrier(id, effect.final, effect.probe, end, end - len(left))
+            barrier = Barrier(id, effect.final, effect.probe, end, end - len(left), effect.savepoint)
             if self.story is not None and not effect.probe:
                 name = graph.channel_names[c]
                 self.story.append(e.MarkerSent(0.0, graph.names[task], self.attempt, id, name, end))
@@ -347,20 +349,20 @@ class JobState:
         self.coordinator, effects = memo.handle(self.coordinator, memo.event(event))
         for effect in effects:
             match effect:
-                case m.SendTrigger(checkpoint_id=id, final=final, kind=kind):
-                    everybody = self.world.row.freeze_on is FreezeOn.TRIGGER
+                case m.SendTrigger(checkpoint_id=id, final=final, kind=kind, savepoint=savepoint):
+                    everybody = self.world.row.freeze_on is FreezeOn.TRIGGER and not savepoint
                     for t in self.world.tasks if everybody else self.world.sources:
-                        self.post(t, m.Trigger(id, final, kind is CheckpointKind.PROBE))
+                        self.post(t, m.Trigger(id, final, kind is CheckpointKind.PROBE, savepoint))
                 case m.Publish(checkpoint_id=id, kind=kind):
-                    self.publishing = (id, kind.final)
+                    self.publishing = (id, kind.final, kind.commits)
                 case m.NotifyComplete(checkpoint_id=id, commit=commit):
                     self.watch_loops(WaveCompleted(id, 0.0))
                     self._tell_everybody(m.CompleteNotice(id, commit))
-                    self._drop(lambda other: other <= id)
+                    self._drop(id)
                 case m.NotifyAborted(checkpoint_id=id, latest_completed=latest):
                     self.watch_loops(WaveFailed(id, 0.0))
                     self._tell_everybody(m.AbortNotice(id, latest))
-                    self._drop(lambda other: other == id)
+                    self._drop(id)
                 case _:
                     pass
 
@@ -382,10 +384,10 @@ class JobState:
                 for t in sorted(self.world.graph.loop_tasks[effect.loop]):
                     self.post(t, verdict)
 
-    def _drop(self, is_over: Callable[[int], bool]) -> None:
-        """Nobody looks at the parts of these checkpoints any more."""
-        self.cuts = {k: v for k, v in self.cuts.items() if not is_over(k[1])}
-        self.logs = {k: v for k, v in self.logs.items() if not is_over(k[0])}
+    def _drop(self, id: int) -> None:
+        """Nobody looks at the parts of this checkpoint any more."""
+        self.cuts = {k: v for k, v in self.cuts.items() if k[1] != id}
+        self.logs = {k: v for k, v in self.logs.items() if k[0] != id}
 
 
 def _place(items: tuple[Item, ...], id: int) -> int | None:

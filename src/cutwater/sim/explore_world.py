@@ -22,18 +22,21 @@ Action: TypeAlias = tuple[Any, ...]
 class Budget(NamedTuple):
     """How much may happen in a small world, and how long it may take.
 
-    ``rows``: the positions that each source has rows at.  And, at any moment: requests for a checkpoint, crashes,
-    expiries of what is pending, probes before everything else is at rest.
+    ``rows``: the positions that each source has rows at.  And, at any moment: requests for a checkpoint or a savepoint,
+    crashes, expiries of what is pending, probes before everything else is at rest.
 
     Every message and every write takes as long as it likes, so that any other step may come before it is over.  Four
     settings make a world smaller.  ``eager``: what is written is durable at once, acknowledgements arrive at once, and
     a subtask hears at once what its own queues tell it.  ``prompt``: outcomes of checkpoints, once sent, are heard at
     once, unless a trigger is still on its way before them.  ``direct``: nothing waits in a sender's queue, so that
     barriers overtake in the receiver's only.  ``hasty``: alignments time out at once.
+
+    ``crossing`` makes it larger: what begins two waves reaches a source in any order, as of two initiators.
     """
 
     rows: tuple[int, ...] = (0,)
     requests: int = 2
+    savepoints: int = 0
     crashes: int = 1
     expiries: int = 0
     probes: int = 0
@@ -41,6 +44,7 @@ class Budget(NamedTuple):
     prompt: bool = False
     direct: bool = False
     hasty: bool = False
+    crossing: bool = False
 
 
 END = "end"
@@ -58,6 +62,7 @@ class Barrier(NamedTuple):
     """It stands before the row of this number."""
     reach: int
     """Rows before this number have left the sender's queue; the barrier overtook those up to its position there."""
+    savepoint: bool
 
 
 Item: TypeAlias = "int | Barrier | str"
@@ -81,6 +86,8 @@ class Cut(NamedTuple):
     """Pre-commits: the checkpoint they were made for, identities of rows."""
     choices: int
     """Made so far, where they are logged (R0)."""
+    halts: bool
+    """Nothing may move from here on until the outcome is known."""
 
 
 class Done(NamedTuple):
@@ -100,7 +107,8 @@ class JobWorld:
         self.row = PROTOCOLS[protocol]
         self.exactly = protocol != "at_least_once"
         self.queued = (self.row.switches or self.row.halts) and not budget.direct
-        self.requests = budget.requests if self.row.freeze_on is not FreezeOn.NEVER else 0
+        takes = self.row.freeze_on is not FreezeOn.NEVER
+        self.requests, self.savepoints = (budget.requests, budget.savepoints) if takes else (0, 0)
         self.probes = budget.probes if graph.cyclic else 0
         self.tasks = range(len(graph.tasks))
         self.sources = sorted(graph.sources)

@@ -20,7 +20,17 @@ from cutwater.sim.planted import Plant
 from cutwater.sim.schedule import Recovery
 from cutwater.trace import events as e
 
-__all__ = ["ALGORITHMS", "JOBS", "NETWORKS", "SmallState", "budgets", "combinations", "first_state", "no_such_world"]
+__all__ = [
+    "ALGORITHMS",
+    "CROSSING",
+    "JOBS",
+    "NETWORKS",
+    "SmallState",
+    "budgets",
+    "combinations",
+    "first_state",
+    "no_such_world",
+]
 
 
 class SmallState(Protocol):
@@ -86,6 +96,13 @@ JOBS = {
 """Dataflows of three subtasks; in ``loop`` a source feeds a step of parallelism 2 that feeds itself, in ``slices`` the
 sink can be in the middle of work."""
 
+CROSSING = {
+    "crossing": Graph("crossing", [Step("read", 2), Step("sink")], [("read", "sink", "hash")]),
+    "crossing_loop": Graph("crossing_loop", [Step("read", 2), Step("loop")],
+                           [("read", "loop", "hash"), ("loop", "loop", "hash")]),
+}  # fmt: skip
+"""Dataflows in which two waves begin at the sources in any order, so that their barriers cross."""
+
 SCOPES: dict[str, tuple[Recovery, Graph]] = {
     "two_lines": ("region", Graph("two_lines", [Step("read", 2), Step("sink", 2)], [("read", "sink", "forward")])),
     "merge_upstream": ("upstream", _MERGE),
@@ -105,6 +122,8 @@ ALGORITHMS = {"ring": ("chandy_lamport", "lai_yang"), "pair": ("lai_yang",)}
 ONCE, FIVE, ROUND = (0,), (0, 1, 2, 3, 4), (3,)
 """Rows: the first one of each source; some; one that goes around the loop, through both subtasks."""
 _QUICK = Budget(ONCE, eager=True, prompt=True)
+
+_CROSS = _QUICK._replace(requests=0, savepoints=2, crashes=0, direct=True, hasty=True, crossing=True)
 
 _SMALL = {
     ("line", "none"): Budget(FIVE),
@@ -135,6 +154,8 @@ _SMALL = {
     ("two_lines", "unaligned"): _QUICK._replace(requests=0, direct=True, hasty=True),
     ("merge_upstream", "aligned"): _QUICK._replace(requests=0),
     ("merge_task", "aligned"): _QUICK._replace(requests=0),
+    **{("crossing", p): _CROSS for p in PROTOCOLS if p != "none"},
+    **{("crossing_loop", p): _CROSS._replace(rows=()) for p in ("aligned", "chandy_lamport")},
     ("ring", "chandy_lamport"): Budget(ONCE, requests=1),
     ("ring", "lai_yang"): Budget(ONCE, requests=1, crashes=0),
     ("pair", "lai_yang"): Budget(ONCE, crashes=0),
@@ -150,6 +171,8 @@ _LARGE = _SMALL | {
     ("join", "unaligned"): _QUICK._replace(requests=1, direct=True),
     ("loop", "unaligned"): _QUICK._replace(rows=ROUND, requests=1, crashes=0, direct=True),
     ("loop", "synchronous"): _QUICK._replace(rows=ROUND, requests=1, crashes=0, direct=True),
+    ("crossing", "chandy_lamport"): _CROSS._replace(requests=1, savepoints=1),
+    ("crossing_loop", "chandy_lamport"): _CROSS._replace(rows=ROUND),
     ("ring", "lai_yang"): Budget(ONCE),
     ("slices", "at_least_once"): _QUICK._replace(requests=1),
     ("slices", "chandy_lamport"): _QUICK._replace(requests=1),
@@ -167,6 +190,7 @@ _RIGHT = (SubtaskMachine, CheckpointCoordinator, LoopMonitor)
 def combinations() -> list[tuple[str, str]]:
     """Every world with every protocol that it runs under."""
     jobs = [(world, protocol) for protocol in PROTOCOLS for world in JOBS]
+    jobs += [(world, protocol) for world in CROSSING for protocol in PROTOCOLS if (world, protocol) in _SMALL]
     jobs += [("two_lines", "unaligned"), *((world, "aligned") for world in SCOPES)]
     return jobs + [(world, protocol) for world, protocols in ALGORITHMS.items() for protocol in protocols]
 
@@ -191,8 +215,8 @@ def first_state(world: str, protocol: str, budget: Budget, plant: Plant | None =
     """
     if plant is not None and (plant.machine, plant.coordinator, plant.monitor) == _RIGHT:
         raise ConfigError(f"planted bug {plant.name!r} is none of the core's", hint="Find it with: cutwater simulate.")
-    if world in JOBS and protocol in PROTOCOLS:
-        return ActingState(JobWorld(JOBS[world], protocol, budget, plant or Plant("nothing")))
+    if world in JOBS | CROSSING and protocol in PROTOCOLS:
+        return ActingState(JobWorld((JOBS | CROSSING)[world], protocol, budget, plant or Plant("nothing")))
     if world in SCOPES and protocol in PROTOCOLS:
         recovery, graph = SCOPES[world]
         return ScopedState(ScopedWorld(graph, protocol, budget, plant or Plant("nothing"), recovery))

@@ -206,6 +206,7 @@ _FAULTS: dict[str, Callable[[World, Fault], None]] = {
     "slow_disk": _for_a_time("disk", "slow", 1, "slow_disk"),
     "reorder": _for_a_time("", "reorder_acks", 1),
     "jitter": _for_a_time("", "jitter", 1, "jitter"),
+    "cross": _for_a_time("", "crossing", 1),
     "write_error": _for_a_time("disk", "failing", 48),
     "full_disk": _for_a_time("disk", "full", 1),
     "doubt": _for_a_time("disk", "doubtful", 64),

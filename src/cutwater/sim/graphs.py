@@ -7,10 +7,10 @@ does to a row depends on nothing but the row, so that the result of a run is kno
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from functools import cached_property, update_wrapper
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from cutwater.config import RecoveryName
 from cutwater.protocol.regions import Division, divide
@@ -18,6 +18,8 @@ from cutwater.protocol.regions import Division, divide
 __all__ = ["MOOD_AT", "Channel", "Edge", "Graph", "How", "Step", "key_of", "row_time", "source_row"]
 
 How: TypeAlias = Literal["forward", "hash", "rebalance"]
+
+Of = TypeVar("Of")
 
 KEYS = 16
 HOPS = 4
@@ -76,6 +78,18 @@ def key_of(row: int) -> int:
 
 def _mix(value: int) -> int:
     return (value * 0x9E3779B1 & 0xFFFFFFFF) >> 11
+
+
+def _remembered(method: Callable[[Graph, int], Counter[Of]]) -> Callable[[Graph, int], Counter[Of]]:
+    """Worked out once for a number of rows; forgotten with the graph."""
+
+    def once(self: Graph, rows: int) -> Counter[Of]:
+        known: dict[int, Counter[Of]] = vars(self).setdefault(f"remembered {method.__name__}", {})
+        if rows not in known:
+            known[rows] = method(self, rows)
+        return known[rows]
+
+    return update_wrapper(once, method)
 
 
 class Graph:
@@ -196,18 +210,18 @@ class Graph:
         edge = choice[(_mix(row ^ step << 20) + mood) % len(choice)]
         return [(edge, row - 1 if self.edges[edge].back else row)]
 
-    @cache  # noqa: B019 - the worlds live as long as the program
+    @_remembered
     def expected(self, rows: int) -> Counter[int]:
         """Identities that the sinks must have committed after ``rows`` rows of each source, with their number."""
         return Counter(row >> 4 for step, row in self._visits(rows) if not self.out_edges[step])
 
-    @cache  # noqa: B019
+    @_remembered
     def expected_anywhere(self, rows: int) -> Counter[int]:
         """Identities that end somewhere, sink or not, with their number."""
         made = ((step, piece) for step, row in self._visits(rows) for piece in self.made_of(step, row))
         return Counter(piece >> 4 for step, piece in made if not self._next(step, piece))
 
-    @cache  # noqa: B019
+    @_remembered
     def expected_counts(self, rows: int) -> Counter[tuple[int, int]]:
         """How often each step must have counted each key."""
         return Counter((step, key_of(row)) for step, row in self._visits(rows) if self._is_inner(step))

@@ -80,6 +80,8 @@ class Judge:
                     self.broken("not durable", f"checkpoint {id} completed, but {name} is not durable (A6)")
         links = world.attempts[done.attempt].links
         for spec in graph.channels:
+            if not logged and not spec.back and spec.index in parts[spec.target].logs:
+                self.broken("savepoint with rows", f"savepoint {id} has a log of {graph.channel_names[spec.index]}")
             self._check_channel(id, parts[spec.source], parts[spec.target], spec.index, links[spec.index].base)
         world.note("completed", 0, done.attempt, id)
 

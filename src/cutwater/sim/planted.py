@@ -136,6 +136,22 @@ class _DropsTheId(SubtaskMachine):
         return super()._on_barrier(event)
 
 
+class _WaitsForSkippedBarriers(SubtaskMachine):
+    """Each holds the input that the other waits for, until somebody gives one of them up."""
+
+    def _give_up_skipped(self, input: Any, id: int) -> list[m.Effect]:
+        return []
+
+
+class _SavepointsOfItsOwnRow(SubtaskMachine):
+    """A savepoint is no wave of its own kind."""
+
+    def _begin(self, id: int, final: bool, probe: bool, savepoint: bool) -> Any:
+        snapshot = super()._begin(id, final, probe, savepoint)
+        snapshot.row = self.protocol
+        return snapshot
+
+
 class _AcknowledgesWithoutLogs(SubtaskMachine):
     def _freeze(self, snapshot: Any, first: Any = None) -> list[m.Effect]:
         effects = super()._freeze(snapshot, first)
@@ -293,6 +309,13 @@ _CLOGGED: Mapping[str, Any] = {
 """A barrier that waits for what lies before it comes too late, time and again."""
 
 
+_BURSTS: Mapping[str, Any] = {
+    "rows": 32,
+    "faults": (Fault(1.0, "cross", 0, 200.0),),
+    "requests": tuple(Fault(8.0 + 9 * k, "burst", k, 0.0) for k in range(6)),
+}
+"""Several savepoints at once, time and again, from several initiators."""
+
 PLANTED = {
     plant.name: plant
     for plant in (
@@ -307,6 +330,14 @@ PLANTED = {
         Plant("records back-edges whose barrier came before the freeze", "self_loop", machine=_RecordsBeforeTheFreeze),
         Plant("forgets one channel", "sources", "chandy_lamport", machine=_ForgetsOneChannel),
         Plant("drops the snapshot id", "sources", "chandy_lamport", machine=_DropsTheId),
+        Plant(
+            "waits for barriers that were skipped (A8)",
+            "sources",
+            "chandy_lamport",
+            machine=_WaitsForSkippedBarriers,
+            settings=_BURSTS,
+        ),
+        Plant("takes savepoints like checkpoints", "sources", "chandy_lamport", machine=_SavepointsOfItsOwnRow),
         Plant("acknowledges before the logs are complete", "self_loop", machine=_AcknowledgesWithoutLogs),
         Plant("ignores aborts", protocol="synchronous", machine=_IgnoresAborts),
         Plant("forgets which ids were aborted", machine=_ForgetsWhatWasAborted),

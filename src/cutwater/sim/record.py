@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from cutwater.sim.graphs import Graph
@@ -69,13 +69,13 @@ def _header_of(graph: Graph, world: World) -> e.Header:
     return _header(graph, world.schedule.world, world.schedule.protocol, not world.reorders)
 
 
-@cache
+@lru_cache(maxsize=64)
 def _header(graph: Graph, world: str, protocol: str, fifo: bool) -> e.Header:
     links = [
         e.Link(name, graph.names[c.source], graph.names[c.target])
         for name, c in zip(graph.channel_names, graph.channels, strict=True)
     ]
-    return e.Header(tuple(graph.names), tuple(links), fifo=fifo, title=f"{world}, {protocol}")
+    return e.Header(tuple(graph.names), tuple(links), fifo=fifo, title=f"{world}, {protocol}", marked=True)
 
 
 class _Recorder:
@@ -83,7 +83,7 @@ class _Recorder:
         self._world, self._states = world, states
         self._graph = world.graph
         self._names, self._channels = self._graph.names, self._graph.channel_names
-        self._attempt = 1
+        self._attempt = 0
         self._first = 1
         """Attempt that the trace begins with."""
         self._began = [1] * len(self._names)
@@ -117,7 +117,7 @@ class _Recorder:
 
     def _restored(self, at: float, attempt: int, id: int | None) -> Iterator[e.Event | Graph]:
         """Nothing of the new attempt happens before all its workers are ready: all at once."""
-        if (attempt == self._attempt and attempt > 1) or attempt < self._attempt:
+        if attempt <= self._attempt:
             return
         self._attempt = attempt
         deployed = self._world.attempts[attempt]

@@ -12,20 +12,20 @@ from cutwater.config import RestartConfig
 from cutwater.decoding import prepare
 from cutwater.errors import DataError
 from cutwater.protocol.rows import PROTOCOLS, ProtocolRow
-from cutwater.sim.dataflows import WORLDS
+from cutwater.sim.dataflows import WORLDS, dataflow
 from cutwater.sim.graphs import Graph
 
 __all__ = ["FAULTS", "REQUESTS", "Fault", "Recovery", "Schedule", "make_schedule"]
 
 FAULTS = (
     "kill_worker", "kill_driver", "zombie_driver", "pause", "partition", "clog", "swizzle", "slow", "slow_disk",
-    "reorder", "jitter", "write_error", "full_disk", "doubt", "rot", "clock_jump", "fail_subtask",
+    "reorder", "jitter", "write_error", "full_disk", "doubt", "rot", "clock_jump", "fail_subtask", "cross",
 )  # fmt: skip
 """Every kind of fault.  Torn and lost writes come with the kills."""
 
-REQUESTS = ("checkpoint", "savepoint", "stop", "stop_with_savepoint", "cancel", "go_back", "rescale")
+REQUESTS = ("checkpoint", "savepoint", "stop", "stop_with_savepoint", "cancel", "go_back", "rescale", "burst")
 """What a user may want.  A job that was stopped or cancelled is started again, after ``go_back`` from an older
-checkpoint.  A rescale is to parallelism 1, 2 or 3, as the place says."""
+checkpoint.  A rescale is to parallelism 1, 2 or 3, as the place says; a burst is of 2 to 5 savepoints at once."""
 
 _FAULT_PHASE_MS = 80.0
 _MOST_OF_A_KIND = {"kill_driver": 2, "zombie_driver": 1, "kill_worker": 3}
@@ -81,11 +81,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """Name of a planted bug."""
 
     def __post_init__(self) -> None:
-        if self.world not in WORLDS or self.protocol not in PROTOCOLS:
-            raise DataError(
-                f"no world {self.world!r} or no protocol {self.protocol!r}",
-                hint=f"Worlds: {', '.join(WORLDS)}. Protocols: {', '.join(PROTOCOLS)}.",
-            )
+        dataflow(self.world)
+        if self.protocol not in PROTOCOLS:
+            raise DataError(f"no protocol {self.protocol!r}", hint=f"Protocols: {', '.join(PROTOCOLS)}.")
 
     @property
     def faults_over_ms(self) -> float:
@@ -119,7 +117,7 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
         for _ in range(int(chance() * 3))
     )
     alone = PROTOCOLS[protocol].switches or PROTOCOLS[protocol].halts
-    recovery = _recovery(WORLDS[world], PROTOCOLS[protocol], chance)
+    recovery = _recovery(dataflow(world), PROTOCOLS[protocol], chance)
     far_apart = recovery in ("task", "upstream") and chance() < 0.3
     if far_apart:  # replacements of replacements, of what nothing but order logs knows
         kind = "kill_worker" if chance() < 0.7 else "fail_subtask"
@@ -131,7 +129,7 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
         rows=12 + int(chance() * 16),
         pace_ms=(0.5, 1.0, 2.0)[int(chance() * 3)],
         interval_ms=(6.0, 10.0, 16.0)[int(chance() * 3)] * (20 if far_apart else 3 if PROTOCOLS[protocol].halts else 1),
-        timeout_ms=(60.0, 150.0, 400.0)[int(chance() * 3)],
+        timeout_ms=(60.0, 150.0, 400.0)[int(chance() * 3)] * (1 if world in WORLDS else 2),  # some have long loops
         max_concurrent=1 if alone else 1 + int(chance() * 2),
         min_pause_ms=(0.0, 4.0)[int(chance() * 2)],
         tolerable_failed=(0, 3, 1000)[int(chance() * 3)],

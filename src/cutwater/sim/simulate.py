@@ -13,7 +13,7 @@ from cutwater.decoding import prepare
 from cutwater.errors import CutwaterError, InvariantError
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.sim.coverage import UNREACHABLE, Coverage, every_fault
-from cutwater.sim.dataflows import WORLDS
+from cutwater.sim.dataflows import RANDOM, WORLDS
 from cutwater.sim.disk import RolledBack
 from cutwater.sim.judge import Violation
 from cutwater.sim.planted import PLANTED, Plant
@@ -22,6 +22,12 @@ from cutwater.sim.schedule import Schedule, make_schedule
 from cutwater.sim.world import World
 
 __all__ = ["Failure", "Report", "Simulation", "play", "verdict"]
+
+
+DRAWN = 5
+"""Of so many dataflows drawn by chance there is one schedule each, for one of every fixed one."""
+COLLECT_EVERY = 200
+"""Schedules between two searches for garbage: what is drawn by chance is seldom used twice."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -97,15 +103,13 @@ class Report(msgspec.Struct):
 prepare(Report)
 
 
-def play(
-    schedule: Schedule, *, coverage: Coverage | None = None, validates: bool = False
-) -> tuple[World, Violation | None]:
+def play(schedule: Schedule, *, coverage: Coverage | None = None) -> tuple[World, Violation | None]:
     """Run one schedule to its end; the world as it was left, and the broken promise if there is one."""
     plant = PLANTED[schedule.planted] if schedule.planted else Plant("")
     machine, coordinator = plant.machine, plant.coordinator
     if coverage is not None:
         machine, coordinator = coverage.machine(machine), coverage.coordinator(coordinator)
-    world = World(schedule, machine=machine, coordinator=coordinator, monitor=plant.monitor, validates=validates)
+    world = World(schedule, machine=machine, coordinator=coordinator, monitor=plant.monitor)
     plant.prepare(world)
     try:
         world.run()
@@ -140,7 +144,7 @@ class Simulation:
     """A range of seeds over worlds and protocols.
 
     Args:
-        worlds, protocols: names; each seed runs one pair, in turn.
+        worlds, protocols: names; each seed runs one pair, in turn.  ``random`` is another dataflow for every seed.
         planted: name of a planted bug.
 
     >>> report = Simulation(["four"], ["aligned"]).run(range(3))
@@ -149,12 +153,13 @@ class Simulation:
     """
 
     def __init__(self, worlds: list[str] | None = None, protocols: list[str] | None = None, planted: str = "") -> None:
-        self.pairs = [(w, p) for w in worlds or WORLDS for p in protocols or PROTOCOLS]
+        self.pairs = [(w, p) for w in worlds or (*WORLDS, *[RANDOM] * DRAWN) for p in protocols or PROTOCOLS]
         self.planted = planted
 
     def schedule(self, seed: int) -> Schedule:
         """The schedule that a seed stands for."""
         world, protocol = self.pairs[seed % len(self.pairs)]
+        world = f"{RANDOM}-{seed}" if world == RANDOM else world
         schedule = make_schedule(seed, world, protocol, planted=self.planted)
         settings = PLANTED[self.planted].settings if self.planted else {}
         return msgspec.structs.replace(schedule, **settings)
@@ -170,7 +175,7 @@ class Simulation:
                 if number % 50 == 49:
                     report.cpu_s = time.process_time() - started
                     told(report)
-                if number % 1000 == 999:
+                if number % COLLECT_EVERY == COLLECT_EVERY - 1:
                     gc.collect()
         report.cpu_s = time.process_time() - started
         if len(seeds) == 1:
@@ -181,13 +186,13 @@ class Simulation:
     def violations(self, seeds: range) -> Iterator[tuple[int, Violation]]:
         """The seeds that break a promise."""
         for seed in seeds:
-            _, violation = play(self.schedule(seed), validates=True)
+            _, violation = play(self.schedule(seed))
             if violation is not None:
                 yield seed, violation
 
     def _one(self, report: Report, seed: int, coverage: Coverage) -> None:
         schedule = self.schedule(seed)
-        world, violation = play(schedule, coverage=coverage, validates=seed % 16 == 0)
+        world, violation = play(schedule, coverage=coverage)
         report.schedules += 1
         report.by_protocol[schedule.protocol] = report.by_protocol.get(schedule.protocol, 0) + 1
         report.checkpoints += world.completed
@@ -205,7 +210,7 @@ class Simulation:
 
 @contextmanager
 def _no_collections() -> Generator[None]:
-    """Looking for garbage costs a sixth of the time, and there is next to none: worlds take themselves apart."""
+    """Looking for garbage costs a sixth of the time, and there is little: worlds take themselves apart."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -205,8 +205,7 @@ class SimSubtask(WorkingSubtask):
         if machine.block_version != self._seen_version or machine.phase is not self._seen_phase:
             self._seen_version, self._seen_phase = machine.block_version, machine.phase
             self.awake = True
-        if self.world.validates:
-            machine.validate()
+        machine.validate()
         for effect in effects:
             getattr(self, _PERFORM[type(effect)])(effect, rows)
         while self._answers:

@@ -160,7 +160,7 @@ class SimWorker:
             case ("trigger", _, id, final, probe, savepoint):
                 for subtask in self.subtasks:
                     if subtask.machine.is_source or (self.world.triggers_all and not savepoint):
-                        subtask.when_idle(m.Trigger(id, final, probe, savepoint))
+                        self._trigger(subtask, m.Trigger(id, final, probe, savepoint))
             case ("complete", number, id, commit, final):
                 for subtask in self.subtasks:
                     subtask.outcome(m.CompleteNotice(id, commit))
@@ -175,6 +175,19 @@ class SimWorker:
                         subtask.when_idle(verdict)
             case _:
                 raise AssertionError(f"a worker hears {message}")
+
+    def _trigger(self, subtask: SimSubtask, trigger: m.Trigger) -> None:
+        world = self.world
+
+        def hear() -> None:
+            if not subtask.dropped:
+                subtask.when_idle(trigger)
+
+        if world.crossing and not trigger.final:
+            world.strike("cross")
+            world.after(0.5 * world.draws.below(64), lambda _: self.post(hear))
+        else:
+            hear()
 
     def _deploy(self, attempt: Attempt) -> None:
         world, graph = self.world, attempt.plan.graph

@@ -14,7 +14,7 @@ from cutwater.protocol.redistribution import RedistributedEdge
 from cutwater.protocol.rows import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.sim.attempt import Attempt
-from cutwater.sim.dataflows import WORLDS
+from cutwater.sim.dataflows import dataflow
 from cutwater.sim.disk import Disk
 from cutwater.sim.draws import Draws
 from cutwater.sim.driver import Driver
@@ -53,12 +53,10 @@ class World:
         machine: type[SubtaskMachine] = SubtaskMachine,
         coordinator: type[CheckpointCoordinator] = CheckpointCoordinator,
         monitor: type[LoopMonitor] = LoopMonitor,
-        validates: bool = False,
     ) -> None:
-        self.schedule, self.graph, self.row = schedule, WORLDS[schedule.world], PROTOCOLS[schedule.protocol]
+        self.schedule, self.graph, self.row = schedule, dataflow(schedule.world), PROTOCOLS[schedule.protocol]
         self.machine_class, self.coordinator_class, self._monitor_class = machine, coordinator, monitor
         self.subtask_class, self.attempt_class = SimSubtask, Attempt
-        self.validates = validates
         self.settings = JobConfig(
             protocol=schedule.protocol,  # type: ignore[arg-type]
             interval_ms=schedule.interval_ms,
@@ -84,6 +82,8 @@ class World:
         """The next driver begins so many checkpoints before the newest: a user wants that."""
         self.reorders = False
         self.reorder_acks = self.jitter = 0
+        self.crossing = 0
+        """Above 0: each source hears of a wave in its own time, of a newer one before an older one, too (A8)."""
         self.draws = Draws(schedule.seed, schedule.draws)
         self.now = 0.0
         self._queue: list[tuple[float, int, Callable[[Any], None], Any]] = []

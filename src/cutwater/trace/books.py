@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cutwater.trace.events import Link, Span
+from cutwater.trace.events import Link, MarkerSent, MarkerTaken, Span
 from cutwater.trace.result import ChannelCounts, Kind, Violation
 
 __all__ = ["ChannelBook", "SnapshotBook", "compare", "ranges"]
@@ -63,8 +63,8 @@ class SnapshotBook:
     """The parts of one snapshot."""
 
     __slots__ = (
-        "_received", "ahead", "attempt", "attempts", "complete", "cuts", "id", "markers", "recorded", "sent", "states",
-        "taken",
+        "_received", "ahead", "attempt", "attempts", "complete", "cuts", "id", "markers", "markers_taken", "recorded",
+        "sent", "states", "taken",
     )  # fmt: skip
 
     def __init__(self, id: int) -> None:
@@ -82,9 +82,37 @@ class SnapshotBook:
         self.ahead: dict[str, frozenset[int]] = {}
         self.recorded: dict[str, list[Span]] = {}
         self.markers: dict[str, int] = {}
+        """Channel -> where its marker was sent."""
+        self.markers_taken: set[str] = set()
         self.states: dict[str, str] = {}
         self.complete = False
         self._received: dict[str, int] = {}
+
+    def send_marker(self, event: MarkerSent, channel: ChannelBook | None) -> Iterator[str]:
+        """Book a marker; what is wrong with it."""
+        if event.channel in self.markers:
+            yield "a second marker was sent on it"
+        if channel is not None and event.process != channel.source:
+            yield f"{event.process} sent a marker on a channel of {channel.source}"
+        elif event.process not in self.cuts:
+            yield f"{event.process} sent a marker before it recorded itself (CL1)"
+        if channel is None or event.position != channel.sent:
+            sent = channel.sent if channel else "no rows"
+            yield f"a marker was sent at position {event.position}, and the channel had {sent}"
+        self.markers[event.channel] = event.position
+
+    def take_marker(self, event: MarkerTaken, channel: ChannelBook | None, *, fifo: bool) -> Iterator[str]:
+        """Book a marker that was taken; what is wrong with it."""
+        if event.channel in self.markers_taken:
+            yield "its marker was taken a second time"
+        if channel is not None and event.process != channel.target:
+            yield f"{event.process} took a marker from a channel of {channel.target}"
+        sent = self.markers.get(event.channel)
+        if sent != event.position:
+            yield f"a marker was taken at position {event.position}, and was sent at {sent}"
+        elif fifo and channel is not None and event.position < channel.taken:
+            yield f"{event.process} took the marker of position {event.position} after row {channel.taken - 1}"
+        self.markers_taken.add(event.channel)
 
     def add_recorded(self, channel: str, spans: Sequence[Span], *, by_receiver: bool) -> None:
         """A part of a channel's state; what the receiver has goes before what a marker overtook at the sender."""

@@ -189,33 +189,32 @@ class Checker:
 
     def _on_marker_sent(self, event: e.MarkerSent) -> None:
         snapshot, channel = self._part_of(event), self._channels.get(event.channel)
-        if channel is None or event.position != channel.sent:
-            sent = channel.sent if channel else "no rows"
-            text = f"a marker was sent at position {event.position}, and the channel had {sent}"
+        for text in snapshot.send_marker(event, channel):
             self._wrong(Kind.MARKER, text, event.channel, snapshot=event.snapshot)
-        snapshot.markers[event.channel] = event.position
 
     def _on_marker_taken(self, event: e.MarkerTaken) -> None:
         snapshot, channel = self._part_of(event), self._channels.get(event.channel)
-        sent = snapshot.markers.get(event.channel)
-        if sent != event.position:
-            text = f"a marker was taken at position {event.position}, and was sent at {sent}"
-            self._wrong(Kind.MARKER, text, event.channel, snapshot=event.snapshot)
-        elif self._fifo and channel is not None and event.position < channel.taken:
-            text = f"{event.process} took the marker of position {event.position} after row {channel.taken - 1}"
+        for text in snapshot.take_marker(event, channel, fifo=self._fifo):
             self._wrong(Kind.MARKER, text, event.channel, snapshot=event.snapshot)
 
     def _on_recorded(self, event: e.Recorded) -> None:
-        channel = self._channels.get(event.channel)
+        channel, snapshot = self._channels.get(event.channel), self._part_of(event)
         if channel is None:
             self._wrong(Kind.TRACE, "a channel was recorded that the header does not name", event.channel)
+        elif event.process in self._inputs and event.process not in (channel.source, channel.target):
+            self._wrong(Kind.TRACE, f"{event.process} recorded a channel of others", event.channel)
+        if any(span.channel != event.channel for span in event.spans):
+            self._wrong(Kind.TRACE, "rows of another channel were recorded for it", event.channel)
+        if snapshot.complete:
+            self._wrong(Kind.INCOMPLETE, "it was recorded after the end", event.channel, snapshot=snapshot.id)
         by_receiver = channel is not None and event.process == channel.target
-        self._part_of(event).add_recorded(event.channel, event.spans, by_receiver=by_receiver)
+        snapshot.add_recorded(event.channel, event.spans, by_receiver=by_receiver)
 
     def _on_completed(self, event: e.Completed) -> None:
         """The whole snapshot is known now: compare."""
         snapshot = self._snapshot(event.snapshot)
         if snapshot.complete:
+            self._wrong(Kind.INCOMPLETE, "it was complete already", snapshot=snapshot.id)
             return
         missing = [p for p in self.header.processes if p not in snapshot.cuts]
         if missing or len(snapshot.attempts) > 1:
@@ -224,6 +223,8 @@ class Checker:
             return
         snapshot.complete = True
         before = len(self._violations)
+        if self.header.marked:
+            self._check_markers(snapshot)
         for channel, position in snapshot.markers.items():
             if position != snapshot.sent.get(channel, position):
                 text = f"its marker lies at position {position}, and the sender's cut at {snapshot.sent[channel]} (CL1)"
@@ -238,6 +239,13 @@ class Checker:
             consistent = len(self._violations) == before
             self._violations += self._full.complete(snapshot, consistent=consistent)
 
+    def _check_markers(self, snapshot: SnapshotBook) -> None:
+        for name in self._channels:
+            if name not in snapshot.markers:
+                self._wrong(Kind.MARKER, "it is complete without a marker on it", name, snapshot=snapshot.id)
+            elif name not in snapshot.markers_taken:
+                self._wrong(Kind.MARKER, "it is complete, and nobody took its marker", name, snapshot=snapshot.id)
+
     def _on_aborted(self, event: e.Aborted) -> None:
         if self._snapshot(event.snapshot).complete:
             self._wrong(Kind.INCOMPLETE, "it was given up after it was complete", snapshot=event.snapshot)
@@ -247,6 +255,7 @@ class Checker:
 
     def _on_restored(self, event: e.Restored) -> None:
         process, attempt = event.process, event.attempt
+        self._check_attempt(event)
         self._down.discard(process)
         self._attempts[process] = attempt
         self._restored.add(attempt)
@@ -287,6 +296,7 @@ class Checker:
         process, attempt = event.process, event.attempt
         if process in self._down:
             self._wrong(Kind.STATE, "it is down, and is said to have survived", process=process)
+        self._check_attempt(event)
         for channel in self._inputs.get(process, ()):
             channel.receiver_survived(self._attempts.get(process, attempt))
         self._attempts[process] = attempt
@@ -321,6 +331,15 @@ class Checker:
         elif attempt != known:
             text = f"it is in attempt {known}, and there is a {type(event).__name__} of attempt {attempt}"
             self._wrong(Kind.STATE, text, process=process)
+
+    def _check_attempt(self, event: e.Restored | e.Survived) -> None:
+        """A process joins later attempts only, and each of them once."""
+        known = self._attempts.get(event.process, event.attempt - 1)
+        if event.process not in self._inputs:
+            self._wrong(Kind.TRACE, "the header does not name it", process=event.process)
+        elif event.attempt <= known:
+            text = f"it is in attempt {known}, and joins attempt {event.attempt}"
+            self._wrong(Kind.STATE, text, process=event.process)
 
     def _part_of(self, event: e.Cut | e.MarkerSent | e.MarkerTaken | e.Recorded) -> SnapshotBook:
         """The snapshot that an event belongs to; one of this id that an older attempt left unfinished is another."""

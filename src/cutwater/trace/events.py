@@ -69,7 +69,8 @@ class Header(msgspec.Struct, frozen=True, tag_field="event", tag=True):
     """First line of a trace.
 
     ``fifo`` is false for channels that may reorder their rows; ``title`` is for pictures; ``run`` tells the parts of
-    one run from those of another.
+    one run from those of another.  ``marked``: every snapshot sends one marker along every channel, and is complete
+    only when all of them were taken.
     """
 
     processes: tuple[str, ...]
@@ -78,6 +79,7 @@ class Header(msgspec.Struct, frozen=True, tag_field="event", tag=True):
     title: str = ""
     format: int = FORMAT
     run: str = ""
+    marked: bool = False
 
     def __post_init__(self) -> None:
         """Refuse names that mean two things."""

@@ -25,8 +25,6 @@ class FullBooks:
         """Attempt -> channel -> row -> content: while a recovery is on its way, a row number can mean two rows."""
         self._survivors: dict[str, int] = {}
         """Process -> the attempt that it survived."""
-        self._mixed: set[int] = set()
-        """Attempts with survivors: they begin in no recorded state, so that CL7 says nothing of them."""
         self._clocks: dict[int, VectorClocks] = {}
         self._histories: dict[int, History] = {}
         self._cut_clocks: dict[int, dict[str, tuple[int, ...]]] = {}
@@ -66,8 +64,6 @@ class FullBooks:
     def complete(self, snapshot: SnapshotBook, *, consistent: bool) -> list[Violation]:
         """Vector clocks, then CL7; both must agree with what the counts said."""
         attempt = next(iter(snapshot.attempts))
-        if attempt in self._mixed:
-            return []
         found = self._clocks[attempt].inconsistencies(snapshot.id, dict(self._cut_clocks[snapshot.id]))
         reordering, broken = reorder(self._histories[attempt], snapshot.id, snapshot.states, snapshot.recorded)
         if reordering is not None and not broken:
@@ -79,28 +75,47 @@ class FullBooks:
 
     def restored(self, event: Restored, snapshot: SnapshotBook) -> None:
         """A process is in its state at the cut again."""
-        self.states[event.process] = snapshot.states.get(event.process, "")
-        if event.attempt not in self._histories:
-            self._begin(event.attempt, snapshot)
-        self._histories[event.attempt].begins_at(event.sent, event.taken)
+        process = event.process
+        state = self.states[process] = snapshot.states.get(process, "")
+        self._survivors.pop(process, None)
+        history = self._history(event.attempt)
+        before = self._values.get(min(snapshot.attempts, default=event.attempt), {})
+        for channel in self._channels.values():
+            if channel.source == process:
+                self._values[event.attempt][channel.name] = {
+                    **before.get(channel.name, {}), **self._here(channel, event.attempt)
+                }  # fmt: skip
+        history.begins(process, state, snapshot.sent | event.sent, snapshot.taken | event.taken)
 
     def survived(self, event: Survived) -> None:
-        """What this process has taken was sent in the attempt before."""
-        self._survivors[event.process] = max((a for a in self._values if a < event.attempt), default=event.attempt)
-        self._mixed.add(event.attempt)
+        """It begins the attempt where it is; what has come to it was sent in the attempt before."""
+        process, attempt = event.process, event.attempt
+        self._survivors[process] = before = max((a for a in self._values if a < attempt), default=attempt)
+        history, contents, old = self._history(attempt), self._values[attempt], self._values.get(before, {})
+        sent, taken = dict[str, int](), dict[str, int]()
+        for channel in self._channels.values():
+            name = channel.name
+            if channel.source == process:
+                sent[name] = channel.sent
+                contents[name] = dict(old.get(name, {}))
+            if channel.target == process:
+                taken[name] = channel.taken
+                history.has(name, channel.here)
+                contents[name] = {**contents[name], **self._here(channel, attempt)}
+        history.begins(process, self.states.get(process, ""), sent, taken)
+
+    def _here(self, channel: ChannelBook, attempt: int) -> dict[int, str]:
+        """Contents of rows that a survivor has already, taken or not: whoever sends them again sends the same."""
+        survived = self._survivors.get(channel.target)
+        old = self._values.get(survived, {}).get(channel.name, {}) if survived not in (None, attempt) else {}
+        return {row: value for row, value in old.items() if row < channel.here}
 
     def _history(self, attempt: int) -> History:
         if attempt not in self._histories:
-            self._begin(attempt, SnapshotBook(0))
+            values = self._values[attempt] = {name: dict[int, str]() for name in self._channels}
+            self._histories[attempt] = History(self._header, values)
+            self._clocks[attempt] = VectorClocks(self._header)
         return self._histories[attempt]
-
-    def _begin(self, attempt: int, snapshot: SnapshotBook) -> None:
-        attempt_before = min(snapshot.attempts, default=attempt)
-        before = self._values.get(attempt_before, {})
-        values = {name: dict(before.get(name, {})) for name in self._channels}
-        self._values[attempt] = values
-        self._histories[attempt] = History(self._header, snapshot.states, snapshot.taken, snapshot.sent, values)
-        self._clocks[attempt] = VectorClocks(self._header)
 
     def _compare_again(self, number: int, span: Span) -> list[Violation]:
         """A row that a survivor has already taken must be sent again as it was (R0)."""

@@ -45,6 +45,8 @@ def causal_order(header: Header, events: Iterable[Event]) -> list[Event]:
         queues[event.process].append(event)
         if isinstance(event, Cut | Recorded):
             known.parts[event.snapshot] += 1
+        elif isinstance(event, MarkerTaken):
+            known.markers[event.snapshot, event.attempt] += 1
         elif isinstance(event, Completed):
             known.completed_in[event.snapshot] = min(
                 event.attempt, known.completed_in.get(event.snapshot, event.attempt)
@@ -70,6 +72,8 @@ class _Known:
         self._header = header
         self.parts: Counter[int] = Counter()
         """Snapshot -> how many of its parts are still to come."""
+        self.markers: Counter[tuple[int, int]] = Counter()
+        """Snapshot, attempt -> how many of its markers are still to be taken."""
         self.completed_in: dict[int, int] = {}
         """Snapshot -> the attempt in which it became, or will become, complete."""
         self._sent: dict[tuple[str, int], int] = {}
@@ -83,8 +87,8 @@ class _Known:
                 return all(self._sent.get((span.channel, attempt), 0) >= span.end for span in takes)
             case MarkerTaken(channel=channel, snapshot=snapshot, attempt=attempt):
                 return (channel, snapshot, attempt) in self._markers
-            case Completed(snapshot=snapshot):
-                return not self.parts[snapshot]
+            case Completed(snapshot=snapshot, attempt=attempt):
+                return not self.parts[snapshot] and not self.markers[snapshot, attempt]
             case Restored(snapshot=snapshot, attempt=attempt):
                 return snapshot is None or not self._will_complete(snapshot, attempt)
             case Committed(snapshot=snapshot, attempt=attempt):
@@ -109,6 +113,8 @@ class _Known:
                 self._cuts.setdefault(snapshot, {}).update(positions)
             case Recorded(snapshot=snapshot):
                 self.parts[snapshot] -= 1
+            case MarkerTaken(snapshot=snapshot, attempt=attempt):
+                self.markers[snapshot, attempt] -= 1
             case Completed(snapshot=snapshot):
                 self._complete.add(snapshot)
             case Restored(snapshot=snapshot, attempt=attempt, sent=sent):

@@ -22,32 +22,43 @@ __all__ = ["History", "reorder"]
 class History:
     """The steps of one attempt, and the state it began in.
 
+    That state is made of what each process began with: where its cut lies, or, of a survivor, where it was.
+
     Args:
-        states: process -> its first state.
-        taken, sent: channel -> number of the next row to be taken, and sent, at the beginning.
         values: channel -> row -> printable content, where traced.
     """
 
-    def __init__(
-        self,
-        header: Header,
-        states: Mapping[str, str],
-        taken: Mapping[str, int],
-        sent: Mapping[str, int],
-        values: Mapping[str, Mapping[int, str]],
-    ) -> None:
+    def __init__(self, header: Header, values: Mapping[str, Mapping[int, str]]) -> None:
         self.header, self.values = header, values
-        self.states, self.taken, self.sent = dict(states), dict(taken), dict(sent)
+        self.states: dict[str, str] = {}
+        """Process -> its first state."""
+        self.taken: dict[str, int] = {}
+        self.sent: dict[str, int] = {}
+        """Channel -> number of the next row to be taken, and sent, at the beginning."""
+        self.here: dict[str, int] = {}
+        """Channel -> the receiver has survived, and has all rows below this number: they are dropped if sent again."""
         self.numbers: list[int] = []
         self.steps: list[Step] = []
         self.cuts: dict[int, dict[str, int]] = {}
         """Snapshot -> process -> how many steps of all processes the trace had before its cut."""
         self._seen: set[str] = set()
 
-    def begins_at(self, sent: Mapping[str, int], taken: Mapping[str, int]) -> None:
-        """What a process tells of its channels at the beginning."""
-        self.sent |= sent
-        self.taken |= taken
+    def begins(self, process: str, state: str, sent: Mapping[str, int], taken: Mapping[str, int]) -> None:
+        """Where a process is at the beginning, and its ends of channels; those of others are left out."""
+        self.states[process] = state
+        for link in self.header.channels:
+            if link.source == process and link.name in sent:
+                self.sent[link.name] = sent[link.name]
+            if link.target == process and link.name in taken:
+                self.taken[link.name] = taken[link.name]
+
+    def has(self, channel: str, end: int) -> None:
+        """Its receiver has all rows below this number."""
+        self.here[channel] = end
+
+    def on_its_way(self, channel: str) -> range:
+        """The rows in a channel at the beginning."""
+        return range(self.taken.get(channel, 0), max(self.sent.get(channel, 0), self.here.get(channel, 0)))
 
     def step(self, number: int, step: Step) -> None:
         """Event ``number`` of the trace."""
@@ -68,12 +79,9 @@ class _Replay:
     """The global state, moved on by one step after the other."""
 
     def __init__(self, history: History) -> None:
-        self._values = history.values
+        self._values, self._here = history.values, history.here
         self.states = dict(history.states)
-        self.queues = {
-            link.name: list(range(history.taken.get(link.name, 0), history.sent.get(link.name, 0)))
-            for link in history.header.channels
-        }
+        self.queues = {link.name: list(history.on_its_way(link.name)) for link in history.header.channels}
 
     def step(self, step: Step) -> str | None:
         """Move on; what makes the step impossible here, if something does."""
@@ -90,7 +98,7 @@ class _Replay:
             else:
                 return f"row {span.first} is not in channel {span.channel}"
         for span in step.sends:
-            self.queues[span.channel].extend(range(span.first, span.end))
+            self.queues[span.channel].extend(range(max(span.first, self._here.get(span.channel, 0)), span.end))
         if step.after:
             self.states[step.process] = step.after
         return None

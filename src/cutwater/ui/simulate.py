@@ -80,7 +80,7 @@ def _simulation(worlds: list[str] | None, protocols: list[str] | None, plant: st
 def _chosen(world: str, protocol: str, plant: str) -> tuple[list[str] | None, list[str] | None]:
     """Names to run; a planted bug runs where it can show, unless other names are given."""
     from cutwater.protocol.rows import PROTOCOLS
-    from cutwater.sim.dataflows import WORLDS
+    from cutwater.sim.dataflows import RANDOM, dataflow
     from cutwater.sim.planted import PLANTED
 
     if plant and plant not in PLANTED:
@@ -88,9 +88,10 @@ def _chosen(world: str, protocol: str, plant: str) -> tuple[list[str] | None, li
     if plant:
         world = PLANTED[plant].world if world == "all" else world
         protocol = PLANTED[plant].protocol if protocol == "all" else protocol
-    for name, known, what in ((world, WORLDS, "world"), (protocol, PROTOCOLS, "protocol")):
-        if name != "all" and name not in known:
-            raise ConfigError(f"no {what} {name!r}", hint=f"There are: {', '.join(known)}.")
+    if world not in ("all", RANDOM):
+        dataflow(world)
+    if protocol != "all" and protocol not in PROTOCOLS:
+        raise ConfigError(f"no protocol {protocol!r}", hint=f"There are: {', '.join(PROTOCOLS)}.")
     return (None if world == "all" else [world]), (None if protocol == "all" else [protocol])
 
 
@@ -224,7 +225,7 @@ def explore(protocol: str, world: str, large: bool, states: int, plant: str, as_
     an end with all output there, once.  What breaks a promise is printed with the shortest way to it.
     """
     from cutwater.sim.explore import explore_world
-    from cutwater.sim.explore_worlds import JOBS, combinations, no_such_world
+    from cutwater.sim.explore_worlds import CROSSING, JOBS, combinations, no_such_world
     from cutwater.sim.planted import PLANTED
 
     if plant and plant not in PLANTED:
@@ -234,7 +235,7 @@ def explore(protocol: str, world: str, large: bool, states: int, plant: str, as_
         protocol = bug.protocol
     chosen = [(w, p) for w, p in combinations() if world in ("all", w) and protocol in ("all", p)]
     if bug is not None:
-        chosen = [(w, p) for w, p in chosen if w in JOBS]
+        chosen = [(w, p) for w, p in chosen if w in JOBS | CROSSING]
     if not chosen:
         raise no_such_world(world, protocol)
     seen = Counter[str]()

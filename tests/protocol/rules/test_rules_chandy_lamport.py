@@ -21,12 +21,12 @@ from cutwater.protocol.messages import (
     Trigger,
     WriteLogs,
 )
-from cutwater.protocol.rows import PROTOCOLS
+from cutwater.protocol.rows import NETWORK, PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
 
 
 def process(*inputs, **options):
-    return SubtaskMachine("p", inputs, protocol=PROTOCOLS["chandy_lamport"], **options)
+    return SubtaskMachine("p", inputs, protocol=NETWORK, **options)
 
 
 def feed(machine, *events):

@@ -107,16 +107,17 @@ def test_c6_a_wave_without_rows_is_quiet_and_says_whether_the_outside_had_ended(
 def test_c6_only_what_moves_inside_the_loop_disturbs_it(event, quiet):
     loop = frozenset({"x", "back"})
     machine = SubtaskMachine(
-        "t", ["in", "x", "back"], protocol=PROTOCOLS["chandy_lamport"], back_edges=BACK, loop_inputs=loop
+        "t", ["first", "in", "x", "back"], protocol=PROTOCOLS["chandy_lamport"], back_edges=BACK, loop_inputs=loop
     )
-    feed(machine, Trigger(1, probe=True), event, Durable(1))
+    feed(machine, BarrierTaken("first", 1, probe=True), event, Durable(1))
     barriers = [BarrierTaken(i, 1, probe=True) for i in ("in", "x", "back")]
     assert feed(machine, *barriers) == [Acknowledge(1, quiet=quiet)]
 
 
 def test_c6_a_watermark_on_its_way_inside_the_loop_disturbs_it():
-    machine = SubtaskMachine("t", ["in", "x"], protocol=PROTOCOLS["chandy_lamport"], loop_inputs=frozenset({"x"}))
-    feed(machine, Trigger(1), WatermarkTaken("in"))
+    inputs = ["first", "in", "x"]
+    machine = SubtaskMachine("t", inputs, protocol=PROTOCOLS["chandy_lamport"], loop_inputs=frozenset({"x"}))
+    feed(machine, BarrierTaken("first", 1), WatermarkTaken("in"))
     assert feed(machine, WatermarkTaken("x")) == [Record("x", (1,))]
     machine = SubtaskMachine("t", ["x"], protocol=PROTOCOLS["synchronous"], loop_inputs=frozenset({"x"}))
     feed(machine, Trigger(1, probe=True), BarrierTaken("x", 1, probe=True, overtook=0, overtook_time=True), Durable(1))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from coordinator_job import Job, kinds, triggered
 
+from cutwater.errors import InvariantError
 from cutwater.protocol.messages import (
     BarrierTaken,
     Block,
     BroadcastBarrier,
+    Decline,
     Durable,
     Effect,
     Event,
@@ -16,12 +18,15 @@ from cutwater.protocol.messages import (
     Freeze,
     JobRunning,
     JobStopped,
+    Record,
     RequestAnswered,
     RequestDrain,
     RequestFinal,
     RequestProbe,
+    RowsTaken,
     SendDrain,
     StartRecording,
+    StopRecording,
     Trigger,
     Unblock,
 )
@@ -67,13 +72,47 @@ def test_c3_only_back_edges_are_in_it(protocol: str) -> None:
     assert [e for e in effects if isinstance(e, StartRecording)] == [StartRecording(1, "back")]
 
 
-def test_54_an_open_protocol_takes_its_own_checkpoints_beside_it() -> None:
-    machine = SubtaskMachine("t", ["a", "b"], protocol=PROTOCOLS["chandy_lamport"])
-    feed(machine, BarrierTaken("a", 1, savepoint=True))
-    assert Freeze(2, False) in feed(machine, BarrierTaken("b", 2))
-    assert Freeze(1, False, savepoint=True) in feed(machine, BarrierTaken("b", 1, savepoint=True))
-    feed(machine, BarrierTaken("a", 2))
+@pytest.mark.parametrize("protocol", ["aligned", "at_least_once", "chandy_lamport"])
+def test_54_checkpoints_are_taken_beside_it(protocol: str) -> None:
+    """Its log of a back-edge is still open when the next one begins."""
+    head = SubtaskMachine("head", ["in", "back"], protocol=PROTOCOLS[protocol], back_edges=frozenset({"back"}))
+    assert Freeze(1, False, savepoint=True) in feed(head, BarrierTaken("in", 1, savepoint=True))
+    assert Freeze(2, False) in feed(head, BarrierTaken("in", 2))
+    assert feed(head, RowsTaken("back", 3)) == [Record("back", (1, 2))]
+    assert StopRecording(1, "back", 3) in feed(head, BarrierTaken("back", 1, savepoint=True))
+    assert StopRecording(2, "back", 3) in feed(head, BarrierTaken("back", 2))
+
+
+@pytest.mark.parametrize("protocol", TAKEN)
+@pytest.mark.parametrize("final", [False, True])
+def test_a1_only_a_source_is_triggered_for_a_savepoint(protocol: str, final: bool) -> None:
+    """Elsewhere it would freeze in front of what is still on its way, and no log would hold that."""
+    machine = SubtaskMachine("t", ["a", "b"], protocol=PROTOCOLS[protocol])
+    with pytest.raises(InvariantError, match="only a source is triggered"):
+        machine.handle(Trigger(1, final, savepoint=True))
+
+
+@pytest.mark.parametrize("protocol", TAKEN)
+@pytest.mark.parametrize("newer_first", [False, True])
+def test_a8_of_two_savepoints_that_cross_the_older_one_ends(protocol: str, newer_first: bool) -> None:
+    """Each would hold the input on which the other waits."""
+    machine = SubtaskMachine("t", ["a", "b"], protocol=PROTOCOLS[protocol])
+    crossing = [BarrierTaken("a", 5, savepoint=True), BarrierTaken("b", 6, savepoint=True)]
+    effects = [effect for event in crossing[:: -1 if newer_first else 1] for effect in feed(machine, event)]
+    declined = [(e.checkpoint_id, e.reason) for e in effects if isinstance(e, Decline)]
+    assert declined == [(5, FailureReason.BARRIER_SKIPPED)]
+    assert machine.blocked == ("b",)
+    assert Freeze(6, False, savepoint=True) in feed(machine, BarrierTaken("a", 6, savepoint=True))
     assert machine.blocked == ()
+
+
+@pytest.mark.parametrize("protocol", TAKEN)
+def test_a8_a_source_that_hears_of_an_older_one_last_declines_it(protocol: str) -> None:
+    """Its barrier would come behind the newer one's, and a sink commits all up to an id."""
+    source = SubtaskMachine("s", [], protocol=PROTOCOLS[protocol])
+    feed(source, Trigger(6, savepoint=True))
+    assert [type(effect) for effect in feed(source, Trigger(5))] == [Decline]
+    assert feed(source, Trigger(5)) == [], "once"
 
 
 @pytest.mark.parametrize(("protocol", "beside"), [("unaligned", False), ("synchronous", False), ("aligned", True)])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from cutwater.errors import InvariantError
 from cutwater.protocol import messages as m
-from cutwater.protocol.rows import PROTOCOLS, ProtocolRow
+from cutwater.protocol.rows import NETWORK, ProtocolRow
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.trace import events as t
 
@@ -72,7 +72,7 @@ class Stage:
         links: Iterable[tuple[str, str, str]],
         *,
         states: Mapping[str, str] | None = None,
-        row: ProtocolRow = PROTOCOLS["chandy_lamport"],
+        row: ProtocolRow = NETWORK,
         back_edges: frozenset[str] = frozenset(),
         machine: MachineFactory | None = SubtaskMachine,
     ) -> None:

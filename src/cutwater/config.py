@@ -160,7 +160,11 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     channel_frames: int = 8
     """Frames a channel holds at the receiver (its credit); in loops, and on the way into one, at most 2."""
     slice_budget_ms: float = 10.0
-    """Time one call of an operator should take; rows per call adapt to it."""
+    """Time one call of an operator should take; rows per call adapt to it. Where a call costs so much whatever the
+    number of its rows that nothing would move, calls get more rows and last longer, up to ``max_call_ms``."""
+    max_call_ms: float = 1_000.0
+    """Longest call of an operator, which a barrier may have to wait for: what a call costs whatever the number of its
+    rows, and the rows. A step whose calls cost more than that without any row exceeds it."""
     max_frame_bytes: int = 1 << 30
     """A frame above this size is an error."""
     spill: bool = False
@@ -209,7 +213,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         above_0 = ("interval_ms", "timeout_ms", "buffer_timeout_ms", "slice_budget_ms", "group_deadline_ms")
-        for name in (*above_0, "catch_up_timeout_ms"):
+        for name in (*above_0, "catch_up_timeout_ms", "max_call_ms"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         counts = ("parallelism", "max_parallelism", "max_concurrent", "num_retained", "batch_rows", "channel_frames")

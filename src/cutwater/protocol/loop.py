@@ -10,6 +10,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from cutwater.protocol.call_size import CallSize
 from cutwater.protocol.messages import InputId
 from cutwater.protocol.order_log import CONTROL, OWN, Order
 from cutwater.protocol.subtask import SubtaskMachine
@@ -28,11 +29,6 @@ __all__ = [
     "TakeRows",
 ]
 
-MIN_ROWS = 32
-"""A call of an operator is never asked to take fewer rows than this, if there are more."""
-FIRST_ROWS = 128
-"""Of the first call: one row may take a millisecond."""
-SMOOTHING = 0.3
 CONTROL_RUN = 8
 """Control items taken in a row per input before waiting rows get a turn."""
 OUTSIDE_EVERY = 64
@@ -128,6 +124,7 @@ class SubtaskLoop:
         inputs: its inputs; ``heads`` of ``decide`` are in this order.
         slice_budget_ms: time that one call of an operator should take.
         max_rows: upper bound of the rows per call.
+        max_call_ms: time that no call should take, whatever its fixed cost (``CallSize``).
 
     >>> from cutwater.protocol.rows import PROTOCOLS
     >>> machine = SubtaskMachine("sum 0", ["a", "b"], protocol=PROTOCOLS["aligned"])
@@ -139,7 +136,12 @@ class SubtaskLoop:
     """
 
     def __init__(
-        self, machine: SubtaskMachine, inputs: Sequence[InputId], slice_budget_ms: float, max_rows: int
+        self,
+        machine: SubtaskMachine,
+        inputs: Sequence[InputId],
+        slice_budget_ms: float,
+        max_rows: int,
+        max_call_ms: float = 1000.0,
     ) -> None:
         self._machine = machine
         self._order: Order | None = None
@@ -149,17 +151,15 @@ class SubtaskLoop:
         self._others = tuple(i for i in range(len(self._inputs)) if i not in self.loop_first)
         self._passed_over = self._loop_next = 0
         self._index = {input: i for i, input in enumerate(self._inputs)}
-        self._budget_ms = slice_budget_ms
-        self._max_rows = max(max_rows, 1)
-        self._min_rows = min(MIN_ROWS, self._max_rows)
-        self._ms_per_row: float | None = None
+        self.calls = CallSize(slice_budget_ms, max_call_ms, max_rows)
+        """What calls of the operators cost, and how many rows the next one gets."""
         self._open = [True] * len(self._inputs)
         self._seen_version = machine.block_version
         self._next = 0
         self._controls = 0
         self._fired = False
         self._take_control = [TakeControl(i) for i in range(len(self._inputs))]
-        self._set_rows(min(FIRST_ROWS, self._max_rows))
+        self._set_rows(self.calls.rows)
         self._refresh()
 
     @property
@@ -232,24 +232,11 @@ class SubtaskLoop:
         return _IDLE[IdleReason.OUTPUTS_FULL] if outputs_full else TakeRows(index, min(rows, self._rows))
 
     def observe(self, rows: int, elapsed_ms: float) -> None:
-        """A call of the operators took ``elapsed_ms`` for ``rows`` rows: adapt the rows per call to the budget.
-
-        A short call of few rows says little about the cost of a row and counts for little; one over budget counts full.
-        """
-        if rows <= 0:
-            return
-        cost = elapsed_ms / rows
-        if self._ms_per_row is None:
-            self._ms_per_row = cost
-        else:
-            weight = SMOOTHING if elapsed_ms > self._budget_ms else SMOOTHING * min(1.0, rows / self._rows)
-            self._ms_per_row += weight * (cost - self._ms_per_row)
-        if self._ms_per_row * self._max_rows <= self._budget_ms:
-            wanted = self._max_rows
-        else:
-            wanted = max(self._min_rows, int(self._budget_ms / self._ms_per_row))
-        if wanted != self._rows and (abs(wanted - self._rows) * 16 > self._rows or wanted == self._max_rows):
-            self._set_rows(wanted)
+        """A call of the operators took ``elapsed_ms`` for ``rows`` rows: adapt the rows per call."""
+        if rows > 0:
+            self.calls.observe(rows, elapsed_ms)
+            if self.calls.rows != self._rows:
+                self._set_rows(self.calls.rows)
 
     def _decide_source(self, outputs_full: bool, source_ready: bool) -> Action:
         if not self._machine.may_read:

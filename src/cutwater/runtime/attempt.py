@@ -354,27 +354,34 @@ class Attempt(SurvivingAttempt):
         rows_out: dict[str, int] = {}
         rows_unread: dict[str, dict[int, int]] = {}
         watermarks: dict[str, int] = {}
+        busy_ms: dict[str, float] = {}
+        full_ms: dict[str, float] = {}
+        fixed_costs: dict[str, c.FixedCost] = {}
+        now_s = time.monotonic()
         for subtask in self._subtasks:
+            full = subtask.full_s(now_s) * 1000
+            if (dearest := subtask.costs.report()) is not None:
+                fixed_costs[dearest[0]] = dearest[1]
             for node in subtask.chain.nodes:
                 rows_in[node.step] = rows_in.get(node.step, 0) + node.rows_in
                 rows_out[node.step] = rows_out.get(node.step, 0) + node.rows_out
+                busy_ms[node.step], full_ms[node.step] = node.busy_s * 1000, full
                 for output, rows in node.rows_unread.items():
                     unread = rows_unread.setdefault(node.step, {})
                     unread[output] = unread.get(output, 0) + rows
             if subtask.chain.watermark != MIN_WATERMARK:
                 watermarks[subtask.chain.nodes[0].step] = subtask.chain.watermark
-        elapsed_ms = (time.monotonic() - self._started_s) * 1000
-        busy_ms = sum(s.busy_s for s in self._subtasks) * 1000
         return c.Metrics(
             attempt=self.number,
-            time_ms=elapsed_ms,
+            time_ms=(now_s - self._started_s) * 1000,
             rows_in=rows_in,
             rows_out=rows_out,
             watermarks=watermarks,
             counters=self._counters,
             busy_ms=busy_ms,
-            backpressured_ms=sum(s.full_s for s in self._subtasks) * 1000,
+            backpressured_ms=full_ms,
             idle_ms=self.idle_s * 1000,
             region=self.region,
             rows_unread=rows_unread,
+            fixed_costs=fixed_costs,
         )

@@ -7,6 +7,7 @@ outgoing edges.  It holds no protocol: when to freeze and what to take next is d
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -84,6 +85,8 @@ class Node:
     rows_out: int = 0
     rows_unread: dict[int, int] = field(default_factory=dict[int, int])
     """Per output that leads nowhere."""
+    busy_s: float = 0.0
+    """Time spent in the operator, and in sending what it gave out."""
 
     @property
     def step(self) -> str:
@@ -164,7 +167,9 @@ class Chain:
                 if isinstance(target, Target):
                     self._run(target.node, target.input, batch)
                 else:
+                    started = time.perf_counter()
                     target.send(batch, self._late_before)
+                    self.nodes[node].busy_s += time.perf_counter() - started
 
     @property
     def next_processing_time_ms(self) -> int | None:
@@ -304,10 +309,12 @@ class Chain:
             self.emit(index, left)
         node.rows_in += batch.num_rows
         operator.late_before = self._late_before
+        started = time.perf_counter()
         try:
             outputs = operator.process(input, batch)
         except Exception as e:
             raise _locate(e, node) from e
+        node.busy_s += time.perf_counter() - started
         self.emit(index, outputs)
 
 
@@ -317,10 +324,13 @@ def _overrides(operator: Operator, name: str) -> bool:
 
 @contextlib.contextmanager
 def _located(node: Node):
+    """The operator works: what it raises says where, and the time counts as its own."""
+    started = time.perf_counter()
     try:
         yield
     except Exception as e:
         raise _locate(e, node) from e
+    node.busy_s += time.perf_counter() - started
 
 
 def _locate(error: Exception, node: Node) -> Exception:

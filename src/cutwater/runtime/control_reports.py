@@ -15,6 +15,7 @@ __all__ = [
     "Decline",
     "Failure",
     "Finished",
+    "FixedCost",
     "Heartbeat",
     "Hello",
     "Log",
@@ -149,6 +150,20 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     region: int = 0
 
 
+class FixedCost(msgspec.Struct, frozen=True, array_like=True):
+    """What a call of a step costs whatever the number of its rows, where that is above ``slice_budget_ms``."""
+
+    first: str
+    """The first of the steps that run as one with it."""
+    step_ms: float
+    chain_ms: float
+    """Of all steps that are called together."""
+    call_ms: float
+    """What a call lasts, with its rows."""
+    rows: int
+    """Of a call."""
+
+
 class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
     """Counters since the start of the attempt, per step."""
 
@@ -158,12 +173,16 @@ class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
     rows_out: dict[str, int]
     watermarks: dict[str, int]
     counters: dict[str, dict[str, int]]
-    busy_ms: float
-    backpressured_ms: float
+    busy_ms: dict[str, float]
+    """Spent in the step, and in sending what it made."""
+    backpressured_ms: dict[str, float]
+    """The step could make no rows, because some output of its chain had no room."""
     idle_ms: float
     region: int = 0
     rows_unread: dict[str, dict[int, int]] = {}
     """Rows of outputs that no step reads, by the number of the output."""
+    fixed_costs: dict[str, FixedCost] = {}
+    """By step, of each chain the one that costs most."""
 
 
 CONSOLE = "console"

@@ -31,7 +31,7 @@ class LateRows:
     >>> rows = flow.read("in", cw.rate(10), event_time="timestamp")
     >>> rows.key_by("value").deduplicate("once", within="1s").write("out", cw.discard())
     >>> late = LateRows(make_plan(flow, 1))
-    >>> late.count([Metrics(1, 0.0, {"once": 9}, {}, {}, {}, 0.0, 0.0, 0.0, rows_unread={"once": {1: 7}})])
+    >>> late.count([Metrics(1, 0.0, {"once": 9}, {}, {}, {}, {}, {}, 0.0, rows_unread={"once": {1: 7}})])
     >>> [warning.partition(". ")[0] for warning in late.fresh()], late.fresh()
     (["step 'once': rows come too late and are dropped (7 so far)"], [])
     >>> [warning.partition(". ")[0] for warning in late.total(3)]

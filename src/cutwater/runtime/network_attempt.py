@@ -284,7 +284,7 @@ class NetworkAttempt(ConnectedAttempt):
         """Messages and markers, in all."""
         elapsed_ms = (time.monotonic() - self._began_s) * 1000
         counts = {"taken": self._taken}, {"sent": self._sent}
-        return c.Metrics(self.number, elapsed_ms, *counts, {}, {}, 0.0, 0.0, self.idle_s * 1000)
+        return c.Metrics(self.number, elapsed_ms, *counts, {}, {}, {}, {}, self.idle_s * 1000)
 
     def close(self) -> None:
         """See ``ConnectedAttempt.close``."""

@@ -144,6 +144,8 @@ class Publisher:
         driver = f"{socket.gethostname()}:{os.getpid()}"
         rescaled = (asked, now) if now != asked and not adaptive else None
         self.log.begin_attempt(driver, after=attempt - 1, rescaled=rescaled, take_back=self._origin is not None)
+        lost = [f"{what}. The job goes on, for the newest entry is whole" for what in self.log.damaged.values() if what]
+        self.warnings += [warning for warning in lost if warning not in self.warnings]
         if not survivors:  # what they have frozen may build upon a checkpoint that was retired just now
             self._retention = Retention(self._store, self.log)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["CheckpointStatus", "CopiesStatus", "JobStatus", "RestartEvent", "StepStatus", "WorkerStatus"]
+__all__ = ["CheckpointStatus", "CopiesStatus", "JobStatus", "RestartEvent", "StepStatus", "SubtaskLoad", "WorkerStatus"]
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +45,29 @@ class CopiesStatus(msgspec.Struct, frozen=True, kw_only=True):
     """From the checkpoint directory."""
 
 
+class SubtaskLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What one subtask of a step did between its worker's last two reports, as shares of the time."""
+
+    subtask: int
+    busy: float = 0.0
+    """Spent in the step, and in sending what it made."""
+    backpressured: float = 0.0
+    """It could make no rows, because an output of its chain had no room."""
+
+
 class StepStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a step; several that run as one are told under the last one's name."""
+
     rows_in: int = 0
     rows_out: int = 0
+    busy: float = 0.0
+    """Mean of the subtasks (``SubtaskLoad``)."""
+    backpressured: float = 0.0
+    """Mean of the subtasks."""
+    call_fixed_ms: float = 0.0
+    """What a call costs whatever the number of its rows, where that is above ``slice_budget_ms``; else 0."""
     counters: dict[str, int] = {}
+    subtasks: list[SubtaskLoad] = []
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +75,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     host: str
     busy: float = 0.0
-    """Share of the time spent in operators since the last report."""
+    """Share of the time spent in its steps since the last report."""
     backpressured: float = 0.0
+    """The most of any of its steps."""
 
 
 class RestartEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from cutwater.runtime.failures import FailureLedger, failure_text, headline
 from cutwater.runtime.late_rows import LateRows
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.status import CheckpointStatus, CopiesStatus, JobStatus, RestartEvent, StepStatus, WorkerStatus
+from cutwater.runtime.step_loads import SlowCalls, StepLoads
 from cutwater.storage.manifest import Manifest
 
 __all__ = ["StatusBoard"]
@@ -46,7 +47,7 @@ class StatusBoard:
         self._metrics: dict[tuple[int, int], c.Metrics] = {}
         """By slot and region."""
         self._late = LateRows(plan)
-        self._shares: dict[tuple[int, int], tuple[float, float]] = {}
+        self._loads, self._slow_calls = StepLoads(), SlowCalls(config)
         self._history: deque[tuple[float, int]] = deque()
         self._read_before = 0
         self._warnings: deque[str] = deque(maxlen=100)
@@ -73,8 +74,7 @@ class StatusBoard:
 
     def _worker(self, slot: int) -> WorkerStatus:
         hello = self._hellos[slot]
-        shares = [share for (where, _), share in self._shares.items() if where == slot]
-        busy, blocked = (round(min(sum(part), 1.0), 3) for part in zip(*shares, strict=True)) if shares else (0.0, 0.0)
+        busy, blocked = self._loads.of_worker(slot)
         return WorkerStatus(slot=slot, pid=hello.pid, host=hello.host, busy=busy, backpressured=blocked)
 
     def _update(self, **changes: Any) -> None:
@@ -116,6 +116,7 @@ class StatusBoard:
         restored_id = manifest.checkpoint_id if manifest else 0
         with self._lock:
             self._metrics.clear()
+            self._loads.clear()
             self._went_back_to(restored_id)
 
     def regions_restored(self, manifest: Manifest | None, regions: set[int]) -> None:
@@ -123,6 +124,7 @@ class StatusBoard:
         restored_id = manifest.checkpoint_id if manifest else 0
         with self._lock:
             self._metrics = {where: found for where, found in self._metrics.items() if where[1] not in regions}
+            self._loads.clear(regions)
             self._went_back_to(restored_id)
 
     def _went_back_to(self, restored_id: int) -> None:
@@ -225,11 +227,8 @@ class StatusBoard:
         with self._lock:
             before = self._metrics.get(where)
             self._metrics[where] = metrics
-            if before is not None and metrics.time_ms > before.time_ms:
-                span = metrics.time_ms - before.time_ms
-                busy = (metrics.busy_ms - before.busy_ms) / span
-                full = (metrics.backpressured_ms - before.backpressured_ms) / span
-                self._shares[where] = (round(min(busy, 1.0), 3), round(min(full, 1.0), 3))
+            if before is not None:
+                self._loads.report(slot, before, metrics)
             steps = self._steps()
             rows = sum(steps[s].rows_out for s in self._sources if s in steps)
             watermarks = [w for m in self._metrics.values() for s, w in m.watermarks.items() if s in self._sources]
@@ -245,6 +244,8 @@ class StatusBoard:
             running = self._status.phase == JobPhase.RUNNING.value
         for warning in self._late.fresh() if running else ():  # the end tells the sums
             self.warn(warning)
+        for warning in self._slow_calls.fresh(slot, metrics):
+            self.warn(warning)
 
     def _steps(self) -> dict[str, StepStatus]:
         steps: dict[str, StepStatus] = {}
@@ -254,11 +255,17 @@ class StatusBoard:
                 counters = dict(old.counters)
                 for name, value in metrics.counters.get(step, {}).items():
                     counters[name] = counters.get(name, 0) + value
+                cost = metrics.fixed_costs.get(step)
                 steps[step] = StepStatus(
                     rows_in=old.rows_in + rows_in,
                     rows_out=old.rows_out + metrics.rows_out.get(step, 0),
+                    call_fixed_ms=max(old.call_fixed_ms, cost.step_ms if cost is not None else 0.0),
                     counters=counters,
                 )
+        for step, found in steps.items():
+            busy, blocked = self._loads.mean(step)
+            loads = self._loads.of_step(step)
+            steps[step] = msgspec.structs.replace(found, busy=busy, backpressured=blocked, subtasks=loads)
         return steps
 
     def _rate(self, rows: int) -> float:

@@ -30,6 +30,7 @@ from cutwater.protocol.watermarks import WatermarkMerger
 from cutwater.runtime.channels import Barrier, End, Item, Rows, Watermark
 from cutwater.runtime.performer import Performer, SubtaskParts, SubtaskPort
 from cutwater.runtime.source_runner import Read, SourceRunner
+from cutwater.runtime.step_costs import StepCosts
 
 __all__ = ["Subtask", "SubtaskParts", "SubtaskPort"]
 
@@ -75,7 +76,9 @@ class Subtask:
         self._actions_left, self._enough_s = 0, 0.0
         self.interrupted = False
         """The worker was called before the end of the turn, which goes on afterwards."""
-        self.busy_s = self.full_s = 0.0
+        self.costs = StepCosts(self.chain.nodes, loop.calls)
+        self.busy_s = 0.0
+        self._full_s = 0.0
         self._full_since_s: float | None = None
 
     following = False
@@ -192,9 +195,13 @@ class Subtask:
                     self._full_since_s = now_s
                 return False
         if self._full_since_s is not None:
-            self.full_s += now_s - self._full_since_s
+            self._full_s += now_s - self._full_since_s
             self._full_since_s = None
         return True
+
+    def full_s(self, now_s: float) -> float:
+        """How long, up to now, rows were not made for want of room in an output; it may be so for minutes on end."""
+        return self._full_s if self._full_since_s is None else self._full_s + max(0.0, now_s - self._full_since_s)
 
     @property
     def _pending(self) -> bool:
@@ -233,15 +240,14 @@ class Subtask:
 
     def _process(self, index: int, item: Rows) -> None:
         channel = self.inputs[index]
+        self.costs.begin()
         started = time.perf_counter()
         try:
             self.chain.process(self._input_numbers[index], item.batch, item.late_before)
         except CutwaterError as e:
             raise self._positioned(e, f"channel {tuple(channel.key)}", item.first_row) from e
         rows = item.batch.num_rows
-        elapsed = time.perf_counter() - started
-        self.busy_s += elapsed
-        self._loop.observe(rows, elapsed * 1000)
+        self._observe(rows, time.perf_counter() - started)
         if self._machine.recording(channel.key):
             self.performer.handle(m.RowsTaken(channel.key, rows))
         self._advance(index, item.watermark, False)
@@ -292,6 +298,8 @@ class Subtask:
 
     def _hand_on(self, got: Read, source: SourceRunner, started: float) -> None:
         """What was read goes through the operators."""
+        self.costs.begin()
+        self.chain.nodes[0].busy_s += time.perf_counter() - started
         rows = sum(b.num_rows for o, b in got.outputs if o == 0)
         try:
             self.chain.read(got.outputs, got.late_before)
@@ -299,10 +307,14 @@ class Subtask:
                 self.chain.start_watermark(got.watermark)
         except CutwaterError as e:
             raise self._positioned(e, source.origin, None) from e
-        elapsed = time.perf_counter() - started
-        self.busy_s += elapsed
+        self._observe(rows, time.perf_counter() - started)
+
+    def _observe(self, rows: int, elapsed_s: float) -> None:
+        """A call of the operators, from the first to the last."""
+        self.busy_s += elapsed_s
         if rows:
-            self._loop.observe(rows, elapsed * 1000)
+            self._loop.observe(rows, elapsed_s * 1000)
+            self.costs.observe(rows)
 
     # ------------------------------------------------------------------------------------------------ the protocol
 

@@ -255,10 +255,10 @@ class Wiring:
             loop_inputs=frozenset[Hashable](parts.loop_inputs),
             last_checkpoint_id=self._deploy.last_checkpoint_id,
         )
-        decider = SubtaskLoop(machine, keys, self._config.slice_budget_ms, self._config.batch_rows * 2)
+        budget_ms, max_call_ms = self._config.slice_budget_ms, self._config.max_call_ms
+        decider = SubtaskLoop(machine, keys, budget_ms, self._config.batch_rows * 2, max_call_ms)
         merger = WatermarkMerger(keys, frozenset[Hashable](parts.back_edges), frozenset[Hashable](parts.loop_inputs))
         self._restore_subtask(vertex, parts, merger)
-        budget_ms = self._config.slice_budget_ms
         if self._order is not None:
             from cutwater.runtime.order_recording import OrderedSubtask
 

@@ -22,6 +22,9 @@ That alone would break the fence: a driver that slept long enough would find its
 
 What a late driver leaves at a deleted number lies below the base: nobody reads it, and the next trim removes it.
 
+What somebody removes is another matter.  Without the newest entries the log says what it said before, so a driver
+whose own newest entry is gone stops at once: others may have begun, and be gone, too.  Older ones: see ``log_chain``.
+
 If storing fails in a way that leaves open whether the entry is there (the file was made, but is not known to be
 durable), this log refuses all further appends.  The next attempt reads what is there and makes it durable with its own
 first entry, whose create syncs the same folder.
@@ -33,17 +36,24 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from cutwater.errors import (
     ConfigError,
     CorruptSnapshotError,
     FencedError,
-    ForeignDirectoryError,
     InvariantError,
     StorageError,
 )
 from cutwater.storage.base import Store
+from cutwater.storage.fenced import fenced_error
+from cutwater.storage.log_chain import (
+    LOST,
+    TRIMMED,
+    check_not_lost,
+    damaged_below,
+    refuse_foreign,
+    vanished_error,
+)
 from cutwater.storage.log_entries import (
     DAMAGED_HINT,
     AttemptBegan,
@@ -62,7 +72,7 @@ from cutwater.storage.log_entries import (
     next_entry,
     parse_entry,
 )
-from cutwater.storage.paths import LOG_FOLDER, check_job_name, checkpoint_id_of, log_path, log_seq_of
+from cutwater.storage.paths import LOG_FOLDER, check_job_name, log_path, log_seq_of
 
 __all__ = [
     "AttemptBegan",
@@ -83,9 +93,7 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 
-TRIMMED = "trimmed"
 KEEP_ENTRIES = 64
-OUR_FOLDERS = frozenset({LOG_FOLDER, "shared", "input", "output", "control"})
 _MAX_TRIES = 1_000
 """Numbers lost to others in a row before an append gives up: only a broken store comes that far."""
 _READ_TRIES = 4
@@ -129,6 +137,8 @@ class JobLog:
         self._known: StoredEntry | None = None
         self._attempt = 0
         self._in_doubt = False
+        self.damaged: dict[int, str] = {}
+        """Entries below the newest that are lost or damaged, and what is wrong with them (empty: it was told)."""
 
     @property
     def state(self) -> LogState:
@@ -149,12 +159,28 @@ class JobLog:
         """Read the log's present state from the store (an empty state if the job was never started).
 
         Raises:
-            CorruptSnapshotError: an entry is torn, changed or missing; the message names the file.
+            CorruptSnapshotError: the newest entry is torn or changed, or all others are; the message names the file.
             FormatVersionError: written by a newer release.
             ForeignDirectoryError: the job's folder holds other things and no log.
+            FencedError: the entry that this driver's attempt rests on is gone, or is another one.
         """
-        self._known = self._load()
+        before = self._known if self._attempt else None
+        try:
+            known = self._load()
+        except CorruptSnapshotError:
+            if before is None:
+                raise
+            known = None
+        if before is not None and not self._follows(known, before):
+            raise vanished_error(self._path(before.entry.seq), self._attempt)
+        self._known = known
         return self.state
+
+    def _follows(self, newest: StoredEntry | None, before: StoredEntry) -> bool:
+        """The newest entry comes after another one, which is there as it was, or was trimmed."""
+        if newest is None or newest.entry.base > before.entry.seq:
+            return newest is not None
+        return newest.data == before.data or self._holds(self._path(before.entry.seq), before.data)
 
     def create(self, fork: Fork | None = None) -> LogState:
         """Read the state; a job that was never started gets its uid here, before anybody has to be told of it.
@@ -192,6 +218,7 @@ class JobLog:
         """
         self.create()
         self._sweep()
+        self._fill_gaps()
         self._in_doubt = False
         self._attempt = 0
         for _ in range(_MAX_TRIES):
@@ -253,24 +280,7 @@ class JobLog:
             raise self._fenced(attempt)
 
     def _fenced(self, attempt: int) -> FencedError:
-        state = self.state
-        since = datetime.fromtimestamp(state.began_ms / 1000, UTC).isoformat(timespec="seconds")
-        if state.finished:
-            return FencedError(
-                f"job {self.job!r} finished, with attempt {state.attempt} of {state.driver or 'nobody'}",
-                hint="Nothing is left to do; stop this driver.",
-            )
-        if (over := state.handed_over) is not None:
-            return FencedError(
-                f"job {self.job!r} was handed over to job {over.job!r} at checkpoint {over.checkpoint_id}",
-                hint=f"Job {over.job!r} goes on in {over.directory}. To take this one back: stop that one, then start "
-                f"with restore={over.savepoint!r}.",
-            )
-        return FencedError(
-            f"attempt {attempt} of job {self.job!r} was superseded by attempt {state.attempt} "
-            f"of {state.driver or 'nobody'}, begun {since}",
-            hint="Nothing was committed; stop this driver, the other one goes on.",
-        )
+        return fenced_error(self.job, attempt, self.state)
 
     def _try_append(self, event: Event, manifest: bytes = b"") -> bool:
         """Try one number.  ``False``: it was not to be had; the state is read anew."""
@@ -320,6 +330,10 @@ class JobLog:
         except StorageError as error:
             _LOG.warning("old log entries stay for now: %s", error)
 
+    def _fill_gaps(self) -> None:
+        for seq in self.damaged:
+            self._store.create(self._path(seq), LOST)
+
     def _sweep(self) -> None:
         try:
             self._store.sweep(f"{self.job}/{LOG_FOLDER}")
@@ -349,27 +363,21 @@ class JobLog:
             names = self._names()
             numbers = [seq for seq in map(log_seq_of, names) if seq is not None]
             if not numbers:
-                self._refuse_foreign(names)
+                refuse_foreign(self.job, self._store.names(self.job), names)
                 return None
             try:
-                return self._load_chain(max(numbers), trimmed=TRIMMED in names)
+                return self._load_chain(max(numbers), trimmed=TRIMMED in names, lenient=not left)
             except CorruptSnapshotError:
                 # The owner may have trimmed what was to be read; what is really damaged stays so.
                 if not left:
                     raise
         return None
 
-    def _load_chain(self, newest: int, *, trimmed: bool) -> StoredEntry:
-        known = after = self._read_entry(newest)
+    def _load_chain(self, newest: int, *, trimmed: bool, lenient: bool) -> StoredEntry:
+        known = self._read_entry(newest)
         if trimmed and known.entry.base == 1:
             raise CorruptSnapshotError(f"newer entries than {self._path(newest)} are missing", hint=DAMAGED_HINT)
-        for seq in range(newest - 1, known.entry.base - 1, -1):
-            before = self._read_entry(seq)
-            if after.entry.previous != before.digest:
-                raise CorruptSnapshotError(
-                    f"log entry {self._path(seq + 1)} does not follow {self._path(seq)}", hint=DAMAGED_HINT
-                )
-            after = before
+        self.damaged = damaged_below(known, self._read_entry, self._path, lenient=lenient)
         return known
 
     def _read_entry(self, seq: int) -> StoredEntry:
@@ -378,19 +386,5 @@ class JobLog:
             data = self._store.read(path)
         except CorruptSnapshotError as error:
             raise CorruptSnapshotError(f"log entry {path} is missing", hint=DAMAGED_HINT) from error
+        check_not_lost(path, data)
         return parse_entry(path, seq, bytes(data))
-
-    def _refuse_foreign(self, log_names: list[str]) -> None:
-        """Without a log, the job's folder must be empty, or hold only what is made before the log."""
-        names = self._store.names(self.job)
-        foreign = [n for n in names if n not in OUR_FOLDERS and checkpoint_id_of(n) is None]
-        foreign += [f"{LOG_FOLDER}/{n}" for n in log_names if n != TRIMMED]
-        if foreign:
-            raise ForeignDirectoryError(
-                f"folder {self.job!r} holds {foreign[0]!r} and no job log: it is not Cutwater's",
-                hint="Give the job another name, or the checkpoints another directory.",
-            )
-        if TRIMMED in log_names or any(checkpoint_id_of(n) is not None for n in names):
-            raise CorruptSnapshotError(
-                f"the entries of {self.job}/{LOG_FOLDER} are missing although the job has run", hint=DAMAGED_HINT
-            )

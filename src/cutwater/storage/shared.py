@@ -8,13 +8,17 @@ needed while a retained manifest names it, so a crash at any moment leaves files
 One checkpoint may be under way that builds on one which has just been retired: a worker froze before it heard of the
 newer one.  So a file stays for one collection longer than it is named, however many checkpoints complete between two
 collections, and ``check`` refuses a manifest that names a file which is gone all the same.
+
+Nobody knows what a retained checkpoint names whose manifest is lost or damaged.  Nothing can be restored from it, and
+it is no reason to stop: as long as it is retained, every file stays that it may name, which is all that were written
+for it or for an older one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cutwater.errors import StorageError
+from cutwater.errors import CorruptSnapshotError, FormatVersionError, StorageError
 from cutwater.storage.base import Store
 from cutwater.storage.log import CheckpointCompleted, JobLog
 from cutwater.storage.manifest import Entry, Manifest
@@ -61,6 +65,10 @@ class SharedFiles:
         """What the last collection left."""
         self._leaving: set[str] = set()
         """Named by those that were retired since then."""
+        self._unreadable: set[CheckpointCompleted] = set()
+        """Retained checkpoints whose manifests are lost or damaged."""
+        self._warnings: list[str] = []
+        """Not told yet."""
 
     def check(self, manifest: Manifest) -> None:
         """Before a manifest is published: the files of older checkpoints that it names are there, and stay.
@@ -73,6 +81,8 @@ class SharedFiles:
             return
         self._read_manifests()
         lost = older - self._kept.union(self._leaving, *self._named.values())
+        if lost and self._unreadable:  # it may be that one's, and stays with it
+            lost -= {file for file, writer in list_shared(self._store, self._log.job) if self._may_be_named(writer)}
         if lost:
             raise StorageError(
                 f"checkpoint {manifest.checkpoint_id} builds on {min(lost)}, which no retained checkpoint names",
@@ -92,11 +102,12 @@ class SharedFiles:
                 file
                 for file, (checkpoint_id, attempt) in list_shared(self._store, self._log.job)
                 if checkpoint_id < newest and attempt <= self._log.attempt and file not in kept
+                if not self._may_be_named((checkpoint_id, attempt))
             ]
-        except StorageError as error:  # also a manifest that cannot be read: nobody knows what it names
+        except StorageError as error:
             return [f"shared files stay for now: {error}"] if self._has_files() else []
         self._kept, self._leaving = kept, set()
-        warnings: list[str] = []
+        warnings, self._warnings = self._warnings, []
         for file in doomed:
             try:
                 self._store.delete(f"{self._log.job}/{file}")
@@ -108,9 +119,22 @@ class SharedFiles:
         completed = self._log.state.completed
         for gone in self._named.keys() - set(completed):
             self._leaving |= self._named.pop(gone)
+        self._unreadable.intersection_update(completed)
         for each in completed:
-            if each not in self._named:
-                self._named[each] = shared_files(load_manifest(self._store, self._log.job, each).entries)
+            if each not in self._named and each not in self._unreadable:
+                try:
+                    self._named[each] = shared_files(load_manifest(self._store, self._log.job, each).entries)
+                except (CorruptSnapshotError, FormatVersionError) as error:
+                    self._unreadable.add(each)
+                    self._warnings.append(
+                        f"checkpoint {each.checkpoint_id} cannot be restored any more and no longer counts as "
+                        f"retained: {error.message}. The job goes on; files that it may need stay until newer ones "
+                        "have replaced it"
+                    )
+
+    def _may_be_named(self, writer: tuple[int, int]) -> bool:
+        """Whether a manifest that nobody can read may name what was written for this checkpoint, by this attempt."""
+        return any(writer[0] <= each.checkpoint_id for each in self._unreadable)
 
     def published(self, completed: CheckpointCompleted, manifest: Manifest) -> None:
         """A checkpoint was published: what it names need not be read again."""

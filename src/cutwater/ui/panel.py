@@ -18,6 +18,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _PHASE_STYLES = {"running": "green", "draining": "green", "restarting": "yellow", "ending": "yellow", "ended": "dim"}
 _STEPS_SHOWN_MAX = 12
 _WORKERS_SHOWN_MAX = 6
+_BLOCKED_SHOWN_FROM = 0.05
 
 
 def panel(
@@ -99,7 +100,7 @@ def _workers(status: JobStatus) -> Text:
 
 
 def _load(worker: WorkerStatus) -> str:
-    waits = f", {worker.backpressured:.0%} blocked" if worker.backpressured >= 0.05 else ""
+    waits = f", {worker.backpressured:.0%} blocked" if worker.backpressured >= _BLOCKED_SHOWN_FROM else ""
     return f"{worker.slot}: {worker.busy:.0%} busy{waits}"
 
 
@@ -117,13 +118,16 @@ def _steps(status: JobStatus) -> RenderableType:
     table.add_column("step", width=20, no_wrap=True, overflow="ellipsis")
     table.add_column("rows in", justify="right", width=15)
     table.add_column("rows out", justify="right", width=15)
+    table.add_column("busy", justify="right", width=4)
     table.add_column("", style="yellow", no_wrap=True, overflow="ellipsis")
     for id, step in list(status.steps.items())[:_STEPS_SHOWN_MAX]:
-        notes = ", ".join(f"{count(n)} {name.replace('_', ' ')}" for name, n in step.counters.items() if n)
+        notes = [f"{step.backpressured:.0%} blocked"] if step.backpressured >= _BLOCKED_SHOWN_FROM else []
+        notes += [f"{count(n)} {name.replace('_', ' ')}" for name, n in step.counters.items() if n]
         rows_in = "" if step.rows_out and not step.rows_in else count(step.rows_in)  # a source has no input
         rows_out = "" if step.rows_in and not step.rows_out else count(step.rows_out)
-        table.add_row(id, rows_in, rows_out, notes)
+        busy = f"{step.busy:.0%}" if step.subtasks else ""
+        table.add_row(id, rows_in, rows_out, busy, ", ".join(notes))
     hidden = len(status.steps) - _STEPS_SHOWN_MAX
     if hidden > 0:
-        table.add_row(Text(f"… {plural(hidden, 'step')} more", "dim"), "", "", "")
+        table.add_row(Text(f"… {plural(hidden, 'step')} more", "dim"), *[""] * 4)
     return table

@@ -18,6 +18,7 @@ from cutwater.ui.text import count, event_time, milliseconds, plural, rate, size
 __all__ = [
     "Event",
     "EventKind",
+    "bottleneck_text",
     "events",
     "json_event",
     "json_status",
@@ -28,6 +29,8 @@ __all__ = [
     "waiting_text",
 ]
 
+_HELD_UP_FROM = 0.5
+"""Share of the time."""
 EventKind = Literal["started", "checkpoint", "checkpoint_failed", "failure", "recovered", "warning", "log", "ended"]
 
 _LAG_SHOWN_BELOW_MS = 24 * 3_600_000
@@ -129,6 +132,8 @@ def status_line(status: JobStatus, now_ms: int) -> str:
         parts.append(f"{status.checkpoints.failed} failed")
     if waiting := waiting_text(status):
         parts.append(waiting)
+    if runs and (held := bottleneck_text(status)):
+        parts.append(held)
     if status.restarts:
         parts.append(plural(status.restarts, "restart"))
     return ", ".join(parts)
@@ -162,6 +167,20 @@ def waiting_text(status: JobStatus) -> str:
     if not slots or status.phase != "running":
         return ""
     return f"checkpoints wait for worker{'s' if len(slots) > 1 else ''} {', '.join(map(str, slots))}"
+
+
+def bottleneck_text(status: JobStatus) -> str:
+    """The step that others wait for, if some are held up most of the time.
+
+    >>> from cutwater.runtime.status import StepStatus
+    >>> steps = {"read": StepStatus(busy=0.01, backpressured=0.98), "score": StepStatus(busy=0.99)}
+    >>> bottleneck_text(JobStatus(name="", uid="", phase="running", steps=steps))
+    "held up by step 'score' (99% busy)"
+    """
+    if max((step.backpressured for step in status.steps.values()), default=0.0) < _HELD_UP_FROM:
+        return ""
+    name, busiest = max(status.steps.items(), key=lambda item: item[1].busy)
+    return f"held up by step {name!r} ({busiest.busy:.0%} busy)" if busiest.busy >= _HELD_UP_FROM else ""
 
 
 def lag_text(status: JobStatus, now_ms: int) -> str:

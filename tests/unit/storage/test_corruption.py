@@ -40,7 +40,7 @@ def damaged(files, **changes):
 
 
 def outcome(store, path):
-    """ "refused" or "previous" when damage to ``path`` was noticed in the right way; "unnoticed" otherwise."""
+    """ "refused", "told" or "previous" when damage to ``path`` was noticed in the right way; "unnoticed" otherwise."""
     log = JobLog(store, JOB)
     try:
         state = log.read()
@@ -49,7 +49,7 @@ def outcome(store, path):
     found = choose(store, JOB, state)
     if found.completed.checkpoint_id == 2:
         assert restored_values(store, found) == expected_values(2)
-        return "unnoticed"
+        return "told" if any(path in problem for problem in log.damaged.values()) else "unnoticed"
     (report,) = found.passed_over
     assert report.problems[0].file == path
     assert path.rpartition("/")[2] in found.warnings[0]
@@ -69,8 +69,10 @@ def of_older(files, path, at):
 
 
 def wanted(files, path, at):
-    """What damage at this byte leads to."""
-    return "refused" if at < entry_bytes(files, path) else "previous"
+    """What damage at this byte leads to: who owns the job is said by the newest entry, of older ones it is told."""
+    if at >= entry_bytes(files, path):
+        return "previous"
+    return "refused" if path == newest_entry(files) else "told"
 
 
 def of_newest(files):
@@ -116,7 +118,7 @@ def test_appended_bytes_are_found_or_never_read(healthy):
         if path.endswith(".data"):
             expected = "unnoticed"
         elif "/log/" in path and not attached_to(healthy[path]):
-            expected = "refused"
+            expected = "refused" if path == newest_entry(healthy) else "told"
         else:
             expected = "previous" if path == newest_entry(healthy) or "/chk-2/" in path else "unnoticed"
         assert result == expected, path
@@ -137,14 +139,18 @@ def test_loss_of_the_newest_log_entry_is_as_if_it_was_never_published(healthy):
 def test_every_pair_of_swapped_files_is_found(healthy):
     for one, two in itertools.combinations(of_newest(healthy), 2):
         store = damaged(healthy, to={one: healthy[two], two: healthy[one]})
-        path = next((p for p in (two, one) if "/log/" in p), None)
-        if path is None:
-            log = JobLog(store, JOB)
-            found = choose(store, JOB, log.read())
-            assert found.completed.checkpoint_id == 1, (one, two)
-        else:
+        log = JobLog(store, JOB)
+        if newest_entry(healthy) in (one, two):
             with pytest.raises(CorruptSnapshotError):
-                JobLog(store, JOB).read()
+                log.read()
+            continue
+        state, newest_hit = log.read(), any("/chk-2/" in p for p in (one, two))
+        assert len(log.damaged) == sum("/log/" in p for p in (one, two))
+        if newest_hit and any(attached_to(healthy[p]) for p in (one, two) if "/log/" in p):  # of checkpoint 1
+            with pytest.raises(CorruptSnapshotError, match="no completed checkpoint"):
+                choose(store, JOB, state)
+            continue
+        assert choose(store, JOB, state).completed.checkpoint_id == (1 if newest_hit else 2), (one, two)
 
 
 def test_every_stale_file_is_found(healthy):
@@ -219,10 +225,19 @@ def test_a_log_entry_of_another_job_is_found(healthy):
     log.begin_attempt("another")
     for checkpoint_id in (1, 2):
         take_checkpoint(other, log, checkpoint_id)
-    for path in of_newest(healthy):
-        if "/log/" in path:
-            with pytest.raises(CorruptSnapshotError, match="does not follow"):
-                JobLog(damaged(healthy, to={path: other.files[path]}), JOB).read()
+    paths = sorted(path for path in healthy if "/log/" in path)
+    for path in paths[-2:]:  # which of the two is the stranger?
+        with pytest.raises(CorruptSnapshotError, match="does not follow"):
+            JobLog(damaged(healthy, to={path: other.files[path]}), JOB).read()
+    for path in paths[:-2]:
+        log = JobLog(damaged(healthy, to={path: other.files[path]}), JOB)
+        assert choose(log._store, JOB, log.read()).completed.checkpoint_id == 2
+        assert any("does not follow" in problem and path in problem for problem in log.damaged.values())
+    strangers = {path: other.files[path] for path in paths[:-1]}
+    with pytest.raises(CorruptSnapshotError):
+        JobLog(damaged(healthy, to=strangers), JOB).read()
+    with pytest.raises(CorruptSnapshotError, match="of another job"):  # and the one that would tell is gone
+        JobLog(damaged(healthy, to={p: strangers[p] for p in paths[:-2]}, without=[paths[-2]]), JOB).read()
 
 
 def test_damage_to_an_older_checkpoint_does_not_matter_but_is_reported_by_verify(healthy):

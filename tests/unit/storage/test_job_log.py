@@ -267,15 +267,76 @@ def test_what_lies_behind_an_entry_without_manifest_is_damage():
         open_log(store).read()
 
 
-def test_a_gap_is_named():
+def test_a_gap_is_told_and_filled_so_that_no_late_driver_finds_its_number_free():
+    store = MemoryStore()
+    late = open_log(store)
+    late.begin_attempt("late")
+    log = open_log(store)
+    log.begin_attempt("a")
+    for n in (1, 2, 3):
+        log.append(completed(log, n))
+    store.delete("job/log/000000000003.json")  # where the second attempt began: what the late driver wants next
+    log = open_log(store)
+    assert [c.checkpoint_id for c in log.read().completed] == [3, 2, 1]
+    assert log.damaged == {3: "log entry job/log/000000000003.json is missing"}
+    log.begin_attempt("b")
+    with pytest.raises(FencedError, match="superseded by attempt 3 of b"):
+        late.append(completed(late, 4))
+    again = open_log(store)
+    again.read()
+    assert again.damaged == {3: ""}, "it was told"
+
+
+def test_without_any_entry_below_the_newest_the_log_is_refused():
+    """It may be what a late driver left at a number that had been trimmed, and all newer ones be lost."""
     store = MemoryStore()
     log = open_log(store)
     log.begin_attempt("a")
     for n in (1, 2, 3):
         log.append(completed(log, n))
-    store.delete("job/log/000000000003.json")
-    with pytest.raises(CorruptSnapshotError, match=r"log entry job/log/000000000003\.json is missing"):
+    for seq in (1, 2, 3, 4):
+        store.delete(f"job/log/{seq:012d}.json")
+    with pytest.raises(CorruptSnapshotError, match=r"log entry job/log/000000000001\.json is missing"):
         open_log(store).read()
+
+
+@pytest.mark.parametrize("gone", [[5], [4, 5], [2, 3, 4, 5]])
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_driver_whose_newest_entry_is_gone_or_changed_stops_at_once(gone, changed):
+    """Another one may have begun, and be gone, too; the next start finds what was written last, and goes on from it."""
+    store = MemoryStore()
+    log = open_log(store)
+    log.begin_attempt("a")
+    for n in (1, 2, 3):
+        log.append(completed(log, n))
+    for seq in gone:
+        path = f"job/log/{seq:012d}.json"
+        store.delete(path)
+        if changed:
+            store.files[path] = b"{}"
+    for _ in range(2):
+        with pytest.raises(FencedError, match=r"000000000005\.json, the newest that attempt 1 knew, is gone or was"):
+            log.append(completed(log, 4))
+    with pytest.raises(FencedError, match="is gone or was changed"):
+        log.begin_attempt("a", after=1)
+    log = open_log(store)
+    assert log.read().newest_id == 4
+    assert log.begin_attempt("b") == 2
+    log.append(completed(log, 5))
+
+
+def test_a_driver_goes_on_whatever_is_lost_below_its_newest_entry():
+    store = MemoryStore()
+    log = open_log(store)
+    log.begin_attempt("a")
+    for n in (1, 2, 3):
+        log.append(completed(log, n))
+    for seq in (2, 3, 4):
+        store.delete(f"job/log/{seq:012d}.json")
+    log.append(completed(log, 4))
+    assert log.begin_attempt("a", after=1) == 2
+    log.append(completed(log, 5))
+    assert open_log(store).read().newest_id == 5
 
 
 def test_a_newer_log_format_is_refused_with_its_version():
@@ -318,7 +379,7 @@ def test_a_deleted_log_stops_the_driver_before_it_commits():
     log = open_log(store)
     log.begin_attempt("a")
     store.delete("job")
-    with pytest.raises(CorruptSnapshotError, match="missing"):
+    with pytest.raises(FencedError, match="is gone or was changed"):
         log.append(completed(log, 1))
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cutwater.runtime.status import CheckpointStatus, JobStatus, RestartEvent, StepStatus, WorkerStatus
+from cutwater.runtime.status import CheckpointStatus, JobStatus, RestartEvent, StepStatus, SubtaskLoad, WorkerStatus
 from cutwater.ui.panel import panel
 from cutwater.ui.progress import events, json_status, status_line, summary_line
 from cutwater.ui.views import JsonView, LiveView, PlainView
@@ -23,7 +23,10 @@ RUNNING = msgspec.structs.replace(
     rows_per_second=412_345.6,
     watermark_ms=1_795_000_000_000,
     checkpoints=CheckpointStatus(completed=4, last_completed_id=4, last_duration_ms=38.2, last_size_bytes=1_258_291),
-    steps={"read": StepStatus(rows_out=1_234_567), "late": StepStatus(rows_in=1_234_567, rows_out=17)},
+    steps={
+        "read": StepStatus(rows_out=1_234_567, busy=0.1, subtasks=[SubtaskLoad(subtask=0, busy=0.1)]),
+        "late": StepStatus(rows_in=1_234_567, rows_out=17),
+    },
     workers=[WorkerStatus(slot=0, pid=10, host="a", busy=0.8), WorkerStatus(slot=1, pid=11, host="a", busy=0.76)],
 )
 FAILURE = RestartEvent(time_ms=1, attempt=1, reason="worker 1 was lost: the connection was closed", failed_ms=1000.0)
@@ -167,8 +170,8 @@ lag          1.2 s
 checkpoint   4   38 ms   1.2 MiB   4 completed
 workers      2 of 2   0: 80% busy   1: 76% busy
 
-step                          rows in         rows out
-read                                         1,234,567
+step                          rows in         rows out  busy
+read                                         1,234,567   10%
 late                        1,234,567               17
 
 Ctrl-C: stop"""
@@ -203,6 +206,22 @@ def test_panel_keeps_within_the_terminal(width):
     lines = drawn(changed(RUNNING, steps=steps, workers=workers, parallelism=40), width)
     assert max(map(len, lines)) <= width
     assert len(lines) < 24
+
+
+def test_who_holds_whom_up_is_told_in_the_line_and_in_the_panel():
+    load = [SubtaskLoad(subtask=0, busy=0.02, backpressured=0.97)]
+    steps = {
+        "read": StepStatus(rows_out=9, busy=0.02, backpressured=0.97, subtasks=load),
+        "score": StepStatus(rows_in=9, busy=0.98, backpressured=0.01, subtasks=[SubtaskLoad(subtask=0, busy=0.98)]),
+    }
+    held = changed(RUNNING, steps=steps)
+    assert status_line(held, 0).endswith(", held up by step 'score' (98% busy)")
+    assert drawn(held)[-2:] == [
+        "read                                                 9    2%  97% blocked",
+        "score                               9                    98%",
+    ]
+    assert "held up" not in status_line(RUNNING, 0)
+    assert "held up" not in status_line(changed(held, phase="restarting"), 0)
 
 
 # ---------------------------------------------------------------------------------------------------------- views

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 from typing import Any, Literal
@@ -26,43 +27,87 @@ RecoveryName = Literal["job", "region", "upstream", "task"]
 StateBackend = Literal["memory", "rocksdb"]
 SchedulerName = Literal["default", "adaptive"]
 
-_UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0, "m": 60_000.0, "min": 60_000.0, "h": 3_600_000.0, "d": 86_400_000.0}
 _UNITS_US = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1))
-_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s|min|m|h|d)\s*")
-_DURATION_HINT = "Write for example '500ms', '1s', '1h 30m'."
+_SPELLINGS = {
+    0.001: ("us", "µs", "μs", "microsecond", "microseconds"),
+    1.0: ("ms", "msec", "millisecond", "milliseconds"),
+    1_000.0: ("s", "sec", "secs", "second", "seconds"),
+    60_000.0: ("m", "min", "mins", "minute", "minutes"),
+    3_600_000.0: ("h", "hr", "hrs", "hour", "hours"),
+    86_400_000.0: ("d", "day", "days"),
+    604_800_000.0: ("w", "week", "weeks"),
+}
+"""What Spark, Polars and people write, by milliseconds; words in any case, abbreviations as they stand here."""
+_UNITS_MS = {spelling: ms for ms, spellings in _SPELLINGS.items() for spelling in spellings}
+_NO_LENGTH = {
+    **dict.fromkeys(("mo", "mon", "month", "months"), "month"),
+    **dict.fromkeys(("q", "quarter", "quarters"), "quarter"),
+    **dict.fromkeys(("y", "yr", "year", "years"), "year"),
+}
+_TOO_SHORT = frozenset({"ns", "nanosecond", "nanoseconds"})
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([^\W\d_]+)\s*")
+_DURATION_HINT = "Write for example '500ms', '1s', '1h 30m', '10 minutes'."
 
 
 def parse_duration_ms(value: str | float | timedelta, *, name: str = "duration") -> float:
-    """Milliseconds of a duration such as ``"500ms"``, ``"1s"``, ``"1h 30m"``, or of a ``timedelta``.
+    """Milliseconds of a duration: ``"500ms"``, ``"1h 30m"``, ``"10 minutes"``, ``"interval 1 hour"``, a ``timedelta``.
 
-    A number is taken only if it is 0 or ``name`` tells its unit (``roll_interval_ms``): it could mean seconds, too.
+    Units are us, ms, s, m (minutes), h, d, w and their words, singular or plural, of which the words may be in any
+    case.  A month or a year has no fixed length and is refused, as is ``"1M"``, which means months elsewhere.  A number
+    is taken only if it is 0 or ``name`` tells its unit (``roll_interval_ms``): it could mean seconds, too.
 
     Raises:
-        ConfigError: not a duration, a number without unit, or negative.
+        ConfigError: not a duration, a number without unit, a unit without fixed length, or negative.
 
-    >>> parse_duration_ms("1h 30m"), parse_duration_ms(timedelta(minutes=1)), parse_duration_ms(0)
-    (5400000.0, 60000.0, 0.0)
+    >>> parse_duration_ms("1h 30m"), parse_duration_ms(timedelta(minutes=1)), parse_duration_ms("1 Minute")
+    (5400000.0, 60000.0, 60000.0)
     """
     if isinstance(value, timedelta):
         value, name = value / timedelta(milliseconds=1), f"{name}_ms"
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if value < 0:
-            raise ConfigError(f"{name} {value!r} is negative")
-        if value and not name.endswith("_ms"):
-            raise ConfigError(f"{name} {value!r} has no unit", hint=f"Write for example '{value}s' or '{value}ms'.")
-        return float(value)
+        return _number_ms(value, name)
     if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"{name} {value!r} is not a duration", hint=_DURATION_HINT)
+    text = re.sub(r"^\s*interval\s+", "", value, flags=re.IGNORECASE)
     total, pos = 0.0, 0
-    while pos < len(value):
-        part = _DURATION.match(value, pos)
-        if part is None:
-            break
-        total += float(part[1]) * _UNITS_MS[part[2]]
+    while part := _DURATION.match(text, pos):
+        total += float(part[1]) * _unit_ms(part[2], f"{name} {value!r}")
         pos = part.end()
-    if pos == 0 or pos < len(value):
-        raise ConfigError(f"{name} {value!r} is not a duration", hint=_DURATION_HINT)
+    if pos == 0 or pos < len(text):
+        digits = text.strip().replace(".", "", 1)
+        hint = f"Say the unit: '{text.strip()}s' or '{text.strip()}ms'." if digits.isdecimal() else _DURATION_HINT
+        raise ConfigError(f"{name} {value!r} is not a duration", hint=hint)
     return total
+
+
+def _number_ms(value: float, name: str) -> float:
+    if value < 0:
+        raise ConfigError(f"{name} {value!r} is negative")
+    if not math.isfinite(value):
+        raise ConfigError(f"{name} {value!r} is not a duration", hint=_DURATION_HINT)
+    if value and not name.endswith("_ms"):
+        raise ConfigError(f"{name} {value!r} has no unit", hint=f"Write for example '{value}s' or '{value}ms'.")
+    return float(value)
+
+
+def _unit_ms(unit: str, where: str) -> float:
+    """Length of a unit; ``where`` begins the message if there is none."""
+    word = unit.lower() if len(unit) > 2 else unit
+    if word in _UNITS_MS:
+        return _UNITS_MS[word]
+    if unit == "M":
+        raise ConfigError(
+            f"{where}: 'M' may be minutes or months", hint="Write 'm' or 'min' for minutes, 'd' for days."
+        )
+    if word.lower() in _NO_LENGTH:
+        raise ConfigError(
+            f"{where}: a {_NO_LENGTH[word.lower()]} has no fixed length", hint="Write it in days: '30d', '365 days'."
+        )
+    if word.lower() in _TOO_SHORT:
+        raise ConfigError(f"{where} is finer than the clock", hint="The shortest unit is 'us', a microsecond.")
+    if unit.lower() in _UNITS_MS:
+        raise ConfigError(f"{where}: no unit {unit!r}", hint=f"Did you mean {unit.lower()!r}?")
+    raise ConfigError(f"{where}: no unit {unit!r}", hint=_DURATION_HINT)
 
 
 def format_us(us: int) -> str:
@@ -139,7 +184,8 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where keyed state lies: ``"memory"``, or ``"rocksdb"``, on the worker's disk, for more than memory
     holds; see the guide on state larger than memory."""
     state_memory_bytes: int = 1 << 28
-    """Backend ``rocksdb``: of each step with state, so much lies in a worker's memory, roughly."""
+    """Backend ``rocksdb``: of each step with state, so much lies in a worker's memory, roughly; at least 1048576,
+    which is 1 MiB."""
     # -- parallelism
     parallelism: int = 2
     """Workers, and subtasks of every step that does not say otherwise."""

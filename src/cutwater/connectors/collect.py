@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Literal, Self
 
 import pyarrow as pa
@@ -30,7 +31,7 @@ class CollectSink:
     """
 
     directory: str | None = None
-    roll_interval_ms: float | str = FileSink.roll_interval_ms
+    roll_interval_ms: float | str | timedelta = FileSink.roll_interval_ms
 
     @property
     def guarantee(self) -> Literal["exactly-once", "at-least-once"]:

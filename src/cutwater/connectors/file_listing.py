@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cutwater.connectors.base import Json
 from cutwater.errors import BuildError, DataError
 
-__all__ = ["FileEntry", "absolute_paths", "list_files"]
+__all__ = ["FileEntry", "absolute_paths", "list_files", "marker_path"]
 
 _HIDDEN_ENDS = (".tmp", ".crc", "._COPYING_")
 
@@ -79,6 +79,46 @@ def absolute_paths(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str
             raise BuildError("files: an empty path")
         result.append(os.path.abspath(text))
     return tuple(result)
+
+
+def marker_path(marker: str | os.PathLike[str], paths: Sequence[str]) -> str:
+    """Where the end marker of watched paths lies: a bare name in the watched directory, else where its path says.
+
+    Args:
+        marker: as the user gave it.
+        paths: what is watched, absolute; of a glob the directory before its first wildcard counts.
+
+    Raises:
+        BuildError: a bare name of several directories, or a path into a directory that is not there.
+
+    >>> marker_path("_DONE", ["/data/in/*.csv"])
+    '/data/in/_DONE'
+    """
+    text = os.fspath(marker)
+    if not text or text.endswith(os.sep):
+        raise BuildError(f"files: end_marker {text!r} names no file", hint="Write for example end_marker='_DONE'.")
+    if os.path.basename(text) == text:
+        folders = sorted({_watched(path) for path in paths})
+        if len(folders) > 1:
+            raise BuildError(
+                f"files: end_marker {text!r} could lie in {' or '.join(map(repr, folders))}",
+                hint=f"Write it as a path: end_marker={os.path.join(folders[0], text)!r}.",
+            )
+        return os.path.join(folders[0], text)
+    path = os.path.abspath(text.removeprefix("file://"))
+    if not os.path.isdir(os.path.dirname(path)):
+        raise BuildError(
+            f"files: there is no {os.path.dirname(path)!r} for end_marker {text!r} to lie in",
+            hint="A bare name lies in the watched directory; anything with a slash is a path.",
+        )
+    return path
+
+
+def _watched(path: str) -> str:
+    """The directory in which files may come."""
+    while glob.has_magic(path):
+        path = os.path.dirname(path)
+    return path if os.path.isdir(path) or not os.path.exists(path) else os.path.dirname(path)
 
 
 def list_files(paths: Sequence[str], *, may_be_empty: bool) -> list[FileEntry]:

@@ -7,7 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from datetime import timedelta
+from typing import Literal, cast
 
 import msgspec
 import pyarrow as pa
@@ -79,7 +80,7 @@ class FileSink:
     parts: PartFormat = field(default_factory=ParquetParts)
     roll_rows: int = 10_000_000
     roll_bytes: int = 128 << 20
-    roll_interval_ms: float | str = 10_000.0
+    roll_interval_ms: float | str | timedelta = 10_000.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", local_path(self.path))
@@ -174,7 +175,7 @@ class PartWriter:
         self._log.flush()
         age_ms = 0.0 if self._oldest is None else (time.monotonic() - self._oldest) * 1000
         self._cut_parts(
-            checkpoint_id, everything=final or self._roll_asked or age_ms >= float(self._sink.roll_interval_ms)
+            checkpoint_id, everything=final or self._roll_asked or age_ms >= cast("float", self._sink.roll_interval_ms)
         )
         self._roll_asked = False
         cuts = self._log.cuts()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Literal
 
 import pyarrow as pa
 
+from cutwater.config import parse_duration_ms
 from cutwater.connectors.base import BadRows, Json, SourceContext, Split, SplitReader, check_rate
 from cutwater.connectors.earliest import earliest_of_first_row
-from cutwater.connectors.file_listing import FileEntry, absolute_paths, list_files
+from cutwater.connectors.file_listing import FileEntry, absolute_paths, list_files, marker_path
 from cutwater.connectors.line_blocks import compression_of
 from cutwater.connectors.parquet_reader import ParquetReader, earliest_by_statistics, file_schema, parquet_splits
 from cutwater.connectors.schema_match import SchemaOrigin
@@ -59,9 +61,10 @@ class FileSource:
         bad_rows: ``"fail"``: a row that cannot be parsed or has a wrong type fails the job, with file and line;
             ``"dead_letter"``: it goes to the step's dead letters.
         watch: the directory keeps growing.
-        discover_interval_ms: how often to look for new files.
-        settle_ms: how long a watched file must have been left alone.
-        end_marker: path of a file that says, by being there, that the watched directory is complete.
+        discover_interval_ms: how often to look for new files; a duration such as ``"10s"`` or milliseconds.
+        settle_ms: how long a watched file must have been left alone; as above.
+        end_marker: a file that says, by being there, that the watched directory is complete, and is no input itself.
+            A bare name lies in the watched directory, anything with a slash is a path.
         time_ordered: in the order of their paths, each file begins no earlier in event time than the one before.  Then
             the files to come need not be looked into, and hold time back only as far as the next one does.
         header: CSV files begin with the names of the columns; without them they are called ``_c0``, ``_c1`` ... or
@@ -86,9 +89,9 @@ class FileSource:
         rate: float | None = None,
         bad_rows: BadRows = "fail",
         watch: bool = False,
-        discover_interval_ms: float = 1000.0,
-        settle_ms: float = 2000.0,
-        end_marker: str | None = None,
+        discover_interval_ms: float | str | timedelta = 1000.0,
+        settle_ms: float | str | timedelta = 2000.0,
+        end_marker: str | os.PathLike[str] | None = None,
         time_ordered: bool = False,
         header: bool = True,
         delimiter: str | None = None,
@@ -101,8 +104,9 @@ class FileSource:
         check_rate(rate)
         if bad_rows not in ("fail", "dead_letter"):
             raise ConfigError(f"files: bad_rows is 'fail' or 'dead_letter', got {bad_rows!r}")
-        if discover_interval_ms <= 0 or settle_ms < 0:
-            raise ConfigError("files: discover_interval_ms must be above 0 and settle_ms at least 0")
+        interval_ms = parse_duration_ms(discover_interval_ms, name="discover_interval_ms")
+        if interval_ms == 0:
+            raise ConfigError("files: discover_interval_ms must be above 0")
         if end_marker is not None and not watch:
             raise ConfigError("files: end_marker needs watch=True")
         for name, mark in (("delimiter", delimiter), ("quote", quote)):
@@ -112,9 +116,10 @@ class FileSource:
         self.bad_rows: BadRows = bad_rows
         self._format: FileFormat | None = format
         self._rate, self._watch = rate, watch
-        self._discover_interval_ms, self._settle_ms = discover_interval_ms, settle_ms
+        self._discover_interval_ms = interval_ms
+        self._settle_ms = parse_duration_ms(settle_ms, name="settle_ms")
         self.time_ordered = time_ordered
-        self._end_marker = None if end_marker is None else os.path.abspath(end_marker)
+        self._end_marker = None if end_marker is None else marker_path(end_marker, self.paths)
         self._header, self._delimiter, self._quote = header, delimiter, quote
         self._null_values, self._timestamp_formats = tuple(null_values), tuple(timestamp_formats)
         self._schema: pa.Schema | None = None if schema is None else as_schema(schema)
@@ -193,7 +198,7 @@ class FileSource:
         """
         # First the marker, then the files: what was renamed in before the marker is then seen for certain.
         ended = self._end_marker is not None and os.path.exists(self._end_marker)
-        entries = list_files(self.paths, may_be_empty=self._watch)
+        entries = self._list()
         if self._watch and not ended:
             now_s = time.monotonic()
             entries = [entry for entry in entries if self._settled(entry, now_s)]
@@ -233,6 +238,11 @@ class FileSource:
 
     # ---------------------------------------------------------------------------------------------- files, formats
 
+    def _list(self) -> list[FileEntry]:
+        """The files that are there now, without the end marker."""
+        found = list_files(self.paths, may_be_empty=self._watch)
+        return [entry for entry in found if entry.path != self._end_marker]
+
     def _settled(self, entry: FileEntry, now_s: float) -> bool:
         """True once the file may be taken: long unchanged by its own time, or by what was seen of it."""
         if entry.path in self._known or self._settle_ms == 0:
@@ -270,7 +280,7 @@ class FileSource:
         """The formats of the files that are there now."""
         if self._format is not None:
             return {self._format}
-        return {self._file_format(entry.path) for entry in list_files(self.paths, may_be_empty=self._watch)}
+        return {self._file_format(entry.path) for entry in self._list()}
 
     def _file_format(self, path: str) -> FileFormat:
         """The format given, or the one that the name of a file tells."""
@@ -296,7 +306,7 @@ class FileSource:
 
     def _infer(self) -> pa.Schema:
         """The schema of the first file that tells one; its name goes into messages."""
-        for entry in list_files(self.paths, may_be_empty=self._watch):
+        for entry in self._list():
             text = self._text(self._file_format(entry.path))
             if text is None:
                 schema = file_schema(entry)

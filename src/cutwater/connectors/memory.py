@@ -10,13 +10,15 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from cutwater.connectors.base import BadRows, Json, SourceContext, Split, check_rate
-from cutwater.errors import BuildError, DataError
+from cutwater.connectors.schema_match import SchemaOrigin, column_differences
+from cutwater.errors import BuildError, DataError, did_you_mean
 from cutwater.operators.schema_text import as_schema
 
 __all__ = ["BAD", "END", "FAIL", "KILL", "PAUSE", "Item", "MemorySource", "memory"]
@@ -216,12 +218,27 @@ def memory(
     >>> source.schema.names, [s.id for s in source.discover()]
     (['k'], ['memory-0', 'memory-1'])
     """
-    lists = [list(p) for p in partitions]
-    for item in (item for items in lists for item in items):
-        if not isinstance(item, dict | pa.RecordBatch | pa.Table | Fault):
-            raise BuildError(f"memory: an item is a row (dict), a batch or a fault, not {type(item).__name__}")
+    lists = [_items(partition) for partition in partitions]
     known = _first_schema(lists) if schema is None else as_schema(schema)
-    return MemorySource(known, tuple(tuple(_batches(items, known)) for items in lists), rate)
+    return MemorySource(known, tuple(tuple(_batches(items, known, n)) for n, items in enumerate(lists)), rate)
+
+
+def _items(partition: Iterable[Item]) -> list[Item]:
+    """The items of a split, checked."""
+    kind = type(partition).__name__
+    if isinstance(partition, dict | pa.RecordBatch | pa.Table | str) or hasattr(partition, "to_dict"):
+        hint = "Write cw.memory([{'k': 1}, {'k': 2}]), or cw.memory([table])."
+        if hasattr(partition, "to_arrow"):
+            hint = "Write cw.memory([frame.to_arrow()])."
+        raise BuildError(f"memory: each argument is the list of one split's rows, not a {kind}", hint=hint)
+    items = list(partition)
+    for item in items:
+        if not isinstance(item, dict | pa.RecordBatch | pa.Table | Fault):
+            raise BuildError(
+                f"memory: an item is a row (dict), a batch or a fault, not {type(item).__name__}",
+                hint="Write cw.memory([{'k': 1}, {'k': 2}]).",
+            )
+    return items
 
 
 def _first_schema(lists: Sequence[Sequence[Item]]) -> pa.Schema:
@@ -234,21 +251,55 @@ def _first_schema(lists: Sequence[Sequence[Item]]) -> pa.Schema:
                 return item.schema
     if not rows:
         raise BuildError("memory: no rows to take a schema from", hint="Give schema='k long, v double'.")
-    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.schema([(name, _guessed(name, lists)) for name in dict.fromkeys(name for row in rows for name in row)])
+
+
+def _guessed(name: str, lists: Sequence[Sequence[Item]]) -> pa.DataType:
+    """The type of a column by all its values; times with a zone are instants in UTC, wherever they were noted."""
+    places = [
+        (split, number, item.get(name))
+        for split, items in enumerate(lists)
+        for number, item in enumerate(items)
+        if isinstance(item, dict)
+    ]
+    values = [value for _, _, value in places]
     try:
-        return pa.RecordBatch.from_pylist([{n: row.get(n) for n in names} for row in rows]).schema
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
-        raise BuildError(f"memory: the rows have no common schema: {e}", hint="Give schema=...") from e
+        kind = pa.array(values).type
+    except (pa.ArrowException, OverflowError, ValueError, TypeError) as e:
+        seen: list[Any] = []
+        for split, number, value in places:
+            try:
+                pa.array([*seen[-1:], value])
+            except (pa.ArrowException, OverflowError, ValueError, TypeError):
+                before = f", before it is {type(seen[-1]).__name__} {_shown(seen[-1])}" if seen else ""
+                raise BuildError(
+                    f"memory: the rows have no common schema: {_place(split, number, name)} is {type(value).__name__} "
+                    f"{_shown(value)}{before}",
+                    hint=f"Mend the row, or give schema='{name} string, ...'.",
+                ) from e
+            seen += [value] if value is not None else []
+        raise BuildError(f"memory: column {name!r}: {e}", hint=f"Give schema='{name} string, ...'.") from e
+    # Arrow goes by the first value; one instant makes a column of instants, in which a time without zone is UTC.
+    return pa.timestamp("us", "UTC") if pa.types.is_timestamp(kind) and any(map(_is_zoned, values)) else kind
 
 
-def _batches(items: Sequence[Item], schema: pa.Schema) -> Iterable[pa.RecordBatch | Fault]:
+def _place(split: int, number: int, column: str) -> str:
+    return f"split {split}, row {number}, column {column!r}"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{text[:60]}..." if len(text) > 60 else text
+
+
+def _batches(items: Sequence[Item], schema: pa.Schema, split: int) -> Iterable[pa.RecordBatch | Fault]:
     rows: list[dict[str, Any]] = []
-    for item in items:
+    for number, item in enumerate(items):
         if isinstance(item, dict):
             rows.append(item)
             continue
         if rows:
-            yield _from_rows(rows, schema)
+            yield _from_rows(rows, schema, split, number - len(rows))
             rows = []
         if isinstance(item, KILL | FAIL) and item.marker is not None:
             yield replace(item, marker=str(Path(item.marker).absolute()))
@@ -259,20 +310,64 @@ def _batches(items: Sequence[Item], schema: pa.Schema) -> Iterable[pa.RecordBatc
         else:
             yield _fit(item, schema)
     if rows:
-        yield _from_rows(rows, schema)
+        yield _from_rows(rows, schema, split, len(items) - len(rows))
 
 
-def _from_rows(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+def _from_rows(rows: list[dict[str, Any]], schema: pa.Schema, split: int, first: int) -> pa.RecordBatch:
+    """Rows as a batch; ``first`` is the number of the first one in its split."""
     unknown = sorted({name for row in rows for name in row} - set(schema.names))
     if unknown:
-        raise BuildError(f"memory: column {unknown[0]!r} is not in the schema ({', '.join(schema.names)})")
-    try:
-        return pa.RecordBatch.from_pylist(rows, schema=schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
-        raise BuildError(f"memory: a row does not fit the schema: {e}") from e
+        raise BuildError(
+            f"memory: column {unknown[0]!r} is not in the schema ({', '.join(schema.names)})",
+            hint=did_you_mean(unknown[0], schema.names),
+        )
+    columns: list[pa.Array] = []
+    for field in schema:
+        values = [row.get(field.name) for row in rows]
+        try:
+            columns.append(_column(values, field))
+        except (pa.ArrowException, OverflowError, ValueError, TypeError):
+            _refuse(values, field, split, first)
+            raise
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _column(values: list[Any], field: pa.Field) -> pa.Array:
+    """Values as a column of a field.
+
+    Raises:
+        pa.ArrowException, OverflowError, ValueError, TypeError: one of them has no place there.
+    """
+    column = pa.array(values, field.type)
+    if column.null_count and not field.nullable:
+        raise ValueError("null, and the schema says not null")
+    if pa.types.is_timestamp(field.type) and field.type.tz is None and any(map(_is_zoned, values)):
+        raise ValueError("a time with a zone, and timestamp_ntz has none: write timestamp")
+    return column
+
+
+def _is_zoned(value: object) -> bool:
+    return isinstance(value, datetime) and value.tzinfo is not None
+
+
+def _refuse(values: list[Any], field: pa.Field, split: int, first: int) -> None:
+    """Name the first value that does not fit."""
+    for number, value in enumerate(values, start=first):
+        try:
+            _column([value], field)
+        except (pa.ArrowException, OverflowError, ValueError, TypeError) as e:
+            raise BuildError(
+                f"memory: {_place(split, number, field.name)}: {type(value).__name__} {_shown(value)} does not fit "
+                f"the schema, which says {field.type}: {e}",
+                hint="Mend the row, or the schema.",
+            ) from e
 
 
 def _fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if not batch.schema.equals(schema):
-        raise BuildError(f"memory: a batch has {batch.schema.names} of other types or names than {schema.names}")
+        differences = column_differences(batch.schema, schema, SchemaOrigin("the schema", given=False))
+        what = "; ".join(differences) or f"columns {batch.schema.names} instead of {schema.names}"
+        raise BuildError(
+            f"memory: a batch does not have the schema of the source: {what}", hint="Cast it: table.cast(schema)."
+        )
     return batch

@@ -80,9 +80,17 @@ def file_schema(entry: FileEntry) -> pa.Schema:
     """
     file = _open(entry)
     try:
-        return pa.schema([pa.field(f.name, f.type) for f in plain_schema(file.parquet.schema_arrow)])
+        return pa.schema([pa.field(f.name, f.type) for f in _with_instants(file)])
     finally:
         file.close()
+
+
+def _with_instants(file: _OpenFile) -> pa.Schema:
+    """Columns and plain types; INT96, which has no mark of a zone, holds instants, as Spark writes and reads it."""
+    leaves = (file.parquet.schema.column(i) for i in range(len(file.parquet.schema)))
+    instants = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+    plain = plain_schema(file.parquet.schema_arrow)
+    return pa.schema([f.with_type(pa.timestamp("us", "UTC")) if f.name in instants else f for f in plain])
 
 
 def parquet_splits(entry: FileEntry) -> list[Split]:
@@ -206,7 +214,8 @@ class ParquetReader:
         self._file.close()
 
     def _check_columns(self, origin: SchemaOrigin) -> None:
-        found = plain_schema(self._file.parquet.schema_arrow)
+        # With a given schema INT96 may also be read as it lies there, without zone: timestamp_ntz.
+        found = plain_schema(self._file.parquet.schema_arrow) if origin.given else _with_instants(self._file)
         differences = column_differences(found, self._schema, origin)
         if differences:
             raise DataError(

@@ -11,21 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.types as pt
 
 from cutwater.connectors.line_blocks import Block
+from cutwater.connectors.time_texts import parse_dates, parse_times, time_type
 from cutwater.errors import BuildError
 
-__all__ = ["CsvFormat", "JsonFormat", "TextFormat", "parse_times"]
-
-pc: Any = pyarrow.compute
-"""Its functions are made at import: the type checker does not know them."""
-
-_ZONE = r"\d:\d\d\S*(?:[zZ]|[+-]\d\d(?::?\d\d)?)$"
-"""A time of day that ends with a zone (the end of a plain date looks like an offset, too)."""
+__all__ = ["CsvFormat", "JsonFormat", "TextFormat"]
 
 
 @dataclass(frozen=True)
@@ -90,8 +84,11 @@ class CsvFormat:
         )
         if not len(block.starts):
             return pa.schema([pa.field(n, pa.string()) for n in names])
-        schema = self._read(block.data, names, options, block.quoted_newlines, skip_bad=True).schema
-        return pa.schema([pa.field(f.name, _settled(f.type)) for f in schema])
+        guessed = self._read(block.data, names, options, block.quoted_newlines, skip_bad=True).schema
+        perhaps = {f.name: pa.string() for f in guessed if _may_be_time(f.type)}
+        options.column_types = perhaps
+        texts = self._read(block.data, names, options, block.quoted_newlines, skip_bad=True)
+        return _with_times(guessed, texts, self.timestamp_formats)
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse types that a CSV field cannot hold.
@@ -149,7 +146,9 @@ class JsonFormat:
         """
         if not _one_object_per_line(data, rows):
             raise ValueError("not one JSON object on one line")
-        asked = pa.schema([pa.field(f.name, pa.string() if pt.is_timestamp(f.type) else f.type) for f in schema])
+        # Arrow's JSON reader knows neither zones nor fractions, and takes dates for numbers.
+        as_text = (pa.string() if pt.is_timestamp(f.type) or pt.is_date32(f.type) else f.type for f in schema)
+        asked = pa.schema([pa.field(f.name, kind) for f, kind in zip(schema, as_text, strict=True)])
         unknown = "ignore" if self.ignore_unknown else "error"
         try:
             table = self._read(data, pa_json.ParseOptions(explicit_schema=asked, unexpected_field_behavior=unknown))
@@ -174,13 +173,10 @@ class JsonFormat:
                 table = self._read(data, pa_json.ParseOptions())
             except pa.ArrowInvalid as e:
                 raise BuildError(f"the JSON lines have no common schema: {e}", hint="Give schema=...") from e
-        fields: list[pa.Field] = []
-        for field in table.schema:
-            settled = _settled(field.type)
-            if pt.is_timestamp(settled):
-                settled = self._timestamp_type(data, field.name)
-            fields.append(pa.field(field.name, settled))
-        return pa.schema(fields)
+        perhaps = pa.schema([pa.field(f.name, pa.string()) for f in table.schema if _may_be_time(f.type)])
+        # Arrow drops the zone when it guesses a type, and knows no fractions: look at the texts.
+        texts = self._read(data, pa_json.ParseOptions(explicit_schema=perhaps, unexpected_field_behavior="ignore"))
+        return _with_times(table.schema, texts, self.timestamp_formats)
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse types that Arrow's JSON reader does not make.
@@ -190,13 +186,6 @@ class JsonFormat:
         """
         nullable = pa.schema([f.with_nullable(True) for f in schema])
         _try_types(lambda: self.parse(b"{}\n", 1, nullable, (), newlines=False), schema, "JSON")
-
-    def _timestamp_type(self, data: bytes, name: str) -> pa.DataType:
-        """Arrow drops the zone when it guesses a type: look at the texts."""
-        text = pa.schema([pa.field(name, pa.string())])
-        table = self._read(data, pa_json.ParseOptions(explicit_schema=text, unexpected_field_behavior="ignore"))
-        zoned = pc.any(pc.match_substring_regex(table.column(name), _ZONE)).as_py()
-        return pa.timestamp("us", "UTC") if zoned else pa.timestamp("us")
 
     @staticmethod
     def _read(data: bytes, options: pa_json.ParseOptions) -> pa.Table:
@@ -209,44 +198,6 @@ class JsonFormat:
 TextFormat = CsvFormat | JsonFormat
 
 
-def parse_times(texts: pa.Array, kind: pa.DataType, formats: Sequence[str]) -> pa.Array:
-    """Texts as timestamps: ISO 8601, or the first ``strptime`` format that fits.
-
-    A text without zone in a column with zone is local time there.
-
-    Raises:
-        pa.ArrowInvalid, ValueError: a text is no such time.
-
-    >>> texts = pa.array(["1969-12-31 23:00:00", "1970-01-01T00:00+01:00"])
-    >>> parse_times(texts, pa.timestamp("us", "UTC"), ()).cast("int64").to_pylist()
-    [-3600000000, -3600000000]
-    """
-    if formats:
-        return _by_format(texts, kind, formats)
-    if kind.tz is None:
-        return texts.cast(kind)
-    zoned = pc.match_substring_regex(texts, _ZONE)
-    if zoned.null_count == 0 and zoned.true_count == len(zoned):
-        return texts.cast(kind)
-    missing = pa.scalar(None, texts.type)
-    with_zone = pc.if_else(zoned, texts, missing).cast(kind)
-    local = pc.if_else(zoned, missing, texts).cast(pa.timestamp(kind.unit))
-    return pc.coalesce(with_zone, pc.assume_timezone(local, kind.tz).cast(kind))
-
-
-def _by_format(texts: pa.Array, kind: pa.DataType, formats: Sequence[str]) -> pa.Array:
-    result = pa.nulls(len(texts), kind)
-    for pattern in formats:
-        times = pc.strptime(texts, format=pattern, unit=kind.unit, error_is_null=True)
-        if kind.tz is not None and times.type.tz is None:
-            times = pc.assume_timezone(times, kind.tz)
-        result = pc.coalesce(result, times.cast(kind))
-    if result.null_count > texts.null_count:
-        bad = texts.filter(pc.and_(pc.is_null(result), pc.is_valid(texts)))
-        raise ValueError(f"{bad[0].as_py()!r} is no time of the form {' or '.join(map(repr, formats))}")
-    return result
-
-
 def _finish(table: pa.Table, rows: int, schema: pa.Schema, formats: Sequence[str]) -> pa.RecordBatch:
     if table.num_rows != rows:
         raise ValueError(f"{table.num_rows} values where {rows} should be (one row per line)")
@@ -254,9 +205,9 @@ def _finish(table: pa.Table, rows: int, schema: pa.Schema, formats: Sequence[str
     for field in schema:
         chunks = table.column(field.name)
         column = chunks.combine_chunks() if chunks.num_chunks != 1 else chunks.chunk(0)
-        if pt.is_timestamp(field.type):
+        if column.type != field.type:
             try:
-                column = parse_times(column, field.type, formats)
+                column = parse_dates(column) if pt.is_date32(field.type) else parse_times(column, field.type, formats)
             except (pa.ArrowInvalid, ValueError) as e:
                 raise ValueError(f"column {field.name!r}: {e}") from e
         if not field.nullable and column.null_count:
@@ -265,10 +216,24 @@ def _finish(table: pa.Table, rows: int, schema: pa.Schema, formats: Sequence[str
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def _may_be_time(kind: pa.DataType) -> bool:
+    """Whether a column for which Arrow guesses this type may hold times."""
+    return pt.is_timestamp(kind) or pt.is_date(kind) or pt.is_string(kind)
+
+
+def _with_times(guessed: pa.Schema, texts: pa.Table, formats: Sequence[str]) -> pa.Schema:
+    """A guessed schema with the types of times by the one rule, whatever Arrow's readers make of them."""
+    fields: list[pa.Field] = []
+    for field in guessed:
+        kind = _settled(field.type)
+        if _may_be_time(field.type):
+            kind = time_type(texts.column(field.name), formats) or pa.string()
+        fields.append(pa.field(field.name, kind))
+    return pa.schema(fields)
+
+
 def _settled(kind: pa.DataType) -> pa.DataType:
-    """A guessed type as a column of a stream has it: microseconds, and string where nothing was seen."""
-    if pt.is_timestamp(kind):
-        return pa.timestamp("us", kind.tz)
+    """A guessed type as a column of a stream has it: string where nothing was seen."""
     if pt.is_null(kind) or pt.is_time(kind):
         return pa.string()
     if pt.is_list(kind):

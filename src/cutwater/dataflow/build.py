@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -33,6 +33,7 @@ __all__ = [
     "check_parallelism",
     "distinct_columns",
     "duration_us",
+    "listed",
     "located",
     "plain_schema",
     "refuse_changes",
@@ -134,6 +135,17 @@ class GraphBuilder:
             self._lost[id, 0] = lost
         return tuple(Upstream(id, n, t) for n, t in enumerate(outputs))
 
+    @contextlib.contextmanager
+    def together(self) -> Generator[None]:
+        """All the steps that are added inside, or none of them if one is refused."""
+        before = dict(self.steps)
+        try:
+            yield
+        except BaseException:
+            self.steps.clear()
+            self.steps.update(before)
+            raise
+
     def add_input(self, id: str, spec: OperatorSpec, upstream: Upstream) -> None:
         """Give a step one more input, and the specification that takes it: how a loop is closed."""
         step = self.steps[id]
@@ -145,7 +157,8 @@ class GraphBuilder:
         while True:
             if (step, output) in self._lost:
                 reason = self._lost[step, output]
-                return f"the stream's event time was lost at step {step!r}: {reason}", "Keep the column up to here."
+                hint = "Keep the column up to here." if reason.startswith("column ") else ""
+                return f"the stream's event time was lost at step {step!r}: {reason}", hint
             if output != 0:
                 return f"the stream is a side output of step {step!r}, which has no event time", ""
             inputs = self.steps[step].inputs
@@ -239,16 +252,34 @@ def check_parallelism(step: str, parallelism: object) -> None:
     if parallelism is None:
         return
     if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
-        raise BuildError(f"parallelism must be a whole number above 0, not {parallelism!r}", step=step)
+        hint = ""
+        if not isinstance(parallelism, bool | int | float):
+            hint = (
+                "A column of that name: pl.col(...).alias('parallelism') in select and with_columns, "
+                "rename('id', {'old': 'parallelism'}) after an aggregate."
+            )
+        raise BuildError(f"parallelism must be a whole number above 0, not {_shown(parallelism)}", step=step, hint=hint)
+
+
+def listed(values: Sequence[object]) -> list[Any]:
+    """What was given one by one, or as a single list, as Spark and Polars take both.
+
+    >>> listed(("k", "v")), listed((["k", "v"],))
+    (['k', 'v'], ['k', 'v'])
+    """
+    only = values[0] if len(values) == 1 else None
+    return list(cast("Sequence[Any]", only if isinstance(only, list | tuple) else values))
 
 
 def require_column(schema: pa.Schema, name: object, what: str = "column") -> str:
     """The name, if the schema has exactly one column of it."""
     if not isinstance(name, str):
-        raise BuildError(
-            f"a {what} is given by its name, not by {_shown(name)}",
-            hint="Make a column of what is computed first: with_columns('id', k=pl.col('n') % 10).",
-        )
+        hint = "Make a column of what is computed first: with_columns('id', k=pl.col('n') % 10)."
+        if isinstance(name, list | tuple):
+            hint = "Give the names one by one, or all in one list."
+        elif (plain := _plain_column(name)) is not None:
+            hint = f"Write {plain!r}."
+        raise BuildError(f"a {what} is given by its name, not by {_shown(name)}", hint=hint)
     found = schema.names.count(name)
     if found == 0:
         raise BuildError(f"no such {what} {name!r}", hint=did_you_mean(name, schema.names))
@@ -257,13 +288,24 @@ def require_column(schema: pa.Schema, name: object, what: str = "column") -> str
     return name
 
 
-def refuse_changes(upstream: Upstream, what: str) -> None:
-    """Refuse an updating stream where every row counts once and for all."""
-    if upstream.type.changes is not None:
-        raise BuildError(
-            f"{what} would take the rows of updating stream {upstream.step!r} as new ones, also what they were before",
-            hint=f"If that is meant, drop column {OP!r} before; else put this step before {upstream.step!r}.",
-        )
+def refuse_changes(builder: GraphBuilder, upstream: Upstream, what: str, *, timed: bool = True) -> None:
+    """Refuse an updating stream where every row counts once and for all.
+
+    Args:
+        timed: the step needs event time, which an updating stream does not have.
+    """
+    if upstream.type.changes is None:
+        return
+    step = builder.steps[upstream.step]
+    hint = f"Put this step before {step.id!r}"
+    if step.kind == "deduplicate":
+        hint += ", or let the first row of each key through there, keep='first': that is no updating stream"
+    if not timed:
+        hint += f". If the changes themselves are meant, drop column {OP!r} before"
+    raise BuildError(
+        f"{what} would take the rows of updating stream {step.id!r} as new ones, also what they were before",
+        hint=f"{hint}.",
+    )
 
 
 def distinct_columns(schema: pa.Schema) -> pa.Schema:
@@ -295,6 +337,12 @@ def duration_us(value: Duration, name: str, *, signed: bool = False) -> int:
     if us < 0 and not signed:
         raise BuildError(f"{name} {value!r} is negative")
     return us
+
+
+def _plain_column(value: object) -> str | None:
+    """The column that a Polars expression only names."""
+    meta = getattr(value, "meta", None)
+    return meta.output_name() if meta is not None and meta.is_column() else None
 
 
 def _is_plain(name: str) -> bool:

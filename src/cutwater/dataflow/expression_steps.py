@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from cutwater.dataflow.build import GraphBuilder, Upstream, carry, located, require_column
+from cutwater.dataflow.build import GraphBuilder, Upstream, carry, check_parallelism, listed, located, require_column
 from cutwater.errors import BuildError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def select(
     from cutwater.operators.expressions import Select
 
     with located(builder.check_id(id)):
+        check_parallelism(id, parallelism)
         expressions = _expressions(upstream.type.schema, exprs, named, names=True)
         kept = _untouched(upstream.type.schema, expressions)
         return _expression_step(builder, id, "select", upstream, Select(tuple(expressions)), kept, parallelism)
@@ -63,6 +64,7 @@ def with_columns(
     from cutwater.operators.expressions import WithColumns
 
     with located(builder.check_id(id)):
+        check_parallelism(id, parallelism)
         schema = upstream.type.schema
         expressions = _expressions(schema, exprs, named, names=False)
         written = set(_output_names(schema, expressions))
@@ -73,13 +75,13 @@ def with_columns(
 
 
 def drop(
-    builder: GraphBuilder, id: str, upstream: Upstream, columns: Sequence[str], parallelism: int | None
+    builder: GraphBuilder, id: str, upstream: Upstream, columns: Sequence[str | Sequence[str]], parallelism: int | None
 ) -> Upstream:
     from cutwater.operators.expressions import Drop
 
     with located(builder.check_id(id)):
         schema = upstream.type.schema
-        gone = tuple(require_column(schema, c) for c in columns)
+        gone = tuple(require_column(schema, c) for c in listed(columns))
         if not gone:
             raise BuildError("drop needs the name of a column")
         if set(gone) == set(schema.names):
@@ -94,6 +96,7 @@ def rename(
     from cutwater.operators.expressions import Rename
 
     with located(builder.check_id(id)):
+        check_parallelism(id, parallelism)
         schema = upstream.type.schema
         if not mapping:
             raise BuildError("rename needs at least one column", hint="Write rename('id', old='new').")
@@ -129,12 +132,14 @@ def _expressions(
     import polars as pl
 
     found: list[pl.Expr] = []
-    for label, value in [*((None, e) for e in exprs), *named.items()]:
+    for label, value in [*((None, e) for e in listed(exprs)), *named.items()]:
         if isinstance(value, str) and names:
             value = pl.col(require_column(schema, value))
         if not isinstance(value, pl.Expr):
             hint = "Write for example pl.col('delay') > 15; for a Python function use map or map_batches."
-            if value is None or isinstance(value, bool | int | float | str | date):
+            if isinstance(value, str) and not value.isidentifier():
+                hint = f"SQL text becomes an expression by pl.sql_expr({value!r}), a constant by pl.lit({value!r})."
+            elif value is None or isinstance(value, bool | int | float | str | date):
                 hint = f"Write pl.lit({value!r}) for a constant, pl.col('name') for a column."
             raise BuildError(f"a Polars expression is needed, not {type(value).__name__}", hint=hint)
         found.append(value if label is None else value.alias(label))

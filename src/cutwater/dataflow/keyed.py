@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Never, cast
 
-from cutwater.dataflow.build import Duration, duration_us, located
+from cutwater.dataflow.build import Duration, duration_us, located, refuse_changes
 from cutwater.dataflow.keyed_results import DeduplicatedStream, JoinedStream, WindowedStream
 from cutwater.dataflow.keyed_steps import Windowing, interval_join, refuse_unnamed, running_aggregate, window_join
 from cutwater.dataflow.steps import with_event_time
@@ -40,7 +40,7 @@ class KeyedStream(Stream):
         return KeyedStream(self._builder, with_event_time(self._builder, self._upstream, column), self._dead_letters)
 
     def aggregate(
-        self, id: str, *unnamed: Never, parallelism: int | None = None, **aggregates: AggregateCall
+        self, id: str, /, *unnamed: Never, parallelism: int | None = None, **aggregates: AggregateCall
     ) -> Stream:
         """Running aggregates: one row for each row, with the values so far of its key.
 
@@ -48,7 +48,8 @@ class KeyedStream(Stream):
 
         Args:
             unnamed: nothing; each aggregate needs a name.
-            aggregates: name of the column = ``cw.count()``, ``cw.sum("x")``, ``cw.max("x")`` ...
+            aggregates: name of the column = ``cw.count()``, ``cw.sum("x")``, ``cw.max("x")`` ...  Any name but
+                ``parallelism``, which ``rename`` can give.
 
         Raises:
             BuildError: no aggregate, one without a name, or one that does not fit its column.
@@ -84,6 +85,7 @@ class KeyedStream(Stream):
                 raise BuildError(f"{window!r} is not a window", hint="Write for example cw.tumbling('1h').")
             if early is not None and not isinstance(early, Early):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise BuildError(f"early={early!r} says not when", hint="Write for example early=cw.every(rows=100).")
+            refuse_changes(self._builder, self._upstream, "a window")
             timeless = isinstance(window, GlobalWindow) or window.processing_time
             if self._upstream.type.event_time is None and not timeless:
                 story, hint = self._builder.event_time_story(self._upstream)
@@ -300,13 +302,18 @@ class KeyedStream(Stream):
         *,
         how: JoinType = "inner",
         suffix: str = "_right",
+        keep: Literal["last"] | None = None,
         parallelism: int | None = None,
     ) -> Stream:
         """An updating stream of the join of two tables, each holding the latest row of every key.
 
+        This is not SQL's join of two streams, which pairs every row with every other one: ``join`` does that.
+
         Args:
             how: rows without a partner come out of no side ("inner"), of one ("left", "right") or of both ("full").
             suffix: added to a column of the right side whose name the left side has too.
+            keep: "last" says that the latest row of each key is meant where a side is a stream of plain rows.  Without
+                it a warning tells of such a side, unless its rows are known to replace each other (aggregates).
 
         Raises:
             BuildError: a side without key, keys of different types, a column named ``op``, or an updating stream whose
@@ -316,7 +323,8 @@ class KeyedStream(Stream):
             other = self._same_flow(right)
             if not isinstance(other, KeyedStream):
                 raise BuildError("the right side of the join has no key", hint="Call key_by(...) on it first.")
-        return self._stream(join_tables(self._builder, id, self._upstream, other._upstream, how, suffix, parallelism))
+        made = join_tables(self._builder, id, self._upstream, other._upstream, how, suffix, keep, parallelism)
+        return self._stream(made)
 
 
 def _bounds_us(within: object) -> tuple[int, int]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Never
+from typing import TYPE_CHECKING, Any, ClassVar, Never
 
 from cutwater.dataflow.build import GraphBuilder, Upstream
+from cutwater.dataflow.elsewhere import MissingMethodError
 from cutwater.dataflow.keyed_steps import Windowing, refuse_unnamed, window_aggregate
 from cutwater.dataflow.stream import Stream
 from cutwater.dataflow.table_steps import window_top
@@ -18,15 +19,26 @@ __all__ = ["DeduplicatedStream", "JoinedStream", "WindowedResult", "WindowedStre
 
 
 class WindowedStream:
-    """A keyed stream cut into windows: call ``aggregate``."""
+    """A keyed stream cut into windows: call ``aggregate`` or ``top``."""
 
     def __init__(self, builder: GraphBuilder, upstream: Upstream, windowing: Windowing) -> None:
         self._builder = builder
         self._upstream = upstream
         self._windowing = windowing
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(f"windows have no {name!r}")
+            raise MissingMethodError(
+                f"windows have no {name!r}: they are no stream yet",
+                step=self._upstream.step,
+                hint="Say what comes out of each: .aggregate('id', n=cw.count()) or .top('id', 3, by='column').",
+            )
+
     def aggregate(
-        self, id: str, *unnamed: Never, parallelism: int | None = None, **aggregates: AggregateCall
+        self, id: str, /, *unnamed: Never, parallelism: int | None = None, **aggregates: AggregateCall
     ) -> WindowedResult:
         """One row for each key and window, when the watermark passes the window's end (and when ``window`` says so).
 

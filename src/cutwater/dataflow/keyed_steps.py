@@ -12,6 +12,7 @@ from cutwater.config import format_us
 from cutwater.dataflow.build import (
     GraphBuilder,
     Upstream,
+    check_parallelism,
     distinct_columns,
     located,
     refuse_changes,
@@ -71,7 +72,8 @@ def running_aggregate(
     from cutwater.operators.aggregate import RunningAggregateSpec
 
     with located(builder.check_id(id)):
-        refuse_changes(upstream, "an aggregate")
+        check_parallelism(id, parallelism)
+        refuse_changes(builder, upstream, "an aggregate", timed=False)
         aggregates = _aggregates(upstream.type.schema, calls)
         event_time = upstream.type.event_time
         spec = RunningAggregateSpec(upstream.type.schema, upstream.keys, aggregates, event_time)
@@ -88,13 +90,16 @@ def window_aggregate(
     windowing: Windowing,
     parallelism: int | None,
 ) -> tuple[Upstream, ...]:
+    from cutwater.dataflow.window_names import INNER, apart
     from cutwater.operators.window import WindowAggregateSpec
     from cutwater.operators.window_kinds import GlobalWindow, TumblingWindow
 
     window, lateness_us = windowing.window, windowing.allowed_lateness_us
-    with located(builder.check_id(id)):
-        refuse_changes(upstream, "a window")
-        aggregates = _aggregates(upstream.type.schema, calls)
+    with located(builder.check_id(id)), builder.together():
+        check_parallelism(id, parallelism)
+        refuse_changes(builder, upstream, "a window")
+        upstream, renames = apart(builder, id, upstream, window, INNER, upstream.keys)
+        aggregates = _aggregates(upstream.type.schema, calls, renames)
         event_time = None if window.processing_time else upstream.type.event_time
         if event_time is None and not (isinstance(window, GlobalWindow) or window.processing_time):
             story, hint = builder.event_time_story(upstream)
@@ -155,7 +160,7 @@ def interval_join(
 
     with located(builder.check_id(id)):
         for side in (left, right):
-            refuse_changes(side, "an interval join")
+            refuse_changes(builder, side, "an interval join")
         lower_us, upper_us = bounds_us
         if lower_us > upper_us:
             raise BuildError("within: the lower bound is above the upper", hint="Write within=('-1h', '30m').")
@@ -194,21 +199,23 @@ def window_join(
     suffix: str,
     parallelism: int | None,
 ) -> tuple[Upstream, ...]:
+    from cutwater.dataflow.window_names import LEFT, apart
     from cutwater.operators.window_join import WindowJoinSpec
     from cutwater.operators.window_kinds import SlidingWindow, TumblingWindow
 
     left, right = sides
-    with located(builder.check_id(id)):
+    with located(builder.check_id(id)), builder.together():
         if not isinstance(window, TumblingWindow | SlidingWindow):
             raise BuildError(
                 f"{window} is no window of a join: both sides must have the same windows",
                 hint="Write for example window=cw.tumbling('1h').",
             )
-        times: list[str] = []
-        for name, side in zip(("left", "right"), sides, strict=True):
-            refuse_changes(side, "a window join")
+        for side in sides:
+            refuse_changes(builder, side, "a window join")
             _check_nesting(side.type, window)
-            times.append(_side_time(builder, name, side))
+        left, _ = apart(builder, id, left, window, LEFT, left.type.schema.names)
+        sides = (left, right)
+        times = [_side_time(builder, name, side) for name, side in zip(("left", "right"), sides, strict=True)]
         types = (left.type.schema, right.type.schema)
         spec = WindowJoinSpec(*types, left.keys, right.keys, times[0], times[1], window, how, suffix)
         schema = distinct_columns(spec.outputs[0])
@@ -228,7 +235,10 @@ def _right_name(joined: pa.Schema, left: pa.Schema, name: str, suffix: str) -> s
     return other if other in joined.names else name
 
 
-def _aggregates(schema: pa.Schema, calls: Mapping[str, AggregateCall | Aggregate]) -> tuple[Aggregate, ...]:
+def _aggregates(
+    schema: pa.Schema, calls: Mapping[str, AggregateCall | Aggregate], renames: Mapping[str, str] | None = None
+) -> tuple[Aggregate, ...]:
+    """Checked aggregates; ``renames`` are the names that columns have got since the user named them."""
     from cutwater.operators.accumulators import Aggregate, AggregateCall
 
     if not calls:
@@ -242,9 +252,10 @@ def _aggregates(schema: pa.Schema, calls: Mapping[str, AggregateCall | Aggregate
             raise BuildError(
                 f"{name}= is a {type(call).__name__}, not an aggregate", hint="Write for example n=cw.count()."
             )
-        if call.column is not None:
-            require_column(schema, call.column)
-        made.append(Aggregate(name, call.kind, call.column, call.precision))
+        column = call.column
+        if column is not None:
+            column = require_column(schema, (renames or {}).get(column, column))
+        made.append(Aggregate(name, call.kind, column, call.precision))
     return tuple(made)
 
 

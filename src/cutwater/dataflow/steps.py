@@ -22,6 +22,7 @@ from cutwater.dataflow.build import (
     check_parallelism,
     distinct_columns,
     duration_us,
+    listed,
     located,
     plain_schema,
     require_column,
@@ -185,13 +186,18 @@ def enrichment_table(table: object) -> Any:
 
 
 def key_by(
-    builder: GraphBuilder, upstream: Upstream, columns: Sequence[str], nulls: str, dead_letters: str | None
+    builder: GraphBuilder,
+    upstream: Upstream,
+    columns: Sequence[str | Sequence[str]],
+    nulls: str,
+    dead_letters: str | None,
 ) -> tuple[Upstream, Upstream | None]:
     """The upstream read by a hash edge, and the rows without a usable key if they are diverted."""
     from cutwater.state.keys import MAX_NULLABLE_KEYS, NullableKeys, check_key_types
 
     schema = upstream.type.schema
-    keys = NullableKeys(columns) if nulls == "key" else tuple(columns)
+    names: list[str] = listed(columns)
+    keys = NullableKeys(names) if nulls == "key" else tuple(names)
     with located(dead_letters if isinstance(dead_letters, str) else upstream.step):
         for name in keys:
             require_column(schema, name, "key column")

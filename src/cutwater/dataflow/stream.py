@@ -5,7 +5,7 @@ A stream is a value: using it twice gives two branches.  Nothing runs until the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from cutwater.dataflow import expression_steps, steps, table_steps
 from cutwater.dataflow.build import GraphBuilder, Upstream, located
+from cutwater.dataflow.elsewhere import missing_method
 from cutwater.dataflow.graph import EdgeType, StreamType
-from cutwater.errors import BuildError, did_you_mean
+from cutwater.errors import BuildError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -26,17 +27,6 @@ if TYPE_CHECKING:
     from cutwater.operators.process import ProcessFunction
 
 __all__ = ["Stream"]
-
-_ELSEWHERE = {
-    "where": "filter('id', expression)",
-    **dict.fromkeys(("groupBy", "group_by", "groupby", "keyBy"), "key_by('column')"),
-    **dict.fromkeys(("withColumn", "withColumns"), "with_columns('id', name=expression)"),
-    **dict.fromkeys(
-        ("withWatermark", "assign_timestamps_and_watermarks"), "read(..., event_time='at', out_of_order='10s')"
-    ),
-    **dict.fromkeys(("writeStream", "sink", "sink_to", "add_sink", "sinkTo"), "write('id', sink)"),
-}
-"""What Spark, Flink and Polars call what is here."""
 
 
 class Stream:
@@ -80,7 +70,12 @@ class Stream:
     if not TYPE_CHECKING:  # a type checker shall go on refusing names that are not there
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(_missing(type(self), name))
+            if name.startswith("_"):
+                raise AttributeError(f"a stream has no {name!r}")
+            from cutwater.dataflow.keyed import KeyedStream
+
+            keyed = callable(getattr(KeyedStream, name, None))
+            raise missing_method(name, dir(type(self)), keyed=keyed, step=self._upstream.step, type=self.type)
 
     # ------------------------------------------------------------------------------------------------- expressions
 
@@ -95,22 +90,40 @@ class Stream:
         """
         return self._step(expression_steps.filter_rows, id, predicates, parallelism)
 
-    def select(self, id: str, *exprs: str | pl.Expr, parallelism: int | None = None, **named: pl.Expr) -> Stream:
-        """Only these columns: names, or Polars expressions over one row."""
+    def select(
+        self,
+        id: str,
+        /,
+        *exprs: str | pl.Expr | Sequence[str | pl.Expr],
+        parallelism: int | None = None,
+        **named: pl.Expr,
+    ) -> Stream:
+        """Only these columns: names, or Polars expressions over one row.
+
+        A column to be named ``parallelism`` gets its name by ``.alias("parallelism")``.
+        """
         return self._step(expression_steps.select, id, exprs, named, parallelism)
 
-    def with_columns(self, id: str, *exprs: pl.Expr, parallelism: int | None = None, **named: pl.Expr) -> Stream:
-        """Add or replace columns: ``s.with_columns("id", total=pl.col("x") + 1)``."""
+    def with_columns(
+        self, id: str, /, *exprs: pl.Expr | Sequence[pl.Expr], parallelism: int | None = None, **named: pl.Expr
+    ) -> Stream:
+        """Add or replace columns: ``s.with_columns("id", total=pl.col("x") + 1)``.
+
+        A column to be named ``parallelism`` gets its name by ``.alias("parallelism")``.
+        """
         return self._step(expression_steps.with_columns, id, exprs, named, parallelism)
 
-    def drop(self, id: str, *columns: str, parallelism: int | None = None) -> Stream:
+    def drop(self, id: str, *columns: str | Sequence[str], parallelism: int | None = None) -> Stream:
         """All columns but these."""
         return self._step(expression_steps.drop, id, columns, parallelism)
 
     def rename(
-        self, id: str, mapping: Mapping[str, str] | None = None, *, parallelism: int | None = None, **names: str
+        self, id: str, mapping: Mapping[str, str] | None = None, /, *, parallelism: int | None = None, **names: str
     ) -> Stream:
-        """Give columns other names: ``s.rename("id", {"old": "new"})`` or ``s.rename("id", old="new")``."""
+        """Give columns other names: ``s.rename("id", {"old": "new"})`` or ``s.rename("id", old="new")``.
+
+        A column that is named ``parallelism`` is renamed the first way.
+        """
         return self._step(expression_steps.rename, id, {**(mapping or {}), **names}, parallelism)
 
     # --------------------------------------------------------------------------------------------------- functions
@@ -264,13 +277,17 @@ class Stream:
     # ------------------------------------------------------------------------------------------------- partitioning
 
     def key_by(
-        self, *columns: str, nulls: Literal["error", "key"] = "error", dead_letters: str | None = None
+        self,
+        *columns: str | Sequence[str],
+        nulls: Literal["error", "key"] = "error",
+        dead_letters: str | None = None,
     ) -> KeyedStream:
         """The stream with a key: rows of one key go to the same subtask.  A property, not a step.
 
         A NaN key, and a null one if ``nulls`` is "error", fails the job when it comes, or is diverted.
 
         Args:
+            columns: names, ``key_by("k", "v")``, or one list of them.
             nulls: "key" makes null a key like any other, equal to itself, as SQL's GROUP BY does.  In joins a row with
                 a null in its key has no partner, as in SQL.
             dead_letters: id of a step that diverts rows without a usable key to ``.dead_letters``.
@@ -360,17 +377,3 @@ class Stream:
                 hint="Streams of one dataflow only can be joined.",
             )
         return other
-
-
-def _missing(cls: type, name: str) -> str:
-    """What to say about an attribute that streams of a class do not have."""
-    from cutwater.dataflow.keyed import KeyedStream
-
-    if callable(getattr(KeyedStream, name, None)):
-        return (
-            f"{name} needs a key, this stream has none. Write .key_by('column').{name}(...); "
-            "for one result over all rows, key by a column that is the same in all of them."
-        )
-    there = [n for n in dir(cls) if not n.startswith("_")]
-    hint = f"Write {_ELSEWHERE[name]}." if name in _ELSEWHERE else did_you_mean(name, there)
-    return f"a stream has no {name!r}. {hint}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["deduplicate", "join_as_of", "join_tables", "top", "window_top", "with_changes"]
 
+_ROW_WISE = frozenset({"filter", "select", "with_columns", "drop", "rename"})
 _NO_ORDER = "rows of an updating stream come out when their table changes, in no order of event time"
 
 
@@ -54,7 +56,7 @@ def deduplicate(
     from cutwater.operators.deduplicate import DeduplicateSpec
 
     with located(builder.check_id(id)):
-        refuse_changes(upstream, "deduplicate")
+        refuse_changes(builder, upstream, "deduplicate", timed=within is not None)
         event_time = within_us = None
         if within is not None:
             within_us = duration_us(within, "within")
@@ -78,14 +80,19 @@ def join_tables(
     right: Upstream,
     how: JoinType,
     suffix: str,
+    keep: Literal["last"] | None,
     parallelism: int | None,
 ) -> Upstream:
     from cutwater.operators.table_join import TableJoinSpec
     from cutwater.state.keys import NullableKeys
 
     with located(builder.check_id(id)):
+        if keep not in (None, "last"):
+            raise BuildError(f"keep={keep!r} is unknown", hint="Write keep='last', or leave it out.")
         for side, upstream in (("left", left), ("right", right)):
             _check_one_row_per_key(side, upstream)
+        if keep is None:
+            _tell_what_replaces(builder, id, left, right)
         updating = (left.type.changes is not None, right.type.changes is not None)
         spec = TableJoinSpec(left.type.schema, right.type.schema, left.keys, right.keys, how, suffix, updating)
         schema = distinct_columns(spec.outputs[0])
@@ -129,15 +136,17 @@ def window_top(
     parallelism: int | None,
 ) -> tuple[Upstream, ...]:
     """A window step that collects the first rows, and a step that takes its lists apart."""
+    from cutwater.dataflow.window_names import INNER, apart
     from cutwater.operators.top import ROWS, check_order
     from cutwater.operators.unnest import UnnestSpec
 
-    with located(builder.check_id(id)):
+    with located(builder.check_id(id)), builder.together():
         rows = top_rows(*order, removing=False, ranked=False)
         check_order(upstream.type.schema, rows)
         ranked_id = builder.check_id(f"{id}.rank")
-    lists, *late = window_aggregate(builder, id, upstream, {ROWS: rows}, windowing, parallelism)
-    with located(id):
+        upstream, renames = apart(builder, id, upstream, windowing.window, INNER, upstream.type.schema.names)
+        rows = replace(rows, by=tuple(renames.get(name, name) for name in rows.by))
+        lists, *late = window_aggregate(builder, id, upstream, {ROWS: rows}, windowing, parallelism)
         kept = tuple(name for name in lists.type.schema.names if name not in (*upstream.keys, ROWS))
         spec = UnnestSpec(lists.type.schema, ROWS, kept, rank)
         out = replace(lists.type, schema=distinct_columns(spec.outputs[0]))
@@ -168,7 +177,7 @@ def join_as_of(
 
     with located(builder.check_id(id)):
         for upstream in (left, right):
-            refuse_changes(upstream, "an as-of join")
+            refuse_changes(builder, upstream, "an as-of join")
         times = (join_time(builder, "left", left), join_time(builder, "right", right))
         spec = AsOfJoinSpec(left.type.schema, right.type.schema, left.keys, right.keys, *times, how, suffix)
         # Rows come out when the watermark passes them, so their own time is in order.
@@ -187,3 +196,32 @@ def _check_one_row_per_key(side: str, upstream: Upstream) -> None:
         f"{', '.join(upstream.keys)}: they would replace each other",
         hint="Key it by the columns that tell its rows apart, or name those: .with_changes('column').",
     )
+
+
+def _tell_what_replaces(builder: GraphBuilder, id: str, left: Upstream, right: Upstream) -> None:
+    """Warn of sides whose rows are not known to be the latest of their keys: SQL would join each of them."""
+    plain = [
+        f"the {name} side, step {side.step!r},"
+        for name, side in (("left", left), ("right", right))
+        if side.type.changes is None and not _holds_latest(builder, side)
+    ]
+    if plain:
+        warnings.warn(
+            f"step {id!r}: join_tables keeps one row of each key, the latest, and {' and '.join(plain)} may have "
+            "several. If that is meant, write keep='last'. To pair every row with every other one use join(..., "
+            "within=...).",
+            stacklevel=4,
+        )
+
+
+def _holds_latest(builder: GraphBuilder, side: Upstream) -> bool:
+    """Whether a row of a stream stands for its key: one that replaces those before it, or the only one."""
+    step = builder.steps[side.step]
+    while step.kind in _ROW_WISE:
+        step = builder.steps[step.inputs[0].step]
+    apart = set(side.type.keys)
+    if step.kind == "window" and side.type.event_time is not None:
+        apart.add(side.type.event_time)
+    elif step.kind not in ("aggregate", "deduplicate") or getattr(step.spec, "within_us", None) is not None:
+        return False
+    return bool(side.type.keys) and apart <= set(side.keys)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from cutwater.errors import BuildError, did_you_mean
+from cutwater.operators.polars_reasons import reason
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,6 +31,8 @@ PROBE_ROWS = 23
 """A prime, so that columns whose values repeat with other periods do not fall into step."""
 
 _LAST_BITS = 1e-9
+_STRPTIME = re.compile(r"\.str\.strptime\(\[[^\]]*\]\)$")
+"""A text read as a time; Polars does not print the format, but judges those with a format row-separable."""
 
 _HINT_AGGREGATE = "For results over several rows use key_by(...).aggregate(...) or a window."
 _TEXTS = (
@@ -135,7 +139,7 @@ def check_row_local(expr: pl.Expr, frame: pl.DataFrame) -> None:
                 alone.append(frame.slice(row, 1).select(expr))
                 kept.append(row)
             except pl.exceptions.ShapeError as exc:
-                raise _length_changing(expr, str(exc)) from exc
+                raise _length_changing(expr, reason(exc)) from exc
             except (Exception, pl.exceptions.PanicException):
                 continue  # rows that fail alone tell nothing about their neighbours
         if not kept:
@@ -144,7 +148,7 @@ def check_row_local(expr: pl.Expr, frame: pl.DataFrame) -> None:
         try:
             together = rows.select(expr)
         except (Exception, pl.exceptions.PanicException) as exc:
-            raise _across_rows(expr, f"they fail together ({exc})") from exc
+            raise _across_rows(expr, f"they fail together ({reason(exc)})") from exc
     _compare(expr, together, alone, rows)
 
 
@@ -161,6 +165,13 @@ def _check_parts(expr: pl.Expr, whole: str) -> None:
         except Exception:
             return
     if judged is False and not expr.meta.is_literal():
+        if _STRPTIME.search(str(expr.meta.undo_aliases())):
+            raise BuildError(
+                f"expression {whole} guesses the format of its times from the rows of a batch, "
+                "which could differ from batch to batch",
+                hint="Say the format: pl.col('at').str.to_datetime('%Y-%m-%d %H:%M:%S'), with '%.f' for fractions and "
+                "'%z' for a zone. A source reads times by itself: cw.files(..., schema='at timestamp').",
+            )
         what = "" if str(expr) == whole else f": its part {expr} does"
         raise BuildError(f"expression {whole} looks across the rows of a batch{what}", hint=_HINT_AGGREGATE)
     for part in parts:

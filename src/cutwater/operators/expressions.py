@@ -27,6 +27,7 @@ from cutwater.operators.expression_plan import (
     readable,
     run,
 )
+from cutwater.operators.polars_reasons import advice, columns_read, reason
 from cutwater.operators.rows import describe_row, row_contents
 
 if TYPE_CHECKING:
@@ -159,9 +160,9 @@ class ExpressionOperator(BaseOperator):
         contents = describe_row(row_contents(batch, row))
         own = isinstance(exc, DataError | pa.ArrowException | pl.exceptions.PolarsError | pl.exceptions.PanicException)
         cls = DataError if own and "Traceback" not in str(exc) else UserCodeError
-        name = type(exc).__name__
+        name, why = type(exc).__name__, reason(exc) if cls is DataError else str(exc)
         error = cls(
-            f"an expression failed on row {row} of the batch, {contents}: {name}: {exc}",
+            f"an expression failed on row {row} of the batch, {contents}: {name}: {why}",
             hint="Filter such rows out before, or use a lenient form such as strict=False.",
         )
         error.row = row
@@ -290,8 +291,9 @@ class _Compiler:
         return found, roots if self._reads_only(expr, roots, found) else tuple(self.schema.names)
 
     def _unsuitable(self, expr: pl.Expr, exc: BaseException) -> BuildError:
-        columns = ", ".join(f"{f.name} {f.type}" for f in self.schema)
-        return BuildError(f"expression {expr} does not work on these columns: {exc}", hint=f"There are: {columns}.")
+        why, roots = reason(exc), tuple(dict.fromkeys(expr.meta.root_names()))
+        columns = columns_read(self.schema, roots)
+        return BuildError(f"expression {expr} does not work on {columns}: {why}", hint=advice(why, self.schema, roots))
 
     def _reads_only(self, expr: pl.Expr, roots: tuple[str, ...], found: list[tuple[str, pl.DataType]]) -> bool:
         """False for wildcards and selectors, whose columns Polars does not list."""

@@ -10,6 +10,7 @@ import pyarrow.types as pt
 
 from cutwater.errors import BuildError
 from cutwater.operators.expression_checks import unknown_column
+from cutwater.operators.schema_text import ZONES_DIFFER_HINT, zones_differ
 from cutwater.state.keys import check_key_types
 
 __all__ = [
@@ -48,7 +49,7 @@ def common_key_type(left: pa.Field, right: pa.Field) -> pa.DataType:
             return kinds[1]
     raise BuildError(
         f"key columns of different types: {left.name!r} is {a}, {right.name!r} of the other side is {b}",
-        hint="Cast one of them before the join.",
+        hint=ZONES_DIFFER_HINT if zones_differ(a, b) else "Cast one of them before the join.",
     )
 
 
@@ -88,7 +89,7 @@ def check_times(left: pa.Schema, right: pa.Schema, left_time: str, right_time: s
     if (left.field(left_time).type.tz is None) != (right.field(right_time).type.tz is None):
         raise BuildError(
             f"event times {left_time!r} and {right_time!r}: one has a time zone, the other has none",
-            hint="Give both a zone, or take it from both.",
+            hint=ZONES_DIFFER_HINT,
         )
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cutwater.errors import BuildError
 
-__all__ = ["as_schema", "parse_schema"]
+__all__ = ["ZONES_DIFFER_HINT", "as_schema", "parse_schema", "zones_differ"]
 
 _SIMPLE: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -34,6 +34,11 @@ _SIMPLE: dict[str, pa.DataType] = {
     "timestamp_ntz": pa.timestamp("us"),
 }
 _TOKEN = re.compile(r"\s*(?:(?P<quoted>`(?:[^`]|``)*`)|(?P<text>'[^']*')|(?P<word>\w+)|(?P<mark>[<>(),:]))")
+ZONES_DIFFER_HINT = (
+    "One is an instant, the other has no zone. Read both alike, schema='..., at timestamp', or change one: "
+    "with_columns('id', at=pl.col('at').dt.replace_time_zone('UTC')), then .with_event_time('at') if it is that."
+)
+"""What to do where a time with a zone meets one without."""
 _HINT = "Write for example 'word string, n long not null, tags array<string>'."
 
 
@@ -215,3 +220,13 @@ def as_schema(schema: pa.Schema | str) -> pa.Schema:
     if not isinstance(schema, pa.Schema):  # pyright: ignore[reportUnnecessaryIsInstance] - users pass anything
         raise BuildError(f"a schema is needed, got {type(schema).__name__}", hint=_HINT)
     return schema
+
+
+def zones_differ(a: pa.DataType, b: pa.DataType) -> bool:
+    """Whether two types are times of which only one has a zone.
+
+    >>> zones_differ(pa.timestamp("us"), pa.timestamp("us", "UTC")), zones_differ(pa.timestamp("us"), pa.int64())
+    (True, False)
+    """
+    both = pa.types.is_timestamp(a) and pa.types.is_timestamp(b)
+    return both and (a.tz is None) != (b.tz is None)

@@ -9,8 +9,11 @@ import pyarrow as pa
 
 from cutwater.errors import BuildError
 from cutwater.operators.base import BaseOperator
+from cutwater.operators.schema_text import ZONES_DIFFER_HINT, zones_differ
 
 __all__ = ["UnionSpec", "check_same_schema", "schema_differences"]
+
+_HINT = "Bring them to one schema with select, rename or a cast before the union."
 
 
 def schema_differences(expected: pa.Schema, other: pa.Schema) -> list[str]:
@@ -42,9 +45,12 @@ def check_same_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     for number, other in enumerate(schemas[1:], start=2):
         differences = schema_differences(first, other)
         if differences:
+            zones = any(
+                zones_differ(f.type, other.field(f.name).type) for f in first if other.get_field_index(f.name) >= 0
+            )
             raise BuildError(
                 f"stream {number} of the union differs from the first: {'; '.join(differences)}",
-                hint="Bring them to one schema with select, rename or a cast before the union.",
+                hint=ZONES_DIFFER_HINT if zones else _HINT,
             )
     nullable = (any(s.field(i).nullable for s in schemas) for i in range(len(first)))
     return pa.schema([f.with_nullable(n) for f, n in zip(first, nullable, strict=True)], metadata=first.metadata)

@@ -43,7 +43,10 @@ class UnnestSpec:
         names = self.outputs[0].names
         for position, name in enumerate(names):
             if name in names[:position]:
-                raise BuildError(f"two columns would be named {name!r}", hint="Rename the column, or choose another.")
+                raise BuildError(
+                    f"two columns would be named {name!r}",
+                    hint="Rename the column, or give the rank another name: rank='...'.",
+                )
 
     @property
     def outputs(self) -> tuple[pa.Schema, ...]:

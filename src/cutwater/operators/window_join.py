@@ -81,7 +81,7 @@ class WindowJoinSpec:
             if column.name in (WINDOW_START, WINDOW_END):
                 raise BuildError(
                     f"two columns of the join would be named {column.name!r}",
-                    hint=f"Rename that of the left side before the join: .rename('id', {column.name}='...').",
+                    hint="Rename that of the left side before the join.",
                 )
             if self.outer[1] and column.name in self.dropped:
                 column = pa.field(column.name, self.key_types[self.left_keys.index(column.name)])

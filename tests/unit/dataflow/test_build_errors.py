@@ -51,7 +51,13 @@ MISTAKES = {
     "unknown key": (lambda f: f.key_by("orign"), "flights", ["orign", "Did you mean 'origin'"]),
     "no key": (lambda f: f.key_by(), "flights", ["no key"]),
     "key named twice": (lambda f: f.key_by("origin", "origin"), "flights", ["twice"]),
-    "key as expression": (lambda f: f.key_by(pl.col("origin")), "flights", ["by its name", "with_columns"]),
+    "key as expression": (lambda f: f.key_by(pl.col("delay") % 2), "flights", ["by its name", "with_columns"]),
+    "key as column": (lambda f: f.key_by(pl.col("origin")), "flights", ["by its name", "Write 'origin'."]),
+    "key as list of lists": (
+        lambda f: f.key_by(["origin"], ["carrier"]),
+        "flights",
+        ["one by one, or all in one list"],
+    ),
     "aggregate without aggregates": (lambda f: f.key_by("origin").aggregate("a"), "a", ["at least one", "cw.count()"]),
     "aggregate of an unknown column": (
         lambda f: f.key_by("origin").aggregate("a", m=cw.max("dealy")),

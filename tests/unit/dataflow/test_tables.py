@@ -27,8 +27,13 @@ class TestDeduplicate:
     def test_the_latest_rows_are_an_updating_stream(self, flights, latest):
         assert latest.schema.names == ["op", *flights.schema.names]
         assert latest.type.changes == ("origin",)
-        with pytest.raises(BuildError, match="event time was lost at step 'latest': rows of an updating stream"):
+        with pytest.raises(BuildError, match=r"rows of updating stream 'latest' as new ones.*keep='first'") as caught:
             latest.key_by("origin").window("w", cw.tumbling("1h"))
+        assert caught.value.step == "w"
+        assert "Keep the column" not in str(caught.value)
+        plain = latest.drop("plain", "op").key_by("origin")
+        with pytest.raises(BuildError, match="event time was lost at step 'latest': rows of an updating stream"):
+            plain.window("w", cw.tumbling("1h"))
 
     def test_within_needs_event_time_and_gives_late_rows(self, flow, flights):
         made = flights.key_by("origin").deduplicate("d", within="1h")
@@ -81,7 +86,7 @@ class TestUpdatingStreams:
 
 class TestJoinTables:
     def test_the_result_is_an_updating_stream_by_key(self, flow, flights, latest):
-        joined = latest.key_by("origin").join_tables("j", flights.key_by("origin"), how="full")
+        joined = latest.key_by("origin").join_tables("j", flights.key_by("origin"), how="full", keep="last")
         assert joined.schema.names[:5] == latest.schema.names[:5]
         assert joined.schema.names[-1] == "distance_right"
         assert joined.type.keys == joined.type.changes == ("origin",)
@@ -90,14 +95,64 @@ class TestJoinTables:
     def test_a_row_without_a_left_side_has_no_left_key(self, flow, flights):
         airports = flow.read("airports", cw.memory([], schema="code string, name string"))
         sides = flights.key_by("origin"), airports.key_by("code")
-        assert sides[0].join_tables("full", sides[1], how="full").type.keys == ()
-        assert sides[0].join_tables("left", sides[1], how="left").type.keys == ("origin",)
+        assert sides[0].join_tables("full", sides[1], how="full", keep="last").type.keys == ()
+        assert sides[0].join_tables("left", sides[1], how="left", keep="last").type.keys == ("origin",)
 
     def test_the_key_must_tell_the_rows_of_a_table_apart(self, flow, flights, latest):
         with pytest.raises(BuildError, match="told apart by origin, but the join keeps one row for each carrier"):
             latest.key_by("carrier").join_tables("j", flights.key_by("carrier"))
         with pytest.raises(BuildError, match="the right side is an updating stream whose rows have no known key"):
             flights.key_by("origin").join_tables("i", latest.drop("d", "origin").key_by("carrier"))
+
+    def test_a_stream_whose_rows_replace_each_other_is_told_of(self, flights):
+        by_origin = flights.key_by("origin")
+        with pytest.warns(
+            UserWarning, match=r"step 'j': .*the left side, step 'flights', and the right .*keep='last'"
+        ) as told:
+            by_origin.join_tables("j", by_origin)
+        assert told[0].filename == __file__
+        with pytest.raises(BuildError, match="keep='first' is unknown"):
+            by_origin.join_tables("k", by_origin, keep="first")
+
+    @pytest.mark.parametrize(
+        "side",
+        [
+            lambda f: f.key_by("origin").aggregate("s", n=cw.count()).key_by("origin"),
+            lambda f: f.key_by("origin").aggregate("s", n=cw.count()).rename("r", origin="o").key_by("o"),
+            lambda f: f.key_by("origin").deduplicate("s").drop("r", "delay").key_by("origin"),
+            lambda f: f.key_by("origin").deduplicate("s", keep="last").key_by("origin"),
+            lambda f: (
+                f.key_by("origin")
+                .window("w", cw.tumbling("1h"))
+                .aggregate("s", n=cw.count())
+                .key_by("origin", "window_start")
+            ),
+        ],
+    )
+    def test_one_that_holds_the_latest_of_each_key_is_not(self, flights, side):
+        # Warnings are errors in tests.
+        made = side(flights)
+        made.join_tables("j", made)
+
+    @pytest.mark.parametrize(
+        "side",
+        [
+            lambda f: f.key_by("origin", "carrier").aggregate("s", n=cw.count()).key_by("origin"),
+            lambda f: f.key_by("origin").aggregate("s", n=cw.count()).drop("r", "origin").key_by("n"),
+            lambda f: f.key_by("origin").deduplicate("s", within="1h").key_by("origin"),
+            lambda f: f.key_by("origin").window("w", cw.tumbling("1h")).aggregate("s", n=cw.count()).key_by("origin"),
+            lambda f: (
+                f.key_by("origin")
+                .window("w", cw.tumbling("1h"), early=cw.every(rows=2))
+                .aggregate("s", n=cw.count())
+                .key_by("origin", "window_start")
+            ),
+        ],
+    )
+    def test_rows_of_which_a_key_may_have_several_are(self, flights, side):
+        made = side(flights)
+        with pytest.warns(UserWarning, match="join_tables keeps one row of each key"):
+            made.join_tables("j", made)
 
     def test_both_sides_have_a_key(self, flights, latest):
         with pytest.raises(BuildError, match="the right side of the join has no key"):

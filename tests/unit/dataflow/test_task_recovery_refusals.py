@@ -51,7 +51,7 @@ def near(rows: Stream, other: Stream) -> Stream:
 
 
 def tables(rows: Stream, other: Stream) -> Stream:
-    return rows.key_by("value").join_tables("pair", other.key_by("value"))
+    return rows.key_by("value").join_tables("pair", other.key_by("value"), keep="last")
 
 
 def named(rows: Stream, _: Stream) -> Stream:

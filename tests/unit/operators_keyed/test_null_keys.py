@@ -252,7 +252,7 @@ def test_rows_of_a_full_join_with_null_keys_are_not_told_apart_by_them() -> None
     flow = cw.Dataflow("joined")
     rows = flow.read("rows", cw.memory([], schema="k long, v long"))
     table = rows.key_by("k", nulls="key").deduplicate("latest", keep="last").key_by("k", nulls="key")
-    joined = table.join_tables("full", table, how="full")
+    joined = table.join_tables("full", table, how="full", keep="last")
     with pytest.raises(BuildError, match="no known key"):
         joined.key_by("k").join_tables("again", table)
 

@@ -150,7 +150,7 @@ JOINS: dict[str, Steps] = {
     },
     "as of": lambda left, right: left.join_as_of("step", right),
     "as of, left": lambda left, right: left.join_as_of("step", right, how="left"),
-    "tables": lambda left, right: left.join_tables("step", right, how="full"),
+    "tables": lambda left, right: left.join_tables("step", right, how="full", keep="last"),
 }
 
 

@@ -153,6 +153,59 @@ def test_the_end_marker_ends_the_stream_one_call_after_the_last_splits(tmp_path:
     assert again.bounded
 
 
+class TestWhereTheEndMarkerLies:
+    """A bare name lies in the watched directory, anything with a slash is a path; nothing is ignored in silence."""
+
+    @pytest.mark.parametrize("what", ["", "*.parquet", "**/*.parquet"])
+    def test_a_bare_name_is_looked_for_in_the_watched_directory(self, tmp_path, monkeypatch, what):
+        inbox, elsewhere = tmp_path / "in", tmp_path / "cwd"
+        inbox.mkdir()
+        elsewhere.mkdir()
+        monkeypatch.chdir(elsewhere)
+        write(inbox / "a.parquet", 1)
+        source = FileSource(inbox / what, watch=True, schema="k long", end_marker="_DONE")
+        (elsewhere / "_DONE").touch()
+        source.discover()
+        assert not source.bounded
+        (inbox / "_DONE").touch()
+        assert names(source) == names(source) == ["a.parquet"]
+        assert source.bounded
+
+    def test_a_path_is_a_path(self, tmp_path, monkeypatch):
+        inbox, elsewhere = tmp_path / "in", tmp_path / "cwd"
+        inbox.mkdir()
+        elsewhere.mkdir()
+        monkeypatch.chdir(elsewhere)
+        source = FileSource(inbox, watch=True, schema="k long", format="parquet", end_marker="./_DONE")
+        (inbox / "_DONE").touch()
+        source.discover()
+        assert not source.bounded
+        (elsewhere / "_DONE").touch()
+        source.discover()
+        source.discover()
+        assert source.bounded
+
+    def test_the_marker_is_no_input_whatever_its_name(self, tmp_path):
+        write(tmp_path / "a.parquet", 1)
+        (tmp_path / "complete.parquet").write_text("yes")
+        source = FileSource(tmp_path, watch=True, end_marker="complete.parquet")
+        assert names(source) == ["a.parquet"]
+        assert source.bounded
+        assert source.schema.names == ["k"]
+
+    def test_a_bare_name_and_two_directories_is_refused(self, tmp_path):
+        (tmp_path / "a").mkdir()
+        (tmp_path / "b").mkdir()
+        with pytest.raises(BuildError, match=r"'_DONE' could lie in .*a' or .*b'. Write it as a path: end_marker="):
+            FileSource([tmp_path / "a", tmp_path / "b"], watch=True, end_marker="_DONE")
+
+    def test_a_path_into_nowhere_is_refused(self, tmp_path):
+        with pytest.raises(BuildError, match=r"there is no .*nowhere.* bare name lies in the watched directory"):
+            FileSource(tmp_path, watch=True, end_marker=tmp_path / "nowhere" / "_DONE")
+        with pytest.raises(BuildError, match="names no file"):
+            FileSource(tmp_path, watch=True, end_marker="")
+
+
 @pytest.mark.parametrize("watch", [False, True])
 def test_a_file_that_changes_after_it_was_found_fails_the_source(tmp_path: Path, watch: bool) -> None:
     file = write(tmp_path / "a.parquet", 1)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -98,10 +100,36 @@ def test_rows_batches_and_tables_may_be_mixed() -> None:
         ([{"k": 1}, {"k": "x"}], None, "no common schema"),
         ([{"k": 1, "v": 2}], "k long", "column 'v' is not in the schema"),
         ([{"k": "x"}], "k long", "does not fit"),
-        ([pa.record_batch({"k": ["x"]})], "k long", "other types or names"),
+        ([pa.record_batch({"k": ["x"]})], "k long", "column 'k' is string instead of int64"),
+        ([pa.record_batch({"v": [1]})], "k long", "column 'k' is missing; column 'v' is new"),
         ([7], "k long", "not int"),
     ],
 )
 def test_wrong_items_are_refused_at_once(items: list[Any], schema: str | None, message: str) -> None:
     with pytest.raises(BuildError, match=message):
         memory(items, schema=schema)
+
+
+@pytest.mark.parametrize(
+    ("items", "schema", "words"),
+    [
+        ([{"k": 1, "v": 1.5}, {"k": 2, "v": "z"}], None, ["split 1, row 1, column 'v'", "str 'z'", "float 1.5"]),
+        ([{"k": 1, "v": 1}, {"k": 2, "v": "z"}], "k long, v long", ["split 1, row 1, column 'v'", "'z'", "int64"]),
+        ([{"k": 1}, PAUSE(0.1), {"k": 2**40}], "k int", ["split 1, row 2, column 'k'", "int32"]),
+        ([{"k": 1}, {"k": None}], "k long not null", ["split 1, row 1, column 'k'", "not null"]),
+        ([{"k": 1}, {}], "k long not null", ["split 1, row 1, column 'k'", "not null"]),
+        ([{"at": datetime(2026, 1, 1, tzinfo=UTC)}], "at timestamp_ntz", ["column 'at'", "with a zone", "timestamp"]),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_with_split_row_and_column(items, schema, words) -> None:
+    first = [dict.fromkeys(items[0])] if schema and "not null" not in schema else []
+    with pytest.raises(BuildError) as caught:
+        memory(first, items, schema=schema)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [{"k": 1}, pa.table({"k": [1]}), "rows", pl.DataFrame({"k": [1]})])
+def test_what_is_no_list_of_rows_is_refused_with_what_to_write(given) -> None:
+    with pytest.raises(BuildError, match=r"the list of one split's rows, not a .*Write cw.memory\(\["):
+        memory(given)

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from cutwater.connectors import spark_source
 from cutwater.connectors.base import Source
+from cutwater.connectors.file_source import FileSource
 from cutwater.connectors.spark_source import DataFrameSource, StreamingDataFrameSource
 from cutwater.errors import BuildError, DataError, StorageError
 from cutwater.spark.session import ensure_java
@@ -198,3 +199,19 @@ def test_a_stopped_stream_has_not_ended(spark: SparkSession, tmp_path: Path) -> 
     staged.discover()
     assert not staged.bounded
     assert not (tmp_path / "in" / "_END").exists()
+
+
+def test_times_are_what_spark_says_they_are_by_a_frame_and_by_its_files(spark: SparkSession, tmp_path: Path) -> None:
+    """TIMESTAMP is an instant, TIMESTAMP_NTZ the wall clock; the session's zone is New York's; Spark is the oracle."""
+    frame = spark.sql(
+        "SELECT TIMESTAMP '2026-01-01 00:00:00.5' AS at, TIMESTAMP_NTZ '2026-01-01 00:00:00.5' AS wall, "
+        "DATE '2026-01-01' AS day"
+    )
+    wanted = frame.selectExpr("unix_micros(at) AS at", "CAST(wall AS STRING) AS wall").collect()[0]
+    types = {"at": pa.timestamp("us", "UTC"), "wall": pa.timestamp("us"), "day": pa.date32()}
+    frame.write.parquet(str(tmp_path / "files"))  # instants as INT96, unless Spark is told otherwise
+    for source in (DataFrameSource(frame).stage(str(tmp_path / "in")), FileSource(tmp_path / "files")):
+        found = read_all(source)
+        assert dict(zip(found.schema.names, found.schema.types, strict=True)) == types
+        assert found.column("at").cast(pa.int64()).to_pylist() == [wanted["at"]]
+        assert [str(t)[:21] for t in found.column("wall").to_pylist()] == [wanted["wall"]]

@@ -19,7 +19,7 @@ from cutwater.connectors import line_blocks, text_reader
 from cutwater.connectors.file_listing import FileEntry
 from cutwater.connectors.file_source import FileSource
 from cutwater.connectors.line_blocks import LineBlocks
-from cutwater.connectors.text_formats import parse_times
+from cutwater.connectors.time_texts import parse_times
 from cutwater.errors import BuildError, DataError
 
 UTC = dt.UTC

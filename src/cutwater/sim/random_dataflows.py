@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Literal
 
-from cutwater.sim.graphs import Graph, Step
+from cutwater.sim.graphs import Graph, How, Step
 
 __all__ = ["random_dataflow"]
 
@@ -52,7 +51,7 @@ def _draw(name: str, rng: random.Random) -> Graph:
         )
         for step in (*sources, *inner, *sinks)
     ]
-    edges: list[tuple[str, str, Literal["forward", "hash"]]] = [
+    edges: list[tuple[str, str, How]] = [
         (a, b, "forward" if width[a] == width[b] and rng.random() < 0.5 else "hash") for a, b in pairs
     ]
     return Graph(name, steps, edges)

@@ -127,7 +127,7 @@ def files(
         roll_bytes: writing: the same by size, in bytes of Arrow data.
         roll_interval_ms: writing: the same by age; milliseconds or a duration such as ``"10s"``.  0: at every
             checkpoint.
-        unknown: nothing; the message names what was probably meant.
+        unknown: nothing; the message names what was meant.
 
     Raises:
         ConfigError: an argument that there is not.
@@ -135,7 +135,12 @@ def files(
     >>> files("/data/out", format="json", compression="gzip").as_sink().parts
     JsonParts(compression='gzip')
     """
-    given = dict(locals())
+    return _files(path, dict(locals()), unknown)
+
+
+def _files(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], given: dict[str, Any], unknown: dict[str, Any]
+) -> Files:
     for name in unknown:
         raise ConfigError(f"files has no option {name!r}", hint=did_you_mean(name, _DEFAULTS))
     options = {name: given[name] for name, default in _DEFAULTS.items() if given[name] != default}

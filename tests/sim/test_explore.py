@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Hashable
+from typing import Any
 
 import explored
 import pytest
@@ -11,10 +13,12 @@ from click.testing import CliRunner
 
 from cutwater.errors import ConfigError
 from cutwater.sim.explore import Explored, explore_world
+from cutwater.sim.explore_actions import ActingState
 from cutwater.sim.explore_job import JobState
-from cutwater.sim.explore_world import Budget
+from cutwater.sim.explore_world import Budget, JobWorld
 from cutwater.sim.explore_worlds import combinations, first_state
-from cutwater.sim.planted import PLANTED
+from cutwater.sim.graphs import Graph, Step
+from cutwater.sim.planted import PLANTED, Plant
 from cutwater.ui.cli import cli
 
 STATES_MIN, STATES_MIN_FULL = 10_000, 200_000
@@ -111,6 +115,43 @@ def test_markers_in_channels_that_reorder_are_wrong_and_the_independent_checker_
     found = explore_world("pair", "chandy_lamport", budget=Budget(crashes=0))
     assert found.violation.startswith("inconsistent cut: snapshot 1, p > q: sent 1, taken [], recorded ()")
     assert len(found.script) == 5
+
+
+# ------------------------------------------------------------------------------------- a snapshot does not change a run
+
+
+def computations(protocol: str, requests: int, savepoints: int) -> set[Hashable]:
+    """The rows that each channel has carried, in their order, and what was committed: of every way to an end."""
+    merge = Graph("merge", [Step("read", 2), Step("merge"), Step("sink")],
+                  [("read", "merge", "hash"), ("merge", "sink", "forward")])  # fmt: skip
+    budget = QUICK._replace(rows=(0, 1), requests=requests, savepoints=savepoints, crashes=0, direct=True, hasty=True)
+    todo: list[Any] = [ActingState(JobWorld(merge, protocol, budget, Plant("nothing")))]
+    seen, found = {todo[0].key()}, set[Hashable]()
+    while todo:
+        state = todo.pop()
+        inner, outer = state.actions()
+        if not inner:
+            found.add((*state.history, *sorted(row for *_, rows in state.committed for row in rows)))
+        for action in (*inner, *outer):
+            after = state.copy()
+            after.act(action)
+            if (key := after.key()) not in seen:
+                seen.add(key)
+                todo.append(after)
+    return found
+
+
+LONG = [pytest.param(name, marks=pytest.mark.full) for name in ("chandy_lamport", "unaligned", "synchronous")]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("protocol", ["aligned", "at_least_once", *LONG])
+def test_a_snapshot_makes_no_computation_possible_and_none_impossible(protocol: str) -> None:
+    """Two sources meet in a step: what it sends depends on which it hears first, in six ways."""
+    without = computations(protocol, 0, 0)
+    assert len(without) == 6
+    assert computations(protocol, 1, 0) == without
+    assert computations(protocol, 0, 1) == without
 
 
 # ------------------------------------------------------------------------------------------------------- the worlds

@@ -260,6 +260,38 @@ def test_an_overtaking_marker_leaves_the_rows_it_passed_to_the_channel():
     assert kinds(*events[:6], *wrong, *events[8:]) == {Kind.FIFO}
 
 
+def test_in_a_marked_run_a_complete_snapshot_has_one_marker_per_channel_sent_and_taken():
+    ring = msgspec.structs.replace(PAIR, marked=True)
+    sent = [MarkerSent(0.0, p, 1, 1, c, 0) for p, c in (("p", "c"), ("q", "d"))]
+    taken = [MarkerTaken(0.0, p, 1, 1, c, 0) for p, c in (("q", "c"), ("p", "d"))]
+    right = (cut("p"), cut("q"), *sent, *taken, DONE)
+    assert kinds(*right, header=ring) == set()
+    for marker in (*sent, *taken):
+        gone = [e for e in right if e is not marker]
+        assert kinds(*gone, header=ring) == {Kind.MARKER}, marker
+        assert kinds(*right[:-1], marker, DONE, header=ring) == {Kind.MARKER}, marker
+    assert kinds(sent[0], cut("p"), cut("q"), sent[1], *taken, DONE, header=ring) == {Kind.MARKER}, "before its cut"
+    assert kinds(cut("p"), cut("q"), *sent, *taken) == set(), "it never became complete"
+    assert kinds(*right, DONE, header=ring) == {Kind.INCOMPLETE}
+
+
+def test_a_process_joins_an_attempt_once():
+    assert kinds(send(0), Restored(0.0, "p", 1, None)) == {Kind.STATE}
+    assert kinds(send(0), Restored(0.0, "p", 2, None), Survived(0.0, "p", 2)) == {Kind.STATE}
+
+
+def test_cl7_a_snapshot_of_an_attempt_with_survivors_is_judged():
+    begin = (cut("p"), cut("q"), DONE, send(0), take(0), send(1), Crashed(0.0, "p", 1))
+    again = (Restored(0.0, "p", 2, 1), Survived(0.0, "q", 2), send(0, attempt=2), send(1, attempt=2))
+    cuts = (cut("p", 2, 2), cut("q", 2, 2))
+    log, done = Recorded(0.0, "q", 2, 2, "c", (Span("c", 1),)), Completed(0.0, "p", 2, 2)
+    result = check(Trace(PAIR, (*begin, *again, *cuts, log, done)))
+    assert result.ok, str(result)
+    assert [r.snapshot for r in result.reorderings] == [1, 2]
+    early = (*again[:3], cuts[0], again[3], take(1, attempt=2), cuts[1], done)
+    assert kinds(*begin, *early) == {Kind.CUT, Kind.REORDERING}
+
+
 def test_channels_that_reorder_are_judged_by_sets():
     loose = msgspec.structs.replace(PAIR, fifo=False)
     begin = (send(0), send(1), send(2), cut("p"), take(1), cut("q"))

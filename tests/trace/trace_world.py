@@ -38,7 +38,7 @@ class TinyNetwork:
         self.rng, self.fault = random.Random(seed), fault
         names = [f"p{i}" for i in range(count)]
         links = tuple(Link(f"{a}{b}", a, b) for a in names for b in names if a != b)
-        self.header = Header(tuple(names), links)
+        self.header = Header(tuple(names), links, marked=True)
         self.events: list[Event] = []
         self.clock, self.attempt, self.snapshot = 0.0, 1, 0
         self.total = dict.fromkeys(names, 0)

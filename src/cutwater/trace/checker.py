@@ -91,8 +91,8 @@ class Checker:
         """The next event."""
         self.number += 1
         process, attempt = event.process, event.attempt
-        if self._attempts.get(process) != attempt or process in self._down:
-            self._check_alive(event)
+        if (self._attempts.get(process) != attempt or process in self._down) and not self._check_alive(event):
+            return
         self._handlers[type(event)](event)
 
     def finish(self, *, oracle: Iterable[str] | None = None, drained: bool = False) -> CheckResult:
@@ -169,9 +169,6 @@ class Checker:
 
     def _on_cut(self, cut: e.Cut) -> None:
         snapshot, process = self._part_of(cut), cut.process
-        if process not in self._inputs:
-            self._wrong(Kind.TRACE, "a process that the header does not name recorded itself", process=process)
-            return
         if process in snapshot.cuts:
             text = f"{process} recorded its own state a second time"
             self._wrong(Kind.INCOMPLETE, text, snapshot=cut.snapshot, process=process)
@@ -316,11 +313,16 @@ class Checker:
 
     # ------------------------------------------------------------------------------------------------------ helpers
 
-    def _check_alive(self, event: e.Event) -> None:
-        """The slow part of ``add``: a first event, a recovery, or something that should not be."""
+    def _check_alive(self, event: e.Event) -> bool:
+        """The slow part of ``add``: a first event, a recovery, or what should not be; false: no more of it."""
         process, attempt = event.process, event.attempt
-        if process not in self._inputs or isinstance(event, e.Restored | e.Survived):
-            return  # a coordinator; or checked where it is handled
+        if process not in self._inputs:
+            if isinstance(event, e.Recorded | e.Completed | e.Aborted | e.Committed):
+                return True  # a coordinator's
+            self._wrong(Kind.TRACE, f"the header does not name it: {type(event).__name__}", process=process)
+            return False
+        if isinstance(event, e.Restored | e.Survived):
+            return True  # checked where it is handled
         known = self._attempts.get(process)
         if known is None:
             self._attempts[process] = attempt
@@ -331,13 +333,12 @@ class Checker:
         elif attempt != known:
             text = f"it is in attempt {known}, and there is a {type(event).__name__} of attempt {attempt}"
             self._wrong(Kind.STATE, text, process=process)
+        return True
 
     def _check_attempt(self, event: e.Restored | e.Survived) -> None:
         """A process joins later attempts only, and each of them once."""
         known = self._attempts.get(event.process, event.attempt - 1)
-        if event.process not in self._inputs:
-            self._wrong(Kind.TRACE, "the header does not name it", process=event.process)
-        elif event.attempt <= known:
+        if event.attempt <= known:
             text = f"it is in attempt {known}, and joins attempt {event.attempt}"
             self._wrong(Kind.STATE, text, process=event.process)
 

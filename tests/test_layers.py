@@ -33,6 +33,9 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 ALLOWED_UP = {
     ("cutwater.dataflow.flow", "runtime"): "flow.start() hands the dataflow to the runtime, when it is called",
     ("cutwater.dataflow.restore_plan", "ui"): "print() of a plan shows what the command line shows",
+    ("cutwater.dataflow.flow", "ui"): "run() shows how far the job is, as the command line does",
+    ("cutwater.runtime.status", "ui"): "a state that is printed looks as on the command line",
+    ("cutwater.runtime.showing", "ui"): "and so does the handle",
     ("cutwater.network.graph", "runtime"): "network.start() hands the network to the runtime, when it is called",
     ("cutwater.runtime.network_job", "spark"): "start() without a session makes a local one",
     ("cutwater.runtime.job", "spark"): "start() without a session makes a local one",

@@ -64,6 +64,8 @@ PUBLIC = {
     "BuildError",
     "ConfigError",
     "CutwaterError",
+    "FencedError",
+    "JobCancelledError",
     "JobConfig",
     "RestartConfig",
     "__version__",

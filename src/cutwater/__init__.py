@@ -34,6 +34,8 @@ __all__ = [
     "CutwaterError",
     "Dataflow",
     "EnrichmentTable",
+    "FencedError",
+    "JobCancelledError",
     "JobConfig",
     "ListState",
     "MapState",
@@ -102,7 +104,7 @@ _HOMES = {
     ),
     "cutwater.dataflow.flow": ("Dataflow",),
     "cutwater.dataflow.windows": ("every", "global_window", "session", "sliding", "tumbling"),
-    "cutwater.errors": ("BuildError", "ConfigError", "CutwaterError"),
+    "cutwater.errors": ("BuildError", "ConfigError", "CutwaterError", "FencedError", "JobCancelledError"),
     "cutwater.operators.enrich_table": ("EnrichmentTable",),
     "cutwater.operators.operator_state": ("BroadcastState", "OperatorListState", "UnionListState"),
     "cutwater.operators.process": (
@@ -145,7 +147,7 @@ if TYPE_CHECKING:
     )
     from cutwater.dataflow.flow import Dataflow
     from cutwater.dataflow.windows import every, global_window, session, sliding, tumbling
-    from cutwater.errors import BuildError, ConfigError, CutwaterError
+    from cutwater.errors import BuildError, ConfigError, CutwaterError, FencedError, JobCancelledError
     from cutwater.operators.enrich_table import EnrichmentTable
     from cutwater.operators.operator_state import BroadcastState, OperatorListState, UnionListState
     from cutwater.operators.process import (

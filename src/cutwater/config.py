@@ -26,6 +26,7 @@ ProtocolName = Literal["none", "synchronous", "chandy_lamport", "aligned", "unal
 RecoveryName = Literal["job", "region", "upstream", "task"]
 StateBackend = Literal["memory", "rocksdb"]
 SchedulerName = Literal["default", "adaptive"]
+LogLevelName = Literal["debug", "info", "warning", "error", "critical"]
 
 _UNITS_US = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1))
 _SPELLINGS = {
@@ -221,6 +222,9 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     trace_dir: str | None = None
     """Directory into which every worker, and the driver, write what they do, for ``cutwater check-trace`` and
     ``cutwater diagram``: numbers of rows, no contents. ``None``: nothing is written, and costs nothing."""
+    worker_log_level: LogLevelName = "warning"
+    """What is logged in a worker below this level stays there; the rest comes to the driver, to the logger
+    `cutwater.worker`; see the guide on logging."""
     # -- membership
     group_deadline_ms: float = 10_000.0
     """Workers must have joined this long after the last one that did."""

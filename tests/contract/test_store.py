@@ -59,6 +59,17 @@ def test_create_of_nothing_is_a_file_too(store):
     assert store.read("empty") == b""
 
 
+def test_overwrite_makes_a_file_and_then_changes_what_is_in_it(store):
+    store.overwrite("a/b", b"one")
+    assert store.read("a/b") == b"one"
+    store.overwrite("a/b", b"two")
+    assert store.read("a/b") == b"two"
+    assert store.names("a") == ["b"]
+    store.delete("a/b")
+    store.overwrite("a/b", b"new")
+    assert store.read("a/b") == b"new"
+
+
 def test_written_file_holds_all_parts_in_order(store):
     write(store, "d/data", b"abc", b"", b"x" * 200_000, memoryview(b"end"))
     assert store.read("d/data") == b"abc" + b"x" * 200_000 + b"end"

@@ -122,7 +122,8 @@ def test_a_second_driver_takes_over_and_the_first_commits_nothing_more(start, tm
 
     first = start(flow())
     wait_until(lambda: first.status.checkpoints.completed >= 2, "checkpoints of the first")
-    second = start(flow())
+    second = start(flow(), takeover=True)
+    assert any("takes over from the driver" in warning for warning in second.status.warnings)
     with pytest.raises(FencedError, match="superseded by attempt 2"):
         first.await_termination(30)
     wait_until(lambda: second.status.checkpoints.completed >= 2, "checkpoints of the second")
@@ -131,10 +132,49 @@ def test_a_second_driver_takes_over_and_the_first_commits_nothing_more(start, tm
     assert_running_counts(tmp_path / "out", ROWS)
 
 
+def test_a_second_start_by_mistake_is_refused_and_the_first_job_goes_on(start, tmp_path: Path) -> None:
+    def flow() -> cw.Dataflow:
+        return counting("twice", gated(tmp_path, ROWS), tmp_path / "out")
+
+    first = start(flow())
+    wait_until(lambda: first.status.checkpoints.completed >= 2, "checkpoints of the first")
+    with pytest.raises(
+        FencedError, match=rf"process {os.getpid()} on host .*, since 20.* UTC, running, newest checkpoint \d+ of 20"
+    ):
+        start(flow())
+    assert first.status.restarts == 0
+    open_gate(tmp_path)
+    assert first.await_termination(30)
+    assert_running_counts(tmp_path / "out", ROWS)
+    again = start(flow())  # has finished: nobody is in the way
+    assert again.await_termination(30)
+    assert not (tmp_path / "chk" / "twice" / "control" / "driver.json").exists()
+
+
+@pytest.mark.full
+def test_a_paused_driver_is_replaced_and_finds_its_job_gone_when_it_wakes_up(tmp_path: Path) -> None:
+    log = tmp_path / "chk" / "driver" / "log"
+    first = run_driver(tmp_path)
+    wait_until(lambda: log.exists() and len(list(log.glob("*"))) > 4, "checkpoints")
+    os.kill(first.pid, signal.SIGSTOP)
+    second = run_driver(tmp_path)
+    known = JobLog(LocalStore(str(tmp_path / "chk")), "driver").read().attempt
+    wait_until(
+        lambda: JobLog(LocalStore(str(tmp_path / "chk")), "driver").read().attempt > known, "the second driver", 60
+    )
+    os.kill(first.pid, signal.SIGCONT)
+    first.join(40)
+    assert first.exitcode == 1, "it ended with FencedError"
+    open_gate(tmp_path)
+    second.join(60)
+    assert second.exitcode == 0
+    assert_running_counts(tmp_path / "out", ROWS)
+
+
 def test_many_drivers_at_once_leave_one_result(start, tmp_path: Path) -> None:
     """Whoever loses ends with ``FencedError``; the rows come out once."""
     open_gate(tmp_path)
-    jobs = [start(counting("many", gated(tmp_path, ROWS), tmp_path / "out")) for _ in range(3)]
+    jobs = [start(counting("many", gated(tmp_path, ROWS), tmp_path / "out"), takeover=True) for _ in range(3)]
     ends: list[str] = []
     for job in jobs:
         try:

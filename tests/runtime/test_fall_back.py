@@ -229,7 +229,7 @@ def test_a_driver_that_was_paused_while_taking_back_spoils_nothing_of_its_succes
     process.start()
     try:
         wait_until(lambda: state_of(process.pid) == "T", "the pause")
-        successor = start(flow_of(tmp_path, EACH, FAST))
+        successor = start(flow_of(tmp_path, EACH, FAST), takeover=True)
         wait_until(lambda: successor.status.checkpoints.completed >= 4, "checkpoints of the successor")
         os.kill(process.pid, signal.SIGCONT)
         process.join(90)

@@ -40,7 +40,7 @@ def test_the_log_tells_each_end_and_a_new_start(start, tmp_path: Path) -> None:
         job = start(flow(), **settings)
         done = job.status.checkpoints.completed
         wait_until(lambda: job.status.checkpoints.completed > done, "a checkpoint")
-        assert listed(tmp_path) == ("running", "")
+        wait_until(lambda: listed(tmp_path) == ("running", ""), "its phase in the list")
         return job
 
     running().stop()

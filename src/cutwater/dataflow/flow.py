@@ -22,7 +22,7 @@ from cutwater.dataflow.checks import check_complete
 from cutwater.dataflow.graph import LogicalGraph, StreamType
 from cutwater.dataflow.loop import LoopStream
 from cutwater.dataflow.stream import Stream
-from cutwater.errors import BuildError
+from cutwater.errors import BuildError, JobCancelledError
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -248,10 +248,33 @@ class Dataflow:
 
         return forks.fork(self, snapshot, spark, name=name, checkpoint=checkpoint, follow=follow, **settings)
 
-    def run(self, spark: SparkSession | None = None, **settings: Any) -> Job:
-        """``start``, then wait until the job ends; raises what made it fail."""
-        job = self.start(spark, **settings)
-        job.await_termination()
+    def run(self, spark: SparkSession | None = None, *, progress: bool | None = None, **settings: Any) -> Job:
+        """``start``, then wait until the job ends; raises what made it fail.
+
+        A job that somebody stopped ends as ``stopped``: look at the ``outcome`` of what is returned, if that makes a
+        difference to you.
+
+        Args:
+            spark: the session; ``None`` makes a local one.
+            progress: show on standard error how far the job is: a line that is drawn anew on a terminal, else a line
+                every ten seconds, by the logger ``cutwater.progress`` if logging is set up.  Standard output stays
+                yours.  ``None``: yes, unless the environment has ``CUTWATER_PROGRESS=off``.
+            settings: as of ``start``.
+
+        Raises:
+            JobCancelledError: somebody cancelled it: what it wrote is not all.
+            CutwaterError: it failed.
+        """
+        from cutwater.ui.script import shown
+
+        with shown(progress) as show:
+            job = self.start(spark, **settings)
+            show(job)
+        if job.outcome == "cancelled":
+            raise JobCancelledError(
+                f"job {job.name!r} was cancelled: what it wrote before stays, the rest of its input was not read",
+                hint="Start it again with the same checkpoint directory to go on where its last checkpoint is.",
+            )
         return job
 
 

@@ -133,7 +133,7 @@ class Coordinator(AnsweringDriver):
                 sys.stdout.write(f"{text}\n")
                 sys.stdout.flush()
             case c.Log(level=level, message=text):
-                self.board.log(f"worker {link.slot} {level}: {text}")
+                self.board.worker_said(link.slot, level, text)
             case _:
                 pass  # hello, sign of life; parts of global snapshots belong to networks
 

@@ -37,6 +37,7 @@ def first_line(text: str) -> str:
 
 
 _CAUSE = re.compile(r"\s*(?:\w+\.)*(\w*(?:Error|Exception)): .*")
+_NO_PYTHON = re.compile(r".*Cannot run program .*")
 
 
 def root_cause(text: str) -> str:
@@ -44,7 +45,11 @@ def root_cause(text: str) -> str:
 
     >>> root_cause("Job aborted\\nTraceback ...\\nModuleNotFoundError: No module named 'x'\\n\\n\\tat org.apache")
     "ModuleNotFoundError: No module named 'x'"
+    >>> root_cause('An error occurred\\njava.io.IOException: Cannot run program "python9": error=2')
+    'java.io.IOException: Cannot run program "python9": error=2'
     """
+    if found := _NO_PYTHON.search(text):
+        return found[0].strip()
     python = text.partition("Traceback")[2]
     found = [line.strip() for line in python.splitlines() if _CAUSE.fullmatch(line)]
     return found[0] if found else first_line(text)

@@ -23,6 +23,8 @@ __all__ = ["Group", "Roster"]
 
 _RELAUNCH_LIMIT = 8
 """A slot's Spark job may end this often in a row without its worker ever saying hello."""
+_BROKEN_PYTHON = ("ModuleNotFoundError", "ImportError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
+"""In the cause of a Spark job's end: the next try would end in the same way."""
 _LAST_WORDS_S = 1.0
 """How long the end of the job waits for connections whose workers are gone to be read to their end."""
 
@@ -169,7 +171,7 @@ class Group:
         self._silent_ends[slot] += 1
         times = self._silent_ends[slot]
         cause = root_cause(str(error)) if error is not None else "its Spark job ends without an error"
-        broken_python = cause.startswith(("ModuleNotFoundError", "ImportError"))
+        broken_python = any(sign in cause for sign in _BROKEN_PYTHON)
         if times > _RELAUNCH_LIMIT or (broken_python and times > 1):
             if slot >= self.slots:
                 return None  # the rescale that wants it ends by its deadline

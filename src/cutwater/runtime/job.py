@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,12 +26,16 @@ from cutwater.protocol.job_messages import Outcome
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.runtime.coordinator import Coordinator
 from cutwater.runtime.fork_log import Successor
+from cutwater.runtime.lease import Lease, Turn, await_turn
 from cutwater.runtime.net_items import nothing
 from cutwater.runtime.preparing import checked_plan, discover, make_publisher, prepare
-from cutwater.runtime.requests import watch
+from cutwater.runtime.publisher import Publisher
+from cutwater.runtime.requests import actions_of, watch
+from cutwater.runtime.results import result_directory, result_schema
+from cutwater.runtime.showing import Shown
 from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.status import JobStatus
-from cutwater.spark.session import require_classic, session
+from cutwater.spark.session import session, usable_session
 from cutwater.storage.base import Store
 from cutwater.storage.log import Fork
 from cutwater.storage.stores import open_store, require_exactly_once
@@ -44,21 +49,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "make_config", "start"]
 
-_NEVER_MS = 1e12
-"""Between two periodic checkpoints where none are wanted."""
 
-
-class Job:
+class Job(Shown):
     """Handle on a running job; the names are those of Spark's ``StreamingQuery``.
 
     Obtained from ``Dataflow.start``.
     """
 
     def __init__(
-        self, coordinator: Coordinator, spark: SparkSession | None, graph: LogicalGraph, directory: str, temporary: bool
+        self,
+        coordinator: Coordinator,
+        spark: SparkSession | None,
+        graph: LogicalGraph,
+        directory: str,
+        temporary: bool,
+        lease: Lease | None,
     ) -> None:
         self._coordinator, self._spark, self._graph = coordinator, spark, graph
-        self._directory, self._temporary = directory, temporary
+        self._directory, self._temporary, self._lease = directory, temporary, lease
         self._stop_watching: Callable[[], None] = nothing
 
     @property
@@ -88,6 +96,11 @@ class Job:
     def last_progress(self) -> dict[str, Any]:
         """The status as plain data, for logs and scripts."""
         return cast("dict[str, Any]", msgspec.to_builtins(self.status))
+
+    @property
+    def outcome(self) -> str:
+        """How it ended: "finished", "stopped", "cancelled" or "failed"; empty while it runs."""
+        return self._coordinator.board.status.outcome
 
     @property
     def is_active(self) -> bool:
@@ -215,15 +228,7 @@ class Job:
         from cutwater.runtime.promotion import promote
 
         folder = None if savepoint is None else _absolute(savepoint)
-        return promote(self._coordinator, self._directory, folder, self._drive_leader)
-
-    def _drive_leader(self, fork: Fork) -> Job:
-        """The job that this one is a fork of, at its newest checkpoint; the log sees that nobody else drives it."""
-        publisher, config = self._coordinator.publisher, self._coordinator.config
-        small = {"parallelism": 1, "min_parallelism": 1, "scheduler": "default", "state_replicas": 0}
-        config = config.replace(**small, interval_ms=_NEVER_MS, trace_dir=None)
-        settings = msgspec.structs.asdict(config) | msgspec.structs.asdict(publisher.upgrade)
-        return start(self._graph, self._spark, checkpoint=fork.directory, name=fork.job, hold=True, **settings)
+        return promote(self._coordinator, self._directory, folder, self._graph, self._spark)
 
     def hand_over(self, to: Successor, savepoint: str) -> str:
         """Stop with a savepoint and leave the rest to a fork; returns where the savepoint lies.
@@ -243,23 +248,13 @@ class Job:
 
     def result(self, step: str) -> DataFrame:
         """Rows of a ``collect`` step of a finished job, as a Spark DataFrame."""
-        directory = self._result_directory(step)
+        directory = result_directory(self.plan, step)
         self._spark = self._spark or session(self.plan.parallelism)  # a job that had finished was begun without one
         return self._spark.read.parquet(directory)
 
     def result_table(self, step: str) -> pa.Table:
         """Rows of a ``collect`` step of a finished job, as an Arrow table in this process."""
-        directory = self._result_directory(step)
-        source = self.plan.steps[step].inputs[0]
-        schema = self.plan.steps[source.step].outputs[source.output].schema
-        return read_result(directory, schema)
-
-    def _result_directory(self, step: str) -> str:
-        known = self.plan.steps.get(step)
-        if known is None or known.kind != "collect":
-            collects = ", ".join(s.id for s in self.plan.steps.values() if s.kind == "collect")
-            raise ConfigError(f"step {step!r} collects nothing", hint=f"Steps that do: {collects or 'none'}.")
-        return str(cast(Any, known.spec).directory)
+        return read_result(result_directory(self.plan, step), result_schema(self.plan, step))
 
     def watch_requests(self, store: Store) -> None:
         """Let other processes use the handle through the job's folder (``cutwater stop`` and others)."""
@@ -267,14 +262,7 @@ class Job:
             store,
             self.name,
             attempt=lambda: self._coordinator.board.status.attempt,
-            actions={
-                "cancel": lambda _: self.cancel(),
-                "stop": lambda r: self.stop(r.savepoint or None, drain=r.drain),
-                "savepoint": lambda r: self.savepoint(r.savepoint),
-                "rescale": lambda r: self.rescale(r.parallelism),
-                "hand over": lambda r: self.hand_over(Successor(*r.successor or ("", "", "")), r.savepoint),
-                "promote": lambda r: self.promote(r.savepoint or None),
-            },
+            actions=actions_of(self),
             ended=self._coordinator.ended,
         )
 
@@ -286,6 +274,8 @@ class Job:
 
     def _clean_up(self) -> None:
         self._stop_watching()
+        if self._lease is not None:
+            self._lease.close()
         if self._temporary and not any(s.kind == "collect" for s in self.plan.steps.values()):
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -300,6 +290,7 @@ def start(
     name: str | None = None,
     fork: Fork | None = None,
     hold: bool = False,
+    takeover: bool = False,
     **settings: Any,
 ) -> Job:
     """Start a dataflow on a Spark session; returns at once.
@@ -314,11 +305,13 @@ def start(
             own, or has finished; else it stays the user's.
         name, fork: of the job, if not the dataflow's; and what it is a fork of, at its first start (``Dataflow.fork``).
         hold: it reads nothing beyond its newest checkpoint; it is there to be handed over (``Job.promote``).
+        takeover: take the job from a driver that lives; a dead one is replaced anyway.
         settings: fields of ``JobConfig`` and ``Upgrade``; names without ``_ms`` (``interval="1s"``) take durations.
 
     Raises:
         BuildError: the dataflow is not whole, or a sink or source cannot do what the protocol demands.
         ConfigError: an unknown or impossible setting.
+        FencedError: another driver runs the job, and ``takeover`` was not given.
         StorageError: the checkpoint directory cannot be used, or its snapshot does not fit the program.
     """
     upgrade, settings = upgrade_of(settings)
@@ -327,28 +320,42 @@ def start(
     plan = checked_plan(graph, config)
     temporary = checkpoint is None
     directory = tempfile.mkdtemp(prefix="cutwater-") if checkpoint is None else _absolute(checkpoint)
-    try:
+    with ExitStack() as undo:
+        if temporary:
+            undo.callback(shutil.rmtree, directory, ignore_errors=True)
         store, folder = _open(directory, config), Path(directory, plan.name)
+        turn = await_turn(store, plan.name, takeover=takeover)
         publisher = make_publisher(
             store, plan, config, upgrade, folder, restore=restore, claim=claim, fork=fork, hold=hold
         )
         plan = plan if publisher.parallelism == config.parallelism else replan(plan, publisher.parallelism)
         finished = publisher.log.state.finished
-        spark = spark or (None if finished else session(plan.parallelism))
-        require_classic(spark)
-        plan = publisher.plan = prepare(plan, folder, publisher.forks.fork, upgrade.step_ids)
-        splits = {s.id: discover(s) for s in plan.steps.values() if s.role == "source" and not finished}
-        host = partial(SparkHost, spark, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}")
-        coordinator = Coordinator(plan, config, publisher, host, store=store, splits=splits)
-    except BaseException:
-        if temporary:
-            shutil.rmtree(directory, ignore_errors=True)
-        raise
+        lease = None if temporary or finished else _lease(store, publisher, turn, undo)
+        spark = None if finished and spark is None else usable_session(spark, plan.parallelism)
+        coordinator = _coordinator(plan, config, publisher, store, folder, spark)
+        undo.pop_all()
     coordinator.start()
-    job = Job(coordinator, spark, graph, directory, temporary)
-    if not temporary:
+    job = Job(coordinator, spark, graph, directory, temporary, lease)
+    if lease is not None:
+        lease.follow(lambda: coordinator.board.status, coordinator.ended)
         job.watch_requests(store)
     return job
+
+
+def _lease(store: Store, publisher: Publisher, turn: Turn, undo: ExitStack) -> Lease:
+    lease = Lease(store, publisher.job, turn)
+    undo.callback(lease.close)
+    publisher.warnings += [turn.note] if turn.note else []
+    return lease
+
+
+def _coordinator(
+    plan: PhysicalPlan, config: JobConfig, publisher: Publisher, store: Store, folder: Path, spark: SparkSession | None
+) -> Coordinator:
+    plan = publisher.plan = prepare(plan, folder, publisher.forks.fork, publisher.upgrade.step_ids)
+    sources = [] if publisher.log.state.finished else [s for s in plan.steps.values() if s.role == "source"]
+    host = partial(SparkHost, spark, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}")
+    return Coordinator(plan, config, publisher, host, store=store, splits={s.id: discover(s) for s in sources})
 
 
 def _open(directory: str, config: JobConfig) -> Store:

@@ -172,10 +172,9 @@ def start_network(
     every_ms = parse_duration_ms(snapshot_every, name="snapshot_every") if snapshot_every is not None else None
     if checkpoint is not None and every_ms is None:
         raise ConfigError("checkpoint= says where, but not how often", hint="Give snapshot_every='10s' too.")
-    from cutwater.spark.session import require_classic, session
+    from cutwater.spark.session import usable_session
 
-    live = spark or session(workers)
-    require_classic(live)
+    live = usable_session(spark, workers)
     store = NetworkStore(checkpoint, network.name) if checkpoint is not None else None
     group = f"cutwater-{network.name}-{os.getpid()}-{time.monotonic_ns()}"
     return NetworkJob(

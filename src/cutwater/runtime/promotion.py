@@ -5,34 +5,43 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
-from cutwater.dataflow.graph import PhysicalPlan
+import msgspec
+
+from cutwater.dataflow.graph import LogicalGraph, PhysicalPlan
 from cutwater.errors import ConfigError, CutwaterError
 from cutwater.operators.async_map import AsyncMapSpec
 from cutwater.operators.window import WindowAggregateSpec
+from cutwater.runtime import job
 from cutwater.runtime.coordinator import Coordinator
 from cutwater.runtime.fork_log import Successor
 from cutwater.runtime.requests import send
 from cutwater.storage.addresses import open_existing
 from cutwater.storage.log import Fork, JobLog, LogState
 
-_POLL_S = 0.05
-
 if TYPE_CHECKING:
-    from cutwater.runtime.job import Job
+    from pyspark.sql import SparkSession
+
+_POLL_S = 0.05
+_NEVER_MS = 1e12
+"""Between two periodic checkpoints where none are wanted."""
 
 __all__ = ["promote", "undecided_steps"]
 
 
-def promote(coordinator: Coordinator, directory: str, savepoint: str | None, drive: Callable[[Fork], Job]) -> str:
+def promote(
+    coordinator: Coordinator, directory: str, savepoint: str | None, graph: LogicalGraph, spark: SparkSession | None
+) -> str:
     """See ``Job.promote``.
 
     Args:
         coordinator: of the fork.
         directory: of the fork's checkpoints.
         savepoint: folder for the leader's savepoint.
-        drive: starts the leader, at its newest checkpoint, if nobody drives it.
+        graph: the fork's program, with which the leader is driven if nobody else does.
+        spark: the session for that.
     """
     publisher, plan = coordinator.publisher, coordinator.plan
     fork = publisher.forks.fork
@@ -49,6 +58,7 @@ def promote(coordinator: Coordinator, directory: str, savepoint: str | None, dri
                 f"job {plan.name!r} cannot take over without a gap or a double: {'; '.join(reasons)}",
                 hint=f"Stop {fork.job!r} with a savepoint and start the new program from it.",
             )
+        drive = partial(_drive, fork, coordinator, graph, spark)
         _have_it_handed_over(fork, Successor(directory, plan.name, publisher.uid), savepoint, drive)
         coordinator.request_promotion()
     over = _leader(fork).handed_over
@@ -66,7 +76,7 @@ def undecided_steps(plan: PhysicalPlan) -> list[str]:
     return reasons
 
 
-def _have_it_handed_over(fork: Fork, to: Successor, savepoint: str | None, drive: Callable[[Fork], Job]) -> None:
+def _have_it_handed_over(fork: Fork, to: Successor, savepoint: str | None, drive: Callable[[], job.Job]) -> None:
     state = _leader(fork)
     if state.handed_over is not None:
         return  # to this fork: it takes over by itself; to another one: it says so
@@ -83,13 +93,13 @@ def _have_it_handed_over(fork: Fork, to: Successor, savepoint: str | None, drive
     raise CutwaterError(answer.detail, hint=f"{fork.job!r} serves on. Promote {to.job!r} once more.")
 
 
-def _hand_over_ourselves(fork: Fork, to: Successor, folder: str, drive: Callable[[Fork], Job]) -> None:
+def _hand_over_ourselves(fork: Fork, to: Successor, folder: str, drive: Callable[[], job.Job]) -> None:
     """Nobody drives the leader: be its next driver (R6), and do what that one would have been asked for.
 
     A driver that is only late finds that the log has a newer attempt, and stops.  What the leader had in progress is
     committed up to its newest checkpoint, with what was on its way there, and what lies behind it is dropped.
     """
-    leader = drive(fork)
+    leader = drive()
     try:
         while leader.is_active and leader.status.phase != "running":
             time.sleep(_POLL_S)
@@ -101,6 +111,16 @@ def _hand_over_ourselves(fork: Fork, to: Successor, folder: str, drive: Callable
                 f"nobody drives job {fork.job!r}, and it could not be brought back to be handed over: {e}",
                 hint=f"Promote {to.job!r} once more.",
             ) from e
+
+
+def _drive(fork: Fork, coordinator: Coordinator, graph: LogicalGraph, spark: SparkSession | None) -> job.Job:
+    """The leader, at its newest checkpoint, without a look at who else may drive it: nobody took our request."""
+    upgrade = coordinator.publisher.upgrade
+    small = {"parallelism": 1, "min_parallelism": 1, "scheduler": "default", "state_replicas": 0}
+    config = coordinator.config.replace(**small, interval_ms=_NEVER_MS, trace_dir=None)
+    settings = msgspec.structs.asdict(config) | msgspec.structs.asdict(upgrade)
+    own = {"checkpoint": fork.directory, "name": fork.job, "hold": True, "takeover": True}
+    return job.start(graph, spark, **own, **settings)
 
 
 def _leader(fork: Fork) -> LogState:

@@ -17,16 +17,17 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from cutwater.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, CutwaterError, StorageError
+from cutwater.runtime.fork_log import Successor
 from cutwater.storage.base import Store
 from cutwater.storage.log import JobLog, wall_clock_ms
 
-__all__ = ["CONTROL_FOLDER", "Action", "Answer", "Request", "RequestKind", "send", "watch"]
+__all__ = ["CONTROL_FOLDER", "Action", "Answer", "Request", "RequestKind", "actions_of", "send", "watch"]
 
 CONTROL_FOLDER = "control"
 POLL_S = 0.5
@@ -76,6 +77,34 @@ Action: TypeAlias = Callable[[Request], str | None]
 """Performs a request; what it returns is the answer's ``savepoint``."""
 
 _Read = TypeVar("_Read", Request, Claim, Answer)
+
+
+class Handle(Protocol):
+    """Whom requests are for (``Job``)."""
+
+    def cancel(self) -> None: ...
+
+    def stop(self, savepoint: str | None = None, *, drain: bool = False) -> str | None: ...
+
+    def savepoint(self, directory: str) -> str: ...
+
+    def rescale(self, parallelism: int) -> None: ...
+
+    def hand_over(self, to: Successor, savepoint: str) -> str: ...
+
+    def promote(self, savepoint: str | None = None) -> str: ...
+
+
+def actions_of(handle: Handle) -> Mapping[RequestKind, Action]:
+    """What each kind of request does."""
+    return {
+        "cancel": lambda _: handle.cancel(),
+        "stop": lambda r: handle.stop(r.savepoint or None, drain=r.drain),
+        "savepoint": lambda r: handle.savepoint(r.savepoint),
+        "rescale": lambda r: handle.rescale(r.parallelism),
+        "hand over": lambda r: handle.hand_over(Successor(*r.successor or ("", "", "")), r.savepoint),
+        "promote": lambda r: handle.promote(r.savepoint or None),
+    }
 
 
 def watch(

@@ -133,3 +133,18 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def active(self) -> bool:
         return self.phase != "ended"
+
+    def __repr__(self) -> str:
+        from cutwater.ui.show import as_line
+
+        return f"JobStatus({as_line(self)})"
+
+    def __str__(self) -> str:
+        from cutwater.ui.show import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from cutwater.ui.show import as_html
+
+        return as_html(self)

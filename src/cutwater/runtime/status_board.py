@@ -29,7 +29,8 @@ from cutwater.storage.manifest import Manifest
 __all__ = ["StatusBoard"]
 
 _RATE_WINDOW_S = 3.0
-_LOG = logging.getLogger(__name__)
+_LOG = logging.getLogger("cutwater.job")
+_WORKER_LOG = logging.getLogger("cutwater.worker")
 
 
 class StatusBoard:
@@ -170,6 +171,12 @@ class StatusBoard:
     def log(self, text: str) -> None:
         with self._lock:
             self._lines.append(text)
+
+    def worker_said(self, slot: int, level: str, text: str) -> None:
+        """A line of a worker's log: in the status, and in the log of this process at the level that it had there."""
+        number = logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
+        _WORKER_LOG.log(number, "job %r, worker %d: %s", self._plan.name, slot, text)
+        self.log(f"worker {slot} {level}: {text}")
 
     def failed(self, failure: c.Failure) -> None:
         where = f"step {failure.step!r}, " if failure.step else ""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import gc
-import logging
 import os
 import socket
 import sys
@@ -22,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cutwater.config import JobConfig
-from cutwater.connectors.console import CONSOLE_LOGGER
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.dataflow.plan import replan
 from cutwater.errors import CutwaterError, FencedError, WireError
@@ -32,7 +30,7 @@ from cutwater.runtime import control as c
 from cutwater.runtime.attempt import Attempt
 from cutwater.runtime.auth import Secret
 from cutwater.runtime.connections import Connection, DataServer
-from cutwater.runtime.control_server import ControlLink, dial_coordinator
+from cutwater.runtime.control_server import dial_coordinator
 from cutwater.runtime.copies import Copies, open_copies
 from cutwater.runtime.copy_messages import CopiesHeld, CopyPlaces
 from cutwater.runtime.net_signal import Signal
@@ -40,6 +38,7 @@ from cutwater.runtime.network_messages import NetworkDeploy
 from cutwater.runtime.peers import Built, ConnectedAttempt, InterruptedBuildError, Posted
 from cutwater.runtime.regions import recovery_division
 from cutwater.runtime.shadows import shadowed_plan
+from cutwater.runtime.worker_log import log_to_driver
 from cutwater.storage.base import Store
 
 __all__ = ["SlotArgs", "Worker", "WorkerArgs", "run_worker"]
@@ -171,13 +170,11 @@ class Worker:
         self.link.send(c.Hello(self.args.slot, os.getpid(), socket.gethostname(), address, left))
         for note in self._notes:
             self.link.send(c.Log("info", note))
-        handler = _ToDriver(self.link)
-        logging.getLogger().addHandler(handler)
         try:
-            while self._end is None:
-                self._turn()
+            with log_to_driver(self.link.send, self.args.config.worker_log_level):
+                while self._end is None:
+                    self._turn()
         finally:
-            logging.getLogger().removeHandler(handler)
             self._drop(self._attempts)
             self.data_server.close()
             if self.copies is not None:
@@ -359,19 +356,6 @@ def _ends(message: Any, region: int) -> bool:
             return True
         case _:
             return False
-
-
-class _ToDriver(logging.Handler):
-    """What is logged in the worker, by a user's functions for example, comes to the driver."""
-
-    def __init__(self, link: ControlLink) -> None:
-        super().__init__(logging.INFO)
-        self._link = link
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Send one line."""
-        level = c.CONSOLE if record.name == CONSOLE_LOGGER else record.levelname.lower()
-        self._link.send(c.Log(level, self.format(record)))
 
 
 def _story(error: BaseException) -> str:

@@ -15,11 +15,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 from cutwater.errors import ConfigError
 from cutwater.spark import register
+from cutwater.spark.interpreter import require_interpreter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ensure_java", "require_classic", "session"]
+__all__ = ["ensure_java", "require_classic", "session", "usable_session"]
 
 _DROPPED_FLAG = "--add-modules=jdk.incubator.vector"
 """Spark's launcher passes it; the trimmed JDK of the wheel lacks that module, and Spark runs without it."""
@@ -101,6 +102,18 @@ def _pass_on(lines: Iterable[bytes], target: IO[bytes]) -> None:
     for line in lines:
         if line.decode(errors="replace").rstrip() not in _NOISE:
             target.write(line)
+
+
+def usable_session(spark: SparkSession | None, parallelism: int) -> SparkSession:
+    """The user's session if it can host a job; without one, a local one that suits.
+
+    Raises:
+        ConfigError: it is a Spark Connect session, or its workers would run on a Python that cannot be theirs.
+    """
+    found = spark or session(parallelism)
+    require_classic(found)
+    require_interpreter(found)
+    return found
 
 
 def require_classic(spark: object) -> None:

@@ -36,6 +36,17 @@ class Store(Protocol):
         """
         ...
 
+    def overwrite(self, path: str, data: bytes) -> None:
+        """Give a file of a few hundred bytes new content, of the same length; it is made if it is not there.
+
+        Not durable, and who reads meanwhile may find parts of both: for what processes tell each other, and nothing
+        else.
+
+        Raises:
+            StorageError: the place cannot be written.
+        """
+        ...
+
     def write(self, path: str) -> BinaryIO:
         """A new file, written front to back.  Durable once ``close_durably`` returns; an existing path is an error."""
         ...

@@ -11,7 +11,7 @@ from cutwater.errors import CorruptSnapshotError, StorageError
 
 __all__ = ["Fault", "MemoryStore", "Operation", "SimulatedCrash"]
 
-Operation = Literal["create", "open", "append", "sync", "close", "read", "list", "names", "delete"]
+Operation = Literal["create", "overwrite", "open", "append", "sync", "close", "read", "list", "names", "delete"]
 
 
 class SimulatedCrash(BaseException):
@@ -81,6 +81,12 @@ class MemoryStore:
             self.files[path] = bytes(data)
         self._end(after, "create", path)
         return made
+
+    def overwrite(self, path: str, data: bytes) -> None:
+        """See ``Store.overwrite``."""
+        after = self._begin("overwrite", path)
+        self.files[path] = bytes(data)
+        self._end(after, "overwrite", path)
 
     def write(self, path: str) -> BinaryIO:
         """See ``Store.write``."""

@@ -61,6 +61,7 @@ def _running(command: F) -> F:
         click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other setting; repeatable."),
         allow_dropped_state,
         maps,
+        click.option("--takeover", is_flag=True, help="Take the job from a driver that lives."),
         click.option("--protocol", type=_PROTOCOL, metavar="NAME", help=f"{_NAMES} (default: aligned)."),
         click.option("--interval", metavar="TIME", help="Between two checkpoints, for example 500ms or 1s."),
         click.option("--checkpoint", metavar="DIR", help="Where checkpoints go; shared by driver and workers."),
@@ -114,7 +115,7 @@ def _run(target: str, restore: str, *, master: str | None, checkpoint: str | Non
     _Options.debug = given.pop("debug")
     view = _view(given.pop("as_json"), _Options.debug)
     upgrade = upgrade_settings(given.pop("maps"), given.pop("allow_dropped_state"))
-    kept = {k: given.pop(k) for k in ("claim", "name", "fork", "follow") if k in given}
+    kept = {k: given.pop(k) for k in ("claim", "name", "fork", "follow", "takeover") if k in given}
     settings = _settings(given.pop("settings")) | {k: v for k, v in given.items() if v is not None}
     options = RunOptions(target, checkpoint, master, restore, settings, _Options.debug, upgrade, **kept)
     sys.exit(run_file(options, view))

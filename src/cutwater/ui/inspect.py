@@ -5,6 +5,7 @@ Pure functions over a store: they change nothing and can look at a job that is r
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,11 +19,13 @@ from cutwater.storage.recovery import verify_checkpoint
 from cutwater.storage.retention import list_jobs
 from cutwater.storage.savepoint import is_savepoint, savepoint_state
 from cutwater.storage.shared import older_entries
-from cutwater.ui.text import lines_of_table, plural, size
+from cutwater.ui.text import lines_of_table, plural, shown_width, size
 
 __all__ = ["inspect_snapshot", "render_inspect", "render_verify", "verify_snapshot"]
 
 _ENDED = {"finished": "finished", "stopped": "was stopped", "cancelled": "was cancelled", "failed": "failed"}
+_SPLITS_SHOWN_MAX = 40
+"""Of each read step."""
 _NO_WATERMARK = -(2**63)
 _END_OF_TIME = 2**63 - 1
 
@@ -122,11 +125,11 @@ def render_inspect(info: dict[str, Any]) -> str:
         [s["id"], s["kind"], str(s["parallelism"]), f"{s['rows']:,}", size(s["bytes"]), ", ".join(s["states"])]
         for s in info["steps"]
     ]
-    lines += lines_of_table(["step", "kind", "subtasks", "rows", "size", "states"], rows)
-    lines += [
-        "",
-        *lines_of_table(["subtask", "watermark", "positions", "to commit"], list(map(_subtask_row, info["subtasks"]))),
-    ]
+    width = shown_width()
+    lines += lines_of_table(["step", "kind", "subtasks", "rows", "size", "states"], rows, width=width)
+    subtasks = list(map(_subtask_row, info["subtasks"]))
+    lines += ["", *lines_of_table(["subtask", "watermark", "reads", "to commit"], subtasks, width=width)]
+    lines += _positions(info["subtasks"], width)
     return "\n".join(lines) + "\n"
 
 
@@ -212,14 +215,36 @@ def _split(record: SplitRecord) -> dict[str, Any]:
 
 
 def _subtask_row(info: dict[str, Any]) -> list[str]:
-    positions = [
-        f"{step} {s['split']}: {'done' if s['done'] else s['position']}"
+    reads = [
+        f"{step}: {plural(len(splits), 'split')}, {sum(s['done'] for s in splits)} done"
         for step, splits in info["positions"].items()
-        for s in splits
+        if splits
     ]
     handles = [f"{step}: {len(handles)}" for step, handles in info["handles"].items() if handles]
     name = f"{info['vertex']}.{info['subtask']}{' finished' if info['finished'] else ''}"
-    return [name, info["watermark"] or "-", ", ".join(positions) or "-", ", ".join(handles) or "-"]
+    return [name, info["watermark"] or "-", ", ".join(reads) or "-", ", ".join(handles) or "-"]
+
+
+def _positions(subtasks: list[dict[str, Any]], width: int | None) -> list[str]:
+    """Per read step its splits, one on a line; those that are not done come first."""
+    by_step: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for info in subtasks:
+        for step, splits in info["positions"].items():
+            by_step.setdefault(step, []).extend((f"{info['vertex']}.{info['subtask']}", split) for split in splits)
+    lines: list[str] = []
+    for step, splits in by_step.items():
+        shown = sorted(splits, key=lambda found: (found[1]["done"], found[1]["split"]))
+        rows = [[s["split"], _position(s), s["max_time"] or "-", at] for at, s in shown[:_SPLITS_SHOWN_MAX]]
+        head = [f"split of {step}", "position", "newest time", "subtask"]
+        lines += ["", *lines_of_table(head, rows, width=width)] if rows else []
+        if left := len(shown) - len(rows):
+            lines.append(f"... {plural(left, 'split')} more (--json shows all)")
+    return lines
+
+
+def _position(split: dict[str, Any]) -> str:
+    position = split["position"]
+    return "done" if split["done"] else position if isinstance(position, str) else json.dumps(position)
 
 
 def _time(microseconds: int) -> str | None:

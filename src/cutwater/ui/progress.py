@@ -23,6 +23,7 @@ __all__ = [
     "json_event",
     "json_status",
     "lag_text",
+    "last_checkpoint",
     "phase_text",
     "status_line",
     "summary_line",
@@ -72,7 +73,7 @@ def _checkpoints(old: JobStatus, now: JobStatus) -> Iterator[Event]:
     if failed > 0:
         yield Event("checkpoint_failed", f"{plural(failed, 'checkpoint')} failed ({now.checkpoints.failed} in all)")
     if now.checkpoints.last_completed_id > old.checkpoints.last_completed_id:
-        yield Event("checkpoint", f"{_last_checkpoint(now)} completed")
+        yield Event("checkpoint", f"{last_checkpoint(now)} completed")
 
 
 def _failures(old: JobStatus, now: JobStatus) -> Iterator[Event]:
@@ -127,7 +128,7 @@ def status_line(status: JobStatus, now_ms: int) -> str:
     lag = lag_text(status, now_ms)
     parts += [lag] if lag else []
     if status.checkpoints.last_completed_id:
-        parts.append(_last_checkpoint(status))
+        parts.append(last_checkpoint(status))
     if status.checkpoints.failed:
         parts.append(f"{status.checkpoints.failed} failed")
     if waiting := waiting_text(status):
@@ -217,7 +218,8 @@ def _rows(status: JobStatus) -> str:
     return f"{count(status.rows_read)} rows{f' since checkpoint {restored}' if restored else ''}"
 
 
-def _last_checkpoint(status: JobStatus) -> str:
+def last_checkpoint(status: JobStatus) -> str:
+    """The newest checkpoint, how long it took, and its size."""
     c = status.checkpoints
     return f"checkpoint {c.last_completed_id} ({milliseconds(c.last_duration_ms)}, {size(c.last_size_bytes)})"
 

@@ -89,7 +89,7 @@ _NOT_RUNNING = {
     "stopped": "it was stopped",
     "cancelled": "it was cancelled",
     "failed": "it has failed",
-    "ended": "its driver died",
+    "dead": "its driver died",
 }
 """Why nobody takes a request, by the state of a job as ``cutwater list`` shows it."""
 _DONE = {"promote": "promoted", "cancel": "cancelled", "stop": "stopped", "rescale": "rescaled", "savepoint": "saved"}
@@ -108,12 +108,14 @@ def _ask(
     from cutwater.config import parse_duration_ms
     from cutwater.runtime.requests import send
     from cutwater.storage.addresses import open_existing
+    from cutwater.storage.retention import list_jobs
     from cutwater.ui.listing import driver_runs, job_infos
 
     store = open_existing(directory)
-    states = {info["job"]: info["state"] for info in job_infos(store, driver_runs)}
+    states = {info["job"]: info["state"] for info in job_infos(store, driver_runs, only=[job])}
     if job not in states:
-        raise ConfigError(f"no job {job!r} in {directory}", hint=f"There are: {', '.join(states) or 'none'}.")
+        there = ", ".join(list_jobs(store))
+        raise ConfigError(f"no job {job!r} in {directory}", hint=f"There are: {there or 'none'}.")
     if (why := _NOT_RUNNING.get(states[job])) is not None:
         raise CutwaterError(f"job {job!r} does not run: {why}", hint="Nothing was done.")
     target = "" if savepoint is None else os.path.abspath(savepoint)

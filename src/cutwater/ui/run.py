@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Generator
@@ -15,6 +16,7 @@ from cutwater.dataflow.plan import make_plan
 from cutwater.errors import JobCancelledError
 from cutwater.runtime.finished import has_finished
 from cutwater.runtime.job import Job, make_config
+from cutwater.runtime.lease import LEASE_LOGGER
 from cutwater.runtime.shipping import ship_by_value
 from cutwater.runtime.status import JobStatus
 from cutwater.spark.session import session
@@ -23,7 +25,7 @@ from cutwater.ui.program import Program, load_program
 from cutwater.ui.spark_output import SparkOutput
 from cutwater.ui.views import View
 
-__all__ = ["Interrupts", "RunOptions", "SparkStarter", "follow", "interrupts_counted", "run_file"]
+__all__ = ["Interrupts", "RunOptions", "SparkStarter", "begin", "follow", "interrupts_counted", "run_file"]
 
 _REFRESH_S = 0.2
 _STOPPING = "stopping with a last checkpoint (Ctrl-C again: cancel at once)"
@@ -49,6 +51,8 @@ class RunOptions:
     """``restore`` is the snapshot of a job to be forked."""
     follow: bool = True
     """Of a fork."""
+    takeover: bool = False
+    """Also from a driver that lives."""
 
 
 def run_file(options: RunOptions, view: View) -> int:
@@ -74,18 +78,19 @@ def run_file(options: RunOptions, view: View) -> int:
         idle = options.checkpoint is not None and has_finished(options.checkpoint, options.name or flow.graph.name)
         spark = None if idle else starter.session()  # who waits for Spark only to hear that there is nothing to do?
         interrupts = stack.enter_context(interrupts_counted())
-        settings = {**options.settings, **options.upgrade}
-        job = _start(flow, spark, options, settings)
+        job = begin(flow, spark, options, view)
         return _exit_code(follow(job, view, interrupts), interrupts)
 
 
-def _start(flow: Dataflow, spark: Any, options: RunOptions, settings: dict[str, Any]) -> Job:
-    if options.fork:
-        name, checkpoint = options.name or "", options.checkpoint
-        return flow.fork(options.restore, spark, name=name, checkpoint=checkpoint, follow=options.follow, **settings)
-    claim = "claim" if options.claim else "no_claim"
-    checkpoint, restore = options.checkpoint, options.restore
-    return flow.start(spark, checkpoint=checkpoint, restore=restore, claim=claim, name=options.name, **settings)
+def begin(flow: Dataflow, spark: Any, options: RunOptions, view: View) -> Job:
+    """Start the job, or the fork, and show what it waits for."""
+    name, checkpoint, restore = options.name, options.checkpoint, options.restore
+    settings = {**options.settings, **options.upgrade, "takeover": options.takeover}
+    with _said_by_the_lease(view):
+        if options.fork:
+            return flow.fork(restore, spark, name=name or "", checkpoint=checkpoint, follow=options.follow, **settings)
+        claim = "claim" if options.claim else "no_claim"
+        return flow.start(spark, checkpoint=checkpoint, restore=restore, claim=claim, name=name, **settings)
 
 
 @dataclass
@@ -111,6 +116,19 @@ class SparkStarter:
         """End the session, if there is one."""
         if self._spark is not None:
             self._spark.stop()
+
+
+@contextmanager
+def _said_by_the_lease(view: View) -> Generator[None]:
+    """While another driver is waited for, the view says so: nobody else listens to our loggers here."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: view.note(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(LEASE_LOGGER)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 class Interrupts:

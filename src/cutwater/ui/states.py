@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from cutwater.errors import ConfigError, did_you_mean
-from cutwater.ui.text import lines_of_table, plural, size
+from cutwater.ui.text import lines_of_table, plural, shown_width, size
 
 if TYPE_CHECKING:
     from cutwater.snapshots.compare import Difference
@@ -54,7 +54,9 @@ def states(snapshot: str, as_json: bool) -> None:
         [t.step, t.name, t.kind, f"{t.stored_rows:,}", size(t.bytes), ", ".join(f"{f.name} {f.type}" for f in t.schema)]
         for t in found
     ]
-    for line in lines_of_table(["step", "state", "kind", "stored rows", "size", "columns"], rows, right=[3, 4]):
+    for line in lines_of_table(
+        ["step", "state", "kind", "stored rows", "size", "columns"], rows, right=[3, 4], width=shown_width()
+    ):
         click.echo(line)
 
 
@@ -184,10 +186,18 @@ def _rows(
 def _print_table(names: list[str], shown: list[Mapping[str, Any]], rest: Iterable[Any], count: bool) -> None:
     cells = [[_short(_cell(row[n])) for n in names] for row in shown]
     numbers = [i for i, n in enumerate(names) if any(isinstance(row[n], int | float) for row in shown)]
-    for line in lines_of_table(names, cells, right=numbers):
+    width = shown_width()
+    lines = lines_of_table(names, cells, right=numbers, width=width)
+    if width is not None and max(map(len, lines)) > width:  # too many columns: each row becomes a table of its own
+        lines = [line for row in cells for line in (*_upright(names, row, width), "")]
+    for line in lines:
         click.echo(line)
     more = sum(1 for _ in rest) if count else 0
     click.echo(f"{plural(len(shown), 'row')}{f', {more:,} more (--limit)' if more else ''}")
+
+
+def _upright(names: list[str], row: list[str], width: int) -> list[str]:
+    return lines_of_table(["column", "value"], [[n, c] for n, c in zip(names, row, strict=True)], width=width)
 
 
 def _short(text: str) -> str:

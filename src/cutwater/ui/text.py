@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import zip_longest
 
-__all__ = ["age", "clock", "count", "event_time", "lines_of_table", "milliseconds", "plural", "rate", "size"]
+__all__ = [
+    "age",
+    "clock",
+    "count",
+    "event_time",
+    "lines_of_table",
+    "milliseconds",
+    "plural",
+    "rate",
+    "shown_width",
+    "size",
+]
+
+_NARROWEST = 12
+"""No column of texts is made narrower."""
 
 
 def count(number: int) -> str:
@@ -108,16 +126,52 @@ def event_time(ms: int) -> str:
         return f"{ms} ms"
 
 
-def lines_of_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
+def shown_width() -> int | None:
+    """Columns of the terminal that standard output is; ``None`` where it is none: a file has no width."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def lines_of_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), width: int | None = None
+) -> list[str]:
     """Columns under their heads; those whose index is in ``right`` are numbers.
+
+    With a ``width`` the widest texts go on below themselves, so that no line is longer, as far as that can be.
 
     >>> lines_of_table(["step", "rows"], [["count", "7"], ["out", "12"]], right=[1])
     ['step   rows', 'count     7', 'out      12']
+    >>> lines_of_table(["step", "columns"], [["count", "key long, value double"]], width=20)
+    ['step   columns', 'count  key long,', '       value double']
     """
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    if width is not None:
+        widths = _narrowed(widths, right, width - 2 * (len(widths) - 1))
 
-    def cells(row: Sequence[str]) -> str:
-        parts = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        return "  ".join(parts).rstrip()
+    def cells(row: Sequence[str]) -> list[str]:
+        columns = [_folded(cell, w) for cell, w in zip(row, widths, strict=True)]
+        return [
+            "  ".join(
+                part.rjust(w) if i in right else part.ljust(w)
+                for i, (part, w) in enumerate(zip(parts, widths, strict=True))
+            ).rstrip()
+            for parts in zip_longest(*columns, fillvalue="")
+        ]
 
-    return [cells(row) for row in (head, *rows)]
+    return [line for row in (head, *rows) for line in cells(row)]
+
+
+def _narrowed(widths: Sequence[int], right: Sequence[int], room: int) -> list[int]:
+    """Widths that fit into so many columns: the widest texts give first, numbers and short texts nothing."""
+    fitting = list(widths)
+    texts = [i for i in range(len(fitting)) if i not in right]
+    while texts and (over := sum(fitting) - room) > 0:
+        widest = max(texts, key=fitting.__getitem__)
+        if fitting[widest] <= _NARROWEST:
+            break
+        least = max([_NARROWEST, *(fitting[i] for i in texts if fitting[i] < fitting[widest])])
+        fitting[widest] = max(fitting[widest] - over, least)
+    return fitting
+
+
+def _folded(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(1, width), break_on_hyphens=False) or [""] if len(text) > width else [text]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections import deque
 from datetime import datetime
@@ -152,7 +153,8 @@ class LiveView:
         self._rates: deque[float] = deque(maxlen=24)
         self._rated_s = 0.0
         self._hint = "Ctrl-C: last checkpoint, then stop"
-        self._live = Live(console=console, refresh_per_second=5, transient=True)
+        both = sys.stdout.isatty()  # else what the job prints belongs into a file, and must not come out here
+        self._live = Live(console=console, refresh_per_second=5, transient=True, redirect_stdout=both)
 
     def preparing(self, text: str) -> None:
         self._show(Spinner("dots", Text(f" {text}", "dim"), style="cyan"))

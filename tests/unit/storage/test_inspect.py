@@ -46,7 +46,7 @@ def test_inspect_as_text(store):
     assert text.startswith("checkpoint 2 of delays\n  aligned, attempt 1, parallelism 2 of at most 128\n")
     assert "completed 1970-01-01T00:00:01.010+00:00 after 10 ms" in text
     assert "count  aggregate  2         80" in text
-    assert "read split-1: 20" in text
+    assert "split-1        20        -            0.1\n" in text
     assert all(line == line.rstrip() for line in text.splitlines())
 
 

@@ -64,12 +64,12 @@ def test_list_tells_the_jobs_apart(store):
         "done": "finished",
         "here": "running",
         "there": "unknown",
-        "gone": "ended",
+        "gone": "dead",
     }
     lines = render_jobs(infos, 66_010).splitlines()
     assert lines[0].split() == ["job", "state", "attempt", "checkpoint", "age", "size", "driver"]
     assert lines[1] == f"done   finished        1           7  1m 05s   0 B  {ME}"
-    assert lines[2] == "gone   ended           1           -       -     -  elsewhere:2"
+    assert lines[2] == "gone   dead            1           -       -     -  elsewhere:2"
 
 
 def test_list_tells_how_a_job_ended_although_its_process_lives_on(store):

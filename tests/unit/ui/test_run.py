@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ from cutwater.runtime.status import JobStatus
 from cutwater.storage.local import LocalStore
 from cutwater.storage.log import JobFinished, JobLog
 from cutwater.ui import run as run_module
-from cutwater.ui.run import Interrupts, follow, interrupts_counted
+from cutwater.ui.run import Interrupts, RunOptions, follow, interrupts_counted
 
 
 class FakeJob:
@@ -134,3 +135,29 @@ def test_a_job_that_has_finished_is_told_so_before_spark_is_started(
     assert "had finished already: nothing was run. To run it again, give another job name" in " ".join(
         (out + err).split()
     )
+
+
+class NotedView(SeenView):
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize("takeover", [False, True])
+def test_a_start_says_that_it_waits_for_another_driver_and_takes_over_if_told_to(takeover: bool) -> None:
+    """The command line has its own way of showing warnings, so what is logged must come to it."""
+
+    class Flow:
+        def start(self, spark, **settings):
+            logging.getLogger("cutwater.lease").warning("job %r: its driver gives no sign of life", "job")
+            self.settings = settings
+
+    flow, view = Flow(), NotedView()
+    options = RunOptions("x.py", checkpoint="chk", takeover=takeover)
+    run_module.begin(flow, None, options, view)
+    assert flow.settings["takeover"] is takeover
+    assert view.notes == ["job 'job': its driver gives no sign of life"]
+    assert not any(type(h) is logging.Handler for h in logging.getLogger("cutwater.lease").handlers)

@@ -28,6 +28,13 @@ StateBackend = Literal["memory", "rocksdb"]
 SchedulerName = Literal["default", "adaptive"]
 LogLevelName = Literal["debug", "info", "warning", "error", "critical"]
 
+
+REPLACED_SETTINGS = {
+    "group_deadline": "A job waits for cores as long as it takes: set resource_timeout where it should fail instead, "
+    "rescale_timeout for how long a rescale waits, boot_timeout for how long a worker may take to start."
+}
+"""Names of settings that are no more, without ``_ms``: what to write instead."""
+
 _UNITS_US = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1))
 _SPELLINGS = {
     0.001: ("us", "µs", "μs", "microsecond", "microseconds"),
@@ -192,13 +199,19 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Workers, and subtasks of every step that does not say otherwise."""
     max_parallelism: int = 128
     """Key groups; fixed for the life of the state."""
-    scheduler: SchedulerName = "default"
-    """``"adaptive"``: where Spark's cores stay lost for ``group_deadline`` the job goes on with fewer workers, and with
-    more as soon as they come back, up to ``parallelism``; see the guide on rescaling."""
+    scheduler: SchedulerName | None = None
+    """``"adaptive"``: where Spark's cores stay lost for ``resource_stabilization_timeout`` the job goes on with fewer
+    workers, and with more as soon as they come back, up to ``parallelism``; see the guide on rescaling.  ``None``:
+    ``"adaptive"`` unless the master is a local one, or the job has no checkpoints or a ``trace_dir``."""
     min_parallelism: int = 1
-    """Scheduler ``adaptive``: with less the job waits, and fails at the ``group_deadline``."""
+    """Scheduler ``adaptive``: with less the job waits."""
     resource_stabilization_timeout_ms: float = 10_000.0
-    """Scheduler ``adaptive``: how long cores that came back must stay before a part of those that lack is used."""
+    """Scheduler ``adaptive``: how long the workers that are there must be all that come before the job goes on with
+    fewer, or with a part of those that it lacked."""
+    resource_timeout_ms: float | None = None
+    """A job that waits for cores fails if none came for so long.  ``None``: it waits, and the status says for what."""
+    rescale_timeout_ms: float = 300_000.0
+    """A rescale waits so long for cores and workers, from the last one that came; the job runs on meanwhile."""
     # -- data path
     batch_rows: int = 65_536
     """A sender's builder flushes at this many rows; operators are called with at most twice as many."""
@@ -226,8 +239,9 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What is logged in a worker below this level stays there; the rest comes to the driver, to the logger
     `cutwater.worker`; see the guide on logging."""
     # -- membership
-    group_deadline_ms: float = 10_000.0
-    """Workers must have joined this long after the last one that did."""
+    boot_timeout_ms: float = 180_000.0
+    """A worker that has a core must have started Python and joined within this time; else Spark ends it, and it is
+    started anew, on another machine if there is one."""
     heartbeat_interval_ms: float = 1_000.0
     """Between two signs of life of a worker."""
     heartbeat_timeout_ms: float = 10_000.0
@@ -262,10 +276,12 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """When and how often a failed job is restarted."""
 
     def __post_init__(self) -> None:
-        above_0 = ("interval_ms", "timeout_ms", "buffer_timeout_ms", "slice_budget_ms", "group_deadline_ms")
-        for name in (*above_0, "catch_up_timeout_ms", "max_call_ms"):
+        above_0 = ("interval_ms", "timeout_ms", "buffer_timeout_ms", "slice_budget_ms", "boot_timeout_ms")
+        for name in (*above_0, "catch_up_timeout_ms", "rescale_timeout_ms", "max_call_ms"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.resource_timeout_ms is not None and self.resource_timeout_ms <= 0:
+            raise ConfigError(f"resource_timeout_ms must be above 0, got {self.resource_timeout_ms}")
         counts = ("parallelism", "max_parallelism", "max_concurrent", "num_retained", "batch_rows", "channel_frames")
         for name in counts:
             if getattr(self, name) < 1:
@@ -349,6 +365,17 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     def records_order(self) -> bool:
         """Whether subtasks log in which order they do things: only where a recovery makes some of it once more (R0)."""
         return self.recovery not in ("job", "region")
+
+    def on_master(self, local: bool) -> JobConfig:
+        """With a scheduler, if none was chosen: cores are lost and come back on a cluster, not in a local session.
+
+        >>> JobConfig().on_master(False).scheduler, JobConfig(protocol="none").on_master(False).scheduler
+        ('adaptive', 'default')
+        """
+        if self.scheduler is not None:
+            return self
+        can_adapt = self.protocol != "none" and self.trace_dir is None
+        return self.replace(scheduler="adaptive" if can_adapt and not local else "default")
 
     def replace(self, **changes: Any) -> JobConfig:
         """A copy with some settings changed.

@@ -183,7 +183,6 @@ class Combination:
             "interval": f"{INTERVAL_S * 1000:.0f}ms",
             "heartbeat_interval": "300ms",
             "heartbeat_timeout": "10s",
-            "group_deadline": "60s",
             "restart": {"strategy": "fixed_delay", "delay_ms": 0.0, "attempts": 1_000_000},
             **early,
         }

@@ -200,7 +200,7 @@ def one_job(spark: SparkSession, folder: Path, cluster: str, seed: int, table: T
     dice = random.Random(seed)
     flow = counting(NAME, held(folder, ROWS, rate=dice.choice([200_000, 400_000])), folder / "out")
     interval = dice.choice(["100ms", "300ms", "1s"])
-    job = flow.start(spark, checkpoint=folder / "chk", interval=interval, parallelism=2, group_deadline="60s")
+    job = flow.start(spark, checkpoint=folder / "chk", interval=interval, parallelism=2)
     killer = Killer(job, dice)
     for number in range(KILLS_PER_JOB):
         killer.kill(executor=number == KILLS_PER_JOB - 1, max_delay_s=1.0)
@@ -217,7 +217,10 @@ def test_kills_of_workers_and_executors_of_a_cluster(
 ) -> None:
     if cluster == "standalone":
         spark = make_session(
-            request.getfixturevalue("standalone"), spark_executor_cores="2", spark_executor_memory="1g"
+            request.getfixturevalue("standalone"),
+            spark_executor_cores="2",
+            spark_executor_memory="1g",
+            spark_driver_host="127.0.0.1",
         )
     else:
         spark = make_session("local-cluster[2,2,1024]")

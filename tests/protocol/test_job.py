@@ -17,7 +17,7 @@ SUBTASKS = frozenset({(0, 0), (0, 1)})
 
 def machine(restart: RestartConfig | None = None, *, slots: int = 2, attempt: int = 0) -> JobMachine:
     config = restart or RestartConfig(strategy="fixed_delay", attempts=3, delay_ms=100.0)
-    return JobMachine(slots, SUBTASKS, RestartDecider(config, random.Random(0)), 10_000.0, attempt=attempt)
+    return JobMachine(slots, SUBTASKS, RestartDecider(config, random.Random(0)), attempt=attempt)
 
 
 def running(m: JobMachine, now: float = 1.0) -> JobMachine:
@@ -44,35 +44,6 @@ def test_rows_flow_when_every_worker_is_ready() -> None:
     assert m.handle(j.WorkerReady(0, 1, 2.0)) == []
     assert m.handle(j.WorkerReady(0, 1, 2.0)) == []  # said twice is not two workers
     assert m.handle(j.WorkerReady(1, 1, 2.0)) == [j.StartProcessing(1)]
-
-
-def test_the_deadline_counts_from_the_last_progress() -> None:
-    m = machine()
-    m.handle(j.Progress(2, 0, 0.0))
-    m.handle(j.WorkerJoined(0, 1, 8_000.0))
-    assert m.next_due_ms == 18_000.0
-    assert m.handle(j.Tick(17_999.0)) == []
-    (effect,) = m.handle(j.Tick(18_000.0))
-    assert effect == j.ShutDown(
-        j.Outcome.FAILED,
-        "1 of 2 workers got a core of the Spark cluster; free 1 core or ask for parallelism 1",
-    )
-
-
-def test_a_worker_that_has_a_core_is_given_time_to_start() -> None:
-    m = machine()
-    m.handle(j.Progress(2, 2, 1_000.0))
-    assert m.handle(j.Tick(20_000.0)) == []
-    assert m.handle(j.Tick(61_001.0))
-
-
-def test_a_slot_that_spark_has_not_scheduled_yet_does_not_wait_for_a_core() -> None:
-    m = machine()
-    m.handle(j.Progress(1, 1, 1_000.0))
-    assert m.handle(j.Tick(12_000.0)) == []
-    m.handle(j.Progress(2, 1, 12_000.0))
-    assert m.handle(j.Tick(21_999.0)) == []
-    assert m.handle(j.Tick(22_000.0))
 
 
 def test_a_lost_worker_stops_the_attempt_and_the_next_begins_after_the_delay() -> None:

@@ -75,7 +75,7 @@ def test_r3_a_failure_takes_down_what_it_depends_on() -> None:
     read, also, count, sink = (0, 0), (0, 1), (1, 1), (2, 0)
     units, upstream = units_of([read, also, count, sink], [(read, count), (also, count), (count, sink)])
     decider = RestartDecider(RestartConfig(strategy="fixed_delay", delay_ms=0.0), random.Random(0))
-    m = JobMachine(2, frozenset({read, also, count, sink}), decider, 10_000.0, regions=units, upstream=upstream)
+    m = JobMachine(2, frozenset({read, also, count, sink}), decider, regions=units, upstream=upstream)
     for slot in range(2):
         m.handle(j.WorkerJoined(slot, slot + 1, 0.0))
     for slot, region in sorted(m.parts):
@@ -91,7 +91,7 @@ def job(*, delay_ms: float = 0.0, attempts: int = 9) -> JobMachine:
     """All is running in attempt 1, with the workers 1, 2 and 3."""
     restart = RestartConfig(strategy="fixed_delay", attempts=attempts, delay_ms=delay_ms)
     decider = RestartDecider(restart, random.Random(0))
-    m = JobMachine(3, A | B | C, decider, 10_000.0, regions=(A, B, C))
+    m = JobMachine(3, A | B | C, decider, resource_timeout_ms=10_000.0, regions=(A, B, C))
     for slot in range(3):
         m.handle(j.WorkerJoined(slot, slot + 1, 0.0))
     assert m.phase is j.JobPhase.DEPLOYING
@@ -189,22 +189,32 @@ def test_restarts_of_regions_come_out_of_the_same_budget() -> None:
     assert effect.outcome is j.Outcome.FAILED
 
 
-def test_a_slot_that_stays_empty_ends_the_job() -> None:
+def test_a_slot_that_stays_empty_ends_the_job_only_where_that_is_wanted() -> None:
     m = job()
     m.handle(j.WorkerLost(2, 3, "killed", 1.0))
-    m.handle(j.Progress(3, 2, 2.0))
-    due = m.next_due_ms
-    assert due is not None
-    (effect,) = m.handle(j.Tick(due))
+    m.handle(j.Progress(frozenset({2}), (), 2.0))
+    assert m.waits
+    assert isinstance(m.handle(j.Tick(8_001.0))[0], j.Wait)
+    (effect,) = m.handle(j.Tick(10_002.0))
     assert isinstance(effect, j.ShutDown)
     assert "2 of 3 workers" in effect.reason
+    patient = job()
+    patient.resource_timeout_ms = patient.waiting.resource_timeout_ms = None
+    patient.handle(j.WorkerLost(2, 3, "killed", 1.0))
+    patient.handle(j.Progress(frozenset({2}), (), 2.0))
+    patient.handle(j.Tick(8_001.0))
+    assert patient.next_due_ms is None
+    assert patient.handle(j.Tick(1e9)) == []
+    assert patient.down == {2}
+    patient.handle(j.WorkerJoined(2, 9, 1e9))
+    assert patient._deploying
 
 
 def test_a_job_that_can_go_on_with_fewer_workers_does_not_wait_beside_an_empty_slot_for_ever() -> None:
     m = job()
     m.fewest = 2
     m.handle(j.WorkerLost(2, 3, "killed", 1.0))
-    m.handle(j.Progress(3, 2, 2.0))
+    m.handle(j.Progress(frozenset({2}), (), 2.0))
     due = m.next_due_ms
     assert due is not None
     (effect,) = m.handle(j.Tick(due))

@@ -30,9 +30,9 @@ class Cluster:
         self.errors: dict[int, str] = {}
         self.ended: j.Outcome | None = None
         least = r.Shape(1, 1) if adaptive else None
-        self.rescaler = r.Rescaler(r.Shape(2, 2), deadline_ms=50, boot_deadline_ms=80, least=least, stable_ms=20)
+        self.rescaler = r.Rescaler(r.Shape(2, 2), deadline_ms=80, least=least, stable_ms=20)
         restart = RestartDecider(RestartConfig(strategy="fixed_delay", delay_ms=1.0, attempts=10_000), self.dice)
-        self.job = JobMachine(2, subtasks(2), restart, 50.0, 80.0, fewest=self.rescaler.fewest)
+        self.job = JobMachine(2, subtasks(2), restart, 80.0, 40.0, fewest=self.rescaler.fewest)
         self.recruit(2)
 
     def recruit(self, workers: int) -> None:
@@ -114,9 +114,10 @@ class Cluster:
             self.deployed = False
             for slot in range(self.job.slots):
                 self.feed(j.WorkerReady(slot, self.job.attempt, self.now_ms))
-        self.rescale(r.GroupSeen(frozenset(self.alive), len(self.alive), self.now_ms))
+        alive = frozenset(self.alive)
+        self.rescale(r.GroupSeen(alive, alive, self.job.waits, self.now_ms))
         self.rescale(r.Tick(self.now_ms))
-        self.feed(j.Progress(len(self.submitted), len(self.alive), self.now_ms))
+        self.feed(j.Progress(frozenset(self.submitted - alive), (), self.now_ms))
         self.feed(j.Tick(self.now_ms))
         running = self.job.phase is j.JobPhase.RUNNING
         assert not running or self.rescaler.shape.workers == self.job.slots
@@ -155,7 +156,7 @@ def test_a_new_group_that_stays_incomplete_makes_way_for_the_old_one() -> None:
     rescaler = r.Rescaler(r.Shape(2, 2))
     rescaler.handle(r.AttemptRuns(0))
     rescaler.handle(r.Requested(r.Shape(3, 3), "wider", 0))
-    rescaler.handle(r.GroupSeen(frozenset(range(3)), 3, 1))
+    rescaler.handle(r.GroupSeen(frozenset(range(3)), frozenset(range(3)), False, 1))
     assert rescaler.handle(r.SnapshotEnded("", 2)) == [r.Switch(r.Shape(3, 3), "rescaled from 2 to 3")]
     assert rescaler.fewest == 2
     note, answered, switch = rescaler.handle(r.Short(2, "2 of 3 workers got a core", 60))

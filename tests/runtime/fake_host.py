@@ -12,15 +12,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from preloaded import work
 from pyspark import cloudpickle
 
-__all__ = ["FakeHost", "FakeSpark", "adopt", "context", "server_address"]
+from cutwater.runtime.spark_host import SlotTask
+
+__all__ = ["Cores", "FakeHost", "FakeSpark", "adopt", "context", "server_address"]
 
 _CRASHES = {-number for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)}
 
@@ -64,6 +67,36 @@ def _server() -> Any:
     return forkserver._forkserver  # type: ignore[attr-defined]
 
 
+class Cores:
+    """Cores that tasks hold, and that can be lost while they do."""
+
+    def __init__(self, count: int) -> None:
+        self._changed = threading.Condition()
+        self._free, self._owed = count, 0
+
+    def acquire(self, timeout: float | None = None) -> bool:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._free > 0, timeout):
+                return False
+            self._free -= 1
+            return True
+
+    def release(self, count: int = 1) -> None:
+        """Cores come back, from a task or from nowhere; those that were lost meanwhile do not."""
+        with self._changed:
+            paid = min(self._owed, count)
+            self._owed -= paid
+            self._free += count - paid
+            self._changed.notify_all()
+
+    def lose(self, count: int = 1) -> None:
+        """So many are gone: free ones now, others when their tasks end."""
+        with self._changed:
+            free = min(self._free, count)
+            self._free -= free
+            self._owed += count - free
+
+
 class FakeSpark:
     """Stands for the session: how many cores there are, and the hosts made on it.
 
@@ -74,7 +107,9 @@ class FakeSpark:
     """
 
     def __init__(self, cores: int = 16, retries: int = 0, crash_log: Path | None = None) -> None:
-        self.cores = threading.Semaphore(cores)
+        self.cores = Cores(cores)
+        self.sparkContext = SimpleNamespace(master="local[*]")
+        """Decides which scheduler a job has."""
         self.retries = retries
         self.crash_log = crash_log
         self.crashes: list[str] = []
@@ -100,12 +135,18 @@ class FakeHost:
         self.launches = 0
         self.processes: dict[int, ForkServerProcess] = {}
         self._threads: list[threading.Thread] = []
+        self._submitted: dict[int, float] = {}
+        """Slots with a task, and when it got its core; 0: it has none."""
+        self._dropped: set[int] = set()
+        """Slots whose task was cancelled before it had a core."""
         self._abandoned: set[ForkServerProcess] = set()
         self._cancelled = threading.Event()
         spark.hosts.append(self)
 
     def launch(self, slot: int, args: Any) -> None:
         self.launches += 1
+        self._dropped.discard(slot)
+        self._submitted[slot] = 0.0
         thread = threading.Thread(
             target=self._run,
             args=(slot, cloudpickle.dumps((self._spark.prepare, args, self._spark.crash_log))),
@@ -116,6 +157,8 @@ class FakeHost:
 
     def cancel(self, slot: int) -> None:
         process = self.processes.get(slot)
+        if process is None:
+            self._dropped.add(slot)
         if self._spark.zombies and process is not None and not self._cancelled.is_set():
             self._abandoned.add(process)
             return
@@ -138,9 +181,13 @@ class FakeHost:
     def pids(self) -> list[int]:
         return [p.pid for p in list(self.processes.values()) if p.pid]
 
-    @property
-    def activity(self) -> tuple[int, int]:
-        return sum(t.is_alive() for t in self._threads), len(self.processes)
+    def activity(self, slots: Iterable[int]) -> dict[int, SlotTask | None]:
+        now, known = time.monotonic(), dict(self._submitted)
+        return {
+            slot: SlotTask("here", (now - known[slot]) * 1000) if known[slot] else None
+            for slot in slots
+            if slot in known
+        }
 
     @property
     def address(self) -> str:
@@ -149,9 +196,11 @@ class FakeHost:
     def _run(self, slot: int, pickled: bytes) -> None:
         error: BaseException | None = None
         while not self._spark.cores.acquire(timeout=0.05):
-            if self._cancelled.is_set():
+            if self._cancelled.is_set() or slot in self._dropped:
+                self._submitted.pop(slot, None)
                 self._on_end(slot, RuntimeError("cancelled before it got a core"))
                 return
+        self._submitted[slot] = time.monotonic()
         try:
             for _ in range(self._spark.retries + 1):
                 process = context().Process(target=work, args=(pickled,), daemon=True)
@@ -171,4 +220,5 @@ class FakeHost:
             error = e
         finally:
             self._spark.cores.release()
+            self._submitted.pop(slot, None)
         self._on_end(slot, error)

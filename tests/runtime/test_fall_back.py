@@ -195,7 +195,7 @@ def drive(folder: str, server: str, restore: str, moment: str) -> None:
         Sinks.settle = at_settle  # type: ignore[method-assign]
     else:
         PartCommitter._take_back = at_take_back  # type: ignore[method-assign]
-    flow, settings = flow_of(path, EACH), {"interval": "50ms", "group_deadline": "60s"}
+    flow, settings = flow_of(path, EACH), {"interval": "50ms"}
     job = flow.start(FakeSpark(), checkpoint=path / "chk", restore=restore, **settings)  # type: ignore[arg-type]
     job.await_termination()
 

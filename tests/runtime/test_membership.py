@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_host import FakeSpark
+from fake_host import Cores, FakeSpark
 from faults import before_taking, failing_writes, happens
 from runtime_world import (
     assert_ids,
@@ -32,16 +31,16 @@ from cutwater.runtime.auth import new_secret, shake
 ROWS = 12_000
 
 
-def test_too_few_cores_say_how_many_are_missing(start, fake_spark: FakeSpark, tmp_path: Path) -> None:
-    fake_spark.cores = threading.Semaphore(1)
-    job = start(counting("cores", gated(tmp_path, ROWS), tmp_path / "out"), parallelism=3, group_deadline="700ms")
+def test_too_few_cores_end_a_job_only_where_its_user_wants_that(start, fake_spark: FakeSpark, tmp_path: Path) -> None:
+    fake_spark.cores = Cores(1)
+    job = start(counting("cores", gated(tmp_path, ROWS), tmp_path / "out"), parallelism=3, resource_timeout="700ms")
     with pytest.raises(ResourceError, match=r"1 of 3 workers.*free 2 cores or ask for parallelism 1"):
         job.await_termination(30)
     assert fake_spark.pids == []
 
 
 def test_cores_that_come_late_are_waited_for(start, fake_spark: FakeSpark, tmp_path: Path) -> None:
-    fake_spark.cores = threading.Semaphore(1)
+    fake_spark.cores = Cores(1)
     open_gate(tmp_path)
     job = start(counting("late", gated(tmp_path, ROWS), tmp_path / "out"), parallelism=3)
     wait_until(lambda: len(job.status.workers) == 1, "the first worker")

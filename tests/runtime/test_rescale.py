@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from fake_host import Cores
 from runtime_world import assert_ids, assert_running_counts, counting, gated, open_gate, wait_until
 
 import cutwater as cw
@@ -57,7 +58,7 @@ def test_a_rescale_right_after_another_knows_who_is_there(
 def test_too_few_cores_leave_it_as_it_was(start, fake_spark, tmp_path: Path) -> None:
     for _ in range(13):
         fake_spark.cores.acquire()
-    job = start(counting("narrow", gated(tmp_path, ROWS), tmp_path / "out"), group_deadline="500ms")
+    job = start(counting("narrow", gated(tmp_path, ROWS), tmp_path / "out"), rescale_timeout="500ms")
     wait_until(lambda: job.status.rows_read > 1_000, "rows", job=job)
     with pytest.raises(cw.CutwaterError, match=r"of 4 workers got a core.*; the job goes on at parallelism 2"):
         job.rescale(4)
@@ -88,6 +89,25 @@ def test_a_later_driver_goes_on_at_the_last_parallelism_until_the_program_asks_f
     assert changed.status.parallelism == 1
     open_gate(tmp_path)
     assert changed.await_termination(30)
+    assert_running_counts(tmp_path / "out", ROWS)
+
+
+def test_a_later_driver_of_an_adaptive_job_asks_for_what_its_user_asked_for(start, fake_spark, tmp_path: Path) -> None:
+    """Not for what the program says, and not for what there happened to be."""
+    fake_spark.cores = Cores(4)
+    flow = counting("asked", gated(tmp_path, ROWS), tmp_path / "out")
+    adaptive = {"scheduler": "adaptive", "resource_stabilization_timeout": "300ms"}
+    first = start(flow, parallelism=2, **adaptive)
+    first.rescale(4)
+    fake_spark.cores.lose()
+    os.kill(first.status.workers[0].pid, signal.SIGKILL)
+    wait_until(lambda: first.status.parallelism == 3 and first.status.phase == "running", "three workers", job=first)
+    first.stop()
+    fake_spark.cores.release()
+    open_gate(tmp_path)
+    again = start(flow, parallelism=2, **adaptive)
+    assert again.status.parallelism == 4
+    assert again.await_termination(60)
     assert_running_counts(tmp_path / "out", ROWS)
 
 
@@ -143,16 +163,15 @@ def test_an_adaptive_job_goes_on_with_fewer_cores_and_with_more_when_they_come_b
 ) -> None:
     for _ in range(13):
         fake_spark.cores.acquire()
-    adaptive = {"scheduler": "adaptive", "group_deadline": "1s", "resource_stabilization_timeout": "100ms"}
+    adaptive = {"scheduler": "adaptive", "resource_stabilization_timeout": "500ms"}
     job = start(counting("elastic", gated(tmp_path, ROWS), tmp_path / "out"), parallelism=3, **adaptive)
     wait_until(lambda: job.status.rows_read > 1_000, "rows", job=job)
     assert job.status.parallelism == 3
-    give_back = fake_spark.cores.release
-    fake_spark.cores.release = lambda: setattr(fake_spark.cores, "release", give_back)  # this core is gone
+    fake_spark.cores.lose()
     os.kill(next(w.pid for w in job.status.workers if w.slot == 1), signal.SIGKILL)
     wait_until(lambda: job.status.parallelism == 2 and job.status.phase == "running", "two workers", 60, job=job)
     assert any("goes on at parallelism 2" in w for w in job.status.warnings)
-    give_back()
+    fake_spark.cores.release()
     wait_until(lambda: job.status.parallelism == 3 and job.status.phase == "running", "three workers", 60, job=job)
     open_gate(tmp_path)
     assert job.await_termination(60)

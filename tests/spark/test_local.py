@@ -6,6 +6,7 @@ import importlib
 import random
 import threading
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -111,8 +112,18 @@ def test_jobs_side_by_side_and_one_after_the_other(spark: SparkSession, tmp_path
 
 def test_too_few_cores_are_told_in_time(spark: SparkSession, tmp_path: Path) -> None:
     flow = counting("wide", cw.rate(None, rows=100), tmp_path / "out")
+    job = flow.start(spark, checkpoint=tmp_path / "chk", parallelism=7, resource_timeout="8s")
+    wait_until(lambda: job.status.waiting is not None and job.status.waiting.cores == 4, "four of seven")
+    waiting = job.status.waiting
+    assert waiting is not None
+    assert waiting.text.startswith("waiting for cores, 4 of 7 since ")
+    host: Any = job._coordinator._group._host
+    tasks = host.activity(range(8))
+    assert sorted(tasks) == list(range(7))
+    assert sorted(task.host for task in tasks.values() if task is not None) == ["localhost"] * 4
+    assert all(0 <= task.age_ms < 120_000 for task in tasks.values() if task is not None)
     with pytest.raises(ResourceError, match=r"4 of 7 workers.*free 3 cores or ask for parallelism 4"):
-        flow.run(spark, checkpoint=tmp_path / "chk", parallelism=7, group_deadline="4s")
+        job.await_termination(60)
     tracker = spark.sparkContext.statusTracker()
     wait_until(lambda: not tracker.getActiveJobsIds(), "no Spark job left")
 

@@ -4,10 +4,14 @@ Both sides hold the job's secret.  Each proves it with an HMAC-SHA256 over a lab
 protocol version, both nonces (no replay) and everything said so far; nothing of the other side is parsed before its
 proof is checked::
 
-    client -> server   magic version client-nonce
+    client -> server   magic version client-nonce knock
     client <- server   magic version server-nonce
     client -> server   proof length client-identity
     client <- server   proof length verdict server-identity
+
+The knock is an HMAC of the bytes before it, under another label: a server tells those who know the secret from
+strangers by the first bytes that come, answers no stranger at all, and can keep its patience for the others.  It admits
+nobody, since who listened to a connection can send its knock again.
 
 The identity says role, job, worker, attempt and incarnation; ``check`` refuses what does not belong here (fencing).  A
 refusal is proved, too, so that nobody else can tell a worker to give up.
@@ -38,7 +42,10 @@ _MAGIC: Final = b"CUTW"
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 _LENGTH: Final = struct.Struct("<H")
-_HELLO_BYTES: Final = len(_MAGIC) + 1 + _NONCE_BYTES
+_PREFIX: Final = _MAGIC + bytes([PROTOCOL_VERSION])
+_HELLO_BYTES: Final = len(_PREFIX) + _NONCE_BYTES
+_KNOCK_LABEL: Final = b"cutwater knock"
+_STRANGER: Final = "It belongs to another job, or is not Cutwater at all."
 _PROVED_BYTES: Final = _PROOF_BYTES + _LENGTH.size
 
 
@@ -96,6 +103,8 @@ class Handshake(abc.ABC):
 
     _own_label: bytes
     _peer_label: bytes
+    _greeting_bytes: int
+    """Length of the first message of the peer."""
 
     def __init__(self, secret: bytes, me: Peer, check: Callable[[Peer], Refusal | None] | None = None) -> None:
         if len(secret) < 16:
@@ -127,6 +136,8 @@ class Handshake(abc.ABC):
         self._data += data
         answer = b""
         try:
+            if not self._greeted:
+                self._check_prefix()
             while (whole := self._whole) and len(self._data) >= whole:
                 message = bytes(self._data[:whole])
                 del self._data[:whole]
@@ -145,7 +156,7 @@ class Handshake(abc.ABC):
         if self._peer is not None or self.refusal is not None:
             return 0
         if not self._greeted:
-            return _HELLO_BYTES
+            return self._greeting_bytes
         return _PROVED_BYTES if self._proof is None else self._length
 
     @property
@@ -178,9 +189,9 @@ class Handshake(abc.ABC):
 
     def _step(self, message: bytes) -> bytes:
         if not self._greeted:
-            self._greet(message)
+            answer = self._answer_greeting(message)
             self._greeted = True
-            return self._answer_greeting(message)
+            return answer
         if self._proof is None:
             (self._length,) = _LENGTH.unpack_from(message, _PROOF_BYTES)
             self._proof = message[:_PROOF_BYTES]
@@ -188,10 +199,7 @@ class Handshake(abc.ABC):
                 raise WireError(f"an identity has 1 to {MAX_IDENTITY_BYTES} bytes, the peer announced {self._length}")
             return b""
         if not hmac.compare_digest(self._prove(self._peer_label, message), self._proof):
-            raise WireError(
-                "the peer could not prove the job's secret",
-                hint="It belongs to another job, or is not Cutwater at all.",
-            )
+            raise WireError("the peer could not prove the job's secret", hint=_STRANGER)
         self._transcript += self._proof + message
         try:
             said = msgspec.msgpack.decode(message, type=_Identity)
@@ -199,18 +207,23 @@ class Handshake(abc.ABC):
             raise WireError(f"the peer's identity cannot be read: {e}") from None
         return self._answer_proof(said)
 
-    def _greet(self, message: bytes) -> None:
-        if not message.startswith(_MAGIC):
+    def _check_prefix(self) -> None:
+        """Whatever cannot become a greeting is refused at its first byte, and not waited for."""
+        begun = bytes(self._data[: len(_PREFIX)])
+        if _PREFIX.startswith(begun):
+            return
+        if not begun.startswith(_MAGIC):
             raise WireError("the peer does not speak Cutwater's protocol")
-        version = message[len(_MAGIC)]
-        if version != PROTOCOL_VERSION:
-            raise WireError(
-                f"the peer speaks version {version} of the protocol, this side {PROTOCOL_VERSION}",
-                hint="Install the same release of cutwater on the driver and all workers.",
-            )
+        raise WireError(
+            f"the peer speaks version {begun[-1]} of the protocol, this side {PROTOCOL_VERSION}",
+            hint="Install the same release of cutwater on the driver and all workers.",
+        )
 
     def _hello(self) -> bytes:
-        return _MAGIC + bytes([PROTOCOL_VERSION]) + self._nonce
+        return _PREFIX + self._nonce
+
+    def _knock(self, hello: bytes) -> bytes:
+        return hmac.new(self._secret, _KNOCK_LABEL + hello, hashlib.sha256).digest()
 
     def _prove(self, label: bytes, message: bytes) -> bytes:
         said = label + self._transcript + _LENGTH.pack(len(message)) + message
@@ -253,12 +266,13 @@ class ClientHandshake(Handshake):
     """
 
     _own_label, _peer_label = b"cutwater client", b"cutwater server"
+    _greeting_bytes = _HELLO_BYTES
 
     def start(self) -> bytes:
-        return self._hello()
+        return self._hello() + self._knock(self._hello())
 
     def _answer_greeting(self, message: bytes) -> bytes:
-        self._transcript = self._hello() + message
+        self._transcript = self.start() + message
         return self._identify()
 
     def _answer_proof(self, said: _Identity) -> bytes:
@@ -267,11 +281,19 @@ class ClientHandshake(Handshake):
 
 
 class ServerHandshake(Handshake):
-    """The side that listens.  It says nothing about itself before the client has proved the secret."""
+    """The side that listens.  It says nothing before the client knocked, and nothing of itself before its proof."""
 
     _own_label, _peer_label = b"cutwater server", b"cutwater client"
+    _greeting_bytes = _HELLO_BYTES + _PROOF_BYTES
+
+    @property
+    def knocked(self) -> bool:
+        """The client has shown that it knows the secret, or listened to somebody who does."""
+        return self._greeted
 
     def _answer_greeting(self, message: bytes) -> bytes:
+        if not hmac.compare_digest(self._knock(message[:_HELLO_BYTES]), message[_HELLO_BYTES:]):
+            raise WireError("the peer could not prove the job's secret", hint=_STRANGER)
         self._transcript = message + self._hello()
         return self._hello()
 

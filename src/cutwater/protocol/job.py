@@ -11,7 +11,7 @@ Phases::
        │<───────── delay over ── RESTARTING <──── a worker or subtask failed ────────────────────┤
        │                              │ budget used up                              final checkpoint committed
        v                              v                                                          v
-    (deadline) ───────────────────> ENDING ──workers gone──> FINISHED | FAILED | CANCELLED <── ENDING
+    (time out) ───────────────────> ENDING ──workers gone──> FINISHED | FAILED | CANCELLED <── ENDING
 
 A *recruit* is a worker of a slot beyond the group: it waits there for a rescale, and its loss is no failure.
 ``Reshape`` gives the job another group: the attempt ends without a failure, and the next one begins as soon as all are
@@ -25,8 +25,8 @@ the others run on, and once the workers are there the regions begin again under 
 All regions that are down come back together; what fails meanwhile joins them.  If all are down, or they cannot be
 restored beside the others, the whole job restarts.
 
-Rules: A7 (no subtask ends before the job), R1 (restart of the whole job), R2 (restart of regions), a deadline counted
-from the last progress.
+Rules: A7 (no subtask ends before the job), R1 (restart of the whole job), R2 (restart of regions).  An incomplete group
+is waited for (``protocol.waiting``); that ends the job only where its user wants it to.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ from cutwater.protocol.job_messages import (
     TakeFinalCheckpoint,
     TaskFailed,
     Tick,
+    Wait,
     Widened,
     WorkerJoined,
     WorkerLost,
@@ -66,6 +67,7 @@ from cutwater.protocol.job_messages import (
 )
 from cutwater.protocol.regions import Division, Region
 from cutwater.protocol.restart import GiveUp, RestartDecider
+from cutwater.protocol.waiting import Waiting
 
 __all__ = ["JobMachine"]
 
@@ -81,8 +83,8 @@ class JobMachine:
         slots: number of workers of a full group.
         subtasks: all subtasks as (vertex, subtask).
         restart: the restart strategy.
-        group_deadline_ms: how long after the last progress an incomplete group is given up.
-        boot_deadline_ms: the same, while no missing worker waits for a core: their processes are starting.
+        resource_timeout_ms: how long after the last progress a group that lacks cores is given up; ``None``: never.
+        stabilization_ms: the same, where the job can go on with those that are there.
         attempt: number of the last attempt known (from the log); the first one here is above it.
         fewest: with so many workers the job can go on, where the group does not become complete; 0: with no fewer than
             all.
@@ -93,8 +95,8 @@ class JobMachine:
     slots: int
     subtasks: frozenset[tuple[int, int]]
     restart: RestartDecider
-    group_deadline_ms: float
-    boot_deadline_ms: float = 60_000.0
+    resource_timeout_ms: float | None = None
+    stabilization_ms: float = 10_000.0
     now_ms: float = 0.0
     attempt: int = 0
     fewest: int = 0
@@ -110,14 +112,13 @@ class JobMachine:
     _ready: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """Slots and regions."""
     _finished: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-    _progress_ms: float = 0.0
-    _spark: tuple[int, int] = (0, 0)
     _resume_ms: float = 0.0
     _outcome: tuple[Outcome, str] | None = None
     _story: deque[tuple[JobPhase, Event]] = field(default_factory=lambda: deque[tuple[JobPhase, Event]](maxlen=16))
 
     def __post_init__(self) -> None:
-        self._progress_ms = self.now_ms
+        self.waiting = Waiting(self.resource_timeout_ms, self.stabilization_ms, self.now_ms)
+        self.waiting.look(self.workers, self.slots, self.now_ms)
         self._divide()
 
     def _divide(self) -> None:
@@ -135,20 +136,31 @@ class JobMachine:
         if now is not None:
             self.now_ms = max(self.now_ms, now)
         effects = self._dispatch(event)
+        self.waiting.look(self.workers, self.slots, self.now_ms)
         self.validate()
         return effects
 
     @property
     def next_due_ms(self) -> float | None:
         """When a Tick is wanted."""
-        if self.phase is JobPhase.FORMING:
-            return self._deadline()
-        if self.phase is JobPhase.RESTARTING:
+        if self.waits:
+            return self.waiting.due_ms(self._enough)
+        if self.phase is JobPhase.RESTARTING or (self.down and not self._deploying and self.phase is JobPhase.RUNNING):
             return self._resume_ms
-        if self.down and not self._deploying and self.phase is JobPhase.RUNNING:
-            waits = self.present < self.slots and self.now_ms >= self._resume_ms
-            return self._deadline() if waits else self._resume_ms
         return None
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing but missing workers keeps the job, or regions that are down, from going on."""
+        if self.phase is JobPhase.FORMING:
+            return self.present < self.slots
+        down = self.down and not self._deploying and self.phase is JobPhase.RUNNING
+        return bool(down) and self.present < self.slots and self.now_ms >= self._resume_ms
+
+    @property
+    def _enough(self) -> bool:
+        """With the workers that are there the job can go on, at a lower parallelism."""
+        return 0 < self.fewest <= len(self.workers)
 
     @property
     def present(self) -> int:
@@ -193,7 +205,8 @@ class JobMachine:
             case WorkerLost():
                 return self._lost(event)
             case Progress():
-                return self._progress(event)
+                self.waiting.hear(event)
+                return []
             case WorkerReady():
                 return self._worker_ready(event)
             case SubtaskFinished():
@@ -235,7 +248,7 @@ class JobMachine:
             if self.phase not in _LIVE:
                 return effects
         self.workers[event.slot] = event.incarnation
-        self._progress_ms = self.now_ms
+        self.waiting.progressed(self.now_ms)
         return effects or self._maybe_begin()
 
     def _lost(self, event: WorkerLost) -> list[Effect]:
@@ -245,14 +258,7 @@ class JobMachine:
         if self.phase in _ATTEMPT and event.slot < self.slots:
             return self._fail(f"worker {event.slot} was lost: {event.reason}", True, self._division.at(event.slot))
         # While ENDING the loss of a connection is no proof that the process is gone: WorkersGone says that.
-        self._progress_ms = self.now_ms
-        return []
-
-    def _progress(self, event: Progress) -> list[Effect]:
-        before = self._spark
-        self._spark = (event.submitted, event.running)
-        if self._spark > before:
-            self._progress_ms = self.now_ms
+        self.waiting.progressed(self.now_ms)
         return []
 
     def _worker_ready(self, event: WorkerReady) -> list[Effect]:
@@ -285,19 +291,22 @@ class JobMachine:
     def _tick(self) -> list[Effect]:
         if self.phase is JobPhase.RESTARTING and self.now_ms >= self._resume_ms:
             self.phase = JobPhase.FORMING
-            self._progress_ms = self.now_ms
+            self.waiting.progressed(self.now_ms)
             return self._maybe_begin()
         if effects := self._maybe_begin():
             return effects
-        waits = self.phase is JobPhase.FORMING or (self.down and not self._deploying and self.now_ms >= self._resume_ms)
-        if not waits or self.now_ms < self._deadline():
+        if not self.waits:
             return []
-        if not self.fewest or len(self.workers) < self.fewest:
-            return self._end(Outcome.FAILED, self.shortage())
+        enough, deadline = self._enough, self.waiting.deadline_ms(self._enough)
+        if deadline is None or self.now_ms < deadline:
+            text = self.waiting.tell(enough, self.now_ms)
+            return [Wait(text)] if text else []
+        if not enough:
+            return self._end(Outcome.FAILED, self.waiting.shortage())
         if self.down:  # fewer workers are another group, and that is for all
-            return self._restart(self.shortage(), self.now_ms)
-        self._progress_ms = self.now_ms
-        return [GroupShort(len(self.workers), self.shortage())]
+            return self._restart(self.waiting.shortage(), self.now_ms)
+        self.waiting.progressed(self.now_ms)
+        return [GroupShort(len(self.workers), self.waiting.shortage())]
 
     def _reshape(self, event: Reshape) -> list[Effect]:
         if self.phase not in _LIVE:
@@ -306,27 +315,12 @@ class JobMachine:
         self.regions, self.upstream = event.regions, event.upstream
         self._divide()
         self.workers = {slot: number for slot, number in self.workers.items() if slot < event.slots}
-        self._spark = (0, 0)
-        self._progress_ms = self.now_ms
+        self.waiting.progressed(self.now_ms)
         if self.phase in _ATTEMPT:
             self.phase = JobPhase.FORMING
         self.down.clear()
         self._deploying = False
         return self._maybe_begin()
-
-    def shortage(self) -> str:
-        """Why the group is not complete, in a user's words."""
-        have = min(max(self.present, self._spark[1]), self.slots - 1)
-        missing = self.slots - have
-        cores = "core" if missing == 1 else "cores"
-        ask = f" or ask for parallelism {have}" if have else ""
-        return f"{have} of {self.slots} workers got a core of the Spark cluster; free {missing} {cores}{ask}"
-
-    def _deadline(self) -> float:
-        """Only a slot that Spark knows of and gave no core waits for cores; any other is starting."""
-        submitted, running = self._spark
-        starting = submitted < self.slots or running >= self.slots
-        return self._progress_ms + (self.boot_deadline_ms if starting else self.group_deadline_ms)
 
     def _maybe_begin(self) -> list[Effect]:
         if self.present < self.slots:
@@ -381,7 +375,8 @@ class JobMachine:
         self._deploying = False
         self._ready = {part for part in self._ready if part[1] not in self.down}
         self._finished = {subtask for subtask in self._finished if self._division.region_of[subtask] not in self.down}
-        self._resume_ms, self._progress_ms = resume_ms, self.now_ms
+        self._resume_ms = resume_ms
+        self.waiting.progressed(self.now_ms)
         return [StopRegions(tuple(sorted(self.down)), reason)]
 
     def _restart(self, reason: str, resume_ms: float) -> list[Effect]:

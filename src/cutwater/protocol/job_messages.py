@@ -22,12 +22,14 @@ __all__ = [
     "ShutDown",
     "StartProcessing",
     "StartRegions",
+    "Starting",
     "StopAttempt",
     "StopRegions",
     "SubtaskFinished",
     "TakeFinalCheckpoint",
     "TaskFailed",
     "Tick",
+    "Wait",
     "Widened",
     "WorkerJoined",
     "WorkerLost",
@@ -77,11 +79,24 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far Spark is with the workers: slots it knows of, and slots it gave a core."""
+class Starting:
+    """A slot that has a core, and whose process has not been heard of yet."""
 
-    submitted: int
-    running: int
+    slot: int
+    host: str
+    """Where; empty if that is not known."""
+    since_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far Spark is with slots that have no worker: those that wait for a core, and those that have one.
+
+    A slot that is neither has not been submitted yet, as far as Spark says.
+    """
+
+    queued: frozenset[int]
+    starting: tuple[Starting, ...]
     now_ms: float
 
 
@@ -263,6 +278,13 @@ class GroupShort:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """The group is incomplete for some time, and the job waits for it: something that its user should know."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     outcome: Outcome
     reason: str
@@ -278,5 +300,6 @@ Effect = (
     | TakeFinalCheckpoint
     | ShutDown
     | GroupShort
+    | Wait
     | Ended
 )

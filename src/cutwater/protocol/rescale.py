@@ -4,12 +4,14 @@ The job runs on while the workers it lacks start (as *recruits*, beyond its grou
 Then a checkpoint is taken, and the next attempt begins from it at the new parallelism::
 
     IDLE ──asked──> WAITING ──the job runs──> RECRUITING ──all there──> SNAPSHOT ──complete──> SWITCHING ──runs──> IDLE
-     ^                                            │ no cores in time      │ failed                │ not all there
-     └──────────── at the old parallelism ────────┴───────────────────────┘                       v in time
-                                                                          the old group, from the same checkpoint
+     ^                    │                       │ no cores in time      │ failed                │ not all there
+     └─── at the old parallelism ─────────────────┴───────────────────────┘                       v in time
+                          │                                               the old group, from the same checkpoint
+                          └─the job lacks workers, and has enough for what was asked: SWITCHING at once
 
-A failure of the job before the switch ends the rescale: the recovery needs the cores more.  An *adaptive* job does it
-all by itself: where cores stay lost it goes on with fewer workers, and it keeps asking for those it lacks.
+A failure of the job before the switch ends the rescale: the recovery needs the cores more.  A later request takes the
+place of one that still waits for cores.  An *adaptive* job does it all by itself: where cores stay lost it goes on with
+fewer workers, and it keeps asking for those it lacks.
 """
 
 from __future__ import annotations
@@ -41,6 +43,10 @@ __all__ = [
 ]
 
 
+_TELL_MS = 8_000.0
+"""Recruits that lack for so long are told of."""
+
+
 class Shape(NamedTuple):
     """How wide a job runs: the parallelism of steps that name none, and the workers that this takes."""
 
@@ -70,10 +76,14 @@ class Requested:
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """Slots with a live worker, recruits included; ``running`` tasks have a core as far as Spark says."""
+    """Slots with a live worker, recruits included; ``cores``: those with a worker or at least a core.
+
+    ``waits``: nothing but missing workers keeps the job from going on.
+    """
 
     slots: frozenset[int]
-    running: int
+    cores: frozenset[int]
+    waits: bool
     now_ms: float
 
 
@@ -167,8 +177,7 @@ class Rescaler:
 
     Args:
         shape: what it begins with.
-        deadline_ms: how long after the last one that came a missing recruit is waited for if it has no core.
-        boot_deadline_ms: the same, for one that has a core: its process is starting.
+        deadline_ms: how long after the last one that came a missing recruit is waited for.
         least: an adaptive job goes on with as little as this; ``None``: the job is not adaptive.
         stable_ms: how long an adaptive job's recruits must be there before it makes use of only a part of them.
         shape_of: the widest shape that so many workers suffice for.
@@ -176,7 +185,8 @@ class Rescaler:
     >>> rescaler = Rescaler(Shape(2, 2))
     >>> rescaler.handle(AttemptRuns(0)), rescaler.handle(Requested(Shape(3, 3), "r", 0))
     ([], [Recruit(workers=3)])
-    >>> rescaler.handle(GroupSeen(frozenset({0, 1, 2}), 3, 10)), rescaler.handle(SnapshotEnded("", 20))
+    >>> everyone = frozenset({0, 1, 2})
+    >>> rescaler.handle(GroupSeen(everyone, everyone, False, 10)), rescaler.handle(SnapshotEnded("", 20))
     ([TakeSnapshot()], [Switch(shape=Shape(parallelism=3, workers=3), reason='rescaled from 2 to 3')])
     >>> rescaler.handle(AttemptRuns(30)), rescaler.shape.parallelism
     ([Answered(request='r', error='')], 3)
@@ -187,14 +197,13 @@ class Rescaler:
         shape: Shape,
         *,
         deadline_ms: float = 10_000.0,
-        boot_deadline_ms: float = 60_000.0,
         least: Shape | None = None,
         stable_ms: float = 0.0,
         shape_of: Callable[[int], Shape] = lambda workers: Shape(workers, workers),
     ) -> None:
         self.shape = shape
         self.phase = RescalePhase.IDLE
-        self._deadline_ms, self._boot_deadline_ms, self._stable_ms = deadline_ms, boot_deadline_ms, stable_ms
+        self._deadline_ms, self._stable_ms = deadline_ms, stable_ms
         self._least, self._shape_of = least, shape_of
         self._wanted = shape
         self._target = shape
@@ -202,9 +211,18 @@ class Rescaler:
         self._request: Hashable | None = None
         self._runs = False
         self._slots: frozenset[int] = frozenset()
-        self._running = 0
+        self._cores: frozenset[int] = frozenset()
+        self._job_waits = False
         self._recruiting = False
         self._changed_ms = 0.0
+        self._tell_ms: float | None = None
+        """When whoever asked for recruits is to be told that they lack cores."""
+
+    @property
+    def wanted(self) -> Shape:
+        """What somebody asked for last; an adaptive job may run with less for a while."""
+        asked = self.phase is RescalePhase.SWITCHING and self._request is not None
+        return self.shape if asked else self._wanted
 
     @property
     def fewest(self) -> int:
@@ -216,7 +234,8 @@ class Rescaler:
     def next_due_ms(self) -> float | None:
         """When a Tick is wanted."""
         if self.phase is RescalePhase.RECRUITING:
-            return self._changed_ms + self._patience_ms
+            deadline_ms = self._changed_ms + self._deadline_ms
+            return deadline_ms if self._tell_ms is None else min(deadline_ms, self._tell_ms)
         if self.phase is RescalePhase.IDLE and self._recruiting and self._usable.workers > self.shape.workers:
             return self._changed_ms + self._stable_ms
         return None
@@ -229,7 +248,7 @@ class Rescaler:
             case GroupSeen():
                 if event.slots - self._slots:
                     self._changed_ms = event.now_ms
-                self._slots, self._running = event.slots, event.running
+                self._slots, self._cores, self._job_waits = event.slots, event.cores, event.waits
                 return self._advance(event.now_ms)
             case SnapshotEnded():
                 return self._snapshot_ended(event)
@@ -247,17 +266,18 @@ class Rescaler:
     # ------------------------------------------------------------------------------------------------------ rules
 
     def _requested(self, event: Requested) -> list[RescaleEffect]:
-        if self.phase is not RescalePhase.IDLE:
+        if self.phase in (RescalePhase.SNAPSHOT, RescalePhase.SWITCHING):
             underway = f"a rescale to parallelism {self._target.parallelism} is under way"
             return [Answered(event.request, underway)]
+        withdrawn = self._answer(f"a rescale to parallelism {event.shape.parallelism} was asked for meanwhile")
         if event.shape == self.shape:
-            self._wanted = event.shape
-            return [Answered(event.request, ""), *self._dismiss()]
+            self._wanted, self.phase = event.shape, RescalePhase.IDLE
+            return [*withdrawn, Answered(event.request, ""), *self._dismiss()]
         self._request, self._target, self.phase = event.request, event.shape, RescalePhase.WAITING
-        return self._begin(event.now_ms) if self._runs else []
+        return withdrawn + (self._begin(event.now_ms) if self._runs else self._advance(event.now_ms))
 
     def _begin(self, now_ms: float) -> list[RescaleEffect]:
-        self.phase, self._changed_ms = RescalePhase.RECRUITING, now_ms
+        self.phase, self._changed_ms, self._tell_ms = RescalePhase.RECRUITING, now_ms, now_ms + _TELL_MS
         effects: list[RescaleEffect] = []
         if self._target.workers > self.shape.workers:
             self._recruiting = True
@@ -265,9 +285,12 @@ class Rescaler:
         return effects + self._advance(now_ms)
 
     def _advance(self, now_ms: float) -> list[RescaleEffect]:
-        """Recruits came or went."""
+        """Workers came or went."""
+        if self.phase is RescalePhase.WAITING and self._job_waits and len(self._slots) >= self._target.workers:
+            return self._switch(self._target, f"rescaled from {self.shape.parallelism} to {self._target.parallelism}")
         if self.phase is RescalePhase.IDLE and self._recruiting and self._usable == self._wanted:
             self._target, self.phase = self._wanted, RescalePhase.RECRUITING
+            self._changed_ms, self._tell_ms = now_ms, None
         if self.phase is RescalePhase.RECRUITING and self._slots >= set(range(self._target.workers)):
             self.phase = RescalePhase.SNAPSHOT
             return [TakeSnapshot()]
@@ -329,15 +352,25 @@ class Rescaler:
         due = self.next_due_ms
         if due is None or now_ms < due:
             return []
+        if self.phase is RescalePhase.RECRUITING and now_ms < self._changed_ms + self._deadline_ms:
+            self._tell_ms = None
+            wanted, now = self._target.parallelism, self.shape.parallelism
+            return [Note(f"rescale to {wanted}: {self._shortage()}; the job runs on at parallelism {now} meanwhile")]
         if self.phase is RescalePhase.RECRUITING:
-            missing = self._target.workers - len(self._slots & set(range(self._target.workers)))
-            cores = "core" if missing == 1 else "cores"
-            have = self._target.workers - missing
-            return self._give_up(
-                f"{have} of {self._target.workers} workers got a core of the Spark cluster; free {missing} {cores}"
-            )
+            return self._give_up(self._shortage())
         self._target, self.phase = self._usable, RescalePhase.RECRUITING
+        self._changed_ms, self._tell_ms = now_ms, None
         return self._advance(now_ms)
+
+    def _shortage(self) -> str:
+        """Why the recruits are not there, in a user's words."""
+        wanted = frozenset(range(self._target.workers))
+        missing = len(wanted - self._cores)
+        if not missing:
+            there = len(self._slots & wanted)
+            return f"{there} of {len(wanted)} workers are there, the others have a core, and their Python is starting"
+        free = f"free {missing} {'core' if missing == 1 else 'cores'}"
+        return f"{len(wanted) - missing} of {len(wanted)} workers got a core of the Spark cluster; {free}"
 
     def _give_up(self, reason: str) -> list[RescaleEffect]:
         self.phase = RescalePhase.IDLE
@@ -362,8 +395,3 @@ class Rescaler:
         while workers in self._slots and workers < self._wanted.workers:
             workers += 1
         return self._wanted if workers == self._wanted.workers else self._shape_of(workers)
-
-    @property
-    def _patience_ms(self) -> float:
-        starting = self._running >= self._target.workers
-        return self._boot_deadline_ms if starting else self._deadline_ms

@@ -9,7 +9,11 @@ import time
 from cutwater.errors import WireError
 from cutwater.protocol.handshake import Handshake, Peer
 
-__all__ = ["Secret", "new_secret", "shake"]
+__all__ = ["HungUpError", "Secret", "new_secret", "shake"]
+
+
+class HungUpError(WireError):
+    """The peer was silent, or hung up, before it proved anything: dial again."""
 
 
 class Secret:
@@ -52,7 +56,8 @@ def shake(sock: socket.socket, handshake: Handshake, timeout_s: float) -> Peer:
         timeout_s: for all of it, however slowly the peer dribbles its bytes.
 
     Raises:
-        WireError: the peer failed to prove the secret, is not Cutwater, was too slow or hung up.
+        HungUpError: the peer was too slow, or hung up.
+        WireError: it failed to prove the secret, or is not Cutwater.
         FencedError, TryLaterError: one side refused the other.
     """
     deadline = time.monotonic() + timeout_s
@@ -62,15 +67,19 @@ def shake(sock: socket.socket, handshake: Handshake, timeout_s: float) -> Peer:
             sock.settimeout(_left_s(deadline))
             data = sock.recv(handshake.wanted)
             if not data:
-                raise WireError(
-                    "the peer hung up during the handshake", hint="It has another secret, or too many connections."
+                raise HungUpError(
+                    "the peer hung up during the handshake",
+                    hint="It has another secret or release, or strangers crowd its port.",
                 )
             _send(sock, handshake.receive(data), deadline)
         sock.settimeout(None)
     except TimeoutError:
-        raise WireError(f"the handshake took longer than {timeout_s:g} s") from None
+        raise HungUpError(f"the handshake took longer than {timeout_s:g} s") from None
     except OSError as e:
-        raise WireError(f"the connection broke during the handshake: {e}") from e
+        raise HungUpError(
+            f"the connection broke during the handshake: {e}",
+            hint="The peer has another secret or release, or strangers crowd its port.",
+        ) from e
     return handshake.peer
 
 

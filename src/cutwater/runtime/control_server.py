@@ -9,22 +9,20 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from cutwater.errors import CutwaterError, WireError
+from cutwater.errors import WireError
 from cutwater.protocol.handshake import ClientHandshake, Peer, Refusal, ServerHandshake
 from cutwater.protocol.wire import ControlDecoder, encode_control
 from cutwater.runtime import control as c
-from cutwater.runtime.auth import Secret, shake
+from cutwater.runtime.auth import Secret
+from cutwater.runtime.dialling import dial
+from cutwater.runtime.door import Door
 from cutwater.runtime.net_connection import JOIN_S, shut, tune
 from cutwater.runtime.net_writer import SocketWriter
 
 __all__ = ["ControlLink", "ControlServer", "WorkerLink", "dial_coordinator"]
-
-_HANDSHAKE_TIMEOUT_S = 10.0
-_MAX_UNAUTHENTICATED = 64
 
 
 class ControlLink:
@@ -124,7 +122,7 @@ class WorkerLink(ControlLink):
     """Files of the job that the worker has copies of."""
 
 
-class ControlServer:
+class ControlServer(Door):
     """Listens for workers on one address of the driver.
 
     Args:
@@ -132,6 +130,7 @@ class ControlServer:
         secret: of the job.
         job: its name; a worker of another job is refused.
         joined, received, lost: called from connection threads.
+        told: see ``Door``.
     """
 
     def __init__(
@@ -143,49 +142,25 @@ class ControlServer:
         joined: Callable[[WorkerLink, c.Hello], None],
         received: Callable[[WorkerLink, c.FromWorker], None],
         lost: Callable[[WorkerLink, str], None],
+        told: Callable[[str], None],
     ) -> None:
-        self._secret, self._job = secret, job
-        self._joined, self._received, self._lost = joined, received, lost
-        self._listener = socket.create_server((host, 0), backlog=128)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._slots = threading.BoundedSemaphore(_MAX_UNAUTHENTICATED)
-        self._thread = threading.Thread(target=self._accept, name="cutwater-control", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        if self._thread.is_alive():
-            self._thread.join(2.0)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            if not self._slots.acquire(blocking=False):
-                sock.close()  # too many strangers at once
-                continue
-            threading.Thread(target=self._admit, args=(sock,), daemon=True).start()
-
-    def _admit(self, sock: socket.socket) -> None:
         def check(peer: Peer) -> Refusal | None:
-            if peer.role != "control" or peer.job != self._job:
-                return Refusal(f"this is the coordinator of job {self._job!r}")
+            if peer.role != "control" or peer.job != job:
+                return Refusal(f"this is the coordinator of job {job!r}")
             return None
 
-        try:
-            handshake = ServerHandshake(self._secret.reveal(), Peer("coordinator", self._job), check)
-            shake(sock, handshake, _HANDSHAKE_TIMEOUT_S)
-        except (CutwaterError, OSError):
-            sock.close()
-            return
-        finally:
-            self._slots.release()
+        self._joined, self._received, self._lost = joined, received, lost
+        super().__init__(
+            host,
+            0,
+            lambda: ServerHandshake(secret.reveal(), Peer("coordinator", job), check),
+            self._begin,
+            name="control",
+            told=told,
+        )
+
+    def _begin(self, sock: socket.socket, peer: Peer) -> None:
+        """A worker is connected."""
         holder: list[WorkerLink] = []
 
         def received(body: bytes) -> None:
@@ -209,30 +184,19 @@ def dial_coordinator(
     lost: Callable[[str], None],
     *,
     heartbeat_s: float,
-    timeout_s: float = 20.0,
+    timeout_s: float = 60.0,
 ) -> ControlLink:
     """The worker's end, connected and authenticated; call ``start`` on it.
 
     Raises:
         WireError: the coordinator cannot be reached in time, or one side could not prove the secret.
     """
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            sock = socket.create_connection(address, timeout=5.0)
-            break
-        except OSError as e:
-            if time.monotonic() > deadline:
-                raise WireError(
-                    f"the coordinator at {address[0]}:{address[1]} cannot be reached: {e}",
-                    hint="Executors must be able to reach the driver (spark.driver.host).",
-                ) from e
-            time.sleep(0.1)
+    me = Peer("control", job, worker=slot)
     try:
-        shake(sock, ClientHandshake(secret.reveal(), Peer("control", job, worker=slot)), _HANDSHAKE_TIMEOUT_S)
-    except BaseException:
-        sock.close()
-        raise
+        sock, _ = dial(address, secret, lambda key: ClientHandshake(key, me), deadline_s=timeout_s)
+    except WireError as e:
+        hint = e.hint or "Executors must be able to reach the driver (spark.driver.host)."
+        raise WireError(f"the coordinator cannot be reached: {e.message}", hint=hint) from e
 
     def decode(body: bytes) -> Any:
         received(c.decode_to_worker(body))

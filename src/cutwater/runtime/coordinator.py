@@ -178,10 +178,6 @@ class Coordinator(AnsweringDriver):
 
     # ---------------------------------------------------------------------------------------------------- rescale
 
-    @property
-    def running_tasks(self) -> int:
-        return self._group.progress().running
-
     def recruit(self, workers: int) -> None:
         self._group.recruit(workers)
 
@@ -202,7 +198,7 @@ class Coordinator(AnsweringDriver):
         self._group.broadcast(c.Reset(self._machine.attempt))
         self._group.resize(plan.parallelism, reason)
         self.plan = self.publisher.plan = self._splits.plan = plan
-        self.publisher.parallelism = parallelism
+        self.publisher.parallelism, self.publisher.wanted = parallelism, self._rescaling.core.wanted.parallelism
         self.board.rescaled(plan, reason)
         divided = self._division = recovery_division(plan, self.config.recovery)
         fewest, subtasks = self._rescaling.core.fewest, subtasks_of(plan)

@@ -18,7 +18,8 @@ import msgspec
 from cutwater.errors import CorruptSnapshotError, CutwaterError, WireError
 from cutwater.protocol.handshake import ClientHandshake, Peer
 from cutwater.protocol.wire import encode_control
-from cutwater.runtime.auth import Secret, shake
+from cutwater.runtime.auth import Secret
+from cutwater.runtime.dialling import dial
 from cutwater.runtime.net_connection import shut, tune
 from cutwater.storage.copies import Shelf, ShelfAnswer, ShelfWriter
 
@@ -200,16 +201,9 @@ def dial_copies(address: tuple[str, int], secret: Secret, job_uid: str, slot: in
     Raises:
         WireError: it is not there, or does not know the secret.
     """
-    try:
-        sock = socket.create_connection(address, timeout=_PATIENCE_S)
-    except OSError as e:
-        raise WireError(f"no connection to {address[0]}:{address[1]}: {e}") from e
-    try:
-        shake(sock, ClientHandshake(secret.reveal(), Peer("copies", job_uid, slot)), _PATIENCE_S)
-        return CopyLink(sock)
-    except BaseException:
-        sock.close()
-        raise
+    me = Peer("copies", job_uid, slot)
+    sock, _ = dial(address, secret, lambda key: ClientHandshake(key, me), deadline_s=_PATIENCE_S)
+    return CopyLink(sock)
 
 
 class CopyServer:

@@ -35,10 +35,14 @@ MakeHost = Callable[[Callable[[int, BaseException | None], None]], SparkHost]
 """Makes a host from the callback for a slot's Spark job that ended."""
 
 _ATTEMPT = frozenset({j.JobPhase.DEPLOYING, j.JobPhase.RUNNING, j.JobPhase.DRAINING})
+_WANTED = frozenset({j.JobPhase.FORMING, j.JobPhase.DEPLOYING, j.JobPhase.RUNNING})
+"""Missing workers are on their way."""
 _PATIENCE_S = 0.5
 """So long a lost connection between workers waits for the report of the worker that caused it."""
 _POLL_MS = 400.0
-"""How often Spark is asked for running tasks while the group forms."""
+"""How often Spark is asked for workers that the job waits for."""
+_POLL_RECRUITS_MS = 2_000.0
+"""The same, for workers that it runs on without."""
 _LOOK_MS = 300.0
 """The longest time without a look at the clock's business, and at who is there."""
 
@@ -81,7 +85,8 @@ class Driver(abc.ABC):
             slots,
             subtasks,
             RestartDecider(config.restart, Random(secrets.randbits(64))),
-            config.group_deadline_ms,
+            config.resource_timeout_ms,
+            config.resource_stabilization_timeout_ms,
             now_ms=now_ms(),
             attempt=attempt,
             regions=division.regions if division is not None else (),
@@ -96,6 +101,7 @@ class Driver(abc.ABC):
             joined=lambda link, hello: self._later(lambda: self._job(self._group.joined(link, hello))),
             received=lambda link, message: self._later(lambda: self._received(link, message)),
             lost=lambda link, reason: self._later(lambda: self._job(self._group.lost(link, reason))),
+            told=lambda text: self._later(lambda: self.note(text)),
         )
         self._thread = threading.Thread(target=self._run, name=f"cutwater-{name}", daemon=True)
 
@@ -103,6 +109,16 @@ class Driver(abc.ABC):
     def address(self) -> tuple[str, int]:
         """Where workers find this driver."""
         return self._server.address
+
+    @property
+    def cores(self) -> frozenset[int]:
+        """Slots with a worker, or a core for one."""
+        return self._group.cores
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing but missing workers keeps the job, or a part of it, from going on."""
+        return self._machine.waits
 
     # ------------------------------------------------------------------------------------------ from other threads
 
@@ -171,10 +187,13 @@ class Driver(abc.ABC):
 
     def _on_time(self) -> None:
         now = now_ms()
-        incomplete = self._machine.phase is j.JobPhase.FORMING or self._machine.down
-        if incomplete and now - self._polled_ms > _POLL_MS:
+        pause_ms = _POLL_MS if self._machine.waits else _POLL_RECRUITS_MS
+        if self._machine.phase in _WANTED and self._group.missing and now - self._polled_ms > pause_ms:
             self._polled_ms = now
-            self._job(self._group.progress())
+            progress = self._group.progress()
+            self._job(progress)
+            for text in self._group.end_hung(progress, self.config.boot_timeout_ms):
+                self.note(text)
         due = self._machine.next_due_ms
         if due is not None and due <= now:
             self._job(j.Tick(now))
@@ -271,6 +290,8 @@ class Driver(abc.ABC):
                     self._resumed()
                 case j.GroupShort(workers=workers, reason=reason):
                     self._short(workers, reason)
+                case j.Wait(text=text):
+                    self.note(text)
                 case j.TakeFinalCheckpoint():
                     self._take_final()
                 case j.ShutDown(outcome=outcome, reason=reason):
@@ -311,6 +332,10 @@ class Driver(abc.ABC):
     @abc.abstractmethod
     def _message(self, link: WorkerLink, message: c.FromWorker) -> None:
         """A message of a worker of the current attempt."""
+
+    @abc.abstractmethod
+    def note(self, text: str) -> None:
+        """Tell the user."""
 
     @abc.abstractmethod
     def _due_ms(self) -> float | None:

@@ -10,13 +10,14 @@ from typing import Protocol
 
 from cutwater.errors import CutwaterError, ResourceError
 from cutwater.protocol import job_messages as j
+from cutwater.protocol.waiting import duration_text
 from cutwater.protocol.wire import encode_control
 from cutwater.runtime import control as c
 from cutwater.runtime.checkpointing import now_ms
 from cutwater.runtime.control_server import WorkerLink
 from cutwater.runtime.copy_messages import CopiesHeld
 from cutwater.runtime.failures import root_cause
-from cutwater.runtime.spark_host import SparkHost
+from cutwater.runtime.spark_host import SlotTask, SparkHost
 from cutwater.runtime.worker import SlotArgs
 
 __all__ = ["Group", "Roster"]
@@ -66,6 +67,9 @@ class Group:
         self._incarnation = 0
         self._silent_ends: Counter[int] = Counter()
         self._submitted: Counter[int] = Counter()
+        self._hung: dict[int, str] = {}
+        """Slots whose task was ended because its process did not come, and why."""
+        self._with_core: frozenset[int] = frozenset()
         self._closing = False
 
     def launch_all(self) -> None:
@@ -131,6 +135,7 @@ class Group:
         self.links[hello.slot] = link
         self.changed = True
         self._silent_ends[hello.slot] = 0
+        self._hung.pop(hello.slot, None)
         self._board.joined(hello)
         return j.WorkerJoined(hello.slot, link.incarnation, now_ms())
 
@@ -164,6 +169,7 @@ class Group:
     def slot_ended(self, slot: int, error: BaseException | None) -> CutwaterError | None:
         """A slot's Spark job ended: submit it again; an error if that has no point any more."""
         self._submitted[slot] -= 1
+        hung = self._hung.pop(slot, None)
         if self._closing or slot >= self._reach or self._submitted[slot]:  # a dismissed one's, perhaps
             return None
         if isinstance(error, CutwaterError):
@@ -171,6 +177,7 @@ class Group:
         self._silent_ends[slot] += 1
         times = self._silent_ends[slot]
         cause = root_cause(str(error)) if error is not None else "its Spark job ends without an error"
+        cause = hung or cause
         broken_python = any(sign in cause for sign in _BROKEN_PYTHON)
         if times > _RELAUNCH_LIMIT or (broken_python and times > 1):
             if slot >= self.slots:
@@ -190,13 +197,45 @@ class Group:
         if not self._closing and slot < self._reach and slot not in self.links and not self._submitted[slot]:
             self._launch(slot)
 
+    @property
+    def missing(self) -> frozenset[int]:
+        """Slots that are wanted, recruits' included, and have no worker."""
+        return frozenset(range(self._reach)).difference(self.links)
+
+    @property
+    def cores(self) -> frozenset[int]:
+        """Slots with a worker, or with a core as far as Spark said last."""
+        return self._with_core.union(self.links)
+
     def progress(self) -> j.Progress:
-        """How far Spark is with the workers."""
+        """How far Spark is with the slots that have no worker."""
+        missing = self.missing
         try:
-            scheduled, running = self._host.activity
-        except Exception:  # a status call must not end the job; the deadline still holds
-            scheduled, running = self.slots, 0
-        return j.Progress(scheduled, running, now_ms())
+            found = self._host.activity(sorted(missing))
+        except Exception:  # a status call must not end the job; whatever has an end still has it
+            found = dict[int, SlotTask | None].fromkeys(missing)
+        now = now_ms()
+        starting = [(slot, task) for slot, task in found.items() if task is not None]
+        self._with_core = frozenset(slot for slot, _ in starting)
+        return j.Progress(
+            frozenset(slot for slot, task in found.items() if task is None),
+            tuple(j.Starting(slot, task.host, now - task.age_ms) for slot, task in starting),
+            now,
+        )
+
+    def end_hung(self, progress: j.Progress, timeout_ms: float) -> list[str]:
+        """Processes that do not come although they have a core: Spark ends them, so that another core has its turn."""
+        told: list[str] = []
+        for task in progress.starting:
+            if progress.now_ms - task.since_ms <= timeout_ms:
+                continue
+            self._host.cancel(task.slot)
+            if task.slot not in self._hung:
+                where = f" on host {task.host}" if task.host else ""
+                why = f"it had a core{where} for {duration_text(timeout_ms)}, and its Python did not come"
+                self._hung[task.slot] = f"{why} (boot_timeout)"
+                told.append(f"worker {task.slot} is started anew: {self._hung[task.slot]}")
+        return told
 
     def shut_down(self, reason: str, timeout_s: float, gone: Callable[[], None]) -> None:
         """Ask all workers to leave, then have Spark end those that do not; ``gone`` is called from a thread."""

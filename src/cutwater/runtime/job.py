@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
-from cutwater.config import JobConfig, parse_duration_ms
+from cutwater.config import REPLACED_SETTINGS, JobConfig, parse_duration_ms
 from cutwater.connectors.collect import read_result
 from cutwater.dataflow.build import GraphBuilder
 from cutwater.dataflow.graph import PhysicalPlan
@@ -33,7 +33,7 @@ from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.requests import actions_of, watch
 from cutwater.runtime.results import result_directory, result_schema
 from cutwater.runtime.showing import Shown
-from cutwater.runtime.spark_host import SparkHost
+from cutwater.runtime.spark_host import SparkHost, is_local, master_of
 from cutwater.runtime.status import JobStatus
 from cutwater.spark.session import session, usable_session
 from cutwater.storage.base import Store
@@ -188,7 +188,10 @@ class Job(Shown):
             raise ConfigError(
                 "a job is drained with a savepoint", hint="Say where to: stop(savepoint=..., drain=True)."
             )
-        if self.is_active:
+        waiting = self.status.waiting
+        if self.is_active and waiting is not None and waiting.cores < waiting.wanted:  # who knows how long
+            self._coordinator.board.warn(f"stopped without a last checkpoint: {waiting.text}")
+        elif self.is_active:
             try:
                 self.checkpoint()
             except CutwaterError as e:
@@ -315,7 +318,7 @@ def start(
         StorageError: the checkpoint directory cannot be used, or its snapshot does not fit the program.
     """
     upgrade, settings = upgrade_of(settings)
-    config = make_config(settings)
+    config = make_config(settings).on_master(is_local(master_of(spark)))
     graph = flow.graph if name is None else replace(flow.graph, name=GraphBuilder.check_name(name))
     plan = checked_plan(graph, config)
     temporary = checkpoint is None
@@ -381,6 +384,8 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
             values[f"{name}_ms"] = None if value is None else parse_duration_ms(value, name=name)
         elif name == "trace_dir" and value is not None:
             values[name] = _absolute(value)  # workers may live in other directories
+        elif (old := name.removesuffix("_ms")) in REPLACED_SETTINGS:
+            raise ConfigError(f"there is no setting {name!r} any more", hint=REPLACED_SETTINGS[old])
         elif name in known:
             values[name] = {"strategy": value} if name == "restart" and isinstance(value, str) else value
         else:

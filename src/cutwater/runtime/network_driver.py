@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NetworkDriver", "NetworkStatus", "NetworkWorker"]
 
+_LOG = logging.getLogger(__name__)
+
 
 class NetworkWorker(msgspec.Struct, frozen=True):
     """One worker as it was last seen."""
@@ -55,6 +58,8 @@ class NetworkStatus(msgspec.Struct, frozen=True):
     """Why attempts ended, oldest first."""
     restored: int | None
     """Id of the snapshot that the attempt went on from."""
+    waiting: str = ""
+    """What it waits for before it goes on, if it lacks workers."""
 
 
 class NetworkDriver(Driver):
@@ -105,8 +110,9 @@ class NetworkDriver(Driver):
         workers = [
             NetworkWorker(slot, h.pid, h.host, sizes[slot], self._taken.get(slot, 0)) for slot, h in hellos.items()
         ]
-        machine = self._machine
-        return NetworkStatus(self.name, machine.phase.value, machine.attempt, workers, list(self._told), self._restored)
+        machine, told, restored = self._machine, list(self._told), self._restored
+        waiting = machine.waiting.text(now_ms()) if machine.waits else ""
+        return NetworkStatus(self.name, machine.phase.value, machine.attempt, workers, told, restored, waiting)
 
     def call(self, function: Callable[[], None]) -> None:
         """Run a function in the driver's thread."""
@@ -147,6 +153,10 @@ class NetworkDriver(Driver):
     def left(self, slot: int) -> None:
         """A worker is gone."""
         self._hellos.pop(slot, None)
+
+    def note(self, text: str) -> None:
+        """Something that the user should know: in the log of this process."""
+        _LOG.warning("network %r: %s", self.name, text)
 
     def copied(self, slot: int, copies: CopiesHeld) -> None:
         """Nobody tells of copies: the workers of networks keep none."""

@@ -81,7 +81,7 @@ class Publisher:
         self._doubted = False
         self.warnings: list[str] = []
         """Of restores, for the user."""
-        self.parallelism = self._resumed_parallelism(config.parallelism)
+        self.parallelism = self.wanted = self._resumed_parallelism(config.parallelism)
         """What the job runs at: the program's, unless it was rescaled since the program last asked for another one."""
         self._origin = origin
         if claim and (origin is None or not origin.is_savepoint):
@@ -99,7 +99,7 @@ class Publisher:
 
     def _resumed_parallelism(self, asked: int) -> int:
         program, rescaled = self.log.state.rescaled or (0, 0)
-        if program != asked or self._config.scheduler == "adaptive":
+        if program != asked:
             return asked
         self.warnings.append(
             f"goes on at parallelism {rescaled}, to which the job was rescaled; the program asks for {asked}, as before"
@@ -140,9 +140,9 @@ class Publisher:
         Raises:
             FencedError: another driver has taken it since this one read it; it stays the other one's.
         """
-        asked, now, adaptive = self._config.parallelism, self.parallelism, self._config.scheduler == "adaptive"
+        asked, wanted = self._config.parallelism, self.wanted
         driver = f"{socket.gethostname()}:{os.getpid()}"
-        rescaled = (asked, now) if now != asked and not adaptive else None
+        rescaled = (asked, wanted) if wanted != asked else None
         self.log.begin_attempt(driver, after=attempt - 1, rescaled=rescaled, take_back=self._origin is not None)
         lost = [f"{what}. The job goes on, for the newest entry is whole" for what in self.log.damaged.values() if what]
         self.warnings += [warning for warning in lost if warning not in self.warnings]

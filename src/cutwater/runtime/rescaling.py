@@ -21,8 +21,13 @@ class RescaleHost(Protocol):
     """The driver that is rescaled; everything is called in its thread."""
 
     @property
-    def running_tasks(self) -> int:
-        """Workers that Spark gave a core."""
+    def cores(self) -> frozenset[int]:
+        """Slots with a worker, or a core for one."""
+        ...
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing but missing workers keeps the job from going on."""
         ...
 
     def recruit(self, workers: int) -> None:
@@ -56,12 +61,12 @@ class Rescaling:
 
     def __init__(self, plan: PhysicalPlan, parallelism: int, config: JobConfig, host: RescaleHost) -> None:
         self._plan, self._config, self._host = plan, config, host
-        self._slots: frozenset[int] = frozenset()
+        self._seen: tuple[frozenset[int], bool] = frozenset(), False
         adaptive = config.scheduler == "adaptive"
         least = min(config.min_parallelism, parallelism)
         self.core = r.Rescaler(
             r.Shape(parallelism, plan.parallelism),
-            deadline_ms=config.group_deadline_ms,
+            deadline_ms=config.rescale_timeout_ms,
             least=r.Shape(least, replan(plan, least).parallelism) if adaptive else None,
             stable_ms=config.resource_stabilization_timeout_ms,
             shape_of=self._shape_of,
@@ -90,10 +95,10 @@ class Rescaling:
     def on_time(self, slots: frozenset[int]) -> None:
         """Time has gone on; these slots have a worker now."""
         due = self.core.next_due_ms
-        late = due is not None and now_ms() >= due
-        if slots != self._slots or late:
-            self._slots = slots
-            self.handle(r.GroupSeen(slots, self._host.running_tasks if late else 0, now_ms()))
+        seen = slots, self._host.waits
+        if seen != self._seen or (due is not None and now_ms() >= due):
+            self._seen = seen
+            self.handle(r.GroupSeen(slots, self._host.cores, self._host.waits, now_ms()))
             self.handle(r.Tick(now_ms()))
 
     def handle(self, event: r.RescaleEvent) -> None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -27,11 +28,14 @@ if TYPE_CHECKING:
 
     from cutwater.runtime.worker import SlotArgs
 
-__all__ = ["SparkHost"]
+__all__ = ["SlotTask", "SparkHost", "is_local", "master_of"]
 
 
 _FAILED = "failed: "
 
+
+_TASKS_MAX = 1_000
+"""Of a slot's stage, so many attempts of its only task are looked through for the one that runs."""
 
 _PACKING = threading.Lock()
 """Each slot has a thread, and what a program refers to (compiled functions, say) may not bear being packed by two."""
@@ -95,6 +99,37 @@ def _unsendable(steps: Mapping[str, object]) -> str | None:
     return None
 
 
+class SlotTask(NamedTuple):
+    """The task of a slot that Spark has given a core."""
+
+    host: str
+    age_ms: float
+
+
+def is_local(master: str) -> bool:
+    """Whether a Spark master keeps everything on this machine.  The address of any other says nothing about executors.
+
+    >>> [is_local(m) for m in ("local", "local[4]", "local[*,3]", "local-cluster[2,2,1024]")]
+    [True, True, True, True]
+    >>> [is_local(m) for m in ("spark://localhost:7077", "k8s://https://127.0.0.1:6443", "yarn", "localhost")]
+    [False, False, False, False]
+    """
+    return master == "local" or master.startswith(("local[", "local-cluster["))
+
+
+def master_of(spark: object) -> str:
+    """The Spark master of a session; of ``None``, of the session that a start without one goes on with or makes."""
+    if spark is None and "pyspark.sql" in sys.modules:
+        from pyspark.sql import SparkSession
+
+        spark = SparkSession.getActiveSession()
+    try:
+        context: Any = getattr(spark, "sparkContext", None)
+    except Exception:  # a Connect session has none, and is refused later
+        context = None
+    return "local" if context is None else str(context.master)
+
+
 class SparkHost:
     """Submits and cancels the workers of one job.
 
@@ -138,25 +173,25 @@ class SparkHost:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(t.is_alive() for t in threads)
 
-    @property
-    def activity(self) -> tuple[int, int]:
-        """Slots whose Spark job is scheduled, and slots whose task has a core."""
-        tracker = self._context.statusTracker()
-        scheduled = running = 0
-        for job in set(tracker.getJobIdsForGroup(self._group)) & set(tracker.getActiveJobsIds()):
-            info = tracker.getJobInfo(job)
-            stages = [tracker.getStageInfo(stage) for stage in (info.stageIds if info else ())]
-            scheduled += any(stages)
-            running += sum(stage.numActiveTasks for stage in stages if stage)
-        return scheduled, running
+    def activity(self, slots: Iterable[int]) -> dict[int, SlotTask | None]:
+        """Of these slots those whose Spark job is scheduled: the task that has a core, or ``None`` where it waits."""
+        context = self._context._jsc.sc()
+        tracker, store = context.statusTracker(), context.statusStore()
+        found: dict[int, SlotTask | None] = {}
+        for slot in slots:
+            for job in tracker.getJobIdsForTag(self._tag(slot)):
+                info = tracker.getJobInfo(job)
+                if not info.isDefined() or info.get().status().toString() != "RUNNING":
+                    continue
+                for stage in info.get().stageIds():
+                    if (seen := tracker.getStageInfo(stage)).isDefined():
+                        found[slot] = _task(store.taskList(stage, seen.get().currentAttemptId(), _TASKS_MAX))
+        return found
 
     @property
     def address(self) -> str:
         """Where workers find the driver: loopback when everything runs on this machine."""
-        if self._spark is None:
-            return "127.0.0.1"
-        master = str(self._context.master)
-        if master.startswith("local") or "127.0.0.1" in master or "localhost" in master:
+        if self._spark is None or is_local(str(self._context.master)):
             return "127.0.0.1"
         return str(self._context.getConf().get("spark.driver.host", "127.0.0.1"))
 
@@ -176,3 +211,12 @@ class SparkHost:
         except BaseException as e:  # whatever ended the job, the coordinator must hear of it
             error = e
         self._on_end(slot, error)
+
+
+def _task(attempts: Any) -> SlotTask | None:
+    """The attempt of a slot's task that runs, of those that Spark lists."""
+    for place in range(attempts.size()):
+        task = attempts.apply(place)
+        if task.status() == "RUNNING":
+            return SlotTask(str(task.host()), max(0.0, time.time() * 1000 - task.launchTime().getTime()))
+    return None

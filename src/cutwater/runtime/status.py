@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["CheckpointStatus", "CopiesStatus", "JobStatus", "RestartEvent", "StepStatus", "SubtaskLoad", "WorkerStatus"]
+__all__ = [
+    "CheckpointStatus",
+    "CopiesStatus",
+    "JobStatus",
+    "RestartEvent",
+    "StartingStatus",
+    "StepStatus",
+    "SubtaskLoad",
+    "WaitingStatus",
+    "WorkerStatus",
+]
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +80,32 @@ class StepStatus(msgspec.Struct, frozen=True, kw_only=True):
     subtasks: list[SubtaskLoad] = []
 
 
+class StartingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that has a core, and whose Python has not been heard of yet."""
+
+    slot: int
+    host: str
+    """Empty if Spark does not say."""
+    starting_ms: float
+    """So long it has the core."""
+
+
+class WaitingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job waits for that lacks workers."""
+
+    text: str
+    """All of it in one line."""
+    waiting_ms: float
+    """So long the job, or a part of it, has lacked workers."""
+    wanted: int
+    """Workers."""
+    present: int
+    """Workers that are there."""
+    cores: int
+    """Workers that are there, or have a core at least."""
+    starting: list[StartingStatus] = []
+
+
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     pid: int
@@ -125,6 +161,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """None: the job keeps none."""
     steps: dict[str, StepStatus] = {}
     workers: list[WorkerStatus] = []
+    waiting: WaitingStatus | None = None
+    """None: the job lacks no workers, or other things keep it from going on, too."""
     failures: list[RestartEvent] = []
     warnings: list[str] = []
     log: list[str] = []

@@ -22,7 +22,16 @@ from cutwater.runtime.copy_messages import CopiesHeld
 from cutwater.runtime.failures import FailureLedger, failure_text, headline
 from cutwater.runtime.late_rows import LateRows
 from cutwater.runtime.publisher import Publisher
-from cutwater.runtime.status import CheckpointStatus, CopiesStatus, JobStatus, RestartEvent, StepStatus, WorkerStatus
+from cutwater.runtime.status import (
+    CheckpointStatus,
+    CopiesStatus,
+    JobStatus,
+    RestartEvent,
+    StartingStatus,
+    StepStatus,
+    WaitingStatus,
+    WorkerStatus,
+)
 from cutwater.runtime.step_loads import SlowCalls, StepLoads
 from cutwater.storage.manifest import Manifest
 
@@ -89,6 +98,9 @@ class StatusBoard:
         if self._checkpoints.waits_for != awaited:
             with self._lock:
                 self._checkpoints = msgspec.structs.replace(self._checkpoints, waits_for=awaited)
+        waiting = _waiting(machine)
+        if waiting is not None or self._status.waiting is not None:
+            self._update(waiting=waiting)
         if self._status.phase != machine.phase.value or self._status.attempt != machine.attempt:
             self._update(phase=machine.phase.value, attempt=machine.attempt)
 
@@ -282,3 +294,20 @@ class StatusBoard:
             self._history.popleft()
         then, before = self._history[0]
         return round(max(0, rows - before) / (now - then), 1) if now > then else 0.0
+
+
+def _waiting(machine: JobMachine) -> WaitingStatus | None:
+    """What the job waits for as of now, if it lacks workers and nothing else."""
+    found, now = machine.waiting, time.monotonic() * 1000
+    if not machine.waits or found.since_ms is None:
+        return None
+    return WaitingStatus(
+        text=found.text(now),
+        waiting_ms=round(now - found.since_ms, 1),
+        wanted=machine.slots,
+        present=found.present,
+        cores=found.cores,
+        starting=[
+            StartingStatus(slot=s.slot, host=s.host, starting_ms=round(now - s.since_ms, 1)) for s in found.starting
+        ],
+    )

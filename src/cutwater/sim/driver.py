@@ -46,8 +46,6 @@ class Driver(DriverProcess):
             graph.workers,
             frozenset(graph.tasks),
             RestartDecider(world.schedule.restart, random.Random(number)),
-            group_deadline_ms=1e12,
-            boot_deadline_ms=1e12,
             attempt=world.disk.owner,
             regions=self.plan.division.regions,
             upstream=self.plan.division.upstream,
@@ -243,8 +241,8 @@ class Driver(DriverProcess):
                     if self.world.keeps_order and self.world.waits:
                         self._behind |= {t for t, region in enumerate(self.plan.region_of) if region in regions}
                     self._resume()
-                case j.GroupShort():
-                    raise AssertionError("no simulated job goes on with fewer workers")
+                case j.GroupShort() | j.Wait():
+                    raise AssertionError("no simulated job lacks cores")
                 case j.TakeFinalCheckpoint():
                     self.coordinate(m.RequestFinal(self.clock_ms))
                 case j.ShutDown():

@@ -24,7 +24,7 @@ class DriverRescaling:
         shape = r.Shape(driver.plan.parallelism, graph.workers)
         self.wanted = graph.workers
         """Slots that are to be filled."""
-        self._core = r.Rescaler(shape, deadline_ms=1e12, boot_deadline_ms=1e12)
+        self._core = r.Rescaler(shape, deadline_ms=1e12)
 
     def asked(self, place: int) -> None:
         """A user wants another parallelism."""
@@ -38,7 +38,7 @@ class DriverRescaling:
     def group_changed(self) -> None:
         """A worker came or went."""
         slots = frozenset(self._driver.workers)
-        self.handle(r.GroupSeen(slots, len(slots), self._driver.clock_ms))
+        self.handle(r.GroupSeen(slots, slots, self._driver.machine.waits, self._driver.clock_ms))
 
     def handle(self, event: r.RescaleEvent) -> None:
         """Feed the core and perform what it asks for."""
@@ -48,7 +48,7 @@ class DriverRescaling:
                 case r.Recruit(workers=workers):
                     for slot in range(self.wanted, workers):
                         driver.launch(slot)
-                    self.wanted = workers
+                    self.wanted = max(self.wanted, workers)
                 case r.Dismiss():
                     self._resize(driver.plan.graph.workers)
                 case r.TakeSnapshot():

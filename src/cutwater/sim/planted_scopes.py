@@ -84,8 +84,6 @@ def _divide(world: World, regions: tuple[Region, ...], upstream: tuple[frozenset
         machine.slots,
         machine.subtasks,
         machine.restart,
-        group_deadline_ms=machine.group_deadline_ms,
-        boot_deadline_ms=machine.boot_deadline_ms,
         regions=regions,
         upstream=upstream,
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from cutwater.errors import ConfigError
+from cutwater.runtime.spark_host import is_local
 from cutwater.spark import register
 from cutwater.spark.interpreter import require_interpreter
 
@@ -25,6 +26,7 @@ __all__ = ["ensure_java", "require_classic", "session", "usable_session"]
 _DROPPED_FLAG = "--add-modules=jdk.incubator.vector"
 """Spark's launcher passes it; the trimmed JDK of the wheel lacks that module, and Spark runs without it."""
 
+_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _NOISE = (
     "WARNING: Using incubator modules: jdk.incubator.vector",
@@ -66,10 +68,10 @@ def session(
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
-        **({"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"} if _is_local(master) else {}),
+        **(_LOOPBACK if master is None or is_local(master) else {}),
         **(conf or {}),
     }
-    _launch(settings, local=_is_local(settings["spark.master"]))
+    _launch(settings, local=is_local(settings["spark.master"]))
     builder = SparkSession.builder
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -127,10 +129,6 @@ def require_classic(spark: object) -> None:
             "a Spark Connect session cannot host a job",
             hint="Start the job in a program with a classic session (SparkSession.builder.master(...)).",
         )
-
-
-def _is_local(master: str | None) -> bool:
-    return master is None or master.startswith("local") or "127.0.0.1" in master
 
 
 def ensure_java() -> str | None:

@@ -71,6 +71,10 @@ def _facts(status: JobStatus, now_ms: int, rates: Sequence[float]) -> list[tuple
         facts.append(("lag" if lag.startswith("lag") else "event time", Text(name + value)))
     facts.append(("checkpoint", _checkpoint(status)))
     facts.append(("workers", _workers(status)))
+    if status.waiting is not None:
+        facts += [
+            ("" if i else "waits", Text(part, "yellow")) for i, part in enumerate(status.waiting.text.split("; "))
+        ]
     if status.restarts:
         facts.append(("restarts", _restarts(status)))
     return facts

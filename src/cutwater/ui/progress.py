@@ -124,7 +124,8 @@ def status_line(status: JobStatus, now_ms: int) -> str:
         now_ms: wall clock, milliseconds since the epoch.
     """
     runs = status.phase in ("running", "draining")
-    parts = [_rows(status), rate(status.rows_per_second)] if runs else [phase_text(status)]
+    lacks = [status.waiting.text] if status.waiting is not None else []
+    parts = [_rows(status), rate(status.rows_per_second), *lacks] if runs else lacks or [phase_text(status)]
     lag = lag_text(status, now_ms)
     parts += [lag] if lag else []
     if status.checkpoints.last_completed_id:

@@ -83,3 +83,38 @@ def test_the_log_settings_are_shipped_beside_the_module():
     text = session._LOG_SETTINGS.read_text()
     assert "rootLogger.level = error" in text
     assert "appender.stderr.target = SYSTEM_ERR" in text
+
+
+@pytest.mark.parametrize(
+    ("master", "loopback"),
+    [
+        (None, True),
+        ("local[3]", True),
+        ("local-cluster[2,1,1024]", True),
+        ("spark://localhost:7077", False),
+        ("k8s://https://127.0.0.1:6443", False),
+    ],
+)
+def test_only_a_session_of_this_machine_is_bound_to_loopback(
+    monkeypatch: pytest.MonkeyPatch, master: str | None, loopback: bool
+):
+    from pyspark.sql import SparkSession
+
+    class EnoughError(Exception):
+        pass
+
+    asked: list[tuple[dict[str, str], bool]] = []
+
+    def launch(settings: dict[str, str], *, local: bool) -> None:
+        asked.append((settings, local))
+        raise EnoughError
+
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(session, "_launch", launch)
+    monkeypatch.setattr(session, "ensure_java", lambda: None)
+    with pytest.raises(EnoughError):
+        session.session(master=master)
+    ((settings, local),) = asked
+    assert local is loopback
+    assert ("spark.driver.host" in settings) is loopback
+    assert ("spark.driver.bindAddress" in settings) is loopback

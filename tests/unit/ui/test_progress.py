@@ -9,7 +9,16 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cutwater.runtime.status import CheckpointStatus, JobStatus, RestartEvent, StepStatus, SubtaskLoad, WorkerStatus
+from cutwater.runtime.status import (
+    CheckpointStatus,
+    JobStatus,
+    RestartEvent,
+    StartingStatus,
+    StepStatus,
+    SubtaskLoad,
+    WaitingStatus,
+    WorkerStatus,
+)
 from cutwater.ui.panel import panel
 from cutwater.ui.progress import events, json_status, status_line, summary_line
 from cutwater.ui.views import JsonView, LiveView, PlainView
@@ -293,3 +302,35 @@ def test_a_view_of_a_job_that_never_began_says_nothing():
     for view in (PlainView(out), JsonView(out)):
         view.close()
     assert out.getvalue() == ""
+
+
+# ------------------------------------------------------------------------------------------------------ lost cores
+
+CORES = "waiting for cores, 3 of 4 since 61 s"
+BOOT = "worker 2 has a core, Python is starting since 61 s on host node7"
+WAITING = WaitingStatus(
+    text=f"{CORES}; {BOOT}",
+    waiting_ms=61_000,
+    wanted=4,
+    present=2,
+    cores=3,
+    starting=[StartingStatus(slot=2, host="node7", starting_ms=61_000)],
+)
+
+
+def test_what_a_job_waits_for_is_in_every_view():
+    waits = changed(FORMING, parallelism=4, waiting=WAITING, workers=RUNNING.workers)
+    assert status_line(waits, 0) == f"{CORES}; {BOOT}"
+    shown = drawn(waits)
+    assert [line for line in shown if CORES in line or BOOT in line] == [
+        f"waits        {CORES}",
+        f"             {BOOT}",
+    ]
+    body = json_status(waits, 0)["waiting"]
+    assert (body["wanted"], body["present"], body["cores"]) == (4, 2, 3)
+    assert body["starting"] == [{"slot": 2, "host": "node7", "starting_ms": 61_000}]
+
+
+def test_a_job_that_runs_on_beside_the_part_that_waits_says_both():
+    line = status_line(changed(RUNNING, waiting=WAITING), 1_795_000_001_200)
+    assert line.startswith(f"1,234,567 rows, 412 k/s, {CORES}; {BOOT}, lag 1.2 s")

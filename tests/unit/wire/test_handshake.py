@@ -52,21 +52,21 @@ def test_both_sides_learn_who_the_other_is(size: int) -> None:
     assert (client.peer, server.peer) == (SERVER, CLIENT)
 
 
-def test_a_wrong_secret_is_found_by_the_server_before_it_says_anything_about_itself() -> None:
+def test_a_wrong_secret_is_found_by_the_server_before_it_says_anything() -> None:
     client, server = pair(client_secret=b"x" * 32)
-    hello = server.receive(client.start())
-    proof = client.receive(hello)
+    hello = client.start()
     for _ in range(2):
         with pytest.raises(WireError, match="could not prove"):
-            server.receive(proof)
+            server.receive(hello)
     assert not server.done
+    assert not server.knocked
     with pytest.raises(WireError, match="not finished"):
         _ = server.peer
 
 
 def test_a_server_without_the_secret_is_found_by_the_client() -> None:
-    client, server = ClientHandshake(SECRET, CLIENT), ServerHandshake(b"x" * 32, SERVER)
-    client.receive(server.receive(client.start()))
+    client = ClientHandshake(SECRET, CLIENT)
+    client.receive(b"CUTW\x02" + bytes(32))
     forged = msgspec.msgpack.encode({"peer": SERVER, "refusal": None})
     with pytest.raises(WireError, match="could not prove"):
         client.receive(bytes(32) + len(forged).to_bytes(2, "little") + forged)
@@ -81,8 +81,38 @@ def test_a_recorded_handshake_cannot_be_replayed() -> None:
     assert server.done
     again = ServerHandshake(SECRET, SERVER, fence)
     again.receive(hello)
+    assert again.knocked, "a knock is no proof"
     with pytest.raises(WireError, match="could not prove"):
         again.receive(proof)
+
+
+def test_who_knocked_is_known_by_his_first_bytes() -> None:
+    client, server = pair()
+    assert not server.knocked
+    for byte in client.start()[:-1]:
+        assert server.receive(bytes([byte])) == b""
+        assert not server.knocked
+    server.receive(client.start()[-1:])
+    assert server.knocked
+
+
+@pytest.mark.parametrize("position", range(69))
+def test_every_bit_of_a_knock_counts(position: int) -> None:
+    client, server = pair()
+    hello = bytearray(client.start())
+    hello[position] ^= 1
+    with pytest.raises(WireError):
+        server.receive(bytes(hello))
+    assert not server.knocked
+
+
+def test_a_proof_is_no_knock() -> None:
+    """Each has a label of its own: what somebody else was made to sign opens nothing."""
+    client, server = pair()
+    hello = client.start()[:37]
+    proof = hmac.new(SECRET, b"cutwater client" + hello, hashlib.sha256).digest()
+    with pytest.raises(WireError, match="could not prove"):
+        server.receive(hello + proof)
 
 
 def test_a_recorded_server_cannot_be_replayed_to_a_client() -> None:
@@ -98,7 +128,7 @@ def test_a_recorded_server_cannot_be_replayed_to_a_client() -> None:
 
 def test_a_clients_own_proof_cannot_be_reflected_to_it() -> None:
     client = ClientHandshake(SECRET, CLIENT)
-    proof = client.receive(client.start())
+    proof = client.receive(client.start()[:37])
     with pytest.raises(WireError, match="could not prove"):
         client.receive(proof)
 
@@ -144,8 +174,9 @@ def test_the_proof_covers_label_version_nonces_and_identity() -> None:
     hello = client.start()
     greeting = server.receive(hello)
     proof = client.receive(greeting)
-    assert (len(hello), hello[:5], greeting[:5]) == (37, b"CUTW\x02", b"CUTW\x02")
-    assert hello[5:] != greeting[5:]
+    assert (len(hello), hello[:5], len(greeting), greeting[:5]) == (69, b"CUTW\x02", 37, b"CUTW\x02")
+    assert hello[5:37] != greeting[5:]
+    assert hello[37:] == hmac.new(SECRET, b"cutwater knock" + hello[:37], hashlib.sha256).digest()
     said = b"cutwater client" + hello + greeting + proof[32:]
     assert proof[:32] == hmac.new(SECRET, said, hashlib.sha256).digest()
 
@@ -172,15 +203,16 @@ def test_the_version_must_agree() -> None:
     hello = bytearray(client.start())
     hello[4] = 1
     with pytest.raises(WireError, match=r"version 1 of the protocol, this side 2\. Install the same release"):
-        server.receive(bytes(hello))
+        server.receive(bytes(hello[:5]))
 
 
-def test_anything_else_than_a_handshake_is_refused_after_37_bytes() -> None:
-    _, server = pair()
-    assert server.wanted == 37
-    with pytest.raises(WireError, match="does not speak"):
-        server.receive(b"GET / HTTP/1.1\r\nHost: localhost:8080\r\n\r\n")
-    assert not server._data
+@pytest.mark.parametrize("data", [b"G", b"GET / HTTP/1.1\r\nHost: localhost:8080\r\n\r\n", b"CUTE", b"\x00"])
+def test_anything_else_than_a_handshake_is_refused_at_its_first_bytes(data: bytes) -> None:
+    for side, greeting in zip(pair(), (37, 69), strict=True):
+        assert side.wanted == greeting
+        with pytest.raises(WireError, match="does not speak"):
+            side.receive(data)
+        assert not side._data
 
 
 @pytest.mark.parametrize("length", [0, MAX_IDENTITY_BYTES + 1, 65535])

@@ -29,11 +29,8 @@ SchedulerName = Literal["default", "adaptive"]
 LogLevelName = Literal["debug", "info", "warning", "error", "critical"]
 
 
-REPLACED_SETTINGS = {
-    "group_deadline": "A job waits for cores as long as it takes: set resource_timeout where it should fail instead, "
-    "rescale_timeout for how long a rescale waits, boot_timeout for how long a worker may take to start."
-}
-"""Names of settings that are no more, without ``_ms``: what to write instead."""
+RENAMED_SETTINGS = {"group_deadline": "resource_timeout"}
+"""Old names that programs still use, without ``_ms``, and what they are called now."""
 
 _UNITS_US = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1))
 _SPELLINGS = {

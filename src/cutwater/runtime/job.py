@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
-from cutwater.config import REPLACED_SETTINGS, JobConfig, parse_duration_ms
+from cutwater.config import RENAMED_SETTINGS, JobConfig, parse_duration_ms
 from cutwater.connectors.collect import read_result
 from cutwater.dataflow.build import GraphBuilder
 from cutwater.dataflow.graph import PhysicalPlan
@@ -368,6 +369,21 @@ def _open(directory: str, config: JobConfig) -> Store:
     return store
 
 
+def _renamed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings under the names that they have now; old ones still count, with a warning."""
+    now: dict[str, Any] = {}
+    for name, value in settings.items():
+        suffix = "_ms" if name.endswith("_ms") else ""
+        new = RENAMED_SETTINGS.get(name.removesuffix("_ms"))
+        if new is not None:
+            warnings.warn(f"the setting {name!r} is called '{new}{suffix}' now", FutureWarning, stacklevel=2)
+        name = name if new is None else f"{new}{suffix}"
+        if name in now:
+            raise ConfigError(f"setting {name!r} is given twice", hint="An old and a new name mean the same setting.")
+        now[name] = value
+    return now
+
+
 def make_config(settings: dict[str, Any]) -> JobConfig:
     """Settings as users write them to a ``JobConfig``.
 
@@ -379,13 +395,11 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
     """
     known = {f.name: f for f in msgspec.structs.fields(JobConfig)}
     values: dict[str, Any] = {}
-    for name, value in settings.items():
+    for name, value in _renamed(settings).items():
         if f"{name}_ms" in known:
             values[f"{name}_ms"] = None if value is None else parse_duration_ms(value, name=name)
         elif name == "trace_dir" and value is not None:
             values[name] = _absolute(value)  # workers may live in other directories
-        elif (old := name.removesuffix("_ms")) in REPLACED_SETTINGS:
-            raise ConfigError(f"there is no setting {name!r} any more", hint=REPLACED_SETTINGS[old])
         elif name in known:
             values[name] = {"strategy": value} if name == "restart" and isinstance(value, str) else value
         else:

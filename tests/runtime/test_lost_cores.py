@@ -200,4 +200,4 @@ def test_the_old_name_of_a_setting_counts_and_says_what_to_write_instead(name: s
         config = job_module.make_config({name: 10_000 if name.endswith("_ms") else "10s"})
     assert config.resource_timeout_ms == 10_000
     with pytest.raises(cw.ConfigError, match="given twice"), pytest.warns(FutureWarning):
-        job_module.make_config({name: 10_000, name.replace("group_deadline", "resource_timeout"): 10_000})
+        job_module.make_config({name: 10_000, now: 10_000})

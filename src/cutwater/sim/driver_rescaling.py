@@ -36,9 +36,13 @@ class DriverRescaling:
         self.handle(r.Requested(shape, "rescale", self._driver.clock_ms))
 
     def group_changed(self) -> None:
-        """A worker came or went."""
+        """A worker came or went.
+
+        No simulated user gives up waiting for workers: what records a run knows the shape of each attempt by the one
+        before, and such a rescale comes between two.
+        """
         slots = frozenset(self._driver.workers)
-        self.handle(r.GroupSeen(slots, slots, self._driver.machine.waits, self._driver.clock_ms))
+        self.handle(r.GroupSeen(slots, slots, False, self._driver.clock_ms))
 
     def handle(self, event: r.RescaleEvent) -> None:
         """Feed the core and perform what it asks for."""

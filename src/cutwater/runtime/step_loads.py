@@ -76,16 +76,18 @@ class SlowCalls:
 
     def __init__(self, config: JobConfig) -> None:
         self._budget_ms, self._max_ms = config.slice_budget_ms, config.max_call_ms
-        self._seen: dict[tuple[int, str], int] = {}
+        self._seen: dict[tuple[int, int, str], int] = {}
+        """By slot, region and step: reports in a row."""
         self._told: set[str] = set()
 
     def fresh(self, slot: int, report: c.Metrics) -> list[str]:
         """Warnings of what a report of a worker says for some time now, and nobody said before."""
-        for where in [w for w in self._seen if w[0] == slot and w[1] not in report.fixed_costs]:
+        place = slot, report.region
+        for where in [w for w in self._seen if w[:2] == place and w[2] not in report.fixed_costs]:
             del self._seen[where]
         new: list[str] = []
         for step, cost in report.fixed_costs.items():
-            seen = self._seen[slot, step] = self._seen.get((slot, step), 0) + 1
+            seen = self._seen[*place, step] = self._seen.get((*place, step), 0) + 1
             if seen >= _TOLD_AFTER and step not in self._told:
                 self._told.add(step)
                 new.append(self._text(step, cost))

@@ -194,9 +194,8 @@ def test_the_scheduler_is_adaptive_unless_the_master_is_local(
 
 @pytest.mark.parametrize("name", ["group_deadline", "group_deadline_ms"])
 def test_the_old_name_of_a_setting_counts_and_says_what_to_write_instead(name: str) -> None:
-    with pytest.warns(
-        FutureWarning, match=f"'{name}' is called '{name.replace('group_deadline', 'resource_timeout')}'"
-    ):
+    now = name.replace("group_deadline", "resource_timeout")
+    with pytest.warns(FutureWarning, match=f"'{name}' is called '{now}'"):
         config = job_module.make_config({name: 10_000 if name.endswith("_ms") else "10s"})
     assert config.resource_timeout_ms == 10_000
     with pytest.raises(cw.ConfigError, match="given twice"), pytest.warns(FutureWarning):

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cutwater.errors import InvariantError
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
-from cutwater.protocol.watermarks import InputTime, WatermarkMerger
+from cutwater.protocol.watermarks import InputTime, WatermarkMerger, merged_time
 
 
 def updated(inputs, *updates):
@@ -77,3 +78,20 @@ def test_it_agrees_with_the_definition(sequence):
         combined = max(combined, now)
         assert merger.update(input, watermark, idle) == expected
         assert merger.combined == combined
+
+
+def test_w5_the_time_of_no_input_is_not_the_end_of_time() -> None:
+    with pytest.raises(InvariantError, match="not the end of time"):
+        merged_time([])
+    assert WatermarkMerger(["in"], loop_inputs=frozenset({"in"})).outside.watermark == MAX_WATERMARK
+
+
+def test_w5_rows_behind_the_end_of_time_are_an_error_but_in_a_loop() -> None:
+    merger = WatermarkMerger(["a", "b"])
+    merger.end("a")
+    merger.rows("b")
+    with pytest.raises(InvariantError, match="'a' brought rows behind the end of its time"):
+        merger.rows("a")
+    head = WatermarkMerger(["in", "back"], frozenset({"back"}), frozenset({"in", "back"}))
+    head.end("in")
+    head.rows("in")

@@ -29,7 +29,7 @@ MATRIX = [
 
 
 def some_rows(job: Job) -> None:
-    wait_until(lambda: job.status.rows_read > ROWS // 4, "rows", job=job)
+    wait_until(lambda: job.status.rows_read > ROWS // 4, "rows", 120, job=job)
 
 
 def assert_nothing_lost(folder: Path) -> None:
@@ -84,7 +84,7 @@ def test_w5_nothing_is_late_in_a_job_that_is_started_again_at_another_parallelis
     else:
         job.stop()
         job = start(timed(tmp_path, out_of_order), parallelism=new, **SETTINGS[settings])
-    wait_until(lambda: job.status.checkpoints.completed > 0, "a checkpoint", job=job)
+    wait_until(lambda: job.status.checkpoints.completed > 0, "a checkpoint", 120, job=job)
     kill_some(job, fake_spark, 1, seed=old + new)
     open_gate(tmp_path)
     assert job.await_termination(180)

@@ -29,6 +29,7 @@ RARE = (
     "a replacement asks for its own choices only (R0)",
     "what was overtaken is not sent again (R4)",
     "a rescale leaves rows with the number of their subtask",
+    "a restore mixes up the parts of a log",
 )
 """Planted bugs that need some hundred seeds, because several faults have to meet."""
 

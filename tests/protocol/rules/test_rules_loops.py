@@ -164,11 +164,6 @@ def test_c6_the_end_of_data_that_comes_round_is_accepted_once():
         machine.handle(EndTaken("back"))
 
 
-def test_c6_a_restored_back_edge_that_ended_with_its_loop_may_still_bring_its_end():
-    machine = head(ended=["in", "back"], last_checkpoint_id=4)
-    assert feed(machine, EndTaken("back")) == []
-
-
 def test_c6_rows_on_a_back_edge_of_an_ended_loop_are_an_error():
     machine = head()
     feed(machine, EndTaken("in"), BarrierTaken("in", 1), LoopVerdict(1, ended=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cutwater.errors import InvariantError
 from cutwater.protocol.messages import Event, InputId

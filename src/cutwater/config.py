@@ -13,6 +13,7 @@ from cutwater.decoding import prepare
 from cutwater.errors import ConfigError
 
 __all__ = [
+    "FileAccess",
     "JobConfig",
     "ProtocolName",
     "RecoveryName",
@@ -27,7 +28,7 @@ RecoveryName = Literal["job", "region", "upstream", "task"]
 StateBackend = Literal["memory", "rocksdb"]
 SchedulerName = Literal["default", "adaptive"]
 LogLevelName = Literal["debug", "info", "warning", "error", "critical"]
-
+FileAccess = Literal["owner", "group"]
 
 RENAMED_SETTINGS = {"group_deadline": "resource_timeout"}
 """Old names that programs still use, without ``_ms``, and what they are called now."""
@@ -184,6 +185,13 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint writes what changed since the last completed one, and names that one's files for the rest."""
     inline_threshold_bytes: int = 20_480
     """State below this size travels inside the acknowledgement and lies in the manifest."""
+    key_file: str | None = None
+    """File with the key that seals log, manifests, state and staged output; ``None``: ``CUTWATER_KEY_FILE`` or
+    ``CUTWATER_KEY`` of the environment, and without them no key; see the guide on security."""
+    accept_unsealed: bool = False
+    """With a key: what nobody sealed is read all the same, for the one start that turns the key on."""
+    file_access: FileAccess = "owner"
+    """Who may read and write the files of the job's state: ``"owner"``, or the ``"group"`` of the owner, too."""
     # -- state
     state_backend: StateBackend = "memory"
     """Where keyed state lies: ``"memory"``, or ``"rocksdb"``, on the worker's disk, for more than memory

@@ -8,6 +8,7 @@
     │   └── NondeterminismError     it, or a source, gave something else the second time
     ├── StorageError            the checkpoint directory cannot be used
     │   ├── CorruptSnapshotError    a file differs from its digest, is torn or missing
+    │   │   └── SealError               it is not sealed with a key that this job has
     │   ├── FormatVersionError      written by a version that this one cannot read
     │   └── ForeignDirectoryError   the directory belongs to another program
     ├── FencedError             a newer attempt or driver owns the job; stop and commit nothing
@@ -41,6 +42,7 @@ __all__ = [
     "JobFailedError",
     "NondeterminismError",
     "ResourceError",
+    "SealError",
     "StorageError",
     "UserCodeError",
     "WireError",
@@ -150,6 +152,10 @@ class StorageError(CutwaterError):
 
 class CorruptSnapshotError(StorageError):
     """A file of a snapshot is missing, torn or differs from its digest."""
+
+
+class SealError(CorruptSnapshotError):
+    """A file is not sealed with a key that was given: another key's, no key's, or somebody else wrote it."""
 
 
 class FormatVersionError(StorageError):

@@ -71,13 +71,18 @@ class ForgetfulDisk:
         def call(*args: Any, **kwargs: Any) -> Any:
             self.system_call()
             if name == "unlink":
-                self._bury(args[0])
+                self._bury(self._path(args[0], kwargs.get("dir_fd")))
             result = self._real[name](*args, **kwargs)
             if name == "rename":
-                self._renames.append((args[0], args[1]))
+                folders = (kwargs.get("src_dir_fd"), kwargs.get("dst_dir_fd"))
+                source, target = map(self._path, args, folders)
+                self._renames.append((source, target))
             return result
 
         return call
+
+    def _path(self, name: str, folder: int | None) -> str:
+        return name if folder is None else os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
 
     def _bury(self, path: str) -> None:
         if os.path.dirname(path) == self.root and (self.root, os.stat(path).st_ino) in self._synced_names:

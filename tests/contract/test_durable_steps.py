@@ -202,8 +202,8 @@ def test_a_death_before_every_system_call_of_every_recovery(tmp_path: Path, roll
 
 
 BUGS = {
-    "the log entry is not synced": ("cutwater.storage.local", "_sync_folder"),
-    "the target is not synced": ("cutwater.connectors.part_commit", "fsync_path"),
+    "the log entry is not synced": ("cutwater.storage.local", "_sync_names"),
+    "parts are not synced": ("cutwater.connectors.part_commit", "_sync_part"),
     "staged rows are not synced": ("cutwater.connectors.staging", "fsync_path"),
 }
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from sink_model import SCHEMA, Calls, Identity, Job, batch_of
 
-from cutwater.connectors import file_sink, foreach_batch, part_commit, staging, table_epochs, table_sink
+from cutwater.connectors import file_sink, foreach_batch, part_commit, staging, staging_area, table_epochs, table_sink
 from cutwater.connectors.base import Sink, SinkSnapshot
 from cutwater.connectors.collect import CollectSink
 from cutwater.connectors.console import console
@@ -78,7 +78,7 @@ def _no_sync(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_sync_of_parts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(part_commit, "fsync_path", lambda path: None)
+    patch.setattr(part_commit, "_sync_part", lambda fd: None)
 
 
 def _forgets_parts_of_aborted_checkpoints(patch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def _forgets_parts_of_aborted_checkpoints(patch: pytest.MonkeyPatch) -> None:
 
 
 def _reads_behind_the_cut(patch: pytest.MonkeyPatch) -> None:
-    def whole_piece(area: staging.StagingArea, cut: staging.PieceCut, verify: bool) -> pa.RecordBatchReader:
+    def whole_piece(area: staging_area.StagingArea, cut: staging.PieceCut, verify: bool) -> pa.RecordBatchReader:
         length = os.path.getsize(area.path(cut.file))
         return staging.open_piece(area, staging.PieceCut(cut.file, length, cut.rows, cut.digest), verify=False)
 
@@ -140,8 +140,8 @@ def _takes_back_what_a_successor_committed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sweeps_what_a_successor_staged(patch: pytest.MonkeyPatch) -> None:
-    real = staging.StagingArea.sweep
-    patch.setattr(staging.StagingArea, "sweep", lambda self, incarnation, keep=(): real(self, 10**9, keep))
+    real = staging_area.StagingArea.sweep
+    patch.setattr(staging_area.StagingArea, "sweep", lambda self, incarnation, keep=(): real(self, 10**9, keep))
 
 
 def _commit_removes_what_older_checkpoints_need(patch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def _keeps_only_what_the_restored_checkpoint_needs(patch: pytest.MonkeyPatch) ->
 def _no_sync_of_the_target(patch: pytest.MonkeyPatch) -> None:
     def sync_staging_only(path: str) -> None:
         if "_cutwater" in path:
-            staging.fsync_path(path)
+            staging_area.fsync_path(path)
 
     patch.setattr(part_commit, "fsync_path", sync_staging_only)
     patch.setattr(file_sink, "fsync_path", sync_staging_only)
@@ -182,7 +182,7 @@ def _forgets_epochs_of_aborted_checkpoints(patch: pytest.MonkeyPatch) -> None:
 
 
 def _removes_an_epoch_before_the_call(patch: pytest.MonkeyPatch) -> None:
-    def open_and_remove(area: staging.StagingArea, cut: staging.PieceCut, verify: bool) -> pa.RecordBatchReader:
+    def open_and_remove(area: staging_area.StagingArea, cut: staging.PieceCut, verify: bool) -> pa.RecordBatchReader:
         reader = staging.open_piece(area, cut, verify=verify)
         area.remove([cut.file])
         return reader

@@ -184,7 +184,7 @@ def test_every_row_of_a_generated_table_explains_itself(name: str):
     assert [line for line in generated.TABLES[name]().splitlines() if line.endswith("|  |")] == []
 
 
-@pytest.mark.parametrize("page", ["architecture", "what-is-tested"])
+@pytest.mark.parametrize("page", ["architecture", "what-is-tested", "guide/security"])
 def test_names_of_tests_in_a_page_exist(page: str):
     text = (pages.ROOT / "docs" / f"{page}.md").read_text()
     named = set(re.findall(r"`(tests/[\w/.]+\.py)`", text)) | set(re.findall(r"`(test_\w+)`", text))

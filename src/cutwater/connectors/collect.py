@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Literal, Self
 
@@ -14,6 +14,7 @@ from cutwater.connectors.base import Json, SinkContext, SinkWriter, SubtaskCommi
 from cutwater.connectors.file_sink import FileSink
 from cutwater.connectors.parquet_types import cast_batch, parquet_schema
 from cutwater.connectors.part_commit import is_visible
+from cutwater.connectors.staging_area import UNGUARDED, Guard
 from cutwater.errors import InvariantError, StorageError
 
 __all__ = ["CollectSink", "read_result"]
@@ -28,10 +29,12 @@ class CollectSink:
     Args:
         directory: that folder.
         roll_interval_ms: see ``FileSink``.
+        guard: of staged files; given through ``guarded``.
     """
 
     directory: str | None = None
     roll_interval_ms: float | str | timedelta = FileSink.roll_interval_ms
+    guard: Guard = field(default=UNGUARDED, repr=False, compare=False, kw_only=True)
 
     @property
     def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
@@ -44,6 +47,10 @@ class CollectSink:
     def bind(self, directory: str) -> Self:
         """The same sink, writing to ``directory``."""
         return replace(self, directory=os.path.abspath(directory))
+
+    def guarded(self, guard: Guard) -> Self:
+        """The same sink, whose staged files are guarded."""
+        return replace(self, guard=guard)
 
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink.check``."""
@@ -58,7 +65,7 @@ class CollectSink:
     def _parquet(self) -> FileSink:
         if self.directory is None:
             raise InvariantError("a collecting sink was started before it was bound to a directory")
-        return FileSink(self.directory, roll_interval_ms=self.roll_interval_ms)
+        return FileSink(self.directory, roll_interval_ms=self.roll_interval_ms, guard=self.guard)
 
 
 def read_result(directory: str, schema: pa.Schema) -> pa.Table:

@@ -6,9 +6,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Literal, cast
+from typing import BinaryIO, Literal, cast
 
 import msgspec
 import pyarrow as pa
@@ -20,7 +20,6 @@ from cutwater.connectors.part_commit import (
     LogState,
     PartCommitter,
     PartHandle,
-    file_digest,
     is_visible,
     part_status,
     part_stem,
@@ -28,7 +27,8 @@ from cutwater.connectors.part_commit import (
     write_part,
 )
 from cutwater.connectors.part_formats import ParquetParts, PartFormat
-from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, StagingLog, fsync_path, open_piece
+from cutwater.connectors.staging import EndHandle, PieceCut, StagingLog, converted, open_piece
+from cutwater.connectors.staging_area import UNGUARDED, Guard, StagingArea, fsync_path, storage_errors
 from cutwater.errors import BuildError, ConfigError
 
 __all__ = ["FileSink", "PartWriter", "local_path"]
@@ -81,6 +81,8 @@ class FileSink:
     roll_rows: int = 10_000_000
     roll_bytes: int = 128 << 20
     roll_interval_ms: float | str | timedelta = 10_000.0
+    guard: Guard = field(default=UNGUARDED, repr=False, compare=False, kw_only=True)
+    """Given by the runtime through ``guarded``."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", local_path(self.path))
@@ -101,6 +103,10 @@ class FileSink:
         """This sink has a place of its own; ``directory`` is not used."""
         return self
 
+    def guarded(self, guard: Guard) -> FileSink:
+        """The same sink, whose staged files are guarded."""
+        return replace(self, guard=guard)
+
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink.check``.  Files that others wrote into the target are fine unless their types contradict."""
         schema = self.parts.schema(schema)
@@ -119,7 +125,7 @@ class FileSink:
         return PartWriter(self, self.parts.schema(schema), ctx, restored)
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> PartCommitter:
-        area = StagingArea(self.path, job_uid, step)
+        area = StagingArea(self.path, job_uid, step, self.guard)
         return PartCommitter(area, self.parts, self.parts.schema(schema), part_stem(job_uid, step))
 
 
@@ -130,8 +136,8 @@ class PartWriter:
         self._sink = sink
         self._schema = schema
         self._ctx = ctx
-        self._area = StagingArea(sink.path, ctx.job_uid, ctx.step)
-        states = [msgspec.convert(state, LogState) for state in restored if state is not None]
+        self._area = StagingArea(sink.path, ctx.job_uid, ctx.step, sink.guard)
+        states: list[LogState] = [converted(state, LogState) for state in restored if state is not None]
         own = [state for state in states if state.uid == ctx.job_uid]
         self._log = StagingLog(
             self._area,
@@ -256,10 +262,13 @@ class _Part:
 
     def _make(self, area: StagingArea, parts: PartFormat) -> PartHandle:
         batches = (batch for cut in self._cuts for batch in open_piece(area, cut, verify=False))
-        path = area.path(self._name)
-        size = write_part(f"{path}.tmp", parts, self._schema, batches)
-        digest = file_digest(f"{path}.tmp")
-        os.rename(f"{path}.tmp", path)
+        temporary = f"{self._name}.tmp"
+        path = area.path(temporary)
+        area.remove([temporary])  # of a try that failed
+        size = write_part(cast(BinaryIO, area.new_file(temporary, 0o666)), path, parts, self._schema, batches)
+        with storage_errors("cannot finish", path), area.opened() as folder:
+            digest = area.guard.seal.digest("part", area.mapped(temporary))
+            os.rename(temporary, self._name, src_dir_fd=folder, dst_dir_fd=folder)
         fsync_path(area.directory)
         rows = sum(cut.rows for cut in self._cuts)
         files = [cut.file for cut in self._cuts]

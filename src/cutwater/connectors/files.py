@@ -62,7 +62,7 @@ class Files:
                 hint=f"Choose one of {', '.join(map(repr, PART_FORMATS))}, or write other formats with foreach_batch.",
             )
         of_format = list(inspect.signature(make).parameters)
-        of_sink = [field.name for field in dataclasses.fields(FileSink) if field.name not in ("path", "parts")]
+        of_sink = [field.name for field in dataclasses.fields(FileSink) if field.name not in ("path", "parts", "guard")]
         self._check_options(f"{name} sink", [*of_sink, *of_format, "format"], "reading")
         parts = make(**{name: options.pop(name) for name in of_format if name in options})
         return FileSink(self.path, parts, **options)

@@ -6,7 +6,7 @@ import inspect
 import os
 import traceback
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
 from cutwater.connectors.parquet_types import cast_batch, plain_schema
-from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, StagingLog, open_piece
+from cutwater.connectors.staging import EndHandle, PieceCut, StagingLog, converted, open_piece
+from cutwater.connectors.staging_area import UNGUARDED, Guard, StagingArea, check_piece
 from cutwater.decoding import prepare
 from cutwater.errors import BuildError, ConfigError, InvariantError, UserCodeError
 
@@ -51,6 +52,7 @@ class ForeachBatchSink:
         parallelism: number of subtasks.
         idempotent: whether ``fn`` bears being called again with the same id.  If not, the sink says at-least-once.
         directory: where rows wait; given by the runtime through ``bind``.
+        guard: of these; given through ``guarded``.
 
     Raises:
         ConfigError: the parallelism is below 1.
@@ -60,6 +62,7 @@ class ForeachBatchSink:
     parallelism: int = 1
     idempotent: bool = True
     directory: str | None = None
+    guard: Guard = field(default=UNGUARDED, repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.parallelism < 1:
@@ -71,7 +74,11 @@ class ForeachBatchSink:
 
     def bind(self, directory: str) -> ForeachBatchSink:
         """The same sink, staging below ``directory``."""
-        return ForeachBatchSink(self.fn, self.parallelism, self.idempotent, os.path.abspath(directory))
+        return replace(self, directory=os.path.abspath(directory))
+
+    def guarded(self, guard: Guard) -> ForeachBatchSink:
+        """The same sink, whose staged rows are guarded."""
+        return replace(self, guard=guard)
 
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink.check``.
@@ -111,7 +118,7 @@ class ForeachBatchSink:
     def _area(self, job_uid: str, step: str) -> StagingArea:
         if self.directory is None:
             raise InvariantError("a foreach_batch sink was started before it was bound to a directory", step=step)
-        return StagingArea(self.directory, job_uid, step)
+        return StagingArea(self.directory, job_uid, step, self.guard)
 
 
 class EpochWriter:
@@ -135,7 +142,7 @@ class EpochWriter:
         uid, subtask = self._ctx.job_uid, self._ctx.subtask
         self._area.require("rows that are not handed over yet", self._pending)
         # Epochs whose checkpoint was aborted, or whose commit has not come yet, go along: their rows must not be lost.
-        self._pending = [epoch for epoch in self._pending if os.path.exists(self._area.path(epoch.piece.file))]
+        self._pending = [epoch for epoch in self._pending if self._area.has(epoch.piece.file)]
         for cut in self._log.cuts():
             self._pending.append(EpochHandle(uid, checkpoint_id, subtask, cut.rows, cut))
             self._log.drop(1)
@@ -178,7 +185,7 @@ class EpochCommitter:
         if len(epochs) == len(own):  # else the job has ended, and a first commit may have taken the folder away
             self._area.require("rows that are not handed over yet", epochs)
         for epoch in sorted(epochs, key=lambda epoch: (epoch.checkpoint_id, epoch.subtask)):
-            if not os.path.exists(self._area.path(epoch.piece.file)):
+            if not self._area.has(epoch.piece.file):
                 continue
             table = open_piece(self._area, epoch.piece, verify=True).read_all()
             self._take(table, epoch)
@@ -219,5 +226,9 @@ class EpochCommitter:
 
     @staticmethod
     def decode(handles: list[Json]) -> list[EpochHandle | EndHandle]:
-        """Handles as they lie in a manifest."""
-        return [msgspec.convert(handle, EpochHandle | EndHandle) for handle in handles]
+        """Handles as they lie in a manifest; what they name is checked here."""
+        found: list[EpochHandle | EndHandle] = [converted(handle, EpochHandle | EndHandle) for handle in handles]
+        for handle in found:
+            if isinstance(handle, EpochHandle):
+                check_piece(handle.piece.file)
+        return found

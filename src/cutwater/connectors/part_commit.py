@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
+import secrets
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Any, BinaryIO, Literal, cast
 
 import msgspec
 import pyarrow as pa
@@ -14,16 +16,18 @@ import xxhash
 
 from cutwater.connectors.base import Json, SinkSnapshot
 from cutwater.connectors.part_formats import PartFormat
-from cutwater.connectors.staging import EndHandle, PieceCut, StagingArea, fsync_path, storage_errors
+from cutwater.connectors.staging import EndHandle, PieceCut, converted
+from cutwater.connectors.staging_area import TAMPERED, StagingArea, check_piece, fsync_path, storage_errors
 from cutwater.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, StorageError
+from cutwater.storage.beneath import open_to_read, opened_folder
 
 __all__ = [
     "LogState",
     "PartCommitter",
     "PartHandle",
+    "check_part",
     "checkpoint_of_part",
-    "file_digest",
     "is_visible",
     "part_status",
     "part_stem",
@@ -47,7 +51,7 @@ class PartHandle(msgspec.Struct, frozen=True, tag="part"):
     pieces: list[str]
     shared: list[str] = []
     digest: str = ""
-    """xxh3_128 of the file, hex; empty in handles of releases that had none."""
+    """Of the file: xxh3_128, hex, or a seal; empty in handles of releases that had none."""
 
 
 class LogState(msgspec.Struct, frozen=True):
@@ -60,6 +64,8 @@ class LogState(msgspec.Struct, frozen=True):
 
 prepare(PartHandle | EndHandle, LogState)
 
+_WRITE_BYTES = 1 << 20
+
 
 def part_suffix(subtask: int, checkpoint_id: int, incarnation: int, number: int, extension: str) -> str:
     """End of a part's name; sorts by subtask, then by time.
@@ -70,7 +76,9 @@ def part_suffix(subtask: int, checkpoint_id: int, incarnation: int, number: int,
     return f"{subtask:05}-{checkpoint_id:010}-{incarnation:010}-{number:04}{extension}"
 
 
-_SUFFIX = re.compile(r"\d{5,}-(\d{10,})-(\d{10,})-\d{4,}(?:\.parquet|\.jsonl(?:\.gz)?|\.csv(?:\.gz)?)", re.ASCII)
+_SUFFIX = re.compile(
+    r"\d{5,19}-(\d{10,19})-(\d{10,19})-\d{4,19}(?:\.parquet|\.jsonl(?:\.gz)?|\.csv(?:\.gz)?)", re.ASCII
+)
 """Of any format: the program that goes on may write another than the one that is taken back."""
 
 
@@ -98,15 +106,35 @@ def is_visible(name: str, extension: str) -> bool:
     return name.endswith(extension) and not name.startswith(("_", "."))
 
 
+def check_part(part: PartHandle, stem: str) -> PartHandle:
+    """The handle back, if its names are such as this step of this job gives.
+
+    Args:
+        stem: how they begin.
+
+    Raises:
+        CorruptSnapshotError: one is another; nothing was read, renamed or removed.
+    """
+    for name in (part.staged, part.final):
+        if name != part.final or not name.startswith(stem) or _SUFFIX.fullmatch(name, len(stem)) is None:
+            raise CorruptSnapshotError(
+                f"{name[:128]!r} is no file that this step writes",
+                hint=TAMPERED,
+            )
+    for piece in (*part.pieces, *part.shared):
+        check_piece(piece)
+    return part
+
+
 def part_status(area: StagingArea, part: PartHandle) -> Literal["staged", "committed"]:
     """Where a part is in its life.  A committed part may have been moved on by whoever consumes the target.
 
     Raises:
         StorageError: it is in neither place although the job's staging folder, or the target, is gone: rows are lost.
     """
-    if os.path.exists(area.path(part.staged)):
+    if area.has(part.staged):
         return "staged"
-    if os.path.exists(os.path.join(area.root, part.final)) or area.exists():
+    if os.path.lexists(os.path.join(area.root, part.final)) or area.exists():
         return "committed"
     raise StorageError(
         f"output part {part.final!r} ({part.rows} rows) is lost: neither {area.directory!r} nor the part exists",
@@ -115,27 +143,28 @@ def part_status(area: StagingArea, part: PartHandle) -> Literal["staged", "commi
     )
 
 
-def write_part(path: str, parts: PartFormat, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> int:
-    """Write rows to ``path`` (replacing it), durably up to the directory entry; returns the number of bytes.
+def write_part(
+    file: BinaryIO, path: str, parts: PartFormat, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+) -> int:
+    """Write rows to a new file, durably, and close it; returns the number of bytes.
+
+    Args:
+        path: of the file, for messages.
 
     Raises:
         StorageError: the disk is full, the folder is gone.
         DataError: a value that the format cannot hold.
     """
-    with storage_errors("cannot write", path):
-        parts.write(path, schema, batches)
-        fsync_path(path)
-        return os.stat(path).st_size
+    with storage_errors("cannot write", path), file:
+        buffered = io.BufferedWriter(cast(Any, file), _WRITE_BYTES)
+        parts.write(buffered, schema, batches)
+        buffered.flush()
+        _sync_part(file.fileno())
+        return os.fstat(file.fileno()).st_size
 
 
-def file_digest(path: str) -> str:
-    """xxh3_128 of a file, hex; the file is mapped.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
-    with storage_errors("cannot read", path), pa.memory_map(path) as mapped:
-        return xxhash.xxh3_128_hexdigest(mapped.read_buffer())
+def _sync_part(fd: int) -> None:
+    os.fsync(fd)
 
 
 class PartCommitter:
@@ -167,12 +196,11 @@ class PartCommitter:
         self._commit(handles, verify=False)  # the worker that made them made them durable just now
 
     def _commit(self, handles: list[Json], *, verify: bool) -> None:
-        decoded = [msgspec.convert(handle, PartHandle | EndHandle) for handle in handles]
-        own = [handle for handle in decoded if handle.uid == self._area.job_uid]
+        own = self._own(handles)
         parts = [handle for handle in own if isinstance(handle, PartHandle)]
         # A job that has ended took its staging away: this is the restore of its final checkpoint, all is visible.
         if parts and (len(parts) == len(own) or self._area.exists()):
-            if verify:
+            if verify or self._area.guard.seal.keyed:
                 for part in parts:
                     self._verify(part)
             for part in parts:
@@ -180,6 +208,15 @@ class PartCommitter:
             fsync_path(self._area.root)
         # What is visible now stays so; the parts hold the rows of these pieces.
         self._area.remove(piece for part in parts for piece in part.pieces)
+
+    def _own(self, handles: list[Json]) -> list[PartHandle | EndHandle]:
+        """Handles as they lie in a manifest, those of this job; what they name is checked here."""
+        own: list[PartHandle | EndHandle] = []
+        for handle in handles:
+            decoded = converted(handle, PartHandle | EndHandle)
+            if decoded.uid == self._area.job_uid:
+                own.append(check_part(decoded, self._stem) if isinstance(decoded, PartHandle) else decoded)
+        return own
 
     def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
         """See ``Committer.settle``.
@@ -214,7 +251,7 @@ class PartCommitter:
 
     def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
         """See ``Committer.retire``."""
-        parts = (msgspec.convert(handle, PartHandle | EndHandle) for handle in retired.handles)
+        parts = self._own(retired.handles)
         shared = {piece for part in parts if isinstance(part, PartHandle) for piece in part.shared}
         self._area.remove(shared.union(_pieces([retired])).difference(_pieces(retained)))
 
@@ -252,33 +289,34 @@ class PartCommitter:
 
     def _verify(self, part: PartHandle) -> None:
         """A staged part was made by another process, perhaps long ago, and is the user's data from now on."""
-        if not part.digest or part_status(self._area, part) == "committed":
+        if (not part.digest and not self._area.guard.seal.keyed) or part_status(self._area, part) == "committed":
             return
         path = self._area.path(part.staged)
         try:
-            same = file_digest(path) == part.digest
-        except StorageError:
+            body = self._area.mapped(part.staged)
+        except OSError as error:
             if part_status(self._area, part) == "committed":  # a second committer was quicker
                 return
-            raise
-        if not same:
+            raise StorageError(f"cannot read {path!r}: {error.strerror}") from error
+        if body.size != part.bytes or self._area.problem("part", body, part.digest, f"staged output {path!r}"):
             raise CorruptSnapshotError(
-                f"staged output {path!r} differs from its digest {part.digest}",
+                f"staged output {path!r} differs from its digest",
                 hint="Restore an older checkpoint: start the job with restore='DIR/JOB@ID'.",
             )
 
     def _publish(self, part: PartHandle) -> None:
         if part_status(self._area, part) == "committed":
             return
-        staged, final = self._area.path(part.staged), os.path.join(self._area.root, part.final)
-        with storage_errors("cannot commit", final):
-            if os.path.exists(final) and not self._holds(final, part):
+        final = os.path.join(self._area.root, part.final)
+        with storage_errors("cannot commit", final), opened_folder(self._area.root, []) as target:
+            if os.path.lexists(final) and not self._holds(target, part):
                 raise StorageError(
                     f"cannot commit {final!r}: another file bears this name, not the {part.rows} rows staged for it",
                     hint="Move that file away; the job then goes on from its last checkpoint.",
                 )
             try:
-                os.rename(staged, final)
+                with self._area.opened() as folder:
+                    os.rename(part.staged, part.final, src_dir_fd=folder, dst_dir_fd=target)
             except FileNotFoundError:
                 # A second committer (the old worker, while the driver restores) was quicker, or all is gone.
                 part_status(self._area, part)
@@ -291,13 +329,17 @@ class PartCommitter:
             if any(is_visible(name, self._parts.suffix) for name in os.listdir(root)):
                 return
             name = self._stem + part_suffix(0, 0, 0, 0, self._parts.suffix)
-            hidden = os.path.join(root, f".{name}.{os.getpid()}")
-            write_part(hidden, self._parts, self._schema, iter(()))
-            os.rename(hidden, os.path.join(root, name))
+            hidden = f".{name}.{os.getpid()}-{secrets.token_hex(4)}"
+            with opened_folder(root, []) as target:
+                file = io.FileIO(hidden, "x", opener=lambda name, flags: os.open(name, flags, 0o666, dir_fd=target))
+                write_part(cast(BinaryIO, file), hidden, self._parts, self._schema, iter(()))
+                os.rename(hidden, name, src_dir_fd=target, dst_dir_fd=target)
         fsync_path(root)
 
-    def _holds(self, path: str, part: PartHandle) -> bool:
-        return os.stat(path).st_size == part.bytes and self._parts.holds(path, part.rows)
+    def _holds(self, target: int, part: PartHandle) -> bool:
+        fd, status = open_to_read(part.final, target, part.final)
+        with open(fd, "rb") as file:
+            return status.st_size == part.bytes and self._parts.holds(file, part.rows)
 
 
 def _pieces(snapshots: Iterable[SinkSnapshot]) -> Iterator[str]:
@@ -305,4 +347,4 @@ def _pieces(snapshots: Iterable[SinkSnapshot]) -> Iterator[str]:
     for snapshot in snapshots:
         for state in snapshot.states:
             if state is not None:
-                yield from (cut.file for cut in msgspec.convert(state, LogState).pieces)
+                yield from (check_piece(cut.file) for cut in converted(state, LogState).pieces)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, Protocol, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -44,8 +44,8 @@ class PartFormat(Protocol):
         """
         ...
 
-    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        """Write a file (replacing it), also one without rows.  Making it durable is the caller's.
+    def write(self, file: BinaryIO, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        """Write a new file, also one without rows.  Making it durable, and closing it, is the caller's.
 
         Raises:
             DataError: a value that the format cannot hold.
@@ -53,7 +53,7 @@ class PartFormat(Protocol):
         """
         ...
 
-    def holds(self, path: str, rows: int) -> bool:
+    def holds(self, file: BinaryIO, rows: int) -> bool:
         """Whether a file of the right size may be one of ours with ``rows`` rows."""
         ...
 
@@ -86,17 +86,17 @@ class ParquetParts:
     def schema(self, schema: pa.Schema) -> pa.Schema:
         return parquet_schema(schema)
 
-    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+    def write(self, file: BinaryIO, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         try:
-            with pq.ParquetWriter(path, schema, compression=self.compression) as writer:
+            with pq.ParquetWriter(file, schema, compression=self.compression) as writer:
                 for table in _groups(batches, schema, _ROW_GROUP_ROWS):
                     writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
         except pa.ArrowInvalid as error:
             raise DataError(f"rows cannot be written as Parquet: {error}") from error
 
-    def holds(self, path: str, rows: int) -> bool:
+    def holds(self, file: BinaryIO, rows: int) -> bool:
         try:
-            return pq.read_metadata(path).num_rows == rows
+            return pq.read_metadata(file).num_rows == rows
         except pa.ArrowInvalid:
             return False
 
@@ -123,7 +123,7 @@ class _TextParts:
     def suffix(self) -> str:
         return self.extension + (GZIP_SUFFIX if self.compression else "")
 
-    def holds(self, path: str, rows: int) -> bool:
+    def holds(self, file: BinaryIO, rows: int) -> bool:
         """The size says enough: a text has no number of rows."""
         return True
 
@@ -131,8 +131,8 @@ class _TextParts:
         """Texts name no types."""
         return None
 
-    def _write(self, path: str, texts: Iterator[str]) -> None:
-        with pa.output_stream(path, compression=self.compression) as stream:
+    def _write(self, file: BinaryIO, texts: Iterator[str]) -> None:
+        with pa.output_stream(cast(Any, _KeptOpen(file)), compression=self.compression) as stream:
             for text in texts:
                 stream.write(text.encode())
 
@@ -159,8 +159,8 @@ class JsonParts(_TextParts):
     def schema(self, schema: pa.Schema) -> pa.Schema:
         return _text_schema(schema, "JSON lines", _no_json)
 
-    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        self._write(path, self._lines(schema, batches))
+    def write(self, file: BinaryIO, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        self._write(file, self._lines(schema, batches))
 
     def _lines(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
         import polars as pl
@@ -203,8 +203,8 @@ class CsvParts(_TextParts):
     def schema(self, schema: pa.Schema) -> pa.Schema:
         return _text_schema(schema, "CSV", _no_csv)
 
-    def write(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        self._write(path, self._rows(schema, batches))
+    def write(self, file: BinaryIO, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        self._write(file, self._rows(schema, batches))
 
     def _rows(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
         import polars as pl
@@ -226,6 +226,18 @@ class CsvParts(_TextParts):
                 )
             frame = cast("pl.DataFrame", pl.from_arrow(table)).with_columns(zoned)
             yield frame.write_csv(include_header=False, separator=self.delimiter)
+
+
+class _KeptOpen:
+    """A file that Arrow does not close."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.write, self.flush, self.tell = file.write, file.flush, file.tell
+
+    def close(self) -> None:
+        """Arrow asks for it; the owner makes the file durable first."""
 
 
 PART_FORMATS: dict[str, Callable[..., PartFormat]] = {"parquet": ParquetParts, "json": JsonParts, "csv": CsvParts}

@@ -16,14 +16,29 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
 
+from cutwater.config import FileAccess
 from cutwater.connectors.base import Json, SourceContext, Split, SplitReader, check_rate
-from cutwater.connectors.file_listing import FileEntry
 from cutwater.connectors.file_source import FileSource
-from cutwater.decoding import prepare
+from cutwater.connectors.spark_staging import (
+    StagedFiles,
+    describe,
+    first_line,
+    list_of,
+    make_private,
+    read_list,
+    sync,
+    write_durably,
+    write_parquet,
+)
 from cutwater.errors import BuildError, DataError, InvariantError, StorageError
+from cutwater.storage.seal import PLAIN, Seal
+from cutwater.storage.staged_input import (
+    STAGED_FILE,
+    Staged,
+    sealed_staged,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,19 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DataFrameSource", "StagedStream", "StreamingDataFrameSource", "stage_dataframe"]
 
-_MANIFEST = "_staged.json"
 _END, _FAILED, _CHECKPOINT = "_END", "_FAILED", "_spark_checkpoint"
-
-
-class _Staged(msgspec.Struct, frozen=True):
-    """What was staged: file names with their sizes, and the columns."""
-
-    columns: str
-    files: dict[str, int]
-    format: int = 1
-
-
-prepare(_Staged)
 
 
 class _Unstaged:
@@ -73,7 +76,7 @@ class _Unstaged:
             )
             found: pa.Schema = to_arrow_schema(self._df.schema, **zone)
         except PySparkException as e:
-            raise BuildError(f"a column of the DataFrame cannot be read: {_first_line(e)}", hint=_CAST) from e
+            raise BuildError(f"a column of the DataFrame cannot be read: {first_line(e)}", hint=_CAST) from e
         for field in found:
             if pa.types.is_duration(field.type):
                 raise BuildError(f"column {field.name!r}: intervals cannot be staged", hint=_CAST)
@@ -115,8 +118,11 @@ class DataFrameSource(_Unstaged):
         super().__init__(df, rate, 3_600_000.0)
         self._order_by, self._partitions = order_by, partitions
 
-    def stage(self, directory: str) -> FileSource:
+    def stage(self, directory: str, seal: Seal = PLAIN, access: FileAccess = "owner") -> FileSource:
         """Let Spark write the rows into ``directory``, unless that was done before; the source that reads them.
+
+        Args:
+            seal, access: of the job.
 
         Raises:
             DataError: Spark failed while computing the DataFrame.
@@ -124,7 +130,14 @@ class DataFrameSource(_Unstaged):
             BuildError: what was staged before has other columns.
         """
         return stage_dataframe(
-            self._df, directory, self.schema, order_by=self._order_by, partitions=self._partitions, rate=self._rate
+            self._df,
+            directory,
+            self.schema,
+            seal=seal,
+            access=access,
+            order_by=self._order_by,
+            partitions=self._partitions,
+            rate=self._rate,
         )
 
 
@@ -133,23 +146,25 @@ def stage_dataframe(
     directory: str,
     schema: pa.Schema,
     *,
+    seal: Seal = PLAIN,
+    access: FileAccess = "owner",
     order_by: str | None = None,
     partitions: int | None = None,
     rate: float | None = None,
 ) -> FileSource:
     """See ``DataFrameSource.stage``."""
     target = Path(directory).absolute()
-    staged = _read_manifest(target)
+    staged = read_list(target, seal)
     if staged is None:
         if order_by is not None:
             ranged = df.repartitionByRange(partitions, order_by) if partitions else df.repartitionByRange(order_by)
             df = ranged.sortWithinPartitions(order_by)
         elif partitions is not None:
             df = df.repartition(partitions)
-        staged = _stage(df, target, schema)
-    if staged.columns != _describe(schema):
+        staged = _stage(df, target, schema, seal, access)
+    if staged.columns != describe(schema):
         raise BuildError(
-            f"the DataFrame has columns {_describe(schema)}, but {target} holds rows staged with {staged.columns}",
+            f"the DataFrame has columns {describe(schema)}, but {target} holds rows staged with {staged.columns}",
             hint="A job that resumes reads what was staged; give the step a new id to read the new columns.",
         )
     for name, size in staged.files.items():
@@ -159,58 +174,34 @@ def stage_dataframe(
             raise StorageError(f"staged file {target / name} cannot be read: {e.strerror}") from e
         if found != size:
             raise StorageError(f"staged file {target / name} has {found} bytes, {size} were written")
-    return _StagedFiles(target, format="parquet", schema=schema, rate=rate)
+    return StagedFiles(target, seal, format="parquet", schema=schema, rate=rate)
 
 
-class _StagedFiles(FileSource):
-    """Files that nobody but the job writes: they may be copied elsewhere with it, so their times do not matter."""
-
-    def _listed(self, entry: FileEntry) -> FileEntry:
-        return entry._replace(mtime_ns=None)
-
-
-def _stage(df: DataFrame, target: Path, schema: pa.Schema) -> _Staged:
+def _stage(df: DataFrame, target: Path, schema: pa.Schema, seal: Seal, access: FileAccess) -> Staged:
     """Write into a folder beside the target, then rename it in whole."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_private(target.parent, access)
     temporary = target.with_name(f"{target.name}.staging-{uuid.uuid4().hex}")
     try:
-        _write_parquet(df, temporary)
-        files = {p.name: p.stat().st_size for p in sorted(temporary.iterdir()) if p.name.startswith("part-")}
-        if not files:
+        write_parquet(df, temporary)
+        staged = list_of(temporary, schema, seal)
+        if not staged.files:
             raise StorageError(
                 f"Spark staged the DataFrame, but the driver sees no files in {temporary}",
                 hint="The checkpoint directory must be on a file system that driver and executors share.",
             )
-        staged = _Staged(_describe(schema), files)
-        _write_durably(temporary / _MANIFEST, msgspec.json.encode(staged))
+        write_durably(temporary / STAGED_FILE, sealed_staged(staged, seal))
         try:
             os.rename(temporary, target)
         except OSError as e:
-            found = _read_manifest(target)
+            found = read_list(target, seal)
             if found is None:
                 raise StorageError(f"cannot stage the DataFrame into {target}: {e.strerror}") from e
             return found  # another driver was quicker, and its rows are the ones that count
-        _sync(target.parent)
+        sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for leftover in target.parent.glob(f"{target.name}.staging-*"):
         shutil.rmtree(leftover, ignore_errors=True)  # of drivers that died while staging
-    return staged
-
-
-def _read_manifest(target: Path) -> _Staged | None:
-    try:
-        data = (target / _MANIFEST).read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        raise StorageError(f"cannot read {target / _MANIFEST}: {e.strerror}") from e
-    try:
-        staged = msgspec.json.decode(data, type=_Staged)
-    except msgspec.DecodeError as e:
-        raise StorageError(f"{target / _MANIFEST} is damaged: {e}") from e
-    if staged.format != 1:
-        raise StorageError(f"{target / _MANIFEST} has format {staged.format}, known is 1")
     return staged
 
 
@@ -240,35 +231,45 @@ class StreamingDataFrameSource(_Unstaged):
         super().__init__(df, rate, discover_interval_ms)
         self._trigger = trigger
 
-    def stage(self, directory: str) -> StagedStream:
+    def stage(self, directory: str, seal: Seal = PLAIN, access: FileAccess = "owner") -> StagedStream:
         """Start the query (unless it has ended before); the source that reads its batches.  Its ``stop()`` stops both.
+
+        Args:
+            seal, access: of the job.
 
         Raises:
             DataError: the query cannot be started.
         """
         target = Path(directory).absolute()
-        target.mkdir(parents=True, exist_ok=True)
+        make_private(target.parent, access)
+        make_private(target, access)
         (target / _FAILED).unlink(missing_ok=True)
-        query = None if (target / _END).exists() else self._start(target)
-        return StagedStream(target, query, self.schema, self._rate, self._discover_interval_ms)
+        query = None if (target / _END).exists() else self._start(target, seal)
+        return StagedStream(target, seal, query, self.schema, self._rate, self._discover_interval_ms)
 
-    def _start(self, target: Path) -> StreamingQuery:
-        writer = self._df.writeStream.foreachBatch(functools.partial(_stage_batch, str(target)))
+    def _start(self, target: Path, seal: Seal) -> StreamingQuery:
+        schema = self.schema
+
+        def stage(batch: DataFrame, batch_id: int) -> None:
+            _stage_batch(str(target), schema, seal, batch, batch_id)
+
+        writer = self._df.writeStream.foreachBatch(stage)
         writer = writer.option("checkpointLocation", (target / _CHECKPOINT).as_uri())
         if self._trigger is not None:
             writer = writer.trigger(**self._trigger)
         try:
             return writer.start()
         except Exception as e:
-            raise DataError(f"the streaming query cannot be started: {_first_line(e)}") from e
+            raise DataError(f"the streaming query cannot be started: {first_line(e)}") from e
 
 
-class StagedStream(_StagedFiles):
+class StagedStream(StagedFiles):
     """The staged batches of a streaming query.  The driver's copy watches over the query."""
 
     def __init__(
         self,
         directory: Path,
+        seal: Seal,
         query: StreamingQuery | None,
         schema: pa.Schema,
         rate: float | None,
@@ -276,6 +277,7 @@ class StagedStream(_StagedFiles):
     ) -> None:
         super().__init__(
             directory,
+            seal,
             format="parquet",
             schema=schema,
             rate=rate,
@@ -319,56 +321,21 @@ class StagedStream(_StagedFiles):
             query.awaitTermination()
             name, text = _END, ""
         except Exception as e:
-            name, text = _FAILED, _first_line(e)
+            name, text = _FAILED, first_line(e)
         if not self._stopped.is_set():
-            _write_durably(self._directory / name, text.encode())
+            write_durably(self._directory / name, text.encode())
 
 
-def _stage_batch(directory: str, batch: DataFrame, batch_id: int) -> None:
+def _stage_batch(directory: str, schema: pa.Schema, seal: Seal, batch: DataFrame, batch_id: int) -> None:
     """Write a micro-batch into its own folder.  One that is there already may have been read: it stays."""
     target = Path(directory, f"batch-{batch_id:012d}")
     if target.exists():
         return
     temporary = target.with_name(f"_staging-{batch_id}-{uuid.uuid4().hex}")
     try:
-        _write_parquet(batch, temporary)
+        write_parquet(batch, temporary)
+        write_durably(temporary / STAGED_FILE, sealed_staged(list_of(temporary, schema, seal), seal))
         os.rename(temporary, target)
-        _sync(target.parent)
+        sync(target.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _write_parquet(df: DataFrame, directory: Path) -> None:
-    try:
-        df.write.mode("errorifexists").parquet(directory.as_uri())
-    except Exception as e:
-        raise DataError(f"Spark could not compute or write the DataFrame: {_first_line(e)}") from e
-    for file in directory.glob("part-*"):
-        _sync(file)
-    _sync(directory)
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f"_{uuid.uuid4().hex}.tmp")
-    temporary.write_bytes(data)
-    _sync(temporary)
-    os.rename(temporary, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    """Make a file's content, or a directory's names, durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _describe(schema: pa.Schema) -> str:
-    return ", ".join(f"{f.name} {f.type}" for f in schema)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

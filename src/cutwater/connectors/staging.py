@@ -8,78 +8,23 @@ appends to it or truncates it, because the old writer may still be alive (a zomb
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import io
 import os
-from collections.abc import Container, Generator, Iterable, Sequence, Sized
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pyarrow as pa
-import xxhash
 
+from cutwater.connectors.base import Json
+from cutwater.connectors.staging_area import StagingArea, check_piece, fsync_path, storage_errors
 from cutwater.errors import CorruptSnapshotError, StorageError
+from cutwater.storage.limits import SEGMENT_BYTES_MAX, checked_stream
+from cutwater.storage.seal import is_sealed
 
-__all__ = [
-    "STAGING_FOLDER",
-    "EndHandle",
-    "PieceCut",
-    "StagingArea",
-    "StagingLog",
-    "fsync_path",
-    "incarnation_of",
-    "open_piece",
-    "storage_errors",
-    "subtask_of",
-]
-
-STAGING_FOLDER = "_cutwater"
-"""Spark, pyarrow and DuckDB globs skip names that start with an underscore."""
+__all__ = ["EndHandle", "PieceCut", "StagingLog", "converted", "open_piece"]
 
 _FLUSH_BYTES = 1 << 20
 """Small batches are joined up to this size before they are written: an IPC message costs some 500 bytes of header."""
-
-_HINTS = {
-    errno.ENOSPC: "The disk is full: free space; the job then goes on from its last checkpoint.",
-    errno.EDQUOT: "The quota is used up: free space; the job then goes on from its last checkpoint.",
-    errno.ENOENT: "It was removed while the job was running: leave the target and its _cutwater folder to the job.",
-    errno.ENOTDIR: "A part of this path is a file where a folder should be.",
-    errno.EACCES: "Give the user that the Spark workers run as the right to write there.",
-    errno.EPERM: "Give the user that the Spark workers run as the right to write there.",
-    errno.EROFS: "The file system is mounted read-only.",
-}
-
-
-@contextlib.contextmanager
-def storage_errors(what: str, path: str) -> Generator[None, None, None]:
-    """Turn an ``OSError`` of the block into a ``StorageError`` that says what was tried, where, and what to do.
-
-    >>> with storage_errors("cannot list", "/nowhere"):
-    ...     os.listdir("/nowhere")
-    Traceback (most recent call last):
-    ...
-    cutwater.errors.StorageError: cannot list '/nowhere': No such file or directory...
-    """
-    try:
-        yield
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        hint = _HINTS.get(error.errno or 0, "")
-        raise StorageError(f"{what} {path!r}: {reason}", hint=hint) from error
-
-
-def fsync_path(path: str) -> None:
-    """Make a file, or the entries of a directory, durable.
-
-    Raises:
-        StorageError: it is not there, or the device reported an error.
-    """
-    with storage_errors("cannot make durable", path):
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 class EndHandle(msgspec.Struct, frozen=True, tag="end"):
@@ -88,114 +33,22 @@ class EndHandle(msgspec.Struct, frozen=True, tag="end"):
     uid: str
 
 
-class StagingArea:
-    """The staging folder of one write step of one job."""
+def converted(value: Json, kind: Any) -> Any:
+    """A handle or state as it lies in a manifest, as the type that it was made of.
 
-    def __init__(self, root: str, job_uid: str, step: str) -> None:
-        self.root = root
-        self.job_uid = job_uid
-        self.step = step
-        self.directory = os.path.join(root, STAGING_FOLDER, job_uid, step)
-
-    def path(self, name: str) -> str:
-        return os.path.join(self.directory, name)
-
-    def create(self) -> None:
-        """Make the folder, durably; an existing one is fine.
-
-        Raises:
-            StorageError: the target cannot be written.
-        """
-        top = os.path.dirname(self.root)
-        while not os.path.isdir(top):
-            top = os.path.dirname(top)
-        if os.path.isdir(self.root):
-            top = self.root
-        with storage_errors("cannot make the staging folder", self.directory):
-            for attempt in range(8):
-                try:
-                    os.makedirs(self.directory, exist_ok=True)
-                    break
-                except FileNotFoundError:
-                    # Another job that ended just now removed the (empty) parent between two steps of makedirs.
-                    if attempt == 7:
-                        raise
-        parent = self.directory
-        while parent != top:
-            parent = os.path.dirname(parent)
-            fsync_path(parent)
-
-    def exists(self) -> bool:
-        return os.path.isdir(self.directory)
-
-    def require(self, what: str, items: Sized) -> None:
-        """Raise ``StorageError`` if there are such items but the folder is gone, and they with it."""
-        if items and not self.exists():
-            raise StorageError(f"the staging folder {self.directory!r} is gone, with {what}", hint=_HINTS[errno.ENOENT])
-
-    def files(self) -> list[str]:
-        """Names of all files in the folder, sorted; none if the folder is not there."""
-        try:
-            return sorted(os.listdir(self.directory))
-        except FileNotFoundError:
-            return []
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove files; what is gone already is fine."""
-        with storage_errors("cannot clean", self.directory):
-            for name in names:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self.path(name))
-
-    def sweep(self, incarnation: int, keep: Container[str] = (), subtasks: Container[int] | None = None) -> None:
-        """Remove what writers below ``incarnation`` left, except ``keep``; with ``subtasks`` only theirs."""
-        old = (name for name in self.files() if incarnation_of(name) < incarnation and name not in keep)
-        self.remove(name for name in old if subtasks is None or subtask_of(name) in subtasks)
-
-    def finish(self, incarnation: int) -> None:
-        """Remove what writers up to ``incarnation`` left, and the folder unless a later one is at work there."""
-        self.sweep(incarnation + 1)
-        self._remove_if_empty()
-
-    def _remove_if_empty(self) -> None:
-        """Remove the folder and those above it (up to the root) that are empty."""
-        folder = self.directory
-        while folder != self.root:
-            try:
-                os.rmdir(folder)
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                    return
-                raise StorageError(f"cannot remove {folder!r}: {os.strerror(error.errno or 0)}") from error
-            folder = os.path.dirname(folder)
-
-
-def incarnation_of(name: str) -> int:
-    """Incarnation in the name of a staged file: ``wal-<subtask>-<incarnation>-...``, or a part ``...-<one more>``."""
-    try:
-        return int(name.split("-")[2] if name.startswith("wal-") else name.rsplit("-", 2)[1])
-    except (IndexError, ValueError):
-        return -1
-
-
-def subtask_of(name: str) -> int:
-    """Subtask in the name of a staged file (see ``incarnation_of``).
-
-    >>> subtask_of("wal-00002-0000000007-000000.arrows"), subtask_of("part-1f-out-00003-0000000001-0000000007-0000.csv")
-    (2, 3)
+    Raises:
+        CorruptSnapshotError: it is no such thing.
     """
     try:
-        return int(name.split("-")[1] if name.startswith("wal-") else name.rsplit("-", 4)[1])
-    except (IndexError, ValueError):
-        return -1
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise CorruptSnapshotError(f"the snapshot says what no sink says of its output: {error}") from error
 
 
 class PieceCut(msgspec.Struct, frozen=True):
     """The first ``length`` bytes of a piece: what of it belongs to a checkpoint.
 
-    ``digest`` is the xxh3_128 of these bytes, hex; ``rows`` the number of rows in them.
+    ``digest`` is that of these bytes (xxh3_128, hex, or a seal); ``rows`` the number of rows in them.
     """
 
     file: str
@@ -213,12 +66,12 @@ def open_piece(area: StagingArea, cut: PieceCut, *, verify: bool) -> pa.RecordBa
         verify: compare the digest first (rule: before any use of what another process wrote).
 
     Raises:
-        CorruptSnapshotError: the piece is missing, too short, or differs from its digest.
+        CorruptSnapshotError: the piece is missing, too short, or differs from its digest, or its name is none of ours.
+        SealError: it is not sealed with the job's key.
     """
-    path = area.path(cut.file)
+    path = area.path(check_piece(cut.file))
     try:
-        with pa.memory_map(path) as mapped:
-            body = mapped.read_buffer(cut.length)
+        whole = area.mapped(cut.file)
     except FileNotFoundError as error:
         raise CorruptSnapshotError(
             f"staged output {path!r} is gone",
@@ -226,11 +79,13 @@ def open_piece(area: StagingArea, cut: PieceCut, *, verify: bool) -> pa.RecordBa
         ) from error
     except OSError as error:
         raise StorageError(f"cannot read staged output {path!r}: {error}") from error
-    if body.size < cut.length:
-        raise CorruptSnapshotError(f"staged output {path!r} is torn: {body.size} of {cut.length} bytes")
-    if verify and xxhash.xxh3_128_hexdigest(body) != cut.digest:
-        raise CorruptSnapshotError(f"staged output {path!r} differs from its digest {cut.digest}")
-    return pa.ipc.open_stream(body)
+    if not 0 <= cut.length <= min(whole.size, SEGMENT_BYTES_MAX):
+        raise CorruptSnapshotError(f"staged output {path!r} is torn: {whole.size} of {cut.length} bytes")
+    body = whole.slice(0, cut.length)
+    keyed = area.guard.seal.keyed  # then nothing is read that somebody may have changed meanwhile
+    if (verify or keyed) and area.problem("piece", body, cut.digest, f"staged output {path!r}"):
+        raise CorruptSnapshotError(f"staged output {path!r} differs from its digest")
+    return checked_stream(body, f"staged output {path!r}", trusted=not verify or is_sealed(cut.digest))
 
 
 class _PieceWriter:
@@ -241,10 +96,8 @@ class _PieceWriter:
         self.length = 0
         self.rows = 0
         self._path = area.path(name)
-        self._digest = xxhash.xxh3_128()
-        with storage_errors("cannot make", self._path):
-            # A file object, not a descriptor: that of a writer which nobody closed is given back with the object.
-            self._file = io.FileIO(self._path, "x")
+        self._digest = area.guard.seal.hasher("piece")
+        self._file = area.new_file(name, 0o660 if area.guard.access == "group" else 0o600)
         self._append(schema.serialize())
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -307,7 +160,8 @@ class StagingLog:
         self._piece_bytes, self._piece_rows = piece_bytes, piece_rows
         area.create()
         for cut in restored:
-            open_piece(area, cut, verify=True).close()
+            for _ in open_piece(area, cut, verify=True):
+                pass  # all of it is looked at here
         self._sealed = list(restored)
         self._open: _PieceWriter | None = None
         self._sequence = 0

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Generator
 
 from cutwater.connectors.foreach_batch import EpochHandle
-from cutwater.connectors.staging import incarnation_of
+from cutwater.connectors.staging_area import incarnation_of
 from cutwater.connectors.table_database import Connection, Database
 
 __all__ = ["EPOCH_COLUMN", "EpochBook"]

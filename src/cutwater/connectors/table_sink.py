@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from cutwater.connectors.base import Json, SinkContext, SinkSnapshot
 from cutwater.connectors.foreach_batch import EpochCommitter, EpochHandle, EpochWriter
 from cutwater.connectors.parquet_types import plain_schema
-from cutwater.connectors.staging import StagingArea
+from cutwater.connectors.staging_area import UNGUARDED, Guard, StagingArea
 from cutwater.connectors.table_database import Database, database_of
 from cutwater.connectors.table_epochs import EPOCH_COLUMN, EpochBook
 from cutwater.errors import BuildError, ConfigError, InvariantError, did_you_mean
@@ -43,6 +43,7 @@ class TableSink:
         changes: of an upsert of an updating stream, the columns that tell its rows apart; given through ``applying``.
         parallelism: number of subtasks that write.
         directory: where rows wait; given by the runtime through ``bind``.
+        guard: of these; given through ``guarded``.
 
     Raises:
         ConfigError: a setting that makes no sense.
@@ -55,6 +56,7 @@ class TableSink:
     parallelism: int = 1
     directory: str | None = None
     changes: tuple[str, ...] | None = None
+    guard: Guard = field(default=UNGUARDED, repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -80,6 +82,10 @@ class TableSink:
     def bind(self, directory: str) -> TableSink:
         """The same sink, staging below ``directory``."""
         return replace(self, directory=os.path.abspath(directory))
+
+    def guarded(self, guard: Guard) -> TableSink:
+        """The same sink, whose staged rows are guarded."""
+        return replace(self, guard=guard)
 
     def applying(self, changes: tuple[str, ...]) -> TableSink:
         """The same sink for an updating stream: an upsert makes the table what the stream's added rows are.
@@ -167,7 +173,7 @@ class TableSink:
     def _area(self, job_uid: str, step: str) -> StagingArea:
         if self.directory is None:
             raise InvariantError("a table sink was started before it was bound to a directory", step=step)
-        return StagingArea(self.directory, job_uid, step)
+        return StagingArea(self.directory, job_uid, step, self.guard)
 
 
 def table(

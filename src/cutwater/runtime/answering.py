@@ -63,7 +63,9 @@ class AnsweringDriver(Driver):
 
     def request_savepoint(self, kind: SavepointKind, directory: str) -> str:
         """Take a savepoint and wait until it is whole; returns where it lies, or raises why there is none."""
-        request = SavepointRequest.prepare(kind, directory, self.publisher.job)
+        request = SavepointRequest.prepare(
+            kind, directory, self.publisher.job, self.publisher.seal, self.config.file_access
+        )
         self._later(lambda: request.hand_to(self._checkpoints))
         return request.result(lambda: self._answer(request.done, "the savepoint was whole"))
 
@@ -75,7 +77,7 @@ class AnsweringDriver(Driver):
         """
         path = self.request_savepoint("stop", directory)
         done: queue.SimpleQueue[str] = queue.SimpleQueue()
-        wanted = HandOver.after(path, to, done)
+        wanted = HandOver.after(path, to, self.publisher.seal, done)
         self._later(lambda: self._handing_over.request(wanted))
         if error := self._answer(done, "it was handed over"):
             raise CutwaterError(f"job {self.plan.name!r} was not handed over: {error}")

@@ -124,6 +124,8 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """By file of the checkpoint: slots whose workers have a copy of it."""
     news: bytes = b""
     """What the coordinator knows of order logs (R0)."""
+    key: bytes = b""
+    """Of what the job stores, hidden under the job's secret (``key_transport``)."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):

@@ -86,7 +86,7 @@ class Coordinator(AnsweringDriver):
             attempt=publisher.log.state.attempt,
             division=self._division,
         )
-        self._deploying = Deploying(publisher, self._splits, self._machine, config)
+        self._deploying = Deploying(publisher, self._splits, self._machine, config, self.secret)
         self._machine.fewest = self._rescaling.core.fewest
 
     # ------------------------------------------------------------------------------------------ from other threads

@@ -22,6 +22,7 @@ from cutwater.storage.base import Readable, Store
 from cutwater.storage.copies import FolderShelf, MemoryShelf, Shelf, copies_folder
 from cutwater.storage.local import LocalStore
 from cutwater.storage.manifest import Entry
+from cutwater.storage.seal import Seal
 
 __all__ = ["Copies", "CopyReader", "choose_holders", "lengths_of", "open_copies", "sweep_copies"]
 
@@ -233,7 +234,7 @@ class CopyReader:
         for shelf in self._shelves:
             if shelf.has(entry.file):
                 try:
-                    found = decode(_OnShelf(shelf, f"{self._job}/"), self._job, entry)
+                    found = decode(_OnShelf(shelf, f"{self._job}/", store.seal), self._job, entry)
                 except CorruptSnapshotError as e:
                     shelf.forget(entry.file)
                     _passed_over("on this machine", e)
@@ -244,7 +245,7 @@ class CopyReader:
         for slot in self._others.get(entry.file, ()):
             if slot not in self._lost:
                 try:
-                    found = decode(_InWorker(self, slot, f"{self._job}/"), self._job, entry)
+                    found = decode(_InWorker(self, slot, f"{self._job}/", store.seal), self._job, entry)
                 except (CorruptSnapshotError, WireError) as e:
                     if isinstance(e, WireError):
                         self._lost.add(slot)
@@ -298,6 +299,7 @@ def _passed_over(where: str, error: Exception) -> None:
 class _OnShelf:
     shelf: Shelf
     prefix: str
+    seal: Seal
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | memoryview:
         return self.shelf.read(path.removeprefix(self.prefix), offset, length or 0)
@@ -308,6 +310,7 @@ class _InWorker:
     reader: CopyReader
     slot: int
     prefix: str
+    seal: Seal
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | memoryview:
         return self.reader.fetch(self.slot, path.removeprefix(self.prefix), offset, length or 0)

@@ -9,10 +9,12 @@ from cutwater.config import JobConfig
 from cutwater.protocol.job import JobMachine
 from cutwater.protocol.regions import Place
 from cutwater.runtime import control as c
+from cutwater.runtime.auth import Secret
 from cutwater.runtime.checkpointing import now_ms
 from cutwater.runtime.control_server import WorkerLink
 from cutwater.runtime.copies import choose_holders
 from cutwater.runtime.copy_messages import CopyPlaces
+from cutwater.runtime.key_transport import hidden
 from cutwater.runtime.order_news import OrderNews
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.read_limit import Limits
@@ -37,10 +39,14 @@ class Deploying:
         machine: knows the regions.
         config: with ``recovery="upstream"`` and ``"task"`` rows pass between regions, so that those who run on must
             know of those who go back.
+        secret: of the job, under which workers are told its key.
     """
 
-    def __init__(self, publisher: Publisher, splits: Splits, machine: JobMachine, config: JobConfig) -> None:
+    def __init__(
+        self, publisher: Publisher, splits: Splits, machine: JobMachine, config: JobConfig, secret: Secret
+    ) -> None:
         self._publisher, self._splits, self._machine = publisher, splits, machine
+        self._secret = secret
         self._recovery, self._timeout_ms = config.recovery, config.catch_up_timeout_ms
         self._attempts: dict[int, int] = {}
         self._news = OrderNews()
@@ -115,9 +121,8 @@ class Deploying:
         """
         hellos = [cast(c.Hello, link.hello) for link in links]
         addresses = [hello.data_address for hello in hellos]
-        replicas = self._publisher.replicas
         copies: dict[str, list[int]] = {}
-        if replicas is not None:
+        if (replicas := self._publisher.replicas) is not None:
             copies = _copies(restorable, links) if self._publisher.location is None else {}
             for link, holders in zip(links, choose_holders([hello.host for hello in hellos], replicas), strict=True):
                 yield link, CopyPlaces([other.incarnation for other in links], addresses, holders)
@@ -155,6 +160,7 @@ class Deploying:
                     fresh_sinks=self._publisher.has_fresh_sinks(restorable),
                     copies=copies,
                     news=self._news.peer("worker").news(),
+                    key=hidden(self._publisher.seal, self._secret),
                 )
                 yield links[slot], deploy
 

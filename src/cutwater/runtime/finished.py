@@ -7,16 +7,18 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from cutwater.config import JobConfig
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.dataflow.records import step_records
 from cutwater.errors import CorruptSnapshotError
 from cutwater.storage.base import Store
+from cutwater.storage.keys import seal_of
 from cutwater.storage.log import JobLog, LogState
 from cutwater.storage.manifest import Manifest, StepRecord
 from cutwater.storage.snapshot import load_manifest
-from cutwater.storage.stores import open_store
+from cutwater.storage.stores import open_store, require_exactly_once
 
-__all__ = ["differences", "finished_text", "has_finished"]
+__all__ = ["differences", "finished_text", "has_finished", "open_job_store"]
 
 _ADVICE = (
     "To run {what}, give another job name (name=, --name) or checkpoint directory (checkpoint=, --checkpoint); with "
@@ -24,14 +26,31 @@ _ADVICE = (
 )
 
 
-def has_finished(checkpoint: str | os.PathLike[str], job: str) -> bool:
+def has_finished(checkpoint: str | os.PathLike[str], job: str, config: JobConfig) -> bool:
     """Whether the log of a job says that nothing is left to do.
+
+    Args:
+        config: its key.
 
     Raises:
         ConfigError: the checkpoint directory cannot be one.
         StorageError: it cannot be used, or the log is damaged.
     """
-    return JobLog(open_store(checkpoint), job).read().finished
+    return JobLog(open_job_store(os.fspath(checkpoint), config), job).read().finished
+
+
+def open_job_store(directory: str, config: JobConfig) -> Store:
+    """The checkpoint directory of a job, with its key; refused where it cannot do what the protocol demands.
+
+    Raises:
+        ConfigError: it cannot be one, or the key cannot be had.
+        StorageError: it cannot be made or written.
+    """
+    seal = seal_of(config.key_file, accept_unsealed=config.accept_unsealed)
+    store = open_store(directory, seal, config.file_access)
+    if config.protocol not in ("none", "at_least_once"):
+        require_exactly_once(store)
+    return store
 
 
 def finished_text(plan: PhysicalPlan, store: Store, state: LogState, step_ids: Mapping[str, str]) -> str:

@@ -20,6 +20,7 @@ from cutwater.storage.channel_log import CHANNEL_KIND
 from cutwater.storage.log import Fork, HandedOver, JobLog
 from cutwater.storage.manifest import Manifest, SplitRecord, SubtaskRecord
 from cutwater.storage.paths import LOG_FOLDER
+from cutwater.storage.seal import Seal
 from cutwater.storage.snapshot import load_manifest
 
 __all__ = ["Following", "Lead", "Leader", "is_at_rest", "limits_of", "not_reached"]
@@ -48,16 +49,18 @@ class Leader:
 
     Args:
         fork: where it is.
+        seal: of its directory.
         step_ids: the fork's ids of its steps, where they differ.
     """
 
     fork: Fork
+    seal: Seal
     step_ids: Mapping[str, str] = field(default_factory=dict[str, str])
     _seen: list[str] = field(default_factory=list[str])
 
     @property
     def store(self) -> Store:
-        return open_existing(self.fork.directory)
+        return open_existing(self.fork.directory, self.seal)
 
     def look(self) -> Lead | None:
         """What is so now; ``None`` if nothing is new since the last look.

@@ -12,6 +12,7 @@ from cutwater.dataflow.graph import LogicalGraph, Step
 from cutwater.errors import BuildError, ConfigError
 from cutwater.runtime import job
 from cutwater.storage.addresses import SnapshotAddress, resolve_snapshot
+from cutwater.storage.keys import seal_of
 from cutwater.storage.local import LocalStore
 from cutwater.storage.log import Fork, JobLog
 from cutwater.storage.reading import open_snapshot
@@ -38,13 +39,14 @@ def fork(
     GraphBuilder.check_name(name)
     for step in flow.graph.steps.values():
         _check_source(step)
-    address = resolve_snapshot(snapshot)
+    seal = seal_of(settings.get("key_file"), accept_unsealed=bool(settings.get("accept_unsealed")))
+    address = resolve_snapshot(snapshot, seal)
     manifest = open_snapshot(address).manifest
     directory = _directory(address, checkpoint)
     if name == manifest.job:
         raise ConfigError(f"a fork of job {manifest.job!r} needs a name of its own", hint="Give name= (--name).")
     leader = address.directory if not address.is_savepoint else directory
-    log = JobLog(LocalStore(Path(leader)), manifest.job).read() if Path(leader, manifest.job).is_dir() else None
+    log = JobLog(LocalStore(leader, seal), manifest.job).read() if Path(leader, manifest.job).is_dir() else None
     if follow and (log is None or log.uid != manifest.uid):
         raise ConfigError(
             f"job {manifest.job!r}, which wrote {snapshot}, is not in {leader}: there is nobody to follow",

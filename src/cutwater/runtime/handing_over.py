@@ -20,6 +20,7 @@ from cutwater.runtime.fork_log import Successor
 from cutwater.runtime.publisher import Publisher
 from cutwater.runtime.read_limit import Limits
 from cutwater.storage.reading import open_snapshot
+from cutwater.storage.seal import Seal
 
 __all__ = ["HandOver", "HandOverHost", "HandingOver"]
 
@@ -41,9 +42,9 @@ class HandOver:
     done: queue.SimpleQueue[str]
 
     @classmethod
-    def after(cls, savepoint: str, to: Successor, done: queue.SimpleQueue[str]) -> HandOver:
+    def after(cls, savepoint: str, to: Successor, seal: Seal, done: queue.SimpleQueue[str]) -> HandOver:
         """The wish of a job that has just stopped reading with a savepoint."""
-        manifest = open_snapshot(savepoint).manifest
+        manifest = open_snapshot(savepoint, seal).manifest
         return cls(to, savepoint, manifest.checkpoint_id, manifest.attempt, done)
 
 
@@ -94,7 +95,7 @@ class HandingOver:
         self._noted = ""
         fork = publisher.forks.fork
         if fork is not None and fork.follow and publisher.forks.shadows:
-            leader = Leader(fork, publisher.upgrade.step_ids)
+            leader = Leader(fork, publisher.seal, publisher.upgrade.step_ids)
             self._following = Following(leader, lambda lead: host.later(lambda: self._moved(lead)), self._later_note)
 
     @property

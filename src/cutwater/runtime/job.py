@@ -18,6 +18,7 @@ import msgspec
 
 from cutwater.config import RENAMED_SETTINGS, JobConfig, parse_duration_ms
 from cutwater.connectors.collect import read_result
+from cutwater.connectors.staging_area import Guard
 from cutwater.dataflow.build import GraphBuilder
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.dataflow.plan import replan
@@ -26,6 +27,7 @@ from cutwater.errors import ConfigError, CutwaterError, did_you_mean
 from cutwater.protocol.job_messages import Outcome
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.runtime.coordinator import Coordinator
+from cutwater.runtime.finished import open_job_store
 from cutwater.runtime.fork_log import Successor
 from cutwater.runtime.lease import Lease, Turn, await_turn
 from cutwater.runtime.net_items import nothing
@@ -39,7 +41,6 @@ from cutwater.runtime.status import JobStatus
 from cutwater.spark.session import session, usable_session
 from cutwater.storage.base import Store
 from cutwater.storage.log import Fork
-from cutwater.storage.stores import open_store, require_exactly_once
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -327,7 +328,7 @@ def start(
     with ExitStack() as undo:
         if temporary:
             undo.callback(shutil.rmtree, directory, ignore_errors=True)
-        store, folder = _open(directory, config), Path(directory, plan.name)
+        store, folder = open_job_store(directory, config), Path(directory, plan.name)
         turn = await_turn(store, plan.name, takeover=takeover)
         publisher = make_publisher(
             store, plan, config, upgrade, folder, restore=restore, claim=claim, fork=fork, hold=hold
@@ -356,17 +357,11 @@ def _lease(store: Store, publisher: Publisher, turn: Turn, undo: ExitStack) -> L
 def _coordinator(
     plan: PhysicalPlan, config: JobConfig, publisher: Publisher, store: Store, folder: Path, spark: SparkSession | None
 ) -> Coordinator:
-    plan = publisher.plan = prepare(plan, folder, publisher.forks.fork, publisher.upgrade.step_ids)
+    guard = Guard(store.seal, config.file_access)
+    plan = publisher.plan = prepare(plan, folder, publisher.forks.fork, publisher.upgrade.step_ids, guard)
     sources = [] if publisher.log.state.finished else [s for s in plan.steps.values() if s.role == "source"]
     host = partial(SparkHost, spark, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}")
     return Coordinator(plan, config, publisher, host, store=store, splits={s.id: discover(s) for s in sources})
-
-
-def _open(directory: str, config: JobConfig) -> Store:
-    store = open_store(directory)
-    if config.protocol not in ("none", "at_least_once"):
-        require_exactly_once(store)
-    return store
 
 
 def _renamed(settings: dict[str, Any]) -> dict[str, Any]:
@@ -398,7 +393,7 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
     for name, value in _renamed(settings).items():
         if f"{name}_ms" in known:
             values[f"{name}_ms"] = None if value is None else parse_duration_ms(value, name=name)
-        elif name == "trace_dir" and value is not None:
+        elif name in ("trace_dir", "key_file") and value is not None:
             values[name] = _absolute(value)  # workers may live in other directories
         elif name in known:
             values[name] = {"strategy": value} if name == "restart" and isinstance(value, str) else value

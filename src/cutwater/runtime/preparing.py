@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Sink, Source, Split
+from cutwater.connectors.staging_area import Guard
 from cutwater.dataflow.checks import check_guarantees
 from cutwater.dataflow.graph import LogicalGraph, PhysicalPlan, Step
 from cutwater.dataflow.plan import make_plan
@@ -23,6 +24,7 @@ from cutwater.storage.addresses import resolve_snapshot
 from cutwater.storage.base import Store
 from cutwater.storage.log import Fork, JobLog, LogState
 from cutwater.storage.snapshot import load_manifest
+from cutwater.storage.staged_input import INPUT_FOLDER
 
 __all__ = ["checked_plan", "discover", "make_publisher", "prepare"]
 
@@ -78,7 +80,7 @@ def make_publisher(
         shadowed_plan(plan, shadow_dir)
         if not known.completed and restore == "latest":
             restore = fork.snapshot
-    origin = None if restore == "latest" else resolve_snapshot(restore)
+    origin = None if restore == "latest" else resolve_snapshot(restore, store.seal)
     if claim not in ("no_claim", "claim"):
         raise ConfigError(f"claim {claim!r} is unknown", hint="Choose 'no_claim' or 'claim'.")
     claims = claim == "claim"
@@ -98,13 +100,16 @@ def _fork_of(known: LogState, asked: Fork | None) -> Fork | None:
     return known.fork
 
 
-def prepare(plan: PhysicalPlan, folder: Path, fork: Fork | None, step_ids: Mapping[str, str]) -> PhysicalPlan:
+def prepare(
+    plan: PhysicalPlan, folder: Path, fork: Fork | None, step_ids: Mapping[str, str], guard: Guard
+) -> PhysicalPlan:
     """Stage DataFrames (a fork reads what its leader has staged), and give sinks that need one their directory.
 
     Args:
         folder: of the job.
         fork: what it is a fork of.
         step_ids: its ids of the leader's steps, where they differ.
+        guard: of what is staged.
     """
     inputs = Path(fork.directory, fork.job) if fork is not None else folder
     old = {new: old for old, new in step_ids.items()} if fork is not None else {}
@@ -112,7 +117,7 @@ def prepare(plan: PhysicalPlan, folder: Path, fork: Fork | None, step_ids: Mappi
     for step in plan.steps.values():
         spec: Any = step.spec
         if step.role == "source" and hasattr(spec, "stage"):
-            spec = spec.stage(str(inputs / "input" / old.get(step.id, step.id)))
+            spec = spec.stage(str(inputs / INPUT_FOLDER / old.get(step.id, step.id)), guard.seal, guard.access)
         elif step.role == "sink" and hasattr(spec, "bind"):
             spec = spec.bind(str(folder / "output" / step.id))
         steps[step.id] = replace(step, spec=cast("Source | Sink", spec))

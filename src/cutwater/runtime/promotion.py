@@ -20,6 +20,7 @@ from cutwater.runtime.fork_log import Successor
 from cutwater.runtime.requests import send
 from cutwater.storage.addresses import open_existing
 from cutwater.storage.log import Fork, JobLog, LogState
+from cutwater.storage.seal import Seal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,9 +60,10 @@ def promote(
                 hint=f"Stop {fork.job!r} with a savepoint and start the new program from it.",
             )
         drive = partial(_drive, fork, coordinator, graph, spark)
-        _have_it_handed_over(fork, Successor(directory, plan.name, publisher.uid), savepoint, drive)
+        to = Successor(directory, plan.name, publisher.uid)
+        _have_it_handed_over(fork, to, savepoint, publisher.seal, drive)
         coordinator.request_promotion()
-    over = _leader(fork).handed_over
+    over = _leader(fork, publisher.seal).handed_over
     return over.savepoint if over is not None else ""
 
 
@@ -76,24 +78,26 @@ def undecided_steps(plan: PhysicalPlan) -> list[str]:
     return reasons
 
 
-def _have_it_handed_over(fork: Fork, to: Successor, savepoint: str | None, drive: Callable[[], job.Job]) -> None:
-    state = _leader(fork)
+def _have_it_handed_over(
+    fork: Fork, to: Successor, savepoint: str | None, seal: Seal, drive: Callable[[], job.Job]
+) -> None:
+    state = _leader(fork, seal)
     if state.handed_over is not None:
         return  # to this fork: it takes over by itself; to another one: it says so
     if state.finished:
         raise CutwaterError(f"job {fork.job!r} has finished: nothing is left to take over")
     folder = savepoint if savepoint is not None else os.path.join(fork.directory, "savepoints")
-    store = open_existing(fork.directory)
+    store = open_existing(fork.directory, seal)
     answer = send(store, fork.job, "hand over", savepoint=folder, successor=(to.directory, to.job, to.uid))
-    if _leader(fork).handed_over is not None:
+    if _leader(fork, seal).handed_over is not None:
         return  # whatever was answered
     if answer is None:
-        _hand_over_ourselves(fork, to, folder, drive)
+        _hand_over_ourselves(fork, to, folder, seal, drive)
         return
     raise CutwaterError(answer.detail, hint=f"{fork.job!r} serves on. Promote {to.job!r} once more.")
 
 
-def _hand_over_ourselves(fork: Fork, to: Successor, folder: str, drive: Callable[[], job.Job]) -> None:
+def _hand_over_ourselves(fork: Fork, to: Successor, folder: str, seal: Seal, drive: Callable[[], job.Job]) -> None:
     """Nobody drives the leader: be its next driver (R6), and do what that one would have been asked for.
 
     A driver that is only late finds that the log has a newer attempt, and stops.  What the leader had in progress is
@@ -106,7 +110,7 @@ def _hand_over_ourselves(fork: Fork, to: Successor, folder: str, drive: Callable
         leader.hand_over(to, folder)
     except CutwaterError as e:
         leader.cancel()
-        if _leader(fork).handed_over is None:
+        if _leader(fork, seal).handed_over is None:
             raise CutwaterError(
                 f"nobody drives job {fork.job!r}, and it could not be brought back to be handed over: {e}",
                 hint=f"Promote {to.job!r} once more.",
@@ -123,5 +127,5 @@ def _drive(fork: Fork, coordinator: Coordinator, graph: LogicalGraph, spark: Spa
     return job.start(graph, spark, **own, **settings)
 
 
-def _leader(fork: Fork) -> LogState:
-    return JobLog(open_existing(fork.directory), fork.job).read()
+def _leader(fork: Fork, seal: Seal) -> LogState:
+    return JobLog(open_existing(fork.directory, seal), fork.job).read()

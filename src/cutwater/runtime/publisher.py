@@ -18,6 +18,7 @@ import msgspec
 
 from cutwater import __version__
 from cutwater.config import JobConfig
+from cutwater.connectors.staging_area import Guard
 from cutwater.dataflow.compatibility import check_compatible
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.dataflow.records import edge_records, step_records
@@ -29,7 +30,7 @@ from cutwater.runtime.copies import sweep_copies
 from cutwater.runtime.failures import first_line
 from cutwater.runtime.fork_log import ForkLog
 from cutwater.runtime.regions import subtasks_of
-from cutwater.runtime.sinks import Sinks
+from cutwater.runtime.sinks import Sinks, guarded_plan
 from cutwater.storage.addresses import SnapshotAddress
 from cutwater.storage.base import Store
 from cutwater.storage.claim import Claim
@@ -67,7 +68,7 @@ class Publisher:
         self.upgrade = upgrade or Upgrade()
         """How a checkpoint of another version of the program is read."""
         self.upgrade.check(plan)
-        self._store, self.plan, self._config = store, plan, config
+        self._store, self.plan, self._config, self.seal = store, plan, config, store.seal
         self._described: tuple[PhysicalPlan, list[StepRecord], list[EdgeRecord]] | None = None
         self.log = JobLog(store, self.job, num_retained=config.num_retained)
         self.log.create(fork)  # workers name their output by the uid, so it is there before they are
@@ -117,7 +118,8 @@ class Publisher:
 
     @cached_property
     def _sinks(self) -> Sinks:  # not before they are bound to their directories
-        return Sinks(self.forks.writing(self.plan), self.uid)
+        guard = Guard(self.seal, self._config.file_access)
+        return Sinks(guarded_plan(self.forks.writing(self.plan), guard), self.uid)
 
     def has_fresh_sinks(self, restorable: Restorable | None) -> bool:
         """What the checkpoint to restore says of sinks was said by shadows that are no more."""

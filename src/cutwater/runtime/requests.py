@@ -7,6 +7,9 @@ same one.  The driver answers with ``control/<id>-done.json``; the sender then r
 
 A driver takes only requests that were not there when it began to watch (they were meant for its predecessor), and only
 while the job log says that it owns the job: a paused driver that wakes up must not answer for its successor.
+
+With a key all three are sealed, each for its own path, so that none can stand in for another.  A driver refuses a
+request that is not sealed, and one that is old: it was performed once, and somebody brings it again.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 import msgspec
 
 from cutwater.decoding import prepare
-from cutwater.errors import CorruptSnapshotError, CutwaterError, StorageError
+from cutwater.errors import CorruptSnapshotError, CutwaterError, SealError, StorageError
 from cutwater.runtime.fork_log import Successor
 from cutwater.storage.base import Store
 from cutwater.storage.log import JobLog, wall_clock_ms
@@ -31,6 +34,8 @@ __all__ = ["CONTROL_FOLDER", "Action", "Answer", "Request", "RequestKind", "acti
 
 CONTROL_FOLDER = "control"
 POLL_S = 0.5
+_FRESH_MS = 600_000
+"""As long as a sender waits for an answer."""
 
 RequestKind = Literal["cancel", "stop", "rescale", "savepoint", "hand over", "promote"]
 
@@ -176,10 +181,10 @@ def send(
         drain=drain,
         successor=successor,
     )
-    store.create(names.request, msgspec.json.encode(request))
+    _write(store, names.request, request)
     if not _appears(store, job, names.claim, claim_s):
         claim = Claim(accepted=False, by=_me())
-        if store.create(names.claim, msgspec.json.encode(claim)):
+        if _write(store, names.claim, claim):
             names.remove(store)
             return None
     if not _appears(store, job, names.done, done_s):
@@ -247,17 +252,23 @@ class _Watcher:
 
     def _take(self, names: _Names) -> None:
         claim = Claim(accepted=True, by=_me())
-        if not self._store.create(names.claim, msgspec.json.encode(claim)):
+        if not _write(self._store, names.claim, claim):
             return
-        request = _read(self._store, names.request, Request)
+        try:
+            request = _read(self._store, names.request, Request)
+        except SealError as error:
+            _write(self._store, names.done, Answer(ok=False, by=_me(), detail=str(error)))
+            return
         if request is None:  # withdrawn and removed between the look and the claim
             self._store.delete(names.claim)
             return
         try:
+            if self._store.seal.keyed and abs(wall_clock_ms() - request.time_ms) > _FRESH_MS:
+                raise CutwaterError("the request is old, or the clocks differ", hint="Ask again.")
             answer = Answer(ok=True, by=_me(), savepoint=self._actions[request.kind](request) or "")
         except Exception as error:  # whatever it was, the sender must hear of it
             answer = Answer(ok=False, by=_me(), detail=str(error))
-        self._store.create(names.done, msgspec.json.encode(answer))
+        _write(self._store, names.done, answer)
 
 
 def _requests(store: Store, job: str) -> list[str]:
@@ -275,11 +286,32 @@ def _appears(store: Store, job: str, path: str, timeout_s: float) -> bool:
     return True
 
 
+def _write(store: Store, path: str, message: Request | Claim | Answer) -> bool:
+    """One line, and with a key another one, its seal; false if there is one already."""
+    body = msgspec.json.encode(message)
+    seal = f"\n{store.seal.digest('request', _covered(path, body))}".encode() if store.seal.keyed else b""
+    return store.create(path, body + seal)
+
+
 def _read(store: Store, path: str, type: type[_Read]) -> _Read | None:
+    """A message; ``None`` if there is none, or what is there is no such message.
+
+    Raises:
+        SealError: with a key, it is not sealed with it.
+    """
     try:
-        return msgspec.json.decode(store.read(path), type=type)
+        body, _, seal = bytes(store.read(path)).partition(b"\n")
+        if store.seal.keyed and store.seal.problem("request", _covered(path, body), seal.decode("ascii", "replace")):
+            raise SealError(f"{path} was changed by somebody who does not have the job's key")
+        return msgspec.json.decode(body, type=type)
+    except SealError:
+        raise
     except (CorruptSnapshotError, msgspec.MsgspecError):
         return None
+
+
+def _covered(path: str, body: bytes) -> bytes:
+    return path.encode() + b"\n" + body
 
 
 def _me() -> str:

@@ -21,7 +21,6 @@ from cutwater.state.segments import Segment
 from cutwater.storage.base import Readable, Store
 from cutwater.storage.chains import chains_of
 from cutwater.storage.channel_log import CHANNEL_KIND, read_log
-from cutwater.storage.local import LocalStore
 from cutwater.storage.manifest import ChannelRecord, Entry, Manifest, SubtaskRecord
 from cutwater.storage.reading import load_snapshot
 from cutwater.storage.snapshot import read_segment
@@ -72,7 +71,7 @@ class Restore:
             return cls(store, job, None, True, plan)
         elsewhere = deploy.restore_from
         if elsewhere is not None:
-            store, job, copies = LocalStore(elsewhere[0]), elsewhere[1], None
+            store, job, copies = store.at(elsewhere[0]), elsewhere[1], None
         manifest = load_snapshot(store, job, deploy.restore)
         foreign = manifest.uid != uid
         bound = check_compatible(plan, manifest, deploy.upgrade, foreign=foreign)
@@ -205,7 +204,8 @@ class Restore:
         own = self.manifest is not None and self.same_shape and not self.elsewhere
         if self.manifest is None or not own:
             return {}
-        return {key: chain for key, chain in chains_of(self.manifest.entries).items() if key[0] not in self.evolutions}
+        chains = chains_of(self.manifest.entries, self.store.seal)
+        return {key: chain for key, chain in chains.items() if key[0] not in self.evolutions}
 
     def _read(self, entries: list[Entry], owned: range) -> Iterator[Segment]:
         """In order; files are read and verified ahead by other threads, while the operator takes what came."""

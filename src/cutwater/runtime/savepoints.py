@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from cutwater.config import FileAccess
 from cutwater.errors import ConfigError, CutwaterError, StorageError
 from cutwater.protocol import messages as m
 from cutwater.protocol.reasons import FailureReason
@@ -22,6 +23,7 @@ from cutwater.storage.local import LocalStore
 from cutwater.storage.manifest import Manifest
 from cutwater.storage.savepoint import SavepointManifest, publish_savepoint
 from cutwater.storage.savepoint_files import SavepointFile
+from cutwater.storage.seal import Seal
 from cutwater.storage.stores import open_store
 
 if TYPE_CHECKING:
@@ -46,8 +48,11 @@ class SavepointRequest:
     """The savepoint is whole, or why there is none."""
 
     @classmethod
-    def prepare(cls, kind: SavepointKind, directory: str, job: str) -> SavepointRequest:
+    def prepare(cls, kind: SavepointKind, directory: str, job: str, seal: Seal, access: FileAccess) -> SavepointRequest:
         """Make the directory, and the savepoint's folder in it.
+
+        Args:
+            seal, access: of the savepoint.
 
         Raises:
             ConfigError: no directory was named, or it is a file.
@@ -55,13 +60,9 @@ class SavepointRequest:
         """
         if not re.match(r"file:|[^:]*$|.:[\\/]", directory):
             raise ConfigError(f"no savepoint can be written to {directory!r}", hint="Give a path that all workers see.")
-        store = open_store(directory)
-        assert isinstance(store, LocalStore)
+        store = open_store(directory, seal, access)
         folder = f"savepoint-{job}-{uuid.uuid4().hex[:12]}"
-        try:
-            (store.root / folder).mkdir()
-        except OSError as e:
-            raise StorageError(f"cannot make {store.root / folder}: {e.strerror or e}") from e
+        store.make_folder(folder)
         return cls(kind, store, folder)
 
     @property

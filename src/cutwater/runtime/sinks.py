@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 import msgspec
 
 from cutwater.connectors.base import Committer, Sink, SinkSnapshot, SubtaskCommitter
+from cutwater.connectors.staging_area import Guard
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.errors import StorageError
 from cutwater.protocol.regions import Region
 from cutwater.storage.manifest import Manifest
 
-__all__ = ["Sinks"]
+__all__ = ["Sinks", "guarded_plan"]
 
 
 class Sinks:
@@ -97,6 +99,15 @@ class Sinks:
             except StorageError as error:
                 warnings.append(f"staged output of step {step!r} stays: {error}")
         return warnings
+
+
+def guarded_plan(plan: PhysicalPlan, guard: Guard) -> PhysicalPlan:
+    """The plan with sinks that guard what they stage; with a key it cannot be shipped any more."""
+    steps = dict(plan.steps)
+    for step in plan.steps.values():
+        if step.role == "sink" and hasattr(step.spec, "guarded"):
+            steps[step.id] = replace(step, spec=cast(Any, step.spec).guarded(guard))
+    return replace(plan, steps=steps)
 
 
 def _snapshot(manifest: Manifest, step: str) -> SinkSnapshot:

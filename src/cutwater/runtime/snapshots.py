@@ -28,7 +28,6 @@ from cutwater.storage.base import Store
 from cutwater.storage.chains import Chains, extended, worth_extending
 from cutwater.storage.channel_log import add_log
 from cutwater.storage.data_file import Continued
-from cutwater.storage.local import LocalStore
 from cutwater.storage.manifest import Entry, SubtaskRecord
 from cutwater.storage.savepoint_files import SavepointWriter
 from cutwater.storage.snapshot import SnapshotWriter
@@ -306,7 +305,7 @@ class SnapshotService:
         savepoint: SavepointWriter | None = None
         if frozen is not None and frozen.savepoint:
             folder = Path(self._folders[checkpoint_id])
-            savepoint = SavepointWriter(LocalStore(folder.parent), folder.name)
+            savepoint = SavepointWriter(self._store.at(folder.parent), folder.name)
         written = Written(checkpoint_id, [], [], [])
         checkpoint = frozen is None or frozen.checkpoint
         part = self._parts[checkpoint_id] = _Part(writer, written, savepoint, checkpoint, goes_on)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cutwater.config import JobConfig
+from cutwater.connectors.staging_area import Guard
 from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.dataflow.plan import replan
 from cutwater.errors import CutwaterError, FencedError, WireError
@@ -33,11 +34,13 @@ from cutwater.runtime.connections import Connection, DataServer
 from cutwater.runtime.control_server import dial_coordinator
 from cutwater.runtime.copies import Copies, open_copies
 from cutwater.runtime.copy_messages import CopiesHeld, CopyPlaces
+from cutwater.runtime.key_transport import shown
 from cutwater.runtime.net_signal import Signal
 from cutwater.runtime.network_messages import NetworkDeploy
 from cutwater.runtime.peers import Built, ConnectedAttempt, InterruptedBuildError, Posted
 from cutwater.runtime.regions import recovery_division
 from cutwater.runtime.shadows import shadowed_plan
+from cutwater.runtime.sinks import guarded_plan
 from cutwater.runtime.worker_log import log_to_driver
 from cutwater.storage.base import Store
 
@@ -101,7 +104,10 @@ class WorkerArgs(SlotArgs):
             division = recovery_division(plan, self.config.recovery)
         if deploy.shadows:
             plan = shadowed_plan(plan, self.shadow_dir)
-        return Attempt(deploy, worker, replace(self, plan=plan, parallelism=deploy.parallelism, division=division))
+        seal = shown(deploy.key, self.secret)
+        guarded = guarded_plan(plan, Guard(seal, self.config.file_access))
+        known = {"plan": guarded, "parallelism": deploy.parallelism, "division": division}
+        return Attempt(deploy, worker, replace(self, **known, store=self.store.sealed(seal)))
 
     def open_copies(self, report: Callable[[CopiesHeld], None], note: Callable[[str], None]) -> Copies | None:
         return open_copies(self.config, self.store, self.job, self.uid, self.slot, self.secret, report, note)

@@ -22,6 +22,7 @@ from cutwater.snapshots.values import Column, columns_of, exploded
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.segments import GROUP_COLUMN
 from cutwater.storage.addresses import resolve_snapshot
+from cutwater.storage.keys import seal_of
 from cutwater.storage.manifest import Entry
 from cutwater.storage.reading import open_snapshot
 
@@ -68,6 +69,7 @@ class Snapshot:
 
     Args:
         address: ``DIR/JOB`` (its newest checkpoint), ``DIR/JOB@7`` or ``DIR/JOB/chk-7``; or the folder of a savepoint.
+        key_file: file with the key that it is sealed with; ``None`` leaves it to the environment.
 
     Raises:
         ConfigError: there is no such job or checkpoint; the hint lists what there is.
@@ -79,8 +81,8 @@ class Snapshot:
         snapshot.table("worst").to_pandas()
     """
 
-    def __init__(self, address: str | os.PathLike[str]) -> None:
-        found = resolve_snapshot(os.fspath(address))
+    def __init__(self, address: str | os.PathLike[str], *, key_file: str | None = None) -> None:
+        found = resolve_snapshot(os.fspath(address), seal_of(key_file))
         opened = open_snapshot(found)
         self.store, self.folder, self.manifest = opened.store, opened.folder, opened.manifest
         self.is_savepoint = opened.is_savepoint

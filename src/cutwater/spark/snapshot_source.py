@@ -8,6 +8,7 @@
 | ``step``       | the step, if ``state`` names a state within it                                                |
 | ``columns``    | only these, separated by commas (Spark tells a Python source of filters, not of columns)      |
 | ``raw``        | "true": what is stored, of a mean its sum and count                                           |
+| ``keyFile``    | file with the key of a sealed snapshot, if the environment of driver and executors names none |
 
 A partition is a range of key groups.  Filters on ``key_group``, and on the whole key, leave partitions out.
 """
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["SnapshotReader", "SnapshotSource", "spark_arrow_type", "state_name"]
 
 _SIGNED = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20)}
-_OPTIONS = ("path", "snapshot", "checkpoint", "state", "step", "columns", "raw", "base")
+_OPTIONS = ("path", "snapshot", "checkpoint", "state", "step", "columns", "raw", "base", "keyFile")
 
 
 class SnapshotSource(DataSource):
@@ -137,7 +138,11 @@ def _open(options: Mapping[str, str]) -> Snapshot:
     if not path:
         raise ConfigError("no snapshot is named", hint='Write .load("DIR/JOB@7").')
     checkpoint = options.get("checkpoint")
-    return Snapshot(f"{path}@{checkpoint}" if checkpoint else path)
+    return Snapshot(f"{path}@{checkpoint}" if checkpoint else path, key_file=_key_file(options))
+
+
+def _key_file(options: Mapping[str, str]) -> str | None:
+    return next((value for name, value in options.items() if name.lower() == "keyfile"), None)
 
 
 def _shown(snapshot: Snapshot, options: Mapping[str, str]) -> pa.Schema:

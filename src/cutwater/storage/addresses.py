@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from cutwater.errors import ConfigError
-from cutwater.storage.base import Store
+from cutwater.storage.keys import environment_seal
 from cutwater.storage.local import LocalStore
 from cutwater.storage.paths import SAVEPOINT_FILE, checkpoint_id_of
 from cutwater.storage.retention import list_jobs
 from cutwater.storage.savepoint import is_savepoint
+from cutwater.storage.seal import Seal
 from cutwater.storage.stores import open_store
 
 __all__ = ["SnapshotAddress", "open_existing", "resolve_snapshot"]
@@ -26,7 +28,7 @@ class SnapshotAddress:
         is_savepoint: which of both it is.
     """
 
-    store: Store
+    store: LocalStore
     directory: str
     job: str
     checkpoint_id: int | None = None
@@ -37,8 +39,11 @@ class SnapshotAddress:
         return f"{self.directory}/{self.job}{suffix}"
 
 
-def open_existing(uri: str) -> Store:
+def open_existing(uri: str, seal: Seal | None = None) -> LocalStore:
     """A store for reading: nothing is made or tried out, so a folder without write permission will do.
+
+    Args:
+        seal: of what lies there; ``None``: that of the environment.
 
     Raises:
         ConfigError: no such folder, or a scheme without a store.
@@ -46,19 +51,26 @@ def open_existing(uri: str) -> Store:
     folder = Path(_path(uri))
     if not folder.is_dir():
         raise ConfigError(f"no folder {uri!r}", hint="Give the directory that the job was started with as checkpoint.")
-    return LocalStore(folder)
+    return LocalStore(folder, environment_seal() if seal is None else seal)
 
 
-def resolve_snapshot(address: str) -> SnapshotAddress:
+def resolve_snapshot(address: str, seal: Seal | None = None) -> SnapshotAddress:
     """``DIR/JOB``, ``DIR/JOB@7`` or ``DIR/JOB/chk-7``; ``DIR`` alone if it holds one job; or the folder of a savepoint.
+
+    Args:
+        seal: of what lies there; ``None``: that of the environment.
 
     Raises:
         ConfigError: there is no such job or savepoint; the hint lists what there is.
     """
     path = Path(_path(address)).absolute()
     path = path.parent if path.name == SAVEPOINT_FILE else path
-    if path.is_dir() and is_savepoint(LocalStore(path.parent), path.name):
-        return SnapshotAddress(LocalStore(path.parent), str(path.parent), path.name, is_savepoint=True)
+    path = (
+        Path(os.path.realpath(path)) if path.is_symlink() else path
+    )  # what a user names may be a link, what lies below it may not
+    here = LocalStore(path.parent, environment_seal() if seal is None else seal)
+    if path.is_dir() and is_savepoint(here, path.name):
+        return SnapshotAddress(here, str(path.parent), path.name, is_savepoint=True)
     name, at, number = path.name.rpartition("@")
     checkpoint_id = checkpoint_id_of(path.name)
     if checkpoint_id is not None:
@@ -67,20 +79,21 @@ def resolve_snapshot(address: str) -> SnapshotAddress:
         path, checkpoint_id = path.with_name(name), int(number)
     elif at:
         raise ConfigError(f"{number!r} in {address!r} is no checkpoint id", hint="Write for example DIR/JOB@7.")
-    if path.parent.is_dir() and path.name in list_jobs(LocalStore(path.parent)):
-        return SnapshotAddress(LocalStore(path.parent), str(path.parent), path.name, checkpoint_id)
-    return _only_job(path, address, checkpoint_id)
+    here = here.at(path.parent)
+    if path.parent.is_dir() and path.name in list_jobs(here):
+        return SnapshotAddress(here, str(path.parent), path.name, checkpoint_id)
+    return _only_job(path, address, checkpoint_id, here)
 
 
-def _only_job(folder: Path, address: str, checkpoint_id: int | None) -> SnapshotAddress:
-    jobs = list_jobs(LocalStore(folder)) if folder.is_dir() else []
+def _only_job(folder: Path, address: str, checkpoint_id: int | None, above: LocalStore) -> SnapshotAddress:
+    jobs = list_jobs(above.at(folder)) if folder.is_dir() else []
     if len(jobs) == 1:
-        return SnapshotAddress(LocalStore(folder), str(folder), jobs[0], checkpoint_id)
+        return SnapshotAddress(above.at(folder), str(folder), jobs[0], checkpoint_id)
     if jobs:
         raise ConfigError(
             f"{address!r} holds {len(jobs)} jobs", hint=f"Say which: {', '.join(f'{folder}/{j}' for j in jobs)}."
         )
-    beside = list_jobs(LocalStore(folder.parent)) if folder.parent.is_dir() else []
+    beside = list_jobs(above) if folder.parent.is_dir() else []
     forms = "Give DIR/JOB, DIR/JOB@7, DIR/JOB/chk-7, or the folder of a savepoint."
     hint = f"There are: {', '.join(beside)}." if beside else forms
     raise ConfigError(f"no job and no savepoint at {address!r}", hint=hint)

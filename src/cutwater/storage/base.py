@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from typing import BinaryIO, Protocol
+
+from cutwater.storage.seal import Seal
 
 __all__ = ["Readable", "Store"]
 
 
 class Readable(Protocol):
     """Where the bytes of a snapshot can be read."""
+
+    @property
+    def seal(self) -> Seal:
+        """What they are compared with."""
+        ...
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | memoryview:
         """Bytes of a file.
@@ -27,6 +35,11 @@ class Store(Protocol):
     """
 
     atomic_create: bool
+
+    @property
+    def seal(self) -> Seal:
+        """Makes the digests of what is written here, and compares those of what is read."""
+        ...
 
     def create(self, path: str, data: bytes) -> bool:
         """Make ``path`` with this content, durably and all at once; ``False`` if it exists already (it is left alone).
@@ -63,7 +76,8 @@ class Store(Protocol):
         """Bytes of a file.
 
         Raises:
-            CorruptSnapshotError: missing, or shorter than asked for.
+            CorruptSnapshotError: missing, no file, shorter than asked for, or, as a whole, longer than any that belongs
+                here.
         """
         ...
 
@@ -77,6 +91,14 @@ class Store(Protocol):
 
     def delete(self, path: str) -> None:
         """Remove a file, or a folder with all it holds; missing is no error."""
+        ...
+
+    def sealed(self, seal: Seal) -> Store:
+        """The same place, with another seal."""
+        ...
+
+    def at(self, root: str | os.PathLike[str]) -> Store:
+        """Another folder of the file system, with the same seal."""
         ...
 
     def sweep(self, prefix: str = "") -> int:

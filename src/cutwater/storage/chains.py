@@ -13,6 +13,7 @@ from typing import TypeAlias
 from cutwater.state.intervals import RESTORED
 from cutwater.storage.manifest import Entry
 from cutwater.storage.paths import writer_of_shared
+from cutwater.storage.seal import Seal
 
 __all__ = ["Chains", "chains_of", "extended", "worth_extending"]
 
@@ -57,8 +58,11 @@ class Chains:
             self._written.pop(checkpoint_id, None)
 
 
-def chains_of(entries: Iterable[Entry]) -> dict[StepKey, list[Entry]]:
-    """The chains in a manifest that can be built upon: those of which nothing goes with its checkpoint."""
+def chains_of(entries: Iterable[Entry], seal: Seal) -> dict[StepKey, list[Entry]]:
+    """The chains in a manifest that can be built upon: those of which nothing goes with its checkpoint.
+
+    What another key sealed, or none, is written anew: so that key need not be kept for long.
+    """
     chains: dict[StepKey, list[Entry]] = {}
     bound: set[StepKey] = set()
     for entry in entries:
@@ -66,7 +70,7 @@ def chains_of(entries: Iterable[Entry]) -> dict[StepKey, list[Entry]]:
         if entry.kind not in _CHAINED:
             continue
         chains.setdefault(step, []).append(entry)
-        if entry.file and writer_of_shared(entry.file) is None:
+        if (entry.file and writer_of_shared(entry.file) is None) or not seal.is_current(entry.digest):
             bound.add(step)
     return {step: chain for step, chain in chains.items() if step not in bound}
 

@@ -1,7 +1,12 @@
-"""A savepoint that a job has taken over from its user: it goes when the job does not need it any more."""
+"""A savepoint that a job has taken over from its user: it goes when the job does not need it any more.
+
+A word in the job's folder and the same one in the savepoint's say so.  So whoever can write into the one, and not into
+the other, cannot have a savepoint removed that nobody gave away.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 
 import msgspec
@@ -9,7 +14,6 @@ import msgspec
 from cutwater.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.base import Store
-from cutwater.storage.local import LocalStore
 from cutwater.storage.savepoint import delete_savepoint
 
 __all__ = ["Claim"]
@@ -24,9 +28,14 @@ class _Claimed(msgspec.Struct, frozen=True):
     """Of the savepoint's manifest: another savepoint in its place is nobody's."""
     newest_id: int
     """Highest checkpoint id of the job when it claimed the savepoint."""
+    word: str = ""
+    """What lies in the savepoint's folder, too; older releases left none there, and what they claimed stays."""
 
 
 prepare(_Claimed)
+
+_MARK = "claimed"
+"""In the savepoint's folder."""
 
 
 class Claim:
@@ -58,7 +67,11 @@ class Claim:
         """
         if self._claimed is not None and self._claimed.digest == digest:
             return
-        self._claimed = _Claimed(directory, folder, digest, newest_id)
+        word = secrets.token_hex(16)
+        savepoint = self._store.at(directory)
+        savepoint.delete(f"{folder}/{_MARK}")
+        savepoint.create(f"{folder}/{_MARK}", word.encode())
+        self._claimed = _Claimed(directory, folder, digest, newest_id, word)
         self._store.delete(self._path)
         self._store.create(self._path, msgspec.json.encode(self._claimed))
 
@@ -68,9 +81,21 @@ class Claim:
         if claimed is None or sum(id > claimed.newest_id for id in completed) < needed:
             return []
         try:
-            delete_savepoint(LocalStore(claimed.directory), claimed.folder, claimed.digest)
+            self._remove(claimed)
             self._store.delete(self._path)
         except StorageError as error:
             return [f"the claimed savepoint {claimed.directory}/{claimed.folder} stays for now: {error}"]
         self._claimed = None
         return []
+
+    def _remove(self, claimed: _Claimed) -> None:
+        store = self._store.at(claimed.directory)
+        if _MARK not in store.names(claimed.folder):
+            return  # it is gone, or nobody gave it away
+        mark = f"{claimed.folder}/{_MARK}"
+        if not claimed.word or bytes(store.read(mark, 0, len(claimed.word))) != claimed.word.encode():
+            return
+        delete_savepoint(store, claimed.folder, claimed.digest)
+        store.delete(mark)
+        if not store.names(claimed.folder):
+            store.delete(claimed.folder)

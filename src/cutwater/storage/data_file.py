@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
-import xxhash
 
 from cutwater.errors import StorageError
 from cutwater.storage.base import Store
 from cutwater.storage.manifest import Entry
+from cutwater.storage.seal import Hasher
 
 __all__ = ["Continued", "DataFile", "encode"]
 
@@ -56,7 +56,7 @@ class DataFile:
         """
         if self._file is None:
             self._file = self._store.write(self._full)
-        length, digest = encode(batch, self._file, _BLOCK_BYTES)
+        length, digest = encode(batch, self._file, self._store.seal.hasher("segment"), _BLOCK_BYTES)
         entry = Entry(**described, length=length, digest=digest, file=self.path, offset=self.length)
         self.length += length
         return entry
@@ -180,9 +180,9 @@ class _HashingFile:
 
     closed = False
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, hasher: Hasher) -> None:
         self._file = file
-        self._digest = xxhash.xxh3_128()
+        self._digest = hasher
         self.length = 0
 
     def write(self, data: Any) -> int:
@@ -204,13 +204,13 @@ class _HashingFile:
         return self._digest.hexdigest()
 
 
-def encode(batch: pa.RecordBatch, file: BinaryIO, multiple: int = 1) -> tuple[int, str]:
+def encode(batch: pa.RecordBatch, file: BinaryIO, hasher: Hasher, multiple: int = 1) -> tuple[int, str]:
     """Append a batch as an Arrow IPC stream, and zeros up to a multiple of some length.
 
     Returns:
-        Length and digest (xxh3_128, hex) of stream and zeros.
+        Length and digest of stream and zeros.
     """
-    sink = _HashingFile(file)
+    sink = _HashingFile(file, hasher)
     with pa.ipc.new_stream(pa.PythonFile(cast(Any, sink), mode="w"), batch.schema, options=_OPTIONS) as stream:
         stream.write_batch(batch)
     sink.write(bytes(-sink.length % multiple))

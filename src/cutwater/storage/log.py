@@ -36,11 +36,13 @@ import logging
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 from cutwater.errors import (
     ConfigError,
     CorruptSnapshotError,
     FencedError,
+    ForeignDirectoryError,
     InvariantError,
     StorageError,
 )
@@ -73,6 +75,7 @@ from cutwater.storage.log_entries import (
     parse_entry,
 )
 from cutwater.storage.paths import LOG_FOLDER, check_job_name, log_path, log_seq_of
+from cutwater.storage.seal import Seal
 
 __all__ = [
     "AttemptBegan",
@@ -285,7 +288,9 @@ class JobLog:
     def _try_append(self, event: Event, manifest: bytes = b"") -> bool:
         """Try one number.  ``False``: it was not to be had; the state is read anew."""
         known = self._known
-        entry = next_entry(known, event, manifest, num_retained=self._num_retained, keep=self._keep)
+        entry = next_entry(
+            known, event, manifest, num_retained=self._num_retained, keep=self._keep, seal=self._store.seal
+        )
         path = self._path(entry.entry.seq)
         self._in_doubt = True
         try:
@@ -374,17 +379,29 @@ class JobLog:
         return None
 
     def _load_chain(self, newest: int, *, trimmed: bool, lenient: bool) -> StoredEntry:
-        known = self._read_entry(newest)
+        seal = self._store.seal
+        known = self._read_entry(newest, seal)
+        self._check_name(known)
         if trimmed and known.entry.base == 1:
             raise CorruptSnapshotError(f"newer entries than {self._path(newest)} are missing", hint=DAMAGED_HINT)
-        self.damaged = damaged_below(known, self._read_entry, self._path, lenient=lenient)
+        older = partial(self._read_entry, seal=seal.for_links())  # nothing is taken of them: the newest says it all
+        self.damaged = damaged_below(known, older, self._path, lenient=lenient)
         return known
 
-    def _read_entry(self, seq: int) -> StoredEntry:
+    def _check_name(self, newest: StoredEntry) -> None:
+        """A key is for many jobs: what it sealed for one of them is not another one's."""
+        name = newest.entry.state.name
+        if self._store.seal.keyed and name not in (self.job, self._name):
+            raise ForeignDirectoryError(
+                f"folder {self.job!r} holds the sealed log of job {name!r}",
+                hint="A job with a key keeps its name: rename the folder back, or begin from a savepoint.",
+            )
+
+    def _read_entry(self, seq: int, seal: Seal) -> StoredEntry:
         path = self._path(seq)
         try:
             data = self._store.read(path)
         except CorruptSnapshotError as error:
-            raise CorruptSnapshotError(f"log entry {path} is missing", hint=DAMAGED_HINT) from error
+            raise CorruptSnapshotError(f"log entry {error.message}", hint=DAMAGED_HINT) from error
         check_not_lost(path, data)
-        return parse_entry(path, seq, bytes(data))
+        return parse_entry(path, seq, bytes(data), seal)

@@ -1,8 +1,8 @@
 """Entries of the job log: what can happen, the state that results, and how both lie in a file.
 
-A file has two lines: the entry as JSON, and the digest (xxh3_128, hex) of that line.  Behind them may lie the manifest
-of the checkpoint that the entry publishes, under a digest that the entry names: damage there is damage to the
-checkpoint, not to the log.
+A file has two lines: the entry as JSON, and the digest of that line, or its seal.  Behind them may lie the manifest of
+the checkpoint that the entry publishes, under a digest that the entry names: damage there is damage to the checkpoint,
+not to the log.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import msgspec
-import xxhash
 
 from cutwater.decoding import prepare
-from cutwater.errors import CorruptSnapshotError, FormatVersionError
+from cutwater.errors import CorruptSnapshotError, FormatVersionError, SealError
 from cutwater.storage.paths import entry_at, log_path
+from cutwater.storage.seal import Seal, is_sealed
 
 __all__ = [
     "DAMAGED_HINT",
@@ -41,9 +41,9 @@ __all__ = [
     "parse_entry",
 ]
 
-LOG_VERSION = 2
-_KNOWN_VERSIONS = (1, LOG_VERSION)
-"""Nothing was attached to entries of version 1; those without attachment still have it."""
+LOG_VERSION = 3
+_KNOWN_VERSIONS = (1, 2, LOG_VERSION)
+"""3: sealed.  2: a manifest may lie behind it.  1: neither; those without attachment and key still have it."""
 DAMAGED_HINT = "Nothing was changed. Bring the file back from a copy, or start under another job name from a savepoint."
 
 
@@ -92,7 +92,7 @@ class CheckpointCompleted(msgspec.Struct, frozen=True, tag="checkpoint_completed
     checkpoint_id: int
     attempt: int
     digest: str
-    """xxh3_128 of the manifest's bytes, hex."""
+    """Of the manifest's bytes: xxh3_128, hex, or a seal."""
     path: str
     """Of the manifest, relative to the job's folder: mostly the entry's own, with the manifest attached."""
     time_ms: int
@@ -287,7 +287,7 @@ def apply_event(state: LogState, event: Event, num_retained: int) -> LogState:
 
 
 def next_entry(
-    known: StoredEntry | None, event: Event, manifest: bytes = b"", *, num_retained: int, keep: int
+    known: StoredEntry | None, event: Event, manifest: bytes = b"", *, num_retained: int, keep: int, seal: Seal
 ) -> StoredEntry:
     """The entry after another one, in the oldest format that can tell it.
 
@@ -297,6 +297,7 @@ def next_entry(
         manifest: of the checkpoint that the event publishes, to lie behind the entry.
         num_retained: completed checkpoints that stay in the state.
         keep: so many entries stay, and those that hold manifests of retained checkpoints.
+        seal: of the job.
     """
     seq, base, previous = (known.entry.seq + 1, known.entry.base, known.digest) if known else (1, 1, "")
     if manifest and isinstance(event, CheckpointCompleted):
@@ -305,9 +306,10 @@ def next_entry(
     needed = min([seq - keep, *(at for c in state.completed if (at := entry_at(c.path)) is not None)])
     if needed - base >= keep:  # many at once: a trim lists the folder
         base = needed
-    entry = LogEntry(LOG_VERSION if manifest else 1, seq, base, previous, event, state)
+    version = LOG_VERSION if seal.keyed else 2 if manifest else 1
+    entry = LogEntry(version, seq, base, previous, event, state)
     body = msgspec.json.encode(entry)
-    digest = _digest(body)
+    digest = seal.digest("log", body)
     return StoredEntry(entry, b"\n".join([body, digest.encode(), manifest]), digest)
 
 
@@ -316,16 +318,21 @@ def attached_to(data: bytes | memoryview) -> bytes:
     return b"".join(bytes(data).split(b"\n", 2)[2:])
 
 
-def parse_entry(path: str, seq: int, data: bytes) -> StoredEntry:
+def parse_entry(path: str, seq: int, data: bytes, seal: Seal) -> StoredEntry:
     """The entry in a file's bytes; the digest is compared before anything is decoded.
 
     Raises:
         CorruptSnapshotError: torn, changed, or another number's entry; names the file.
+        SealError: it is not sealed with the job's key.
         FormatVersionError: written by a newer release.
     """
     body, _, tail = data.partition(b"\n")
-    digest = _digest(body)
-    if not tail.startswith(digest.encode() + b"\n"):
+    digest = tail.partition(b"\n")[0].decode("ascii", errors="replace") if b"\n" in tail else ""
+    try:
+        differs = not digest or seal.problem("log", body, digest)
+    except SealError as error:
+        raise SealError(f"log entry {path}: {error.message}", hint=error.hint) from error
+    if differs:
         raise CorruptSnapshotError(
             f"log entry {path} is damaged: its content differs from its digest", hint=DAMAGED_HINT
         )
@@ -341,10 +348,8 @@ def parse_entry(path: str, seq: int, data: bytes) -> StoredEntry:
         raise CorruptSnapshotError(f"{path} is not a log entry ({error})", hint=DAMAGED_HINT) from error
     if entry.seq != seq:
         raise CorruptSnapshotError(f"log entry {path} is entry {entry.seq} in the wrong place", hint=DAMAGED_HINT)
+    if (entry.version == LOG_VERSION) != is_sealed(digest):
+        raise CorruptSnapshotError(f"log entry {path} is damaged: its version is {entry.version}", hint=DAMAGED_HINT)
     if entry.version == 1 and attached_to(data):
         raise CorruptSnapshotError(f"log entry {path} is damaged: something lies behind it", hint=DAMAGED_HINT)
     return StoredEntry(entry, data, digest)
-
-
-def _digest(data: bytes) -> str:
-    return xxhash.xxh3_128_hexdigest(data)

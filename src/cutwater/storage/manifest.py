@@ -20,10 +20,10 @@ __all__ = [
     "SubtaskRecord",
 ]
 
-FORMAT_VERSION = 3
-"""3: segments may be loose.  2: entries may name files of older checkpoints, and hold deletions.  1: each checkpoint is
-whole."""
-KNOWN_VERSIONS = (1, 2, 3)
+FORMAT_VERSION = 4
+"""4: sealed.  3: segments may be loose.  2: entries may name files of older checkpoints, and hold deletions.  1: each
+checkpoint is whole."""
+KNOWN_VERSIONS = (1, 2, 3, 4)
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,7 +36,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     rows: int
     length: int
     digest: str
-    """xxh3_128 of the bytes, hex."""
+    """Of the bytes: xxh3_128, hex, or a seal."""
     key_groups: tuple[int, int] | None = None
     file: str = ""
     """Relative to the job's folder; empty for inline."""

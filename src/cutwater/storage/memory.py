@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, cast
 
 from cutwater.errors import CorruptSnapshotError, StorageError
+from cutwater.storage.local import LocalStore
+from cutwater.storage.seal import PLAIN, Seal
 
 __all__ = ["Fault", "MemoryStore", "Operation", "SimulatedCrash"]
 
@@ -45,9 +48,16 @@ class MemoryStore:
     Args:
         faults: what goes wrong.
         watch: called before each operation with its kind and path (a scheduler can switch drivers there).
+        seal: of what lies in it.
     """
 
-    def __init__(self, faults: Iterable[Fault] = (), watch: Callable[[Operation, str], None] | None = None) -> None:
+    def __init__(
+        self,
+        faults: Iterable[Fault] = (),
+        watch: Callable[[Operation, str], None] | None = None,
+        seal: Seal = PLAIN,
+    ) -> None:
+        self.seal = seal
         self.atomic_create = True
         self.files: dict[str, bytes] = {}
         """Content by path; a test may change it, as a failing disk would."""
@@ -63,7 +73,7 @@ class MemoryStore:
 
     def after_crash(self, *, keep: float = 0.0) -> MemoryStore:
         """What the next process finds: durable files, and this fraction of the bytes of the others."""
-        store = MemoryStore()
+        store = MemoryStore(seal=self.seal)
         store.atomic_create = self.atomic_create
         for path, data in self.files.items():
             durable = self.unsynced.get(path, len(data))
@@ -148,6 +158,18 @@ class MemoryStore:
             del self.files[found]
             self.unsynced.pop(found, None)
         self._end(after, "delete", path)
+
+    def sealed(self, seal: Seal) -> MemoryStore:
+        """See ``Store.sealed``; files are those of this one."""
+        if not (seal.keyed or self.seal.keyed):
+            return self
+        store = MemoryStore(seal=seal)
+        store.files, store.unsynced = self.files, self.unsynced
+        return store
+
+    def at(self, root: str | os.PathLike[str]) -> LocalStore:
+        """See ``Store.at``."""
+        return LocalStore(root, self.seal)
 
     def sweep(self, prefix: str = "") -> int:
         """See ``Store.sweep``: a create in memory leaves nothing half done."""

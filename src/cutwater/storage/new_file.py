@@ -41,12 +41,14 @@ class NewFile(io.FileIO):
     What is written is kept, not copied, until there is much of it: it must not change meanwhile.
 
     Args:
-        target: where to; it is an error if there is a file.
+        path: in its store.
+        fd: of the file, just made; closed with this object.
         errors: for the calls of the system.
     """
 
-    def __init__(self, target: str, errors: Callable[[], AbstractContextManager[None]]) -> None:
-        super().__init__(target, "xb")
+    def __init__(self, path: str, fd: int, errors: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__(fd, "wb")
+        self.path = path
         self.named = False
         """Its name is durable."""
         self._errors = errors

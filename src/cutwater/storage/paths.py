@@ -17,6 +17,7 @@ __all__ = [
     "checkpoint_id_of",
     "data_path",
     "entry_at",
+    "is_data_path",
     "log_path",
     "log_seq_of",
     "manifest_path",
@@ -32,11 +33,11 @@ SAVEPOINT_FILE = "savepoint.json"
 """Manifest of a savepoint, in its folder."""
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]*")
-_CHECKPOINT = re.compile(r"chk-([1-9][0-9]*)")
+_CHECKPOINT = re.compile(r"chk-([1-9][0-9]{0,17})")
 _LOG_ENTRY = re.compile(r"([0-9]{12})\.json")
-_DATA = re.compile(r"([0-9]+)-[0-9]+\.data")
-_SHARED = re.compile(r"([0-9]+)-([0-9]+)-[0-9]+\.data")
-_MANIFEST = re.compile(r"manifest-([0-9]+)\.json")
+_DATA = re.compile(r"([0-9]{1,18})-[0-9]{1,18}\.data")
+_SHARED = re.compile(r"([0-9]{1,18})-([0-9]{1,18})-[0-9]{1,18}\.data")
+_MANIFEST = re.compile(r"manifest-([0-9]{1,18})\.json")
 
 
 def check_job_name(job: str) -> str:
@@ -99,6 +100,18 @@ def writer_of_shared(file: str) -> tuple[int, int] | None:
     folder, _, name = file.partition("/")
     found = _SHARED.fullmatch(name) if folder == SHARED_FOLDER else None
     return (int(found[1]), int(found[2])) if found else None
+
+
+def is_data_path(file: str) -> bool:
+    """Whether a file, relative to the job's folder, is a data file of a checkpoint.
+
+    >>> is_data_path("chk-7/1-0.data"), is_data_path("shared/7-1-0.data"), is_data_path("chk-7/../../x")
+    (True, True, False)
+    """
+    folder, _, name = file.partition("/")
+    if folder == SHARED_FOLDER:
+        return _SHARED.fullmatch(name) is not None
+    return checkpoint_id_of(folder) is not None and _DATA.fullmatch(name) is not None
 
 
 def manifest_path(checkpoint_id: int, attempt: int) -> str:

@@ -35,7 +35,7 @@ def publish(store: Store, log: JobLog, manifest: Manifest, *, kind: str = "check
             f"checkpoint {manifest.checkpoint_id} of job uid {manifest.uid!r} was to be published in the log of "
             f"{log.state.uid!r}"
         )
-    data, digest = dumps_manifest(manifest)
+    data, digest = dumps_manifest(manifest, store.seal)
     completed = CheckpointCompleted(
         checkpoint_id=manifest.checkpoint_id,
         attempt=manifest.attempt,

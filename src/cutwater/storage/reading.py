@@ -19,6 +19,7 @@ from cutwater.storage.log_entries import CheckpointCompleted, LogState
 from cutwater.storage.manifest import Entry, Manifest
 from cutwater.storage.paths import SAVEPOINT_FILE
 from cutwater.storage.savepoint import load_savepoint, savepoint_state
+from cutwater.storage.seal import Seal
 from cutwater.storage.snapshot import load_manifest, read_segment
 
 __all__ = ["Snapshot", "load_snapshot", "no_such_checkpoint", "open_snapshot", "snapshots_at"]
@@ -75,17 +76,18 @@ class Snapshot:
                 yield entry, read_log(self.store, self.folder, entry)
 
 
-def open_snapshot(address: SnapshotAddress | str) -> Snapshot:
+def open_snapshot(address: SnapshotAddress | str, seal: Seal | None = None) -> Snapshot:
     """Open a snapshot for reading; of a job without number its newest checkpoint.
 
     Args:
         address: as ``resolve_snapshot`` takes it: ``DIR/JOB``, ``DIR/JOB@7``, ``DIR/JOB/chk-7``, or a savepoint.
+        seal: of an address that is a text, as ``resolve_snapshot`` takes it.
 
     Raises:
         ConfigError: there is no such snapshot; the hint lists what there is.
         CorruptSnapshotError: its manifest is damaged.
     """
-    found = resolve_snapshot(address) if isinstance(address, str) else address
+    found = resolve_snapshot(address, seal) if isinstance(address, str) else address
     state = snapshots_at(found)
     wanted = found.checkpoint_id
     for completed in state.completed:

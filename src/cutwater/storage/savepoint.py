@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
-import xxhash
 
 from cutwater.decoding import prepare
-from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, StorageError
+from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, SealError, StorageError
 from cutwater.storage.base import Store
+from cutwater.storage.beneath import check_relative
+from cutwater.storage.limits import check_manifest
 from cutwater.storage.log_entries import CheckpointCompleted, LogState
 from cutwater.storage.manifest import EdgeRecord, Manifest, StepRecord, SubtaskRecord
 from cutwater.storage.paths import SAVEPOINT_FILE
 from cutwater.storage.savepoint_files import SavepointFile, entries_of
+from cutwater.storage.seal import Seal, is_sealed
 
 __all__ = [
     "SAVEPOINT_VERSION",
@@ -32,8 +34,9 @@ __all__ = [
     "savepoint_state",
 ]
 
-SAVEPOINT_VERSION = 1
-KNOWN_VERSIONS = (1,)
+SAVEPOINT_VERSION = 2
+KNOWN_VERSIONS = (1, 2)
+"""2: sealed.  1: not, and so it stays without a key."""
 
 
 class SavepointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -67,7 +70,7 @@ class SavepointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     def of(cls, manifest: Manifest, files: list[SavepointFile], *, committed_by: int) -> SavepointManifest:
         """A snapshot as a savepoint; the manifest's own entries are not part of it."""
         fields = {name: getattr(manifest, name) for name in manifest.__struct_fields__ if name in cls.__struct_fields__}
-        fields["format_version"] = SAVEPOINT_VERSION
+        fields["format_version"] = 1
         return cls(**fields, files=files, committed_by=committed_by)
 
     def to_manifest(self) -> Manifest:
@@ -90,15 +93,16 @@ def publish_savepoint(store: Store, folder: str, manifest: SavepointManifest) ->
         DataError: a position or handle is no JSON value.
         StorageError: the store fails, or there is a savepoint already.
     """
+    version = max(manifest.format_version, SAVEPOINT_VERSION if store.seal.keyed else 1)
     try:
-        body = msgspec.json.encode(manifest, order="deterministic")
+        body = msgspec.json.encode(msgspec.structs.replace(manifest, format_version=version), order="deterministic")
     except (TypeError, ValueError) as error:
         raise DataError(
             f"savepoint {manifest.checkpoint_id}: a position or handle cannot be written as JSON ({error})",
             hint="Connectors must use numbers, texts, lists and dictionaries for positions, handles and states.",
         ) from error
     path = f"{folder}/{SAVEPOINT_FILE}"
-    if not store.create(path, body + b"\n" + xxhash.xxh3_128_hexdigest(body).encode() + b"\n"):
+    if not store.create(path, body + b"\n" + store.seal.digest("savepoint", body).encode() + b"\n"):
         raise StorageError(f"{path} exists already: no path is ever written twice")
 
 
@@ -114,12 +118,11 @@ def savepoint_state(store: Store, folder: str) -> LogState:
         CorruptSnapshotError: the manifest is missing or damaged.
         FormatVersionError: written by a newer release.
     """
-    data = store.read(f"{folder}/{SAVEPOINT_FILE}")
-    manifest = _parse(f"{folder}/{SAVEPOINT_FILE}", bytes(data))
+    manifest, digest = _read(store, folder)
     completed = CheckpointCompleted(
         checkpoint_id=manifest.checkpoint_id,
         attempt=manifest.attempt,
-        digest=xxhash.xxh3_128_hexdigest(data),
+        digest=digest,
         path=SAVEPOINT_FILE,
         time_ms=manifest.completed_ms,
         kind="savepoint",
@@ -140,7 +143,7 @@ def load_savepoint(store: Store, folder: str) -> SavepointManifest:
         CorruptSnapshotError: the manifest is missing or damaged.
         FormatVersionError: written by a newer release.
     """
-    return _parse(f"{folder}/{SAVEPOINT_FILE}", bytes(store.read(f"{folder}/{SAVEPOINT_FILE}")))
+    return _read(store, folder)[0]
 
 
 def damaged_files(store: Store, folder: str) -> Iterator[tuple[str, str]]:
@@ -157,10 +160,18 @@ def damaged_files(store: Store, folder: str) -> Iterator[tuple[str, str]]:
         except CorruptSnapshotError as error:
             yield path, error.message
             continue
-        found = xxhash.xxh3_128_hexdigest(data)
-        if (len(data), found) != (file.length, file.digest):
-            expected = f"expected {file.length} bytes with digest {file.digest}"
-            yield path, f"{path} is damaged: {expected}, found {len(data)} with {found}"
+        problem = f"expected {file.length} bytes, found {len(data)}"
+        if len(data) == file.length:
+            problem = _problem(store.seal, data, file)
+        if problem:
+            yield path, f"{path} is damaged: {problem}"
+
+
+def _problem(seal: Seal, data: bytes | memoryview, file: SavepointFile) -> str:
+    try:
+        return seal.problem("file", data, file.digest)
+    except SealError as error:
+        return error.message
 
 
 def delete_savepoint(store: Store, folder: str, digest: str) -> bool:
@@ -171,11 +182,12 @@ def delete_savepoint(store: Store, folder: str, digest: str) -> bool:
     Args:
         digest: of its manifest's bytes, as ``savepoint_state`` tells it.
     """
-    path = f"{folder}/{SAVEPOINT_FILE}"
-    if not is_savepoint(store, folder) or xxhash.xxh3_128_hexdigest(data := store.read(path)) != digest:
+    if not is_savepoint(store, folder):
         return False
-    manifest = _parse(path, bytes(data))
-    store.delete(path)
+    manifest, found = _read(store, folder)
+    if found != digest:
+        return False
+    store.delete(f"{folder}/{SAVEPOINT_FILE}")
     for file in manifest.files:
         store.delete(f"{folder}/{file.path}")
     for step in {file.path.partition("/")[0] for file in manifest.files}:
@@ -186,10 +198,29 @@ def delete_savepoint(store: Store, folder: str, digest: str) -> bool:
     return True
 
 
-def _parse(path: str, data: bytes) -> SavepointManifest:
+def _read(store: Store, folder: str) -> tuple[SavepointManifest, str]:
+    """The manifest, and the digest of its bytes."""
+    path = f"{folder}/{SAVEPOINT_FILE}"
+    data = bytes(store.read(path))
     body, _, tail = data.partition(b"\n")
-    if tail != xxhash.xxh3_128_hexdigest(body).encode() + b"\n":
+    said = tail.removesuffix(b"\n").decode("ascii", errors="replace")
+    try:
+        damaged = not tail.endswith(b"\n") or store.seal.problem("savepoint", body, said)
+    except SealError as error:
+        raise SealError(f"{path}: {error.message}", hint=error.hint) from error
+    if damaged:
         raise CorruptSnapshotError(f"{path} is damaged: its content differs from its digest")
+    manifest = _parse(path, body)
+    if (manifest.format_version == SAVEPOINT_VERSION) != is_sealed(said):
+        raise CorruptSnapshotError(f"{path} is damaged: its version is {manifest.format_version}")
+    for file in manifest.files:
+        if len(check_relative(file.path)) != 2:
+            raise CorruptSnapshotError(f"{path} names {file.path[:128]!r}, which is no file of a savepoint")
+    check_manifest(manifest.to_manifest(), path, savepoint=True)
+    return manifest, store.seal.digest("savepoint", data)
+
+
+def _parse(path: str, body: bytes) -> SavepointManifest:
     try:
         version = msgspec.json.decode(body, type=_Versioned).format_version
         if version not in KNOWN_VERSIONS:

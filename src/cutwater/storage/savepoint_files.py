@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
-import xxhash
 
 from cutwater.errors import InvariantError, StorageError
 from cutwater.state.segments import Segment
@@ -23,6 +22,7 @@ from cutwater.storage.base import Store
 from cutwater.storage.canonical import canonical
 from cutwater.storage.channel_log import CHANNEL_KIND, ChannelLog, log_batches
 from cutwater.storage.manifest import Entry
+from cutwater.storage.seal import Seal
 from cutwater.storage.snapshot import BATCH_FORMAT
 
 __all__ = ["SavepointBatch", "SavepointFile", "SavepointWriter", "entries_of"]
@@ -38,7 +38,7 @@ class SavepointBatch(msgspec.Struct, frozen=True, omit_defaults=True):
     length: int
     rows: int
     digest: str
-    """xxh3_128 of its bytes, hex."""
+    """Of its bytes: xxh3_128, hex, or a seal."""
     kind: str
     key_groups: tuple[int, int] | None = None
     first_row: int = 0
@@ -55,7 +55,7 @@ class SavepointFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the state, or of the edge."""
     length: int
     digest: str
-    """xxh3_128 of the whole file, hex."""
+    """Of the whole file, as those of its batches."""
     schema: bytes
     """As an Arrow IPC message."""
     batches: list[SavepointBatch]
@@ -155,7 +155,8 @@ class SavepointWriter:
         while path in self._paths:
             path, number = f"{stem}.{number}.arrow", number + 1
         self._paths.add(path)
-        self._open = _ArrowFile(self._store.write(f"{self._folder}/{path}"), path, schema, described)
+        file = self._store.write(f"{self._folder}/{path}")
+        self._open = _ArrowFile(file, path, schema, described, self._store.seal)
         return self._open
 
     def _close(self) -> list[SavepointFile]:
@@ -172,11 +173,12 @@ class _ArrowFile:
 
     closed = False
 
-    def __init__(self, file: BinaryIO, path: str, schema: pa.Schema, described: dict[str, Any]) -> None:
+    def __init__(self, file: BinaryIO, path: str, schema: pa.Schema, described: dict[str, Any], seal: Seal) -> None:
         self.file, self.schema, self.described = file, schema, described
         self._path = path
         self._message = schema.serialize().to_pybytes()
-        self._whole, self._batch = xxhash.xxh3_128(), xxhash.xxh3_128()
+        self._seal = seal
+        self._whole, self._batch = seal.hasher("file"), seal.hasher("segment")
         self._length = 0
         self._begins = _MAGIC_BYTES + len(self._message)
         self._batches: list[SavepointBatch] = []
@@ -184,7 +186,7 @@ class _ArrowFile:
 
     def append(self, batch: pa.RecordBatch, **described: Any) -> None:
         start = max(self._length, self._begins)  # Arrow writes the schema with the first batch
-        self._batch.reset()
+        self._batch = self._seal.hasher("segment")
         self._arrow.write_batch(batch)
         length, digest = self._length - start, self._batch.hexdigest()
         self._batches.append(SavepointBatch(start, length, batch.num_rows, digest, **described))

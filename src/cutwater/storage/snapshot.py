@@ -8,16 +8,17 @@ from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
-import xxhash
 
 from cutwater.decoding import prepare
-from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, InvariantError
+from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, InvariantError, SealError, StorageError
 from cutwater.state.segments import Segment, SegmentKind
 from cutwater.storage.base import Readable, Store
 from cutwater.storage.data_file import DataFile, encode
+from cutwater.storage.limits import SEGMENT_BYTES_MAX, check_entry, check_manifest, decoded
 from cutwater.storage.log_entries import CheckpointCompleted, attached_to
 from cutwater.storage.manifest import FORMAT_VERSION, KNOWN_VERSIONS, Entry, Manifest
 from cutwater.storage.paths import data_path, entry_at, shared_path, writer_of_shared
+from cutwater.storage.seal import Kind, Seal, is_sealed
 
 __all__ = [
     "BATCH_FORMAT",
@@ -67,6 +68,7 @@ class SnapshotWriter:
     ) -> None:
         self.path = data_path(checkpoint_id, attempt, incarnation)
         """Relative to the job's folder; the file exists only once something was too large to be inline."""
+        self._seal = store.seal
         self._own = DataFile(store, job, self.path)
         self._shared = DataFile(store, job, shared_path(checkpoint_id, attempt, incarnation))
         self._continued, self._checkpoint_id = continued, checkpoint_id
@@ -124,9 +126,16 @@ class SnapshotWriter:
 
     def _add(self, batch: pa.RecordBatch, file: DataFile, **described: Any) -> Entry:
         described |= {"rows": batch.num_rows, "format": SEGMENT_FORMAT}
-        if pa.ipc.get_record_batch_size(batch) < self._inline_below:
+        size = pa.ipc.get_record_batch_size(batch)
+        if size > SEGMENT_BYTES_MAX:
+            raise StorageError(
+                f"state {described['name']!r} has {size} bytes in one segment, at most {SEGMENT_BYTES_MAX} can be read",
+                step=described["step"],
+                hint="A segment holds whole key groups: raise max_parallelism, so that a group holds fewer keys.",
+            )
+        if size < self._inline_below:
             small = io.BytesIO()
-            length, digest = encode(batch, small)
+            length, digest = encode(batch, small, self._seal.hasher("segment"))
             if length < self._inline_below:
                 return Entry(**described, length=length, digest=digest, inline=small.getvalue())
         if file is self._continued:
@@ -168,24 +177,33 @@ def read_verified(store: Readable, job: str, entry: Entry) -> bytes | memoryview
 
     Raises:
         CorruptSnapshotError: names file and offset, and what was expected.
+        SealError: it is not sealed with a key that is known here.
         FormatVersionError: the entry's format is not known here.
     """
     where = f"{job}/{entry.file} at offset {entry.offset}" if entry.file else f"inline segment of {job}"
     if entry.format not in (SEGMENT_FORMAT, BATCH_FORMAT):
         known = f"{SEGMENT_FORMAT!r} and {BATCH_FORMAT!r}"
         raise FormatVersionError(f"{where} has format {entry.format!r}, this release knows {known}", step=entry.step)
+    check_entry(entry, where)
     if entry.file:
         data = store.read(f"{job}/{entry.file}", entry.offset, entry.length)
     else:
         data = entry.inline or b""
-    found = xxhash.xxh3_128_hexdigest(data)
-    if len(data) != entry.length or found != entry.digest:
+    if len(data) != entry.length:
         raise CorruptSnapshotError(
-            f"{where} is damaged: expected {entry.length} bytes with digest {entry.digest}, "
-            f"found {len(data)} with {found}",
-            step=entry.step,
+            f"{where} is damaged: expected {entry.length} bytes, found {len(data)}", step=entry.step
         )
+    _compare(store.seal, "segment", data, entry.digest, where, entry.step)
     return data
+
+
+def _compare(seal: Seal, kind: Kind, data: Any, digest: str, what: str, step: str | None = None) -> None:
+    try:
+        problem = seal.problem(kind, data, digest)
+    except SealError as error:
+        raise SealError(f"{what}: {error.message}", hint=error.hint, step=step) from error
+    if problem:
+        raise CorruptSnapshotError(f"{what} is damaged: {problem} over {len(data)} bytes", step=step)
 
 
 def read_segment(store: Readable, job: str, entry: Entry) -> Segment:
@@ -201,7 +219,12 @@ def read_segment(store: Readable, job: str, entry: Entry) -> Segment:
     if entry.ungrouped is not None:
         from cutwater.state.grouping import in_groups  # compiled code, which the driver does without
 
-        batch = in_groups(batch, *entry.ungrouped)
+        try:
+            batch = in_groups(batch, *entry.ungrouped)
+        except Exception as error:  # whatever the kernels say of types that no key has
+            raise CorruptSnapshotError(
+                f"the rows of {job}/{entry.file} have no key ({error})", step=entry.step
+            ) from error
     return Segment(entry.name, cast(SegmentKind, entry.kind), batch, entry.key_groups)
 
 
@@ -209,14 +232,8 @@ def read_batch(store: Readable, job: str, entry: Entry) -> pa.RecordBatch:
     """The rows of an entry of any kind, as ``read_segment``."""
     data = read_verified(store, job, entry)
     where = f"{job}/{entry.file or 'manifest'} at offset {entry.offset}"
-    try:
-        if entry.format == BATCH_FORMAT:
-            schema = pa.ipc.read_schema(pa.py_buffer(entry.schema))
-            batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
-        else:
-            batch = pa.ipc.open_stream(pa.py_buffer(data)).read_next_batch()
-    except (pa.ArrowInvalid, OSError, StopIteration) as error:
-        raise CorruptSnapshotError(f"{where} is not an Arrow stream ({error})", step=entry.step) from error
+    schema = entry.schema if entry.format == BATCH_FORMAT else None
+    batch = decoded(data, schema, where, entry.step, trusted=is_sealed(entry.digest))
     if batch.num_rows != entry.rows:
         raise CorruptSnapshotError(
             f"{where} holds {batch.num_rows} rows, the manifest says {entry.rows}", step=entry.step
@@ -224,13 +241,13 @@ def read_batch(store: Readable, job: str, entry: Entry) -> pa.RecordBatch:
     return batch
 
 
-def dumps_manifest(manifest: Manifest) -> tuple[bytes, str]:
-    """Deterministic JSON of a manifest, in the oldest format that can tell it, and its digest (xxh3_128, hex).
+def dumps_manifest(manifest: Manifest, seal: Seal) -> tuple[bytes, str]:
+    """Deterministic JSON of a manifest, in the oldest format that can tell it, and its digest or seal.
 
     Raises:
         DataError: a position, handle or split description is no JSON value.
     """
-    manifest = msgspec.structs.replace(manifest, format_version=_version_of(manifest))
+    manifest = msgspec.structs.replace(manifest, format_version=FORMAT_VERSION if seal.keyed else _version_of(manifest))
     try:
         data = msgspec.json.encode(manifest, order="deterministic") + b"\n"
     except (TypeError, ValueError) as error:
@@ -238,12 +255,12 @@ def dumps_manifest(manifest: Manifest) -> tuple[bytes, str]:
             f"checkpoint {manifest.checkpoint_id}: a position or handle cannot be written as JSON ({error})",
             hint="Connectors must use numbers, texts, lists and dictionaries for positions, handles and states.",
         ) from error
-    return data, xxhash.xxh3_128_hexdigest(data)
+    return data, seal.digest("manifest", data)
 
 
 def _version_of(manifest: Manifest) -> int:
     if any(e.ungrouped is not None for e in manifest.entries):
-        return FORMAT_VERSION
+        return 3
     newer = any(e.kind == "delete" or writer_of_shared(e.file) is not None for e in manifest.entries)
     return 2 if newer else 1
 
@@ -259,19 +276,15 @@ def load_manifest(store: Store, job: str, completed: CheckpointCompleted) -> Man
     """The manifest of a completed checkpoint, verified against the digest in the log.
 
     Raises:
-        CorruptSnapshotError: missing, torn, changed, or of another checkpoint.
+        CorruptSnapshotError: missing, torn, changed, of another checkpoint, or it names what no manifest does.
+        SealError: it is not sealed with a key that is known here.
         FormatVersionError: written by a newer release.
     """
     path = f"{job}/{completed.path}"
     data = store.read(path)
     if entry_at(completed.path) is not None:
         data = attached_to(data)
-    found = xxhash.xxh3_128_hexdigest(data)
-    if found != completed.digest:
-        raise CorruptSnapshotError(
-            f"the manifest in {path} is damaged: expected digest {completed.digest}, found {found} over "
-            f"{len(data)} bytes"
-        )
+    _compare(store.seal, "manifest", data, completed.digest, f"the manifest in {path}")
     try:
         version = msgspec.json.decode(data, type=_Versioned).format_version
         if version not in KNOWN_VERSIONS:
@@ -287,4 +300,5 @@ def load_manifest(store: Store, job: str, completed: CheckpointCompleted) -> Man
             f"{path} is of checkpoint {manifest.checkpoint_id}, attempt {manifest.attempt}; "
             f"the log says {completed.checkpoint_id}, {completed.attempt}"
         )
+    check_manifest(manifest, path, savepoint=False)
     return manifest

@@ -19,6 +19,7 @@ from cutwater.storage.recovery import verify_checkpoint
 from cutwater.storage.retention import list_jobs
 from cutwater.storage.savepoint import is_savepoint, savepoint_state
 from cutwater.storage.shared import older_entries
+from cutwater.storage.staged_input import verify_inputs
 from cutwater.ui.text import lines_of_table, plural, shown_width, size
 
 __all__ = ["inspect_snapshot", "render_inspect", "render_verify", "verify_snapshot"]
@@ -75,9 +76,11 @@ def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -
 def verify_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -> dict[str, Any]:
     """Read every byte of one completed checkpoint, or of all retained ones, and compare it with its digest.
 
+    What the job staged of DataFrames is read, too: every restore needs it.
+
     Returns:
-        ``job``, ``ok``, and ``checkpoints``: per checkpoint ``checkpoint_id``, ``ok``, ``files``, ``segments``,
-        ``bytes``, ``problems`` (file, what).
+        ``job``, ``ok``, ``checkpoints``: per checkpoint ``checkpoint_id``, ``ok``, ``files``, ``segments``, ``bytes``,
+        ``problems`` (file, what); and ``inputs``: per step ``step``, ``ok``, ``files``, ``bytes``, ``problems``.
 
     Raises:
         ConfigError: no such job or checkpoint.
@@ -86,9 +89,10 @@ def verify_snapshot(store: Store, job: str, checkpoint_id: int | None = None) ->
     state, completed = _find(store, job, checkpoint_id)
     chosen = state.completed if checkpoint_id is None else (completed,)
     reports = [verify_checkpoint(store, job, c) for c in chosen]
+    inputs = [] if is_savepoint(store, job) else list(verify_inputs(store, job))
     return {
         "job": job,
-        "ok": all(r.ok for r in reports),
+        "ok": all(r.ok for r in reports) and not any(i.problems for i in inputs),
         "checkpoints": [
             {
                 "checkpoint_id": r.checkpoint_id,
@@ -99,6 +103,16 @@ def verify_snapshot(store: Store, job: str, checkpoint_id: int | None = None) ->
                 "problems": [{"file": p.file, "what": p.what} for p in r.problems],
             }
             for r in reports
+        ],
+        "inputs": [
+            {
+                "step": i.step,
+                "ok": not i.problems,
+                "files": i.files,
+                "bytes": i.bytes,
+                "problems": [{"file": file, "what": what} for file, what in i.problems],
+            }
+            for i in inputs
         ],
     }
 
@@ -141,6 +155,10 @@ def render_verify(info: dict[str, Any]) -> str:
         what = f"{plural(c['files'], 'file')}, {plural(c['segments'], 'segment')}, {size(c['bytes'])}"
         lines.append(f"checkpoint {c['checkpoint_id']}: {verdict} ({what})")
         lines += [f"  {p['file']}: {p['what']}" for p in c["problems"]]
+    for i in info["inputs"]:
+        verdict = "ok" if i["ok"] else "DAMAGED"
+        lines.append(f"input {i['step']}: {verdict} ({plural(i['files'], 'file')}, {size(i['bytes'])})")
+        lines += [f"  {p['file']}: {p['what']}" for p in i["problems"]]
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from cutwater.errors import StorageError
+from cutwater.errors import SealError, StorageError
 from cutwater.runtime.lease import BEAT_S, Sign, process_state, read_sign
 from cutwater.storage.base import Store
 from cutwater.storage.log import JobLog, LogState
@@ -46,7 +46,8 @@ def job_infos(
         ``state`` is the phase that a living driver is in (forming, deploying, running, draining, restarting, ending),
         "paused" if its process is, "silent" if it is on another host and its beat stands still; without a driver how
         the job ended (finished, stopped, cancelled, failed), or "dead": its driver died without a word.  "damaged":
-        the log cannot be read; "unknown": the driver of an older release, on another host.
+        the log cannot be read; "sealed": with a key that was not given; "unknown": the driver of an older release, on
+        another host.
     """
     names = [job for job in list_jobs(store) if only is None or job in only]
     signs = {job: sign for job in names if (sign := read_sign(store, job)) is not None}
@@ -85,6 +86,8 @@ def _info(
         info["state"] = _state(state, sign, seen, driver_state)
         if sign is not None:
             info["driver"] = f"{sign.host}:{sign.pid}"
+    except SealError as error:  # a wrong key, or none, says nothing of the job
+        info |= {"state": "sealed", "problem": str(error)}
     except StorageError as error:
         info["problem"] = str(error)
     return info

@@ -90,6 +90,7 @@ _NOT_RUNNING = {
     "cancelled": "it was cancelled",
     "failed": "it has failed",
     "dead": "its driver died",
+    "sealed": "or its log is sealed with a key that CUTWATER_KEY_FILE does not name",
 }
 """Why nobody takes a request, by the state of a job as ``cutwater list`` shows it."""
 _DONE = {"promote": "promoted", "cancel": "cancelled", "stop": "stopped", "rescale": "rescaled", "savepoint": "saved"}

@@ -21,6 +21,7 @@ from cutwater.runtime.shipping import ship_by_value
 from cutwater.runtime.status import JobStatus
 from cutwater.spark.session import session
 from cutwater.storage.addresses import resolve_snapshot
+from cutwater.storage.keys import seal_of
 from cutwater.ui.program import Program, load_program
 from cutwater.ui.spark_output import SparkOutput
 from cutwater.ui.views import View
@@ -71,11 +72,13 @@ def run_file(options: RunOptions, view: View) -> int:
         flow.validate()
         plan = make_plan(flow, config.parallelism, config.max_parallelism)  # what is wrong is said before Spark starts
         if options.restore != "latest":
-            resolve_snapshot(options.restore)
+            resolve_snapshot(options.restore, seal_of(config.key_file))
         if options.checkpoint is None and not options.fork:
             view.note("no --checkpoint: the job survives the loss of workers, not of this process")
         starter.parallelism = plan.parallelism
-        idle = options.checkpoint is not None and has_finished(options.checkpoint, options.name or flow.graph.name)
+        idle = options.checkpoint is not None and has_finished(
+            options.checkpoint, options.name or flow.graph.name, config
+        )
         spark = None if idle else starter.session()  # who waits for Spark only to hear that there is nothing to do?
         interrupts = stack.enter_context(interrupts_counted())
         job = begin(flow, spark, options, view)

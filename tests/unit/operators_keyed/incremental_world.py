@@ -15,6 +15,7 @@ from cutwater.storage.memory import MemoryStore
 from cutwater.storage.publish import publish
 from cutwater.storage.recovery import next_checkpoint_id, verify_checkpoint
 from cutwater.storage.retention import Retention
+from cutwater.storage.seal import PLAIN
 from cutwater.storage.shared import list_shared
 from cutwater.storage.snapshot import SnapshotWriter, load_manifest, read_segment
 
@@ -125,7 +126,7 @@ class World:
             completed = self.log.state.completed[0]
             entries = load_manifest(self.store, JOB, completed).entries
             self.step.restore(self._read(entries), self.expected[completed.checkpoint_id])
-            self.chains = Chains(chains_of(entries))
+            self.chains = Chains(chains_of(entries, PLAIN))
 
     def check(self) -> None:
         """Every retained checkpoint is whole, and is what was there at its freeze, at any parallelism."""

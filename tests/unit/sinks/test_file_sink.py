@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import os
 import shutil
@@ -17,7 +18,7 @@ from cutwater.connectors.base import Json, PreCommit, SinkSnapshot
 from cutwater.connectors.file_sink import FileSink, PartWriter
 from cutwater.connectors.part_commit import part_stem, part_suffix, write_part
 from cutwater.connectors.part_formats import CsvParts, JsonParts, ParquetParts, PartFormat
-from cutwater.connectors.staging import StagingArea
+from cutwater.connectors.staging_area import StagingArea
 from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, DataError, StorageError
 from damage import flipped, truncated
 
@@ -262,9 +263,9 @@ def test_two_committers_at_once_do_no_harm(out: Path, monkeypatch: pytest.Monkey
     handles = checkpoint(sink.writer(SCHEMA, Identity(), []), 1, 1).handles
     real = os.rename
 
-    def second_after_another(source: str, target: str) -> None:
-        real(source, target)
-        real(source, target)
+    def second_after_another(source: str, target: str, **folders: int) -> None:
+        real(source, target, **folders)
+        real(source, target, **folders)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", second_after_another)
@@ -387,15 +388,16 @@ def test_t3_only_parts_of_this_job_and_step_are_taken_back(out: Path, name: str)
 
 @pytest.mark.parametrize("parts", [ParquetParts("snappy"), JsonParts(), CsvParts()])
 def test_a_full_disk_is_named_while_a_part_is_written(parts: PartFormat) -> None:
+    full = io.FileIO("/dev/full", "w")
     with pytest.raises(StorageError, match=r"'/dev/full'.*No space left.*free space"):
-        write_part("/dev/full", parts, SCHEMA, iter([numbers(*range(100_000))]))
+        write_part(full, "/dev/full", parts, SCHEMA, iter([numbers(*range(100_000))]))
 
 
 def test_a_full_disk_at_the_commit_leaves_the_rows_staged(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = FileSink(str(out), roll_interval_ms=0)
     handles = checkpoint(sink.writer(SCHEMA, Identity(), []), 1, 1).handles
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        patch.setattr(os, "rename", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
         with pytest.raises(StorageError, match="cannot commit"):
             commit(sink, 1, handles)
     assert parts(out) == []

@@ -53,7 +53,10 @@ ROWS: list[dict[str, Any]] = [
 def written(directory: Path, parts: PartFormat, schema: pa.Schema, rows: list[dict[str, Any]]) -> Path:
     path = directory / f"part{parts.suffix}"
     staged = parts.schema(schema)
-    write_part(str(path), parts, staged, iter([pa.RecordBatch.from_pylist([row], staged) for row in rows]))
+    path.unlink(missing_ok=True)
+    write_part(
+        path.open("xb", 0), str(path), parts, staged, iter([pa.RecordBatch.from_pylist([row], staged) for row in rows])
+    )
     return path
 
 

@@ -10,7 +10,8 @@ import psutil
 import pytest
 from sink_identity import SCHEMA, numbers
 
-from cutwater.connectors.staging import PieceCut, StagingArea, StagingLog, open_piece
+from cutwater.connectors.staging import PieceCut, StagingLog, open_piece
+from cutwater.connectors.staging_area import StagingArea
 from cutwater.errors import CorruptSnapshotError, StorageError
 from damage import flipped, truncated
 
@@ -206,11 +207,11 @@ def test_a_folder_survives_a_neighbour_that_ends_at_the_same_time(
 ) -> None:
     real, failures = os.mkdir, [2]
 
-    def racing(path: str, mode: int = 0o777) -> None:
-        if path.endswith("/uid") and failures[0]:
+    def racing(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        if path == "uid" and failures[0]:
             failures[0] -= 1
-            os.rmdir(os.path.dirname(path))
-        real(path, mode)
+            os.rmdir(os.path.dirname(os.path.dirname(area.directory)))
+        real(path, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "mkdir", racing)
     area.create()

@@ -268,3 +268,13 @@ def test_a_password_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any(secret in text for secret in ("s3cr", "hush")), text
     assert sink.database.shown == "database 'postgresql://me@db.example:5432/sales?sslmode=require'"
     assert sink.database.quoted("sales.t") == '"sales"."t"'
+
+
+def test_a_text_that_looks_like_sql_is_a_text(db: Path) -> None:
+    nasty = "'); DROP TABLE t; --"
+    rows = pa.record_batch({"s": [nasty]})
+    sink = sink_of(db)
+    tables = committer(sink, rows.schema)
+    tables.settle(None, [], 1)
+    tables.commit(1, staged(sink, rows))
+    assert query(db, "SELECT s FROM t") == [(nasty,)]

@@ -339,6 +339,6 @@ def test_a_stream_with_zeros_behind_it_is_read_like_one_without() -> None:
     for name, multiple in (("plain", 1), ("blocks", 4_096)):
         store = MemoryStore()
         file = store.write(name)
-        length, _ = data_file.encode(batch, file, multiple)
+        length, _ = data_file.encode(batch, file, store.seal.hasher("segment"), multiple)
         assert (len(store.files[name]), length % multiple) == (length, 0)
         assert pa.ipc.open_stream(store.files[name]).read_next_batch().equals(batch)

@@ -20,6 +20,7 @@ from cutwater.storage.log import JobLog
 from cutwater.storage.publish import publish
 from cutwater.storage.snapshot import SnapshotWriter
 from cutwater.storage.stores import open_store, require_exactly_once
+from cutwater.storage.temporary import TEMP_PREFIX
 
 
 @pytest.fixture
@@ -60,9 +61,9 @@ def test_create_syncs_content_before_the_name_and_the_folder_after(store, monkey
         events.append(("sync", Path(os.readlink(f"/proc/self/fd/{fd}")).name))
         real_fsync(fd)
 
-    def link(src, dst):
+    def link(src, dst, **at):
         events.append(("link", Path(dst).name))
-        real_link(src, dst)
+        real_link(src, dst, **at)
 
     store.create("f/warm", b"")
     monkeypatch.setattr(os, "fsync", fsync)
@@ -111,7 +112,7 @@ def test_a_temporary_file_is_never_listed_and_gone_after_a_failed_create(store, 
     seen = []
     real = os.link
 
-    def link(src, dst):
+    def link(src, dst, **at):
         seen.extend([store.list(), store.names("f")])
         assert len(os.listdir(store.root / "f")) == 1
         raise OSError(errno.EIO, "broken")
@@ -136,8 +137,8 @@ def test_full_disk_says_so_and_leaves_nothing(store, monkeypatch):
 def test_full_disk_while_writing_a_file(store, monkeypatch):
     real = local.NewFile.__init__
 
-    def on_full_device(self, target, errors):
-        real(self, target, errors)
+    def on_full_device(self, path, fd, errors):
+        real(self, path, fd, errors)
         full = os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, self.fileno())
         os.close(full)
@@ -195,8 +196,8 @@ def test_a_store_with_atomic_create_is_accepted(store):
 def test_lost_answer_to_a_link_that_worked_counts_as_made(store, monkeypatch):
     real = os.link
 
-    def link(src, dst):
-        real(src, dst)
+    def link(src, dst, **at):
+        real(src, dst, **at)
         raise FileExistsError(errno.EEXIST, "repeated request")
 
     monkeypatch.setattr(os, "link", link)
@@ -223,16 +224,18 @@ def test_sweep_removes_temporary_files_of_dead_processes_only(store):
     code = (
         "import os, sys; from cutwater.storage import local\n"
         "s = local.LocalStore(sys.argv[1])\n"
-        "def die(*a): os._exit(9)\n"
+        "def die(*a, **k): os._exit(9)\n"
         "os.link = die; s.create('f/x', b'1')"
     )
     done = subprocess.run([sys.executable, "-c", code, str(store.root)], check=False)
     assert done.returncode == 9
-    _, living = store._open_new(str(store.root / "f"))
+    folder = os.open(store.root / "f", os.O_RDONLY)
+    _, living = store._open_new(folder)
+    os.close(folder)
     assert len(os.listdir(store.root / "f")) == 2
     assert store.sweep() == 1
-    assert os.listdir(store.root / "f") == [os.path.basename(living)]
-    old = store.root / "f" / f"{local._TEMP_PREFIX}otherhost-1-x"
+    assert os.listdir(store.root / "f") == [living]
+    old = store.root / "f" / f"{TEMP_PREFIX}otherhost-1-x"
     old.touch()
     assert store.sweep() == 0
     os.utime(old, (0, 0))

@@ -22,6 +22,7 @@ from cutwater.errors import CorruptSnapshotError, CutwaterError, FencedError
 from cutwater.storage import log as log_module
 from cutwater.storage.log import CheckpointCompleted, JobLog
 from cutwater.storage.memory import MemoryStore
+from cutwater.storage.seal import PLAIN
 
 KEEP = 2
 
@@ -37,6 +38,7 @@ class Replayed:
     """A store that answers from a history.  With ``torn_listing``, a folder is listed in two parts, as readdir does."""
 
     atomic_create = True
+    seal = PLAIN
 
     def __init__(self, history, torn_listing):
         self.history, self.torn_listing, self.at = history, torn_listing, 0

@@ -46,8 +46,12 @@ def pieces_of(data: bytes, seed: int) -> list[bytes]:
     return pieces
 
 
+def new(path: Path) -> NewFile:
+    return NewFile(str(path), os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), nullcontext)
+
+
 def write(path: Path, pieces: list[bytes], *, flush_after: int = -1) -> None:
-    file = NewFile(str(path), nullcontext)
+    file = new(path)
     for number, piece in enumerate(pieces):
         assert file.write(piece) == len(piece)
         if number == flush_after:
@@ -94,7 +98,7 @@ def test_each_stretch_up_to_a_flush_goes_directly_if_it_begins_with_a_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...]
 ) -> None:
     direct, parts = direct_calls(monkeypatch), [content(length, length) for length in lengths]
-    file, expected, at = NewFile(str(tmp_path / "f"), nullcontext), 0, 0
+    file, expected, at = new(tmp_path / "f"), 0, 0
     for part in parts:
         file.write(part)
         file.flush()

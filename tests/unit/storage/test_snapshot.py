@@ -20,6 +20,7 @@ from cutwater.storage.manifest import FORMAT_VERSION
 from cutwater.storage.memory import Fault, MemoryStore
 from cutwater.storage.publish import publish
 from cutwater.storage.recovery import choose, verify_checkpoint
+from cutwater.storage.seal import PLAIN
 from cutwater.storage.snapshot import SnapshotWriter, dumps_manifest, load_manifest, read_segment
 
 GOLDEN = Path(__file__).parent / "golden" / "format-1"
@@ -153,8 +154,8 @@ def test_equal_manifests_have_equal_bytes(store):
     manifest = manifest_of(log, 1, write_parts(store, 1, 1))
     shuffled = [msgspec.structs.replace(s, splits=dict(reversed(s.splits.items()))) for s in manifest.subtasks]
     again = msgspec.structs.replace(manifest, subtasks=shuffled)
-    assert dumps_manifest(manifest) == dumps_manifest(again)
-    assert json.loads(dumps_manifest(manifest)[0])["uid"] == log.state.uid
+    assert dumps_manifest(manifest, PLAIN) == dumps_manifest(again, PLAIN)
+    assert json.loads(dumps_manifest(manifest, PLAIN)[0])["uid"] == log.state.uid
 
 
 def test_a_manifest_comes_back_equal(store):
@@ -170,7 +171,7 @@ def test_a_handle_that_is_no_json_is_refused_by_name():
     manifest = manifest_of(log, 1, [])
     bad = msgspec.structs.replace(manifest.subtasks[0], handles={"out": [object()]})
     with pytest.raises(DataError, match="cannot be written as JSON"):
-        dumps_manifest(msgspec.structs.replace(manifest, subtasks=[bad]))
+        dumps_manifest(msgspec.structs.replace(manifest, subtasks=[bad]), PLAIN)
 
 
 def test_publish_refuses_another_attempts_and_another_jobs_manifest():

@@ -1,0 +1,206 @@
+"""Digests and seals: how bytes are known to be those that were written.
+
+Without a key a digest is xxh3_128 in hex: it finds damage, and anybody can make one.  With a key it is a *seal*,
+
+    hs256:<id of the key>:<HMAC-SHA256, hex>
+
+which only those who have the key can make.  What kind of thing is sealed is part of it, so that a sealed segment is no
+sealed log entry.  A log entry seals the manifest that it names, and that one its segments and the handles of sinks: so
+one seal that is checked before anything is decoded vouches for everything behind it.
+
+The id of a key tells keys apart and tells nothing else of them.  The first key seals; all others are of earlier times,
+and what they sealed is still read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, TypeAlias
+
+import xxhash
+
+from cutwater.errors import ConfigError, SealError
+
+__all__ = ["PLAIN", "Hasher", "Kind", "Seal", "is_sealed"]
+
+Kind: TypeAlias = Literal["log", "manifest", "segment", "savepoint", "file", "piece", "part", "input", "request"]
+"""What is sealed: one kind cannot stand in for another."""
+
+_PREFIX = "hs256:"
+_ID_CHARS = 8
+_KEY_BYTES_MIN = 16
+_DIGEST_HEX = 32
+
+
+class Hasher(Protocol):
+    """Takes bytes, piece by piece, and tells their digest."""
+
+    def update(self, data: Any, /) -> None:
+        """The next bytes."""
+        ...
+
+    def hexdigest(self) -> str:
+        """Of all bytes so far."""
+        ...
+
+
+def is_sealed(digest: str) -> bool:
+    """Whether a digest is a seal, of whatever key.
+
+    >>> is_sealed("hs256:1f2e3d4c:00"), is_sealed("99aa06d3014798d86001c324468d497f")
+    (True, False)
+    """
+    return digest.startswith(_PREFIX)
+
+
+class _Key:
+    """A key, and those made of it for each kind."""
+
+    def __init__(self, value: bytes) -> None:
+        if len(value) < _KEY_BYTES_MIN:
+            raise ConfigError(
+                f"a key has at least {_KEY_BYTES_MIN} characters, got {len(value)}",
+                hint="Make one: python3 -c 'import secrets; print(secrets.token_hex(32))'.",
+            )
+        self.value = value
+        self.id = hmac.new(value, b"cutwater key id", hashlib.sha256).hexdigest()[:_ID_CHARS]
+        self._of_kind: dict[str, bytes] = {}
+
+    def hasher(self, kind: Kind) -> _SealHasher:
+        derived = self._of_kind.get(kind)
+        if derived is None:
+            derived = hmac.new(self.value, f"cutwater {kind}".encode(), hashlib.sha256).digest()
+            self._of_kind[kind] = derived
+        return _SealHasher(self.id, derived)
+
+
+class _SealHasher:
+    def __init__(self, id: str, key: bytes) -> None:
+        self._id, self._mac = id, hmac.new(key, digestmod=hashlib.sha256)
+
+    def update(self, data: Any, /) -> None:
+        self._mac.update(data)
+
+    def hexdigest(self) -> str:
+        return f"{_PREFIX}{self._id}:{self._mac.hexdigest()}"
+
+
+class Seal:
+    """Makes digests, and compares them.
+
+    Args:
+        keys: the first seals; all are accepted.  None: digests without a key.
+        accept_unsealed: with keys, digests without one are accepted as well.
+
+    Raises:
+        ConfigError: a key is too short.
+
+    >>> seal = Seal([b"0123456789abcdef"])
+    >>> digest = seal.digest("log", b"entry")
+    >>> seal.problem("log", b"entry", digest)
+    ''
+    >>> seal.problem("log", b"another", digest)
+    'it was changed by somebody who does not have the key, or is damaged'
+    >>> PLAIN.problem("log", b"another", PLAIN.digest("log", b"entry"))
+    'expected digest ef14bd4ef4b4c96f7a1f8c7a7c4a9b0a, found ...'
+    """
+
+    def __init__(self, keys: Sequence[bytes] = (), *, accept_unsealed: bool = False) -> None:
+        self._keys = [_Key(value) for value in keys]
+        self._accept_unsealed, self._accept_unknown = accept_unsealed, False
+
+    def __repr__(self) -> str:
+        return f"Seal({', '.join(self.key_ids) or 'no key'})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self.keyed:
+            raise TypeError("a key is never part of what is shipped or stored")
+        return Seal, ()
+
+    @property
+    def keyed(self) -> bool:
+        """Whether there is a key."""
+        return bool(self._keys)
+
+    @property
+    def key_ids(self) -> list[str]:
+        """Which keys, by their ids, the one that seals first."""
+        return [key.id for key in self._keys]
+
+    def reveal(self) -> tuple[list[bytes], bool]:
+        """The keys, and whether digests without one are accepted."""
+        return [key.value for key in self._keys], self._accept_unsealed
+
+    def accepting_unsealed(self) -> Seal:
+        """The same, which reads what nobody sealed as well."""
+        return Seal([key.value for key in self._keys], accept_unsealed=True)
+
+    def for_links(self) -> Seal:
+        """The same for what nothing is taken from: what an unknown key sealed, or none, is as good as any."""
+        made = self.accepting_unsealed() if self.keyed else Seal()
+        made._accept_unknown = self.keyed
+        return made
+
+    def hasher(self, kind: Kind) -> Hasher:
+        """Makes the digest of something that is written."""
+        return self._keys[0].hasher(kind) if self._keys else xxhash.xxh3_128()
+
+    def digest(self, kind: Kind, data: Any) -> str:
+        """The digest of bytes that are there."""
+        hasher = self.hasher(kind)
+        hasher.update(data)
+        return hasher.hexdigest()
+
+    def is_current(self, digest: str) -> bool:
+        """Whether the key that seals now made it; without a key, whether none did."""
+        return digest.startswith(f"{_PREFIX}{self._keys[0].id}:") if self._keys else not is_sealed(digest)
+
+    def problem(self, kind: Kind, data: Any, digest: str) -> str:
+        """What is wrong with bytes that are to have this digest; empty if nothing is.
+
+        Of a seal that differs the right one is not told: whoever reads messages could make use of it.
+
+        Raises:
+            SealError: there is no way to tell: no key is known that made the seal, or nobody sealed them.
+        """
+        try:
+            hasher = self._hasher_of(kind, digest)
+        except SealError:
+            if self._accept_unknown:
+                return ""
+            raise
+        hasher.update(data)
+        found = hasher.hexdigest()
+        if hmac.compare_digest(found.encode(), digest.encode()):
+            return ""
+        if is_sealed(digest):
+            return "it was changed by somebody who does not have the key, or is damaged"
+        return f"expected digest {digest[:_DIGEST_HEX]}, found {found}"
+
+    def _hasher_of(self, kind: Kind, digest: str) -> Hasher:
+        if not is_sealed(digest):
+            if self._keys and not self._accept_unsealed:
+                raise SealError(
+                    "it is not sealed with the job's key: somebody changed it, or it was written without a key",
+                    hint="If it is yours and was written before there was a key, start once with accept_unsealed=True.",
+                )
+            return xxhash.xxh3_128()
+        id = digest.removeprefix(_PREFIX).partition(":")[0]
+        for key in self._keys:
+            if key.id == id:
+                return key.hasher(kind)
+        if not self._keys:
+            raise SealError(
+                f"it is sealed with key {id[:_ID_CHARS]!r}, and no key was given",
+                hint="Set CUTWATER_KEY_FILE to the file with the job's key.",
+            )
+        raise SealError(
+            f"it is sealed with key {id[:_ID_CHARS]!r}; the key given is {self._keys[0].id!r}",
+            hint="Give the key that it was written with, or add that one to the key file as a further line.",
+        )
+
+
+PLAIN = Seal()
+"""Digests without a key."""

@@ -1,0 +1,272 @@
+"""What others put into a checkpoint directory: links, FIFOs, endless and inflating files; keys, and who may read."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+from storage_world import JOB, manifest_of, segment
+
+from cutwater.connectors.staging_area import Guard, StagingArea
+from cutwater.errors import ConfigError, CorruptSnapshotError, ForeignDirectoryError, SealError, StorageError
+from cutwater.storage.keys import environment_seal, seal_of
+from cutwater.storage.limits import SEGMENT_BYTES_MAX, check_entry, decoded
+from cutwater.storage.local import LocalStore
+from cutwater.storage.log import JobLog
+from cutwater.storage.manifest import Entry
+from cutwater.storage.publish import publish
+from cutwater.storage.recovery import choose, verify_checkpoint
+from cutwater.storage.seal import PLAIN, Kind, Seal
+from cutwater.storage.snapshot import SnapshotWriter, load_manifest
+from cutwater.storage.staged_input import Staged, read_staged, sealed_staged, verify_inputs
+
+KEY, OTHER = b"0123456789abcdef", b"fedcba9876543210"
+
+
+def a_job(root: Path, seal: Seal = PLAIN, **options: object) -> tuple[LocalStore, JobLog]:
+    store = LocalStore.open(root, seal, **options)  # type: ignore[arg-type]
+    log = JobLog(store, JOB)
+    log.begin_attempt("driver")
+    for n in (1, 2):
+        writer = SnapshotWriter(store, JOB, n, log.attempt, 0, 100)
+        entries = writer.add("count", 0, [segment(n, 0, 40)])
+        writer.close()
+        publish(store, log, manifest_of(log, n, entries))
+    return store, log
+
+
+def make_socket(path: Path) -> None:
+    here = os.getcwd()
+    os.chdir(path.parent)  # the names of sockets are short
+    try:
+        socket.socket(socket.AF_UNIX).bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "fifo": os.mkfifo,
+    "socket": make_socket,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "link": lambda path: path.symlink_to("/etc/passwd"),
+    "folder": Path.mkdir,
+    "endless": lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 1 << 42),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_file_is_reported_and_does_not_hang(tmp_path: Path, kind: str) -> None:
+    store, log = a_job(tmp_path)
+    data = tmp_path / JOB / "chk-2/1-0.data"
+    data.unlink()
+    KINDS[kind](data)
+    report = verify_checkpoint(store, JOB, log.state.completed[0])
+    assert not report.ok
+    found = choose(store, JOB, log.state)
+    assert found is not None
+    assert found.completed.checkpoint_id == 1
+    entry = max((tmp_path / JOB / "log").glob("0*"))
+    entry.unlink()
+    KINDS[kind](entry)
+    with pytest.raises(CorruptSnapshotError, match=entry.name):
+        JobLog(store, JOB).read()
+
+
+def test_a_link_to_a_folder_is_followed_by_nothing(tmp_path: Path) -> None:
+    store, _ = a_job(tmp_path / "root")
+    precious = tmp_path / "precious"
+    (precious / "chapters").mkdir(parents=True)
+    (precious / "thesis").write_text("three years of work")
+    os.symlink(precious, tmp_path / "root" / JOB / "link")
+    for action in (
+        lambda: store.read(f"{JOB}/link/thesis"),
+        lambda: store.write(f"{JOB}/link/new"),
+        lambda: store.create(f"{JOB}/link/new", b""),
+        lambda: store.delete(f"{JOB}/link/thesis"),
+        lambda: store.delete(f"{JOB}/link/chapters"),
+        lambda: store.make_folder(f"{JOB}/link/new"),
+        lambda: store.names(f"{JOB}/link"),
+    ):
+        with pytest.raises(StorageError, match="link is a symbolic link, and those are not followed"):
+            action()
+    assert store.sweep(JOB) == 0
+    store.delete(f"{JOB}/link")
+    assert sorted(p.name for p in precious.iterdir()) == ["chapters", "thesis"]
+
+
+def compressed(rows: int) -> bytes:
+    sink = io.BytesIO()
+    batch = pa.record_batch({"n": pa.array([0] * rows, pa.int64())})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as stream:
+        stream.write_batch(batch)
+    return sink.getvalue()
+
+
+def test_a_segment_that_would_inflate_is_refused_before_it_does() -> None:
+    data = compressed(10_000_000)
+    assert len(data) < 100_000
+    before = pa.total_allocated_bytes()
+    with pytest.raises(CorruptSnapshotError, match="compressed, as nothing is that Cutwater writes"):
+        decoded(data, None, "x", "count", trusted=False)
+    assert pa.total_allocated_bytes() == before
+
+
+def test_offsets_that_lead_out_of_their_buffer_are_refused() -> None:
+    offsets = pa.array([0, 2**30, 5], pa.int32()).buffers()[1]
+    column = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"hello"))
+    sink = io.BytesIO()
+    batch = pa.RecordBatch.from_arrays([column], names=["x"])
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    with pytest.raises(CorruptSnapshotError, match="is not an Arrow stream"):
+        decoded(sink.getvalue(), None, "x", "count", trusted=False)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [{"length": SEGMENT_BYTES_MAX + 1}, {"length": -1}, {"rows": 2**40}, {"offset": -1}, {"key_groups": (0, 2**40)}],
+)
+def test_numbers_that_cannot_be_are_refused_before_anything_is_allocated(numbers: dict[str, object]) -> None:
+    whole = Entry(step="s", subtask=0, name="n", kind="base", rows=1, length=1, digest="")
+    entry = msgspec.structs.replace(whole, **numbers)
+    with pytest.raises(CorruptSnapshotError, match="tells of"):
+        check_entry(entry, "the manifest")
+
+
+# ---------------------------------------------------------------------------------------------------------------- keys
+
+
+def test_every_changed_byte_of_what_is_sealed_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
+    store, log = a_job(tmp_path, Seal([KEY]))
+    entry = max((tmp_path / JOB / "log").glob("0*"))
+    body = entry.read_bytes()
+    line, _, rest = body.partition(b"\n")
+    forged = line.replace(b'"attempt":1', b'"attempt":7')
+    entry.write_bytes(forged + b"\n" + PLAIN.digest("log", forged).encode() + b"\n" + rest.partition(b"\n")[2])
+    with pytest.raises(SealError, match="is not sealed with the job's key"):
+        JobLog(store, JOB).read()
+    entry.write_bytes(forged + b"\n" + rest)
+    with pytest.raises(CorruptSnapshotError, match="differs from its digest"):
+        JobLog(store, JOB).read()
+    entry.write_bytes(body)
+    data = tmp_path / JOB / "chk-2/1-0.data"
+    data.write_bytes(data.read_bytes()[:-1] + b"?")
+    report = verify_checkpoint(store, JOB, log.state.completed[0])
+    assert "changed by somebody who does not have the key" in report.problems[0].what
+    assert "hs256:" not in report.problems[0].what, "a message must not tell the right seal of forged bytes"
+
+
+def test_one_kind_of_seal_does_not_stand_in_for_another() -> None:
+    seal, kinds = Seal([KEY]), ("log", "manifest", "segment", "savepoint", "file", "piece", "part", "input", "request")
+    made: list[Kind] = list(kinds)  # type: ignore[arg-type]
+    for one in made:
+        for other in made:
+            assert (not seal.problem(one, b"data", seal.digest(other, b"data"))) == (one == other)
+
+
+def test_the_log_of_another_job_is_refused_though_its_key_is_the_same(tmp_path: Path) -> None:
+    store, _ = a_job(tmp_path, Seal([KEY]))
+    (tmp_path / JOB).rename(tmp_path / "other")
+    with pytest.raises(ForeignDirectoryError, match="holds the sealed log of job 'delays'"):
+        JobLog(store, "other").read()
+
+
+def test_a_key_is_never_shipped(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="never part of what is shipped"):
+        pickle.dumps(Seal([KEY]))
+    store = pickle.loads(pickle.dumps(LocalStore(tmp_path, Seal([KEY]), "group")))
+    assert (store.seal.keyed, store.access) == (False, "group")
+    assert KEY.decode() not in repr(Seal([KEY]))
+
+
+def test_where_a_key_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "key"
+    file.touch(0o600)
+    file.write_bytes(b"# newest first\n" + KEY + b"\n\n" + OTHER + b"\n")
+    assert seal_of(str(file)).key_ids == Seal([KEY, OTHER]).key_ids
+    assert environment_seal({"CUTWATER_KEY": KEY.decode()}).key_ids == Seal([KEY]).key_ids
+    assert environment_seal({"CUTWATER_KEY_FILE": str(file)}).key_ids == Seal([KEY, OTHER]).key_ids
+    assert not environment_seal({}).keyed
+    with pytest.raises(ConfigError, match="both set"):
+        environment_seal({"CUTWATER_KEY": "x", "CUTWATER_KEY_FILE": "y"})
+    with pytest.raises(ConfigError, match="at least 16"):
+        environment_seal({"CUTWATER_KEY": "short"})
+    monkeypatch.delenv("CUTWATER_KEY_FILE", raising=False)
+    with pytest.raises(ConfigError, match="accept_unsealed is for a job with a key"):
+        seal_of(None, accept_unsealed=True)
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="can be read by everybody"):
+        seal_of(str(file))
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(ConfigError, match="is not a file"):
+        seal_of(str(tmp_path / "pipe"))
+
+
+# --------------------------------------------------------------------------------------------------------------- modes
+
+
+def modes_below(folder: Path) -> set[tuple[bool, int]]:
+    return {(p.is_dir(), stat.S_IMODE(p.stat().st_mode)) for p in [folder, *folder.rglob("*")]}
+
+
+@pytest.mark.parametrize(("access", "file", "folder"), [("owner", 0o600, 0o700), ("group", 0o660, 0o770)])
+def test_state_is_its_owners_or_the_groups_whatever_the_umask(
+    tmp_path: Path, access: str, file: int, folder: int
+) -> None:
+    old = os.umask(0o022)
+    try:
+        a_job(tmp_path / "chk", access=access)
+        area = StagingArea(str(tmp_path / "out"), "uid", "out", Guard(PLAIN, access))  # type: ignore[arg-type]
+        area.create()
+    finally:
+        os.umask(old)
+    assert modes_below(tmp_path / "chk") == {(False, file), (True, folder)}
+    assert modes_below(tmp_path / "out/_cutwater/uid") == {(True, folder)}
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o755, "the target is the user's"
+
+
+# -------------------------------------------------------------------------------------------------------- staged input
+
+
+@pytest.mark.parametrize("seal", [PLAIN, Seal([KEY])], ids=["plain", "sealed"])
+def test_staged_input_is_verified_with_the_job(tmp_path: Path, seal: Seal) -> None:
+    store, _ = a_job(tmp_path, seal)
+    content = {"part-0.parquet": b"rows", "part-1.parquet": b"more rows"}
+    digests = {name: PLAIN.digest("input", data) for name, data in content.items()}
+    staged = Staged("n int64", {name: len(data) for name, data in content.items()}, 2, digests)
+    for name, data in content.items():
+        store.create(f"{JOB}/input/read/{name}", data)
+    store.create(f"{JOB}/input/read/_staged.json", sealed_staged(staged, seal))
+    (report,) = verify_inputs(store, JOB)
+    assert (report.step, report.files, report.bytes, report.problems) == ("read", 2, 13, ())
+    (tmp_path / JOB / "input/read/part-1.parquet").write_bytes(b"more r0ws")
+    (report,) = verify_inputs(store, JOB)
+    assert [file for file, _ in report.problems] == [f"{JOB}/input/read/part-1.parquet"]
+
+
+def test_a_list_of_staged_files_of_an_older_release_is_read_and_one_with_foreign_names_is_not() -> None:
+    old = b'{"columns":"n int64","files":{"part-0.parquet":4},"format":1}'
+    assert read_staged("x", old, PLAIN).files == {"part-0.parquet": 4}
+    with pytest.raises(CorruptSnapshotError, match="names a file that Spark does not write"):
+        read_staged("x", old.replace(b"part-0.parquet", b"../secret"), PLAIN)
+    with pytest.raises(SealError):
+        read_staged("x", old, Seal([KEY]))
+
+
+def test_a_manifest_that_names_foreign_files_is_refused(tmp_path: Path) -> None:
+    store = LocalStore.open(tmp_path)
+    log = JobLog(store, JOB)
+    log.begin_attempt("driver")
+    entry = Entry("s", 0, "n", "base", 1, 1, "", file="../../etc/passwd")
+    completed = publish(store, log, manifest_of(log, 1, [entry]))
+    with pytest.raises(CorruptSnapshotError, match="which is no data file of a checkpoint"):
+        load_manifest(store, JOB, completed)

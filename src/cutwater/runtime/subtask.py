@@ -71,7 +71,7 @@ class Subtask:
         self._outputs = self.performer.outputs
         self._waiting: deque[m.Trigger | m.LoopVerdict | m.AlignmentTimeout] = deque()
         self._ending = False
-        self._idle = False
+        self._idle = any(channel.idle for channel in self._outputs)  # as it was at the cut
         self._round_s = slice_budget_ms / 1000
         self._actions_left, self._enough_s = 0, 0.0
         self.interrupted = False

@@ -172,6 +172,7 @@ class Wiring:
                 watermark=watermark,
                 kept=self._keep(),
             )
+            self._outputs[key].idle = known is not None and known.idle
             if place in self._deploy.survivors:
                 self._outputs[key].restore(self._restore.overtaken(edge, key))
             return
@@ -187,6 +188,7 @@ class Wiring:
             next_row=next_row,
             watermark=watermark,
         )
+        output.idle = known is not None and known.idle
         if not edge.back:
             receiver.on_credit = output.grant
 

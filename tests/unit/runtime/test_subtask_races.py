@@ -16,9 +16,9 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.loop import SubtaskLoop
 from cutwater.protocol.rows import PROTOCOLS
 from cutwater.protocol.subtask import SubtaskMachine
-from cutwater.protocol.watermarks import WatermarkMerger
-from cutwater.runtime.chain import Chain, Node
-from cutwater.runtime.channels import Barrier, InputChannel, Item, Rows
+from cutwater.protocol.watermarks import InputTime, WatermarkMerger
+from cutwater.runtime.chain import Chain, EdgeOut, Node
+from cutwater.runtime.channels import Barrier, InputChannel, Item, OutputChannel, Rows, Watermark
 from cutwater.runtime.clock import ProcessingClock
 from cutwater.runtime.performer import SubtaskParts
 from cutwater.runtime.subtask import Subtask
@@ -64,7 +64,9 @@ class Slices(BaseOperator):
         self.did.append("freeze")
 
 
-def slicing(aligned_timeout_ms: float) -> tuple[Subtask, Slices, list[InputChannel]]:
+def slicing(
+    aligned_timeout_ms: float, outputs: tuple[OutputChannel, ...] = ()
+) -> tuple[Subtask, Slices, list[InputChannel]]:
     """A subtask with two inputs under the protocol ``unaligned``; a round of it ends with the call of an operator."""
     operator, nobody = Slices(), frozenset[Any]()
     port = SimpleNamespace(submit_snapshot=lambda part: None, called=False)
@@ -76,7 +78,7 @@ def slicing(aligned_timeout_ms: float) -> tuple[Subtask, Slices, list[InputChann
         incarnation=1,
         inputs=inputs,
         input_numbers=[0, 0],
-        chain=Chain([Node(("slices",), operator, [[]])], []),
+        chain=Chain([Node(("slices",), operator, [[]])], [EdgeOut(outputs, partitioner=None, broadcast=True)]),
         clock=ProcessingClock(),
         source=None,
         sinks=[],
@@ -118,6 +120,22 @@ def test_nothing_is_frozen_in_the_middle_of_work(
     for number in range(10):
         subtask.round(now_s + 10 + number)
     assert operator.did[:5] == ["rows", "slice", "slice", "slice", "freeze"]
+
+
+def test_who_was_idle_at_the_cut_says_when_it_is_not_any_more() -> None:
+    """Its receivers were restored as not waiting for it, and would not until its first rows."""
+    sent: list[Item] = []
+    output = OutputChannel(Channel(1, 0, 0), ROWS.batch.schema, sent.append, credit=8, watermark=5)
+    output.idle = True
+    subtask, _, inputs = slicing(0.0, (output,))
+    subtask._merger.restore({channel.key: InputTime(5, True) for channel in inputs}, 5)
+    inputs[0].put(Watermark(5, True))
+    subtask.round(0.0)
+    assert not output.flush_idle(), "it is idle still"
+    inputs[0].put(Watermark(5))
+    subtask.round(0.0)
+    output.flush_idle()
+    assert sent == [Watermark(5)]
 
 
 def test_to_freeze_in_the_middle_of_work_is_refused() -> None:

@@ -171,10 +171,10 @@ class PacedSource:
         """When the rows of a split begin (asked by the reading subtask); that is not reading them."""
         return earliest_time(self.inner, split, column, bound_us)
 
-    def stage(self, directory: str) -> PacedSource:
+    def stage(self, directory: str, *guards: object) -> PacedSource:
         """The same, of a source that is staged before the job begins."""
         staged = getattr(self.inner, "stage", None)
-        return self if staged is None else replace(self, inner=staged(directory))
+        return self if staged is None else replace(self, inner=staged(directory, *guards))
 
     def discover(self) -> list[Split]:
         """Those that were there at the start."""

@@ -57,4 +57,4 @@ def _settles_subtasks(plan: PhysicalPlan, step_id: str) -> bool:
         return True
     source = step.inputs[0]
     schema = plan.steps[source.step].outputs[source.output].schema
-    return hasattr(cast(Sink, step.spec).committer(schema, "", step_id), "settle_subtasks")
+    return hasattr(cast(Sink, step.spec).committer(schema, "any", step_id), "settle_subtasks")

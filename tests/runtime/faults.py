@@ -8,10 +8,11 @@ import signal
 import socket
 import threading
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from cutwater.protocol.handshake import Peer
 
 __all__ = [
     "after_sending",
@@ -124,15 +125,17 @@ def cut_connections(marker: Path, *, silent: bool) -> Callable[[Any], None]:
     def prepare(args: Any) -> None:
         from cutwater.runtime import connections
 
-        def dial(address: Any, timeout: float | None = None) -> socket.socket:
-            far, (near, end), cut = socket.create_connection(address, timeout), socket.socketpair(), threading.Event()
+        really = connections.dial
+
+        def dial(*arguments: Any, **more: Any) -> tuple[socket.socket, Peer]:
+            far, peer = really(*arguments, **more)
+            (near, end), cut = socket.socketpair(), threading.Event()
             far.settimeout(None)
             for pair in ((end, far), (far, end)):
                 threading.Thread(target=relay, args=(*pair, cut), daemon=True).start()
-            near.settimeout(timeout)
-            return near
+            return near, peer
 
-        connections.socket = types.SimpleNamespace(**vars(socket) | {"create_connection": dial})
+        connections.dial = dial
 
     return prepare
 

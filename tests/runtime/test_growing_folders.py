@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from pathlib import Path
 
 import duckdb
 import polars as pl
 import pytest
 from fake_host import FakeSpark
-from runtime_world import kill_some, wait_until
+from runtime_world import wait_until
 
 import cutwater as cw
+from cutwater.runtime.job import Job
 
 FILES, ROWS_PER_FILE, START = 12, 250, 1_600_000_000
 
@@ -58,6 +61,14 @@ def flow_over(folder: Path) -> cw.Dataflow:
     return flow
 
 
+def kill(job: Job, spark: FakeSpark, chance: random.Random) -> None:
+    """One worker; the job has another in its place when this returns."""
+    wait_until(lambda: job.status.phase == "running" and len(job.status.workers) == 3, "running", 60, job=job)
+    victim = chance.choice([worker.pid for worker in job.status.workers if worker.pid in spark.pids])
+    os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: victim not in [worker.pid for worker in job.status.workers], "a replacement", 60, job=job)
+
+
 def check(start, spark: FakeSpark, folder: Path, recovery: str, protocol: str, seed: int) -> None:  # type: ignore[no-untyped-def]
     chance = random.Random(seed)
     for name in ("orders", "pays"):
@@ -71,7 +82,7 @@ def check(start, spark: FakeSpark, folder: Path, recovery: str, protocol: str, s
             wait_until(lambda: job.status.phase == "running", "running", 60, job=job)
         put(folder / "pays", number, pays)
         if number % 3 == 1:
-            kill_some(job, spark, 1, seed + number)
+            kill(job, spark, chance)
     (folder / "end").touch()
     assert job.await_termination(90)
     for name in "lrw":

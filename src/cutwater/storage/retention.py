@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutwater.errors import StorageError
+from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.base import Store
 from cutwater.storage.log import JobLog
 from cutwater.storage.paths import LOG_FOLDER, attempt_of, checkpoint_folder, checkpoint_id_of, log_seq_of
@@ -69,9 +69,12 @@ class Retention:
 
 
 def list_jobs(store: Store) -> list[str]:
-    """Names of the jobs in a checkpoint directory, sorted."""
-    return [
-        name
-        for name in store.names()
-        if any(log_seq_of(entry) is not None for entry in store.names(f"{name}/{LOG_FOLDER}"))
-    ]
+    """Names of the jobs in a checkpoint directory, sorted; what lies there besides, links included, is no job."""
+    return [name for name in store.names() if _is_job(store, name)]
+
+
+def _is_job(store: Store, name: str) -> bool:
+    try:
+        return any(log_seq_of(entry) is not None for entry in store.names(f"{name}/{LOG_FOLDER}"))
+    except CorruptSnapshotError:  # not followed
+        return False

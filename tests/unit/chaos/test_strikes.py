@@ -9,6 +9,7 @@ from pathlib import Path
 import cutwater as cw
 from cutwater.chaos.shadow import Orders, Pace, shadowed
 from cutwater.chaos.storm import _kill_living
+from cutwater.connectors.staging_area import UNGUARDED
 from cutwater.dataflow.plan import make_plan
 from cutwater.runtime.preparing import prepare
 from cutwater.runtime.regions import recovery_division
@@ -29,5 +30,5 @@ def test_regions_of_a_shadowed_dataflow_are_those_of_the_users(tmp_path: Path) -
     flow = cw.Dataflow("aside")
     flow.read("in", cw.rate(None, rows=10)).write("out", cw.files(str(tmp_path)))
     graphs = flow.graph, shadowed(flow.graph, Orders(str(tmp_path)), Pace({}))
-    plans = [prepare(make_plan(graph, 3, 8), tmp_path, None, {}) for graph in graphs]
+    plans = [prepare(make_plan(graph, 3, 8), tmp_path, None, {}, UNGUARDED) for graph in graphs]
     assert [len(recovery_division(plan, "region").regions) for plan in plans] == [3, 3]

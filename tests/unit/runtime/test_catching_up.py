@@ -10,7 +10,7 @@ from cutwater.runtime.deploying import Deploying
 
 def test_who_has_caught_up_is_heard_only_while_it_is_waited_for() -> None:
     nobody = cast(Any, None)
-    deploying = Deploying(nobody, nobody, nobody, JobConfig(recovery="task"))
+    deploying = Deploying(nobody, nobody, nobody, JobConfig(recovery="task"), nobody)
     deploying.behind = {(0, 1): 1e9, (1, 1): 1e9}
     assert not deploying.caught_up((0, 1))
     assert deploying.caught_up((1, 1))

@@ -17,7 +17,7 @@ from cutwater.errors import ConfigError
 
 ARGUMENTS = {n: p for n, p in inspect.signature(cw.files).parameters.items() if p.kind is p.KEYWORD_ONLY}
 OF_SOURCE = {n: p for n, p in inspect.signature(FileSource).parameters.items() if n != "path"}
-OF_SINK = {f.name: f for f in dataclasses.fields(FileSink) if f.name not in ("path", "parts")}
+OF_SINK = {f.name: f for f in dataclasses.fields(FileSink) if f.name not in ("path", "parts", "guard")}
 OF_FORMATS = {n: p for make in PART_FORMATS.values() for n, p in inspect.signature(make).parameters.items()}
 
 

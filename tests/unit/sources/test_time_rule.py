@@ -180,7 +180,8 @@ def test_what_a_sink_writes_is_read_again_as_it_was(tmp_path, form):
         batch = pa.record_batch({"k": pa.array([1]), "at": pa.array([value], kind)})
         parts = PART_FORMATS[form]()
         path = tmp_path / f"{name}{parts.suffix}"
-        parts.write(str(path), parts.schema(batch.schema), iter([batch]))
+        with path.open("wb") as file:
+            parts.write(file, parts.schema(batch.schema), iter([batch]))
         found = column(cw.files(path))
         assert found.type == kind
         assert found.equals(batch.column("at"))

@@ -21,12 +21,12 @@ def batch(first: int, rows: int) -> pa.RecordBatch:
 
 
 ITEMS = [
-    LogItem(batch(7, 3), 10, True),
+    LogItem(batch(7, 3), 10, late_before=4),
     LogItem(None, 12, True),
-    LogItem(batch(10, 2).slice(1), 12, False),
-    LogItem(None, 12, False),
-    LogItem(batch(12, 4), 20, False),
-    LogItem(None, 25, False),
+    LogItem(batch(10, 2).slice(1), 12),
+    LogItem(None, 12),
+    LogItem(batch(12, 4), 20),
+    LogItem(None, 25),
 ]
 
 
@@ -49,8 +49,8 @@ def test_items_come_back_one_by_one(tmp_path, monkeypatch, inline: int, portion:
     assert sum(e.rows for e in entries) == 8
     found = [item for e in entries for item in read_log(store, "job", e)]
     wanted = ITEMS if portion > 1 else ITEMS[:-1]  # what follows the last rows is in the sender's record
-    assert [(i.watermark, i.flag, i.batch and i.batch.to_pydict()) for i in found] == [
-        (i.watermark, i.flag, i.batch and i.batch.to_pydict()) for i in wanted
+    assert [(i.watermark, i.idle, i.late_before, i.batch and i.batch.to_pydict()) for i in found] == [
+        (i.watermark, i.idle, i.late_before, i.batch and i.batch.to_pydict()) for i in wanted
     ]
     assert all(i.batch is None or i.batch.schema.equals(SCHEMA, check_metadata=True) for i in found)
     starts = [e.first_row for e in entries]

@@ -24,6 +24,7 @@ from cutwater.storage.log import JobLog
 from cutwater.storage.manifest import Entry
 from cutwater.storage.publish import publish
 from cutwater.storage.recovery import choose, verify_checkpoint
+from cutwater.storage.retention import list_jobs
 from cutwater.storage.seal import PLAIN, Kind, Seal
 from cutwater.storage.snapshot import SnapshotWriter, load_manifest
 from cutwater.storage.staged_input import Staged, read_staged, sealed_staged, verify_inputs
@@ -270,3 +271,14 @@ def test_a_manifest_that_names_foreign_files_is_refused(tmp_path: Path) -> None:
     completed = publish(store, log, manifest_of(log, 1, [entry]))
     with pytest.raises(CorruptSnapshotError, match="which is no data file of a checkpoint"):
         load_manifest(store, JOB, completed)
+
+
+def test_a_link_beside_the_jobs_is_no_job_and_hides_none(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "current").symlink_to(tmp_path / "elsewhere")
+    store = LocalStore(str(tmp_path / "checkpoints"))
+    log = JobLog(store, "real")
+    log.read()
+    log.begin_attempt("driver")
+    assert list_jobs(store) == ["real"]

@@ -260,7 +260,11 @@ def test_explain_shows_the_graph_and_the_guarantees(program, capfd):
     [
         (["--interval", "soon"], 2, "interval 'soon' is not a duration\nhint: Write for example"),
         (["--set", "intervall=3s"], 2, "unknown setting 'intervall'\nhint: Did you mean 'interval'?\n"),
-        (["--set", "colour=3"], 2, "unknown setting 'colour'\nhint: There are: aligned_timeout, batch_rows, "),
+        (
+            ["--set", "colour=3"],
+            2,
+            "unknown setting 'colour'\nhint: There are: accept_unsealed, aligned_timeout, ",
+        ),
         (["--set", "nme"], 2, "--set 'nme' sets nothing"),
         (["--set", "num_retained=many"], 2, "a setting has the wrong type"),
         (["--parallelism", "0"], 2, "parallelism must be at least 1"),

@@ -20,19 +20,22 @@ from source_tree import SOURCE, Module, modules
 
 ELSEWHERE = {
     ("cutwater.network.messages", "kind"): "a user's class; building the network decodes it once, in one thread",
+    ("cutwater.connectors.staging", "kind"): "what the sinks that call it name, which is looked at there",
     ("cutwater.runtime.requests", "type"): "one of the module's three, which are prepared",
 }
 
 
 def decoded(module: Module) -> Iterator[str]:
     """The types that a module has msgspec decode or convert to, as it writes them."""
-    if not re.search(r"msgspec\.(json\.decode|msgpack\.decode|convert)", module.text):
+    if not re.search(r"msgspec\.(json\.decode|msgpack\.decode|convert)|\bconverted\(", module.text):
         return
     for call in (node for node in ast.walk(module.tree) if isinstance(node, ast.Call)):
         match ast.unparse(call.func):
             case "msgspec.json.decode" | "msgspec.msgpack.decode":
                 yield from (ast.unparse(k.value) for k in call.keywords if k.arg == "type")
             case "msgspec.convert":
+                yield ast.unparse(call.args[1])
+            case "converted" if module.name.startswith("cutwater.connectors."):
                 yield ast.unparse(call.args[1])
             case _:
                 pass

@@ -87,7 +87,13 @@ class SplitTimes:
         return None
 
     def begins(self, split: str, earliest_us: int) -> None:
-        """No row of the split that keeps its promise is before this time."""
+        """No row of the split that keeps its promise is before this time; the largest integer: it has no rows.
+
+        One without rows has no say, and must not be taken for the end of time.
+        """
+        if earliest_us == _MAX:
+            self.idles(split)
+            return
         one = self._splits[split]
         if earliest_us - 1 > one.watermark:
             one.watermark = earliest_us - 1

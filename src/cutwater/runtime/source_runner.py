@@ -21,7 +21,7 @@ from cutwater.connectors.earliest import earliest_time
 from cutwater.connectors.watermark_cut import watermark_cuts
 from cutwater.dataflow.graph import Step
 from cutwater.errors import CutwaterError, DataError
-from cutwater.operators.base import MIN_WATERMARK, Outputs
+from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, Outputs
 from cutwater.protocol.split_times import SplitTimes
 from cutwater.protocol.step_times import SubtaskTime
 from cutwater.runtime.control import SplitAssignment
@@ -418,7 +418,7 @@ class SourceRunner:
             if begins is None:
                 continue
             self._times.begins(name, begins)
-            if self._ordered:
+            if self._ordered and begins < MAX_WATERMARK:  # an empty one stands nowhere in time
                 self._check_order(name, begins)
 
     def _check_order(self, name: str, begins: int) -> None:

@@ -232,6 +232,22 @@ def test_w4_unread_files_hold_time_at_their_first_rows_and_ordered_ones_at_the_n
         assert world.late == []
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_w4_an_empty_file_is_not_the_end_of_time(ordered: bool, tmp_path: Path) -> None:
+    File("a.csv", tuple((i, 0, i) for i in range(100))).write(tmp_path)
+    File("b.csv", ()).write(tmp_path)
+    File("c.csv", tuple((100 + i, 0, 100 + i) for i in range(100))).write(tmp_path)
+    File("d.csv", ()).write(tmp_path)
+    source = FileSource(tmp_path, schema=SCHEMA, watch=True, settle_ms=0, time_ordered=ordered)
+    world = World(source, 1, TumblingWindow(10 * SECOND), 1, random.Random(1))
+    settled(world)
+    File("e.csv", tuple((200 + i, 0, 200 + i) for i in range(100))).write(tmp_path)
+    world.discover()
+    settled(world)
+    assert world.late == []
+    assert sorted(end for _, _, end in world.counts) == list(range(10, 300, 10))
+
+
 def test_w4_files_that_are_not_ordered_as_said_are_named(tmp_path: Path) -> None:
     for name, first in (("0", 0), ("1", 500), ("2", 100)):
         File(f"{name}.csv", ((0, 0, first), (1, 0, first + 1))).write(tmp_path)

@@ -223,6 +223,7 @@ def test_cl6_and_cl7_hold_on_the_trace_of_workers_one_of_which_was_killed(
     last = run.snapshot()
     run.stop()
     trace = read_run([tmp_path])
+    assert trace.header.marked
     result = check(trace)
     assert result.ok, str(result)
     assert (result.snapshots, result.restores) == (4, 1)

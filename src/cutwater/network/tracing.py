@@ -36,7 +36,9 @@ class Tracer:
         links = tuple(t.Link(c.name, c.source, c.target) for c in network.channels.values())
         fifo = all(c.fifo for c in network.channels.values())
         self._stream = stream
-        self._writer = t.TraceWriter(stream, t.Header(tuple(network.processes), links, fifo, network.name, run=run))
+        # A marker, or with colours a notice, goes along every channel, and a part is done when all of them were taken.
+        header = t.Header(tuple(network.processes), links, fifo, network.name, run=run, marked=True)
+        self._writer = t.TraceWriter(stream, header)
         self._now_ms, self._contents = now_ms, contents
         self._decode = network.codec.decode
         self.attempt = 1

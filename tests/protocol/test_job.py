@@ -48,7 +48,8 @@ def test_rows_flow_when_every_worker_is_ready() -> None:
 
 def test_a_lost_worker_stops_the_attempt_and_the_next_begins_after_the_delay() -> None:
     m = running(machine())
-    assert m.handle(j.WorkerLost(0, 1, "killed", 50.0)) == [j.StopAttempt("worker 0 was lost: killed")]
+    lost = j.WorkerLost(0, 1, "killed", 50.0, "on host node7 (pid 42)")
+    assert m.handle(lost) == [j.StopAttempt("worker 0 on host node7 (pid 42) was lost: killed")]
     assert m.next_due_ms == 150.0
     assert m.handle(j.WorkerJoined(0, 9, 60.0)) == []  # the replacement is quicker than the delay
     assert m.handle(j.Tick(149.0)) == []
@@ -63,8 +64,8 @@ def test_survivors_stay_members() -> None:
 
 def test_a_replacement_that_joins_before_the_loss_is_seen_fails_the_attempt() -> None:
     m = running(machine())
-    (effect,) = m.handle(j.WorkerJoined(0, 9, 50.0))
-    assert isinstance(effect, j.StopAttempt)
+    (effect,) = m.handle(j.WorkerJoined(0, 9, 50.0, "on host node7 (pid 42)"))
+    assert effect == j.StopAttempt("worker 0 on host node7 (pid 42) was replaced")
     assert m.workers[0] == 9
     assert m.handle(j.WorkerLost(0, 1, "late news", 51.0)) == []
 

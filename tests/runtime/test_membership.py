@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -85,10 +86,26 @@ def test_restart_strategies_end_the_job_when_their_budget_is_used_up(
     }
     job = start(counting("budget", gated(tmp_path, ROWS), tmp_path / "out"), restart=restart)
     kill_some(job, fake_spark, allowed + 1, seed=1)
-    with pytest.raises(JobFailedError, match=rf"worker . was lost: .*{verdict[strategy]}"):
+    with pytest.raises(JobFailedError, match=rf"worker . on host .* was lost: .*{verdict[strategy]}"):
         job.await_termination(30)
     assert job.status.restarts == allowed
     assert fake_spark.pids == []
+
+
+def test_a_lost_worker_is_told_with_its_host_and_process(
+    start, fake_spark: FakeSpark, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = start(counting("where", gated(tmp_path, ROWS), tmp_path / "out"))
+    wait_until(lambda: job.status.phase == "running", "the job")
+    worker = job.status.workers[1]
+    os.kill(worker.pid, signal.SIGKILL)
+    wait_until(lambda: bool(job.status.failures), "the failure")
+    where = f"on host {socket.gethostname()} (pid {worker.pid})"
+    assert (worker.host, worker.slot) == (socket.gethostname(), 1)
+    assert job.status.failures[0].reason.startswith(f"worker 1 {where} was lost: ")
+    assert f"worker 1 {where} was lost" in caplog.text
+    open_gate(tmp_path)
+    assert job.await_termination(30)
 
 
 # --------------------------------------------------------------------------------------------- failing checkpoints

@@ -244,7 +244,8 @@ class JobMachine:
             return []
         effects: list[Effect] = []
         if self.phase in _ATTEMPT and known is not None and event.slot < self.slots:  # its end was not seen yet
-            effects = self._fail(f"the worker of slot {event.slot} was replaced", True, self._division.at(event.slot))
+            what = f"{_worker(event.slot, event.replaced)} was replaced"
+            effects = self._fail(what, True, self._division.at(event.slot))
             if self.phase not in _LIVE:
                 return effects
         self.workers[event.slot] = event.incarnation
@@ -256,7 +257,8 @@ class JobMachine:
             return []
         del self.workers[event.slot]
         if self.phase in _ATTEMPT and event.slot < self.slots:
-            return self._fail(f"worker {event.slot} was lost: {event.reason}", True, self._division.at(event.slot))
+            what = f"{_worker(event.slot, event.where)} was lost: {event.reason}"
+            return self._fail(what, True, self._division.at(event.slot))
         # While ENDING the loss of a connection is no proof that the process is gone: WorkersGone says that.
         self.waiting.progressed(self.now_ms)
         return []
@@ -392,3 +394,7 @@ class JobMachine:
         self.down.clear()
         self.phase = JobPhase.ENDING
         return [ShutDown(outcome, reason)]
+
+
+def _worker(slot: int, where: str) -> str:
+    return f"worker {slot} {where}" if where else f"worker {slot}"

@@ -61,21 +61,26 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker proved the job's secret and fills a slot; an older worker of that slot is fenced from now on."""
+    """A worker proved the job's secret and fills a slot; an older worker of that slot is fenced from now on.
+
+    ``replaced``: where that one runs, in a user's words.
+    """
 
     slot: int
     incarnation: int
     now_ms: float
+    replaced: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """The connection of a worker ended, or it was silent for too long."""
+    """The connection of a worker ended, or it was silent for too long; ``where`` it ran, in a user's words."""
 
     slot: int
     incarnation: int
     reason: str
     now_ms: float
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,15 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     copies: list[str] = []
     """Files of the job that a predecessor on the same machine left copies of."""
 
+    @property
+    def where(self) -> str:
+        """Which process it is, in a user's words.
+
+        >>> Hello(1, 4242, "node7", ("10.0.0.7", 5000)).where
+        'on host node7 (pid 4242)'
+        """
+        return f"on host {self.host} (pid {self.pid})"
+
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     attempt: int

@@ -121,6 +121,11 @@ class WorkerLink(ControlLink):
     copies: frozenset[str] = frozenset()
     """Files of the job that the worker has copies of."""
 
+    @property
+    def where(self) -> str:
+        """Which process it is, in a user's words; nothing, before it said so."""
+        return self.hello.where if self.hello is not None else ""
+
 
 class ControlServer(Door):
     """Listens for workers on one address of the driver.

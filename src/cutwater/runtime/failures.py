@@ -59,12 +59,15 @@ def headline(text: str) -> str:
     """What two failures have in common if they are the same one.
 
     Where in the stream it happened says nothing, nor does the row that happened to be the first: batches are cut
-    differently in every attempt, and the workers differ in which of them reports first.
+    differently in every attempt, and the workers differ in which of them reports first.  Another host is another failure.
 
-    >>> headline("KeyError: 'x' on row 7 of the batch"), headline("worker 1 was lost: silent for 12 s")
-    ("KeyError: 'x'", 'worker 1 was lost: silent for # s')
+    >>> headline("KeyError: 'x' on row 7 of the batch")
+    "KeyError: 'x'"
+    >>> headline("worker 1 on host node7 (pid 4242) was lost: silent for 12 s")
+    'worker 1 on host node7 (pid #) was lost: silent for # s'
     """
-    return re.sub(r"(?<!worker )(?<!\d)\d+", "#", re.split(r" on row | \(in subtask", first_line(text))[0])
+    told = re.split(r" on row | \(in subtask", first_line(text))[0]
+    return re.sub(r"(on host \S+)|(?<!worker )(?<!\d)\d+", lambda found: found[1] or "#", told)
 
 
 def failure_text(failure: RestartEvent) -> str:

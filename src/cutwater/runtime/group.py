@@ -101,7 +101,7 @@ class Group:
             link.send(c.Stop(reason))
             link.close()
             self._board.left(slot)
-            left.append(j.WorkerLost(slot, link.incarnation, reason, now_ms()))
+            left.append(j.WorkerLost(slot, link.incarnation, reason, now_ms(), link.where))
         return left
 
     def is_current(self, link: WorkerLink) -> bool:
@@ -137,7 +137,7 @@ class Group:
         self._silent_ends[hello.slot] = 0
         self._hung.pop(hello.slot, None)
         self._board.joined(hello)
-        return j.WorkerJoined(hello.slot, link.incarnation, now_ms())
+        return j.WorkerJoined(hello.slot, link.incarnation, now_ms(), old.where if old is not None else "")
 
     def copied(self, link: WorkerLink, copies: CopiesHeld) -> None:
         """A worker told which files of the job it has copies of."""
@@ -152,7 +152,7 @@ class Group:
         self.changed = True
         link.close()
         self._board.left(link.slot)
-        return j.WorkerLost(link.slot, link.incarnation, reason, now_ms())
+        return j.WorkerLost(link.slot, link.incarnation, reason, now_ms(), link.where)
 
     def silent(self, timeout_ms: float) -> list[WorkerLink]:
         """Workers that have not been heard of for too long.  A stopped process would keep its core: Spark kills it."""

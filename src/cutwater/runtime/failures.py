@@ -59,7 +59,8 @@ def headline(text: str) -> str:
     """What two failures have in common if they are the same one.
 
     Where in the stream it happened says nothing, nor does the row that happened to be the first: batches are cut
-    differently in every attempt, and the workers differ in which of them reports first.  Another host is another failure.
+    differently in every attempt, and the workers differ in which of them reports first.  Another host is another
+    failure.
 
     >>> headline("KeyError: 'x' on row 7 of the batch")
     "KeyError: 'x'"

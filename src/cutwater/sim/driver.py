@@ -74,15 +74,22 @@ class Driver(DriverProcess):
             self._coordinator = world.coordinator_class(world.settings, tasks, graph.sources, world.disk.newest_id())
         return self._coordinator
 
-    def reshape(self, plan: Plan) -> None:
-        """From the next attempt on the dataflow has another parallelism."""
+    def reshape(self, plan: Plan, reason: str) -> None:
+        """From the next attempt on the dataflow has another parallelism; what runs ends here."""
+        if self._coordinator is not None:
+            self.coordinate(m.JobStopped(reason, self.clock_ms))
+            self._coordinator.reshape(frozenset(range(len(plan.graph.tasks))), plan.graph.sources)
+        self.broadcast("reset", self.machine.attempt, self.plan.everything)
         self.plan = plan
-        self.coordinator.reshape(frozenset(range(len(plan.graph.tasks))), plan.graph.sources)
         self._behind.clear()
 
     # -------------------------------------------------------------------------------------------------- its messages
 
     def take(self, message: tuple[Any, ...]) -> bool:
+        sooner = self._act(message)
+        return (not self._waits and self._rescaling.look()) or sooner
+
+    def _act(self, message: tuple[Any, ...]) -> bool:
         kind = message[0]
         if kind == "lost":
             self._lost(message[1])
@@ -117,7 +124,6 @@ class Driver(DriverProcess):
             elif known is None or known.incarnation < worker.incarnation:
                 self.workers[worker.slot] = worker
                 self.job(j.WorkerJoined(worker.slot, worker.incarnation, self.clock_ms))
-                self._rescaling.group_changed()
             return True
         region, current = self._region(kind, attempt or 0, rest)
         if not current or self.workers.get(worker.slot) is not worker:
@@ -182,7 +188,6 @@ class Driver(DriverProcess):
             if worker.slot < self._rescaling.wanted:
                 self.launch(worker.slot)
             self.job(j.WorkerLost(worker.slot, worker.incarnation, "connection ended", self.clock_ms))
-            self._rescaling.group_changed()
             self.world.after(self.world.draws.below(64), lambda _: worker.kill())  # it is told that it was replaced
 
     def broadcast(self, *message: Any) -> None:
@@ -242,7 +247,7 @@ class Driver(DriverProcess):
                         self._behind |= {t for t, region in enumerate(self.plan.region_of) if region in regions}
                     self._resume()
                 case j.GroupShort() | j.Wait():
-                    raise AssertionError("no simulated job lacks cores")
+                    raise AssertionError("no simulated job is adaptive, and none hears what cores it has")
                 case j.TakeFinalCheckpoint():
                     self.coordinate(m.RequestFinal(self.clock_ms))
                 case j.ShutDown():
@@ -258,12 +263,14 @@ class Driver(DriverProcess):
         if not self._behind and not self.machine.down:
             self.coordinate(m.JobRunning(self.machine.attempt, self.clock_ms))
             self._watch_loops(WaveFailed(self.coordinator.last_id, self.clock_ms))
+            self._rescaling.handle(AttemptRuns(self.clock_ms))
 
     def _stop_regions(self, regions: tuple[int, ...], reason: str) -> None:
         if self.coordinator.final_under_way:  # the others may have passed it, and read no more
             self.job(j.Widened(self.machine.attempt, reason, self.clock_ms))
             return
         self.coordinate(m.JobStopped(reason, self.clock_ms, survivors=True))
+        self._rescaling.handle(AttemptFailed(reason, self.clock_ms))
         self.broadcast("reset", self.machine.attempt, regions)
 
     def coordinate(self, event: m.CoordinatorEvent) -> int:

@@ -73,6 +73,9 @@ class DriverProcess(ABC):
         self._incarnations[slot] += 1
         worker = SimWorker(self.world, self, slot, self._incarnations[slot])
         self.world.workers.append(worker)
+        self.world.cores.start(worker, lambda: self._boot(worker))
+
+    def _boot(self, worker: SimWorker) -> None:
         self.world.after(2.0 + self.world.draws.below(16), self._booted, worker)
 
     def _booted(self, worker: SimWorker) -> None:

@@ -25,6 +25,7 @@ class DriverRescaling:
         self.wanted = graph.workers
         """Slots that are to be filled."""
         self._core = r.Rescaler(shape, deadline_ms=1e12)
+        self._seen: tuple[frozenset[int], bool] = frozenset(), False
 
     def asked(self, place: int) -> None:
         """A user wants another parallelism."""
@@ -35,14 +36,14 @@ class DriverRescaling:
         shape = r.Shape(parallelism, self._world.plan_at(parallelism).graph.workers)
         self.handle(r.Requested(shape, "rescale", self._driver.clock_ms))
 
-    def group_changed(self) -> None:
-        """A worker came or went.
-
-        No simulated user gives up waiting for workers: what records a run knows the shape of each attempt by the one
-        before, and such a rescale comes between two.
-        """
-        slots = frozenset(self._driver.workers)
-        self.handle(r.GroupSeen(slots, slots, False, self._driver.clock_ms))
+    def look(self) -> bool:
+        """See who is there, and whether the job waits for others; false if that is as it was."""
+        seen = frozenset(self._driver.workers), self._driver.machine.waits
+        if seen == self._seen or self._driver.over:
+            return False
+        self._seen = seen
+        self.handle(r.GroupSeen(seen[0], seen[0], seen[1], self._driver.clock_ms))
+        return True
 
     def handle(self, event: r.RescaleEvent) -> None:
         """Feed the core and perform what it asks for."""
@@ -70,10 +71,10 @@ class DriverRescaling:
 
     def _switch(self, shape: r.Shape, reason: str) -> None:
         driver, world = self._driver, self._world
-        driver.coordinate(m.JobStopped(reason, driver.clock_ms))
-        driver.broadcast("reset", driver.machine.attempt, driver.plan.everything)
+        if driver.machine.waits:
+            world.seen["rescaled while it waited"] += 1
         plan = world.plan_at(shape.parallelism)
-        driver.reshape(plan)
+        driver.reshape(plan, reason)
         for slot in range(self.wanted, shape.workers):
             driver.launch(slot)
         self._resize(shape.workers)
@@ -85,6 +86,7 @@ class DriverRescaling:
         """What is beyond so many slots leaves."""
         driver = self._driver
         self.wanted = workers
+        self._world.cores.withdraw(driver, workers)
         for slot in [s for s in driver.workers if s >= workers]:
             worker = driver.workers.pop(slot)
             worker.from_driver.send(("leave",))

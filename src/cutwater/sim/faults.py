@@ -33,7 +33,7 @@ def _kill_worker(world: World, fault: Fault) -> None:
     if worker is not None:
         if worker.subtasks:
             world.strike("kill_worker")
-        worker.kill()
+        worker.kill(with_core=True)
         driver = worker.driver
         world.after(0.5 + world.draws.below(8), lambda _: driver.lose(worker))
 
@@ -213,5 +213,6 @@ _FAULTS: dict[str, Callable[[World, Fault], None]] = {
     "rot": _rot,
     "clock_jump": _clock_jump,
     "fail_subtask": _fail_subtask,
+    "no_cores": lambda world, fault: world.cores.lose(fault.for_ms),
     **dict.fromkeys(REQUESTS, _request),
 }

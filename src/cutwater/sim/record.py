@@ -123,7 +123,7 @@ class _Recorder:
         deployed = self._world.attempts[attempt]
         restored = deployed.restored
         before = deployed.rescales or (restored is not None and restored.attempt < self._first)
-        if before and not deployed.others_live:
+        if (before or deployed.plan.graph is not self._graph) and not deployed.others_live:
             yield self._begin_anew(deployed)
         self._down.difference_update(deployed.tasks)
         if len(deployed.tasks) == len(self._names):
@@ -157,13 +157,14 @@ class _Recorder:
         """It is no zombie's."""
         if kind in ("completed", "aborted"):
             return attempt == self._attempt
-        if attempt < self._first or attempt != self._began[who]:
+        if not self._first <= attempt <= self._attempt or attempt != self._began[who]:
             return False
         return kind == "recorded" or who not in self._down
 
     def _crashed(self, at: float, lost: list[tuple[int, int]]) -> Iterator[e.Event]:
         for task, attempt in lost:
-            if attempt >= self._first and attempt == self._began[task] and task not in self._down:
+            begun = self._first <= attempt <= self._attempt and attempt == self._began[task]
+            if begun and task not in self._down:
                 self._down.add(task)
                 yield e.Crashed(at, self._names[task], self._attempt)
 

@@ -20,6 +20,7 @@ __all__ = ["FAULTS", "REQUESTS", "Fault", "Recovery", "Schedule", "make_schedule
 FAULTS = (
     "kill_worker", "kill_driver", "zombie_driver", "pause", "partition", "clog", "swizzle", "slow", "slow_disk",
     "reorder", "jitter", "write_error", "full_disk", "doubt", "rot", "clock_jump", "fail_subtask", "cross",
+    "no_cores",
 )  # fmt: skip
 """Every kind of fault.  Torn and lost writes come with the kills."""
 
@@ -105,7 +106,7 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
     """The schedule of a seed.  Which faults are on, and how often, is drawn first (a swarm), then the rest."""
     rng = random.Random(f"{seed} {world} {protocol}")
     chance = rng.random
-    on = [kind for kind in FAULTS if chance() < (0.5 if kind == "rot" else 0.3)]
+    on = [kind for kind in FAULTS if kind != "no_cores" and chance() < (0.5 if kind == "rot" else 0.3)]
     faults: list[Fault] = []
     for kind in on:
         for _ in range(1 + int(chance() * _MOST_OF_A_KIND.get(kind, 4))):
@@ -122,6 +123,7 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
     if far_apart:  # replacements of replacements, of what nothing but order logs knows
         kind = "kill_worker" if chance() < 0.7 else "fail_subtask"
         faults = sorted([*faults, *(Fault(30.0 + 20 * k, kind, int(chance() * 256), 0.0) for k in range(4))])
+    lost, asked = _lost_cores(random.Random(f"{seed} {world} {protocol} cores").random)
     return Schedule(
         world=world,
         protocol=protocol,
@@ -137,11 +139,22 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
         roll_rows=(0, 6, 12)[int(chance() * 3)],
         publishes_aside=chance() < 0.3,
         restart=_RESTARTS[int(chance() * 3)],
-        faults=tuple(faults),
-        requests=tuple(requests),
+        faults=tuple(sorted([*faults, *lost])),
+        requests=tuple(sorted([*requests, *asked])),
         planted=planted,
         recovery=recovery,
     )
+
+
+def _lost_cores(chance: Callable[[], float]) -> tuple[list[Fault], list[Fault]]:
+    """Some schedules lose a machine and find no other one for a while; then users may ask for less, or for more."""
+    if chance() > 0.25:
+        return [], []
+    at, for_ms = 5.0 + chance() * _FAULT_PHASE_MS, 10.0 + chance() * 50.0
+    lost = [Fault(round(at, 1), "no_cores", 0, round(for_ms, 1)),
+            Fault(round(at + 0.5, 1), "kill_worker", int(chance() * 256), 0.0)]  # fmt: skip
+    asked = [Fault(round(at + chance() * for_ms, 1), "rescale", int(chance() * 6), 0.0)] if chance() < 0.7 else []
+    return lost, asked
 
 
 def _recovery(graph: Graph, row: ProtocolRow, chance: Callable[[], float]) -> Recovery:

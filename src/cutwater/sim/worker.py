@@ -59,11 +59,13 @@ class SimWorker:
                 self.post(message)
             self.wake()
 
-    def kill(self) -> None:
-        """SIGKILL: memory and everything in its sockets is gone."""
+    def kill(self, *, with_core: bool = False) -> None:
+        """SIGKILL: memory and everything in its sockets is gone; ``with_core``: so is the machine."""
         if self.dead:
             return
         self.dead = True
+        if not with_core:
+            self.world.cores.left()
         self.from_driver.dead = True
         self.world.disk.crash(self)
         if self.subtasks:

@@ -14,6 +14,7 @@ from cutwater.protocol.redistribution import RedistributedEdge
 from cutwater.protocol.rows import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask import SubtaskMachine
 from cutwater.sim.attempt import Attempt
+from cutwater.sim.cores import Cores
 from cutwater.sim.dataflows import dataflow
 from cutwater.sim.disk import Disk
 from cutwater.sim.draws import Draws
@@ -97,6 +98,7 @@ class World:
         self.published: set[int] = set()
         self.attempts: dict[int, Attempt] = {}
         self.disk = Disk(self)
+        self.cores = Cores(self)
         self.output = Output(self)
         self.workers: list[SimWorker] = []
         """All that ever lived."""

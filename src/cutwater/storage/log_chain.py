@@ -6,7 +6,8 @@ fills its number with ``LOST``, or a late driver would find it free.
 
 The log is refused where the newest does not follow the one before it, which is there, and where none below the newest
 is left: then the newest may be what a late driver wrote at a number that had been trimmed, and all newer ones be lost
-(trimming runs upwards, so that nothing lies below such an entry).
+(trimming runs upwards, so that nothing lies below such an entry).  It is refused where more are gone than anybody loses,
+too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ TRIMMED = "trimmed"
 _OUR_FOLDERS = frozenset({LOG_FOLDER, "shared", "input", "output", "control"})
 LOST = b"This entry of the log was lost.\n"
 """Stands at the number of an entry that was."""
+_MOST_LOST = 1_000
+"""Each is looked for and filled, and how many there were to be is only the newest entry's word."""
 
 
 class _LostEntryError(CorruptSnapshotError):
@@ -51,7 +54,7 @@ def damaged_below(
         lenient: some may be wrong.
 
     Raises:
-        CorruptSnapshotError: some are, or all of them, or the newest does not belong here; names the file.
+        CorruptSnapshotError: some are, or all of them, or too many, or the newest does not belong here; names the file.
     """
     damaged: dict[int, str] = {}
     after, base, uid = newest, newest.entry.base, newest.entry.state.uid
@@ -67,6 +70,11 @@ def damaged_below(
             damaged[seq] = "" if isinstance(error, _LostEntryError) else error.message
             if not lenient or len(damaged) == newest.entry.seq - base:
                 raise
+            if len(damaged) > _MOST_LOST:
+                raise CorruptSnapshotError(
+                    f"more than {_MOST_LOST} entries before log entry {path(newest.entry.seq)} are lost or damaged",
+                    hint=DAMAGED_HINT,
+                ) from error
         else:
             after = before
     return damaged

@@ -348,6 +348,8 @@ def parse_entry(path: str, seq: int, data: bytes, seal: Seal) -> StoredEntry:
         raise CorruptSnapshotError(f"{path} is not a log entry ({error})", hint=DAMAGED_HINT) from error
     if entry.seq != seq:
         raise CorruptSnapshotError(f"log entry {path} is entry {entry.seq} in the wrong place", hint=DAMAGED_HINT)
+    if not 1 <= entry.base <= seq:  # all from there on would be looked for
+        raise CorruptSnapshotError(f"log entry {path} is damaged: its base is {entry.base}", hint=DAMAGED_HINT)
     if (entry.version == LOG_VERSION) != is_sealed(digest):
         raise CorruptSnapshotError(f"log entry {path} is damaged: its version is {entry.version}", hint=DAMAGED_HINT)
     if entry.version == 1 and attached_to(data):

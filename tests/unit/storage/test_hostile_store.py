@@ -103,6 +103,36 @@ def test_a_link_to_a_folder_is_followed_by_nothing(tmp_path: Path) -> None:
     assert sorted(p.name for p in precious.iterdir()) == ["chapters", "thesis"]
 
 
+def rewritten(path: Path, name: str, **changed: object) -> str:
+    """The log entry, changed, with a digest made anew, which is returned, under another name."""
+    head, _, body = path.read_bytes().split(b"\n", 2)
+    line = msgspec.json.encode(msgspec.json.decode(head) | changed)
+    digest = PLAIN.digest("log", line)
+    (path.parent / name).write_bytes(b"\n".join([line, digest.encode(), body]))
+    return digest
+
+
+@pytest.mark.parametrize("base", [0, -1, -(2**63), 99])
+def test_a_log_entry_whose_base_cannot_be_is_refused_before_it_is_counted_from(tmp_path: Path, base: int) -> None:
+    store, _ = a_job(tmp_path)
+    newest = max((tmp_path / JOB / "log").glob("0*"))
+    rewritten(newest, newest.name, base=base)
+    with pytest.raises(CorruptSnapshotError, match=f"{newest.name} is damaged: its base is {base}\\."):
+        JobLog(store, JOB).read()
+
+
+def test_a_log_of_which_trillions_of_entries_are_lost_is_refused_and_not_searched(tmp_path: Path) -> None:
+    store, _ = a_job(tmp_path)
+    digest = ""
+    for path, seq in zip(sorted((tmp_path / JOB / "log").glob("0*"))[-2:], (10**12 - 2, 10**12 - 1), strict=True):
+        digest = rewritten(path, f"{seq:012d}.json", seq=seq, previous=digest)
+    read: list[str] = []
+    store.read = lambda path, read=read, whole=store.read: read.append(path) or whole(path)  # type: ignore[method-assign]
+    with pytest.raises(CorruptSnapshotError, match="more than 1000 entries before log entry .*999999999999.json are"):
+        JobLog(store, JOB).read()
+    assert len(read) < 1_100
+
+
 def compressed(rows: int) -> bytes:
     sink = io.BytesIO()
     batch = pa.record_batch({"n": pa.array([0] * rows, pa.int64())})

@@ -62,7 +62,9 @@ def retained(folder: Path) -> list[Path]:
 
 
 def number(checkpoint: Path) -> int:
-    return json.loads(checkpoint.read_bytes().splitlines()[0])["event"]["checkpoint_id"]
+    """Of a log entry with the manifest behind it, or of a large manifest by itself."""
+    line = json.loads(checkpoint.read_bytes().splitlines()[0])
+    return line.get("event", line)["checkpoint_id"]
 
 
 def damage(checkpoints: list[Path]) -> None:
@@ -136,7 +138,12 @@ def test_a_restart_in_between_keeps_what_older_checkpoints_need(start, tmp_path:
     assert job.status.checkpoints.restored_id == chosen
 
 
-def test_after_going_back_what_came_later_cannot_be_restored(start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("large", [False, True], ids=["manifests in the log", "large manifests"])
+def test_after_going_back_what_came_later_cannot_be_restored(
+    start, tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr("cutwater.storage.publish.ATTACHED_BYTES", 0)
     job = stopped(start, tmp_path, EACH)
     old, new = number(retained(tmp_path)[0]), number(retained(tmp_path)[-1])
     stopped(start, tmp_path, EACH, more=1, restore=f"{job.checkpoint_dir}@{old}")

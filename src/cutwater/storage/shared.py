@@ -77,9 +77,13 @@ class SharedFiles:
             StorageError: one may be gone; the checkpoint must not count.
         """
         older = {f for f in shared_files(manifest.entries) if _checkpoint_of(f) != manifest.checkpoint_id}
+        try:  # in any case: one that this checkpoint retires would not be read, nor told if it is damaged
+            self._read_manifests()
+        except StorageError:
+            if older:
+                raise
         if not older:
             return
-        self._read_manifests()
         lost = older - self._kept.union(self._leaving, *self._named.values())
         if lost and self._unreadable:  # it may be that one's, and stays with it
             lost -= {file for file, writer in list_shared(self._store, self._log.job) if self._may_be_named(writer)}

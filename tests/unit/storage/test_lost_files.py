@@ -185,7 +185,9 @@ def test_before_a_start_the_job_goes_on_from_what_is_whole_or_refuses(large: boo
     assert outcomes["older"] > 5
 
 
-def test_a_missing_manifest_of_an_old_checkpoint_is_told_and_no_new_one_fails(monkeypatch) -> None:
+@pytest.mark.parametrize("anew", [False, True], ids=["the next builds on older ones", "the next begins anew"])
+def test_a_missing_manifest_of_an_old_checkpoint_is_told_and_no_new_one_fails(monkeypatch, anew: bool) -> None:
+    """Also if the next checkpoint does not look at older ones, and takes its place before anything is collected."""
     monkeypatch.setattr("cutwater.storage.publish.ATTACHED_BYTES", 0)
     store, driver = healthy(True, monkeypatch)
     old = driver.log.state.completed[-1]
@@ -193,6 +195,8 @@ def test_a_missing_manifest_of_an_old_checkpoint_is_told_and_no_new_one_fails(mo
     kept = {file for file, writer in list_shared(store, JOB) if writer[0] <= old.checkpoint_id}
     assert kept
     driver = Driver(store, "second")
+    if anew:
+        driver.entries = []
     (warning,) = driver.checkpoint()
     assert warning == (
         f"checkpoint {old.checkpoint_id} cannot be restored any more and no longer counts as retained: "
@@ -205,6 +209,23 @@ def test_a_missing_manifest_of_an_old_checkpoint_is_told_and_no_new_one_fails(mo
     for _ in range(CHAIN + 2):
         assert driver.checkpoint() == []
     assert not kept & {file for file, _ in list_shared(store, JOB)}, "what nobody may need any more goes"
+
+
+def test_a_checkpoint_that_builds_on_nothing_counts_also_where_older_manifests_cannot_be_read_just_now(monkeypatch) -> None:
+    store, driver = healthy(False, monkeypatch)
+    driver = Driver(store, "second")
+    reading = store.read
+
+    def read(path: str) -> bytes:
+        if path.endswith(driver.log.state.completed[-1].path):
+            raise StorageError("the store does not answer")
+        return reading(path)
+
+    older, driver.entries = driver.entries, []
+    store.read = read  # type: ignore[method-assign]
+    driver.retention.shared.check(manifest_of(driver.log, driver.next_id, []))
+    with pytest.raises(StorageError, match="does not answer"):
+        driver.retention.shared.check(manifest_of(driver.log, driver.next_id, older))
 
 
 def test_what_an_unreadable_manifest_may_name_stays_while_it_is_retained(monkeypatch) -> None:

@@ -149,12 +149,27 @@ def hostile(value: Any, rng: random.Random, precious: Path, share: float) -> Any
     return value
 
 
+def content_of(path: Path) -> bytes:
+    """Of a file; what was put in the place of one may be endless, or elsewhere."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 20:
+        raise OSError(f"{path} is no file any more")
+    return path.read_bytes()
+
+
+def replaced(path: Path, data: bytes) -> None:
+    """A file with this content, whatever was there; unless its folder leads elsewhere by now."""
+    if path.parent.is_symlink():
+        raise OSError(f"{path.parent} is a link")
+    path.unlink()
+    path.write_bytes(data)
+
+
 def rewrite_log(root: Path, rng: random.Random, change: Callable[[Any], Any]) -> None:
     """The newest checkpoint's manifest changed, and the log that names it, all with digests made anew."""
     store = LocalStore(root / "chk")
     folder = root / "chk/job/log"
     entries = sorted(folder.glob("0*.json"))
-    data = entries[-1].read_bytes()
+    data = content_of(entries[-1])
     entry = msgspec.json.decode(data.split(b"\n")[0])
     manifest = change(msgspec.json.decode(attached_to(data)))
     body = msgspec.json.encode(manifest) + b"\n"
@@ -164,13 +179,13 @@ def rewrite_log(root: Path, rng: random.Random, change: Callable[[Any], Any]) ->
     with contextlib.suppress(KeyError, TypeError, IndexError):
         entry["event"]["digest"] = entry["state"]["completed"][0]["digest"] = digest
     line = msgspec.json.encode(entry)
-    entries[-1].write_bytes(b"\n".join([line, store.seal.digest("log", line).encode(), body]))
+    replaced(entries[-1], b"\n".join([line, store.seal.digest("log", line).encode(), body]))
 
 
 def rewrite_savepoint(root: Path, change: Callable[[Any], Any]) -> None:
     path = root / "savepoints/sp/savepoint.json"
-    body = msgspec.json.encode(change(msgspec.json.decode(path.read_bytes().split(b"\n")[0])))
-    path.write_bytes(body + b"\n" + PLAIN.digest("savepoint", body).encode() + b"\n")
+    body = msgspec.json.encode(change(msgspec.json.decode(content_of(path).split(b"\n")[0])))
+    replaced(path, body + b"\n" + PLAIN.digest("savepoint", body).encode() + b"\n")
 
 
 def hostile_segment(root: Path, rng: random.Random) -> None:
@@ -194,7 +209,7 @@ def hostile_segment(root: Path, rng: random.Random) -> None:
         stream.write_batch(batch)
     data = {"noise": rng.randbytes(500), "nothing": b""}.get(kind, sink.getvalue())
     path = next((root / "chk/job/shared").iterdir())
-    path.write_bytes(data)
+    replaced(path, data)
 
     def change(manifest: Any) -> Any:
         for entry in manifest["entries"]:
@@ -245,10 +260,10 @@ def strike(root: Path, rng: random.Random, precious: Path) -> None:
                 hostile_file(root, rng, precious)
             case _:
                 claim = root / "chk/job/claim.json"
-                if claim.is_file():
-                    data = msgspec.json.decode(claim.read_bytes())
+                with contextlib.suppress(OSError, ValueError):
+                    data = msgspec.json.decode(content_of(claim))
                     data |= {"directory": str(precious.parent), "folder": "precious"}
-                    claim.write_bytes(msgspec.json.encode(hostile(data, rng, precious, share)))
+                    replaced(claim, msgspec.json.encode(hostile(data, rng, precious, share)))
 
 
 # ----------------------------------------------------------------------------------------------- what is done with it

@@ -10,8 +10,11 @@ proof is checked::
     client <- server   proof length verdict server-identity
 
 The knock is an HMAC of the bytes before it, under another label: a server tells those who know the secret from
-strangers by the first bytes that come, answers no stranger at all, and can keep its patience for the others.  It admits
-nobody, since who listened to a connection can send its knock again.
+strangers by the first bytes that come, and can keep its patience for the others.  It admits nobody, since who listened
+to a connection can send its knock again.
+
+Who greets with a wrong knock hears that he is refused, in bytes that are the same for all, and nothing else: so who has
+another secret learns at once that he need not try again.  Strangers who send anything else hear nothing.
 
 The identity says role, job, worker, attempt and incarnation; ``check`` refuses what does not belong here (fencing).  A
 refusal is proved, too, so that nobody else can tell a worker to give up.
@@ -43,6 +46,8 @@ _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 _LENGTH: Final = struct.Struct("<H")
 _PREFIX: Final = _MAGIC + bytes([PROTOCOL_VERSION])
+_REFUSED: Final = _MAGIC + b"\0"
+"""In the place of a server's greeting, and as short as its beginning; there is no version 0."""
 _HELLO_BYTES: Final = len(_PREFIX) + _NONCE_BYTES
 _KNOCK_LABEL: Final = b"cutwater knock"
 _STRANGER: Final = "It belongs to another job, or is not Cutwater at all."
@@ -119,6 +124,8 @@ class Handshake(abc.ABC):
         self._peer: Peer | None = None
         self._error: WireError | None = None
         self.refusal: Refusal | None = None
+        self.farewell = b""
+        """What to send to a peer that failed before it is hung up on."""
 
     def start(self) -> bytes:
         """The first bytes to send (none for a server)."""
@@ -212,6 +219,11 @@ class Handshake(abc.ABC):
         begun = bytes(self._data[: len(_PREFIX)])
         if _PREFIX.startswith(begun):
             return
+        if begun == _REFUSED:
+            raise WireError(
+                "the peer refused this connection: authentication failed, since its secret is another one",
+                hint="It belongs to another job, or to another start of this one: see which driver or worker is there.",
+            )
         if not begun.startswith(_MAGIC):
             raise WireError("the peer does not speak Cutwater's protocol")
         raise WireError(
@@ -281,7 +293,16 @@ class ClientHandshake(Handshake):
 
 
 class ServerHandshake(Handshake):
-    """The side that listens.  It says nothing before the client knocked, and nothing of itself before its proof."""
+    """The side that listens.  It says nothing before the client knocked, and nothing of itself before its proof.
+
+    >>> client, server = ClientHandshake(bytes(32), Peer("data", "j")), ServerHandshake(b"x" * 32, Peer("data", "j"))
+    >>> server.receive(client.start())
+    Traceback (most recent call last):
+    cutwater.errors.WireError: the peer could not prove the job's secret. It belongs to another job, or is not ...
+    >>> client.receive(server.farewell)
+    Traceback (most recent call last):
+    cutwater.errors.WireError: the peer refused this connection: authentication failed, since its secret is ...
+    """
 
     _own_label, _peer_label = b"cutwater server", b"cutwater client"
     _greeting_bytes = _HELLO_BYTES + _PROOF_BYTES
@@ -293,6 +314,7 @@ class ServerHandshake(Handshake):
 
     def _answer_greeting(self, message: bytes) -> bytes:
         if not hmac.compare_digest(self._knock(message[:_HELLO_BYTES]), message[_HELLO_BYTES:]):
+            self.farewell = _REFUSED
             raise WireError("the peer could not prove the job's secret", hint=_STRANGER)
         self._transcript = message + self._hello()
         return self._hello()

@@ -69,7 +69,7 @@ def shake(sock: socket.socket, handshake: Handshake, timeout_s: float) -> Peer:
             if not data:
                 raise HungUpError(
                     "the peer hung up during the handshake",
-                    hint="It has another secret or release, or strangers crowd its port.",
+                    hint="It has another release, or strangers crowd its port.",
                 )
             _send(sock, handshake.receive(data), deadline)
         sock.settimeout(None)
@@ -78,7 +78,7 @@ def shake(sock: socket.socket, handshake: Handshake, timeout_s: float) -> Peer:
     except OSError as e:
         raise HungUpError(
             f"the connection broke during the handshake: {e}",
-            hint="The peer has another secret or release, or strangers crowd its port.",
+            hint="The peer has another release, or strangers crowd its port.",
         ) from e
     return handshake.peer
 

@@ -40,9 +40,10 @@ def dial(
 
     Raises:
         FencedError: one side refused the other for good.
-        WireError: no connection within ``deadline_s``, or the peer does not know the secret.
+        WireError: no connection within ``deadline_s``; or, at once, one side has another secret or release.
     """
     deadline = time.monotonic() + deadline_s
+    where = f"{address[0]}:{address[1]}"
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
@@ -51,8 +52,9 @@ def dial(
             if time.monotonic() + pause_s >= deadline:
                 hint = e.hint if isinstance(e, WireError) else ""
                 why = e.message if isinstance(e, WireError) else e
-                where = f"{address[0]}:{address[1]}"
                 raise WireError(f"no connection to {where} within {deadline_s:g} s: {why}", hint=hint) from e
+        except WireError as e:
+            raise WireError(f"no connection to {where}: {e.message}", hint=e.hint) from e
         time.sleep(pause_s * random.uniform(0.5, 1.0))
         wanted()
         pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)

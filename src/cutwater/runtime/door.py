@@ -202,6 +202,9 @@ class Door:
                 self._answer(guest, handshake.receive(data))
         except (CutwaterError, OSError) as e:
             _log.debug("%s: refused a connection: %s", self._name, e)
+            if handshake.farewell:
+                with contextlib.suppress(OSError):
+                    guest.sock.send(handshake.farewell)
             self._drop(guest)
         except Exception:
             _log.exception("%s: a handshake failed", self._name)

@@ -6,8 +6,7 @@ fills its number with ``LOST``, or a late driver would find it free.
 
 The log is refused where the newest does not follow the one before it, which is there, and where none below the newest
 is left: then the newest may be what a late driver wrote at a number that had been trimmed, and all newer ones be lost
-(trimming runs upwards, so that nothing lies below such an entry).  It is refused where more are gone than anybody loses,
-too.
+(trimming runs upwards, so that nothing lies below such an entry).  So it is where more are gone than anybody loses.
 """
 
 from __future__ import annotations

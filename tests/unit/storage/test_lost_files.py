@@ -211,7 +211,7 @@ def test_a_missing_manifest_of_an_old_checkpoint_is_told_and_no_new_one_fails(mo
     assert not kept & {file for file, _ in list_shared(store, JOB)}, "what nobody may need any more goes"
 
 
-def test_a_checkpoint_that_builds_on_nothing_counts_also_where_older_manifests_cannot_be_read_just_now(
+def test_a_checkpoint_that_builds_on_nothing_counts_where_older_manifests_cannot_be_read_just_now(
     monkeypatch,
 ) -> None:
     store, driver = healthy(False, monkeypatch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import threading
@@ -153,6 +154,31 @@ def test_a_crowd_is_told_of_and_not_again_and_again(host: Host) -> None:
         sock.close()
 
 
+def test_who_greets_with_a_wrong_knock_hears_the_same_whatever_is_wrong_and_others_hear_nothing(host: Host) -> None:
+    """No oracle: it tells neither how near the guess was nor anything of the job."""
+    opened = host.open()
+    right = ClientHandshake(SECRET.reveal(), WORKER).start()
+    wrong = [ClientHandshake(new_secret().reveal(), WORKER).start() for _ in range(3)]
+    wrong += [right[:-1] + bytes([right[-1] ^ 1]), right[:37] + bytes(32)]
+    heard = {said(opened, greeting) for greeting in wrong}
+    assert len(heard) == 1
+    (answer,) = heard
+    assert len(answer) == 5, "only who knocks rightly is greeted, with a nonce"
+    for rubbish in (b"GET / HTTP/1.1", b"CUTW\x09" + bytes(64), b"CUTW\0" + bytes(64)):
+        assert said(opened, rubbish) == b""
+    until(lambda: not opened.guests)
+
+
+def said(door: Door, data: bytes) -> bytes:
+    """All that a door says until it hangs up."""
+    heard = b""
+    with socket.create_connection(door.address, timeout=20) as sock, contextlib.suppress(ConnectionResetError):
+        sock.sendall(data)
+        while part := sock.recv(4096):
+            heard += part
+    return heard
+
+
 def test_rubbish_is_hung_up_on_at_its_first_byte(host: Host) -> None:
     opened = host.open(timeout_s=600)
     for rubbish in (b"G", b"\x16\x03\x01", b"CUTX", b"CUTW\x01"):
@@ -213,6 +239,13 @@ def test_without_file_descriptors_strangers_go_first(host: Host, caplog: pytest.
 # ----------------------------------------------------------------------------------------------------------- dialling
 
 
+class Hanging(ServerHandshake):
+    """One that fails without a word, as when another takes the place in a crowd."""
+
+    def receive(self, data: bytes) -> bytes:
+        raise WireError("no place")
+
+
 def test_who_is_turned_away_dials_again(host: Host) -> None:
     """Three times the other end hangs up in the middle; then it is itself again."""
     opened = host.open()
@@ -220,7 +253,7 @@ def test_who_is_turned_away_dials_again(host: Host) -> None:
 
     def moody() -> ServerHandshake:
         tries.append(1)
-        return honest() if len(tries) > 3 else ServerHandshake(new_secret().reveal(), WORKER)
+        return honest() if len(tries) > 3 else Hanging(SECRET.reveal(), WORKER)
 
     opened._handshake = moody
     join(opened).close()
@@ -268,14 +301,17 @@ def test_a_refusal_that_is_proved_is_not_tried_again(host: Host) -> None:
 
 
 def test_a_worker_that_is_kept_out_says_why(host: Host) -> None:
-    def ask(address: tuple[str, int]) -> None:
+    def ask(address: tuple[str, int], timeout_s: float = 0.3) -> None:
         nobody: Callable[[Any], None] = lambda _: None  # noqa: E731
-        dial_coordinator(address, SECRET, "job", 3, nobody, nobody, heartbeat_s=1, timeout_s=0.3)
+        dial_coordinator(address, SECRET, "job", 3, nobody, nobody, heartbeat_s=1, timeout_s=timeout_s)
 
     opened = host.open()
-    opened._handshake = lambda: ServerHandshake(new_secret().reveal(), WORKER)
-    with pytest.raises(WireError, match=r"cannot be reached: no connection .*hung up|broke.*strangers crowd its port"):
+    opened._handshake = lambda: Hanging(SECRET.reveal(), WORKER)
+    with pytest.raises(WireError, match=r"cannot be reached: no connection .*(hung up|broke).*strangers crowd"):
         ask(opened.address)
+    opened._handshake = lambda: ServerHandshake(new_secret().reveal(), WORKER)
+    with pytest.raises(WireError, match=r"cannot be reached: no connection .*: authentication failed.* which driver"):
+        ask(opened.address, timeout_s=60)
     opened.close()
     with pytest.raises(WireError, match=r"refused\. Executors must be able to reach the driver"):
         ask(opened.address)

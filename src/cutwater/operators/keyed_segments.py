@@ -22,6 +22,7 @@ from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
 __all__ = ["RestoredRows", "deleted_segments", "group_segments", "keyed_rows", "restore_rows"]
 
 _SEGMENT_ROWS = 1 << 18
+_CHANGED = "Give the changed step a new id, or restore with the program that wrote the snapshot."
 _FEW_ROWS = 1 << 10
 """May be in memory after a restore, whatever the budget."""
 
@@ -276,13 +277,13 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema, name: str) -> pa.RecordBa
     if missing:
         raise StorageError(
             f"state {name!r} in the snapshot has no column {missing[0]!r}, only {', '.join(batch.schema.names)}",
-            hint="Give the changed step a new id, or restore with the program that wrote the snapshot.",
+            hint=_CHANGED,
         )
     columns = [batch.column(field.name) for field in schema]
     try:
         arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise StorageError(
-            f"state {name!r} in the snapshot does not convert to this program's types: {error}"
+            f"state {name!r} in the snapshot does not convert to this program's types: {error}", hint=_CHANGED
         ) from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

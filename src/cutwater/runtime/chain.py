@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from cutwater.errors import CutwaterError, UserCodeError
 from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, BaseOperator, Operator, Outputs
 from cutwater.operators.partition import HashPartitioner
 from cutwater.runtime.channels import OutputChannel
-from cutwater.state.segments import EMPTY, Frozen, Segment
+from cutwater.state.segments import EMPTY, Frozen
 
 __all__ = ["Chain", "EdgeOut", "Node", "Target"]
 
@@ -288,12 +288,6 @@ class Chain:
             if state is not EMPTY:
                 frozen.append((node.step, state))
         return frozen
-
-    def restore(self, step: str, segments: Iterable[Segment]) -> None:
-        for node in self.nodes:
-            if node.step == step:
-                with _located(node):
-                    node.operator.restore(segments)
 
     def close(self) -> None:
         for node in self.nodes:

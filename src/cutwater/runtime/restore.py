@@ -11,10 +11,13 @@ from typing import Any, TypeVar
 
 from cutwater.dataflow.compatibility import check_compatible
 from cutwater.dataflow.graph import Channel, Edge, PhysicalPlan
+from cutwater.errors import CorruptSnapshotError, CutwaterError, StorageError
+from cutwater.operators.base import Operator
 from cutwater.operators.evolution import Evolution
 from cutwater.runtime.channel_state import edge_name, fitting, to_items
 from cutwater.runtime.control import Deploy
 from cutwater.runtime.copies import CopyReader
+from cutwater.runtime.failures import first_line
 from cutwater.runtime.net_items import Timed, Watermark
 from cutwater.runtime.redistribution import Redistribution
 from cutwater.state.segments import Segment
@@ -31,6 +34,8 @@ T = TypeVar("T")
 _READERS = 2
 _AHEAD = 3
 """Segments that are read before the operator takes one: more of them would be fresh memory only."""
+_FILES_NAMED = 3
+"""In a message."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +186,57 @@ class Restore:
             return [Watermark(sent.watermark, sent.idle)]
         return []
 
+    def into(self, operator: Operator, step: str, subtask: int, parallelism: int, key_groups: range) -> None:
+        """Give an operator of a subtask its state back.
+
+        Raises:
+            CorruptSnapshotError: it is damaged, or holds something else than the operator's state.
+        """
+        unread: list[Exception] = []
+
+        def watched() -> Iterator[Segment]:
+            try:
+                yield from self.segments(step, subtask, parallelism, key_groups)
+            except Exception as error:
+                unread.append(error)
+                raise
+
+        try:
+            operator.restore(watched())
+        except (OSError, MemoryError):
+            raise
+        except CutwaterError as error:
+            error.step = error.step or step
+            if isinstance(error, StorageError) and error not in unread:  # a reader names its file
+                error.message = f"{error.message} (in {self._where(step, subtask, parallelism, key_groups)})"
+            raise
+        except Exception as error:  # its digest was right, so it was made to be wrong: anything may come of it
+            raise CorruptSnapshotError(
+                f"what lies in {self._where(step, subtask, parallelism, key_groups)} is not what the step keeps "
+                f"({type(error).__name__}: {first_line(str(error))})",
+                hint="Somebody changed it, unless the step fails by itself: restore an older checkpoint "
+                '(restore="DIR/JOB@ID"). With a key (key_file=) such state is refused before it is read.',
+                step=step,
+            ) from error
+
+    def _where(self, step: str, subtask: int, parallelism: int, key_groups: range) -> str:
+        """What holds the state, for messages."""
+        entries = self._concerned(step, subtask, parallelism, key_groups)
+        files = sorted({f"{self.job}/{entry.file}" if entry.file else "the manifest" for entry in entries})
+        more = f" and {len(files) - _FILES_NAMED} more files" if len(files) > _FILES_NAMED else ""
+        checkpoint_id = self.manifest.checkpoint_id if self.manifest is not None else 0
+        return f"{', '.join(files[:_FILES_NAMED])}{more} of checkpoint {checkpoint_id}"
+
     def segments(self, step: str, subtask: int, parallelism: int, key_groups: range) -> Iterator[Segment]:
         """Segments of a step that concern a subtask, in the order they apply."""
+        entries = self._concerned(step, subtask, parallelism, key_groups)
+        evolution = self.evolutions.get(step)
+        read = self._read(entries, key_groups)
+        if evolution is None or evolution.convert is None:
+            return read
+        return (made for segment in read if (made := evolution.convert(segment)) is not None)
+
+    def _concerned(self, step: str, subtask: int, parallelism: int, key_groups: range) -> list[Entry]:
         entries: list[Entry] = []
         for entry in self.manifest.entries if self.manifest else ():
             if entry.step != step or entry.kind == CHANNEL_KIND:
@@ -193,11 +247,7 @@ class Restore:
                 concerned = entry.key_groups[0] < key_groups.stop and key_groups.start < entry.key_groups[1]
             if concerned:
                 entries.append(entry)
-        evolution = self.evolutions.get(step)
-        read = self._read(entries, key_groups)
-        if evolution is None or evolution.convert is None:
-            return read
-        return (made for segment in read if (made := evolution.convert(segment)) is not None)
+        return entries
 
     def chains(self) -> dict[tuple[str, int], list[Entry]]:
         """By step and subtask: what incremental checkpoints of the new attempt may build upon."""

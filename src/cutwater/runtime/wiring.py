@@ -352,7 +352,7 @@ class Wiring:
             e.step = e.step or step.id
             raise
         if step.role == "operator":
-            operator.restore(self._restore.segments(step.id, self._slot, vertex.parallelism, groups))
+            self._restore.into(operator, step.id, self._slot, vertex.parallelism, groups)
         return operator
 
     def _restore_subtask(self, vertex: Vertex, parts: SubtaskParts, merger: WatermarkMerger) -> None:

@@ -17,12 +17,14 @@ from storage_world import JOB, manifest_of, segment
 
 from cutwater.connectors.staging_area import Guard, StagingArea
 from cutwater.errors import ConfigError, CorruptSnapshotError, ForeignDirectoryError, SealError, StorageError
+from cutwater.storage.claim import Claim
 from cutwater.storage.keys import environment_seal, seal_of
 from cutwater.storage.limits import SEGMENT_BYTES_MAX, check_entry, decoded
 from cutwater.storage.local import LocalStore
 from cutwater.storage.log import JobLog
 from cutwater.storage.manifest import Entry
 from cutwater.storage.publish import publish
+from cutwater.storage.reading import open_snapshot
 from cutwater.storage.recovery import choose, verify_checkpoint
 from cutwater.storage.retention import list_jobs
 from cutwater.storage.seal import PLAIN, Kind, Seal
@@ -101,6 +103,39 @@ def test_a_link_to_a_folder_is_followed_by_nothing(tmp_path: Path) -> None:
     assert store.sweep(JOB) == 0
     store.delete(f"{JOB}/link")
     assert sorted(p.name for p in precious.iterdir()) == ["chapters", "thesis"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("directory", "/" + "x" * 300),
+        ("directory", "/a\0b"),
+        ("folder", "x" * 300),
+        ("folder", "a\0b"),
+        ("folder", ".."),
+    ],
+)
+def test_a_claim_of_what_cannot_be_a_folder_is_a_warning_and_removes_nothing(
+    tmp_path: Path, field: str, value: str
+) -> None:
+    """Was found by a random folder: a raw error of the system, at the end of a start."""
+    store, _ = a_job(tmp_path / "root")
+    (tmp_path / "given" / "sp").mkdir(parents=True)
+    (tmp_path / "given" / "thesis").write_text("three years of work")
+    Claim(store, JOB).take(str(tmp_path / "given"), "sp", "0" * 32, 1)
+    path = tmp_path / "root" / JOB / "claim.json"
+    path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | {field: value}))
+    for warning in Claim(store, JOB).collect(range(100), needed=1):
+        assert "stays for now" in warning
+    assert sorted(p.name for p in (tmp_path / "given").iterdir()) == ["sp", "thesis"]
+
+
+@pytest.mark.parametrize("address", ["sp", "sp/savepoint.json", "sp@3"])
+def test_a_savepoint_that_is_a_link_to_itself_is_no_savepoint(tmp_path: Path, address: str) -> None:
+    """Was found by a random folder: a raw error of the system."""
+    (tmp_path / "sp").symlink_to(tmp_path / "sp")
+    with pytest.raises((ConfigError, StorageError), match="sp"):
+        open_snapshot(str(tmp_path / address), PLAIN)
 
 
 def rewritten(path: Path, name: str, **changed: object) -> str:

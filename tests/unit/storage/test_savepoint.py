@@ -19,6 +19,7 @@ from cutwater.storage import canonical as canonical_module
 from cutwater.storage.addresses import resolve_snapshot
 from cutwater.storage.canonical import canonical
 from cutwater.storage.channel_log import ChannelLog, LogItem
+from cutwater.storage.claim import Claim
 from cutwater.storage.local import LocalStore
 from cutwater.storage.manifest import Manifest, SplitRecord, StepRecord, SubtaskRecord
 from cutwater.storage.reading import open_snapshot, snapshots_at
@@ -254,3 +255,21 @@ def test_a_writer_that_gives_up_leaves_no_file(tmp_path: Path) -> None:
     writer.add_state("count", 0, range(8), segments_of(rows_of(10)))
     writer.abort()
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_a_claim_removes_the_savepoint_that_bears_its_mark_and_no_other(tmp_path: Path) -> None:
+    """Whoever can write ``claim.json`` names savepoints of others in it; what bears their claim's mark stays."""
+    store = LocalStore.open(tmp_path)
+    theirs, mine = (written(tmp_path / name, segments_of(rows_of(10))) for name in ("theirs", "mine"))
+    digest = {p: snapshots_at(resolve_snapshot(str(p))).completed[0].digest for p in (theirs, mine)}
+    Claim(store, "another job").take(str(tmp_path), "theirs", digest[theirs], 1)
+    Claim(store, "job").take(str(tmp_path), "mine", digest[mine], 1)
+    path = tmp_path / "job" / "claim.json"
+    honest = path.read_bytes()
+    path.write_bytes(msgspec.json.encode(msgspec.json.decode(honest) | {"folder": "theirs", "digest": digest[theirs]}))
+    assert Claim(store, "job").collect(range(9), needed=1) == []
+    assert (theirs / "savepoint.json").exists()
+    path.write_bytes(honest)
+    assert Claim(store, "job").collect(range(9), needed=1) == []
+    assert not mine.exists()
+    assert (theirs / "savepoint.json").exists()

@@ -19,10 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from cutwater.errors import CutwaterError
-from cutwater.protocol.handshake import Peer
-from cutwater.runtime.auth import Secret, new_secret
-from cutwater.runtime.channels import EMPTY, ROWS, Channel, InputChannel, OutputChannel, Signal
-from cutwater.runtime.connections import Connection, DataServer, connect
+from cutwater.plan.graph import Channel
+from cutwater.protocol.wire.handshake import Peer
+from cutwater.runtime.channels.data_server import Connection, DataServer, connect
+from cutwater.runtime.channels.input import EMPTY, ROWS, InputChannel
+from cutwater.runtime.channels.output import OutputChannel
+from cutwater.runtime.transport.secret import Secret, new_secret
+from cutwater.runtime.transport.signal import Signal
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 

@@ -27,8 +27,8 @@ from benchmarks.probe import read_reports
 from benchmarks.turns import OUT, QUICK
 from benchmarks.w1_cutwater import dataflow
 from benchmarks.workload import PARALLELISM, verify
+from cutwater.api.jobs.job import Job
 from cutwater.errors import CutwaterError
-from cutwater.runtime.job import Job
 from cutwater.spark.session import session
 
 ROWS = 1_400_000_000

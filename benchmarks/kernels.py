@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.aggregate import RunningAggregateSpec
-from cutwater.operators.partition import HashPartitioner
-from cutwater.operators.window import WindowAggregateSpec
-from cutwater.operators.window_kinds import TumblingWindow
-from cutwater.state.index import make_index
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
+from cutwater.operators.window.kinds import TumblingWindow
+from cutwater.operators.window.spec import WindowAggregateSpec
+from cutwater.runtime.channels.partitioner import HashPartitioner
+from cutwater.state.index.key_index import make_index
 from cutwater.state.keys import key_group_range
 
 KEYS = 100_000

@@ -29,8 +29,8 @@ from benchmarks.probe import Probe, read_reports
 from benchmarks.recovery import kill_one, wait_for
 from benchmarks.turns import OUT
 from benchmarks.workload import PARALLELISM, WrongResultError
+from cutwater.api.jobs.job import Job
 from cutwater.config import RecoveryName
-from cutwater.runtime.job import Job
 from cutwater.spark.session import session
 
 __all__ = ["main"]

@@ -17,8 +17,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-from cutwater.network import Network, Process, conserved
-from cutwater.network.local import LocalRun
+from cutwater.process_networks import Network, Process, conserved
+from cutwater.process_networks.local import LocalRun
 
 __all__ = ["main", "measure"]
 

@@ -17,7 +17,7 @@ from benchmarks.nexmark_check import ColumnSums, columns_of
 from benchmarks.nexmark_rows import StoredTables
 from benchmarks.tally import Tally, read_tallies
 from benchmarks.workload import PARALLELISM
-from cutwater.runtime.job import Job
+from cutwater.api.jobs.job import Job
 from cutwater.spark.session import session
 
 INTERVAL = "1s"

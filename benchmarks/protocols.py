@@ -29,7 +29,7 @@ from benchmarks.processes import RunError, run_json
 from benchmarks.workload import verify
 
 if TYPE_CHECKING:
-    from cutwater.runtime.job import Job
+    from cutwater.api.jobs.job import Job
 
 __all__ = ["CASES", "Case", "main"]
 

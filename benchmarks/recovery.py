@@ -39,8 +39,8 @@ from benchmarks.machine import busy_cpus, facts
 from benchmarks.probe import SCHEMA, Probe, Rows, read_reports
 from benchmarks.processes import RunError, run_json
 from benchmarks.workload import PARALLELISM, WrongResultError, verify
+from cutwater.api.jobs.job import Job
 from cutwater.config import RecoveryName
-from cutwater.runtime.job import Job
 
 __all__ = ["main"]
 

@@ -28,7 +28,7 @@ import pyarrow as pa
 import cutwater as cw
 from benchmarks.machine import busy_cpus, facts
 from benchmarks.turns import OUT
-from cutwater.runtime.job import Job
+from cutwater.api.jobs.job import Job
 from cutwater.spark.session import session
 
 __all__ = ["main"]

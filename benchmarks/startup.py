@@ -69,8 +69,8 @@ def main() -> None:
     import pyspark.java_gateway
     import pyspark.sql  # pyright: ignore[reportUnusedImport]
 
-    from cutwater.runtime.group import Group
-    from cutwater.runtime.status_board import StatusBoard
+    from cutwater.runtime.driver.group import Group
+    from cutwater.runtime.status.board import StatusBoard
     from cutwater.spark import session
     from cutwater.ui import cli, run
 

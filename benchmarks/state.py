@@ -39,13 +39,13 @@ import cutwater as cw
 from benchmarks.machine import MemoryUse, busy_cpus, facts, stalls_ms
 from benchmarks.processes import RunError, run_json
 from benchmarks.workload import PARALLELISM, WrongResultError, mix
+from cutwater.api.jobs.job import Job
 from cutwater.connectors.base import Json, PreCommit, SinkContext
 from cutwater.connectors.discard import NothingToCommit
-from cutwater.runtime.job import Job
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.paths import writer_of_shared
-from cutwater.storage.snapshot import load_manifest
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.snapshot.segment_files import load_manifest
+from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.paths import writer_of_shared
 
 __all__ = ["main"]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import cutwater as cw
 from benchmarks.probe import SCHEMA, TEXT_SCHEMA, Probe, Rows, TextRows, read_reports
 from benchmarks.workload import PARALLELISM, watch_after
+from cutwater.api.jobs.job import Job
 from cutwater.config import RecoveryName
-from cutwater.runtime.job import Job
 from cutwater.spark.session import session
 
 

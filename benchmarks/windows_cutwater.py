@@ -13,7 +13,7 @@ import cutwater as cw
 from benchmarks.tally import Tally, read_tallies
 from benchmarks.window_work import DISORDER_MS, SCHEMA, WINDOW_MS, Rows, sums
 from benchmarks.workload import PARALLELISM
-from cutwater.runtime.job import Job
+from cutwater.api.jobs.job import Job
 from cutwater.spark.session import session
 
 INTERVAL = "1s"

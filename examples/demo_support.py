@@ -23,14 +23,14 @@ from rich.table import Table
 
 import cutwater as cw
 from cutwater.connectors.base import Source
-from cutwater.connectors.spark_source import DataFrameSource
+from cutwater.connectors.spark.source import DataFrameSource
 from cutwater.spark.session import session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from cutwater.runtime.job import Job
-    from cutwater.runtime.status import JobStatus
+    from cutwater.api.jobs.job import Job
+    from cutwater.runtime.status.status import JobStatus
 
 __all__ = ["run"]
 

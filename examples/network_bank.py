@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import tempfile
 
-from cutwater.network import GlobalSnapshot, Network, Process, conserved
+from cutwater.process_networks import GlobalSnapshot, Network, Process, conserved
 
 ACCOUNTS = 8
 START = 1_000

@@ -5,7 +5,7 @@ The end is a stable property: once no message is under way and nobody works, it 
 
 from __future__ import annotations
 
-from cutwater.network import Network, Process
+from cutwater.process_networks import Network, Process
 
 WORK = 200
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cutwater.network import AllOf, Network, Process, deadlock
+from cutwater.process_networks import AllOf, Network, Process, deadlock
 
 SEATS = 5
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutwater.network import Network, Process, tokens
+from cutwater.process_networks import Network, Process, tokens
 
 TOKEN = "the token"
 

@@ -112,7 +112,7 @@ RESULTS = ("DeduplicatedStream", "WindowedStream", "WindowedResult", "JoinedStre
     ("home", "kind"), [("stream", "Stream"), ("keyed", "KeyedStream"), *(("keyed_results", kind) for kind in RESULTS)]
 )
 def test_every_method_a_user_calls_is_documented(home, kind):
-    home = importlib.import_module(f"cutwater.dataflow.{home}")
+    home = importlib.import_module(f"cutwater.api.streams.{home}")
     for name, member in inspect.getmembers(getattr(home, kind)):
         if not name.startswith("_"):
             assert inspect.getdoc(member), f"{kind}.{name}"

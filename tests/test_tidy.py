@@ -24,10 +24,11 @@ TEXT_SUFFIXES = {".py", ".md", ".txt", ".toml", ".json", ".html", ".css", ".js",
 
 ENTRY_POINTS = {
     "cutwater": "what users import",
+    "cutwater.network": "the earlier name of cutwater.process_networks",
     "cutwater.ui.cli": "the command line (pyproject: project.scripts)",
-    "cutwater.storage.memory": "the store of the contract suites and of simulations, with faults as data",
+    "cutwater.storage.store.memory": "the store of the contract suites and of simulations, with faults as data",
     "cutwater.protocol.diagrams": "writes the tables of the documentation; a test keeps them current",
-    "cutwater.sim.gallery.__main__": "draws the pictures of the documentation; a test keeps them current",
+    "cutwater.sim.examples.__main__": "draws the pictures of the documentation; a test keeps them current",
     "cutwater.runtime.daemon": "named in the setting spark.python.daemon.module",
 }
 

@@ -83,11 +83,11 @@ _HOMES = {
     "cutwater.config": ("JobConfig", "RestartConfig"),
     "cutwater.connectors.console": ("console",),
     "cutwater.connectors.discard": ("discard",),
-    "cutwater.connectors.files": ("files",),
+    "cutwater.connectors.files.files": ("files",),
     "cutwater.connectors.generate": ("generate", "rate"),
     "cutwater.connectors.memory": ("memory",),
-    "cutwater.connectors.table_sink": ("table",),
-    "cutwater.dataflow.aggregates": (
+    "cutwater.connectors.tables.sink": ("table",),
+    "cutwater.api.aggregates": (
         "all",
         "any",
         "approx_count_distinct",
@@ -102,35 +102,27 @@ _HOMES = {
         "sum",
         "variance",
     ),
-    "cutwater.dataflow.flow": ("Dataflow",),
-    "cutwater.dataflow.windows": ("every", "global_window", "session", "sliding", "tumbling"),
+    "cutwater.api.flow": ("Dataflow",),
+    "cutwater.api.windows": ("every", "global_window", "session", "sliding", "tumbling"),
     "cutwater.errors": ("BuildError", "ConfigError", "CutwaterError", "FencedError", "JobCancelledError"),
-    "cutwater.operators.enrich_table": ("EnrichmentTable",),
-    "cutwater.operators.operator_state": ("BroadcastState", "OperatorListState", "UnionListState"),
-    "cutwater.operators.process": (
+    "cutwater.operators.enrich.table": ("EnrichmentTable",),
+    "cutwater.operators.process.operator_state": ("BroadcastState", "OperatorListState", "UnionListState"),
+    "cutwater.operators.process.functions": (
         "BatchProcessFunction",
         "BroadcastProcessFunction",
         "CoProcessFunction",
         "ProcessContext",
         "ProcessFunction",
     ),
-    "cutwater.operators.process_state": ("ListState", "MapState", "ReducingState", "ValueState"),
-    "cutwater.runtime.fork_comparison": ("compare_forks",),
-    "cutwater.snapshots.reader": ("Snapshot",),
-    "cutwater.snapshots.writer": ("write_savepoint",),
+    "cutwater.operators.process.states": ("ListState", "MapState", "ReducingState", "ValueState"),
+    "cutwater.runtime.cutover.comparison": ("compare_forks",),
+    "cutwater.state_reader.reader": ("Snapshot",),
+    "cutwater.state_reader.writer": ("write_savepoint",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 if TYPE_CHECKING:
-    from cutwater.chaos.trial import fault_trial
-    from cutwater.config import JobConfig, RestartConfig
-    from cutwater.connectors.console import console
-    from cutwater.connectors.discard import discard
-    from cutwater.connectors.files import files
-    from cutwater.connectors.generate import generate, rate
-    from cutwater.connectors.memory import memory
-    from cutwater.connectors.table_sink import table
-    from cutwater.dataflow.aggregates import (
+    from cutwater.api.aggregates import (
         all,
         any,
         approx_count_distinct,
@@ -145,22 +137,30 @@ if TYPE_CHECKING:
         sum,
         variance,
     )
-    from cutwater.dataflow.flow import Dataflow
-    from cutwater.dataflow.windows import every, global_window, session, sliding, tumbling
+    from cutwater.api.flow import Dataflow
+    from cutwater.api.windows import every, global_window, session, sliding, tumbling
+    from cutwater.chaos.trial import fault_trial
+    from cutwater.config import JobConfig, RestartConfig
+    from cutwater.connectors.console import console
+    from cutwater.connectors.discard import discard
+    from cutwater.connectors.files.files import files
+    from cutwater.connectors.generate import generate, rate
+    from cutwater.connectors.memory import memory
+    from cutwater.connectors.tables.sink import table
     from cutwater.errors import BuildError, ConfigError, CutwaterError, FencedError, JobCancelledError
-    from cutwater.operators.enrich_table import EnrichmentTable
-    from cutwater.operators.operator_state import BroadcastState, OperatorListState, UnionListState
-    from cutwater.operators.process import (
+    from cutwater.operators.enrich.table import EnrichmentTable
+    from cutwater.operators.process.functions import (
         BatchProcessFunction,
         BroadcastProcessFunction,
         CoProcessFunction,
         ProcessContext,
         ProcessFunction,
     )
-    from cutwater.operators.process_state import ListState, MapState, ReducingState, ValueState
-    from cutwater.runtime.fork_comparison import compare_forks
-    from cutwater.snapshots.reader import Snapshot
-    from cutwater.snapshots.writer import write_savepoint
+    from cutwater.operators.process.operator_state import BroadcastState, OperatorListState, UnionListState
+    from cutwater.operators.process.states import ListState, MapState, ReducingState, ValueState
+    from cutwater.runtime.cutover.comparison import compare_forks
+    from cutwater.state_reader.reader import Snapshot
+    from cutwater.state_reader.writer import write_savepoint
 
 
 def __getattr__(name: str) -> object:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from cutwater.decoding import prepare
+from cutwater.data.decoding import prepare
 from cutwater.errors import ConfigError
 
 __all__ = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from storm_world import NAME, SHAPES, combinations, paced
 
-from cutwater.runtime.job import start
+from cutwater.api.jobs.job import start
 from cutwater.spark.session import session
 
 _PACE_S = 25.0

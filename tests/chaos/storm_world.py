@@ -17,10 +17,10 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import cutwater as cw
+from cutwater.api.jobs.job import Job, start
 from cutwater.chaos.shadow import Orders, Pace, shadowed
 from cutwater.chaos.storm import Storm, Strike
 from cutwater.config import ProtocolName, RecoveryName
-from cutwater.runtime.job import Job, start
 
 sys.path.append(str(Path(__file__).parent.parent / "runtime"))
 
@@ -256,7 +256,7 @@ def _plant(plant: Callable[[Any], None]) -> Planted:
 
 def dropping_a_key(args: Any) -> None:
     """A restored table lacks a key."""
-    from cutwater.operators import running
+    from cutwater.operators.aggregate import running_operator as running
 
     restore = running.restore_rows
 

@@ -38,7 +38,7 @@ import faults
 from spark_world import Killer, assert_exact, counting, held, lost_and_doubled, release, wait_until
 
 from cutwater.config import RecoveryName
-from cutwater.connectors.part_commit import PartCommitter
+from cutwater.connectors.files.part_commit import PartCommitter
 from cutwater.errors import BuildError, ConfigError
 
 cloudpickle.register_pickle_by_value(faults)  # workers do not have that module

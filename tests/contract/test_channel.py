@@ -19,26 +19,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import CutwaterError, InvariantError, StorageError
-from cutwater.operators.base import MIN_WATERMARK
-from cutwater.protocol.handshake import Peer
-from cutwater.runtime import net_spill
-from cutwater.runtime.channels import (
-    CONTROL,
-    EMPTY,
-    ROWS,
-    URGENT,
-    Barrier,
-    Channel,
-    End,
-    InputChannel,
-    Item,
-    OutputChannel,
-    Rows,
-    Watermark,
-)
-from cutwater.runtime.connections import Connection
-from cutwater.runtime.net_spill import NO_LIMIT, SpillingInputChannel, make_input
+from cutwater.plan.graph import Channel
+from cutwater.protocol.wire.handshake import Peer
+from cutwater.runtime.channels import spill as net_spill
+from cutwater.runtime.channels.data_server import Connection
+from cutwater.runtime.channels.input import CONTROL, EMPTY, ROWS, URGENT, InputChannel
+from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Watermark
+from cutwater.runtime.channels.output import OutputChannel
+from cutwater.runtime.channels.spill import NO_LIMIT, SpillingInputChannel, make_input
 
 SCHEMA = pa.schema([("n", pa.int64())])
 KEY = Channel(3, 0, 1)

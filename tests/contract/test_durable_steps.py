@@ -20,17 +20,17 @@ from sink_model import Output
 import cutwater as cw
 from cutwater.config import JobConfig
 from cutwater.connectors.base import PreCommit, SinkWriter
-from cutwater.connectors.file_sink import FileSink
-from cutwater.dataflow.plan import make_plan
+from cutwater.connectors.files.sink import FileSink
 from cutwater.errors import CutwaterError
-from cutwater.runtime import publisher
-from cutwater.runtime.publisher import Publisher
-from cutwater.runtime.sink_operator import SinkIdentity
+from cutwater.plan.planner import make_plan
+from cutwater.runtime.driver import publisher
+from cutwater.runtime.driver.publisher import Publisher
+from cutwater.runtime.worker.sink_operator import SinkIdentity
 from cutwater.state.segments import GROUP_COLUMN, Segment
-from cutwater.storage.data_file import Continued
-from cutwater.storage.local import LocalStore
-from cutwater.storage.manifest import Entry, SplitRecord, SubtaskRecord
-from cutwater.storage.snapshot import SnapshotWriter, read_segment
+from cutwater.storage.snapshot.data_file import Continued
+from cutwater.storage.snapshot.manifest import Entry, SplitRecord, SubtaskRecord
+from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
+from cutwater.storage.store.local import LocalStore
 
 WORKERS, ROWS, CHECKPOINTS = 2, 3, 3
 SCHEMA = pa.schema([("row", pa.int64())])
@@ -202,9 +202,9 @@ def test_a_death_before_every_system_call_of_every_recovery(tmp_path: Path, roll
 
 
 BUGS = {
-    "the log entry is not synced": ("cutwater.storage.local", "_sync_names"),
-    "parts are not synced": ("cutwater.connectors.part_commit", "_sync_part"),
-    "staged rows are not synced": ("cutwater.connectors.staging", "fsync_path"),
+    "the log entry is not synced": ("cutwater.storage.store.local", "_sync_names"),
+    "parts are not synced": ("cutwater.connectors.files.part_commit", "_sync_part"),
+    "staged rows are not synced": ("cutwater.connectors.staging.log", "fsync_path"),
 }
 
 

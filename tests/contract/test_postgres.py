@@ -18,7 +18,7 @@ import pytest
 from sink_model import SCHEMA, Identity, batch_of
 
 from cutwater.connectors.base import SinkSnapshot
-from cutwater.connectors.table_sink import TableCommitter, TableSink, table
+from cutwater.connectors.tables.sink import TableCommitter, TableSink, table
 from cutwater.errors import BuildError, DataError, StorageError
 
 psycopg: Any = pytest.importorskip("psycopg")

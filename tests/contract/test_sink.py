@@ -12,15 +12,21 @@ import pyarrow as pa
 import pytest
 from sink_model import SCHEMA, Calls, Identity, Job, batch_of
 
-from cutwater.connectors import file_sink, foreach_batch, part_commit, staging, staging_area, table_epochs, table_sink
+from cutwater.connectors import foreach_batch
 from cutwater.connectors.base import Sink, SinkSnapshot
 from cutwater.connectors.collect import CollectSink
 from cutwater.connectors.console import console
 from cutwater.connectors.discard import discard
-from cutwater.connectors.file_sink import FileSink
+from cutwater.connectors.files import part_commit
+from cutwater.connectors.files import sink as file_sink
+from cutwater.connectors.files.part_formats import CsvParts, JsonParts
+from cutwater.connectors.files.sink import FileSink
 from cutwater.connectors.foreach_batch import ForeachBatchSink
-from cutwater.connectors.part_formats import CsvParts, JsonParts
-from cutwater.connectors.table_sink import table
+from cutwater.connectors.staging import area as staging_area
+from cutwater.connectors.staging import log as staging
+from cutwater.connectors.tables import epochs as table_epochs
+from cutwater.connectors.tables import sink as table_sink
+from cutwater.connectors.tables.sink import table
 from cutwater.errors import CutwaterError
 
 Make = Callable[[str], Sink]

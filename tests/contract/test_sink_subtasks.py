@@ -11,7 +11,7 @@ import pytest
 from sink_model import SCHEMA, Calls, Identity, Output, batch_of
 
 from cutwater.connectors.base import Json, Sink, SinkSnapshot, SinkWriter, SubtaskCommitter
-from cutwater.connectors.file_sink import FileSink
+from cutwater.connectors.files.sink import FileSink
 from cutwater.connectors.foreach_batch import ForeachBatchSink
 
 SUBTASKS = range(3)

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 
-from cutwater.connectors import parquet_reader
 from cutwater.connectors.base import Source, Split
-from cutwater.connectors.file_source import FileSource
+from cutwater.connectors.files import parquet_reader
+from cutwater.connectors.files.source import FileSource
 from cutwater.connectors.generate import generate, rate
 from cutwater.connectors.memory import BAD, END, PAUSE, memory
 

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cutwater.errors import ConfigError, StorageError
-from cutwater.state.intervals import RESTORED
-from cutwater.state.objects import FrozenObjects, KeyedObjects, ObjectTable
-from cutwater.state.rocks import RocksStore, require_rocksdb
-from cutwater.state.rocks_objects import RocksObjects, RocksTable
+from cutwater.state.disk.rocks import RocksStore, require_rocksdb
+from cutwater.state.objects.on_disk import RocksObjects, RocksTable
+from cutwater.state.objects.table import FrozenObjects, KeyedObjects, ObjectTable
+from cutwater.state.table.intervals import RESTORED
 
 needs_rocksdb = pytest.mark.skipif(find_spec("rocksdict") is None, reason="rocksdict is not installed")
 
@@ -205,7 +205,7 @@ def test_a_folder_that_others_may_read_is_refused(tmp_path: Path, folder: Path) 
 
 _HOLDS = """
 import sys, time
-from cutwater.state.rocks import RocksStore
+from cutwater.state.disk.rocks import RocksStore
 store = RocksStore(1 << 20, sys.argv[1])
 store.write([(b"key", b"value")])
 print("open", flush=True)

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from cutwater.errors import CorruptSnapshotError, StorageError
-from cutwater.storage.local import LocalStore
-from cutwater.storage.memory import MemoryStore
+from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.memory import MemoryStore
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -12,8 +12,8 @@ import msgspec
 import pyarrow as pa
 
 from cutwater import config, errors
-from cutwater.dataflow import aggregates
-from cutwater.operators.accumulators import Aggregate
+from cutwater.api import aggregates
+from cutwater.operators.aggregate.accumulators import Aggregate
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
 PAGES = {"settings": GUIDE / "settings.md", "errors": GUIDE / "errors.md", "aggregates": GUIDE / "dataflow.md"}

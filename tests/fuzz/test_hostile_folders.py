@@ -25,25 +25,25 @@ import pyarrow as pa
 import pytest
 
 from cutwater.connectors.base import SinkSnapshot
-from cutwater.connectors.file_sink import FileSink
+from cutwater.connectors.files.sink import FileSink
 from cutwater.connectors.foreach_batch import ForeachBatchSink
-from cutwater.connectors.staging_area import Guard
+from cutwater.connectors.staging.area import Guard
 from cutwater.errors import CutwaterError
-from cutwater.state.grouping import in_groups
+from cutwater.state.index.grouping import in_groups
 from cutwater.state.segments import GROUP_COLUMN, Segment
-from cutwater.storage.claim import Claim
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.log_entries import attached_to
-from cutwater.storage.manifest import Manifest, StepRecord, SubtaskRecord
-from cutwater.storage.publish import publish
-from cutwater.storage.reading import open_snapshot
-from cutwater.storage.recovery import choose
-from cutwater.storage.retention import Retention, list_jobs
-from cutwater.storage.savepoint import SavepointManifest, publish_savepoint
-from cutwater.storage.savepoint_files import SavepointWriter
-from cutwater.storage.seal import PLAIN, Seal
-from cutwater.storage.snapshot import SnapshotWriter, load_manifest
+from cutwater.storage.log.entries import attached_to
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.reading.any_snapshot import open_snapshot
+from cutwater.storage.reading.recovery import choose
+from cutwater.storage.savepoint.claim import Claim
+from cutwater.storage.savepoint.files import SavepointWriter
+from cutwater.storage.savepoint.manifest import SavepointManifest, publish_savepoint
+from cutwater.storage.snapshot.manifest import Manifest, StepRecord, SubtaskRecord
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.retention import Retention, list_jobs
+from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest
+from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.seal import PLAIN, Seal
 from cutwater.ui.inspect import inspect_snapshot, render_inspect, render_verify, verify_snapshot
 from cutwater.ui.listing import job_infos
 

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cutwater.errors import WireError
-from cutwater.protocol.handshake import ClientHandshake, Handshake, Peer, ServerHandshake
-from cutwater.protocol.wire import (
+from cutwater.protocol.wire.frames import (
     HEADER_BYTES,
     ControlDecoder,
     Frame,
@@ -22,7 +21,8 @@ from cutwater.protocol.wire import (
     encode_control,
     encode_header,
 )
-from cutwater.runtime.net_connection import decode_rows
+from cutwater.protocol.wire.handshake import ClientHandshake, Handshake, Peer, ServerHandshake
+from cutwater.runtime.channels.connection import decode_rows
 
 LIMIT = 1 << 16
 SCHEMA = pa.schema([("n", pa.int64()), ("flag", pa.bool_())])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from cutwater.network import GlobalSnapshot, Network, Process
+from cutwater.process_networks import GlobalSnapshot, Network, Process
 
 __all__ = ["START", "Account", "bank", "ends", "random_bank", "total"]
 

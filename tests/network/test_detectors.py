@@ -8,8 +8,19 @@ import networkx
 import pytest
 from network_world import START, bank
 
-from cutwater.network import AllOf, AnyOf, Finding, Network, Process, conserved, deadlock, holds, terminated, tokens
-from cutwater.network.messages import Message
+from cutwater.process_networks import (
+    AllOf,
+    AnyOf,
+    Finding,
+    Network,
+    Process,
+    conserved,
+    deadlock,
+    holds,
+    terminated,
+    tokens,
+)
+from cutwater.runtime.control.process_network_messages import Message
 
 
 class Waiter(Process):

@@ -10,7 +10,7 @@ import pytest
 from network_world import START, Account, bank, ends, random_bank, total
 
 from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, CutwaterError, UserCodeError
-from cutwater.network import GlobalSnapshot, Network, Process, terminated
+from cutwater.process_networks import GlobalSnapshot, Network, Process, terminated
 from cutwater.trace.checker import check
 from cutwater.trace.events import read_trace
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cutwater.process_networks.algorithms import ChandyLamport, LaiYang
 from network_world import START, bank, random_bank, total
 
 from cutwater.errors import InvariantError
-from cutwater.network.algorithms import ChandyLamport, LaiYang
-from cutwater.network.cell import Cell
-from cutwater.network.graph import Network
-from cutwater.network.local import LocalRun
-from cutwater.network.messages import Marker, encode_state
-from cutwater.network.queues import ItemQueue
+from cutwater.process_networks.cell import Cell
+from cutwater.process_networks.graph import Network
+from cutwater.process_networks.local import LocalRun
+from cutwater.process_networks.messages import Marker, encode_state
+from cutwater.process_networks.queues import ItemQueue
 from cutwater.protocol import messages as m
 from cutwater.protocol.lai_yang import Coloured
 from cutwater.trace.checker import check
@@ -117,7 +117,7 @@ def test_without_a_bug_there_is_no_alarm(algorithm: str):
 
 
 def test_a_restore_without_its_channels_is_seen(monkeypatch: Patch):
-    monkeypatch.setattr("cutwater.network.snapshot.GlobalSnapshot.log", lambda self, channel: [])
+    monkeypatch.setattr("cutwater.process_networks.snapshot.GlobalSnapshot.log", lambda self, channel: [])
     lost = 0
     for seed in range(30):
         network = random_bank(seed)

@@ -9,8 +9,8 @@ import pytest
 from network_world import START, bank, random_bank, total
 
 from cutwater.errors import ConfigError, IncompleteSnapshotError, InvariantError
-from cutwater.network import Network, Process, holds, terminated
-from cutwater.network.local import LocalRun
+from cutwater.process_networks import Network, Process, holds, terminated
+from cutwater.process_networks.local import LocalRun
 from cutwater.trace.checker import check
 from cutwater.trace.events import Completed, Cut, MarkerSent, MarkerTaken, Recorded, Step, Trace, read_trace
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cutwater.config import JobConfig
-from cutwater.protocol.coordinator import CheckpointCoordinator
-from cutwater.protocol.messages import (
+from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
+from cutwater.protocol.checkpoint.messages import (
     AckAnswered,
     AckReceived,
     DeclineReceived,

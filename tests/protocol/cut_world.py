@@ -20,14 +20,15 @@ from cut_graphs import Channel, Graph, Task
 from cut_links import Barrier, Violation, rows_of, urgent
 
 from cutwater.config import JobConfig
-from cutwater.protocol import loops
 from cutwater.protocol import messages as m
-from cutwater.protocol.coordinator import CheckpointCoordinator
-from cutwater.protocol.loop import Head, ReadSource, SubtaskLoop, TakeControl, TakeRows
+from cutwater.protocol.checkpoint import loops
+from cutwater.protocol.checkpoint import messages as cm
+from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
+from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.reasons import CheckpointKind
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.protocol.subtask import SubtaskMachine
-from cutwater.protocol.watermarks import InputTime, WatermarkMerger
+from cutwater.protocol.subtask.loop import Head, ReadSource, SubtaskLoop, TakeControl, TakeRows
+from cutwater.protocol.subtask.machine import SubtaskMachine
+from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
 
 __all__ = ["Violation", "World"]
 
@@ -102,7 +103,7 @@ class World(Books):
         self.answers: dict[Task, deque[m.Event]] = {t: deque() for t in graph.tasks}
         self.watched: dict[Task, set[int]] = {t: set() for t in graph.tasks}
         self.unsent: dict[tuple[Task, int], set[Channel]] = {}
-        self.publishing: deque[m.Publish] = deque()
+        self.publishing: deque[cm.Publish] = deque()
         self.time: dict[tuple[Task, int], tuple[bool, InputTime]] = {}
         """At the freeze: whether the last watermark had passed, and how far the inputs from outside were."""
         self.to_emit = dict.fromkeys(graph.sources, rows)
@@ -115,7 +116,7 @@ class World(Books):
 
     def run(self, max_steps: int = 60_000) -> World:
         """Until the final checkpoint is committed."""
-        self.coordinate(m.JobRunning(1, self.now))
+        self.coordinate(cm.JobRunning(1, self.now))
         for _ in range(max_steps):
             actions = self.actions()
             if self.ended and not actions:
@@ -126,8 +127,8 @@ class World(Books):
             due = [d for d in (self.coordinator.next_due_ms, self.monitor.next_due_ms) if d is not None]
             if due and (min(due) <= self.now or not actions):
                 self.now = max(self.now, min(due))
-                self.coordinate(m.Tick(self.now))
-                self.watch_loops(m.Tick(self.now))
+                self.coordinate(cm.Tick(self.now))
+                self.watch_loops(cm.Tick(self.now))
         else:
             raise Violation("the run does not end")
         self.check_all_committed()
@@ -315,11 +316,11 @@ class World(Books):
     def publish(self) -> None:
         effect = self.publishing.popleft()
         if self.rng.random() < self.chaos:
-            self.coordinate(m.PublishFailed(effect.checkpoint_id, "disk full", self.now))
+            self.coordinate(cm.PublishFailed(effect.checkpoint_id, "disk full", self.now))
         else:
             self.check_cut(effect.checkpoint_id)
             self.published.add(effect.checkpoint_id)
-            self.coordinate(m.Published(effect.checkpoint_id, self.now))
+            self.coordinate(cm.Published(effect.checkpoint_id, self.now))
 
     # ------------------------------------------------------------------------------------------ performing effects
 
@@ -385,7 +386,7 @@ class World(Books):
                 self.reports[task].append(lambda: self.acknowledge(task, id, report))
             case m.Decline(id, reason, _):
                 self.seen[reason.code] += 1
-                self.reports[task].append(lambda: self.coordinate(m.DeclineReceived(id, 1, task, reason, self.now)))
+                self.reports[task].append(lambda: self.coordinate(cm.DeclineReceived(id, 1, task, reason, self.now)))
             case m.Commit(id):
                 self.commit(task, id)
             case m.EndOfInput():
@@ -426,28 +427,28 @@ class World(Books):
     def acknowledge(self, task: Task, id: int, report: loops.LoopReport) -> None:
         self.acked[id].add(task)
         self.watch_loops(loops.LoopReported(id, task, report))
-        self.coordinate(m.AckReceived(id, 1, task, (task, id), self.now))
+        self.coordinate(cm.AckReceived(id, 1, task, (task, id), self.now))
 
     def finish(self, task: Task) -> None:
         self.finished.add(task)
         if len(self.finished) == len(self.graph.tasks):
-            self.coordinate(m.RequestFinal(self.now))
+            self.coordinate(cm.RequestFinal(self.now))
 
-    def coordinate(self, event: m.CoordinatorEvent) -> None:
+    def coordinate(self, event: cm.CoordinatorEvent) -> None:
         effects = self.coordinator.handle(event)
         self.coordinator.validate()
         self.seen["concurrent"] += len(self.coordinator.pending) > 1
         for effect in effects:
             match effect:
-                case m.SendTrigger(id, kind, final):
+                case cm.SendTrigger(id, kind, final):
                     everybody = self.protocol == "synchronous"
                     for task in sorted(self.graph.tasks if everybody else self.graph.sources):
                         self.control[task].append(m.Trigger(id, final, kind is CheckpointKind.PROBE))
-                case m.Publish(id):
+                case cm.Publish(id):
                     if self.acked[id] != set(self.graph.tasks):
                         raise Violation(f"{id} is published without all acknowledgements")
                     self.publishing.append(effect)
-                case m.NotifyComplete(id, kind, commit):
+                case cm.NotifyComplete(id, kind, commit):
                     if kind is CheckpointKind.PROBE:
                         self.seen["probes"] += 1
                     elif id not in self.published:
@@ -456,7 +457,7 @@ class World(Books):
                     self.ended |= kind is CheckpointKind.FINAL
                     self.tell(m.CompleteNotice(id, commit))
                     self.watch_loops(loops.WaveCompleted(id, self.now))
-                case m.NotifyAborted(id, reason, latest):
+                case cm.NotifyAborted(id, reason, latest):
                     if id in self.published:
                         raise Violation(f"{id} is aborted after it was published")
                     self.seen["aborted"] += 1
@@ -470,7 +471,7 @@ class World(Books):
         for effect in self.monitor.handle(event):
             match effect:
                 case loops.StartProbe():
-                    self.coordinate(m.RequestProbe(self.now))
+                    self.coordinate(cm.RequestProbe(self.now))
                 case loops.SendVerdict(id, number, ended, watermark):
                     self.seen["quiet"] += 1
                     self.seen["loops ended"] += ended

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from cutwater.protocol.call_size import FIXED_SHARE, MIN_ROWS, CallCost, CallSize
+from cutwater.protocol.subtask.call_size import FIXED_SHARE, MIN_ROWS, CallCost, CallSize
 
 BUDGET_MS, MAX_CALL_MS, MAX_ROWS = 10.0, 1000.0, 131_072
 

@@ -13,7 +13,7 @@ import pytest
 from cut_graphs import random_dag, random_loops
 from cut_world import World
 
-from cutwater.protocol.rows import PROTOCOLS
+from cutwater.protocol.protocols import PROTOCOLS
 
 TIMES = int(os.environ.get("CUT_RUNS", "1"))
 CHAOS = {

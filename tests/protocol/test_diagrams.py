@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cutwater.protocol.checkpoint.pending import PENDING_STAGES, PendingStage, PendingStep
 from cutwater.protocol.diagrams import states_page
-from cutwater.protocol.pending import PENDING_STAGES, PendingStage, PendingStep
-from cutwater.protocol.stages import PHASES, STAGES, Phase, PhaseStep, Stage, StageStep
+from cutwater.protocol.subtask.stages import PHASES, STAGES, Phase, PhaseStep, Stage, StageStep
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol-states.md"
 

@@ -8,9 +8,9 @@ import pytest
 
 from cutwater.config import RestartConfig
 from cutwater.errors import InvariantError
-from cutwater.protocol import job_messages as j
-from cutwater.protocol.job import JobMachine
-from cutwater.protocol.restart import RestartDecider
+from cutwater.protocol.job import messages as j
+from cutwater.protocol.job.machine import JobMachine
+from cutwater.protocol.job.restart import RestartDecider
 
 SUBTASKS = frozenset({(0, 0), (0, 1)})
 

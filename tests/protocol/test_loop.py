@@ -7,8 +7,10 @@ from collections import Counter
 
 import pytest
 
-from cutwater.protocol.call_size import MIN_ROWS
-from cutwater.protocol.loop import (
+from cutwater.protocol.messages import AbortNotice, BarrierTaken, Trigger
+from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.protocol.subtask.call_size import MIN_ROWS
+from cutwater.protocol.subtask.loop import (
     OUTSIDE_EVERY,
     FireTimers,
     Head,
@@ -20,9 +22,7 @@ from cutwater.protocol.loop import (
     TakeControl,
     TakeRows,
 )
-from cutwater.protocol.messages import AbortNotice, BarrierTaken, Trigger
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.protocol.subtask import SubtaskMachine
+from cutwater.protocol.subtask.machine import SubtaskMachine
 
 E, R, C, U = Head.EMPTY, Head.ROWS, Head.CONTROL, Head.URGENT
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutwater.errors import InvariantError
-from cutwater.protocol.loop import Follow, Head, Idle, SubtaskLoop, TakeControl, TakeRows
-from cutwater.protocol.order_log import CONTROL, OrderLog, Run, Verdict
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.protocol.subtask import SubtaskMachine
+from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.protocol.replay.determinants import CONTROL, OrderLog, Run, Verdict
+from cutwater.protocol.subtask.loop import Follow, Head, Idle, SubtaskLoop, TakeControl, TakeRows
+from cutwater.protocol.subtask.machine import SubtaskMachine
 
 runs = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4)), max_size=12)
 

@@ -12,12 +12,13 @@ from cut_world import Violation, World
 
 from cutwater.errors import InvariantError
 from cutwater.protocol import messages as m
-from cutwater.protocol.coordinator import CheckpointCoordinator
-from cutwater.protocol.loops import LoopMonitor, LoopReported
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.protocol.stages import StageStep
-from cutwater.protocol.subtask import SubtaskMachine
-from cutwater.protocol.watermarks import WatermarkMerger
+from cutwater.protocol.checkpoint import messages as cm
+from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
+from cutwater.protocol.checkpoint.loops import LoopMonitor, LoopReported
+from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.protocol.subtask.machine import SubtaskMachine
+from cutwater.protocol.subtask.stages import StageStep
+from cutwater.protocol.subtask.watermarks import WatermarkMerger
 
 
 def rewriting(change: Callable[[list[m.Effect]], Iterable[m.Effect]]) -> type[SubtaskMachine]:
@@ -214,7 +215,7 @@ class TellsBeforePublishing(CheckpointCoordinator):
         before = len(self._effects)
         super()._publish_next()
         for effect in self._effects[before:]:
-            self._effects.append(m.NotifyComplete(effect.checkpoint_id, effect.kind, True))
+            self._effects.append(cm.NotifyComplete(effect.checkpoint_id, effect.kind, True))
 
 
 def broadcast_first(effects):

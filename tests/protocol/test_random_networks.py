@@ -9,8 +9,8 @@ import pytest
 
 from cutwater.errors import InvariantError
 from cutwater.protocol import messages as m
-from cutwater.protocol.rows import NETWORK, PROTOCOLS
-from cutwater.protocol.subtask import SubtaskMachine
+from cutwater.protocol.protocols import NETWORK, PROTOCOLS
+from cutwater.protocol.subtask.machine import SubtaskMachine
 
 SNAPSHOTS = 4
 

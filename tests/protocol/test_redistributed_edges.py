@@ -7,8 +7,8 @@ import random
 import pytest
 
 from cutwater.errors import InvariantError
-from cutwater.protocol.redistribution import OldChannel, RedistributedEdge
-from cutwater.protocol.watermarks import InputTime
+from cutwater.protocol.job.redistribution import OldChannel, RedistributedEdge
+from cutwater.protocol.subtask.watermarks import InputTime
 
 MAX = 2**63 - 1
 

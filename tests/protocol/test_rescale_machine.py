@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 
 from cutwater.config import RestartConfig
-from cutwater.protocol import job_messages as j
-from cutwater.protocol import rescale as r
-from cutwater.protocol.job import JobMachine
-from cutwater.protocol.restart import RestartDecider
+from cutwater.protocol.job import messages as j
+from cutwater.protocol.job import rescale as r
+from cutwater.protocol.job.machine import JobMachine
+from cutwater.protocol.job.restart import RestartDecider
 
 
 class Cluster:

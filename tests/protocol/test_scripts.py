@@ -20,10 +20,10 @@ import pytest
 from cutwater.config import JobConfig
 from cutwater.errors import InvariantError
 from cutwater.protocol import messages
-from cutwater.protocol.coordinator import CheckpointCoordinator
+from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
+from cutwater.protocol.protocols import NETWORK, PROTOCOLS
 from cutwater.protocol.reasons import CheckpointKind, FailureReason
-from cutwater.protocol.rows import NETWORK, PROTOCOLS
-from cutwater.protocol.subtask import SubtaskMachine
+from cutwater.protocol.subtask.machine import SubtaskMachine
 
 ROWS = PROTOCOLS | {"network": NETWORK}
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))

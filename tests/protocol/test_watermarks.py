@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import InvariantError
-from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
-from cutwater.protocol.watermarks import InputTime, WatermarkMerger, merged_time
+from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger, merged_time
 
 
 def updated(inputs, *updates):

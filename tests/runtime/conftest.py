@@ -10,8 +10,8 @@ import pytest
 from fake_host import FakeHost, FakeSpark, context
 
 import cutwater as cw
-from cutwater.runtime import job as job_module
-from cutwater.runtime.job import Job
+from cutwater.api.jobs import job as job_module
+from cutwater.api.jobs.job import Job
 
 
 @pytest.fixture(autouse=True, scope="session")

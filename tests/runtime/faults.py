@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cutwater.protocol.handshake import Peer
+from cutwater.protocol.wire.handshake import Peer
 
 __all__ = [
     "after_sending",
@@ -64,7 +64,7 @@ def _around_taking(
     kind: type, marker: Path, times: int, where: Callable[[Any], bool], *, before: bool
 ) -> Callable[[Any], None]:
     def prepare(args: Any) -> None:
-        from cutwater.runtime.worker import Worker
+        from cutwater.runtime.worker.worker import Worker
 
         take = Worker._take
 
@@ -87,7 +87,7 @@ def after_sending(
     """The worker dies when such a message of its own is on the way to the coordinator."""
 
     def prepare(args: Any) -> None:
-        from cutwater.runtime.control_server import ControlLink
+        from cutwater.runtime.control.links import ControlLink
 
         send = ControlLink.send
 
@@ -123,7 +123,7 @@ def cut_connections(marker: Path, *, silent: bool) -> Callable[[Any], None]:
                 end.shutdown(socket.SHUT_RDWR)
 
     def prepare(args: Any) -> None:
-        from cutwater.runtime import connections
+        from cutwater.runtime.channels import data_server as connections
 
         really = connections.dial
 
@@ -144,7 +144,7 @@ def failing_writes(count: int, marker: Path, *, slots: tuple[int, ...] = (0,)) -
     """The first ``count`` snapshots of these slots cannot be written: no space left."""
 
     def prepare(args: Any) -> None:
-        from cutwater.storage.snapshot import SnapshotWriter
+        from cutwater.storage.snapshot.segment_files import SnapshotWriter
 
         close = SnapshotWriter.close
 
@@ -164,7 +164,7 @@ def failing_states(step: str) -> Callable[[Any], None]:
     def prepare(args: Any) -> None:
         import pyarrow as pa
 
-        from cutwater.storage.snapshot import SnapshotWriter
+        from cutwater.storage.snapshot.segment_files import SnapshotWriter
 
         add = SnapshotWriter.add
 
@@ -180,9 +180,9 @@ def failing_states(step: str) -> Callable[[Any], None]:
 
 def reporting_at_the_end(args: Any) -> None:
     """Counters go to the driver at the end only, and worker 1 hears of the end after worker 0 has left."""
-    from cutwater.runtime import control as c
-    from cutwater.runtime import worker
-    from cutwater.runtime.peers import PeerLost
+    from cutwater.runtime.control import messages as c
+    from cutwater.runtime.worker import worker
+    from cutwater.runtime.worker.peers import PeerLost
 
     worker._REPORT_S = 3_600.0
     left, post = threading.Event(), worker.Worker.post
@@ -202,8 +202,8 @@ def reporting_at_the_end(args: Any) -> None:
 
 def barriers_before_rows(args: Any) -> None:
     """A planted bug: a barrier is sent before the rows that wait in the builder, which lie before it."""
-    from cutwater.runtime.net_items import Barrier
-    from cutwater.runtime.net_output import OutputChannel
+    from cutwater.runtime.channels.items import Barrier
+    from cutwater.runtime.channels.output import OutputChannel
 
     def early(self: OutputChannel, id: int, final: bool, overtake: bool, probe: bool, savepoint: bool) -> Any:
         self._enqueue(Barrier(id, final, overtake, probe=probe, savepoint=savepoint))
@@ -214,7 +214,7 @@ def barriers_before_rows(args: Any) -> None:
 
 def forgetful(args: Any) -> None:
     """Planted: a replacement asks nobody for the order, and everything else is as it should be."""
-    from cutwater.runtime.order_news import OrderNews
+    from cutwater.runtime.control.determinant_news import OrderNews
 
     begin = OrderNews.begin
     OrderNews.begin = lambda self, own, id: dict.fromkeys(begin(self, own, id), b"")  # type: ignore[method-assign]
@@ -222,7 +222,7 @@ def forgetful(args: Any) -> None:
 
 def forgetting_the_log(args: Any) -> None:
     """A planted bug: what was recorded of the channels is not written."""
-    from cutwater.runtime.channel_state import ChannelLogs
+    from cutwater.runtime.channels.log import ChannelLogs
 
     def nothing(self: ChannelLogs, checkpoint_id: int) -> Any:
         self._kept.pop(checkpoint_id, None)
@@ -235,7 +235,7 @@ def sending_before_writing(marker: Path) -> Callable[[Any], None]:
     """A worker dies when rows have left it and the line of the trace that tells of them is not written."""
 
     def prepare(args: Any) -> None:
-        from cutwater.runtime.tracing import SubtaskTrace
+        from cutwater.runtime.worker.tracing import SubtaskTrace
 
         written = SubtaskTrace.moved
 
@@ -253,8 +253,8 @@ def sending_before_writing(marker: Path) -> Callable[[Any], None]:
 
 def markers_first(args: Any) -> None:
     """A planted bug: a marker between workers goes ahead of the messages of the same round (CL1)."""
-    from cutwater.network.messages import Marker
-    from cutwater.runtime.network_attempt import NetworkAttempt
+    from cutwater.process_networks.attempt import NetworkAttempt
+    from cutwater.process_networks.messages import Marker
 
     send = NetworkAttempt._send
 

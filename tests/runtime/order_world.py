@@ -18,24 +18,24 @@ from typing import Any, cast
 import cutwater as cw
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Source
-from cutwater.dataflow.graph import Channel
-from cutwater.dataflow.plan import make_plan, step_records
-from cutwater.dataflow.records import edge_records
-from cutwater.dataflow.upgrade import Upgrade
-from cutwater.protocol.handshake import Peer
-from cutwater.protocol.regions import Division
-from cutwater.runtime import control as c
-from cutwater.runtime.attempt import Attempt
-from cutwater.runtime.channels import Rows
-from cutwater.runtime.connections import Connection
-from cutwater.runtime.enumerator import Enumerator
-from cutwater.runtime.peers import ConnectedAttempt, Posted
-from cutwater.runtime.regions import subtasks_of
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.manifest import Manifest
-from cutwater.storage.publish import publish
-from cutwater.storage.reading import load_snapshot
+from cutwater.plan.graph import Channel
+from cutwater.plan.planner import make_plan, step_records
+from cutwater.plan.records import edge_records
+from cutwater.plan.regions import subtasks_of
+from cutwater.plan.upgrade import Upgrade
+from cutwater.protocol.job.regions import Division
+from cutwater.protocol.wire.handshake import Peer
+from cutwater.runtime.channels.data_server import Connection
+from cutwater.runtime.channels.items import Rows
+from cutwater.runtime.control import messages as c
+from cutwater.runtime.driver.enumerator import Enumerator
+from cutwater.runtime.worker.attempt import Attempt
+from cutwater.runtime.worker.peers import ConnectedAttempt, Posted
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.reading.any_snapshot import load_snapshot
+from cutwater.storage.snapshot.manifest import Manifest
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.store.local import LocalStore
 
 __all__ = ["Generation", "Hub", "Lines", "Numbered", "differences"]
 

@@ -14,7 +14,7 @@ preload()
 
 def work(pickled: bytes) -> None:
     """Be a worker."""
-    from cutwater.runtime.worker import run_worker
+    from cutwater.runtime.worker.worker import run_worker
 
     prepare, args, crash_log = cloudpickle.loads(pickled)
     if crash_log is not None:

@@ -16,15 +16,15 @@ import polars as pl
 from fake_host import FakeSpark
 
 import cutwater as cw
+from cutwater.api.jobs.job import Job
+from cutwater.api.streams.stream import Stream
 from cutwater.connectors.base import Json, SourceContext, Split, SplitReader
 from cutwater.connectors.generate import RateSource
-from cutwater.dataflow.stream import Stream
-from cutwater.runtime.job import Job
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.manifest import Entry
-from cutwater.storage.shared import older_entries
-from cutwater.storage.snapshot import load_manifest
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.snapshot.manifest import Entry
+from cutwater.storage.snapshot.segment_files import load_manifest
+from cutwater.storage.snapshot.shared_files import older_entries
+from cutwater.storage.store.local import LocalStore
 
 __all__ = [
     "Gated",

@@ -16,8 +16,8 @@ from fake_host import FakeSpark
 from runtime_world import assert_ids, gated, open_gate, query, wait_until
 
 import cutwater as cw
+from cutwater.api.jobs.job import Job
 from cutwater.config import RecoveryName
-from cutwater.runtime.job import Job
 
 __all__ = [
     "ROWS",

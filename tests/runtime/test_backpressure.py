@@ -14,13 +14,13 @@ from fake_host import FakeSpark
 from runtime_world import assert_running_counts, kill_some, open_gate, wait_until
 
 import cutwater as cw
+from cutwater.api.jobs.job import Job
 from cutwater.connectors.generate import RateSource
-from cutwater.runtime.job import Job
-from cutwater.storage.channel_log import CHANNEL_KIND
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.manifest import Manifest
-from cutwater.storage.snapshot import load_manifest
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
+from cutwater.storage.snapshot.manifest import Manifest
+from cutwater.storage.snapshot.segment_files import load_manifest
+from cutwater.storage.store.local import LocalStore
 
 MS_PER_ROW = 1.0
 

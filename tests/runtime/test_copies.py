@@ -15,11 +15,11 @@ from fake_host import FakeSpark
 from runtime_world import assert_running_counts, counting, gated, open_gate, wait_until
 
 import cutwater as cw
+from cutwater.api.jobs.job import Job
 from cutwater.errors import JobFailedError, StorageError
-from cutwater.runtime.job import Job
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.snapshot import load_manifest
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.snapshot.segment_files import load_manifest
+from cutwater.storage.store.local import LocalStore
 
 ROWS, KEYS = 20_000, 997
 StartJob = Callable[..., Job]
@@ -154,7 +154,7 @@ def spoil_copies(folder: Path) -> Callable[[Any], None]:
     watch = watch_storage(folder)
 
     def prepare(args: Any) -> None:
-        from cutwater.storage.copies import MemoryShelf
+        from cutwater.storage.snapshot.copies import MemoryShelf
 
         watch(args)
         read = MemoryShelf.read

@@ -24,12 +24,12 @@ from runtime_world import (
 )
 
 import cutwater as cw
+from cutwater.api.jobs import job as job_module
 from cutwater.errors import CorruptSnapshotError, CutwaterError, FencedError
-from cutwater.runtime import job as job_module
-from cutwater.runtime.publisher import Publisher
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.manifest import Manifest
+from cutwater.runtime.driver.publisher import Publisher
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.snapshot.manifest import Manifest
+from cutwater.storage.store.local import LocalStore
 
 ROWS = 12_000
 

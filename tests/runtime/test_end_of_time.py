@@ -10,7 +10,7 @@ from fake_host import FakeSpark
 from runtime_world import kill_some, open_gate, wait_until
 from timed_world import KINDS, ROWS, found, timed, wanted
 
-from cutwater.runtime.job import Job
+from cutwater.api.jobs.job import Job
 
 UNALIGNED = {"protocol": "unaligned", "aligned_timeout": "0ms", "channel_frames": 1}
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -26,13 +26,13 @@ from runtime_world import (
 )
 
 import cutwater as cw
-from cutwater.connectors.part_commit import PartCommitter
-from cutwater.runtime import job as job_module
-from cutwater.runtime.job import Job
-from cutwater.runtime.sinks import Sinks
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.snapshot import load_manifest
+from cutwater.api.jobs import job as job_module
+from cutwater.api.jobs.job import Job
+from cutwater.connectors.files.part_commit import PartCommitter
+from cutwater.runtime.driver.sinks import Sinks
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.snapshot.segment_files import load_manifest
+from cutwater.storage.store.local import LocalStore
 
 ROWS = 12_000
 EACH, ACROSS = 1, 12
@@ -143,7 +143,7 @@ def test_after_going_back_what_came_later_cannot_be_restored(
     start, tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr("cutwater.storage.publish.ATTACHED_BYTES", 0)
+        monkeypatch.setattr("cutwater.storage.snapshot.publish.ATTACHED_BYTES", 0)
     job = stopped(start, tmp_path, EACH)
     old, new = number(retained(tmp_path)[0]), number(retained(tmp_path)[-1])
     stopped(start, tmp_path, EACH, more=1, restore=f"{job.checkpoint_dir}@{old}")

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 import cutwater as cw
-from cutwater.runtime import job as job_module
-from cutwater.runtime.spark_host import SparkHost
+from cutwater.api.jobs import job as job_module
+from cutwater.runtime.hosts.spark import SparkHost
 
 ADVICE = (
     "give another job name (name=, --name) or checkpoint directory (checkpoint=, --checkpoint); "

@@ -14,15 +14,15 @@ from fake_host import FakeHost, FakeSpark, adopt, context, server_address
 from runtime_world import assert_running_counts, gated, open_gate, query, wait_until
 
 import cutwater as cw
-from cutwater.dataflow.plan import make_plan
+from cutwater.api.jobs import job as job_module
+from cutwater.api.jobs import promotion
+from cutwater.api.jobs.job import Job
 from cutwater.errors import BuildError, ConfigError, CutwaterError
-from cutwater.runtime import job as job_module
-from cutwater.runtime import promotion
-from cutwater.runtime.fork_log import ForkLog
-from cutwater.runtime.job import Job
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog, LogState
-from cutwater.storage.reading import open_snapshot
+from cutwater.plan.planner import make_plan
+from cutwater.runtime.cutover.log import ForkLog
+from cutwater.storage.log.job_log import JobLog, LogState
+from cutwater.storage.reading.any_snapshot import open_snapshot
+from cutwater.storage.store.local import LocalStore
 
 ROWS, KEYS, STRIPE, SPLITS = 8_000, 20, 64, 4
 

@@ -14,7 +14,7 @@ from fake_host import FakeSpark
 from runtime_world import wait_until
 
 import cutwater as cw
-from cutwater.runtime.job import Job
+from cutwater.api.jobs.job import Job
 
 FILES, ROWS_PER_FILE, START = 12, 250, 1_600_000_000
 

@@ -15,7 +15,7 @@ from runtime_world import Gated, assert_ids, gated, open_gate, query
 
 import cutwater as cw
 from cutwater.connectors.base import Committer, Json, PreCommit, SinkContext, SinkWriter, SourceContext, Split
-from cutwater.connectors.file_sink import FileSink
+from cutwater.connectors.files.sink import FileSink
 from cutwater.errors import CutwaterError
 
 ROWS = 4_000

@@ -11,9 +11,9 @@ from runtime_world import assert_running_counts, counting, gated, open_gate, wai
 
 import cutwater as cw
 from cutwater.errors import CutwaterError, FencedError, StorageError
-from cutwater.runtime.publisher import Publisher
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobEnded, JobLog
+from cutwater.runtime.driver.publisher import Publisher
+from cutwater.storage.log.job_log import JobEnded, JobLog
+from cutwater.storage.store.local import LocalStore
 from cutwater.ui.listing import driver_runs, job_infos
 
 ROWS = 3_000

@@ -15,8 +15,8 @@ from fake_host import FakeSpark
 from runtime_world import assert_running_counts, counting, gated, kill_some, open_gate
 
 import cutwater as cw
-from cutwater.operators.running import RunningAggregate
-from cutwater.runtime.status_board import StatusBoard
+from cutwater.operators.aggregate.running_operator import RunningAggregate
+from cutwater.runtime.status.board import StatusBoard
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])

@@ -9,9 +9,9 @@ import pytest
 from runtime_world import wait_until
 
 import cutwater as cw
+from cutwater.api.jobs.job import Job
+from cutwater.api.streams.keyed_results import WindowedResult
 from cutwater.connectors.memory import PAUSE
-from cutwater.dataflow.keyed_results import WindowedResult
-from cutwater.runtime.job import Job
 
 NOON = datetime(2024, 1, 1, 12)
 SCHEMA = "k long, t timestamp"

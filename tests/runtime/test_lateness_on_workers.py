@@ -13,7 +13,7 @@ import pytest
 from runtime_world import wait_until
 
 import cutwater as cw
-from cutwater.runtime.job import Job
+from cutwater.api.jobs.job import Job
 
 BOUND_S = 10
 ROWS = 1_200

@@ -13,7 +13,7 @@ from loop_world import TURNS
 from runtime_world import gated, kill_some, open_gate
 
 import cutwater as cw
-from cutwater.dataflow.stream import Stream
+from cutwater.api.streams.stream import Stream
 
 ROWS, RATE = 12_000, 40_000
 WINDOW_MS = 20

@@ -15,9 +15,10 @@ from faults import happens
 from runtime_world import assert_running_counts, counting, gated, open_gate, wait_until
 
 import cutwater as cw
-from cutwater.protocol import waiting
-from cutwater.runtime import job as job_module
-from cutwater.runtime.job import Job
+from cutwater.api.jobs import job as job_module
+from cutwater.api.jobs.job import Job
+from cutwater.protocol.job import waiting
+from cutwater.runtime import settings
 
 ROWS = 12_000
 
@@ -123,7 +124,7 @@ def test_a_process_that_never_comes_is_started_anew(start, fake_spark: FakeSpark
 def test_processes_that_never_come_again_and_again_end_the_job_with_the_truth(
     start, fake_spark: FakeSpark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutwater.runtime.group._RELAUNCH_LIMIT", 1)
+    monkeypatch.setattr("cutwater.runtime.driver.group._RELAUNCH_LIMIT", 1)
     fake_spark.prepare = lambda args: time.sleep(3_600)
     job = start(counting("never", gated(tmp_path, ROWS), tmp_path / "out"), boot_timeout="500ms", parallelism=1)
     with pytest.raises(cw.CutwaterError, match=r"worker of slot 0 does not start: it had a core on host here for 0 s"):
@@ -189,14 +190,14 @@ def test_on_a_cluster_a_job_goes_on_with_the_cores_that_are_left(start, fake_spa
 def test_the_scheduler_is_adaptive_unless_the_master_is_local(
     master: str, settings: dict[str, Any], scheduler: str
 ) -> None:
-    assert job_module.make_config(settings).on_master(job_module.is_local(master)).scheduler == scheduler
+    assert settings.make_config(settings).on_master(job_module.is_local(master)).scheduler == scheduler
 
 
 @pytest.mark.parametrize("name", ["group_deadline", "group_deadline_ms"])
 def test_the_old_name_of_a_setting_counts_and_says_what_to_write_instead(name: str) -> None:
     now = name.replace("group_deadline", "resource_timeout")
     with pytest.warns(FutureWarning, match=f"'{name}' is called '{now}'"):
-        config = job_module.make_config({name: 10_000 if name.endswith("_ms") else "10s"})
+        config = settings.make_config({name: 10_000 if name.endswith("_ms") else "10s"})
     assert config.resource_timeout_ms == 10_000
     with pytest.raises(cw.ConfigError, match="given twice"), pytest.warns(FutureWarning):
-        job_module.make_config({name: 10_000, now: 10_000})
+        settings.make_config({name: 10_000, now: 10_000})

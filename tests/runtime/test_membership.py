@@ -24,10 +24,10 @@ from runtime_world import (
 )
 
 from cutwater.errors import CutwaterError, JobFailedError, ResourceError, StorageError, WireError
-from cutwater.protocol.handshake import ClientHandshake, Peer
-from cutwater.runtime import control as c
-from cutwater.runtime import group
-from cutwater.runtime.auth import new_secret, shake
+from cutwater.protocol.wire.handshake import ClientHandshake, Peer
+from cutwater.runtime.control import messages as c
+from cutwater.runtime.driver import group
+from cutwater.runtime.transport.secret import new_secret, shake
 
 ROWS = 12_000
 
@@ -148,7 +148,7 @@ def test_a_checkpoint_that_times_out_is_aborted_and_the_job_goes_on(
     start, fake_spark: FakeSpark, tmp_path: Path
 ) -> None:
     def prepare(args: Any) -> None:
-        from cutwater.storage.snapshot import SnapshotWriter
+        from cutwater.storage.snapshot.segment_files import SnapshotWriter
 
         close = SnapshotWriter.close
 

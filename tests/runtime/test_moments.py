@@ -14,7 +14,7 @@ from fake_host import FakeSpark
 from faults import after_sending, after_taking, before_taking, cut_connections, failing_writes
 from runtime_world import assert_running_counts, counting, gated, kill_some, open_gate, wait_until
 
-from cutwater.runtime import control as c
+from cutwater.runtime.control import messages as c
 
 ROWS = 12_000
 

@@ -15,9 +15,9 @@ from fake_host import FakeHost, FakeSpark
 from runtime_world import wait_until
 
 from cutwater.errors import ConfigError, CutwaterError, IncompleteSnapshotError, UserCodeError
-from cutwater.network import GlobalSnapshot, Network, Process, conserved, holds
-from cutwater.runtime import network_job
-from cutwater.runtime.network_job import NetworkJob
+from cutwater.process_networks import GlobalSnapshot, Network, Process, conserved, holds
+from cutwater.process_networks import job as network_job
+from cutwater.process_networks.job import NetworkJob
 from cutwater.trace.checker import check
 from cutwater.trace.parts import read_run
 from cutwater.trace.result import Kind

@@ -13,7 +13,7 @@ from runtime_world import assert_ids, gated, query, wait_until
 from scope_world import StartJob, end, kill
 
 import cutwater as cw
-from cutwater.runtime.job import Job
+from cutwater.api.jobs.job import Job
 
 ROWS = 4_000
 

@@ -14,7 +14,7 @@ from fake_host import FakeSpark
 from runtime_world import assert_ids, assert_running_counts, gated, open_gate, wait_until
 
 import cutwater as cw
-from cutwater.runtime.job import Job
+from cutwater.api.jobs.job import Job
 
 ROWS = 20_000
 StartJob = Callable[..., Job]

@@ -14,7 +14,7 @@ from fake_host import Cores
 from runtime_world import assert_ids, assert_running_counts, counting, gated, open_gate, wait_until
 
 import cutwater as cw
-from cutwater.runtime.coordinator import Coordinator
+from cutwater.runtime.driver.coordinator import Coordinator
 
 ROWS = 24_000
 

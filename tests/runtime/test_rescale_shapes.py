@@ -14,8 +14,8 @@ from loop_world import assert_circulated, circulating, counted_loop, nested
 from runtime_world import Gated, assert_ids, assert_running_counts, counting, gated, open_gate, query, wait_until
 
 import cutwater as cw
+from cutwater.api.jobs.job import Job
 from cutwater.connectors.base import Json, SourceContext, Split, SplitReader
-from cutwater.runtime.job import Job
 
 ROWS, RULES, KEYS = 6_000, 40, 31
 PROTOCOLS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ import pytest
 from runtime_world import counting, gated, open_gate, query, wait_until
 
 import cutwater as cw
-from cutwater.runtime.job import Job
+from cutwater.api.jobs.job import Job
 
 ROWS, KEYS = 8_000, 20
 

@@ -12,9 +12,9 @@ from fake_host import FakeSpark
 from runtime_world import counting, gated, open_gate, wait_until
 
 import cutwater as cw
-from cutwater.runtime.requests import send
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
+from cutwater.runtime.driver.requests import send
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.store.local import LocalStore
 
 
 @pytest.mark.parametrize(("kind", "ends"), [("cancel", "cancelled"), ("stop", "stopped")])

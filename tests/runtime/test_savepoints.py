@@ -13,12 +13,12 @@ from fake_host import FakeSpark
 from runtime_world import assert_running_counts, counting, gated, open_gate, query, wait_until
 
 import cutwater as cw
-from cutwater.runtime.job import Job
-from cutwater.runtime.savepoints import SavepointRequest
-from cutwater.storage.channel_log import CHANNEL_KIND
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.reading import open_snapshot
+from cutwater.api.jobs.job import Job
+from cutwater.runtime.driver.savepoints import SavepointRequest
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.reading.any_snapshot import open_snapshot
+from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
+from cutwater.storage.store.local import LocalStore
 
 ROWS, KEYS = 8_000, 20
 

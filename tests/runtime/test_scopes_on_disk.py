@@ -18,7 +18,7 @@ from runtime_world import assert_ids, gated, query
 from scope_world import UNITS, after_checkpoints, assert_numbered, end, kill, ride_out
 
 import cutwater as cw
-from cutwater.runtime.job import Job
+from cutwater.api.jobs.job import Job
 
 pytest.importorskip("rocksdict")
 

@@ -12,15 +12,15 @@ from fake_host import FakeSpark
 from runtime_world import assert_running_counts, counting, gated, open_gate, query, wait_until
 
 import cutwater as cw
+from cutwater.api.jobs.job import Job
 from cutwater.errors import StorageError
-from cutwater.runtime.job import Job
-from cutwater.runtime.requests import send
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.manifest import Manifest
-from cutwater.storage.reading import open_snapshot
-from cutwater.storage.seal import Seal, is_sealed
-from cutwater.storage.snapshot import load_manifest
+from cutwater.runtime.driver.requests import send
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.reading.any_snapshot import open_snapshot
+from cutwater.storage.snapshot.manifest import Manifest
+from cutwater.storage.snapshot.segment_files import load_manifest
+from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.seal import Seal, is_sealed
 
 ROWS, KEYS = 8_000, 20
 KEY, NEW_KEY = b"5f1d7a84db00d2fce4aa18d3", b"c0ffee84db00d2fce4aa9999"

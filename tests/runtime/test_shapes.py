@@ -13,9 +13,9 @@ from fake_host import FakeSpark
 from runtime_world import assert_ids, assert_running_counts, counting, gated, kill_some, open_gate, query
 
 import cutwater as cw
+from cutwater.api.jobs.job import Job
+from cutwater.api.streams.stream import Stream
 from cutwater.connectors.memory import KILL, PAUSE
-from cutwater.dataflow.stream import Stream
-from cutwater.runtime.job import Job
 
 ROWS = 16_000
 RATE = 40_000

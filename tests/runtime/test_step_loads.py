@@ -11,9 +11,9 @@ import pytest
 from runtime_world import wait_until
 
 import cutwater as cw
+from cutwater.api.jobs.job import Job
 from cutwater.connectors.generate import RateSource
-from cutwater.runtime.job import Job
-from cutwater.runtime.status import StepStatus
+from cutwater.runtime.status.status import StepStatus
 
 FIXED_S = 0.03
 ROWS = 50_000_000

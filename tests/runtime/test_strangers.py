@@ -15,7 +15,7 @@ from fake_host import FakeSpark
 from flood import flood
 from runtime_world import assert_running_counts, counting, gated, open_gate, wait_until
 
-from cutwater.runtime.job import Job
+from cutwater.api.jobs.job import Job
 
 ROWS = 12_000
 

@@ -64,7 +64,7 @@ def test_r4_who_survived_goes_on_while_nobody_is_there_for_the_lost_one(
 
 def never_there(args: Any) -> None:
     """Planted: a replacement does not see the end of what it has to do once more."""
-    from cutwater.runtime.attempt import Attempt
+    from cutwater.runtime.worker.attempt import Attempt
 
     Attempt.following = property(lambda self: True)  # type: ignore[method-assign, assignment]
 

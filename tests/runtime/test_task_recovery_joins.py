@@ -14,7 +14,7 @@ from runtime_world import gated, query
 from scope_world import UNITS, assert_numbered, ride_out
 
 import cutwater as cw
-from cutwater.runtime.job import Job
+from cutwater.api.jobs.job import Job
 
 StartJob = Callable[..., Job]
 ROWS = 30_000

@@ -15,10 +15,10 @@ from runtime_world import gated
 from scope_world import ride_out
 
 import cutwater as cw
+from cutwater.api.jobs.job import Job
 from cutwater.connectors.generate import RateSource
-from cutwater.runtime import control as c
-from cutwater.runtime.job import Job
-from cutwater.runtime.order_news import OrderNews
+from cutwater.runtime.control import messages as c
+from cutwater.runtime.control.determinant_news import OrderNews
 
 StartJob = Callable[..., Job]
 ROWS = 12_000

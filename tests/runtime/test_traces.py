@@ -127,10 +127,10 @@ def test_without_trace_dir_the_module_is_not_even_loaded(
     start, fake_spark: FakeSpark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unloadable(args: Any) -> None:
-        sys.modules["cutwater.runtime.tracing"] = None  # type: ignore[assignment]
+        sys.modules["cutwater.runtime.worker.tracing"] = None  # type: ignore[assignment]
 
     fake_spark.prepare = unloadable
-    monkeypatch.setitem(sys.modules, "cutwater.runtime.tracing", None)
+    monkeypatch.setitem(sys.modules, "cutwater.runtime.worker.tracing", None)
     job = start(counting("plain", gated(tmp_path, ROWS), tmp_path / "out"))
     open_gate(tmp_path)
     assert job.await_termination(40)

@@ -14,7 +14,7 @@ from runtime_world import assert_running_counts, gated, query
 from scope_world import StartJob, after_checkpoints, end, kill
 
 import cutwater as cw
-from cutwater.dataflow.stream import Stream
+from cutwater.api.streams.stream import Stream
 
 ROWS = 6_000
 LAST = 2

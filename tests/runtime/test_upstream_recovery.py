@@ -21,7 +21,7 @@ from scope_world import (
     weather,
 )
 
-from cutwater.runtime.job import Job
+from cutwater.api.jobs.job import Job
 
 HELD = ROWS * 9 // 10 // 64 * 64
 """So many rows come before the gate."""
@@ -69,7 +69,7 @@ def failing_reader(folder: Path) -> Callable[[Any], None]:
 
     def prepare(args: Any) -> None:
         from cutwater.connectors.generate import RateSource
-        from cutwater.runtime.source_runner import SourceRunner
+        from cutwater.runtime.worker.source_runner import SourceRunner
 
         read = SourceRunner.read
 

@@ -15,7 +15,7 @@ from faults import failing_states, happens
 from runtime_world import assert_ids, assert_running_counts, counting, gated, open_gate, query, wait_until
 
 import cutwater as cw
-from cutwater.dataflow.stream import Stream
+from cutwater.api.streams.stream import Stream
 from cutwater.errors import DataError, InvariantError, StorageError, UserCodeError
 
 

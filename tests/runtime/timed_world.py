@@ -17,9 +17,9 @@ import polars as pl
 from runtime_world import Gated, gated
 
 import cutwater as cw
+from cutwater.api.streams.stream import Stream
 from cutwater.connectors.base import Json, SourceContext, Split, SplitReader
 from cutwater.connectors.generate import RateSource
-from cutwater.dataflow.stream import Stream
 
 __all__ = ["KINDS", "ROWS", "found", "timed", "wanted"]
 

@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from cutwater.errors import ConfigError
-from cutwater.sim.explore import Explored, explore_world
-from cutwater.sim.explore_actions import ActingState
-from cutwater.sim.explore_job import JobState
-from cutwater.sim.explore_world import Budget, JobWorld
-from cutwater.sim.explore_worlds import combinations, first_state
-from cutwater.sim.graphs import Graph, Step
-from cutwater.sim.planted import PLANTED, Plant
+from cutwater.sim.explorer.actions import ActingState
+from cutwater.sim.explorer.explore import Explored, explore_world
+from cutwater.sim.explorer.job import JobState
+from cutwater.sim.explorer.world import Budget, JobWorld
+from cutwater.sim.explorer.worlds import combinations, first_state
+from cutwater.sim.mutants.core import PLANTED, Plant
+from cutwater.sim.world.graphs import Graph, Step
 from cutwater.ui.cli import cli
 
 STATES_MIN, STATES_MIN_FULL = 10_000, 200_000

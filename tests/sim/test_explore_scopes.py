@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cutwater.protocol.regions import Division
-from cutwater.sim.explore import explore_world
-from cutwater.sim.explore_scopes import ScopedState
-from cutwater.sim.explore_world import Budget
+from cutwater.protocol.job.regions import Division
+from cutwater.sim.explorer.explore import explore_world
+from cutwater.sim.explorer.scopes import ScopedState
+from cutwater.sim.explorer.world import Budget
 
 REPLAY = Budget(requests=0, eager=True, prompt=True)
 AGAIN = REPLAY._replace(requests=1)

@@ -8,10 +8,10 @@ from functools import cache
 import msgspec
 import pytest
 
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.sim.dataflows import WORLDS
-from cutwater.sim.schedule import Fault, Recovery, Schedule, make_schedule
+from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.sim.simulate import play
+from cutwater.sim.world.dataflows import WORLDS
+from cutwater.sim.world.schedule import Fault, Recovery, Schedule, make_schedule
 
 WORLDS_OF_REGIONS = [name for name, graph in WORLDS.items() if len(graph.regions) > 1]
 

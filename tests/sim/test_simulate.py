@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from cutwater.protocol.rows import PROTOCOLS
+from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.sim.coverage import UNREACHABLE
-from cutwater.sim.dataflows import WORLDS
-from cutwater.sim.planted import PLANTED
-from cutwater.sim.record import digest as digest_of
-from cutwater.sim.schedule import FAULTS, REQUESTS, Fault, Schedule, make_schedule
+from cutwater.sim.mutants.core import PLANTED
 from cutwater.sim.simulate import Report, Simulation, play
+from cutwater.sim.world.dataflows import WORLDS
+from cutwater.sim.world.record import digest as digest_of
+from cutwater.sim.world.schedule import FAULTS, REQUESTS, Fault, Schedule, make_schedule
 from cutwater.ui.cli import cli
 
 SCHEDULES = 340

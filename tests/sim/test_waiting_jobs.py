@@ -7,11 +7,11 @@ from collections import Counter
 import msgspec
 import pytest
 
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.sim.record import to_trace
-from cutwater.sim.schedule import Fault, Schedule, make_schedule
+from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.sim.simulate import play
-from cutwater.sim.world import World
+from cutwater.sim.world.record import to_trace
+from cutwater.sim.world.schedule import Fault, Schedule, make_schedule
+from cutwater.sim.world.world import World
 from cutwater.trace.checker import check
 
 LOST_MS, BACK_MS = 60.0, 360.0

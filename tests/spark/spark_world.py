@@ -16,10 +16,10 @@ import psutil
 from pyspark import cloudpickle
 
 import cutwater as cw
+from cutwater.api.jobs.job import Job
 from cutwater.chaos.storm import recovery_ms
 from cutwater.connectors.base import Json, SourceContext, Split, SplitReader
 from cutwater.connectors.generate import RateSource
-from cutwater.runtime.job import Job
 
 __all__ = ["Killer", "assert_exact", "counting", "executor_of", "held", "lost_and_doubled", "release", "wait_until"]
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import cutwater.sim.gallery
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.sim.gallery import examples, pictures, wrong_cuts, wrong_loops
-from cutwater.sim.gallery.__main__ import PAGE, filled
-from cutwater.sim.gallery.stage import Stage
+import cutwater.sim.examples
+from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.sim.examples import examples, pictures, wrong_cuts, wrong_loops
+from cutwater.sim.examples.__main__ import PAGE, filled
+from cutwater.sim.examples.stage import Stage
 from cutwater.trace.checker import check
 from cutwater.trace.events import Cut, MarkerTaken, Step
 from cutwater.trace.messages import cut_lines
@@ -219,7 +219,7 @@ def test_what_is_wrong_is_found_and_void_of_no_run(name, tallies):
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
 def test_a_picture_of_the_documentation_is_current(name):
-    """Otherwise run ``python -m cutwater.sim.gallery docs/pictures``."""
+    """Otherwise run ``python -m cutwater.sim.examples docs/pictures``."""
     assert (DOCS / "pictures" / f"{name}.svg").read_text() == pictures.PICTURES[name]()
 
 
@@ -230,7 +230,7 @@ def test_there_is_no_picture_of_nothing():
 
 
 def test_the_measured_table_is_current(tallies):
-    """Otherwise run ``python -m cutwater.sim.gallery docs/pictures``."""
+    """Otherwise run ``python -m cutwater.sim.examples docs/pictures``."""
     page = (DOCS / PAGE).read_text()
     assert page == filled(page, pictures.measured(tallies))
     assert "<!-- measured -->" in page
@@ -245,7 +245,7 @@ def test_every_test_that_a_page_names_exists(page):
     assert sorted(named - defined) == []
 
 
-@pytest.mark.parametrize("name", [m.name for m in pkgutil.iter_modules(cutwater.sim.gallery.__path__)])
+@pytest.mark.parametrize("name", [m.name for m in pkgutil.iter_modules(cutwater.sim.examples.__path__)])
 def test_examples_in_docstrings_of_the_gallery(name):
     if name != "__main__":
-        assert doctest.testmod(importlib.import_module(f"cutwater.sim.gallery.{name}")).failed == 0
+        assert doctest.testmod(importlib.import_module(f"cutwater.sim.examples.{name}")).failed == 0

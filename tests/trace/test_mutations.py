@@ -11,8 +11,8 @@ import pytest
 from trace_rules import what_is_wrong
 from trace_world import run
 
-from cutwater.sim.record import to_trace
 from cutwater.sim.simulate import Simulation, play
+from cutwater.sim.world.record import to_trace
 from cutwater.trace.checker import check
 from cutwater.trace.events import Completed, Cut, Event, MarkerSent, MarkerTaken, Recorded, Span, Step, Trace
 from cutwater.trace.result import Kind

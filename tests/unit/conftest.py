@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutwater.state import capture
+from cutwater.state.table import capture
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from typing import Any, cast
 import polars as pl
 import pyarrow as pa
 
-from cutwater.operators.changes import OP
-from cutwater.snapshots.multisets import OF_ONE, OF_OTHER, PLACE, differing_rows, rows_of
+from cutwater.data.changes import OP
+from cutwater.state_reader.multisets import OF_ONE, OF_OTHER, PLACE, differing_rows, rows_of
 
 __all__ = ["Difference", "compare"]
 
@@ -45,7 +45,7 @@ def compare(
     """The first difference of two results; ``None`` if every row is in both equally often.
 
     Args:
-        updating: the rows are changes of a table (``operators.changes``): the tables that they lead to are compared.
+        updating: the rows are changes of a table (``data.changes``): the tables that they lead to are compared.
         digits: floating point numbers are rounded to so many significant digits, since their sums depend on the order.
         ignore: columns that do not count; of those that are there.
 

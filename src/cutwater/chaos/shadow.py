@@ -28,10 +28,10 @@ from cutwater.connectors.base import (
     SubtaskCommitter,
 )
 from cutwater.connectors.collect import CollectSink
-from cutwater.connectors.earliest import earliest_time
-from cutwater.dataflow.graph import LogicalGraph, Step
+from cutwater.connectors.files.earliest import earliest_time
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.runtime.shadows import shadow_of
+from cutwater.plan.graph import LogicalGraph, Step
+from cutwater.plan.shadows import shadow_of
 
 __all__ = ["HOOKS", "SLOW", "Orders", "Pace", "Shadow", "shadowed"]
 

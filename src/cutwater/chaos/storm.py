@@ -13,10 +13,10 @@ from random import Random
 
 import msgspec
 
+from cutwater.api.jobs.job import Job
 from cutwater.chaos.shadow import HOOKS, SLOW, Orders, Pace
 from cutwater.errors import ConfigError, CutwaterError
-from cutwater.runtime.job import Job
-from cutwater.runtime.status import WorkerStatus
+from cutwater.runtime.status.status import WorkerStatus
 
 __all__ = ["FAULTS", "RECOVERY_LIMIT_S", "Storm", "Strike", "recovery_ms"]
 

@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from cutwater.api.jobs.job import Job, start
 from cutwater.chaos.compare import Difference, compare
 from cutwater.chaos.shadow import Orders, Pace, shadowed
 from cutwater.chaos.storm import FAULTS, Storm, Strike
 from cutwater.config import JobConfig
-from cutwater.dataflow.checks import guarantee_of
-from cutwater.dataflow.graph import LogicalGraph
-from cutwater.dataflow.plan import make_plan
 from cutwater.errors import ConfigError
-from cutwater.runtime.job import Job, make_config, start
+from cutwater.plan.checks import guarantee_of
+from cutwater.plan.graph import LogicalGraph
+from cutwater.plan.planner import make_plan
+from cutwater.runtime.settings import make_config
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cutwater.dataflow.flow import Dataflow
+    from cutwater.api.flow import Dataflow
 
 __all__ = ["Report", "SinkReport", "Trial", "fault_trial"]
 

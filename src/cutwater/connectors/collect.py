@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cutwater.connectors.base import Json, SinkContext, SinkWriter, SubtaskCommitter
-from cutwater.connectors.file_sink import FileSink
-from cutwater.connectors.parquet_types import cast_batch, parquet_schema
-from cutwater.connectors.part_commit import is_visible
-from cutwater.connectors.staging_area import UNGUARDED, Guard
+from cutwater.connectors.files.parquet_types import cast_batch, parquet_schema
+from cutwater.connectors.files.part_commit import is_visible
+from cutwater.connectors.files.sink import FileSink
+from cutwater.connectors.staging.area import UNGUARDED, Guard
 from cutwater.errors import InvariantError, StorageError
 
 __all__ = ["CollectSink", "read_result"]

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from cutwater.connectors.base import Json, PreCommit, SinkContext
 from cutwater.connectors.discard import NothingToCommit
+from cutwater.data.rows import row_contents
 from cutwater.errors import ConfigError
-from cutwater.operators.rows import row_contents
 
 __all__ = ["CONSOLE_LOGGER", "ConsoleSink", "console", "show_rows"]
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
-from cutwater.decoding import prepare
+from cutwater.data.decoding import prepare
 from cutwater.errors import BuildError
 
 __all__ = ["DiscardSink", "DiscardState", "LatencyHistogram", "NothingToCommit", "discard"]

@@ -13,10 +13,10 @@ import msgspec
 import pyarrow as pa
 
 from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
-from cutwater.connectors.parquet_types import cast_batch, plain_schema
-from cutwater.connectors.staging import EndHandle, PieceCut, StagingLog, converted, open_piece
-from cutwater.connectors.staging_area import UNGUARDED, Guard, StagingArea, check_piece
-from cutwater.decoding import prepare
+from cutwater.connectors.files.parquet_types import cast_batch, plain_schema
+from cutwater.connectors.staging.area import UNGUARDED, Guard, StagingArea, check_piece
+from cutwater.connectors.staging.log import EndHandle, PieceCut, StagingLog, converted, open_piece
+from cutwater.data.decoding import prepare
 from cutwater.errors import BuildError, ConfigError, InvariantError, UserCodeError
 
 __all__ = ["EpochCommitter", "EpochHandle", "EpochWriter", "ForeachBatchSink"]

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from cutwater.connectors.base import BadRows, Json, SourceContext, Split, check_rate
+from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.schema_text import as_schema
 
 __all__ = ["GenerateFn", "RateSource", "generate", "rate"]
 

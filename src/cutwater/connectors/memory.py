@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from cutwater.connectors.base import BadRows, Json, SourceContext, Split, check_rate
-from cutwater.connectors.schema_match import SchemaOrigin, column_differences
+from cutwater.connectors.files.schema_match import SchemaOrigin, column_differences
+from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError, DataError, did_you_mean
-from cutwater.operators.schema_text import as_schema
 
 __all__ = ["BAD", "END", "FAIL", "KILL", "PAUSE", "Item", "MemorySource", "memory"]
 

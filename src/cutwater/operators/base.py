@@ -12,14 +12,10 @@ from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
+from cutwater.data.time import MIN_WATERMARK
 from cutwater.state.segments import EMPTY, Frozen, Segment
 
-__all__ = ["MAX_WATERMARK", "MIN_WATERMARK", "BaseOperator", "Context", "Operator", "OperatorSpec", "Outputs"]
-
-MIN_WATERMARK = -(2**63)
-"""No watermark yet."""
-MAX_WATERMARK = 2**63 - 1
-"""End of time: no more rows."""
+__all__ = ["BaseOperator", "Context", "Operator", "OperatorSpec", "Outputs"]
 
 Outputs: TypeAlias = list[tuple[int, pa.RecordBatch]]
 """Batches with the number of the output they go to (0 is the main output; side outputs count from 1)."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import pyarrow as pa
 import pyarrow.types as pt
 
-from cutwater.operators.state_ttl import stamped_type
+from cutwater.state.objects.ttl import stamped_type
 from cutwater.state.segments import Segment
 
 __all__ = [

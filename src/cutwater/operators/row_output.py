@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from cutwater.data.rows import Row, describe_row, loses_value, row_contents, shorten_value
+from cutwater.data.schema_differences import schema_differences
 from cutwater.errors import DataError, UserCodeError
 from cutwater.operators.base import Outputs
-from cutwater.operators.rows import Row, describe_row, loses_value, row_contents, shorten_value
-from cutwater.operators.union import schema_differences
 
 __all__ = ["MAX_OUTPUT_ROWS", "RowBuilder", "conform_batch", "function_name", "rows_of", "to_dicts", "user_error"]
 

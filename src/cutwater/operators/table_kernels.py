@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutwater.operators.changes import AFTER, BEFORE, DELETE, INSERT
+from cutwater.data.changes import AFTER, BEFORE, DELETE, INSERT
 from cutwater.state.kernels import kernel
 
 __all__ = ["keep_first", "keep_last", "replace_rows"]

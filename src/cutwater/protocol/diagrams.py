@@ -6,10 +6,10 @@ import enum
 from collections.abc import Mapping
 from typing import TypeVar
 
-from cutwater.protocol.pending import PENDING_STAGES
+from cutwater.protocol.checkpoint.pending import PENDING_STAGES
+from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.reasons import FailureReason
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.protocol.stages import PHASES, STAGES
+from cutwater.protocol.subtask.stages import PHASES, STAGES
 
 __all__ = ["states_page"]
 

@@ -5,7 +5,7 @@
 Both are small frozen values.  An *input* is any hashable name of an input channel, a *subtask* any hashable name of a
 subtask; the machines only compare them.  Times are milliseconds of one monotonic clock and come in the events.
 
-Here are those of a subtask; those of the coordinator are in ``coordinator_messages``, under the same roof.
+Here are those of a subtask; those of the coordinator are in ``checkpoint.messages``.
 """
 
 from __future__ import annotations
@@ -14,44 +14,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cutwater.protocol.coordinator_messages import (
-    AckAnswered,
-    AckReceived,
-    CoordinatorEffect,
-    CoordinatorEvent,
-    DeclineReceived,
-    Discard,
-    FailJob,
-    JobRunning,
-    JobStopped,
-    NotifyAborted,
-    NotifyComplete,
-    Publish,
-    Published,
-    PublishFailed,
-    RequestAnswered,
-    RequestCheckpoint,
-    RequestDrain,
-    RequestFinal,
-    RequestProbe,
-    SendDrain,
-    SendTrigger,
-    SubtaskId,
-    Tick,
-)
+from cutwater.data.time import MAX_WATERMARK
 from cutwater.protocol.reasons import FailureReason
-
-__all__ = [
-    "AbortNotice", "AckAnswered", "AckReceived", "Acknowledge", "AlignmentTimeout", "BarrierTaken", "BarrierWaits",
-    "BarriersSent", "Block", "BroadcastBarrier", "Commit", "CompleteNotice", "CoordinatorEffect", "CoordinatorEvent",
-    "Decline", "DeclineReceived", "Discard", "Durable", "Effect", "EndOfInput", "EndTaken", "Event", "Expedite",
-    "FailJob", "Forget", "Freeze", "InputId", "JobRunning", "JobStopped", "LogsDurable", "LoopVerdict",
-    "NotifyAborted", "NotifyComplete", "Overtake", "Publish", "PublishFailed", "Published", "Record",
-    "ReleaseWatermark", "RequestAnswered", "RequestCheckpoint", "RequestDrain", "RequestFinal", "RequestProbe",
-    "RowsOvertaken", "RowsTaken", "SendDrain", "SendTrigger", "SourceExhausted", "StartRecording", "StopRecording",
-    "SubtaskId", "Tick", "Trigger",
-    "Unblock", "WatchAlignment", "WatermarkTaken", "WriteFailed", "WriteLogs",
-]  # fmt: skip
 
 InputId: TypeAlias = Hashable
 
@@ -145,7 +109,7 @@ class LoopVerdict:
 
     checkpoint_id: int
     ended: bool
-    watermark: int = 2**63 - 1
+    watermark: int = MAX_WATERMARK
     """Every row that came or comes into the loop behind this wave, at whatever subtask, is later than this (W3)."""
 
 
@@ -300,7 +264,7 @@ class ReleaseWatermark:
     """The loop was quiet at that wave: ``WatermarkMerger.release(checkpoint_id, watermark)`` (W3)."""
 
     checkpoint_id: int
-    watermark: int = 2**63 - 1
+    watermark: int = MAX_WATERMARK
 
 
 @dataclass(frozen=True, slots=True)

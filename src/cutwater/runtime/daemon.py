@@ -20,8 +20,8 @@ def preload() -> None:
     with contextlib.suppress(Exception):  # the worker reports a failing import with its own traceback
         import polars  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
-        import cutwater.runtime.worker  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        from cutwater.operators.warm import is_warm, warm_up
+        import cutwater.runtime.worker.worker  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        from cutwater.runtime.worker.warm import is_warm, warm_up
 
         if is_warm():  # else workers compile only what their job needs: nobody waits here for all kernels there are
             warm_up()

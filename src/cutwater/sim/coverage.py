@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from cutwater.protocol.coordinator import CheckpointCoordinator
-from cutwater.protocol.pending import PENDING_STAGES, PendingCheckpoint, PendingStep
-from cutwater.protocol.stages import PHASES, STAGES, PhaseStep, Snapshot, StageStep
-from cutwater.protocol.subtask import SubtaskMachine
-from cutwater.sim.schedule import FAULTS, REQUESTS
+from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
+from cutwater.protocol.checkpoint.pending import PENDING_STAGES, PendingCheckpoint, PendingStep
+from cutwater.protocol.subtask.machine import SubtaskMachine
+from cutwater.protocol.subtask.stages import PHASES, STAGES, PhaseStep, Snapshot, StageStep
+from cutwater.sim.world.schedule import FAULTS, REQUESTS
 
 __all__ = ["UNREACHABLE", "Coverage", "every_fault"]
 

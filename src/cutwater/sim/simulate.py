@@ -9,17 +9,17 @@ from contextlib import contextmanager
 
 import msgspec
 
-from cutwater.decoding import prepare
+from cutwater.data.decoding import prepare
 from cutwater.errors import CutwaterError, InvariantError
-from cutwater.protocol.rows import PROTOCOLS
+from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.sim.coverage import UNREACHABLE, Coverage, every_fault
-from cutwater.sim.dataflows import RANDOM, WORLDS
-from cutwater.sim.disk import RolledBack
-from cutwater.sim.judge import Violation
-from cutwater.sim.planted import PLANTED, Plant
-from cutwater.sim.record import check_run, digest
-from cutwater.sim.schedule import Schedule, make_schedule
-from cutwater.sim.world import World
+from cutwater.sim.mutants.core import PLANTED, Plant
+from cutwater.sim.world.dataflows import RANDOM, WORLDS
+from cutwater.sim.world.disk import RolledBack
+from cutwater.sim.world.oracle import Violation
+from cutwater.sim.world.record import check_run, digest
+from cutwater.sim.world.schedule import Schedule, make_schedule
+from cutwater.sim.world.world import World
 
 __all__ = ["Failure", "Report", "Simulation", "play", "verdict"]
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from cutwater.errors import ConfigError
-from cutwater.snapshots.writer import write_savepoint
-from cutwater.spark.snapshot_source import state_name
+from cutwater.spark.snapshot_options import state_name
+from cutwater.state_reader.writer import write_savepoint
 
 __all__ = ["SnapshotSinkWriter"]
 

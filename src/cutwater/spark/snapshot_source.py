@@ -24,13 +24,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from cutwater.errors import ConfigError
-from cutwater.snapshots.merge import chunks
-from cutwater.snapshots.reader import Snapshot
+from cutwater.spark.snapshot_options import state_name
+from cutwater.state_reader.merge import chunks
+from cutwater.state_reader.reader import Snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceWriter, Filter
 
-__all__ = ["SnapshotReader", "SnapshotSource", "spark_arrow_type", "state_name"]
+__all__ = ["SnapshotReader", "SnapshotSource", "spark_arrow_type"]
 
 _SIGNED = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20)}
 _OPTIONS = ("path", "snapshot", "checkpoint", "state", "step", "columns", "raw", "base", "keyFile")
@@ -113,21 +114,6 @@ class SnapshotReader(DataSourceReader):
         ):
             columns = [_cast(c, field.type) for c, field in zip(batch.columns, self._schema, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-
-def state_name(options: Mapping[str, str]) -> str:
-    """What names the table: option ``state``, ``step``, or both together.
-
-    Raises:
-        ConfigError: neither is given.
-
-    >>> state_name({"step": "logic", "state": "seen"}), state_name({"state": "counts"})
-    ('logic.seen', 'counts')
-    """
-    parts = [options[name] for name in ("step", "state") if options.get(name)]
-    if not parts:
-        raise ConfigError("no state is named", hint='Write .option("state", "STEP"); `cutwater states` lists them.')
-    return ".".join(parts)
 
 
 def _open(options: Mapping[str, str]) -> Snapshot:

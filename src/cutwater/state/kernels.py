@@ -4,7 +4,7 @@ A kernel is a function over numpy views of Arrow buffers that Numba compiles to 
 is compiled per *physical* type on its first call (never by importing), and the result is kept on disk, so that no
 process waits for the same compilation twice.
 
-Inputs that come from Arrow are read-only arrays; ``cutwater.state.words`` makes every such view read-only, also over
+Inputs that come from Arrow are read-only arrays; ``cutwater.data.words`` makes every such view read-only, also over
 mutable memory, so that a kernel needs one specialisation and not two.
 
 The cache lies in ``NUMBA_CACHE_DIR`` if that is set, else in the user's cache directory, else (no home, as on many a
@@ -53,7 +53,7 @@ def cache_directory() -> str | None:
     """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for source in sorted([*package.glob("*/*kernels.py"), package / "state" / "hashing.py"]):
+    for source in sorted([*package.rglob("*kernels.py"), package / "state" / "hashing.py"]):
         digest.update(source.read_bytes())
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     places = [os.path.join(home, "cutwater", "kernels-"), os.path.join(tempfile.gettempdir(), f"cutwater-{_user()}-")]

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cutwater.data.words import bytes_view, fixed_view, to_words, valid_rows
 from cutwater.errors import BuildError, DataError, did_you_mean
-from cutwater.state.words import bytes_view, fixed_view, to_words, valid_rows
 
 __all__ = [
     "MAX_KEY_GROUPS",

@@ -48,7 +48,7 @@ def run_trial(options: RunOptions, given: dict[str, Any], view: View) -> None:
         CutwaterError: the file or a setting is wrong, or the job failed.
     """
     from cutwater.chaos.trial import Trial
-    from cutwater.runtime.job import make_config
+    from cutwater.runtime.settings import make_config
     from cutwater.ui.program import load_program
     from cutwater.ui.run import SparkStarter
 

@@ -15,7 +15,7 @@ import click
 from cutwater import __version__
 from cutwater.config import ProtocolName
 from cutwater.errors import ConfigError, CorruptSnapshotError, CutwaterError
-from cutwater.protocol.rows import PROTOCOLS
+from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.ui.diagram import check_trace, diagram
 from cutwater.ui.forks import compare
 from cutwater.ui.requests import cancel, promote, rescale, savepoint, stop
@@ -182,7 +182,7 @@ def explain(target: str, parallelism: int, protocol: ProtocolName) -> None:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def list_command(directory: str, as_json: bool) -> None:
     """List the jobs in a checkpoint directory."""
-    from cutwater.storage.addresses import open_existing
+    from cutwater.storage.reading.addresses import open_existing
     from cutwater.ui.listing import driver_runs, job_infos, render_jobs
 
     infos = job_infos(open_existing(directory), driver_runs)
@@ -202,7 +202,7 @@ def inspect(snapshot: str, as_json: bool) -> None:
     SNAPSHOT is DIR/JOB (its newest checkpoint), DIR/JOB@7, DIR/JOB/chk-7, or the
     folder of a savepoint.
     """
-    from cutwater.storage.addresses import resolve_snapshot
+    from cutwater.storage.reading.addresses import resolve_snapshot
     from cutwater.ui.inspect import inspect_snapshot, render_inspect
 
     found = resolve_snapshot(snapshot)
@@ -221,7 +221,7 @@ def verify(snapshot: str, as_json: bool) -> None:
     SNAPSHOT is DIR/JOB (all its checkpoints), DIR/JOB@7, DIR/JOB/chk-7, or the
     folder of a savepoint.
     """
-    from cutwater.storage.addresses import resolve_snapshot
+    from cutwater.storage.reading.addresses import resolve_snapshot
     from cutwater.ui.inspect import render_verify, verify_snapshot
 
     found = resolve_snapshot(snapshot)

@@ -9,26 +9,25 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from cutwater.data.text import lines_of_table, plural, shown_width, size
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import ConfigError
-from cutwater.storage.base import Store
-from cutwater.storage.log import CheckpointCompleted, JobLog, LogState
-from cutwater.storage.manifest import Entry, Manifest, SplitRecord, SubtaskRecord
-from cutwater.storage.paths import SAVEPOINT_FILE
-from cutwater.storage.reading import load_snapshot
-from cutwater.storage.recovery import verify_checkpoint
-from cutwater.storage.retention import list_jobs
-from cutwater.storage.savepoint import is_savepoint, savepoint_state
-from cutwater.storage.shared import older_entries
-from cutwater.storage.staged_input import verify_inputs
-from cutwater.ui.text import lines_of_table, plural, shown_width, size
+from cutwater.storage.log.job_log import CheckpointCompleted, JobLog, LogState
+from cutwater.storage.reading.any_snapshot import load_snapshot
+from cutwater.storage.reading.recovery import verify_checkpoint
+from cutwater.storage.savepoint.manifest import is_savepoint, savepoint_state
+from cutwater.storage.snapshot.manifest import Entry, Manifest, SplitRecord, SubtaskRecord
+from cutwater.storage.snapshot.retention import list_jobs
+from cutwater.storage.snapshot.shared_files import older_entries
+from cutwater.storage.snapshot.staged_input import verify_inputs
+from cutwater.storage.store.base import Store
+from cutwater.storage.store.paths import SAVEPOINT_FILE
 
 __all__ = ["inspect_snapshot", "render_inspect", "render_verify", "verify_snapshot"]
 
 _ENDED = {"finished": "finished", "stopped": "was stopped", "cancelled": "was cancelled", "failed": "failed"}
 _SPLITS_SHOWN_MAX = 40
 """Of each read step."""
-_NO_WATERMARK = -(2**63)
-_END_OF_TIME = 2**63 - 1
 
 
 def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -> dict[str, Any]:
@@ -267,9 +266,9 @@ def _position(split: dict[str, Any]) -> str:
 
 def _time(microseconds: int) -> str | None:
     """ISO event time, "end" for the end of time, ``None`` before the first one."""
-    if microseconds == _NO_WATERMARK:
+    if microseconds == MIN_WATERMARK:
         return None
-    if microseconds == _END_OF_TIME:
+    if microseconds == MAX_WATERMARK:
         return "end"
     try:
         return datetime.fromtimestamp(microseconds // 1_000_000, UTC).isoformat(timespec="seconds")

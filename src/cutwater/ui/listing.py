@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+from cutwater.data.text import age, lines_of_table, shown_width, size
 from cutwater.errors import SealError, StorageError
-from cutwater.runtime.lease import BEAT_S, Sign, process_state, read_sign
-from cutwater.storage.base import Store
-from cutwater.storage.log import JobLog, LogState
-from cutwater.storage.retention import list_jobs
-from cutwater.storage.snapshot import load_manifest
-from cutwater.ui.text import age, lines_of_table, shown_width, size
+from cutwater.runtime.driver.lease import BEAT_S, Sign, process_state, read_sign
+from cutwater.storage.log.job_log import JobLog, LogState
+from cutwater.storage.snapshot.retention import list_jobs
+from cutwater.storage.snapshot.segment_files import load_manifest
+from cutwater.storage.store.base import Store
 
 __all__ = ["driver_runs", "job_infos", "render_jobs"]
 

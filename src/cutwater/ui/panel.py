@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cutwater.runtime.status import JobStatus, WorkerStatus
-from cutwater.ui.progress import lag_text, phase_text, waiting_text
-from cutwater.ui.text import clock, count, milliseconds, plural, rate, size
+from cutwater.data.text import clock, count, milliseconds, plural, rate, size
+from cutwater.runtime.status.progress import lag_text, phase_text, waiting_text
+from cutwater.runtime.status.status import JobStatus, WorkerStatus
 
 __all__ = ["panel", "sparkline"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, TypeVar, cast
 
-from cutwater.dataflow.flow import Dataflow
+from cutwater.api.flow import Dataflow
 from cutwater.errors import BuildError, ConfigError, CutwaterError, UserCodeError
 
 __all__ = ["Program", "load_program"]

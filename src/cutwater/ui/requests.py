@@ -10,7 +10,7 @@ import click
 from cutwater.errors import ConfigError, CutwaterError
 
 if TYPE_CHECKING:
-    from cutwater.runtime.requests import RequestKind
+    from cutwater.runtime.driver.requests import RequestKind
 
 __all__ = ["cancel", "promote", "rescale", "savepoint", "stop"]
 
@@ -107,9 +107,9 @@ def _ask(
     drain: bool = False,
 ) -> None:
     from cutwater.config import parse_duration_ms
-    from cutwater.runtime.requests import send
-    from cutwater.storage.addresses import open_existing
-    from cutwater.storage.retention import list_jobs
+    from cutwater.runtime.driver.requests import send
+    from cutwater.storage.reading.addresses import open_existing
+    from cutwater.storage.snapshot.retention import list_jobs
     from cutwater.ui.listing import driver_runs, job_infos
 
     store = open_existing(directory)

@@ -11,17 +11,18 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from cutwater.dataflow.flow import Dataflow
-from cutwater.dataflow.plan import make_plan
+from cutwater.api.flow import Dataflow
+from cutwater.api.jobs.job import Job
 from cutwater.errors import JobCancelledError
-from cutwater.runtime.finished import has_finished
-from cutwater.runtime.job import Job, make_config
-from cutwater.runtime.lease import LEASE_LOGGER
-from cutwater.runtime.shipping import ship_by_value
-from cutwater.runtime.status import JobStatus
+from cutwater.plan.planner import make_plan
+from cutwater.runtime.driver.finished import has_finished
+from cutwater.runtime.driver.lease import LEASE_LOGGER
+from cutwater.runtime.hosts.shipping import ship_by_value
+from cutwater.runtime.settings import make_config
+from cutwater.runtime.status.status import JobStatus
 from cutwater.spark.session import session
-from cutwater.storage.addresses import resolve_snapshot
-from cutwater.storage.keys import seal_of
+from cutwater.storage.reading.addresses import resolve_snapshot
+from cutwater.storage.store.keys import seal_of
 from cutwater.ui.program import Program, load_program
 from cutwater.ui.spark_output import SparkOutput
 from cutwater.ui.views import View

@@ -14,9 +14,9 @@ import click
 from cutwater.errors import ConfigError, CutwaterError
 
 if TYPE_CHECKING:
-    from cutwater.sim.schedule import Schedule
     from cutwater.sim.simulate import Report
-    from cutwater.sim.world import World
+    from cutwater.sim.world.schedule import Schedule
+    from cutwater.sim.world.world import World
 
 __all__ = ["explore", "simulate"]
 
@@ -79,9 +79,9 @@ def _simulation(worlds: list[str] | None, protocols: list[str] | None, plant: st
 
 def _chosen(world: str, protocol: str, plant: str) -> tuple[list[str] | None, list[str] | None]:
     """Names to run; a planted bug runs where it can show, unless other names are given."""
-    from cutwater.protocol.rows import PROTOCOLS
-    from cutwater.sim.dataflows import RANDOM, dataflow
-    from cutwater.sim.planted import PLANTED
+    from cutwater.protocol.protocols import PROTOCOLS
+    from cutwater.sim.mutants.core import PLANTED
+    from cutwater.sim.world.dataflows import RANDOM, dataflow
 
     if plant and plant not in PLANTED:
         raise ConfigError(f"no planted bug {plant!r}", hint=f"There are: {'; '.join(PLANTED)}.")
@@ -193,8 +193,8 @@ def _keep(schedule: Schedule, given: dict[str, Any]) -> tuple[World | None, Any]
     """Play it once more for the picture and the trace; its world and what was broken."""
     if not given["diagram"] and not given["trace"] and schedule.seed is not None:
         return None, None
-    from cutwater.sim.record import to_trace
     from cutwater.sim.simulate import play
+    from cutwater.sim.world.record import to_trace
     from cutwater.trace.diagram import diagram
     from cutwater.trace.events import write_trace
 
@@ -224,9 +224,9 @@ def explore(protocol: str, world: str, large: bool, states: int, plant: str, as_
     In every state all invariants must hold, every complete snapshot must be a consistent cut, and a way must lead to
     an end with all output there, once.  What breaks a promise is printed with the shortest way to it.
     """
-    from cutwater.sim.explore import explore_world
-    from cutwater.sim.explore_worlds import CROSSING, JOBS, combinations, no_such_world
-    from cutwater.sim.planted import PLANTED
+    from cutwater.sim.explorer.explore import explore_world
+    from cutwater.sim.explorer.worlds import CROSSING, JOBS, combinations, no_such_world
+    from cutwater.sim.mutants.core import PLANTED
 
     if plant and plant not in PLANTED:
         raise ConfigError(f"no planted bug {plant!r}", hint=f"There are: {'; '.join(PLANTED)}.")

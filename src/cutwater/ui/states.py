@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from cutwater.data.text import lines_of_table, plural, shown_width, size
 from cutwater.errors import ConfigError, did_you_mean
-from cutwater.ui.text import lines_of_table, plural, shown_width, size
 
 if TYPE_CHECKING:
-    from cutwater.snapshots.compare import Difference
-    from cutwater.snapshots.reader import Snapshot
+    from cutwater.state_reader.compare import Difference
+    from cutwater.state_reader.reader import Snapshot
 
 __all__ = ["diff", "state", "states"]
 
@@ -112,7 +112,7 @@ def diff(first: str, second: str, name: str | None, limit: int, as_json: bool) -
 
     Exits with 1 if they differ.
     """
-    from cutwater.snapshots.compare import comparable_states, compare_states
+    from cutwater.state_reader.compare import comparable_states, compare_states
 
     before, after = _open(first), _open(second)
     counts: dict[str, dict[str, int]] = {}
@@ -141,7 +141,7 @@ def diff(first: str, second: str, name: str | None, limit: int, as_json: bool) -
 
 
 def _open(address: str) -> Snapshot:
-    from cutwater.snapshots.reader import Snapshot
+    from cutwater.state_reader.reader import Snapshot
 
     return Snapshot(address)
 

@@ -15,9 +15,17 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from cutwater.runtime.status import JobStatus
+from cutwater.runtime.status.progress import (
+    Event,
+    EventKind,
+    events,
+    json_event,
+    json_status,
+    status_line,
+    summary_line,
+)
+from cutwater.runtime.status.status import JobStatus
 from cutwater.ui.panel import panel
-from cutwater.ui.progress import Event, EventKind, events, json_event, json_status, status_line, summary_line
 
 __all__ = ["JsonView", "LiveView", "PlainView", "View"]
 

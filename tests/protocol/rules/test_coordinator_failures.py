@@ -6,7 +6,7 @@ import pytest
 from coordinator_job import SUBTASKS, Job, kinds, triggered
 
 from cutwater.errors import InvariantError
-from cutwater.protocol.messages import (
+from cutwater.protocol.checkpoint.messages import (
     DeclineReceived,
     Discard,
     FailJob,

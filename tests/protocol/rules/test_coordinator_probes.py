@@ -6,7 +6,7 @@ import pytest
 from coordinator_job import Job, kinds, triggered
 
 from cutwater.errors import InvariantError
-from cutwater.protocol.messages import (
+from cutwater.protocol.checkpoint.messages import (
     AckAnswered,
     AckReceived,
     Discard,

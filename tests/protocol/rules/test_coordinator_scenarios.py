@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 from coordinator_job import SUBTASKS, Job, kinds, triggered
 
-from cutwater.protocol.coordinator import WAITING_REQUESTS_MAX
-from cutwater.protocol.messages import (
+from cutwater.protocol.checkpoint.coordinator import WAITING_REQUESTS_MAX
+from cutwater.protocol.checkpoint.messages import (
     AckAnswered,
     DeclineReceived,
     Discard,

@@ -6,7 +6,8 @@ import pytest
 
 from cutwater.config import JobConfig
 from cutwater.errors import InvariantError
-from cutwater.protocol.coordinator import CheckpointCoordinator
+from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
+from cutwater.protocol.checkpoint.messages import JobRunning, SendTrigger, Tick
 from cutwater.protocol.messages import (
     AbortNotice,
     Acknowledge,
@@ -21,20 +22,17 @@ from cutwater.protocol.messages import (
     EndTaken,
     Forget,
     Freeze,
-    JobRunning,
     RowsTaken,
-    SendTrigger,
     SourceExhausted,
-    Tick,
     Trigger,
     Unblock,
     WriteFailed,
 )
+from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.reasons import FailureReason
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.protocol.stages import Phase, Stage
-from cutwater.protocol.subtask import SubtaskMachine
-from cutwater.protocol.subtask_state import IDS_REMEMBERED
+from cutwater.protocol.subtask.machine import SubtaskMachine
+from cutwater.protocol.subtask.stages import Phase, Stage
+from cutwater.protocol.subtask.state import IDS_REMEMBERED
 
 
 class Checked(SubtaskMachine):

@@ -21,8 +21,8 @@ from cutwater.protocol.messages import (
     Trigger,
     WriteLogs,
 )
-from cutwater.protocol.rows import NETWORK, PROTOCOLS
-from cutwater.protocol.subtask import SubtaskMachine
+from cutwater.protocol.protocols import NETWORK, PROTOCOLS
+from cutwater.protocol.subtask.machine import SubtaskMachine
 
 
 def process(*inputs, **options):

@@ -22,8 +22,8 @@ from cutwater.protocol.messages import (
     Unblock,
     WriteLogs,
 )
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.protocol.subtask import SubtaskMachine
+from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.protocol.subtask.machine import SubtaskMachine
 
 
 def head(protocol="aligned"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cutwater.errors import InvariantError
-from cutwater.protocol.loops import (
+from cutwater.protocol.checkpoint.loops import (
     FIRST_PAUSE_MS,
     LONGEST_PAUSE_MS,
     LoopMonitor,
@@ -17,6 +17,7 @@ from cutwater.protocol.loops import (
     WaveCompleted,
     WaveFailed,
 )
+from cutwater.protocol.checkpoint.messages import Tick
 from cutwater.protocol.messages import (
     Acknowledge,
     BarrierTaken,
@@ -33,13 +34,12 @@ from cutwater.protocol.messages import (
     RowsOvertaken,
     RowsTaken,
     SourceExhausted,
-    Tick,
     Trigger,
     WatermarkTaken,
 )
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.protocol.subtask import SubtaskMachine
-from cutwater.protocol.watermarks import InputTime, WatermarkMerger
+from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.protocol.subtask.machine import SubtaskMachine
+from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
 
 MIN, MAX = -(2**63), 2**63 - 1
 BACK = frozenset({"back"})

@@ -6,6 +6,16 @@ import pytest
 from coordinator_job import Job, kinds, triggered
 
 from cutwater.errors import InvariantError
+from cutwater.protocol.checkpoint.messages import (
+    FailJob,
+    JobRunning,
+    JobStopped,
+    RequestAnswered,
+    RequestDrain,
+    RequestFinal,
+    RequestProbe,
+    SendDrain,
+)
 from cutwater.protocol.messages import (
     BarrierTaken,
     Block,
@@ -14,25 +24,17 @@ from cutwater.protocol.messages import (
     Durable,
     Effect,
     Event,
-    FailJob,
     Freeze,
-    JobRunning,
-    JobStopped,
     Record,
-    RequestAnswered,
-    RequestDrain,
-    RequestFinal,
-    RequestProbe,
     RowsTaken,
-    SendDrain,
     StartRecording,
     StopRecording,
     Trigger,
     Unblock,
 )
+from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.reasons import CheckpointKind, FailureReason
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.protocol.subtask import SubtaskMachine
+from cutwater.protocol.subtask.machine import SubtaskMachine
 
 TAKEN = [n for n in PROTOCOLS if n != "none"]
 

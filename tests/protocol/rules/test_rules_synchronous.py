@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from cutwater.errors import InvariantError
-from cutwater.protocol.loop import Head, Idle, IdleReason, SubtaskLoop, TakeControl
 from cutwater.protocol.messages import (
     AbortNotice,
     Acknowledge,
@@ -26,8 +25,9 @@ from cutwater.protocol.messages import (
     Trigger,
     WriteLogs,
 )
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.protocol.subtask import SubtaskMachine
+from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.protocol.subtask.loop import Head, Idle, IdleReason, SubtaskLoop, TakeControl
+from cutwater.protocol.subtask.machine import SubtaskMachine
 
 
 def subtask(*inputs, **options):

@@ -34,9 +34,9 @@ from cutwater.protocol.messages import (
     WatchAlignment,
     WriteLogs,
 )
+from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.reasons import FailureReason
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.protocol.subtask import SubtaskMachine
+from cutwater.protocol.subtask.machine import SubtaskMachine
 
 OVERTAKING = BroadcastBarrier(1, False, overtake=True)
 

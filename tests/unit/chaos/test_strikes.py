@@ -9,11 +9,11 @@ from pathlib import Path
 import cutwater as cw
 from cutwater.chaos.shadow import Orders, Pace, shadowed
 from cutwater.chaos.storm import _kill_living
-from cutwater.connectors.staging_area import UNGUARDED
-from cutwater.dataflow.plan import make_plan
-from cutwater.runtime.preparing import prepare
-from cutwater.runtime.regions import recovery_division
-from cutwater.runtime.status import WorkerStatus
+from cutwater.connectors.staging.area import UNGUARDED
+from cutwater.plan.planner import make_plan
+from cutwater.plan.regions import recovery_division
+from cutwater.runtime.driver.preparing import prepare
+from cutwater.runtime.status.status import WorkerStatus
 
 
 def test_only_a_kill_of_a_living_process_counts() -> None:

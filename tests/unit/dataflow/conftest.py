@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import cutwater as cw
-from cutwater.dataflow.stream import Stream
+from cutwater.api.streams.stream import Stream
 
 FLIGHTS = "scheduled timestamp_ntz, origin string, carrier string, delay long, distance double"
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import cutwater as cw
+from cutwater.api.steps.build import duration_us
 from cutwater.config import format_us
-from cutwater.dataflow.build import duration_us
 from cutwater.errors import BuildError, CutwaterError
 
 MEMORY = cw.memory([], schema="t timestamp, s string, x long, d date")
@@ -216,7 +216,7 @@ def test_an_id_is_given_once(flights, method):
 
 
 def test_every_step_method_is_tried_above():
-    from cutwater.dataflow.keyed import KeyedStream
+    from cutwater.api.streams.keyed import KeyedStream
 
     taking_ids = {
         name

@@ -6,9 +6,9 @@ import polars as pl
 import pytest
 
 import cutwater as cw
-from cutwater.dataflow.plan import check_compatible, make_plan, step_records
 from cutwater.errors import BuildError
-from cutwater.storage.manifest import Manifest, SplitRecord, SubtaskRecord
+from cutwater.plan.planner import check_compatible, make_plan, step_records
+from cutwater.storage.snapshot.manifest import Manifest, SplitRecord, SubtaskRecord
 
 
 def program(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cutwater.dataflow.cycles import back_edges, components, find_cycles, order_without, reachable
+from cutwater.plan.cycles import back_edges, components, find_cycles, order_without, reachable
 
 IRREDUCIBLE = {"s": ["a", "b"], "a": ["b"], "b": ["a", "out"], "out": []}
 NESTED = {"s": ["h"], "h": ["i"], "i": ["x"], "x": ["i", "h", "out"], "out": []}

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 import cutwater as cw
+from cutwater.api.steps.build import duration_us
 from cutwater.config import format_us, parse_duration_ms
-from cutwater.dataflow.build import duration_us
 from cutwater.errors import BuildError, ConfigError
 
 POLARS = ("1us", "500ms", "10s", "1m", "90m", "2h", "1d", "1w", "1h30m", "1d12h", "3d12h4m25s")

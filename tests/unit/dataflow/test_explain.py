@@ -9,8 +9,8 @@ import pytest
 
 import cutwater as cw
 from cutwater.connectors.memory import MemorySource
-from cutwater.dataflow.checks import check_guarantees
 from cutwater.errors import BuildError, ConfigError
+from cutwater.plan.checks import check_guarantees
 
 EXPECTED = """\
 dataflow delays

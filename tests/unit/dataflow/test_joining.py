@@ -8,10 +8,10 @@ import pytest
 from subtask_context import Subtask
 
 import cutwater as cw
-from cutwater.dataflow.graph import EdgeType, Input
-from cutwater.dataflow.plan import make_plan
 from cutwater.errors import BuildError, CutwaterError
-from cutwater.operators.enrich_table import EnrichmentTable
+from cutwater.operators.enrich.table import EnrichmentTable
+from cutwater.plan.graph import EdgeType, Input
+from cutwater.plan.planner import make_plan
 
 CARRIERS = pa.table({"carrier": ["AA", "UA"], "name": ["American", "United"], "delay": [1, 2]})
 HOUR_US = 3_600_000_000
@@ -266,7 +266,7 @@ class FakeFrame:
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_spark_dataframe_is_read_as_it_is(flow, monkeypatch, streaming):
-    from cutwater.connectors import spark_source
+    from cutwater.connectors.spark import source as spark_source
 
     monkeypatch.setattr(FakeFrame, "__module__", "pyspark.sql.classic.dataframe")
     stream = flow.read("frame", FakeFrame(streaming), event_time="t")

@@ -13,14 +13,14 @@ import pytest
 from pyspark import cloudpickle
 
 import cutwater as cw
-from cutwater.dataflow.compatibility import check_compatible
-from cutwater.dataflow.cycles import reachable
-from cutwater.dataflow.graph import EdgeType
-from cutwater.dataflow.plan import fuse_links, make_plan, validate_plan
-from cutwater.dataflow.records import step_records
 from cutwater.errors import BuildError, InvariantError
+from cutwater.plan.compatibility import check_compatible
+from cutwater.plan.cycles import reachable
+from cutwater.plan.graph import EdgeType
+from cutwater.plan.planner import fuse_links, make_plan, validate_plan
+from cutwater.plan.records import step_records
 from cutwater.state.keys import hash_keys, key_group_owner, key_groups
-from cutwater.storage.manifest import Entry, Manifest
+from cutwater.storage.snapshot.manifest import Entry, Manifest
 
 ROWS = "k long, v long"
 MORE = pl.col("v") > 0

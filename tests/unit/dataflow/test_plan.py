@@ -11,9 +11,9 @@ import pytest
 from pyspark import cloudpickle
 
 import cutwater as cw
-from cutwater.dataflow.graph import EdgeType, Input, Link
-from cutwater.dataflow.plan import fuse_links, make_plan, validate_plan
 from cutwater.errors import BuildError, InvariantError
+from cutwater.plan.graph import EdgeType, Input, Link
+from cutwater.plan.planner import fuse_links, make_plan, validate_plan
 from cutwater.state.keys import hash_keys, key_group_owner, key_groups
 
 FORWARD = EdgeType.FORWARD

@@ -8,7 +8,7 @@ import pytest
 
 import cutwater as cw
 from cutwater.connectors.base import dead_letter_schema
-from cutwater.dataflow.graph import EdgeType, Input
+from cutwater.plan.graph import EdgeType, Input
 
 HOUR_US = 3_600_000_000
 

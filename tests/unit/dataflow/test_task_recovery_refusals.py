@@ -13,14 +13,14 @@ import pytest
 from subtask_context import Subtask
 
 import cutwater as cw
+from cutwater.api.streams.stream import Stream
 from cutwater.config import JobConfig
-from cutwater.dataflow.plan import make_plan
-from cutwater.dataflow.repeatable import check_recovery, pin_tables
-from cutwater.dataflow.stream import Stream
 from cutwater.errors import BuildError, ConfigError, DataError
-from cutwater.protocol.regions import partners
-from cutwater.runtime import regions
-from cutwater.runtime.regions import recovery_division, widened
+from cutwater.plan import regions
+from cutwater.plan.planner import make_plan
+from cutwater.plan.regions import recovery_division, widened
+from cutwater.plan.repeatable import check_recovery, pin_tables
+from cutwater.protocol.job.regions import partners
 
 Build = Callable[[Stream, Stream], Any]
 

@@ -12,14 +12,14 @@ import polars as pl
 import pytest
 
 import cutwater as cw
-from cutwater.dataflow.compatibility import check_compatible, compare
-from cutwater.dataflow.graph import PhysicalPlan
-from cutwater.dataflow.plan import make_plan
-from cutwater.dataflow.records import edge_records, step_records
-from cutwater.dataflow.upgrade import Upgrade, upgrade_of
 from cutwater.errors import BuildError, ConfigError
-from cutwater.operators.process_state import ValueState
-from cutwater.storage.manifest import Entry, Manifest, SplitRecord, SubtaskRecord
+from cutwater.operators.process.states import ValueState
+from cutwater.plan.compatibility import check_compatible, compare
+from cutwater.plan.graph import PhysicalPlan
+from cutwater.plan.planner import make_plan
+from cutwater.plan.records import edge_records, step_records
+from cutwater.plan.upgrade import Upgrade, upgrade_of
+from cutwater.storage.snapshot.manifest import Entry, Manifest, SplitRecord, SubtaskRecord
 
 SCHEMA = "t timestamp, k long, v int"
 
@@ -205,7 +205,7 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str,
 
 
 def page(plan: PhysicalPlan, manifest: Manifest, upgrade: Upgrade) -> tuple[Any, str]:
-    from cutwater.dataflow.restore_plan import ReadingTime, RestorePlan
+    from cutwater.api.jobs.restore_plan import ReadingTime, RestorePlan
 
     outlook = compare(plan, manifest, upgrade).outlook
     made = RestorePlan(
@@ -302,7 +302,7 @@ def test_snapshots_of_before_that_tell_less_go_on_where_nothing_changed() -> Non
 
 
 def test_the_rate_is_told_only_where_it_was_measured(tmp_path: Path) -> None:
-    from cutwater.dataflow.restore_plan import ReadingTime
+    from cutwater.api.jobs.restore_plan import ReadingTime
 
     assert ReadingTime(bytes=100, sample_bytes=100, bytes_per_s=None).seconds is None
     assert ReadingTime(bytes=3_000_000, sample_bytes=2_000_000, bytes_per_s=1e6).seconds == 6
@@ -311,9 +311,9 @@ def test_the_rate_is_told_only_where_it_was_measured(tmp_path: Path) -> None:
 def test_the_command_line_tells_the_same_and_exits_with_3_where_it_cannot_be(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cutwater.storage.local import LocalStore
-    from cutwater.storage.log import JobLog
-    from cutwater.storage.publish import publish
+    from cutwater.storage.log.job_log import JobLog
+    from cutwater.storage.snapshot.publish import publish
+    from cutwater.storage.store.local import LocalStore
     from cutwater.ui.cli import main
 
     def run(*arguments: object) -> tuple[int, str]:

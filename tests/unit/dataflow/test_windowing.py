@@ -48,7 +48,7 @@ def test_a_global_window_needs_no_event_time(flow):
 
 
 def test_windows_by_processing_time_need_no_event_time_and_have_none(flow):
-    from cutwater.dataflow.records import describe_state
+    from cutwater.plan.records import describe_state
 
     rows = flow.read("rows", cw.memory([], schema="k long, v long")).key_by("k")
     window = cw.tumbling("10s", offset="1s", time="processing")
@@ -84,7 +84,7 @@ def test_windows_over_windows_must_not_cut_them(keyed):
 
 
 def test_explain_and_the_snapshot_say_which_windows(flow, keyed):
-    from cutwater.dataflow.records import describe_state
+    from cutwater.plan.records import describe_state
 
     window = cw.sliding("1h", "5m", offset="-1m")
     keyed.window("w", window, allowed_lateness="2m", early=cw.every(event_time="1m"), discarding=True).aggregate(

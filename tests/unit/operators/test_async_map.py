@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.async_map import AsyncMapOperator, AsyncMapSpec
-from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.operators.enrich.async_map import AsyncMapOperator, AsyncMapSpec
 
 IN = pa.schema({"n": pa.int64()})
 OUT = pa.schema({"n": pa.int64(), "square": pa.int64()})

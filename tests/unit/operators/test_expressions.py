@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from cutwater.errors import BuildError, DataError, UserCodeError
-from cutwater.operators.expressions import Drop, ExpressionSpec, Filter, Rename, Select, Stage, WithColumns
+from cutwater.operators.stateless.expressions import Drop, ExpressionSpec, Filter, Rename, Select, Stage, WithColumns
 
 c = pl.col
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from cutwater.errors import BuildError
-from cutwater.operators.expression_checks import PROBE_ROWS, check_row_local, probe_rows
-from cutwater.operators.expressions import Drop, ExpressionSpec, Filter, Rename, Select, WithColumns
+from cutwater.operators.stateless.expression_checks import PROBE_ROWS, check_row_local, probe_rows
+from cutwater.operators.stateless.expressions import Drop, ExpressionSpec, Filter, Rename, Select, WithColumns
 
 SCHEMA = pa.schema(
     {

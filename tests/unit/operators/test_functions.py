@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from cutwater.data.rows import describe_row, loses_value
 from cutwater.errors import BuildError, DataError, UserCodeError
-from cutwater.operators.functions import FlatMapSpec, MapBatchesSpec, MapRowSpec
-from cutwater.operators.rows import describe_row, loses_value
+from cutwater.operators.stateless.functions import FlatMapSpec, MapBatchesSpec, MapRowSpec
 
 INPUT = pa.schema({"id": pa.int64(), "text": pa.string()})
 ROWS = pa.record_batch({"id": [1, 2, 3], "text": ["a b", None, "c"]}, schema=INPUT)
@@ -138,7 +138,7 @@ def test_failing_row_function_tells_row_and_shows_only_the_users_frames() -> Non
     assert "{id: 2, text: None}" in text
     assert "in fail_on_two" in text
     assert 'return {"inverse": 1 / (2 - row["id"])}' in text
-    assert "cutwater/operators/functions.py" not in text
+    assert "cutwater/operators/stateless/functions.py" not in text
     assert text.endswith("ZeroDivisionError: division by zero")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 

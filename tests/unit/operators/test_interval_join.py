@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import BuildError, DataError, StorageError
-from cutwater.operators import join_operator, two_sided_join
-from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
-from cutwater.operators.interval_join import IntervalJoinSpec
-from cutwater.operators.join_operator import IntervalJoin
+from cutwater.operators.join import interval_operator as join_operator
+from cutwater.operators.join import two_sided as two_sided_join
+from cutwater.operators.join.interval_operator import IntervalJoin
+from cutwater.operators.join.interval_spec import IntervalJoinSpec
 from cutwater.state.keys import hash_keys, key_group_owner, key_groups
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
@@ -387,7 +388,7 @@ def test_ten_megabyte_texts_are_joined_stored_and_restored(make_context: Callabl
 def test_snapshot_of_wide_rows_of_one_key_is_cut_into_base_and_deltas(
     make_context: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutwater.operators.join_side.pairs_per_batch", lambda _: 4)
+    monkeypatch.setattr("cutwater.operators.join.side.pairs_per_batch", lambda _: 4)
     driver = Driver(spec(), make_context()).feed([Event(0, left([1] * 10 + [2] * 3, list(range(13))))])
     segments = driver.snapshot()
     assert [s.batch.num_rows for s in segments[1:]] == [4, 4, 4, 1]

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from subtask_context import Subtask
 
+from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import NondeterminismError
-from cutwater.operators.async_map import AsyncMapOperator, AsyncMapSpec
-from cutwater.operators.base import MAX_WATERMARK
+from cutwater.operators.enrich.async_map import AsyncMapOperator, AsyncMapSpec
 
 IN = pa.schema({"n": pa.int64()})
 OUT = pa.schema({"n": pa.int64(), "answer": pa.int64()})

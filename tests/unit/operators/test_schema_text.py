@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from cutwater.data.schema_text import as_schema, parse_schema
 from cutwater.errors import BuildError
-from cutwater.operators.schema_text import as_schema, parse_schema
 
 TYPES = {
     "boolean": pa.bool_(),

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cutwater.state.segments import Frozen, Segment
-from cutwater.storage.chains import Chains, chains_of, extended, worth_extending
-from cutwater.storage.log import JobLog
-from cutwater.storage.manifest import Entry, Manifest
-from cutwater.storage.memory import MemoryStore
-from cutwater.storage.publish import publish
-from cutwater.storage.recovery import next_checkpoint_id, verify_checkpoint
-from cutwater.storage.retention import Retention
-from cutwater.storage.seal import PLAIN
-from cutwater.storage.shared import list_shared
-from cutwater.storage.snapshot import SnapshotWriter, load_manifest, read_segment
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.reading.recovery import next_checkpoint_id, verify_checkpoint
+from cutwater.storage.snapshot.chains import Chains, chains_of, extended, worth_extending
+from cutwater.storage.snapshot.manifest import Entry, Manifest
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.retention import Retention
+from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest, read_segment
+from cutwater.storage.snapshot.shared_files import list_shared
+from cutwater.storage.store.memory import MemoryStore
+from cutwater.storage.store.seal import PLAIN
 
 GROUPS = 16
 JOB = "job"

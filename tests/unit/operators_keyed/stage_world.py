@@ -11,17 +11,18 @@ import pyarrow as pa
 from incremental_world import Content
 from keyed_world import opened
 
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.as_of_join import AsOfJoinSpec
+from cutwater.data.changes import marked_schema
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.top_rows import ROWS, TopRows
 from cutwater.operators.base import Operator, OperatorSpec
-from cutwater.operators.changes import marked_schema
-from cutwater.operators.deduplicate import DeduplicateSpec
-from cutwater.operators.interval_join import IntervalJoinSpec
-from cutwater.operators.table_join import TableJoinSpec
-from cutwater.operators.top import ROWS, TopRows, TopSpec
-from cutwater.operators.window import WindowAggregateSpec
-from cutwater.operators.window_join import WindowJoinSpec
-from cutwater.operators.window_kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow, Window
+from cutwater.operators.join.as_of_spec import AsOfJoinSpec
+from cutwater.operators.join.interval_spec import IntervalJoinSpec
+from cutwater.operators.join.table_spec import TableJoinSpec
+from cutwater.operators.join.window_spec import WindowJoinSpec
+from cutwater.operators.ranking.deduplicate_spec import DeduplicateSpec
+from cutwater.operators.ranking.top_spec import TopSpec
+from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow, Window
+from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.state.segments import Frozen, Segment
 
 SCHEMA = pa.schema([("k", pa.string()), ("t", pa.timestamp("us")), ("v", pa.int64())])

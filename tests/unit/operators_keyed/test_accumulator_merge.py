@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keyed_world import VALUES, aggregate, fitting, same
 
-from cutwater.operators.accumulators import KINDS, Aggregate, make_accumulator
+from cutwater.operators.aggregate.accumulators import KINDS, Aggregate, make_accumulator
 
 CASES = [(kind, name) for kind in KINDS for name in fitting(kind)]
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from keyed_world import VALUES, fitting
 
-from cutwater.operators.accumulators import KINDS, Accumulator, Aggregate, make_accumulator
+from cutwater.operators.aggregate.accumulators import KINDS, Accumulator, Aggregate, make_accumulator
 
 CASES = [(kind, name) for kind in KINDS for name in fitting(kind)]
 each_case = pytest.mark.parametrize(("kind", "name"), CASES)

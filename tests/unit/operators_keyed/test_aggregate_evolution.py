@@ -17,10 +17,10 @@ from keyed_world import opened, rescaled, snapshot
 from table_world import Running
 
 import cutwater as cw
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.aggregate import RunningAggregateSpec
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.evolution import Evolution, Former
-from cutwater.operators.window import WindowAggregateSpec
+from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.state.segments import Segment
 
 END = 2**63 - 1

@@ -11,10 +11,10 @@ import pytest
 from keyed_world import opened, rows_of
 
 import cutwater as cw
-from cutwater.dataflow import aggregates
+from cutwater.api import aggregates
 from cutwater.errors import BuildError
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.aggregate import RunningAggregateSpec
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 
 DAY = dt.date(2026, 1, 1)
 MOMENT = dt.datetime(2026, 1, 1, 12)

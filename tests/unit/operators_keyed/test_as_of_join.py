@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from keyed_world import cuts
 from table_world import Change, Running, pieces, values
 
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import BuildError, DataError
-from cutwater.operators import two_sided_join
-from cutwater.operators.as_of_join import AsOfJoinSpec
-from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.operators.join import two_sided as two_sided_join
+from cutwater.operators.join.as_of_spec import AsOfJoinSpec
 
 LEFT = pa.schema({"k": pa.int32(), "t": pa.timestamp("us"), "n": pa.int64()})
 RIGHT = pa.schema({"k": pa.int64(), "since": pa.timestamp("us"), "rate": pa.string()})

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from process_world import Clock, Group
 
 from cutwater.errors import UserCodeError
-from cutwater.operators.grouped_rows import group_rows
-from cutwater.operators.operator_state import OperatorListState
-from cutwater.operators.process import BatchContext, BatchProcessFunction, ProcessContext
-from cutwater.operators.process_spec import ProcessSpec
-from cutwater.operators.process_state import ListState, ValueState
+from cutwater.operators.process.functions import BatchContext, BatchProcessFunction, ProcessContext
+from cutwater.operators.process.grouped_rows import group_rows
+from cutwater.operators.process.operator_state import OperatorListState
+from cutwater.operators.process.spec import ProcessSpec
+from cutwater.operators.process.states import ListState, ValueState
 
 SCHEMA = pa.schema([("a", pa.string()), ("b", pa.float64()), ("n", pa.int64())])
 OUT = pa.schema([("a", pa.string()), ("b", pa.float64()), ("sum", pa.int64()), ("last", pa.int64())])

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from keyed_world import cuts
 from table_world import Change, Running, pieces, table_after, values
 
+from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import BuildError, DataError
-from cutwater.operators import keyed_operator
-from cutwater.operators.base import MIN_WATERMARK
-from cutwater.operators.deduplicate import DeduplicateSpec
+from cutwater.operators.aggregate import keyed_operator
+from cutwater.operators.ranking.deduplicate_spec import DeduplicateSpec
 
 SCHEMA = pa.schema({"t": pa.timestamp("us"), "k": pa.string(), "v": pa.list_(pa.int32()), "row": pa.int64()})
 Row = tuple[int, str]

@@ -14,10 +14,10 @@ from keyed_world import opened, rescaled, rows_of, snapshot
 
 import cutwater as cw
 from cutwater.errors import BuildError
-from cutwater.operators.accumulators import Accumulator, Aggregate, make_accumulator
-from cutwater.operators.aggregate import RunningAggregateSpec
-from cutwater.operators.window import WindowAggregateSpec
-from cutwater.operators.window_kinds import TumblingWindow
+from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate, make_accumulator
+from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
+from cutwater.operators.window.kinds import TumblingWindow
+from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.state.keys import hash_keys, key_groups
 
 ONE = np.zeros(1, np.int32)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from subtask_context import Subtask
 
-from cutwater.operators.early_clock import EarlyClock
-from cutwater.operators.join_watermarks import GroupWatermarks
+from cutwater.operators.group_watermarks import GroupWatermarks
+from cutwater.operators.window.early_clock import EarlyClock
 from cutwater.state.segments import Segment
 
 

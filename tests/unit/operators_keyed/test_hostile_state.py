@@ -13,13 +13,13 @@ import pytest
 from stage_world import SCHEMA, SPECS, Stage
 
 from cutwater.errors import CorruptSnapshotError, StorageError, UserCodeError
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.aggregate import RunningAggregateSpec
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.base import OperatorSpec
-from cutwater.runtime.restore import Restore
+from cutwater.runtime.worker.restore import Restore
 from cutwater.state.segments import GROUP_COLUMN, Segment
-from cutwater.storage.memory import MemoryStore
-from cutwater.storage.snapshot import SnapshotWriter
+from cutwater.storage.snapshot.segment_files import SnapshotWriter
+from cutwater.storage.store.memory import MemoryStore
 
 AGGREGATES = (Aggregate("n", "count"), Aggregate("texts", "count_distinct", "k"), Aggregate("mean", "mean", "v"))
 ALL: dict[str, OperatorSpec] = SPECS | {"aggregate": RunningAggregateSpec(SCHEMA, ("k",), AGGREGATES)}

@@ -15,22 +15,22 @@ from incremental_world import JOB, Content, World, short
 from subtask_context import Subtask
 
 from cutwater.errors import StorageError
-from cutwater.operators import spill
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.keyed_segments import deleted_segments, group_segments, restore_rows
-from cutwater.operators.keyed_table import FrozenTable, KeyedTable
-from cutwater.state.changes import Changed, ChangeLog, Changes
-from cutwater.state.index import Slots
-from cutwater.state.intervals import History
-from cutwater.state.rocks import RocksStore
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.keyed_table import FrozenTable, KeyedTable
+from cutwater.state.disk.rocks import RocksStore
+from cutwater.state.disk.spilled_rows import SpilledRows
+from cutwater.state.index.key_index import Slots
 from cutwater.state.segments import Frozen, Segment
-from cutwater.state.spilled_rows import SpilledRows
-from cutwater.storage import shared as shared_module
-from cutwater.storage.chains import Chains
-from cutwater.storage.recovery import next_checkpoint_id
-from cutwater.storage.retention import Retention
-from cutwater.storage.shared import shared_files
-from cutwater.storage.snapshot import load_manifest
+from cutwater.state.table import spill
+from cutwater.state.table.changes import Changed, ChangeLog, Changes
+from cutwater.state.table.intervals import History
+from cutwater.state.table.keyed_segments import deleted_segments, group_segments, restore_rows
+from cutwater.storage.reading.recovery import next_checkpoint_id
+from cutwater.storage.snapshot import shared_files as shared_module
+from cutwater.storage.snapshot.chains import Chains
+from cutwater.storage.snapshot.retention import Retention
+from cutwater.storage.snapshot.segment_files import load_manifest
+from cutwater.storage.snapshot.shared_files import shared_files
 
 needs_rocksdb = pytest.mark.skipif(find_spec("rocksdict") is None, reason="rocksdict is not installed")
 

@@ -15,18 +15,18 @@ from process_world import Clock, clocked
 
 import cutwater as cw
 from cutwater.errors import StorageError
-from cutwater.operators.object_operator import ObjectOperator
-from cutwater.operators.object_segments import FrozenObjectStates, FrozenPart
-from cutwater.operators.operator_state import OperatorState
-from cutwater.operators.process import ProcessContext, ProcessFunction
-from cutwater.operators.process_spec import ProcessSpec
-from cutwater.state.intervals import Intervals
-from cutwater.state.objects import ObjectTable
-from cutwater.state.rocks import RocksStore
+from cutwater.operators.process.functions import ProcessContext, ProcessFunction
+from cutwater.operators.process.object_operator import ObjectOperator
+from cutwater.operators.process.operator_state import OperatorState
+from cutwater.operators.process.spec import ProcessSpec
+from cutwater.state.disk.rocks import RocksStore
+from cutwater.state.objects.segments import FrozenObjectStates, FrozenPart
+from cutwater.state.objects.table import ObjectTable
 from cutwater.state.segments import Frozen, Segment
-from cutwater.storage.chains import Chains
-from cutwater.storage.memory import MemoryStore
-from cutwater.storage.snapshot import SnapshotWriter, read_segment
+from cutwater.state.table.intervals import Intervals
+from cutwater.storage.snapshot.chains import Chains
+from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
+from cutwater.storage.store.memory import MemoryStore
 
 needs_rocksdb = pytest.mark.skipif(find_spec("rocksdict") is None, reason="rocksdict is not installed")
 
@@ -211,7 +211,7 @@ def test_restores_are_what_the_dictionaries_say() -> None:
 
 @needs_rocksdb
 def test_a_state_on_disk_is_written_and_restored_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutwater.state.rocks_objects._CHUNK_ROWS", 7)
+    monkeypatch.setattr("cutwater.state.objects.on_disk._CHUNK_ROWS", 7)
     step = ObjectsOnDisk(0, 1)
     step.operator.process(0, batch_of([(key, "add", key) for key in range(200)]))
     segments = list(step.freeze(1).segments())

@@ -14,21 +14,24 @@ from incremental_world import JOB, STEP, Content, World, short, written
 from keyed_world import opened, owner, rows_of
 from stage_world import SCHEMA, SPECS, Stage
 
+from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import StorageError
-from cutwater.operators import keyed_operator, open_windows, session_table, two_sided_join
-from cutwater.operators.as_of_operator import AsOfJoin
-from cutwater.operators.base import MAX_WATERMARK, Operator, Outputs
-from cutwater.operators.join_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.keyed_table import KeyedTable
-from cutwater.operators.session_table import SessionTable
-from cutwater.operators.two_sided_join import TwoSidedJoin
-from cutwater.operators.window_table import WindowTable
-from cutwater.state.intervals import Intervals
+from cutwater.operators.aggregate import keyed_operator
+from cutwater.operators.aggregate.keyed_table import KeyedTable
+from cutwater.operators.base import Operator, Outputs
+from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
+from cutwater.operators.join import two_sided as two_sided_join
+from cutwater.operators.join.as_of_operator import AsOfJoin
+from cutwater.operators.join.two_sided import TwoSidedJoin
+from cutwater.operators.window import open_windows, session_table
+from cutwater.operators.window.session_table import SessionTable
+from cutwater.operators.window.table import WindowTable
 from cutwater.state.segments import Segment
-from cutwater.storage.chains import Chains, extended
-from cutwater.storage.manifest import Entry
-from cutwater.storage.memory import MemoryStore
-from cutwater.storage.snapshot import SnapshotWriter, read_segment
+from cutwater.state.table.intervals import Intervals
+from cutwater.storage.snapshot.chains import Chains, extended
+from cutwater.storage.snapshot.manifest import Entry
+from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
+from cutwater.storage.store.memory import MemoryStore
 
 DELETING = {"tumbling", "slices", "cut slices", "sliding", "sessions", "early sessions"}
 SWEEPING = {"table join", "first", "updating top"}

@@ -8,14 +8,14 @@ import pyarrow as pa
 import pytest
 from keyed_world import opened, rows_of
 
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.as_of_join import AsOfJoinSpec
+from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.base import OperatorSpec
-from cutwater.operators.deduplicate import DeduplicateSpec
-from cutwater.operators.interval_join import IntervalJoinSpec
-from cutwater.operators.window import WindowAggregateSpec
-from cutwater.operators.window_join import WindowJoinSpec
-from cutwater.operators.window_kinds import SessionWindow, SlidingWindow, TumblingWindow
+from cutwater.operators.join.as_of_spec import AsOfJoinSpec
+from cutwater.operators.join.interval_spec import IntervalJoinSpec
+from cutwater.operators.join.window_spec import WindowJoinSpec
+from cutwater.operators.ranking.deduplicate_spec import DeduplicateSpec
+from cutwater.operators.window.kinds import SessionWindow, SlidingWindow, TumblingWindow
+from cutwater.operators.window.spec import WindowAggregateSpec
 
 ROWS = pa.schema({"k": pa.int64(), "t": pa.timestamp("us")})
 SIDES: Any = (ROWS, ROWS, ("k",), ("k",), "t", "t")

@@ -17,24 +17,25 @@ from pyspark.sql.streaming import StatefulProcessor
 from table_world import Change, Running, table_after, values
 
 import cutwater as cw
+from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import BuildError, DataError
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.aggregate import RunningAggregateSpec
-from cutwater.operators.as_of_join import AsOfJoinSpec
-from cutwater.operators.base import MAX_WATERMARK
-from cutwater.operators.deduplicate import DeduplicateSpec
-from cutwater.operators.grouped_rows import group_rows
-from cutwater.operators.interval_join import IntervalJoinSpec
-from cutwater.operators.key_check import KeyCheckSpec
-from cutwater.operators.partition import HashPartitioner
-from cutwater.operators.process_spec import ProcessSpec
-from cutwater.operators.table_join import JoinType, TableJoinSpec
-from cutwater.operators.top import TopRows, TopSpec
-from cutwater.operators.window import WindowAggregateSpec
-from cutwater.operators.window_join import WindowJoinSpec, WindowJoinType
-from cutwater.operators.window_kinds import SessionWindow, SlidingWindow, TumblingWindow, Window
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
+from cutwater.operators.aggregate.top_rows import TopRows
+from cutwater.operators.join.as_of_spec import AsOfJoinSpec
+from cutwater.operators.join.interval_spec import IntervalJoinSpec
+from cutwater.operators.join.table_spec import JoinType, TableJoinSpec
+from cutwater.operators.join.window_spec import WindowJoinSpec, WindowJoinType
+from cutwater.operators.process.grouped_rows import group_rows
+from cutwater.operators.process.spec import ProcessSpec
+from cutwater.operators.ranking.deduplicate_spec import DeduplicateSpec
+from cutwater.operators.ranking.top_spec import TopSpec
+from cutwater.operators.stateful_processor.spec import ProcessorSpec
+from cutwater.operators.stateless.key_check import KeyCheckSpec
+from cutwater.operators.window.kinds import SessionWindow, SlidingWindow, TumblingWindow, Window
+from cutwater.operators.window.spec import WindowAggregateSpec
+from cutwater.runtime.channels.partitioner import HashPartitioner
 from cutwater.state.keys import NullableKeys
-from cutwater.tws.spec import ProcessorSpec
 
 TYPES = {
     "int64": (pa.int64(), lambda i: i),

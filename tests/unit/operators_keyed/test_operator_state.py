@@ -13,10 +13,15 @@ from process_world import Clock, Group
 
 import cutwater as cw
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.operator_state import BroadcastState, OperatorListState, UnionListState
-from cutwater.operators.process import BroadcastProcessFunction, CoProcessFunction, ProcessContext, ProcessFunction
-from cutwater.operators.process_spec import ProcessInput, ProcessSpec
-from cutwater.operators.process_state import ListState, ValueState
+from cutwater.operators.process.functions import (
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    ProcessContext,
+    ProcessFunction,
+)
+from cutwater.operators.process.operator_state import BroadcastState, OperatorListState, UnionListState
+from cutwater.operators.process.spec import ProcessInput, ProcessSpec
+from cutwater.operators.process.states import ListState, ValueState
 
 ROW = pa.schema([("n", pa.int64())])
 KEPT = pa.schema([("kept", pa.list_(pa.int64()))])

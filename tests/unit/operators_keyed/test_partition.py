@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from keyed_world import VALUES, owner
 
 from cutwater.errors import BuildError, DataError
-from cutwater.operators.partition import HashPartitioner
+from cutwater.runtime.channels.partitioner import HashPartitioner
 
 
 @given(data=st.data(), parallelism=st.integers(1, 5), rows=st.integers(0, 200), nulls=st.booleans())

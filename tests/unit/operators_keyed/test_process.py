@@ -13,9 +13,9 @@ from keyed_world import feed, opened, rescaled, rows_of, snapshot
 
 import cutwater as cw
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.process import ProcessContext, ProcessFunction
-from cutwater.operators.process_spec import ProcessSpec
-from cutwater.operators.process_state import KeyedState, ListState, MapState, ValueState
+from cutwater.operators.process.functions import ProcessContext, ProcessFunction
+from cutwater.operators.process.spec import ProcessSpec
+from cutwater.operators.process.states import KeyedState, ListState, MapState, ValueState
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 

@@ -12,7 +12,7 @@ from process_world import Clock, Group
 import cutwater as cw
 from cutwater.errors import StorageError
 from cutwater.operators.evolution import Evolution, Former
-from cutwater.operators.process_spec import ProcessSpec
+from cutwater.operators.process.spec import ProcessSpec
 
 ROWS = pa.schema({"k": pa.string(), "n": pa.int32()})
 OUT = pa.schema({"k": pa.string(), "told": pa.string()})

@@ -15,11 +15,12 @@ from keyed_world import owner, rows_of, snapshot
 from subtask_context import Subtask
 from windows_world import KINDS, Model, Result, advance, assert_same, batch_of, hardly_any_memory, in_order, plain
 
+from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import BuildError
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.base import MAX_WATERMARK, Operator, Outputs
-from cutwater.operators.window import WindowAggregateSpec
-from cutwater.operators.window_kinds import Early, SessionWindow, SlidingWindow, TumblingWindow, Window
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.base import Operator, Outputs
+from cutwater.operators.window.kinds import Early, SessionWindow, SlidingWindow, TumblingWindow, Window
+from cutwater.operators.window.spec import WindowAggregateSpec
 
 MS = 1000
 WINDOWS = (

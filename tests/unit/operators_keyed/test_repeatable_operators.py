@@ -22,19 +22,16 @@ from subtask_context import Subtask
 
 import cutwater as cw
 from cutwater.connectors.generate import RateSource
-from cutwater.dataflow.plan import make_plan
-from cutwater.operators import (
-    firing_order,
-    join_columns,
-    join_operator,
-    keyed_segments,
-    session_keys,
-    spill,
-    two_sided_join,
-    window_slices,
-    window_table,
-)
-from cutwater.operators.portions import Portions
+from cutwater.operators import emission_order as firing_order
+from cutwater.operators.deterministic_batches import Portions
+from cutwater.operators.join import columns as join_columns
+from cutwater.operators.join import interval_operator as join_operator
+from cutwater.operators.join import two_sided as two_sided_join
+from cutwater.operators.window import session_keys
+from cutwater.operators.window import sliced_operator as window_slices
+from cutwater.operators.window import table as window_table
+from cutwater.plan.planner import make_plan
+from cutwater.state.table import keyed_segments, spill
 
 SCHEMA = pa.schema(
     [

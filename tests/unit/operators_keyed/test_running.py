@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from keyed_world import VALUES, aggregate, cuts, feed, fitting, opened, rescaled, rows_of, same, snapshot
 
 from cutwater.errors import BuildError, DataError, StorageError
-from cutwater.operators.accumulators import KINDS, Aggregate
-from cutwater.operators.aggregate import RunningAggregateSpec
+from cutwater.operators.aggregate.accumulators import KINDS, Aggregate
+from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.base import Operator, Outputs
-from cutwater.operators.keyed_segments import group_segments, keyed_rows
-from cutwater.state.index import Slots
+from cutwater.state.index.key_index import Slots
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.segments import GROUP_COLUMN, Segment
-from cutwater.storage.manifest import Entry
-from cutwater.storage.memory import MemoryStore
-from cutwater.storage.snapshot import SnapshotWriter, read_segment
+from cutwater.state.table.keyed_segments import group_segments, keyed_rows
+from cutwater.storage.snapshot.manifest import Entry
+from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
+from cutwater.storage.store.memory import MemoryStore
 
 
 def spec_of(batch: pa.RecordBatch, keys: tuple[str, ...], kinds: list[str]) -> RunningAggregateSpec:

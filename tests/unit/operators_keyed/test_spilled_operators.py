@@ -15,34 +15,31 @@ from stage_world import SCHEMA, Stage, windows
 from stage_world import SPECS as ALL_SPECS
 from subtask_context import Subtask
 
-from cutwater.operators import (
-    keyed_operator,
-    keyed_segments,
-    session_keys,
-    session_rows,
-    spill,
-    two_sided_join,
-    window_operator,
-    window_slices,
-    window_table,
-)
-from cutwater.operators.base import MAX_WATERMARK, BaseOperator, Operator, OperatorSpec, Outputs
-from cutwater.operators.join_rows import FrozenJoinRows, JoinRows
-from cutwater.operators.join_watermarks import WATERMARK
-from cutwater.operators.keyed_operator import KeyedOperator
-from cutwater.operators.keyed_table import KeyedTable
-from cutwater.operators.open_windows import OpenWindows
-from cutwater.operators.session_keys import SessionKeys
-from cutwater.operators.session_rows import FrozenSessions
-from cutwater.operators.spill import Spill
-from cutwater.operators.window_kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow
-from cutwater.operators.window_table import WindowTable
-from cutwater.state.nullable_index import NullableIndex
-from cutwater.state.rocks import RocksStore
+from cutwater.data.time import MAX_WATERMARK
+from cutwater.operators.aggregate import keyed_operator
+from cutwater.operators.aggregate.keyed_operator import KeyedOperator
+from cutwater.operators.aggregate.keyed_table import KeyedTable
+from cutwater.operators.base import BaseOperator, Operator, OperatorSpec, Outputs
+from cutwater.operators.group_watermarks import WATERMARK
+from cutwater.operators.join import two_sided as two_sided_join
+from cutwater.operators.join.rows import FrozenJoinRows, JoinRows
+from cutwater.operators.window import operator as window_operator
+from cutwater.operators.window import session_keys, session_rows
+from cutwater.operators.window import sliced_operator as window_slices
+from cutwater.operators.window import table as window_table
+from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow
+from cutwater.operators.window.open_windows import OpenWindows
+from cutwater.operators.window.session_keys import SessionKeys
+from cutwater.operators.window.session_rows import FrozenSessions
+from cutwater.operators.window.table import WindowTable
+from cutwater.state.disk.rocks import RocksStore
+from cutwater.state.disk.spill_queue import SpillQueue
+from cutwater.state.disk.spilled_rows import FrozenSpilledRows
+from cutwater.state.index.nullable import NullableIndex
 from cutwater.state.segments import Frozen, Segment
-from cutwater.state.spill_queue import SpillQueue
-from cutwater.state.spilled_rows import FrozenSpilledRows
-from cutwater.storage.chains import extended
+from cutwater.state.table import keyed_segments, spill
+from cutwater.state.table.spill import Spill
+from cutwater.storage.snapshot.chains import extended
 
 pytest.importorskip("rocksdict")
 
@@ -156,7 +153,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "PORTION_KEYS", 3)
     store = RocksStore(1 << 20)
     for module in (keyed_operator, window_operator, two_sided_join):
-        monkeypatch.setattr(module, "open_store", lambda ctx: ctx.state_memory_bytes and store)
+        monkeypatch.setattr(module, "open_spill", lambda ctx: ctx.state_memory_bytes and store)
     for module in (window_table, window_slices):
         monkeypatch.setattr(module, "PORTION_ROWS", 3)
     yield

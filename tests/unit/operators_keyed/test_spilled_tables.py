@@ -13,13 +13,13 @@ import pytest
 from keyed_world import cuts, feed, owner, same, snapshot
 from subtask_context import Subtask
 
-from cutwater.operators import spill
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.aggregate import RunningAggregateSpec
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.base import Operator, OperatorSpec
-from cutwater.operators.interval_join import IntervalJoinSpec
-from cutwater.operators.join_watermarks import WATERMARK
-from cutwater.state.rocks import RocksStore
+from cutwater.operators.group_watermarks import WATERMARK
+from cutwater.operators.join.interval_spec import IntervalJoinSpec
+from cutwater.state.disk.rocks import RocksStore
+from cutwater.state.table import spill
 
 pytest.importorskip("rocksdict")
 

@@ -15,8 +15,8 @@ from keyed_world import cuts
 from table_world import Change, Running, pieces, table_after, values
 
 from cutwater.errors import BuildError, DataError
-from cutwater.operators import keyed_operator
-from cutwater.operators.table_join import JoinType, TableJoinSpec
+from cutwater.operators.aggregate import keyed_operator
+from cutwater.operators.join.table_spec import JoinType, TableJoinSpec
 
 LEFT = pa.schema([("k", pa.int32()), ("v", pa.string()), pa.field("n", pa.int64(), nullable=False)])
 RIGHT = pa.schema({"k": pa.int64(), "v": pa.float64(), "tags": pa.list_(pa.string())})

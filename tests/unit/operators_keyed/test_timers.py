@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from process_world import Clock, Group
 
+from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import StorageError, UserCodeError
-from cutwater.operators.base import MAX_WATERMARK
-from cutwater.operators.process import ProcessContext, ProcessFunction
-from cutwater.operators.process_spec import ProcessSpec
-from cutwater.operators.process_state import ValueState
-from cutwater.operators.timers import Timers
+from cutwater.operators.process.functions import ProcessContext, ProcessFunction
+from cutwater.operators.process.spec import ProcessSpec
+from cutwater.operators.process.states import ValueState
+from cutwater.state.objects.timers import Timers
 
 SCHEMA = pa.schema([("k", pa.string()), ("do", pa.string()), ("time", pa.int64())])
 OUT = pa.schema([("k", pa.string()), ("time", pa.int64()), ("domain", pa.string()), ("n", pa.int64())])

@@ -15,8 +15,9 @@ from keyed_world import cuts
 from table_world import Change, Running, pieces, table_after, values
 
 from cutwater.errors import BuildError
-from cutwater.operators import ranked_rows
-from cutwater.operators.top import ROWS, TopRows, TopSpec
+from cutwater.operators.aggregate import ranked_rows
+from cutwater.operators.aggregate.top_rows import ROWS, TopRows
+from cutwater.operators.ranking.top_spec import TopSpec
 
 PLAIN = {"k": pa.string(), "a": pa.float64(), "b": pa.int16(), "row": pa.int64()}
 SCHEMA = pa.schema({**PLAIN, "tags": pa.list_(pa.int8())})

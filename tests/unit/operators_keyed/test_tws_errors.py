@@ -14,8 +14,8 @@ from tws_world import Interpreter, NoTimers, batch, spec
 
 import cutwater as cw
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.enrich_table import EnrichmentTable
-from cutwater.tws.time_mode import TimeMode
+from cutwater.operators.enrich.table import EnrichmentTable
+from cutwater.operators.stateful_processor.time_mode import TimeMode
 
 ROW = batch([("a", "tell", 0, 0)])
 

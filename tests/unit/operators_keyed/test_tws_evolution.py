@@ -14,12 +14,12 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import cutwater as cw
-from cutwater.dataflow.plan import check_compatible, make_plan, step_records
 from cutwater.errors import BuildError, StorageError
 from cutwater.operators.evolution import Evolution
-from cutwater.storage.manifest import Manifest
-from cutwater.tws.spec import ProcessorSpec
-from cutwater.tws.time_mode import TimeMode
+from cutwater.operators.stateful_processor.spec import ProcessorSpec
+from cutwater.operators.stateful_processor.time_mode import TimeMode
+from cutwater.plan.planner import check_compatible, make_plan, step_records
+from cutwater.storage.snapshot.manifest import Manifest
 
 OUT = pa.schema({"k": pa.string(), "told": pa.string()})
 KINDS = ("value", "list", "map")

@@ -17,14 +17,14 @@ from pyspark.sql.streaming import StatefulProcessor
 from tws_world import OUT, Interpreter, batch, spec, told
 
 import cutwater as cw
-from cutwater.dataflow.compatibility import check_compatible
-from cutwater.dataflow.plan import make_plan
-from cutwater.dataflow.records import step_records
+from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import BuildError
-from cutwater.operators.base import MAX_WATERMARK
-from cutwater.storage.manifest import Manifest
-from cutwater.tws.spec import ProcessorSpec
-from cutwater.tws.time_mode import TimeMode
+from cutwater.operators.stateful_processor.spec import ProcessorSpec
+from cutwater.operators.stateful_processor.time_mode import TimeMode
+from cutwater.plan.compatibility import check_compatible
+from cutwater.plan.planner import make_plan
+from cutwater.plan.records import step_records
+from cutwater.storage.snapshot.manifest import Manifest
 
 
 class Fleeting(Interpreter):

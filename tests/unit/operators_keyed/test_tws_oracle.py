@@ -15,8 +15,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.tws_tester import TwsTester
 from tws_world import Beside, Interpreter, NoTimers, PandasInterpreter, batch, beside, spec
 
-from cutwater.operators.enrich_table import EnrichmentTable
-from cutwater.tws.time_mode import TimeMode
+from cutwater.operators.enrich.table import EnrichmentTable
+from cutwater.operators.stateful_processor.time_mode import TimeMode
 
 STATE_OPS = ["update", "clear", "append", "extend", "put", "forget", "set", "remove", "drop", "tell", "tell"]
 TIMER_OPS = [*STATE_OPS, "timer", "timer", "untimer"]

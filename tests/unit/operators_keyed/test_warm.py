@@ -9,13 +9,13 @@ from pathlib import Path
 def test_ordinary_work_after_a_warm_up_compiles_nothing() -> None:
     code = """
 from numba.core.dispatcher import Dispatcher
-from cutwater.operators.warm import _Context, warm_up
+from cutwater.runtime.worker.warm import _Context, warm_up
 warm_up()
 import gc
 import numpy as np, pyarrow as pa
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.aggregate import RunningAggregateSpec
-from cutwater.operators.partition import HashPartitioner
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
+from cutwater.runtime.channels.partitioner import HashPartitioner
 kernels = [o for o in gc.get_objects() if isinstance(o, Dispatcher)]
 before = {k: len(k.signatures) for k in kernels}
 assert sum(before.values()) > 20
@@ -40,10 +40,10 @@ def test_large_state_and_its_snapshots_compile_nothing_after_a_warm_up() -> None
 import gc, time
 import numpy as np, pyarrow as pa
 from numba.core.dispatcher import Dispatcher
-from cutwater.operators.warm import _Context, warm_up
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.aggregate import RunningAggregateSpec
-from cutwater.state.grouping import in_groups
+from cutwater.runtime.worker.warm import _Context, warm_up
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
+from cutwater.state.index.grouping import in_groups
 import threading
 warm_up()
 kernels = [o for o in gc.get_objects() if isinstance(o, Dispatcher)]
@@ -82,7 +82,7 @@ def test_a_daemon_waits_for_no_compilation_where_only_some_kernels_are_cached(tm
     """The few kernels of a first job once made the next daemon compile all there are, and its workers late."""
     code = """
 import numpy as np
-import cutwater.operators.warm as warm
+import cutwater.runtime.worker.warm as warm
 from cutwater.state import hashing
 from cutwater.state.kernels import cache_directory
 import os

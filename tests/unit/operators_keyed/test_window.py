@@ -12,11 +12,12 @@ from keyed_world import opened, rows_of, snapshot
 from subtask_context import Subtask
 from windows_world import TIME, advance, batch_of, plain, spec_of
 
+from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import BuildError, DataError
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.base import MAX_WATERMARK, Outputs
-from cutwater.operators.window import WindowAggregateSpec
-from cutwater.operators.window_kinds import TumblingWindow
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.base import Outputs
+from cutwater.operators.window.kinds import TumblingWindow
+from cutwater.operators.window.spec import WindowAggregateSpec
 
 
 def test_it_agrees_with_duckdb_on_out_of_order_rows_over_many_windows() -> None:

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from keyed_world import cuts, opened, owner, rescaled, snapshot
 from table_world import Change, Running, pieces, values
 
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import BuildError
-from cutwater.operators import two_sided_join, window_join_operator
-from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
-from cutwater.operators.window_join import WindowJoinSpec, WindowJoinType
-from cutwater.operators.window_kinds import SlidingWindow, TumblingWindow
+from cutwater.operators.join import two_sided as two_sided_join
+from cutwater.operators.join import window_operator as window_join_operator
+from cutwater.operators.join.window_spec import WindowJoinSpec, WindowJoinType
+from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow
 
 LEFT = pa.schema({"k": pa.int32(), "t": pa.timestamp("us"), "n": pa.int64()})
 RIGHT = pa.schema({"k": pa.int64(), "u": pa.timestamp("us"), "text": pa.string()})

@@ -13,12 +13,16 @@ from keyed_world import opened, rescaled, rows_of, snapshot
 from subtask_context import Subtask
 from windows_world import advance, batch_of, plain, spec_of
 
+from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import BuildError
-from cutwater.operators import session_table, window_kernels, window_slices, word_accumulators
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.base import MAX_WATERMARK, Operator, Outputs
-from cutwater.operators.window import WindowAggregateSpec
-from cutwater.operators.window_kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow, Window
+from cutwater.operators.aggregate import word_accumulators
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.base import Operator, Outputs
+from cutwater.operators.window import kernels as window_kernels
+from cutwater.operators.window import session_table
+from cutwater.operators.window import sliced_operator as window_slices
+from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow, Window
+from cutwater.operators.window.spec import WindowAggregateSpec
 
 ROWS = 20_000
 SECOND = 1_000_000

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 from table_world import Running, values
 
-from cutwater.operators.base import MAX_WATERMARK, Outputs
-from cutwater.operators.top import ROWS, TopRows
-from cutwater.operators.unnest import UnnestSpec
-from cutwater.operators.window import WindowAggregateSpec
-from cutwater.operators.window_kinds import SlidingWindow, TumblingWindow
+from cutwater.data.time import MAX_WATERMARK
+from cutwater.operators.aggregate.top_rows import ROWS, TopRows
+from cutwater.operators.base import Outputs
+from cutwater.operators.stateless.unnest import UnnestSpec
+from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow
+from cutwater.operators.window.spec import WindowAggregateSpec
 
 SCHEMA = pa.schema({"t": pa.timestamp("us"), "k": pa.string(), "price": pa.int64(), "row": pa.int64()})
 

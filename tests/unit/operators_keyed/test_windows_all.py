@@ -23,10 +23,12 @@ from windows_world import (
     spec_of,
 )
 
-from cutwater.operators import open_windows, session_table, window_operator, window_slices
-from cutwater.operators.base import MAX_WATERMARK
-from cutwater.operators.window import WindowAggregateSpec
-from cutwater.operators.window_kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow
+from cutwater.data.time import MAX_WATERMARK
+from cutwater.operators.window import open_windows, session_table
+from cutwater.operators.window import operator as window_operator
+from cutwater.operators.window import sliced_operator as window_slices
+from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow
+from cutwater.operators.window.spec import WindowAggregateSpec
 
 KEYS = ("", "a", "b")
 TIMES = st.integers(-40, 60)

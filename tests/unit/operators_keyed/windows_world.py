@@ -10,12 +10,17 @@ import pyarrow as pa
 import pytest
 from keyed_world import aggregate, rows_of, same
 
-from cutwater.operators import keyed_segments, session_keys, spill, window_operator, window_slices, window_table
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, Operator, Outputs
-from cutwater.operators.window import WindowAggregateSpec
-from cutwater.operators.window_kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow, Window
-from cutwater.state.rocks import RocksStore
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.base import Operator, Outputs
+from cutwater.operators.window import operator as window_operator
+from cutwater.operators.window import session_keys
+from cutwater.operators.window import sliced_operator as window_slices
+from cutwater.operators.window import table as window_table
+from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow, Window
+from cutwater.operators.window.spec import WindowAggregateSpec
+from cutwater.state.disk.rocks import RocksStore
+from cutwater.state.table import keyed_segments, spill
 
 KINDS = ("count", "sum", "max", "first", "last", "mean")
 AGGREGATES = (
@@ -230,4 +235,4 @@ def hardly_any_memory(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
         monkeypatch.setattr(module, name, 1)
     store = RocksStore(1 << 20)
     request.addfinalizer(store.close)
-    monkeypatch.setattr(window_operator, "open_store", lambda ctx: store)
+    monkeypatch.setattr(window_operator, "open_spill", lambda ctx: store)

@@ -19,19 +19,20 @@ import polars as pl
 import pyarrow as pa
 from subtask_context import Subtask
 
-from cutwater.connectors.file_source import FileSource
-from cutwater.dataflow.graph import Step, StreamType
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, Outputs
-from cutwater.operators.window import WindowAggregateSpec
-from cutwater.operators.window_kinds import Window
-from cutwater.protocol.step_times import StepTimes, TellTime
-from cutwater.protocol.watermarks import InputTime, WatermarkMerger, merged_time
-from cutwater.runtime.control import SplitAssignment
-from cutwater.runtime.enumerator import Enumerator
-from cutwater.runtime.source_runner import SourceRunner
+from cutwater.connectors.files.source import FileSource
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.base import Outputs
+from cutwater.operators.window.kinds import Window
+from cutwater.operators.window.spec import WindowAggregateSpec
+from cutwater.plan.graph import Step, StreamType
+from cutwater.protocol.checkpoint.step_times import StepTimes, TellTime
+from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger, merged_time
+from cutwater.runtime.control.messages import SplitAssignment
+from cutwater.runtime.driver.enumerator import Enumerator
+from cutwater.runtime.worker.source_runner import SourceRunner
 from cutwater.state.segments import Segment
-from cutwater.storage.manifest import SplitRecord
+from cutwater.storage.snapshot.manifest import SplitRecord
 
 SECOND = 1_000_000
 ZERO = 1_600_000_000 * SECOND

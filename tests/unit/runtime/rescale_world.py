@@ -15,18 +15,19 @@ import pyarrow as pa
 from subtask_context import Subtask
 
 import cutwater as cw
-from cutwater.dataflow.graph import Channel, PhysicalPlan, key_group_range
-from cutwater.dataflow.plan import make_plan
-from cutwater.dataflow.records import edge_records
-from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK, Operator, Outputs
-from cutwater.operators.partition import HashPartitioner
-from cutwater.protocol.watermarks import InputTime, WatermarkMerger
-from cutwater.runtime.net_items import Rows
-from cutwater.runtime.restore import Restore
-from cutwater.storage.channel_log import ChannelLog, LogItem, add_log
-from cutwater.storage.manifest import ChannelRecord, Entry, Manifest, StepRecord, SubtaskRecord
-from cutwater.storage.memory import MemoryStore
-from cutwater.storage.snapshot import SnapshotWriter
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.operators.base import Operator, Outputs
+from cutwater.plan.graph import Channel, PhysicalPlan, key_group_range
+from cutwater.plan.planner import make_plan
+from cutwater.plan.records import edge_records
+from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
+from cutwater.runtime.channels.items import Rows
+from cutwater.runtime.channels.partitioner import HashPartitioner
+from cutwater.runtime.worker.restore import Restore
+from cutwater.storage.snapshot.channel_log import ChannelLog, LogItem, add_log
+from cutwater.storage.snapshot.manifest import ChannelRecord, Entry, Manifest, StepRecord, SubtaskRecord
+from cutwater.storage.snapshot.segment_files import SnapshotWriter
+from cutwater.storage.store.memory import MemoryStore
 
 __all__ = ["Cut", "Event", "World", "go_on"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from cutwater.config import JobConfig
-from cutwater.runtime.deploying import Deploying
+from cutwater.runtime.driver.deploying import Deploying
 
 
 def test_who_has_caught_up_is_heard_only_while_it_is_waited_for() -> None:

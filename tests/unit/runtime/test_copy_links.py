@@ -12,15 +12,15 @@ from itertools import pairwise
 import pytest
 
 from cutwater.errors import CorruptSnapshotError, WireError
-from cutwater.protocol.handshake import Peer
-from cutwater.runtime import copy_links
-from cutwater.runtime.auth import Secret
-from cutwater.runtime.connections import DataServer
-from cutwater.runtime.copies import choose_holders
-from cutwater.runtime.copy_links import CopyLink, CopyServer, dial_copies
-from cutwater.runtime.copying import Copier
-from cutwater.storage.copies import MemoryShelf
-from cutwater.storage.local import LocalStore
+from cutwater.protocol.wire.handshake import Peer
+from cutwater.runtime.channels.data_server import DataServer
+from cutwater.runtime.copies import links as copy_links
+from cutwater.runtime.copies.copier import Copier
+from cutwater.runtime.copies.copies import choose_holders
+from cutwater.runtime.copies.links import CopyLink, CopyServer, dial_copies
+from cutwater.runtime.transport.secret import Secret
+from cutwater.storage.snapshot.copies import MemoryShelf
+from cutwater.storage.store.local import LocalStore
 
 SECRET = Secret(b"0123456789abcdef")
 DATA = random.Random(7).randbytes(3_000_001)

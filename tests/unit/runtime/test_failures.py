@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cutwater.errors import JobFailedError, ResourceError, UserCodeError
-from cutwater.protocol.job_messages import JobPhase
-from cutwater.runtime.failures import FailureLedger
+from cutwater.protocol.job.messages import JobPhase
+from cutwater.runtime.driver.failure_ledger import FailureLedger
 
 STORY = "function 'f' raised KeyError: 'x'\nTraceback (most recent call last):\n  line 3, in f"
 

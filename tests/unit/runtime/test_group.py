@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cutwater.runtime import control as c
-from cutwater.runtime.control_server import WorkerLink
-from cutwater.runtime.group import Group
+from cutwater.runtime.control import messages as c
+from cutwater.runtime.control.links import WorkerLink
+from cutwater.runtime.driver.group import Group
 
 
 class Link:

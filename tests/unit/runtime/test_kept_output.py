@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutwater.dataflow.graph import Channel
 from cutwater.errors import InvariantError, NondeterminismError
-from cutwater.runtime.kept_output import KeptOutput
-from cutwater.runtime.net_input import InputChannel
-from cutwater.runtime.net_items import Barrier, End, Item, Rows, Watermark
-from cutwater.runtime.net_output import OutputChannel
+from cutwater.plan.graph import Channel
+from cutwater.runtime.channels.input import InputChannel
+from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Watermark
+from cutwater.runtime.channels.output import OutputChannel
+from cutwater.runtime.channels.replay_buffer import KeptOutput
 
 SCHEMA = pa.schema([("n", pa.int64())])
 KEY = Channel(0, 0, 1)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from late_world import SCHEMA, SECOND, ZERO, File, World, said
 
-from cutwater.connectors.earliest import earliest_time
-from cutwater.connectors.file_source import FileSource
-from cutwater.operators.base import MIN_WATERMARK
-from cutwater.operators.window_kinds import SlidingWindow, TumblingWindow, Window
-from cutwater.runtime.control import SplitAssignment
+from cutwater.connectors.files.earliest import earliest_time
+from cutwater.connectors.files.source import FileSource
+from cutwater.data.time import MIN_WATERMARK
+from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow, Window
+from cutwater.runtime.control.messages import SplitAssignment
 
 FORMATS = ("parquet", "csv", "json")
 

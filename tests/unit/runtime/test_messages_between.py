@@ -12,16 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cutwater.protocol.wire import ControlDecoder
-from cutwater.runtime import control as c
-from cutwater.runtime.attempt import Attempt
-from cutwater.runtime.control_server import ControlLink
-from cutwater.runtime.snapshot_parts import FrozenSubtask, Written
-from cutwater.runtime.snapshots import SnapshotService
-from cutwater.runtime.subtask import Subtask
+from cutwater.protocol.wire.frames import ControlDecoder
+from cutwater.runtime.control import messages as c
+from cutwater.runtime.control.links import ControlLink
+from cutwater.runtime.worker.attempt import Attempt
+from cutwater.runtime.worker.snapshot_parts import FrozenSubtask, Written
+from cutwater.runtime.worker.snapshots import SnapshotService
+from cutwater.runtime.worker.subtask import Subtask
 from cutwater.state.segments import FrozenSegments, Segment
-from cutwater.storage.local import LocalStore
-from cutwater.storage.manifest import SubtaskRecord
+from cutwater.storage.snapshot.manifest import SubtaskRecord
+from cutwater.storage.store.local import LocalStore
 
 WAIT_S = 20.0
 

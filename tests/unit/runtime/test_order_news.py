@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from cutwater.errors import InvariantError, WireError
-from cutwater.runtime.order_news import OrderNews, PeerNews
+from cutwater.runtime.control.determinant_news import OrderNews, PeerNews
 
 
 class Workers:

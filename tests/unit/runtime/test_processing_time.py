@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from cutwater.dataflow.graph import PhysicalPlan
 from cutwater.operators.base import BaseOperator, Outputs
-from cutwater.runtime import clock as clock_module
-from cutwater.runtime.chain import Chain, Node
-from cutwater.runtime.clock import ProcessingClock
-from cutwater.runtime.restore import Restore
-from cutwater.storage.manifest import Manifest, SubtaskRecord
+from cutwater.plan.graph import PhysicalPlan
+from cutwater.runtime.worker import clock as clock_module
+from cutwater.runtime.worker.chain import Chain, Node
+from cutwater.runtime.worker.clock import ProcessingClock
+from cutwater.runtime.worker.restore import Restore
+from cutwater.storage.snapshot.manifest import Manifest, SubtaskRecord
 
 
 def test_w2_a_clock_that_is_set_back_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:

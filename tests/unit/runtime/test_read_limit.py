@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import cutwater as cw
 from cutwater.errors import DataError
-from cutwater.runtime.read_limit import is_before, read_up_to
+from cutwater.runtime.control.read_limit import is_before, read_up_to
 
 ROWS = 300
 

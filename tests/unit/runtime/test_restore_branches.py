@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 
 import cutwater as cw
-from cutwater.dataflow.graph import PhysicalPlan
-from cutwater.dataflow.plan import make_plan
-from cutwater.dataflow.records import edge_records, step_records
-from cutwater.dataflow.upgrade import Upgrade
-from cutwater.runtime import restore as restore_module
-from cutwater.runtime.restore import Restore
-from cutwater.storage.manifest import ChannelRecord, Manifest, SubtaskRecord
+from cutwater.plan.graph import PhysicalPlan
+from cutwater.plan.planner import make_plan
+from cutwater.plan.records import edge_records, step_records
+from cutwater.plan.upgrade import Upgrade
+from cutwater.runtime.worker import restore as restore_module
+from cutwater.runtime.worker.restore import Restore
+from cutwater.storage.snapshot.manifest import ChannelRecord, Manifest, SubtaskRecord
 
 WATERMARKS = {"read": 30, "slow": 10, "fast": 20}
 """By the first step of a subtask."""

@@ -9,10 +9,10 @@ import pytest
 
 import cutwater as cw
 from cutwater.config import JobConfig
-from cutwater.dataflow.plan import make_plan
 from cutwater.errors import FencedError
-from cutwater.runtime.publisher import Publisher
-from cutwater.storage.local import LocalStore
+from cutwater.plan.planner import make_plan
+from cutwater.runtime.driver.publisher import Publisher
+from cutwater.storage.store.local import LocalStore
 
 
 def test_a_driver_that_is_replaced_while_it_takes_a_part_back_restores_nothing_of_the_others(

@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cutwater.operators.accumulators import Aggregate
-from cutwater.operators.keyed_segments import restore_rows
-from cutwater.operators.keyed_table import KeyedTable
-from cutwater.runtime.restore import Restore
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.keyed_table import KeyedTable
+from cutwater.runtime.worker.restore import Restore
 from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
-from cutwater.storage.manifest import Entry
-from cutwater.storage.memory import MemoryStore
-from cutwater.storage.snapshot import SnapshotWriter
+from cutwater.state.table.keyed_segments import restore_rows
+from cutwater.storage.snapshot.manifest import Entry
+from cutwater.storage.snapshot.segment_files import SnapshotWriter
+from cutwater.storage.store.memory import MemoryStore
 
 GROUPS = 8
 STATE = pa.schema([("k", pa.int64()), ("n", pa.int64())])

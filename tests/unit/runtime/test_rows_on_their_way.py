@@ -5,10 +5,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from cutwater.dataflow.graph import Edge, EdgeType
 from cutwater.errors import BuildError
-from cutwater.runtime.channel_state import fitting
-from cutwater.storage.channel_log import LogItem
+from cutwater.plan.graph import Edge, EdgeType
+from cutwater.runtime.channels.log import fitting
+from cutwater.storage.snapshot.channel_log import LogItem
 
 ROWS = pa.record_batch({"k": [1, 2], "v": [3, 4], "w": ["a", "b"]})
 

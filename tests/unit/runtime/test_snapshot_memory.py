@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cutwater.runtime.snapshot_parts import FrozenSubtask, Written
-from cutwater.runtime.snapshots import SnapshotService
+from cutwater.runtime.worker.snapshot_parts import FrozenSubtask, Written
+from cutwater.runtime.worker.snapshots import SnapshotService
 from cutwater.state.segments import FrozenSegments, Segment
-from cutwater.storage.local import LocalStore
-from cutwater.storage.manifest import SubtaskRecord
-from cutwater.storage.snapshot import read_segment
+from cutwater.storage.snapshot.manifest import SubtaskRecord
+from cutwater.storage.snapshot.segment_files import read_segment
+from cutwater.storage.store.local import LocalStore
 
 SUBTASKS = 3
 

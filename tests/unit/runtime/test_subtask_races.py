@@ -9,19 +9,22 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from cutwater.dataflow.graph import Channel
+from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import InvariantError
-from cutwater.operators.base import MIN_WATERMARK, BaseOperator, Outputs
+from cutwater.operators.base import BaseOperator, Outputs
+from cutwater.plan.graph import Channel
 from cutwater.protocol import messages as m
-from cutwater.protocol.loop import SubtaskLoop
-from cutwater.protocol.rows import PROTOCOLS
-from cutwater.protocol.subtask import SubtaskMachine
-from cutwater.protocol.watermarks import InputTime, WatermarkMerger
-from cutwater.runtime.chain import Chain, EdgeOut, Node
-from cutwater.runtime.channels import Barrier, InputChannel, Item, OutputChannel, Rows, Watermark
-from cutwater.runtime.clock import ProcessingClock
-from cutwater.runtime.performer import SubtaskParts
-from cutwater.runtime.subtask import Subtask
+from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.protocol.subtask.loop import SubtaskLoop
+from cutwater.protocol.subtask.machine import SubtaskMachine
+from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
+from cutwater.runtime.channels.input import InputChannel
+from cutwater.runtime.channels.items import Barrier, Item, Rows, Watermark
+from cutwater.runtime.channels.output import OutputChannel
+from cutwater.runtime.worker.chain import Chain, EdgeOut, Node
+from cutwater.runtime.worker.clock import ProcessingClock
+from cutwater.runtime.worker.performer import SubtaskParts
+from cutwater.runtime.worker.subtask import Subtask
 
 ROWS = Rows(pa.record_batch({"n": [1, 2, 3]}), 0, MIN_WATERMARK)
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from cutwater.connectors.console import CONSOLE_LOGGER
-from cutwater.runtime import control as c
-from cutwater.runtime import worker_log
-from cutwater.runtime.worker_log import LINES_PER_S, log_to_driver
+from cutwater.runtime.control import messages as c
+from cutwater.runtime.worker import log as worker_log
+from cutwater.runtime.worker.log import LINES_PER_S, log_to_driver
 
 
 @pytest.fixture

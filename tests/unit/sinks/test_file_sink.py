@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from sink_identity import SCHEMA, Identity, numbers, parts
 
-from cutwater.connectors import file_sink
 from cutwater.connectors.base import Json, PreCommit, SinkSnapshot
-from cutwater.connectors.file_sink import FileSink, PartWriter
-from cutwater.connectors.part_commit import part_stem, part_suffix, write_part
-from cutwater.connectors.part_formats import CsvParts, JsonParts, ParquetParts, PartFormat
-from cutwater.connectors.staging_area import StagingArea
+from cutwater.connectors.files import sink as file_sink
+from cutwater.connectors.files.part_commit import part_stem, part_suffix, write_part
+from cutwater.connectors.files.part_formats import CsvParts, JsonParts, ParquetParts, PartFormat
+from cutwater.connectors.files.sink import FileSink, PartWriter
+from cutwater.connectors.staging.area import StagingArea
 from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, DataError, StorageError
 from damage import flipped, truncated
 

@@ -17,8 +17,8 @@ import pytest
 
 import cutwater as cw
 from cutwater.connectors.base import Source
-from cutwater.connectors.part_commit import write_part
-from cutwater.connectors.part_formats import CsvParts, JsonParts, PartFormat
+from cutwater.connectors.files.part_commit import write_part
+from cutwater.connectors.files.part_formats import CsvParts, JsonParts, PartFormat
 from cutwater.errors import BuildError, ConfigError, DataError
 
 NOON = dt.datetime(2024, 5, 1, 12, 0, 0, 250)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from sink_identity import SCHEMA, Identity, numbers
 
-from cutwater.connectors.file_sink import FileSink
+from cutwater.connectors.files.sink import FileSink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from sink_identity import SCHEMA, numbers
 
-from cutwater.connectors.staging import PieceCut, StagingLog, open_piece
-from cutwater.connectors.staging_area import StagingArea
+from cutwater.connectors.staging.area import StagingArea
+from cutwater.connectors.staging.log import PieceCut, StagingLog, open_piece
 from cutwater.errors import CorruptSnapshotError, StorageError
 from damage import flipped, truncated
 

@@ -10,15 +10,15 @@ import pyarrow as pa
 from subtask_context import Subtask
 
 import cutwater as cw
-from cutwater.dataflow.plan import make_plan, step_records
-from cutwater.operators.base import MAX_WATERMARK
+from cutwater.data.time import MAX_WATERMARK
+from cutwater.plan.planner import make_plan, step_records
 from cutwater.state.keys import hash_keys, key_group_owner, key_groups
-from cutwater.storage.chains import Chains, extended
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.manifest import Entry, Manifest
-from cutwater.storage.publish import publish
-from cutwater.storage.snapshot import SnapshotWriter
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.snapshot.chains import Chains, extended
+from cutwater.storage.snapshot.manifest import Entry, Manifest
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.segment_files import SnapshotWriter
+from cutwater.storage.store.local import LocalStore
 
 __all__ = ["GROUPS", "Running"]
 

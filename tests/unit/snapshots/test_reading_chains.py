@@ -14,10 +14,10 @@ from snapshot_world import Running
 
 import cutwater as cw
 from cutwater.errors import ConfigError
-from cutwater.snapshots import merge
-from cutwater.storage.channel_log import ChannelLog, LogItem, add_log
-from cutwater.storage.manifest import SplitRecord, SubtaskRecord
-from cutwater.storage.snapshot import SnapshotWriter
+from cutwater.state_reader import merge
+from cutwater.storage.snapshot.channel_log import ChannelLog, LogItem, add_log
+from cutwater.storage.snapshot.manifest import SplitRecord, SubtaskRecord
+from cutwater.storage.snapshot.segment_files import SnapshotWriter
 
 SCHEMA = "k string, v long"
 

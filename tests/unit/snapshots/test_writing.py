@@ -13,7 +13,7 @@ from snapshot_world import Running
 
 import cutwater as cw
 from cutwater.errors import BuildError, ConfigError, CutwaterError, DataError
-from cutwater.snapshots.compare import comparable_states, compare_states
+from cutwater.state_reader.compare import comparable_states, compare_states
 
 SCHEMA = "k string, t timestamp, v long"
 

@@ -10,9 +10,9 @@ from datetime import timedelta
 import pytest
 
 import cutwater as cw
-from cutwater.connectors.file_sink import FileSink
-from cutwater.connectors.file_source import FileSource
-from cutwater.connectors.part_formats import PART_FORMATS
+from cutwater.connectors.files.part_formats import PART_FORMATS
+from cutwater.connectors.files.sink import FileSink
+from cutwater.connectors.files.source import FileSource
 from cutwater.errors import ConfigError
 
 ARGUMENTS = {n: p for n, p in inspect.signature(cw.files).parameters.items() if p.kind is p.KEYWORD_ONLY}

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cutwater.connectors import parquet_reader
-from cutwater.connectors.file_source import FileSource
+from cutwater.connectors.files import parquet_reader
+from cutwater.connectors.files.source import FileSource
 from cutwater.errors import BuildError, ConfigError, DataError
 
 
@@ -113,7 +113,7 @@ def test_a_wrong_option_is_named(tmp_path: Path, options: dict[str, object]) -> 
 
 def test_a_watched_file_counts_once_it_was_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [50.0]
-    monkeypatch.setattr("cutwater.connectors.file_source.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("cutwater.connectors.files.source.time.monotonic", lambda: now[0])
     write(tmp_path / "old.parquet", 1)
     source = FileSource(tmp_path, watch=True, settle_ms=2000)
     assert not source.bounded

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cutwater.connectors import line_blocks, text_reader
-from cutwater.connectors.file_listing import FileEntry
-from cutwater.connectors.file_source import FileSource
-from cutwater.connectors.line_blocks import LineBlocks
-from cutwater.connectors.time_texts import parse_times
+from cutwater.connectors.files import line_blocks, text_reader
+from cutwater.connectors.files.line_blocks import LineBlocks
+from cutwater.connectors.files.listing import FileEntry
+from cutwater.connectors.files.source import FileSource
+from cutwater.connectors.files.time_texts import parse_times
 from cutwater.errors import BuildError, DataError
 
 UTC = dt.UTC

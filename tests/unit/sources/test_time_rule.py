@@ -172,7 +172,7 @@ class TestTypedFormats:
 
 @pytest.mark.parametrize("form", ["parquet", *TEXTS])
 def test_what_a_sink_writes_is_read_again_as_it_was(tmp_path, form):
-    from cutwater.connectors.part_formats import PART_FORMATS
+    from cutwater.connectors.files.part_formats import PART_FORMATS
 
     moment = dt.datetime(2026, 1, 1, 0, 0, 0, 123_456)
     for name, kind in (("instant", INSTANT), ("wall", WALL), ("day", pa.date32())):

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.connectors.watermark_cut import watermark_cuts
-from cutwater.operators.base import MAX_WATERMARK, MIN_WATERMARK
-from cutwater.protocol.split_times import watermark_after
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.protocol.subtask.split_times import watermark_after
+from cutwater.runtime.worker.watermark_cut import watermark_cuts
 
 times_lists = st.lists(st.integers(-9, 9), max_size=30)
 

@@ -11,9 +11,9 @@ from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan
 
 import cutwater as cw
 from cutwater.errors import ConfigError
-from cutwater.snapshots import merge
 from cutwater.spark.snapshot_sink import SnapshotSinkWriter
 from cutwater.spark.snapshot_source import SnapshotReader, SnapshotSource
+from cutwater.state_reader import merge
 
 KEYS = 2_000
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutwater.state import capture as capture_module
-from cutwater.state import memory
-from cutwater.state.capture import Captures
+from cutwater.state import growing_array as memory
 from cutwater.state.column_kernels import CHUNK_ROWS
-from cutwater.state.memory import GrowingArray, in_background, populate
+from cutwater.state.growing_array import GrowingArray, in_background, populate
+from cutwater.state.table import capture as capture_module
+from cutwater.state.table.capture import Captures
 
 
 def columns_of(rows: int) -> list[GrowingArray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cutwater.state.changes import ChangeLog, Changes
+from cutwater.state.table.changes import ChangeLog, Changes
 
 
 def _slots(*numbers: int) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from cutwater.state.memory import gather
+from cutwater.state.growing_array import gather
 
 MANY = 5_000
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutwater.state.index import BytesIndex, Int64Index, KeyIndex, WordsIndex, make_index
+from cutwater.state.index.key_index import BytesIndex, Int64Index, KeyIndex, WordsIndex, make_index
 from cutwater.state.keys import hash_keys
 
 Row = tuple[object, ...]

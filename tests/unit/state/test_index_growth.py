@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cutwater.state import next_table
-from cutwater.state.index import KeyIndex, make_index
+from cutwater.state.index import next_table
+from cutwater.state.index.key_index import KeyIndex, make_index
 
 FIRST = 1 << 17
 """Slots from which on the index of these tests wants a larger table."""

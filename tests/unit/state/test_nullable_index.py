@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_index import KINDS, columns_of
 
-from cutwater.state.index import make_index
+from cutwater.state.index.key_index import make_index
+from cutwater.state.index.nullable import NullableIndex
 from cutwater.state.keys import NULL_HASH, NullableKeys, hash_keys
-from cutwater.state.nullable_index import NullableIndex
 
 Row = tuple[object, ...]
 

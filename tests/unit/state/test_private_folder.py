@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cutwater.errors import StorageError
-from cutwater.state.private_folder import PrivateFolder
+from cutwater.state.disk.private_folder import PrivateFolder
 
 
 def test_nobody_else_can_open_a_scratch_folder(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutwater.state.row_store import RowStore
+from cutwater.state.table.row_store import RowStore
 
 COLUMNS: dict[pa.DataType, st.SearchStrategy[object]] = {
     pa.int64(): st.integers(-(2**63), 2**63 - 1),

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutwater.state.values import ValueStore
-from cutwater.state.words import from_words, to_words, valid_rows
+from cutwater.data.words import from_words, to_words, valid_rows
+from cutwater.state.table.value_store import ValueStore
 
 WORD_VALUES: dict[pa.DataType, st.SearchStrategy[object]] = {
     pa.bool_(): st.booleans(),
@@ -110,9 +110,12 @@ def test_kernels_are_cached_where_numba_is_told_to(tmp_path: Path) -> None:
 def test_importing_compiles_nothing_and_the_dataflow_does_without_numba() -> None:
     code = """
 import sys
-import cutwater.dataflow.graph, cutwater.operators.aggregate, cutwater.operators.window, cutwater.operators.accumulators
+import cutwater.plan.graph, cutwater.operators.aggregate.running_spec
+import cutwater.operators.window.spec, cutwater.operators.aggregate.accumulators
 assert "numba" not in sys.modules
-from cutwater.operators import running, windowing, partition
+from cutwater.operators.aggregate import running_operator as running
+from cutwater.operators.window import aggregate_operator as windowing
+from cutwater.runtime.channels import partitioner as partition
 from cutwater.state import hashing
 assert not hashing.hash_words.signatures
 """

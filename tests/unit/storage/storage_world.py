@@ -6,12 +6,12 @@ import msgspec
 import pyarrow as pa
 
 from cutwater.state.segments import GROUP_COLUMN, Segment
-from cutwater.storage.chains import extended
-from cutwater.storage.log import JobLog
-from cutwater.storage.manifest import Entry, Manifest, SplitRecord, StepRecord, SubtaskRecord
-from cutwater.storage.publish import publish
-from cutwater.storage.recovery import Restorable
-from cutwater.storage.snapshot import SnapshotWriter, read_segment
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.reading.recovery import Restorable
+from cutwater.storage.snapshot.chains import extended
+from cutwater.storage.snapshot.manifest import Entry, Manifest, SplitRecord, StepRecord, SubtaskRecord
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
 
 JOB = "delays"
 WORKERS = 2

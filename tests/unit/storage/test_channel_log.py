@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from cutwater.errors import CorruptSnapshotError
-from cutwater.storage import channel_log
-from cutwater.storage.channel_log import ChannelLog, LogItem, add_log, read_log
-from cutwater.storage.local import LocalStore
-from cutwater.storage.snapshot import SnapshotWriter
+from cutwater.storage.snapshot import channel_log
+from cutwater.storage.snapshot.channel_log import ChannelLog, LogItem, add_log, read_log
+from cutwater.storage.snapshot.segment_files import SnapshotWriter
+from cutwater.storage.store.local import LocalStore
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cutwater.errors import CorruptSnapshotError
-from cutwater.state.private_folder import remove_abandoned
-from cutwater.storage.copies import FolderShelf, MemoryShelf, Shelf, copies_folder
+from cutwater.state.disk.private_folder import remove_abandoned
+from cutwater.storage.snapshot.copies import FolderShelf, MemoryShelf, Shelf, copies_folder
 
 CAPACITY = 1_000
 
@@ -99,7 +99,7 @@ def test_what_is_read_lives_on_when_the_shelf_drops_it() -> None:
 
 _DIES = """
 import sys
-from cutwater.storage.copies import FolderShelf
+from cutwater.storage.snapshot.copies import FolderShelf
 shelf = FolderShelf(sys.argv[1], sys.argv[2], 1_000)
 assert shelf.offer("shared/1-1-0.data", 500, 1) == "send"
 copy = shelf.write("shared/1-1-0.data")

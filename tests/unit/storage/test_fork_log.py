@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cutwater.errors import FencedError
-from cutwater.storage.log import (
+from cutwater.storage.log.job_log import (
     CheckpointCompleted,
     Fork,
     Forked,
@@ -14,7 +14,7 @@ from cutwater.storage.log import (
     JobLog,
     Promoted,
 )
-from cutwater.storage.memory import MemoryStore
+from cutwater.storage.store.memory import MemoryStore
 
 FORK = Fork("/chk", "a", "uid-a", "/chk/a")
 

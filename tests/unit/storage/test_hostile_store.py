@@ -15,21 +15,21 @@ import pyarrow as pa
 import pytest
 from storage_world import JOB, manifest_of, segment
 
-from cutwater.connectors.staging_area import Guard, StagingArea
+from cutwater.connectors.staging.area import Guard, StagingArea
 from cutwater.errors import ConfigError, CorruptSnapshotError, ForeignDirectoryError, SealError, StorageError
-from cutwater.storage.claim import Claim
-from cutwater.storage.keys import environment_seal, seal_of
-from cutwater.storage.limits import SEGMENT_BYTES_MAX, check_entry, decoded
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.manifest import Entry
-from cutwater.storage.publish import publish
-from cutwater.storage.reading import open_snapshot
-from cutwater.storage.recovery import choose, verify_checkpoint
-from cutwater.storage.retention import list_jobs
-from cutwater.storage.seal import PLAIN, Kind, Seal
-from cutwater.storage.snapshot import SnapshotWriter, load_manifest
-from cutwater.storage.staged_input import Staged, read_staged, sealed_staged, verify_inputs
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.reading.any_snapshot import open_snapshot
+from cutwater.storage.reading.recovery import choose, verify_checkpoint
+from cutwater.storage.savepoint.claim import Claim
+from cutwater.storage.snapshot.limits import SEGMENT_BYTES_MAX, check_entry, decoded
+from cutwater.storage.snapshot.manifest import Entry
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.retention import list_jobs
+from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest
+from cutwater.storage.snapshot.staged_input import Staged, read_staged, sealed_staged, verify_inputs
+from cutwater.storage.store.keys import environment_seal, seal_of
+from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.seal import PLAIN, Kind, Seal
 
 KEY, OTHER = b"0123456789abcdef", b"fedcba9876543210"
 

@@ -15,10 +15,10 @@ from cutwater.errors import (
     FormatVersionError,
     InvariantError,
 )
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import CheckpointCompleted, JobEnded, JobFinished, JobLog, LogState, RolledBack
-from cutwater.storage.log_entries import attached_to
-from cutwater.storage.memory import Fault, MemoryStore
+from cutwater.storage.log.entries import attached_to
+from cutwater.storage.log.job_log import CheckpointCompleted, JobEnded, JobFinished, JobLog, LogState, RolledBack
+from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.memory import Fault, MemoryStore
 
 
 def open_log(store, **options):

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import pytest
 
 from cutwater.errors import CorruptSnapshotError, CutwaterError, FencedError
-from cutwater.storage import log as log_module
-from cutwater.storage.log import CheckpointCompleted, JobLog
-from cutwater.storage.memory import MemoryStore
-from cutwater.storage.seal import PLAIN
+from cutwater.storage.log import job_log as log_module
+from cutwater.storage.log.job_log import CheckpointCompleted, JobLog
+from cutwater.storage.store.memory import MemoryStore
+from cutwater.storage.store.seal import PLAIN
 
 KEEP = 2
 

@@ -8,14 +8,14 @@ import subprocess
 import sys
 from itertools import pairwise
 
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import CheckpointCompleted, JobLog
+from cutwater.storage.log.job_log import CheckpointCompleted, JobLog
+from cutwater.storage.store.local import LocalStore
 
 PAUSED_DRIVER = """
 import os, signal, sys
 from cutwater.errors import CutwaterError
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import CheckpointCompleted, JobLog
+from cutwater.storage.store.local import LocalStore
+from cutwater.storage.log.job_log import CheckpointCompleted, JobLog
 
 log = JobLog(LocalStore(sys.argv[1]), "job")
 log.begin_attempt("sleeper")
@@ -31,8 +31,8 @@ except CutwaterError as error:
 EAGER_DRIVER = """
 import sys
 from cutwater.errors import FencedError
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import CheckpointCompleted, JobLog
+from cutwater.storage.store.local import LocalStore
+from cutwater.storage.log.job_log import CheckpointCompleted, JobLog
 
 log = JobLog(LocalStore(sys.argv[1]), "job", keep=3)
 for _ in range(12):

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from cutwater.errors import StorageError
-from cutwater.storage import new_file
-from cutwater.storage.local import LocalStore
-from cutwater.storage.new_file import NewFile
+from cutwater.storage.store import new_file
+from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.new_file import NewFile
 
 BLOCK, STAGE, MOST = new_file._BLOCK_BYTES, 1 << 17, 1 << 19
 LENGTHS = [1, BLOCK, STAGE - 1, STAGE, STAGE + 1, STAGE + BLOCK, 2 * STAGE, MOST - 1, MOST, MOST + 1, MOST + STAGE + 7]

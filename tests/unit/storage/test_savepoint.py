@@ -15,17 +15,17 @@ import pytest
 import cutwater as cw
 from cutwater.errors import CorruptSnapshotError, FormatVersionError
 from cutwater.state.segments import GROUP_COLUMN, Segment
-from cutwater.storage import canonical as canonical_module
-from cutwater.storage.addresses import resolve_snapshot
-from cutwater.storage.canonical import canonical
-from cutwater.storage.channel_log import ChannelLog, LogItem
-from cutwater.storage.claim import Claim
-from cutwater.storage.local import LocalStore
-from cutwater.storage.manifest import Manifest, SplitRecord, StepRecord, SubtaskRecord
-from cutwater.storage.reading import open_snapshot, snapshots_at
-from cutwater.storage.recovery import choose
-from cutwater.storage.savepoint import SavepointManifest, delete_savepoint, publish_savepoint
-from cutwater.storage.savepoint_files import SavepointWriter
+from cutwater.storage.reading.addresses import resolve_snapshot
+from cutwater.storage.reading.any_snapshot import open_snapshot, snapshots_at
+from cutwater.storage.reading.recovery import choose
+from cutwater.storage.savepoint import canonical as canonical_module
+from cutwater.storage.savepoint.canonical import canonical
+from cutwater.storage.savepoint.claim import Claim
+from cutwater.storage.savepoint.files import SavepointWriter
+from cutwater.storage.savepoint.manifest import SavepointManifest, delete_savepoint, publish_savepoint
+from cutwater.storage.snapshot.channel_log import ChannelLog, LogItem
+from cutwater.storage.snapshot.manifest import Manifest, SplitRecord, StepRecord, SubtaskRecord
+from cutwater.storage.store.local import LocalStore
 from cutwater.ui.inspect import inspect_snapshot, render_inspect, verify_snapshot
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -25,15 +25,15 @@ from storage_world import (
 )
 
 from cutwater.errors import SealError
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.publish import publish
-from cutwater.storage.reading import open_snapshot
-from cutwater.storage.recovery import choose, verify_checkpoint
-from cutwater.storage.savepoint import SavepointManifest, publish_savepoint
-from cutwater.storage.savepoint_files import SavepointWriter
-from cutwater.storage.seal import PLAIN, Seal
-from cutwater.storage.snapshot import load_manifest
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.reading.any_snapshot import open_snapshot
+from cutwater.storage.reading.recovery import choose, verify_checkpoint
+from cutwater.storage.savepoint.files import SavepointWriter
+from cutwater.storage.savepoint.manifest import SavepointManifest, publish_savepoint
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.segment_files import load_manifest
+from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.seal import PLAIN, Seal
 from cutwater.ui.inspect import verify_snapshot
 
 GOLDEN = Path(__file__).parent / "golden" / "sealed"
@@ -126,5 +126,5 @@ def make_golden() -> None:
         files = SavepointWriter(savepoint, "savepoint-2").add_state("count", 0, range(128), [segment(2, 0, 40)])
         manifest = SavepointManifest.of(manifest_of(log, 2, []), files, committed_by=2)
         publish_savepoint(savepoint, "savepoint-2", manifest)
-        with mock.patch("cutwater.storage.publish.ATTACHED_BYTES", 0):
+        with mock.patch("cutwater.storage.snapshot.publish.ATTACHED_BYTES", 0):
             publish(store, log, manifest_of(log, 3, write_shared(store, 3, 1, [])))

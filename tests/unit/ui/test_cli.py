@@ -10,11 +10,11 @@ import threading
 import pytest
 from ui_world import run_main
 
-from cutwater.runtime.requests import watch
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import CheckpointCompleted, JobEnded, JobFinished, JobLog
-from cutwater.storage.manifest import Manifest, StepRecord, SubtaskRecord
-from cutwater.storage.publish import publish
+from cutwater.runtime.driver.requests import watch
+from cutwater.storage.log.job_log import CheckpointCompleted, JobEnded, JobFinished, JobLog
+from cutwater.storage.snapshot.manifest import Manifest, StepRecord, SubtaskRecord
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.store.local import LocalStore
 from cutwater.ui.listing import job_infos, render_jobs
 
 ME = f"{socket.gethostname()}:{os.getpid()}"

@@ -9,9 +9,9 @@ from types import ModuleType
 import click
 import pytest
 
-from cutwater.dataflow.flow import Dataflow
+from cutwater.api.flow import Dataflow
 from cutwater.errors import BuildError, ConfigError, UserCodeError
-from cutwater.runtime.shipping import own_modules
+from cutwater.runtime.hosts.shipping import own_modules
 from cutwater.ui.program import load_program
 
 ONE = "import cutwater as cw\nflow = cw.Dataflow('one')\n"

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cutwater.runtime.status import (
+from cutwater.runtime.status.progress import events, json_status, status_line, summary_line
+from cutwater.runtime.status.status import (
     CheckpointStatus,
     JobStatus,
     RestartEvent,
@@ -20,7 +21,6 @@ from cutwater.runtime.status import (
     WorkerStatus,
 )
 from cutwater.ui.panel import panel
-from cutwater.ui.progress import events, json_status, status_line, summary_line
 from cutwater.ui.views import JsonView, LiveView, PlainView
 
 FORMING = JobStatus(name="delays", uid="u1", phase="forming", parallelism=2)

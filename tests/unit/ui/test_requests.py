@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import pytest
 
 from cutwater.errors import CutwaterError, StorageError
-from cutwater.runtime.requests import Request, send, watch
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobLog
-from cutwater.storage.memory import MemoryStore
+from cutwater.runtime.driver.requests import Request, send, watch
+from cutwater.storage.log.job_log import JobLog
+from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.memory import MemoryStore
 
 POLL_S = 0.01
 

@@ -11,9 +11,9 @@ import pytest
 from ui_world import run_main
 
 from cutwater.errors import JobFailedError
-from cutwater.runtime.status import JobStatus
-from cutwater.storage.local import LocalStore
-from cutwater.storage.log import JobFinished, JobLog
+from cutwater.runtime.status.status import JobStatus
+from cutwater.storage.log.job_log import JobFinished, JobLog
+from cutwater.storage.store.local import LocalStore
 from cutwater.ui import run as run_module
 from cutwater.ui.run import Interrupts, RunOptions, follow, interrupts_counted
 

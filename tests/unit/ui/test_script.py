@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import cutwater as cw
+from cutwater.api.jobs import script
+from cutwater.api.jobs.script import shown
 from cutwater.errors import ConfigError, JobCancelledError, JobFailedError
-from cutwater.runtime.status import JobStatus
-from cutwater.ui import script
-from cutwater.ui.script import shown
+from cutwater.runtime.status.status import JobStatus
 
 RUNNING = JobStatus(name="delays", uid="", phase="running", attempt=1, rows_read=12, rows_per_second=1.5)
 ENDED = JobStatus(name="delays", uid="", phase="ended", outcome="finished", rows_read=34)
@@ -149,7 +149,7 @@ TERMINAL_SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
 import cutwater as cw
-from cutwater.ui import script
+from cutwater.api.jobs import script
 from test_script import FakeJob
 script._LOOK_S = 0.3
 cw.Dataflow.start = lambda self, spark, **settings: FakeJob(looks=4)

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from cutwater.runtime.showing import Shown
-from cutwater.runtime.status import CheckpointStatus, JobStatus, RestartEvent, StepStatus, WorkerStatus
+from cutwater.api.jobs.showing import Shown
+from cutwater.runtime.status.status import CheckpointStatus, JobStatus, RestartEvent, StepStatus, WorkerStatus
 
 RUNNING = JobStatus(
     name="delays",

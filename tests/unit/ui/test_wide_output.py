@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cutwater.data import text
+from cutwater.data.text import lines_of_table
 from cutwater.ui import inspect as inspect_module
 from cutwater.ui import states as states_module
-from cutwater.ui import text
 from cutwater.ui.inspect import render_inspect
-from cutwater.ui.text import lines_of_table
 
 
 def snapshot(files: int) -> dict[str, Any]:

@@ -12,12 +12,16 @@ import pyarrow as pa
 import pytest
 from wire_ends import NUMBERS, Ends, batch, until
 
+from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import BuildError, DataError, InvariantError
-from cutwater.operators.base import MIN_WATERMARK
-from cutwater.protocol.handshake import Peer
-from cutwater.protocol.wire import Header, Kind, encode_header
-from cutwater.runtime.channels import EMPTY, Barrier, Channel, InputChannel, OutputChannel, Rows, Signal
-from cutwater.runtime.connections import Connection
+from cutwater.plan.graph import Channel
+from cutwater.protocol.wire.frames import Header, Kind, encode_header
+from cutwater.protocol.wire.handshake import Peer
+from cutwater.runtime.channels.data_server import Connection
+from cutwater.runtime.channels.input import EMPTY, InputChannel
+from cutwater.runtime.channels.items import Barrier, Rows
+from cutwater.runtime.channels.output import OutputChannel
+from cutwater.runtime.transport.signal import Signal
 
 KEY = Channel(0, 1, 0)
 

@@ -12,11 +12,12 @@ import pytest
 from wire_ends import NUMBERS, batch, until
 
 from cutwater.errors import FencedError, WireError
-from cutwater.protocol.handshake import ClientHandshake, Peer, Refusal, ServerHandshake, TryLaterError
-from cutwater.protocol.wire import encode_control
-from cutwater.runtime.auth import Secret, new_secret, shake
-from cutwater.runtime.channels import EMPTY, Channel
-from cutwater.runtime.connections import Connection, DataServer, connect
+from cutwater.plan.graph import Channel
+from cutwater.protocol.wire.frames import encode_control
+from cutwater.protocol.wire.handshake import ClientHandshake, Peer, Refusal, ServerHandshake, TryLaterError
+from cutwater.runtime.channels.data_server import Connection, DataServer, connect
+from cutwater.runtime.channels.input import EMPTY
+from cutwater.runtime.transport.secret import Secret, new_secret, shake
 
 SECRET = Secret(b"the secret of this very job")
 ME = Peer("data", "job", 0, attempt=5)

@@ -14,12 +14,12 @@ import pytest
 from wire_ends import until
 
 from cutwater.errors import WireError
-from cutwater.protocol.handshake import ClientHandshake, Peer, Refusal, ServerHandshake
-from cutwater.runtime import dialling, door
-from cutwater.runtime.auth import Secret, new_secret, shake
-from cutwater.runtime.control_server import dial_coordinator
-from cutwater.runtime.dialling import dial
-from cutwater.runtime.door import Door
+from cutwater.protocol.wire.handshake import ClientHandshake, Peer, Refusal, ServerHandshake
+from cutwater.runtime.control.links import dial_coordinator
+from cutwater.runtime.transport import dialling, door
+from cutwater.runtime.transport.dialling import dial
+from cutwater.runtime.transport.door import Door
+from cutwater.runtime.transport.secret import Secret, new_secret, shake
 
 SECRET = Secret(b"the secret of this very job")
 WORKER = Peer("control", "job", 3)

@@ -7,11 +7,12 @@ import threading
 import pytest
 from wire_ends import NUMBERS, Ends, batch, until
 
-from cutwater.dataflow.graph import Channel
-from cutwater.protocol.wire import Header, Kind, encode_header
-from cutwater.runtime import net_connection
-from cutwater.runtime.channels import ROWS, Item
-from cutwater.runtime.order_news import OrderNews
+from cutwater.plan.graph import Channel
+from cutwater.protocol.wire.frames import Header, Kind, encode_header
+from cutwater.runtime.channels import connection as net_connection
+from cutwater.runtime.channels.input import ROWS
+from cutwater.runtime.channels.items import Item
+from cutwater.runtime.control.determinant_news import OrderNews
 
 KEY = Channel(0, 1, 0)
 SUBTASK = (4, 1)

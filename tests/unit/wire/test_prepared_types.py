@@ -15,13 +15,16 @@ from typing import Any, get_args
 
 import msgspec
 
-from cutwater.decoding import prepare
+from cutwater.data.decoding import prepare
 from source_tree import SOURCE, Module, modules
 
 ELSEWHERE = {
-    ("cutwater.network.messages", "kind"): "a user's class; building the network decodes it once, in one thread",
-    ("cutwater.connectors.staging", "kind"): "what the sinks that call it name, which is looked at there",
-    ("cutwater.runtime.requests", "type"): "one of the module's three, which are prepared",
+    (
+        "cutwater.process_networks.messages",
+        "kind",
+    ): "a user's class; building the network decodes it once, in one thread",
+    ("cutwater.connectors.staging.log", "kind"): "what the sinks that call it name, which is looked at there",
+    ("cutwater.runtime.driver.requests", "type"): "one of the module's three, which are prepared",
 }
 
 
@@ -87,8 +90,8 @@ def test_the_check_sees_types_and_whether_they_are_prepared() -> None:
     assert list(unprepared(Inner | list[Inner])) == ["Inner", "Inner"]
     prepare(Inner)
     assert list(unprepared(Inner | list[Inner])) == []
-    assert "Manifest" in decoded(modules()["cutwater.storage.snapshot"])
-    assert "PartHandle | EndHandle" in decoded(modules()["cutwater.connectors.part_commit"])
+    assert "Manifest" in decoded(modules()["cutwater.storage.snapshot.segment_files"])
+    assert "PartHandle | EndHandle" in decoded(modules()["cutwater.connectors.files.part_commit"])
 
 
 def test_two_threads_may_be_the_first_to_read_a_manifest() -> None:
@@ -97,7 +100,7 @@ def test_two_threads_may_be_the_first_to_read_a_manifest() -> None:
         """
         import os, sys, threading
         import msgspec
-        from cutwater.storage.manifest import ChannelRecord, Manifest, SubtaskRecord
+        from cutwater.storage.snapshot.manifest import ChannelRecord, Manifest, SubtaskRecord
 
         subtask = SubtaskRecord(0, 0, 1, "aligned", inputs=[ChannelRecord(0, 0, 0, 7, 0)])
         text = msgspec.json.encode(Manifest("job", "uid", 1, 1, "aligned", 128, 1, 0, 0, [], [subtask], []))

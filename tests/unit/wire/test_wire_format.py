@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from cutwater.errors import WireError
-from cutwater.protocol.wire import (
+from cutwater.protocol.wire.frames import (
     CUT,
     FINAL,
     HEADER_BYTES,

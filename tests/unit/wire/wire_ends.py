@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from cutwater.errors import CutwaterError
-from cutwater.protocol.handshake import Peer
-from cutwater.runtime.connections import Connection
+from cutwater.protocol.wire.handshake import Peer
+from cutwater.runtime.channels.data_server import Connection
 
 NUMBERS = pa.schema([("n", pa.int64())])
 

@@ -1,0 +1,1 @@
+"""What the user writes and starts: streams, steps, jobs.  Building runs nothing."""

@@ -1,0 +1,1 @@
+"""Starting a job, the handle on it, forks, and the dry run of a restore."""

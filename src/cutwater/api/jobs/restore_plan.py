@@ -1,0 +1,112 @@
+"""The dry run of a restore: what would become of every step, and how long reading would take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cutwater.plan.compatibility import compare
+from cutwater.plan.planner import HasGraph, make_plan
+from cutwater.plan.restore_report import Compatibility
+from cutwater.plan.upgrade import Upgrade
+from cutwater.storage.reading.any_snapshot import Snapshot, open_snapshot
+from cutwater.storage.reading.read_rate import measure_read_rate
+
+if TYPE_CHECKING:
+    from cutwater.storage.reading.addresses import SnapshotAddress
+
+__all__ = ["ReadingTime", "RestorePlan", "plan_restore"]
+
+TIMES_READ = 2
+"""The driver verifies every byte, then the workers load what is theirs."""
+
+
+class ReadingTime(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the snapshot takes to be read; starting Spark and building tables come on top."""
+
+    bytes: int
+    """Of the snapshot's data."""
+    sample_bytes: int
+    """Read for this estimate, just now."""
+    bytes_per_s: float | None
+    """As measured on the sample; ``None`` if it was too small to tell."""
+
+    @property
+    def seconds(self) -> float | None:
+        """``None`` if the snapshot is too small for an estimate: then it is next to nothing."""
+        return None if self.bytes_per_s is None else TIMES_READ * self.bytes / self.bytes_per_s
+
+
+class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What would happen if a program began from a snapshot.
+
+    ``print`` shows it as the command line does.
+    """
+
+    program: str
+    snapshot: str
+    job: str
+    """That wrote the snapshot."""
+    checkpoint_id: int
+    parallelism: int
+    was_parallelism: int
+    outlook: Compatibility
+    reading: ReadingTime
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program can begin from the snapshot."""
+        return self.outlook.ok
+
+    @property
+    def foreign(self) -> bool:
+        """Whether another job would begin from it: the one that wrote it keeps its uncommitted rows."""
+        return self.program != self.job
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data, for JSON."""
+        made: dict[str, Any] = msgspec.to_builtins(self)
+        outlook = made.pop("outlook")
+        return {
+            "ok": self.ok,
+            "foreign": self.foreign,
+            **made,
+            **outlook,
+            "reading": {**made["reading"], "seconds": self.reading.seconds},
+            "reasons": self.outlook.all_reasons,
+            "warnings": self.outlook.warnings,
+        }
+
+    def __str__(self) -> str:
+        from cutwater.api.jobs.restore_plan_text import render_restore_plan
+
+        return render_restore_plan(self)
+
+
+def plan_restore(
+    flow: HasGraph,
+    snapshot: str | SnapshotAddress,
+    *,
+    parallelism: int = 2,
+    max_parallelism: int = 128,
+    upgrade: Upgrade | None = None,
+) -> RestorePlan:
+    """What would happen if the dataflow began from the snapshot; see ``Dataflow.plan_restore``."""
+    found: Snapshot = open_snapshot(snapshot)
+    manifest = found.manifest
+    plan = make_plan(flow, parallelism, max_parallelism)
+    bound = compare(plan, manifest, upgrade or Upgrade(), foreign=plan.name != manifest.job)
+    rate = measure_read_rate(found)
+    return RestorePlan(
+        program=plan.name,
+        snapshot=str(snapshot),
+        job=manifest.job,
+        checkpoint_id=manifest.checkpoint_id,
+        parallelism=plan.parallelism,
+        was_parallelism=manifest.parallelism,
+        outlook=bound.outlook,
+        reading=ReadingTime(
+            bytes=sum(e.length for e in manifest.entries), sample_bytes=rate.bytes, bytes_per_s=rate.bytes_per_s
+        ),
+    )

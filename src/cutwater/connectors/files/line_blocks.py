@@ -1,0 +1,284 @@
+"""Cuts a text file into blocks of whole rows, with the byte offset and the line number of every row.
+
+A row ends at a newline; in CSV a newline inside a quoted field does not end it.  Offsets count in the decompressed
+text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.connectors.files.listing import FileEntry
+from cutwater.errors import DataError
+
+__all__ = ["Block", "LineBlocks", "compression_of"]
+
+_NEWLINE = 10
+_BOMS = {b"\xef\xbb\xbf": "", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+
+Offsets = npt.NDArray[np.int64]
+
+
+class Block(NamedTuple):
+    """Rows of a file: row i is ``data[starts[i]:ends[i]]``, newline included.  Blank lines are no rows."""
+
+    data: bytes
+    offset: int
+    """Where ``data`` begins in the file."""
+    starts: Offsets
+    ends: Offsets
+    lines: Offsets
+    """Line of the file in which each row begins, from 1."""
+    end_line: int
+    """Line after the block."""
+    quoted_newlines: bool
+    unclosed: bool
+    """The block is one line whose quoted field is never closed."""
+
+
+def compression_of(path: str) -> str | None:
+    """Arrow's name of the compression that the file's name tells.
+
+    >>> compression_of("flights.csv.gz")
+    'gzip'
+    """
+    return _COMPRESSIONS.get(os.path.splitext(path)[1])
+
+
+class LineBlocks:
+    """Reads a file from an offset on.
+
+    Uncompressed files are entered by a seek; compressed ones have to be decompressed up to the offset.
+
+    Args:
+        entry: the file as it was listed.
+        offset: first byte to read (in the decompressed text), the start of a line.
+        line: number of that line, from 1.
+        quote: the quoting character of CSV; None: every newline ends a row.
+        delimiter: the delimiter of CSV.
+        spaces_are_blank: a line of nothing but white space is no row (an empty line never is).
+        block_bytes: about how much to read at once.
+        max_row_bytes: a longer row is an error.
+
+    Raises:
+        DataError: the file is gone, was changed, is not text, or its compression is damaged.
+    """
+
+    def __init__(
+        self,
+        entry: FileEntry,
+        offset: int = 0,
+        line: int = 1,
+        *,
+        quote: str | None = None,
+        delimiter: str = ",",
+        spaces_are_blank: bool = False,
+        block_bytes: int = 1 << 20,
+        max_row_bytes: int = 1 << 28,
+    ) -> None:
+        self._entry, self._line = entry, line
+        self._quote = quote.encode() if quote else None
+        self._quoted_field = _quoted_field(quote, delimiter) if quote else None
+        self._delimiter, self._spaces_are_blank = delimiter.encode(), spaces_are_blank
+        self._block_bytes, self._max_row_bytes = block_bytes, max_row_bytes
+        self._rest = b""
+        self._ended = False
+        self._compressed = compression_of(entry.path) is not None
+        try:
+            self._file = pa.OSFile(entry.path)
+        except FileNotFoundError:
+            raise entry.missing() from None
+        except OSError as e:
+            raise DataError(f"cannot open {entry.path}: {e}") from e
+        try:
+            entry.check(self._file.fileno())
+            compression = compression_of(entry.path)
+            self._stream = pa.CompressedInputStream(self._file, compression) if compression else self._file
+            self._enter(offset)
+        except BaseException:
+            self._file.close()
+            raise
+
+    @property
+    def ended(self) -> bool:
+        """True if no block will follow."""
+        return self._ended and not self._rest
+
+    @property
+    def offset(self) -> int:
+        """Where the next block begins."""
+        return self._offset
+
+    @property
+    def line(self) -> int:
+        """Line of the next block's first row."""
+        return self._line
+
+    def next_block(self) -> Block | None:
+        """The next rows, or None at the end.
+
+        Raises:
+            DataError: the file was changed meanwhile, its compression is damaged, or a row is too long.
+        """
+        data, self._rest = self._rest, b""
+        while True:
+            if not self._ended:
+                data += self._read(max(self._block_bytes, len(data)))
+            if not data:
+                return None
+            newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
+            row_ends, quoted = self._row_ends(data, newlines)
+            if len(row_ends) or self._ended:
+                break
+            if len(data) > self._max_row_bytes:
+                return self._too_long(data, newlines)
+        if self._ended and data[-1] != _NEWLINE and not (quoted and self._open_quote(data)):
+            row_ends = np.append(row_ends, len(data) - 1)
+        if not len(row_ends):
+            return self._unclosed(data, newlines)
+        return self._block(data, newlines, row_ends, quoted)
+
+    def close(self) -> None:
+        self._stream.close()
+        self._file.close()
+
+    # -------------------------------------------------------------------------------------------------- reading
+
+    def _enter(self, offset: int) -> None:
+        self._offset = 0
+        if not self._compressed:
+            self._stream.seek(offset)
+            self._offset = offset
+        while self._offset < offset:
+            got = len(self._read(min(1 << 20, offset - self._offset)))
+            self._offset += got
+            if self._ended and self._offset < offset:
+                raise DataError(f"{self._entry.path} ends at {self._offset} bytes, before the position {offset}")
+        if offset == 0:
+            self._skip_bom()
+
+    def _skip_bom(self) -> None:
+        head = self._read(4)
+        for bom, encoding in _BOMS.items():
+            if head.startswith(bom):
+                if encoding:
+                    raise DataError(f"{self._entry.path} is {encoding}, not UTF-8", hint="Convert it to UTF-8.")
+                head = head[len(bom) :]
+                self._offset = len(bom)
+        self._rest = head
+
+    def _read(self, size: int) -> bytes:
+        try:
+            data = self._stream.read(size)
+        except (OSError, pa.ArrowException) as e:
+            self._entry.check(self._file.fileno())
+            raise DataError(
+                f"{self._entry.path} is truncated or not compressed as its name says: {e}",
+                hint="Write the file again; rename it in when it is whole.",
+            ) from e
+        self._entry.check(self._file.fileno())
+        if self._compressed:
+            self._ended = len(data) < size
+        else:
+            self._ended = self._stream.tell() >= self._entry.size
+        return data
+
+    # ------------------------------------------------------------------------------------------------ row limits
+
+    def _row_ends(self, data: bytes, newlines: Offsets) -> tuple[Offsets, bool]:
+        """Newlines that end a row, and whether there are quotes in the data."""
+        if self._quote is None or self._quote not in data:
+            return newlines, False
+        array = np.frombuffer(data, np.uint8)
+        quotes = np.flatnonzero(array == self._quote[0])
+        if self._regular(array, quotes):
+            return newlines[np.searchsorted(quotes, newlines) % 2 == 0], True
+        spans = self._spans(data)
+        inside = np.searchsorted(spans[:, 0], newlines, side="right") - 1
+        return newlines[(inside < 0) | (newlines >= spans[inside, 1])] if len(spans) else newlines, True
+
+    def _regular(self, array: npt.NDArray[np.uint8], quotes: Offsets) -> bool:
+        """True if every quote that opens a field by its parity stands where a field begins: then parity is exact."""
+        assert self._quote is not None
+        opening = quotes[::2]
+        before = array[np.maximum(opening - 1, 0)]
+        starts = (before == _NEWLINE) | (before == self._delimiter[0]) | (before == self._quote[0]) | (opening == 0)
+        return bool(starts.all())
+
+    def _spans(self, data: bytes) -> npt.NDArray[np.int64]:
+        """Quoted fields, one by one: a quote opens only where a field begins; elsewhere it is a plain character."""
+        assert self._quoted_field is not None
+        spans = [m.span() for m in self._quoted_field.finditer(data)]
+        return np.array(spans, dtype=np.int64).reshape(-1, 2)
+
+    def _open_quote(self, data: bytes) -> bool:
+        """True if the data end inside a quoted field."""
+        assert self._quote is not None
+        spans = self._spans(data)
+        if not len(spans) or spans[-1, 1] < len(data):
+            return False
+        last = data[spans[-1, 0] : spans[-1, 1]]
+        return last.count(self._quote) % 2 == 1
+
+    def _too_long(self, data: bytes, newlines: Offsets) -> Block:
+        if len(newlines):
+            return self._unclosed(data, newlines)
+        raise DataError(
+            f"{self._entry.path} line {self._line}: longer than {self._max_row_bytes} bytes without an end",
+            hint="Is it a text file with one row per line?",
+        )
+
+    def _unclosed(self, data: bytes, newlines: Offsets) -> Block:
+        """The first line alone: whoever opened a quote there forgot to close it."""
+        end = int(newlines[0]) + 1 if len(newlines) else len(data)
+        block = self._block(data, newlines[:1], np.array([end - 1]), True)
+        return block._replace(unclosed=True)
+
+    def _block(self, data: bytes, newlines: Offsets, row_ends: Offsets, quoted: bool) -> Block:
+        end = int(row_ends[-1]) + 1
+        self._rest = data[end:]
+        data = data[:end]
+        ends = row_ends + 1
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+        before = np.searchsorted(newlines, starts) if quoted else np.arange(len(starts))
+        passed = int(np.searchsorted(newlines, end))
+        lines = self._line + before
+        blank = _blank(data, starts, ends)
+        if self._spaces_are_blank:
+            for row in np.flatnonzero(np.isin(np.frombuffer(data, np.uint8)[starts], (9, 13, 32))):
+                blank[row] = not data[starts[row] : ends[row]].strip()
+        block = Block(
+            data,
+            self._offset,
+            starts[~blank],
+            ends[~blank],
+            lines[~blank],
+            self._line + passed,
+            quoted and passed > len(row_ends),
+            False,
+        )
+        self._offset += end
+        self._line += passed
+        return block
+
+
+def _blank(data: bytes, starts: Offsets, ends: Offsets) -> npt.NDArray[np.bool_]:
+    """Rows of nothing but a line end (``\\n`` or ``\\r\\n``)."""
+    array = np.frombuffer(data, np.uint8)
+    length = ends - starts
+    return ((length == 1) & (array[starts] == _NEWLINE)) | (
+        (length == 2) & (array[starts] == 13) & (array[ends - 1] == _NEWLINE)
+    )
+
+
+def _quoted_field(quote: str, delimiter: str) -> re.Pattern[bytes]:
+    q, d = re.escape(quote).encode(), re.escape(delimiter).encode()
+    inside = rb"[^" + q + rb"]*+(?:" + q * 2 + rb"[^" + q + rb"]*+)*+"
+    return re.compile(rb"(?:(?<=[\n" + d + rb"])|\A)" + q + inside + q + rb"?+")

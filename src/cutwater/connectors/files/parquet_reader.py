@@ -1,0 +1,287 @@
+"""Reads Parquet files, or ranges of their row groups, from any row on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cutwater.connectors.base import Json, SourceContext, Split
+from cutwater.connectors.files.bad_rows import salvage
+from cutwater.connectors.files.listing import FileEntry
+from cutwater.connectors.files.parquet_types import plain_schema
+from cutwater.connectors.files.schema_match import SchemaOrigin, column_differences
+from cutwater.data.time import MAX_WATERMARK
+from cutwater.errors import DataError
+
+__all__ = ["SPLIT_BYTES", "ParquetReader", "earliest_by_statistics", "file_schema", "parquet_splits"]
+
+SPLIT_BYTES = 64 << 20
+"""A larger file is read in several splits of whole row groups, each of about this many bytes on disk.
+
+A constant and not a setting: ids and positions in snapshots depend on it.
+"""
+_BATCH_BYTES = 4 << 20
+_BATCH_ROWS = 65_536
+_MAX_RAW = 10_000
+
+
+@dataclass
+class _OpenFile:
+    entry: FileEntry
+    stream: pa.OSFile
+    parquet: pq.ParquetFile
+
+    def check(self) -> None:
+        self.entry.check(self.stream.fileno())
+
+    def close(self) -> None:
+        self.parquet.close()
+        self.stream.close()
+
+
+def _open(entry: FileEntry) -> _OpenFile:
+    if entry.size == 0:
+        raise DataError(f"{entry.path} is empty (0 bytes), not even a Parquet file without rows", hint=_TRUNCATED)
+    try:
+        stream = pa.OSFile(entry.path)
+    except FileNotFoundError:
+        raise entry.missing() from None
+    except OSError as e:
+        raise DataError(f"cannot open {entry.path}: {e}") from e
+    try:
+        entry.check(stream.fileno())
+        parquet = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as e:
+        stream.close()
+        raise DataError(f"{entry.path} is truncated or not a Parquet file: {e}", hint=_TRUNCATED) from e
+    except DataError:
+        stream.close()
+        raise
+    return _OpenFile(entry, stream, parquet)
+
+
+_PER_US = {"milliseconds": 1000, "microseconds": 1, "nanoseconds": Fraction(1, 1000)}
+_TRUNCATED = "Write the file again; write under a name that begins with '_' and rename it when it is whole."
+
+
+def file_schema(entry: FileEntry) -> pa.Schema:
+    """Columns and plain types of a file, all of them nullable.
+
+    Raises:
+        DataError: not a Parquet file, or a truncated one.
+    """
+    file = _open(entry)
+    try:
+        return pa.schema([pa.field(f.name, f.type) for f in _with_instants(file)])
+    finally:
+        file.close()
+
+
+def _with_instants(file: _OpenFile) -> pa.Schema:
+    """Columns and plain types; INT96, which has no mark of a zone, holds instants, as Spark writes and reads it."""
+    leaves = (file.parquet.schema.column(i) for i in range(len(file.parquet.schema)))
+    instants = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+    plain = plain_schema(file.parquet.schema_arrow)
+    return pa.schema([f.with_type(pa.timestamp("us", "UTC")) if f.name in instants else f for f in plain])
+
+
+def parquet_splits(entry: FileEntry) -> list[Split]:
+    """The whole file as one split, or ranges of row groups of a big one.
+
+    Raises:
+        DataError: a big file's footer cannot be read.
+    """
+    if entry.size <= SPLIT_BYTES:
+        return [Split(entry.path, entry.to_data())]
+    file = _open(entry)
+    try:
+        metadata = file.parquet.metadata
+        sizes = [_compressed_bytes(metadata.row_group(g)) for g in range(metadata.num_row_groups)]
+    finally:
+        file.close()
+    ranges: list[tuple[int, int]] = []
+    first, total = 0, 0
+    for group, size in enumerate(sizes):
+        total += size
+        if total >= SPLIT_BYTES or group == len(sizes) - 1:
+            ranges.append((first, group + 1))
+            first, total = group + 1, 0
+    if len(ranges) < 2:
+        return [Split(entry.path, entry.to_data())]
+    return [Split(f"{entry.path}#rg{a}-{b - 1}", {**entry.to_data(), "row_groups": [a, b]}) for a, b in ranges]
+
+
+def earliest_by_statistics(split: Split, column: str) -> int | None:
+    """The smallest value of a timestamp column in a split, microseconds; None if its row groups do not tell.
+
+    The largest integer for a split without rows.
+
+    Raises:
+        DataError: the file is gone, changed or damaged.
+    """
+    file = _open(FileEntry.from_data(split.data))
+    try:
+        metadata = file.parquet.metadata
+        first, last = split.data.get("row_groups") or (0, metadata.num_row_groups)
+        groups = [metadata.row_group(g) for g in range(first, last)]
+        names = [groups[0].column(c).path_in_schema for c in range(metadata.num_columns)] if groups else []
+        if column not in names:
+            return MAX_WATERMARK if not groups else None
+        number = names.index(column)
+        per_us = _PER_US.get(json.loads(file.parquet.schema.column(number).logical_type.to_json()).get("timeUnit", ""))
+        lowest = MAX_WATERMARK
+        for group in groups:
+            statistics = group.column(number).statistics
+            if group.num_rows == 0:
+                continue
+            if per_us is None or statistics is None or not statistics.has_min_max:
+                return None
+            lowest = min(lowest, math.floor(statistics.min_raw * per_us))
+        return lowest
+    finally:
+        file.close()
+
+
+def _compressed_bytes(group: pq.RowGroupMetaData) -> int:
+    return sum(group.column(c).total_compressed_size for c in range(group.num_columns))
+
+
+class ParquetReader:
+    """Reads one split.  Position: ``{"row": rows of the split consumed so far}``.
+
+    Opening at a position skips whole row groups without reading them.
+    """
+
+    def __init__(
+        self, split: Split, position: Json | None, schema: pa.Schema, origin: SchemaOrigin, divert: SourceContext | None
+    ) -> None:
+        self._schema, self._divert = schema, divert
+        self._file = _open(FileEntry.from_data(split.data))
+        try:
+            self._check_columns(origin)
+            metadata = self._file.parquet.metadata
+            first, last = split.data.get("row_groups") or (0, metadata.num_row_groups)
+            counts = np.array([metadata.row_group(g).num_rows for g in range(first, last)], dtype=np.int64)
+            self._rows = int(counts.sum())
+            self._first_row = sum(metadata.row_group(g).num_rows for g in range(first))
+            self._row = 0 if position is None else int(position["row"])
+            ends = np.cumsum(counts)
+            skipped = int(np.searchsorted(ends, self._row, side="right"))
+            self._skip = self._row - (int(ends[skipped - 1]) if skipped else 0)
+            self._batches = self._stream(range(first + skipped, last))
+        except BaseException:
+            self._file.close()
+            raise
+        self._pending: pa.RecordBatch | None = None  # read from the file, not yet handed out
+        self._last = (self._row, self._row)
+
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        while self._row < self._rows:
+            pending = self._next_raw() if self._pending is None else self._pending
+            raw = pending.slice(0, max_rows)
+            self._pending = pending.slice(raw.num_rows) if raw.num_rows < pending.num_rows else None
+            batch = self._convert(raw)
+            self._last = (self._row, self._row + raw.num_rows)
+            self._row += raw.num_rows
+            if batch.num_rows:
+                return batch
+        return None
+
+    @property
+    def position(self) -> Json:
+        return {"row": self._row}
+
+    @property
+    def exhausted(self) -> bool:
+        return self._row >= self._rows
+
+    @property
+    def origin(self) -> str:
+        first, end = (self._first_row + r for r in self._last)
+        return f"{self._file.entry.path} rows {first} to {end - 1}"
+
+    def close(self) -> None:
+        self._pending = None
+        self._batches = iter(())
+        self._file.close()
+
+    def _check_columns(self, origin: SchemaOrigin) -> None:
+        # With a given schema INT96 may also be read as it lies there, without zone: timestamp_ntz.
+        found = plain_schema(self._file.parquet.schema_arrow) if origin.given else _with_instants(self._file)
+        differences = column_differences(found, self._schema, origin)
+        if differences:
+            raise DataError(
+                f"{self._file.entry.path} does not have the columns of {origin.name}: {'; '.join(differences)}",
+                hint="Give schema= with the columns to read, or read files of one schema per step.",
+            )
+
+    def _stream(self, groups: range) -> Iterator[pa.RecordBatch]:
+        metadata = self._file.parquet.metadata
+        total = sum(metadata.row_group(g).total_byte_size for g in groups)
+        rows = max(1, sum(metadata.row_group(g).num_rows for g in groups))
+        batch_rows = min(_BATCH_ROWS, max(1, _BATCH_BYTES * rows // max(1, total)))
+        return self._file.parquet.iter_batches(
+            batch_size=batch_rows, row_groups=list(groups), columns=self._schema.names, use_threads=False
+        )
+
+    def _next_raw(self) -> pa.RecordBatch:
+        """The next batch as it is in the file; what the position skips is left out."""
+        while True:
+            try:
+                raw = next(self._batches)
+                self._file.check()
+            except StopIteration:
+                self._damaged("it has fewer rows than its footer says")
+            except (pa.ArrowException, OSError) as e:
+                self._damaged(str(e))
+            if raw.num_rows <= self._skip:
+                self._skip -= raw.num_rows
+                continue
+            raw, self._skip = raw.slice(self._skip), 0
+            if raw.num_rows:
+                return raw
+
+    def _damaged(self, what: str) -> NoReturn:
+        self._file.check()
+        row = self._first_row + self._row
+        raise DataError(f"{self._file.entry.path} is damaged at or after row {row}: {what}", hint=_TRUNCATED)
+
+    def _convert(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows with the source's schema; rows that do not fit it fail or are diverted."""
+        try:
+            return self._cast(raw)
+        except (pa.ArrowException, ValueError):
+            pass
+        result = salvage(raw.num_rows, lambda a, b: self._cast(raw.slice(a, b - a)), first_only=self._divert is None)
+        for row, reason in result.bad:
+            text = json.dumps(raw.slice(row, 1).to_pylist()[0], default=str)[:_MAX_RAW]
+            number = self._first_row + self._row + row
+            if self._divert is None:
+                raise DataError(
+                    f"{self._file.entry.path} row {number}: {reason}: {text[:300]}",
+                    hint="Correct the row, or read with bad_rows='dead_letter' to divert such rows.",
+                )
+            self._divert.dead_letter(self._file.entry.path, number, reason, text)
+        empty = pa.RecordBatch.from_pylist([], schema=self._schema)
+        return pa.concat_batches([empty, *result.batches])
+
+    def _cast(self, raw: pa.RecordBatch) -> pa.RecordBatch:
+        columns: list[pa.Array] = []
+        for field in self._schema:
+            column = raw.column(field.name)
+            if isinstance(column, pa.ExtensionArray):
+                column = column.storage
+            if not column.type.equals(field.type):
+                column = column.cast(field.type)
+            if not field.nullable and column.null_count:
+                raise ValueError(f"column {field.name!r} is null and the schema says it is not")
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)

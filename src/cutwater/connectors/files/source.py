@@ -1,0 +1,327 @@
+"""Files as a replayable source: Parquet, CSV and JSON lines, of a fixed set or in a directory that keeps growing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from cutwater.config import parse_duration_ms
+from cutwater.connectors.base import BadRows, Json, SourceContext, Split, SplitReader, check_rate
+from cutwater.connectors.files.earliest import earliest_of_first_row
+from cutwater.connectors.files.line_blocks import compression_of
+from cutwater.connectors.files.listing import FileEntry, absolute_paths, list_files, marker_path
+from cutwater.connectors.files.parquet_reader import ParquetReader, earliest_by_statistics, file_schema, parquet_splits
+from cutwater.connectors.files.schema_match import SchemaOrigin
+from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFormat
+from cutwater.connectors.files.text_reader import TextReader, first_block
+from cutwater.data.schema_text import as_schema
+from cutwater.errors import BuildError, ConfigError, DataError
+
+__all__ = ["FileFormat", "FileSource"]
+
+FileFormat = Literal["parquet", "csv", "json"]
+
+_FIRST_BYTES = 1 << 13
+"""So much of a text is parsed to see when its rows begin."""
+
+_FORMATS: dict[str, FileFormat] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+}
+
+
+class FileSource:
+    """Files read in the order of their paths.
+
+    Bounded: the files that are there when the job starts.  With ``watch`` the directory is asked for new files again
+    and again; a file counts once it has not been changed for ``settle_ms`` (0: at once, for writers that rename whole
+    files in), and must never change afterwards.  Names that begin with ``.`` or ``_`` or end with ``.tmp`` or ``.crc``
+    never count.
+
+    Without ``schema`` the first file tells it: Parquet by its footer, CSV and JSON lines by their first rows (about
+    1 MiB).  All files must have its columns; a Parquet column may be narrower.  In JSON a missing field is null.
+    With ``schema`` columns that it does not name are not read.
+
+    Args:
+        path: file, directory (at every depth), glob, or a list of them.
+        format: ``"parquet"``, ``"csv"`` or ``"json"``; None tells it by the names (``.gz``, ``.bz2``, ``.zst`` may
+            follow on text files).
+        schema: ``pyarrow.Schema`` or text such as ``"k long, at timestamp"``.
+        rate: rows per second over all subtasks; None for as fast as possible.
+        bad_rows: ``"fail"``: a row that cannot be parsed or has a wrong type fails the job, with file and line;
+            ``"dead_letter"``: it goes to the step's dead letters.
+        watch: the directory keeps growing.
+        discover_interval_ms: how often to look for new files; a duration such as ``"10s"`` or milliseconds.
+        settle_ms: how long a watched file must have been left alone; as above.
+        end_marker: a file that says, by being there, that the watched directory is complete, and is no input itself.
+            A bare name lies in the watched directory, anything with a slash is a path.
+        time_ordered: in the order of their paths, each file begins no earlier in event time than the one before.  Then
+            the files to come need not be looked into, and hold time back only as far as the next one does.
+        header: CSV files begin with the names of the columns; without them they are called ``_c0``, ``_c1`` ... or
+            as ``schema`` says.
+        delimiter: of CSV fields.
+        quote: quoting character of CSV, doubled inside quotes; None for no quoting.
+        null_values: CSV fields that mean null (only unquoted ones).
+        timestamp_formats: ``strptime`` formats, tried in order; without them ISO 8601.  A time without zone in a
+            column with zone is local time there.
+
+    Raises:
+        BuildError: no such path, an unknown format, a schema that the format cannot hold.
+        ConfigError: an option is wrong.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        format: FileFormat | None = None,
+        schema: pa.Schema | str | None = None,
+        rate: float | None = None,
+        bad_rows: BadRows = "fail",
+        watch: bool = False,
+        discover_interval_ms: float | str | timedelta = 1000.0,
+        settle_ms: float | str | timedelta = 2000.0,
+        end_marker: str | os.PathLike[str] | None = None,
+        time_ordered: bool = False,
+        header: bool = True,
+        delimiter: str | None = None,
+        quote: str | None = '"',
+        null_values: Sequence[str] = ("",),
+        timestamp_formats: Sequence[str] = (),
+    ) -> None:
+        if format is not None and format not in _FORMATS.values():
+            raise BuildError(f"files: unknown format {format!r}", hint="There are 'parquet', 'csv' and 'json'.")
+        check_rate(rate)
+        if bad_rows not in ("fail", "dead_letter"):
+            raise ConfigError(f"files: bad_rows is 'fail' or 'dead_letter', got {bad_rows!r}")
+        interval_ms = parse_duration_ms(discover_interval_ms, name="discover_interval_ms")
+        if interval_ms == 0:
+            raise ConfigError("files: discover_interval_ms must be above 0")
+        if end_marker is not None and not watch:
+            raise ConfigError("files: end_marker needs watch=True")
+        for name, mark in (("delimiter", delimiter), ("quote", quote)):
+            if mark is not None and (len(mark.encode()) != 1 or mark in "\r\n"):
+                raise ConfigError(f"files: {name} must be one ASCII character, got {mark!r}")
+        self.paths = absolute_paths(path)
+        self.bad_rows: BadRows = bad_rows
+        self._format: FileFormat | None = format
+        self._rate, self._watch = rate, watch
+        self._discover_interval_ms = interval_ms
+        self._settle_ms = parse_duration_ms(settle_ms, name="settle_ms")
+        self.time_ordered = time_ordered
+        self._end_marker = None if end_marker is None else marker_path(end_marker, self.paths)
+        self._header, self._delimiter, self._quote = header, delimiter, quote
+        self._null_values, self._timestamp_formats = tuple(null_values), tuple(timestamp_formats)
+        self._schema: pa.Schema | None = None if schema is None else as_schema(schema)
+        self._origin = SchemaOrigin("the given schema", given=schema is not None)
+        self._checked = False
+        self._complete = self._saw_end = self._discovered = False
+        # Only the driver needs these: what was found so far, and sizes and times seen of files not yet settled.
+        self._known: dict[str, tuple[FileEntry, list[Split]]] = {}
+        self._unsettled: dict[str, tuple[FileEntry, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"FileSource({', '.join(self.paths)!r}, format={self._format!r}, watch={self._watch})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}, "_unsettled": {}}
+
+    # ------------------------------------------------------------------------------------------------- the seam
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the rows; looks at the first file once, unless it was given.
+
+        Raises:
+            BuildError: no file to take a schema from, or a schema that the format cannot hold.
+            DataError: the first file cannot be read.
+        """
+        schema = self._infer() if self._schema is None else self._schema
+        if not self._checked:
+            if not schema.names:
+                raise BuildError("files: a schema without columns")
+            for file_format in sorted(self._formats()):
+                text = self._text(file_format)
+                if text is not None:
+                    text.check(schema)
+        self._schema, self._checked = schema, True
+        return schema
+
+    @property
+    def bounded(self) -> bool:
+        """False while a watched directory may still grow.
+
+        The end marker makes it True: at once if the first ``discover`` sees it, otherwise one call after the one that
+        returned the last splits, so that these have surely reached whoever asks.
+        """
+        return not self._watch or self._complete
+
+    @property
+    def ended(self) -> bool:
+        """True once no new splits will come: ``discover`` has returned all."""
+        return self.bounded
+
+    @property
+    def replayable(self) -> bool:
+        return True
+
+    @property
+    def rate(self) -> float | None:
+        return self._rate
+
+    @property
+    def discover_interval_ms(self) -> float:
+        return self._discover_interval_ms
+
+    def with_bad_rows(self, bad_rows: BadRows) -> FileSource:
+        """A copy that fails at bad rows or diverts them."""
+        copy = FileSource.__new__(type(self))
+        copy.__dict__.update(self.__getstate__(), bad_rows=bad_rows)
+        return copy
+
+    def discover(self) -> list[Split]:
+        """One split per file, or several of a big Parquet file; sorted by path.
+
+        Raises:
+            BuildError: a path is gone.
+            DataError: a file changed after it had been found, or a big Parquet file is damaged.
+        """
+        # First the marker, then the files: what was renamed in before the marker is then seen for certain.
+        ended = self._end_marker is not None and os.path.exists(self._end_marker)
+        entries = self._list()
+        if self._watch and not ended:
+            now_s = time.monotonic()
+            entries = [entry for entry in entries if self._settled(entry, now_s)]
+        splits = [split for entry in entries for split in self._splits(entry)]
+        self._complete = ended and (self._saw_end or not self._discovered)
+        self._saw_end, self._discovered = ended, True
+        return splits
+
+    def open(self, split: Split, position: Json | None, ctx: SourceContext) -> SplitReader:
+        """A reader at ``position``.
+
+        Raises:
+            DataError: the file is gone, changed, damaged, or has other columns.
+        """
+        divert = ctx if self.bad_rows == "dead_letter" else None
+        schema = self.schema if self._schema is None else self._schema
+        text = self._text(self._file_format(split.data["file"]))
+        if text is None:
+            return ParquetReader(split, position, schema, self._origin, divert)
+        return TextReader(split, position, schema, self._origin, text, divert)
+
+    def earliest_time(self, split: Split, column: str, bound_us: int) -> int | None:
+        """See ``earliest.earliest_time``: of Parquet by its statistics, of texts by the first line that has a time.
+
+        Raises:
+            DataError: the file is gone, changed, damaged, or has other columns.
+        """
+        schema = self.schema if self._schema is None else self._schema
+        text = self._text(self._file_format(split.data["file"]))
+        if text is not None:
+            reader = TextReader(split, None, schema, self._origin, text, None, block_bytes=_FIRST_BYTES)
+            return earliest_of_first_row(reader, column, bound_us)
+        told = earliest_by_statistics(split, column)
+        if told is not None:
+            return told
+        return earliest_of_first_row(ParquetReader(split, None, schema, self._origin, None), column, bound_us)
+
+    # ---------------------------------------------------------------------------------------------- files, formats
+
+    def _list(self) -> list[FileEntry]:
+        """The files that are there now, without the end marker."""
+        found = list_files(self.paths, may_be_empty=self._watch)
+        return [entry for entry in found if entry.path != self._end_marker]
+
+    def _settled(self, entry: FileEntry, now_s: float) -> bool:
+        """True once the file may be taken: long unchanged by its own time, or by what was seen of it."""
+        if entry.path in self._known or self._settle_ms == 0:
+            return True
+        assert entry.mtime_ns is not None
+        if time.time_ns() - entry.mtime_ns >= self._settle_ms * 1e6:
+            return True
+        seen = self._unsettled.get(entry.path)
+        if seen is None or seen[0] != entry:
+            self._unsettled[entry.path] = (entry, now_s)
+            return False
+        return (now_s - seen[1]) * 1e3 >= self._settle_ms
+
+    def _splits(self, entry: FileEntry) -> list[Split]:
+        known = self._known.get(entry.path)
+        if known is None:
+            entry = self._listed(entry)
+            file_format = self._file_format(entry.path)
+            splits = parquet_splits(entry) if file_format == "parquet" else [Split(entry.path, entry.to_data())]
+            self._known[entry.path] = (entry, splits)
+            self._unsettled.pop(entry.path, None)
+            return splits
+        if known[0] != self._listed(entry):
+            raise DataError(
+                f"{entry.path} was changed or replaced after the job had found it",
+                hint="Input files must not change: add new files under new names.",
+            )
+        return known[1]
+
+    def _listed(self, entry: FileEntry) -> FileEntry:
+        """What is remembered of a file to tell whether it changed."""
+        return entry
+
+    def _formats(self) -> set[FileFormat]:
+        """The formats of the files that are there now."""
+        if self._format is not None:
+            return {self._format}
+        return {self._file_format(entry.path) for entry in self._list()}
+
+    def _file_format(self, path: str) -> FileFormat:
+        """The format given, or the one that the name of a file tells."""
+        if self._format is not None:
+            return self._format
+        stem = path if compression_of(path) is None else os.path.splitext(path)[0]
+        found = _FORMATS.get(os.path.splitext(stem)[1].lower())
+        if found is None:
+            raise BuildError(
+                f"files: cannot tell the format of {path!r} by its name",
+                hint="Give format='parquet', 'csv' or 'json', or a path that leaves such files out.",
+            )
+        return found
+
+    def _text(self, file_format: FileFormat) -> TextFormat | None:
+        if file_format == "csv":
+            tabs = self._delimiter is None and all(".tsv" in os.path.basename(p) for p in self.paths)
+            delimiter = self._delimiter or ("\t" if tabs else ",")
+            return CsvFormat(self._header, delimiter, self._quote, self._null_values, self._timestamp_formats)
+        if file_format == "json":
+            return JsonFormat(self._timestamp_formats, ignore_unknown=self._origin.given)
+        return None
+
+    def _infer(self) -> pa.Schema:
+        """The schema of the first file that tells one; its name goes into messages."""
+        for entry in self._list():
+            text = self._text(self._file_format(entry.path))
+            if text is None:
+                schema = file_schema(entry)
+            else:
+                first = first_block(entry, text)
+                if first is None:
+                    continue
+                schema = text.infer(first[1], first[0])
+            repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
+            if repeated:
+                raise BuildError(f"{entry.path}: column {repeated[0]!r} is there more than once")
+            if len(schema):
+                self._origin = SchemaOrigin(entry.path, given=False)
+                return schema
+        raise BuildError(f"files: no rows in {self._where()} to take a schema from", hint="Give schema='k long, ...'.")
+
+    def _where(self) -> str:
+        return ", ".join(repr(p) for p in self.paths)

@@ -1,0 +1,298 @@
+"""CSV and JSON lines: a block of whole rows to a batch, and a schema from a first block."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
+import pyarrow.types as pt
+
+from cutwater.connectors.files.line_blocks import Block
+from cutwater.connectors.files.time_texts import parse_dates, parse_times, time_type
+from cutwater.errors import BuildError
+
+__all__ = ["CsvFormat", "JsonFormat", "TextFormat"]
+
+
+@dataclass(frozen=True)
+class CsvFormat:
+    """How CSV is read."""
+
+    header: bool = True
+    delimiter: str = ","
+    quote: str | None = '"'
+    null_values: tuple[str, ...] = ("",)
+    timestamp_formats: tuple[str, ...] = ()
+
+    def names(self, header: str) -> list[str]:
+        """Column names of a header row.
+
+        >>> CsvFormat().names('a,"b, c",d')
+        ['a', 'b, c', 'd']
+        """
+        return next(csv.reader(io.StringIO(header, newline=""), **self._dialect()))
+
+    def positional_names(self, first_row: str) -> list[str]:
+        """Names of a file without header, as Spark gives them.
+
+        >>> CsvFormat().positional_names("1,2")
+        ['_c0', '_c1']
+        """
+        return [f"_c{i}" for i in range(len(self.names(first_row)))]
+
+    def parse(
+        self, data: bytes, rows: int, schema: pa.Schema, names: Sequence[str], *, newlines: bool
+    ) -> pa.RecordBatch:
+        """Exactly ``rows`` rows.
+
+        Raises:
+            pa.ArrowInvalid, ValueError: a row is bad.
+        """
+        if rows > 1 and data.count(b"\r") != data.count(b"\r\n"):
+            # Arrow ends rows at a lone carriage return, too: only row by row is their number certain.
+            raise ValueError("a carriage return without newline")
+        types = {f.name: pa.string() if pt.is_timestamp(f.type) else f.type for f in schema}
+        try:
+            table = self._read(
+                data,
+                names,
+                pa_csv.ConvertOptions(
+                    column_types=types,
+                    null_values=list(self.null_values),
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                    include_columns=schema.names,
+                ),
+                newlines,
+            )
+        except pa.ArrowInvalid as e:
+            raise ValueError(_csv_reason(str(e), names)) from e
+        return _finish(table, rows, schema, self.timestamp_formats)
+
+    def infer(self, block: Block, names: Sequence[str]) -> pa.Schema:
+        """Types of the columns from the rows of a block; rows of a wrong length are left out."""
+        options = pa_csv.ConvertOptions(
+            null_values=list(self.null_values), strings_can_be_null=True, quoted_strings_can_be_null=False
+        )
+        if not len(block.starts):
+            return pa.schema([pa.field(n, pa.string()) for n in names])
+        guessed = self._read(block.data, names, options, block.quoted_newlines, skip_bad=True).schema
+        perhaps = {f.name: pa.string() for f in guessed if _may_be_time(f.type)}
+        options.column_types = perhaps
+        texts = self._read(block.data, names, options, block.quoted_newlines, skip_bad=True)
+        return _with_times(guessed, texts, self.timestamp_formats)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse types that a CSV field cannot hold.
+
+        Raises:
+            BuildError: such a type.
+        """
+        for field in schema:
+            if pt.is_nested(field.type):
+                raise BuildError(
+                    f"column {field.name!r}: CSV cannot hold {field.type}", hint="Read it as string, or use JSON lines."
+                )
+        _try_types(lambda: self.parse(b"", 0, schema, schema.names, newlines=False), schema, "CSV")
+
+    def _read(
+        self, data: bytes, names: Sequence[str], convert: pa_csv.ConvertOptions, newlines: bool, skip_bad: bool = False
+    ) -> pa.Table:
+        if not data:
+            # Arrow calls an input without bytes an error; a blank line is no row.
+            data = b"\n"
+        return pa_csv.read_csv(
+            pa.BufferReader(data),
+            pa_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=list(names)),
+            pa_csv.ParseOptions(
+                delimiter=self.delimiter,
+                quote_char=self.quote or False,
+                double_quote=True,
+                newlines_in_values=newlines,
+                ignore_empty_lines=True,
+                invalid_row_handler=(lambda row: "skip") if skip_bad else None,
+            ),
+            convert,
+        )
+
+    def _dialect(self) -> dict[str, Any]:
+        quoting = csv.QUOTE_MINIMAL if self.quote else csv.QUOTE_NONE
+        return {"delimiter": self.delimiter, "quotechar": self.quote or '"', "quoting": quoting}
+
+
+@dataclass(frozen=True)
+class JsonFormat:
+    """How JSON lines are read: one object per line.  A field that is missing in a row is null."""
+
+    timestamp_formats: tuple[str, ...] = ()
+    ignore_unknown: bool = False
+    """Pass over fields that the schema does not name (it was given by the user)."""
+
+    def parse(
+        self, data: bytes, rows: int, schema: pa.Schema, names: Sequence[str], *, newlines: bool
+    ) -> pa.RecordBatch:
+        """Exactly ``rows`` rows.
+
+        Raises:
+            pa.ArrowInvalid, ValueError: a row is bad.
+        """
+        if not _one_object_per_line(data, rows):
+            raise ValueError("not one JSON object on one line")
+        # Arrow's JSON reader knows neither zones nor fractions, and takes dates for numbers.
+        as_text = (pa.string() if pt.is_timestamp(f.type) or pt.is_date32(f.type) else f.type for f in schema)
+        asked = pa.schema([pa.field(f.name, kind) for f, kind in zip(schema, as_text, strict=True)])
+        unknown = "ignore" if self.ignore_unknown else "error"
+        try:
+            table = self._read(data, pa_json.ParseOptions(explicit_schema=asked, unexpected_field_behavior=unknown))
+        except pa.ArrowInvalid as e:
+            raise ValueError(_json_reason(str(e), data, rows, schema)) from e
+        table.validate(full=True)  # Arrow's JSON reader lets bytes pass that are not UTF-8
+        return _finish(table.select(schema.names), rows, schema, self.timestamp_formats)
+
+    def infer(self, block: Block, names: Sequence[str]) -> pa.Schema:
+        """Fields and types from the rows of a block; rows that are no JSON objects are left out.
+
+        Raises:
+            BuildError: no row to take a schema from, or fields whose type changes from row to row.
+        """
+        try:
+            data = block.data
+            table = self._read(data, pa_json.ParseOptions())
+        except pa.ArrowInvalid:
+            rows = [block.data[a:b] for a, b in zip(block.starts, block.ends, strict=True)]
+            try:
+                data = b"".join(row for row in rows if _is_object(row))
+                table = self._read(data, pa_json.ParseOptions())
+            except pa.ArrowInvalid as e:
+                raise BuildError(f"the JSON lines have no common schema: {e}", hint="Give schema=...") from e
+        perhaps = pa.schema([pa.field(f.name, pa.string()) for f in table.schema if _may_be_time(f.type)])
+        # Arrow drops the zone when it guesses a type, and knows no fractions: look at the texts.
+        texts = self._read(data, pa_json.ParseOptions(explicit_schema=perhaps, unexpected_field_behavior="ignore"))
+        return _with_times(table.schema, texts, self.timestamp_formats)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse types that Arrow's JSON reader does not make.
+
+        Raises:
+            BuildError: such a type.
+        """
+        nullable = pa.schema([f.with_nullable(True) for f in schema])
+        _try_types(lambda: self.parse(b"{}\n", 1, nullable, (), newlines=False), schema, "JSON")
+
+    @staticmethod
+    def _read(data: bytes, options: pa_json.ParseOptions) -> pa.Table:
+        if not data.strip():
+            return pa.table({f.name: pa.array([], f.type) for f in options.explicit_schema or ()})
+        read = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        return pa_json.read_json(pa.BufferReader(data), read, options)
+
+
+TextFormat = CsvFormat | JsonFormat
+
+
+def _finish(table: pa.Table, rows: int, schema: pa.Schema, formats: Sequence[str]) -> pa.RecordBatch:
+    if table.num_rows != rows:
+        raise ValueError(f"{table.num_rows} values where {rows} should be (one row per line)")
+    columns: list[pa.Array] = []
+    for field in schema:
+        chunks = table.column(field.name)
+        column = chunks.combine_chunks() if chunks.num_chunks != 1 else chunks.chunk(0)
+        if column.type != field.type:
+            try:
+                column = parse_dates(column) if pt.is_date32(field.type) else parse_times(column, field.type, formats)
+            except (pa.ArrowInvalid, ValueError) as e:
+                raise ValueError(f"column {field.name!r}: {e}") from e
+        if not field.nullable and column.null_count:
+            raise ValueError(f"column {field.name!r} is null and the schema says it is not")
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _may_be_time(kind: pa.DataType) -> bool:
+    """Whether a column for which Arrow guesses this type may hold times."""
+    return pt.is_timestamp(kind) or pt.is_date(kind) or pt.is_string(kind)
+
+
+def _with_times(guessed: pa.Schema, texts: pa.Table, formats: Sequence[str]) -> pa.Schema:
+    """A guessed schema with the types of times by the one rule, whatever Arrow's readers make of them."""
+    fields: list[pa.Field] = []
+    for field in guessed:
+        kind = _settled(field.type)
+        if _may_be_time(field.type):
+            kind = time_type(texts.column(field.name), formats) or pa.string()
+        fields.append(pa.field(field.name, kind))
+    return pa.schema(fields)
+
+
+def _settled(kind: pa.DataType) -> pa.DataType:
+    """A guessed type as a column of a stream has it: string where nothing was seen."""
+    if pt.is_null(kind) or pt.is_time(kind):
+        return pa.string()
+    if pt.is_list(kind):
+        return pa.list_(_settled_inner(kind.value_type))
+    if pt.is_struct(kind):
+        return pa.struct([(kind.field(i).name, _settled_inner(kind.field(i).type)) for i in range(kind.num_fields)])
+    return kind
+
+
+def _settled_inner(kind: pa.DataType) -> pa.DataType:
+    """Inside lists and structs guessed times stay texts: their zones cannot be told apart there."""
+    return pa.string() if pt.is_timestamp(kind) else _settled(kind)
+
+
+def _try_types(parse: Any, schema: pa.Schema, what: str) -> None:
+    try:
+        parse()
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError, KeyError, ValueError) as e:
+        raise BuildError(
+            f"{what} cannot be read as {', '.join(f'{f.name} {f.type}' for f in schema)}: {e}",
+            hint="Read such columns as string, or use Parquet.",
+        ) from e
+
+
+def _one_object_per_line(data: bytes, rows: int) -> bool:
+    """True if every line begins and ends as an object does.
+
+    Arrow alone would take objects that run over several lines, and several on one line: their number could come out
+    right by accident.  No object can be cut so that both parts begin with ``{`` and end with ``}``.
+    """
+    starts = data.count(b"\n{") + data.startswith(b"{")
+    ends = data.count(b"}\n") + data.count(b"}\r\n") + data.endswith(b"}")
+    if starts == ends == rows == data.count(b"\n") + (not data.endswith(b"\n")):
+        return True
+    lines = [line for line in map(bytes.strip, data.split(b"\n")) if line]
+    return len(lines) == rows and all(line.startswith(b"{") and line.endswith(b"}") for line in lines)
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _csv_reason(message: str, names: Sequence[str]) -> str:
+    message = re.sub(r"^CSV parse error: (Row #\d+: )?", "", message)
+    message = re.sub(r"(Expected \d+ columns, got \d+).*", r"\1", message, flags=re.DOTALL)
+    found = re.match(r"In CSV column #(\d+): (?:Row #\d+: )?(?:CSV conversion error to )?", message)
+    if found and int(found[1]) < len(names):
+        message = f"column {names[int(found[1])]!r}: not {message[found.end() :]}"
+    return message
+
+
+def _json_reason(message: str, data: bytes, rows: int, schema: pa.Schema) -> str:
+    message = re.sub(r"^JSON parse error: ", "", message)
+    message = re.sub(r" in row \d+$", "", message)
+    if rows == 1 and message == "unexpected field" and _is_object(data):
+        unknown = [name for name in json.loads(data) if name not in schema.names]
+        if unknown:
+            return f"field {unknown[0]!r} is new"
+    return message

@@ -1,0 +1,246 @@
+"""Reads a file of CSV or JSON lines from any row on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.connectors.base import Json, SourceContext, Split
+from cutwater.connectors.files.bad_rows import salvage
+from cutwater.connectors.files.line_blocks import Block, LineBlocks
+from cutwater.connectors.files.listing import FileEntry
+from cutwater.connectors.files.schema_match import SchemaOrigin
+from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFormat
+from cutwater.errors import DataError
+
+__all__ = ["TextReader", "first_block"]
+
+BLOCK_BYTES = 1 << 18
+"""How much of a file is parsed at once: a few milliseconds' work."""
+_INFER_BYTES = 1 << 20
+"""How much of a file is looked at to guess a schema."""
+_MAX_RAW = 10_000
+
+
+class _Bad(NamedTuple):
+    before: int
+    """The good row of the block that follows it."""
+    line: int
+    reason: str
+    raw: str
+
+
+class _Parsed(NamedTuple):
+    rows: pa.RecordBatch
+    offsets: npt.NDArray[np.int64]
+    """Where each good row begins in the file; one more for the end of the block."""
+    lines: npt.NDArray[np.int64]
+    bad: list[_Bad]
+
+
+class _Start(NamedTuple):
+    """Where the rows of a file begin, and its columns (of a CSV file)."""
+
+    offset: int
+    line: int
+    names: list[str]
+
+
+def first_block(entry: FileEntry, text: TextFormat) -> tuple[list[str], Block] | None:
+    """Column names (empty for JSON) and first rows of a file; None if it holds neither."""
+    start = _start(entry, text)
+    lines = _lines(entry, text, start.offset, start.line, _INFER_BYTES)
+    try:
+        block = lines.next_block()
+        while block is not None and not len(block.starts):
+            block = lines.next_block()
+    finally:
+        lines.close()
+    if block is None:
+        # A header without rows still tells the columns.
+        none = np.empty(0, np.int64)
+        return (start.names, Block(b"", 0, none, none, none, 1, False, False)) if start.names else None
+    return start.names, block
+
+
+def _lines(entry: FileEntry, text: TextFormat, offset: int, line: int, block_bytes: int) -> LineBlocks:
+    if isinstance(text, JsonFormat):
+        return LineBlocks(entry, offset, line, spaces_are_blank=True, block_bytes=block_bytes)
+    return LineBlocks(entry, offset, line, quote=text.quote, delimiter=text.delimiter, block_bytes=block_bytes)
+
+
+def _start(entry: FileEntry, text: TextFormat) -> _Start:
+    if isinstance(text, JsonFormat):
+        return _Start(0, 1, [])
+    lines = _lines(entry, text, 0, 1, block_bytes=1 << 16)
+    try:
+        block = lines.next_block()
+        while block is not None and not len(block.starts):
+            block = lines.next_block()
+    finally:
+        lines.close()
+    if block is None:
+        return _Start(0, 1, [])
+    first, end = int(block.starts[0]), int(block.ends[0])
+    try:
+        row = block.data[first:end].decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise DataError(f"{entry.path} line {block.lines[0]}: not UTF-8", hint="Convert the file to UTF-8.") from None
+    if not text.header:
+        return _Start(0, 1, text.positional_names(row))
+    return _Start(block.offset + end, int(block.lines[0]) + block.data.count(b"\n", first, end), text.names(row))
+
+
+class TextReader:
+    """Reads one file.  Position: ``{"offset": byte of the next line, "line": its number}``.
+
+    Offsets count in the decompressed text.  Rows that cannot be parsed fail with file and line, or are diverted; a
+    diverted row is handed over in the same call as the row before it, so that it is handed over once per replay, too.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        position: Json | None,
+        schema: pa.Schema,
+        origin: SchemaOrigin,
+        text: TextFormat,
+        divert: SourceContext | None,
+        block_bytes: int | None = None,
+    ) -> None:
+        self._entry = FileEntry.from_data(split.data)
+        self._schema, self._origin, self._text, self._divert = schema, origin, text, divert
+        start = _start(self._entry, text)
+        self._names = self._column_names(start.names)
+        at = (start.offset, start.line) if position is None else (int(position["offset"]), int(position["line"]))
+        self._lines = _lines(self._entry, text, *at, block_bytes or BLOCK_BYTES)
+        self._parsed: _Parsed | None = None
+        self._row = 0
+        self._bad = 0
+        self._last = (at[1], at[1])
+
+    def read(self, max_rows: int) -> pa.RecordBatch | None:
+        parsed = self._parsed or self._next_parsed()
+        if parsed is None:
+            return None
+        first = self._row
+        batch = parsed.rows.slice(first, max_rows)
+        self._row = first + batch.num_rows
+        at_end = self._row == parsed.rows.num_rows
+        self._hand_over(parsed.bad)
+        if batch.num_rows:
+            self._last = (int(parsed.lines[first]), int(parsed.lines[self._row - 1]))
+        if at_end:
+            self._parsed = None
+        return batch if batch.num_rows else None
+
+    @property
+    def position(self) -> Json:
+        parsed = self._parsed
+        if parsed is None:
+            return {"offset": self._lines.offset, "line": self._lines.line}
+        return {"offset": int(parsed.offsets[self._row]), "line": int(parsed.lines[self._row])}
+
+    @property
+    def exhausted(self) -> bool:
+        return self._parsed is None and self._lines.ended
+
+    @property
+    def origin(self) -> str:
+        return f"{self._entry.path} lines {self._last[0]} to {self._last[1]}"
+
+    def close(self) -> None:
+        self._parsed = None
+        self._lines.close()
+
+    def _next_parsed(self) -> _Parsed | None:
+        """The next block that has rows, good or bad."""
+        while (block := self._lines.next_block()) is not None:
+            if len(block.starts):
+                self._parsed, self._row, self._bad = self._parse(block), 0, 0
+                return self._parsed
+        return None
+
+    def _hand_over(self, bad: list[_Bad]) -> None:
+        """Divert the bad rows before the next good one: the position is behind them."""
+        while self._bad < len(bad) and bad[self._bad].before <= self._row:
+            item = bad[self._bad]
+            assert self._divert is not None
+            self._divert.dead_letter(self._entry.path, item.line, item.reason, item.raw[:_MAX_RAW])
+            self._bad += 1
+
+    # -------------------------------------------------------------------------------------------------- parsing
+
+    def _parse(self, block: Block) -> _Parsed:
+        rows = len(block.starts)
+        bad: list[tuple[int, str]] = []
+        good: list[range] = []
+        batches: list[pa.RecordBatch] = []
+        if block.unclosed:
+            bad = [(0, "a quoted field begins here that is never closed")]
+        else:
+            result = salvage(rows, lambda a, b: self._batch(block, a, b), first_only=self._divert is None)
+            batches, good, bad = result.batches, result.good, result.bad
+        if bad and self._divert is None:
+            raise self._error(block, *bad[0])
+        numbers = np.concatenate([np.arange(r.start, r.stop) for r in good] or [np.empty(0, np.int64)])
+        befores = np.searchsorted(numbers, [row for row, _ in bad])
+        items = [
+            _Bad(int(before), int(block.lines[row]), reason, self._raw(block, row))
+            for before, (row, reason) in zip(befores, bad, strict=True)
+        ]
+        if len(batches) == 1:
+            table = batches[0]
+        else:
+            table = pa.concat_batches([pa.RecordBatch.from_pylist([], schema=self._schema), *batches])
+        offsets = np.append(block.starts[numbers], len(block.data)) + block.offset
+        return _Parsed(table, offsets, np.append(block.lines[numbers], block.end_line), items)
+
+    def _batch(self, block: Block, first: int, stop: int) -> pa.RecordBatch:
+        data = block.data
+        if first > 0 or stop < len(block.starts):
+            data = data[int(block.starts[first]) : int(block.ends[stop - 1])]
+        return self._text.parse(data, stop - first, self._schema, self._names, newlines=block.quoted_newlines)
+
+    def _raw(self, block: Block, row: int) -> str:
+        data = block.data[int(block.starts[row]) : int(block.ends[row])]
+        return data.decode(errors="backslashreplace").rstrip("\r\n")
+
+    def _error(self, block: Block, row: int, reason: str) -> DataError:
+        raw = self._raw(block, row)
+        shown = raw if len(raw) <= 200 else f"{raw[:200]}... ({len(raw)} characters)"
+        return DataError(
+            f"{self._entry.path} line {block.lines[row]}: {reason} (schema from {self._origin.name}): {shown}",
+            hint="Correct the row, give schema=..., or read with bad_rows='dead_letter' to divert such rows.",
+        )
+
+    def _column_names(self, found: Sequence[str]) -> Sequence[str]:
+        """Names of the file's columns in their order.
+
+        Raises:
+            DataError: they are not the source's.
+        """
+        if not isinstance(self._text, CsvFormat) or not found:
+            return self._schema.names
+        wanted = self._schema.names
+        if not self._text.header:
+            if len(found) != len(wanted):
+                raise self._other_columns(f"{len(found)} columns instead of {len(wanted)}")
+            return wanted
+        problems = [f"column {n!r} is missing" for n in wanted if n not in found]
+        problems += [f"column {n!r} is there more than once" for n in sorted({n for n in found if found.count(n) > 1})]
+        if not self._origin.given:
+            problems += [f"column {n!r} is new" for n in found if n not in wanted]
+        if problems:
+            raise self._other_columns("; ".join(problems))
+        return found
+
+    def _other_columns(self, problems: str) -> DataError:
+        return DataError(
+            f"{self._entry.path} does not have the columns of {self._origin.name}: {problems}",
+            hint="Give schema= with the columns to read, or read files of one schema per step.",
+        )

@@ -1,0 +1,1 @@
+"""Spark DataFrames as replayable sources."""

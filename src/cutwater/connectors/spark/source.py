@@ -1,0 +1,341 @@
+"""Spark DataFrames as replayable sources: Spark stages the rows as Parquet, the file reader reads them.
+
+A DataFrame cannot be read twice with the certainty of the same rows in the same order, so it is written out once.  A
+job that resumes finds what was staged and reads that, whatever the DataFrame would give by now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import shutil
+import threading
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from cutwater.config import FileAccess
+from cutwater.connectors.base import Json, SourceContext, Split, SplitReader, check_rate
+from cutwater.connectors.files.source import FileSource
+from cutwater.connectors.spark.staging import (
+    StagedFiles,
+    describe,
+    first_line,
+    list_of,
+    make_private,
+    read_list,
+    sync,
+    write_durably,
+    write_parquet,
+)
+from cutwater.errors import BuildError, DataError, InvariantError, StorageError
+from cutwater.storage.snapshot.staged_input import (
+    STAGED_FILE,
+    Staged,
+    sealed_staged,
+)
+from cutwater.storage.store.seal import PLAIN, Seal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["DataFrameSource", "StagedStream", "StreamingDataFrameSource", "stage_dataframe"]
+
+_END, _FAILED, _CHECKPOINT = "_END", "_FAILED", "_spark_checkpoint"
+
+
+class _Unstaged:
+    """What both kinds of DataFrame sources are before the job starts: held by the driver only, never shipped."""
+
+    replayable = True
+
+    def __init__(self, df: DataFrame, rate: float | None, discover_interval_ms: float) -> None:
+        check_rate(rate)
+        self._df = df
+        self._rate, self._discover_interval_ms = rate, discover_interval_ms
+
+    @functools.cached_property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the DataFrame; timestamps in microseconds, UTC.
+
+        Raises:
+            BuildError: a column's type has no place in Parquet or Arrow.
+        """
+        from pyspark.errors import PySparkException
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        try:
+            # Earlier versions of PySpark have no such parameter and always mean UTC.
+            zone: dict[str, Any] = (
+                {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+            )
+            found: pa.Schema = to_arrow_schema(self._df.schema, **zone)
+        except PySparkException as e:
+            raise BuildError(f"a column of the DataFrame cannot be read: {first_line(e)}", hint=_CAST) from e
+        for field in found:
+            if pa.types.is_duration(field.type):
+                raise BuildError(f"column {field.name!r}: intervals cannot be staged", hint=_CAST)
+        return pa.schema([pa.field(f.name, f.type) for f in found])
+
+    @property
+    def rate(self) -> float | None:
+        return self._rate
+
+    @property
+    def discover_interval_ms(self) -> float:
+        return self._discover_interval_ms
+
+    def discover(self) -> list[Split]:
+        raise InvariantError("a DataFrame has no splits before it is staged")
+
+    def open(self, split: Split, position: Json | None, ctx: SourceContext) -> SplitReader:
+        raise InvariantError("a DataFrame cannot be read before it is staged")
+
+
+_CAST = "Cast the column to another type in the DataFrame."
+
+
+class DataFrameSource(_Unstaged):
+    """A batch DataFrame.
+
+    Args:
+        df: the DataFrame.
+        order_by: column to sort by, usually the event time; the files then hold rising ranges of it.
+        partitions: number of files; None leaves it to Spark.
+        rate: rows per second over all subtasks.
+    """
+
+    bounded = True
+
+    def __init__(
+        self, df: DataFrame, *, order_by: str | None = None, partitions: int | None = None, rate: float | None = None
+    ) -> None:
+        super().__init__(df, rate, 3_600_000.0)
+        self._order_by, self._partitions = order_by, partitions
+
+    def stage(self, directory: str, seal: Seal = PLAIN, access: FileAccess = "owner") -> FileSource:
+        """Let Spark write the rows into ``directory``, unless that was done before; the source that reads them.
+
+        Args:
+            seal, access: of the job.
+
+        Raises:
+            DataError: Spark failed while computing the DataFrame.
+            StorageError: what was staged before is damaged, or the directory cannot be written.
+            BuildError: what was staged before has other columns.
+        """
+        return stage_dataframe(
+            self._df,
+            directory,
+            self.schema,
+            seal=seal,
+            access=access,
+            order_by=self._order_by,
+            partitions=self._partitions,
+            rate=self._rate,
+        )
+
+
+def stage_dataframe(
+    df: DataFrame,
+    directory: str,
+    schema: pa.Schema,
+    *,
+    seal: Seal = PLAIN,
+    access: FileAccess = "owner",
+    order_by: str | None = None,
+    partitions: int | None = None,
+    rate: float | None = None,
+) -> FileSource:
+    """See ``DataFrameSource.stage``."""
+    target = Path(directory).absolute()
+    staged = read_list(target, seal)
+    if staged is None:
+        if order_by is not None:
+            ranged = df.repartitionByRange(partitions, order_by) if partitions else df.repartitionByRange(order_by)
+            df = ranged.sortWithinPartitions(order_by)
+        elif partitions is not None:
+            df = df.repartition(partitions)
+        staged = _stage(df, target, schema, seal, access)
+    if staged.columns != describe(schema):
+        raise BuildError(
+            f"the DataFrame has columns {describe(schema)}, but {target} holds rows staged with {staged.columns}",
+            hint="A job that resumes reads what was staged; give the step a new id to read the new columns.",
+        )
+    for name, size in staged.files.items():
+        try:
+            found = os.path.getsize(target / name)
+        except OSError as e:
+            raise StorageError(f"staged file {target / name} cannot be read: {e.strerror}") from e
+        if found != size:
+            raise StorageError(f"staged file {target / name} has {found} bytes, {size} were written")
+    return StagedFiles(target, seal, format="parquet", schema=schema, rate=rate)
+
+
+def _stage(df: DataFrame, target: Path, schema: pa.Schema, seal: Seal, access: FileAccess) -> Staged:
+    """Write into a folder beside the target, then rename it in whole."""
+    make_private(target.parent, access)
+    temporary = target.with_name(f"{target.name}.staging-{uuid.uuid4().hex}")
+    try:
+        write_parquet(df, temporary)
+        staged = list_of(temporary, schema, seal)
+        if not staged.files:
+            raise StorageError(
+                f"Spark staged the DataFrame, but the driver sees no files in {temporary}",
+                hint="The checkpoint directory must be on a file system that driver and executors share.",
+            )
+        write_durably(temporary / STAGED_FILE, sealed_staged(staged, seal))
+        try:
+            os.rename(temporary, target)
+        except OSError as e:
+            found = read_list(target, seal)
+            if found is None:
+                raise StorageError(f"cannot stage the DataFrame into {target}: {e.strerror}") from e
+            return found  # another driver was quicker, and its rows are the ones that count
+        sync(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for leftover in target.parent.glob(f"{target.name}.staging-*"):
+        shutil.rmtree(leftover, ignore_errors=True)  # of drivers that died while staging
+    return staged
+
+
+class StreamingDataFrameSource(_Unstaged):
+    """A streaming DataFrame: a Spark query stages every micro-batch, so every Spark connector is a source.
+
+    The source ends when the query does (``trigger={"availableNow": True}``).  Spark's own checkpoint lies beside the
+    staged batches: after a failure the query goes on where it was, and a batch staged before is not staged again.
+
+    Args:
+        df: the streaming DataFrame.
+        trigger: arguments of ``DataStreamWriter.trigger``; None for micro-batches one after the other.
+        rate: rows per second over all subtasks.
+        discover_interval_ms: how often to look for new batches.
+    """
+
+    bounded = False
+
+    def __init__(
+        self,
+        df: DataFrame,
+        *,
+        trigger: dict[str, Any] | None = None,
+        rate: float | None = None,
+        discover_interval_ms: float = 200.0,
+    ) -> None:
+        super().__init__(df, rate, discover_interval_ms)
+        self._trigger = trigger
+
+    def stage(self, directory: str, seal: Seal = PLAIN, access: FileAccess = "owner") -> StagedStream:
+        """Start the query (unless it has ended before); the source that reads its batches.  Its ``stop()`` stops both.
+
+        Args:
+            seal, access: of the job.
+
+        Raises:
+            DataError: the query cannot be started.
+        """
+        target = Path(directory).absolute()
+        make_private(target.parent, access)
+        make_private(target, access)
+        (target / _FAILED).unlink(missing_ok=True)
+        query = None if (target / _END).exists() else self._start(target, seal)
+        return StagedStream(target, seal, query, self.schema, self._rate, self._discover_interval_ms)
+
+    def _start(self, target: Path, seal: Seal) -> StreamingQuery:
+        schema = self.schema
+
+        def stage(batch: DataFrame, batch_id: int) -> None:
+            _stage_batch(str(target), schema, seal, batch, batch_id)
+
+        writer = self._df.writeStream.foreachBatch(stage)
+        writer = writer.option("checkpointLocation", (target / _CHECKPOINT).as_uri())
+        if self._trigger is not None:
+            writer = writer.trigger(**self._trigger)
+        try:
+            return writer.start()
+        except Exception as e:
+            raise DataError(f"the streaming query cannot be started: {first_line(e)}") from e
+
+
+class StagedStream(StagedFiles):
+    """The staged batches of a streaming query.  The driver's copy watches over the query."""
+
+    def __init__(
+        self,
+        directory: Path,
+        seal: Seal,
+        query: StreamingQuery | None,
+        schema: pa.Schema,
+        rate: float | None,
+        discover_interval_ms: float,
+    ) -> None:
+        super().__init__(
+            directory,
+            seal,
+            format="parquet",
+            schema=schema,
+            rate=rate,
+            watch=True,
+            discover_interval_ms=discover_interval_ms,
+            settle_ms=0,
+            end_marker=str(directory / _END),
+        )
+        self._directory = directory
+        self._query = query
+        self._stopped = threading.Event()
+        if query is not None:
+            self._watcher = threading.Thread(target=self._await_end, args=(query,), name="staged-stream", daemon=True)
+            self._watcher.start()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        return {k: v for k, v in state.items() if k not in ("_query", "_stopped", "_watcher")}
+
+    def discover(self) -> list[Split]:
+        """One split per staged file.
+
+        Raises:
+            DataError: the query failed.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            raise DataError(f"the streaming query failed: {(self._directory / _FAILED).read_text()}")
+        return super().discover()
+
+    def stop(self) -> None:
+        """Stop the query without calling the stream ended; only in the driver, when the job ends.  Idempotent."""
+        if self._query is None:
+            return
+        self._stopped.set()
+        with contextlib.suppress(Exception):  # the session may be gone, and the query with it
+            self._query.stop()
+        self._watcher.join(timeout=10)
+
+    def _await_end(self, query: StreamingQuery) -> None:
+        try:
+            query.awaitTermination()
+            name, text = _END, ""
+        except Exception as e:
+            name, text = _FAILED, first_line(e)
+        if not self._stopped.is_set():
+            write_durably(self._directory / name, text.encode())
+
+
+def _stage_batch(directory: str, schema: pa.Schema, seal: Seal, batch: DataFrame, batch_id: int) -> None:
+    """Write a micro-batch into its own folder.  One that is there already may have been read: it stays."""
+    target = Path(directory, f"batch-{batch_id:012d}")
+    if target.exists():
+        return
+    temporary = target.with_name(f"_staging-{batch_id}-{uuid.uuid4().hex}")
+    try:
+        write_parquet(batch, temporary)
+        write_durably(temporary / STAGED_FILE, sealed_staged(list_of(temporary, schema, seal), seal))
+        os.rename(temporary, target)
+        sync(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

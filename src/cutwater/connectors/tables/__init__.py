@@ -1,0 +1,1 @@
+"""Tables of a database as exactly-once sinks."""

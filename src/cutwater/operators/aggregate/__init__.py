@@ -1,0 +1,1 @@
+"""Aggregates by key: their accumulators, the table in which they lie, running aggregates."""

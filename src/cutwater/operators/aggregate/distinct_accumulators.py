@@ -1,0 +1,265 @@
+"""Accumulators that count distinct values: exactly, with a set per key, and approximately, with a sketch per key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.data.words import bytes_view, from_words, new_buffer, valid_rows
+from cutwater.operators.aggregate import distinct_kernels as kernels
+from cutwater.operators.aggregate.accumulators import Accumulator
+from cutwater.state.growing_array import GrowingArray, Values
+from cutwater.state.index.key_index import Slots, make_index
+from cutwater.state.keys import hash_keys
+
+__all__ = ["ApproxCountDistinct", "CountDistinct"]
+
+_ALL: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+_ALL.flags.writeable = False
+_FIRST_WORDS = 1 << 12
+_OFFSETS, _SIZES, _ESTIMATES = 1, 2, 5
+_MAX_BINARY_BYTES = 2**31 - 1
+
+
+class ApproxCountDistinct(Accumulator):
+    """A HyperLogLog sketch per slot; see ``distinct_kernels`` for how it lies in memory.
+
+    A sketch depends on the set of values only: not on their order, their number, or how it was merged.  On disk it is
+    binary: words of four bytes, little-endian, ``register << 6 | rank`` in the order of the registers; or, from
+    2**precision / 4 of them on, one byte per register.
+
+    Args:
+        column: what to count.
+        precision: log2 of the number of registers; the standard error is 1.04 / sqrt(2**precision).
+    """
+
+    def __init__(self, column: str, precision: int) -> None:
+        self._column = column
+        self._precision = precision
+        self._registers = 1 << precision
+        self._used = 0
+        self._words = 0
+        self._arena = np.zeros(_FIRST_WORDS, np.uint32)
+        self._epoch = 1
+        self.columns = [GrowingArray(kind) for kind in (np.int32, np.int64, np.int32, np.int32, np.int64, np.int64)]
+        self._copies: Sequence[Values] | None = None
+
+    @property
+    def _books(self) -> tuple[Values, Values, Values, Values, Values, Values]:
+        """Epochs, offsets, sizes, filled, sums, estimates."""
+        columns = [column.values for column in self.columns] if self._copies is None else self._copies
+        return columns[0], columns[1], columns[2], columns[3], columns[4], columns[5]
+
+    @property
+    def varying_bytes(self) -> int:
+        return self._arena.nbytes
+
+    def reserve(self, slots: int) -> None:
+        self._used = slots
+        for column in self.columns:
+            column.reserve(slots)
+
+    def update(self, slots: Slots, batch: pa.RecordBatch) -> None:
+        self.running(slots, batch)
+
+    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
+        column = batch.column(self._column)
+        valid = valid_rows(column)
+        hashes = hash_keys([column])
+        buffer, out = new_buffer(len(slots), np.int64)
+        row = 0
+        while True:
+            row, self._words = kernels.add_hashes(
+                slots,
+                hashes,
+                _ALL if valid is None else valid,
+                self._precision,
+                row,
+                self._arena,
+                self._words,
+                self._epoch,
+                *self._books,
+                out,
+            )
+            if row == len(slots):
+                return pa.Array.from_buffers(pa.int64(), len(slots), [None, buffer])
+            self._grow()
+
+    def _grow(self) -> None:
+        """Twice the arena; or without the blocks that were left behind, if those are more than half of it."""
+        live = int(self._books[_SIZES][: self._used].sum(dtype=np.int64))
+        if self._words > 2 * live + _FIRST_WORDS:
+            self._compact()
+        else:
+            self._arena = _longer(self._arena, self._words, 2 * len(self._arena) + self._registers // 4)
+
+    def _compact(self) -> None:
+        _, offsets, sizes, *_ = self._books
+        sizes = sizes[: self._used]
+        self._words = int(sizes.sum(dtype=np.int64))
+        arena = np.zeros(2 * self._words + _FIRST_WORDS + self._registers // 4, np.uint32)
+        moved = offsets[: self._used].copy()  # not in place: a snapshot may refer to the old arena
+        kernels.copy_blocks(self._arena, moved, sizes, arena)
+        self.columns[_OFFSETS].replace(moved)
+        self._arena = arena
+
+    def result(self, slots: Slots) -> pa.Array:
+        return from_words(self._books[_ESTIMATES][slots], pa.int64())
+
+    def state(self, slots: Slots) -> list[pa.Array]:
+        starts = np.zeros(len(slots) + 1, np.int64)
+        _, offsets, sizes, filled, _, _ = self._books
+        np.cumsum(np.minimum(filled[slots], self._registers // 4), out=starts[1:])
+        if 4 * int(starts[-1]) > _MAX_BINARY_BYTES:
+            raise pa.ArrowInvalid("sketches of more than 2 GB do not fit one array")  # the caller takes fewer slots
+        words = np.empty(int(starts[-1]), np.uint32)
+        kernels.write_sketches(slots, self._precision, self._arena, offsets, sizes, filled, starts, words)
+        places = pa.py_buffer((4 * starts).astype(np.int32))
+        return [pa.Array.from_buffers(pa.binary(), len(slots), [None, places, pa.py_buffer(words)])]
+
+    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
+        for values in self._books:
+            values[slots] = 0
+        self.merge(slots, columns)
+
+    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
+        data, offsets = bytes_view(columns[0])
+        first = int(offsets[0])
+        words = data[first : int(offsets[-1])].copy().view(np.uint32)
+        starts = (offsets.astype(np.int64) - first) // 4
+        row = 0
+        while True:
+            row, self._words = kernels.absorb(
+                slots, words, starts, self._precision, row, self._arena, self._words, self._epoch, *self._books
+            )
+            if row == len(slots):
+                return
+            self._grow()
+
+    def keep(self, slots: Slots) -> None:
+        for column in self.columns:
+            column.replace(column.values[slots])
+        self._used = len(slots)
+        self._compact()
+
+    def frozen(self, columns: Sequence[Values]) -> Accumulator:
+        copy = object.__new__(ApproxCountDistinct)
+        vars(copy).update(vars(self))
+        copy._copies = columns
+        self._epoch += 1
+        return copy
+
+
+class CountDistinct(Accumulator):
+    """The distinct values of all slots in one index of (slot, value), and how many each slot has."""
+
+    def __init__(self, column: str, value: pa.DataType) -> None:
+        self._column = column
+        self._value = value
+        self._used = 0
+        self._index = make_index([pa.int32(), value])
+        self._owners: Slots = np.empty(0, np.int32)
+        self.columns = [GrowingArray(np.int64)]
+        self._copies: Sequence[Values] | None = None
+        self._by_owner: npt.NDArray[np.int64] | None = None
+
+    @property
+    def _counts(self) -> Values:
+        return self.columns[0].values if self._copies is None else self._copies[0]
+
+    @property
+    def varying_bytes(self) -> int:
+        return self._index.key_bytes + self._owners.nbytes
+
+    def reserve(self, slots: int) -> None:
+        self._used = slots
+        self.columns[0].reserve(slots)
+
+    def update(self, slots: Slots, batch: pa.RecordBatch) -> None:
+        self.running(slots, batch)
+
+    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
+        column = batch.column(self._column)
+        valid = valid_rows(column)
+        rows = np.arange(len(slots)) if valid is None else np.flatnonzero(valid)
+        buffer, out = new_buffer(len(slots), np.int64)
+        known, entries = self._admit(slots[rows], column if valid is None else column.drop_null())
+        kernels.first_seen(slots, rows, entries, known, self._counts, out)
+        return pa.Array.from_buffers(pa.int64(), len(slots), [None, buffer])
+
+    def _admit(self, slots: Slots, values: pa.Array) -> tuple[int, Slots]:
+        """Put values into the sets of their slots; returns the number of entries before, and the entry of each."""
+        known = len(self._index)
+        entries = self._index.upsert([pa.array(slots), values])
+        if len(self._index) > len(self._owners):
+            self._owners = _longer(self._owners, known, 2 * len(self._index))
+        self._owners[entries] = slots
+        self._by_owner = None
+        return known, entries
+
+    def result(self, slots: Slots) -> pa.Array:
+        return from_words(self._counts[slots], pa.int64())
+
+    def state(self, slots: Slots) -> list[pa.Array]:
+        if self._by_owner is None:
+            self._by_owner = np.argsort(self._owners[: len(self._index)], kind="stable")
+        ordered = self._owners[self._by_owner]
+        first = np.searchsorted(ordered, slots)
+        lengths = self._counts[slots]
+        places = np.zeros(len(slots) + 1, np.int64)
+        np.cumsum(lengths, out=places[1:])
+        if int(places[-1]) > _MAX_BINARY_BYTES:
+            raise pa.ArrowInvalid("sets of more than 2**31 values do not fit one array")
+        entries = self._by_owner[np.repeat(first - places[:-1], lengths) + np.arange(int(places[-1]))]
+        values = self._index.columns(entries.astype(np.int32))[1]
+        return [pa.ListArray.from_arrays(pa.array(places.astype(np.int32)), values)]
+
+    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
+        if self._counts[slots].any():
+            gone = np.zeros(self._used, np.bool_)
+            gone[slots] = True
+            self._rebuild(np.flatnonzero(~gone[self._owners[: len(self._index)]]), np.arange(self._used))
+            self._counts[slots] = 0
+        self.merge(slots, columns)
+
+    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
+        lists: Any = columns[0]
+        owners = np.repeat(slots, np.diff(lists.offsets.to_numpy()))
+        known, entries = self._admit(owners, lists.flatten())
+        kernels.first_seen(
+            owners, np.arange(len(owners)), entries, known, self._counts, np.empty(len(owners), np.int64)
+        )
+
+    def keep(self, slots: Slots) -> None:
+        numbers = np.full(self._used, -1, np.int64)
+        numbers[slots] = np.arange(len(slots))
+        self._rebuild(np.flatnonzero(numbers[self._owners[: len(self._index)]] >= 0), numbers)
+        self.columns[0].replace(self._counts[slots])
+        self._used = len(slots)
+
+    def _rebuild(self, entries: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> None:
+        """Forget all entries but these; the slot of an entry becomes its number."""
+        owners = numbers[self._owners[entries]].astype(np.int32)
+        values = self._index.columns(entries.astype(np.int32))[1]
+        self._index = make_index([pa.int32(), self._value], len(entries))
+        self._owners = np.empty(0, np.int32)
+        self._by_owner = None
+        if len(entries):
+            self._admit(owners, values)
+
+    def frozen(self, columns: Sequence[Values]) -> Accumulator:
+        copy = object.__new__(CountDistinct)
+        vars(copy).update(vars(self))
+        # Owners of entries never change and a longer array is a new one; what is shared is only appended to.
+        copy._index, copy._copies, copy._by_owner = self._index.frozen(), columns, None
+        return copy
+
+
+def _longer(values: npt.NDArray[Any], used: int, size: int) -> npt.NDArray[Any]:
+    longer = np.zeros(size, values.dtype)
+    longer[:used] = values[:used]
+    return longer

@@ -1,0 +1,198 @@
+"""What operators share whose state is one keyed table, and the watermark if they go by event time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.data.event_times import event_times
+from cutwater.operators.aggregate import kernels as aggregate_kernels
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.keyed_table import FrozenTable, KeyedTable
+from cutwater.operators.base import BaseOperator, Context, Outputs
+from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
+from cutwater.state.growing_array import GrowingArray
+from cutwater.state.index.key_index import Slots
+from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.segments import Frozen, Segment
+from cutwater.state.table.changes import Changed
+from cutwater.state.table.keyed_segments import deleted_segments, group_segments, restore_rows
+from cutwater.state.table.spill import Spill, open_spill
+
+__all__ = ["KeyedOperator", "Touched", "as_rows"]
+
+STATE = "table"
+_SLACK_KEYS = 1 << 12
+"""Keys below this number are not worth a sweep."""
+
+
+def as_rows(batch: pa.RecordBatch) -> pa.Array:
+    """The rows of a batch as values of the type ``changes.row_type``."""
+    fields = [column.with_nullable(True) for column in batch.schema]
+    return pa.StructArray.from_arrays(batch.columns, fields=fields)
+
+
+class Touched:
+    """The distinct keys of a batch: ``slots`` of them, and for each row the number of its key among those.
+
+    Attributes:
+        local: by row, the number of its key.
+        slots: by number, the slot.
+        known: by number, whether the key was there before the batch.
+    """
+
+    def __init__(self, rows: Slots, before: int, scratch: GrowingArray, spill: Spill[KeyedTable] | None) -> None:
+        self.local, slots = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
+        self.slots: Slots = slots[: aggregate_kernels.localise(rows, scratch.values, self.local, slots)]
+        self.known: npt.NDArray[np.bool_] = self.slots < before
+        if spill is not None:
+            self.known |= spill.fetched(self.slots)
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+class KeyedOperator(BaseOperator):
+    """Freezing, restoring, late rows, and forgetting keys.
+
+    Args:
+        key_types: types in which keys are compared.
+        held: what the table keeps by key, over rows of ``held_schema``.
+        state_schema: the key columns, then the state of ``held``.
+        timed: whether a watermark belongs to the state.
+    """
+
+    def __init__(
+        self,
+        key_types: Sequence[pa.DataType],
+        held: Sequence[Aggregate],
+        held_schema: pa.Schema,
+        state_schema: pa.Schema,
+        *,
+        timed: bool,
+    ) -> None:
+        self._key_types, self._held, self._held_schema = list(key_types), list(held), held_schema
+        self._state = state_schema
+        self._timed = timed
+
+    def open(self, ctx: Context) -> None:
+        super().open(ctx)
+        self._store = open_spill(ctx.state_memory_bytes)
+        self._clear()
+        self._track()
+
+    def _track(self, *, restored: bool = False) -> None:
+        if self.ctx.incremental:
+            self._table.track(restored=restored)
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    def _clear(self) -> None:
+        self._table = KeyedTable(self._key_types, self._held, self._held_schema)
+        if self._store is not None:
+            self._table.spill_to(self._store, self.ctx)
+        self._scratch = GrowingArray(np.int32)
+        self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
+        self._sweep_at = _SLACK_KEYS
+
+    # -- rows
+
+    def _touch(self, keys: Sequence[pa.Array]) -> Touched:
+        """Find or make the slots of a batch's rows; those of the batches before mean nothing any more."""
+        self._make_room()
+        before = len(self._table)
+        rows = self._table.upsert(keys)
+        self._scratch.reserve(len(self._table))
+        return Touched(rows, before, self._scratch, self._table.spill)
+
+    def _make_room(self) -> None:
+        """Between batches: move rows to disk that memory does not hold, if they are live."""
+        spill = self._table.spill
+        if spill is not None and spill.full and not spill.busy:
+            live = self._live(self._table, self._all_slots)
+            if not live.all():
+                self._forget(live)
+        self._table.make_room()
+
+    def _divert_late(
+        self, batch: pa.RecordBatch, keys: Sequence[pa.Array], time: str, output: int, of: str = ""
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], Outputs]:
+        """The rows that are not behind the watermark, their times, and the others as side output ``output``."""
+        times = event_times(batch, time, of)
+        reached: npt.NDArray[np.int64] | int = self._watermarks.current
+        if self._watermarks.differ:
+            reached = self._watermarks.of(key_groups(hash_keys(keys), self.ctx.max_parallelism))
+        late = times <= np.maximum(reached, self.late_before)
+        count = int(np.count_nonzero(late))
+        if count == 0:
+            return batch, times, []
+        self.ctx.count("rows_late", count)
+        times = times[~late]
+        times.flags.writeable = False  # one specialisation of the kernels
+        return batch.filter(pa.array(~late)), times, [(output, batch.filter(pa.array(late)))]
+
+    # -- forgetting
+
+    def _live(self, table: KeyedTable, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Which slots of a table hold anything that is still needed."""
+        return np.ones(len(slots), np.bool_)
+
+    def _worth_a_sweep(self) -> bool:
+        return len(self._table) >= self._sweep_at
+
+    def _keep(self, live: npt.NDArray[np.bool_]) -> None:
+        """Forget the keys that are not ``live`` if they are at least half; else look again when there are more."""
+        kept = int(np.count_nonzero(live))
+        if 2 * kept <= len(live):
+            self._forget(live)
+            self._sweep_at = 2 * kept + _SLACK_KEYS
+        else:
+            self._sweep_at = len(live) + len(live) // 2
+
+    def _forget(self, live: npt.NDArray[np.bool_]) -> None:
+        self._table.delete(np.flatnonzero(~live).astype(np.int32))
+        self._table.keep(np.flatnonzero(live).astype(np.int32))
+        self._scratch = GrowingArray(np.int32)
+
+    @property
+    def _all_slots(self) -> Slots:
+        return np.arange(len(self._table), dtype=np.int32)
+
+    # -- snapshots
+
+    def freeze(self, checkpoint_id: int) -> Frozen:
+        table, groups = self._table.frozen(checkpoint_id), self.ctx.max_parallelism
+        watermarks = [self._watermarks.segment()] if self._timed else []
+        keys, owned = pa.schema(list(self._state)[: len(self._key_types)]), self.ctx.key_groups
+
+        def segments(changed: Changed | None = None, loose: bool = False) -> Iterator[Segment]:
+            whole = owned if loose else None
+            yield from watermarks
+            if changed is not None:
+                yield from deleted_segments(STATE, keys, changed.deleted, list, groups)
+            for part, slots, kind in table.parts(changed):
+                of, rows = part.index.columns, part.rows
+                yield from group_segments(STATE, self._state, slots, of, rows, groups, kind, len(keys), whole)
+
+        return FrozenTable([table], segments)
+
+    def restore(self, segments: Iterable[Segment]) -> None:
+        self._clear()
+        keys = len(self._key_types)
+        for batch in restore_rows(self._table, self._of_table(segments), self._state, self.ctx.key_groups):
+            self._table.restore(batch.columns[:keys], batch.columns[keys:])
+        self._watermarks.restored()
+        self._track(restored=True)
+
+    def _of_table(self, segments: Iterable[Segment]) -> Iterator[Segment]:
+        """The segments of the table; the watermarks are restored as they come."""
+        for segment in segments:
+            if segment.name == WATERMARK:
+                self._watermarks.restore(segment)
+            else:
+                yield segment

@@ -1,0 +1,98 @@
+"""Running aggregates: for every row, the aggregates of its key so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cutwater.errors import BuildError
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.evolution import aggregate_parts, evolve_aggregates
+from cutwater.operators.base import Operator
+from cutwater.operators.evolution import Evolution, Former
+from cutwater.state.keys import check_key_types
+
+__all__ = ["RunningAggregateSpec", "check_names"]
+
+
+@dataclass(frozen=True)
+class RunningAggregateSpec:
+    """One output row per input row: the key columns, the event time if there is one, and the aggregates up to this row.
+
+    Args:
+        input_schema: schema of the rows.
+        keys: key columns.
+        aggregates: what to compute.
+        event_time: event-time column to pass on.
+
+    Raises:
+        BuildError: a column is missing, a type does not fit, or two output columns have the same name.
+
+    >>> rows = pa.schema([("user", pa.string()), ("clicks", pa.int32())])
+    >>> spec = RunningAggregateSpec(rows, ("user",), (Aggregate("total", "sum", "clicks"),), None)
+    >>> spec.outputs[0].names
+    ['user', 'total']
+    """
+
+    input_schema: pa.Schema
+    keys: tuple[str, ...]
+    aggregates: tuple[Aggregate, ...]
+    event_time: str | None = None
+
+    def __post_init__(self) -> None:
+        check_key_types(self.input_schema, self.keys)
+        if self.event_time is not None and self.input_schema.get_field_index(self.event_time) < 0:
+            raise BuildError(f"no such event-time column {self.event_time!r}")
+        if not self.aggregates:
+            raise BuildError("no aggregate given", hint="Name at least one, for example n=cw.count().")
+        check_names([*self.outputs[0].names])
+        check_names([*self.state_schema.names])
+
+    @property
+    def passed_columns(self) -> tuple[str, ...]:
+        """Input columns that come out as they are."""
+        event_time = self.event_time
+        return self.keys if event_time is None or event_time in self.keys else (*self.keys, event_time)
+
+    @property
+    def columns_read(self) -> frozenset[str]:
+        """Input columns that the result depends on; the others need not come."""
+        return frozenset((*self.passed_columns, *(a.column for a in self.aggregates if a.column is not None)))
+
+    @property
+    def outputs(self) -> tuple[pa.Schema, ...]:
+        passed = [self.input_schema.field(name) for name in self.passed_columns]
+        results = [pa.field(a.name, a.result_type(self.input_schema)) for a in self.aggregates]
+        return (pa.schema([*passed, *results]),)
+
+    @property
+    def state_schema(self) -> pa.Schema:
+        keys = [self.input_schema.field(name) for name in self.keys]
+        return pa.schema([*keys, *(f for a in self.aggregates for f in a.state_fields(self.input_schema))])
+
+    @property
+    def state_parts(self) -> dict[str, str]:
+        """What each aggregate is, by name."""
+        return aggregate_parts(self.aggregates, self.input_schema)
+
+    def evolve(self, former: Former, renames: Mapping[tuple[str, ...], str], *, drop: bool) -> Evolution:
+        """What becomes of the state of an earlier version; see ``Evolving``."""
+        return evolve_aggregates(former, self.state_schema, self.aggregates, self.input_schema, renames)
+
+    def build(self) -> Operator:
+        from cutwater.operators.aggregate.running_operator import RunningAggregate  # Numba: only where rows flow
+
+        return RunningAggregate(self)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse two columns of one name.
+
+    Raises:
+        BuildError: names it.
+    """
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise BuildError(f"two columns would be named {name!r}", hint="Give the aggregate another name.")

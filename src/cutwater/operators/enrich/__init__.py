@@ -1,0 +1,1 @@
+"""Rows enriched from a table in memory or by calls to somebody outside."""

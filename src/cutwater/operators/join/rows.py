@@ -1,0 +1,307 @@
+"""The rows of both sides of a join by key: in memory in the order in which they came, on disk key by key.
+
+What moves is a key with all its rows: a value on disk is the rows of a side, packed one behind the other, so that a key
+costs one look at the disk however many rows it has, and no row is touched by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.data.event_times import event_times
+from cutwater.data.time import MIN_WATERMARK
+from cutwater.operators.join.side import JoinSide, References
+from cutwater.state.disk.row_codec import RowCodec
+from cutwater.state.disk.row_journal import FrozenRowJournal, RowJournal
+from cutwater.state.disk.spill_queue import NEVER, SpillQueue
+from cutwater.state.index.key_index import KeyIndex, Slots
+from cutwater.state.index.nullable import NullableIndex
+from cutwater.state.segments import SegmentKind
+from cutwater.state.table.spill import FrozenSpill, Spill
+
+if TYPE_CHECKING:
+    from cutwater.operators.base import Context
+    from cutwater.state.disk.rocks import RocksStore
+
+__all__ = ["FrozenJoinRows", "JoinPart", "JoinRows", "JoinTypes", "Live", "Wakes"]
+
+_SLOT_BYTES = 32
+"""What a key takes for the chains of both sides."""
+_PORTION_KEYS = 1 << 14
+
+Live: TypeAlias = Callable[[Sequence[JoinSide]], Sequence[References]]
+"""Rows of each side that still count, ascending."""
+Wakes: TypeAlias = Callable[[int, References], References]
+"""When rows of a side with these event times want to be looked at; ``NEVER`` for those that do not."""
+
+
+class JoinTypes(NamedTuple):
+    """What both sides are made of.
+
+    Attributes:
+        key_types: in which keys are compared.
+        schemas: of the rows of each side.
+        keys: key columns of each side.
+        times: event-time column of each side.
+    """
+
+    key_types: Sequence[pa.DataType]
+    schemas: tuple[pa.Schema, pa.Schema]
+    keys: tuple[Sequence[str], Sequence[str]]
+    times: tuple[str, str]
+
+    def key_columns(self, side: int, batch: pa.RecordBatch) -> list[pa.Array]:
+        """The keys of rows of a side."""
+        columns = (batch.column(name) for name in self.keys[side])
+        return [c if c.type == kind else c.cast(kind) for c, kind in zip(columns, self.key_types, strict=True)]
+
+
+class JoinRows:
+    """One index over the keys of both sides; the rows of each side in chains by key.
+
+    Args:
+        types: of the sides.
+        renumbered: called with the rows of each side that stayed when others went; they have become 0, 1, 2 ...
+    """
+
+    def __init__(self, types: JoinTypes, renumbered: Callable[[Sequence[References]], object] | None = None) -> None:
+        self.types = types
+        self.index: KeyIndex = NullableIndex(types.key_types)
+        self.sides = [JoinSide(schema) for schema in types.schemas]
+        self.done: References = np.empty(0, np.int64)
+        """By slot, up to which watermark the rows of the key have come out, if its operator says so."""
+        self.spill: Spill[JoinRows] | None = None
+        self.wanted: SpillQueue | None = None
+        """Keys on disk by when they want to be looked at."""
+        self._codecs = [RowCodec(schema.types) for schema in types.schemas]
+        self._renumbered = renumbered
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def count(self) -> int:
+        """Rows of both sides in memory."""
+        return sum(side.rows for side in self.sides)
+
+    def add(self, side: int, batch: pa.RecordBatch, times: References) -> Slots:
+        """Add rows, at least one; returns the slots of their keys."""
+        slots = self.upsert(self.types.key_columns(side, batch))
+        self.sides[side].append(batch, slots, times)
+        return slots
+
+    def upsert(self, keys: Sequence[pa.Array]) -> Slots:
+        """Slots of keys, with all their rows."""
+        known = len(self.index)
+        slots = self.index.upsert(keys)
+        for side in self.sides:
+            side.reserve(len(self.index))
+        if len(self.index) > len(self.done):
+            self.done = np.concatenate([self.done[:known], np.full(2 * len(self.index) - known, MIN_WATERMARK)])
+        if self.spill is not None:
+            if len(self.index) > known:
+                self.spill.fetch(known)
+            self.spill.use(slots)
+        return slots
+
+    def came_out(self, slots: Slots, watermark: int) -> None:
+        """Rows of these keys have come out, up to a watermark."""
+        self.done[slots] = watermark
+        if self.spill is not None:
+            self.spill.use(slots)
+
+    def retain(self, slots: Slots, rows: Sequence[References]) -> None:
+        """Forget all but these keys, ascending, which become 0, 1, 2 ..., and these rows of each side, ascending."""
+        numbers = np.full(len(self.index), -1, np.int32)
+        numbers[slots] = np.arange(len(slots), dtype=np.int32)
+        index = NullableIndex(self.types.key_types, len(slots))
+        if len(slots):
+            index.upsert(self.index.columns(slots))
+        self.index, self.done = index, self.done[slots]
+        pairs = zip(self.sides, rows, strict=True)
+        self.sides = [side.kept(some, numbers[side.slots[some]], len(slots)) for side, some in pairs]
+        if self.spill is not None:
+            self.spill.keep(slots)
+        if self._renumbered is not None:
+            self._renumbered(rows)
+
+    # -- more than memory holds: see ``Spillable``
+
+    def spill_to(self, store: RocksStore, ctx: Context, wakes: Wakes) -> None:
+        """Keep keys on disk that do not fit in memory; there is none yet.
+
+        Args:
+            store: where.
+            ctx: tells the number of all key groups, and how much memory the step has.
+            wakes: when rows on disk want to be looked at.
+        """
+        self.spill = Spill(self, store, 0, ctx.max_parallelism, (ctx.state_memory_bytes or 0) // 2)
+        self.wanted = self.spill.look_again(lambda part, slots: part.earliest(slots, wakes))
+
+    @property
+    def value_types(self) -> list[pa.DataType]:
+        return [*[pa.large_binary()] * len(self.sides), pa.int64()]
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(side.nbytes for side in self.sides) + len(self.index) * _SLOT_BYTES + self.index.key_bytes
+
+    def whole_rows(self, slots: Slots) -> list[pa.Array]:
+        """Key columns, the rows of each side, packed, and up to where they have come out."""
+        columns = self.index.columns(slots)
+        for side, codec in zip(self.sides, self._codecs, strict=True):
+            rows, bounds = side.of(slots)
+            columns.append(codec.pack(side.take(rows), bounds))
+        return [*columns, pa.array(self.done[slots])]
+
+    def set_rows(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+        *packed_rows, done = columns
+        self.done[slots] = done.to_numpy()
+        for number, packed in enumerate(packed_rows):
+            rows, counts = self._codecs[number].unpack(packed)
+            if counts.any():
+                batch = pa.RecordBatch.from_arrays(rows, schema=self.types.schemas[number])
+                times = event_times(batch, self.types.times[number])
+                self.sides[number].append(batch, np.repeat(slots, counts), times)
+
+    def keep(self, slots: Slots) -> None:
+        self.retain(slots, [np.sort(side.of(slots)[0]) for side in self.sides])
+
+    def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> JoinRows:
+        page = JoinRows(self.types)
+        if len(keys[0]):
+            page.set_rows(page.upsert(keys), columns)
+        return page
+
+    def earliest(self, slots: Slots, wakes: Wakes) -> References:
+        """When the first of the rows of each key wants to be looked at."""
+        found: References = np.full(len(slots), NEVER, np.int64)
+        for number, side in enumerate(self.sides):
+            rows, bounds = side.of(slots)
+            filled = np.flatnonzero(np.diff(bounds))
+            if len(filled):
+                of_rows = wakes(number, side.times[rows])
+                found[filled] = np.minimum(found[filled], np.minimum.reduceat(of_rows, bounds[filled]))
+        return found
+
+    def make_room(self) -> None:
+        """Between batches, when nobody holds slots: move keys out if there are too many, a portion at a time."""
+        kept = None if self.spill is None else self.spill.make_room(None)
+        if kept is not None:
+            self.keep(kept)
+
+    def clean(self, live: Live) -> None:
+        """Remove some of the keys on disk without a live row: a portion of a pass over all of them."""
+
+        def alive(page: JoinRows, slots: Slots) -> npt.NDArray[np.bool_]:
+            return page.with_rows(live(page.sides))[slots]
+
+        if self.spill is not None:
+            self.spill.clean(alive, None)
+
+    def with_rows(self, rows: Sequence[References]) -> npt.NDArray[np.bool_]:
+        """Which keys have any of these rows."""
+        found = np.zeros(len(self.index), np.bool_)
+        for side, some in zip(self.sides, rows, strict=True):
+            found[side.slots[some]] = True
+        return found
+
+    def remove(self, side: int, groups: range) -> None:
+        """Remove the rows of a side of some key groups, wherever they lie; for a restore."""
+        spill = self.spill
+        assert spill is not None
+        slots = np.arange(len(self.index), dtype=np.int32)
+        rows = [np.arange(each.rows) for each in self.sides]
+        if len(slots):
+            found = spill.group_of(self.index.columns(slots))
+            outside = (found < groups.start) | (found >= groups.stop)
+            rows[side] = np.flatnonzero(outside[self.sides[side].slots])
+            self.retain(slots, rows)
+        frozen = spill.rows.freeze()
+        for chunk in frozen.beginning(b"", groups, _PORTION_KEYS):
+            values = list(chunk.values)
+            values[side] = pa.array([b""] * len(values[side]), pa.large_binary())
+            spill.rows.put(chunk.keys, values)
+        frozen.release()
+
+
+class JoinPart(NamedTuple):
+    """Rows to write: some of each side, and what they are written as."""
+
+    keys: Callable[[Slots], list[pa.Array]]
+    sides: Sequence[JoinSide]
+    rows: Sequence[References]
+    kind: SegmentKind
+
+
+class FrozenJoinRows:
+    """``JoinRows`` as they are now, for another thread.
+
+    Args:
+        rows: the rows.
+        journals: what came of each side, by epoch.
+    """
+
+    def __init__(self, rows: JoinRows, journals: Sequence[RowJournal]) -> None:
+        self._types, self._page = rows.types, rows.page
+        self.index, self.sides = rows.index.frozen(), [side.frozen() for side in rows.sides]
+        self._spilled: FrozenSpill | None = None if rows.spill is None else rows.spill.freeze(None)
+        self._journals: list[FrozenRowJournal] = [journal.freeze() for journal in journals]
+
+    @property
+    def journaled(self) -> bool:
+        """Whether ``added`` tells what came."""
+        return len(self._journals) > 0
+
+    def parts(self, live: Live) -> Iterator[JoinPart]:
+        """All live rows; those on disk in parts made for a moment, with those in memory of the same key groups."""
+        rows = list(live(self.sides))
+        keys = self.index.columns
+        if self._spilled is None or not len(self.index):
+            groups = [np.zeros(len(some), np.uint16) for some in rows]
+        else:
+            by_slot = self._spilled.group_of(keys(np.arange(len(self.index), dtype=np.int32)))
+            groups = [by_slot[side.slots[some]] for side, some in zip(self.sides, rows, strict=True)]
+        for side, some in enumerate(groups):
+            order = np.argsort(some, kind="stable")
+            rows[side], groups[side] = rows[side][order], some[order]
+        in_memory: KeyIndex = NullableIndex(self._types.key_types, len(self.index))
+        for chunk in () if self._spilled is None else self._spilled.rows.chunks():
+            if len(in_memory) < len(self.index):
+                in_memory.upsert(keys(np.arange(len(self.index), dtype=np.int32)))
+            only = pa.array(in_memory.find(chunk.keys) < 0)
+            page = self._page(*([column.filter(only) for column in part] for part in (chunk.keys, chunk.values)))
+            for side in range(len(self.sides)):
+                here = int(np.searchsorted(groups[side], chunk.until))
+                self._copy(page, side, rows[side][:here])
+                rows[side], groups[side] = rows[side][here:], groups[side][here:]
+            yield JoinPart(page.index.columns, page.sides, live(page.sides), "delta" if chunk.goes_on else "base")
+        yield JoinPart(keys, self.sides, rows, "base")
+
+    def _copy(self, page: JoinRows, side: int, rows: References) -> None:
+        if len(rows):
+            mine = self.sides[side]
+            batch = pa.RecordBatch.from_arrays(mine.take(rows), schema=mine.schema)
+            page.sides[side].append(batch, page.upsert(self.index.columns(mine.slots[rows])), mine.times[rows])
+
+    def added(self, epoch: int, live: Live) -> Iterator[JoinPart]:
+        """The rows that came since an epoch began, without some that no longer count."""
+        for side, journal in enumerate(self._journals):
+            for columns in journal.chunks(epoch):
+                page = JoinRows(self._types)
+                batch = pa.RecordBatch.from_arrays(columns, schema=self._types.schemas[side])
+                page.add(side, batch, event_times(batch, self._types.times[side]))
+                yield JoinPart(page.index.columns, page.sides, live(page.sides), "delta")
+
+    def release(self) -> None:
+        """Give back what is held."""
+        if self._spilled is not None:
+            self._spilled.rows.release()
+        for journal in self._journals:
+            journal.release()
+        self._spilled, self._journals = None, []

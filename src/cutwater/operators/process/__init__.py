@@ -1,0 +1,1 @@
+"""Process functions: a user's logic with states and timers."""

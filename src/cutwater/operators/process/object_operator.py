@@ -1,0 +1,256 @@
+"""What the operators of user logic have in common: keyed object states and timers, their snapshots, and event time."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from cutwater.data.time import MIN_WATERMARK
+from cutwater.errors import StorageError
+from cutwater.operators.base import BaseOperator, Context, Outputs
+from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
+from cutwater.operators.process.keyed_state import VALUE, Cursor, KeyedState
+from cutwater.state.disk.rocks import RocksStore
+from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.objects.segments import FrozenObjectStates, FrozenPart, as_written, object_keys, object_rows
+from cutwater.state.objects.timers import (
+    EVENT,
+    PREFIX,
+    PROCESSING,
+    Key,
+    TimerDomain,
+    Timers,
+    timer_rows,
+    timers_segment,
+)
+from cutwater.state.segments import Frozen, Segment
+
+__all__ = ["TIMERS_PER_SLICE", "ObjectOperator"]
+
+TIME = pa.field("__time", pa.int64())
+"""Column of the timers' segments."""
+
+TIMERS_PER_SLICE = 128
+KEYS_PER_CLEANUP = 512
+KEYS_AHEAD = 256
+"""Keys whose states are read from disk at once."""
+
+
+class ObjectOperator(BaseOperator):
+    """Keyed states and timers of a subtask, about the key of a common cursor.
+
+    Args:
+        keys: the key columns, in the type in which keys are compared.
+        states: as declared; the subtask works with fresh ones.
+        fires: whether the user's logic takes timers.
+        name: of the user's class, for messages.
+        handler: its method that takes timers, for messages.
+    """
+
+    def __init__(
+        self, keys: list[pa.Field], states: Mapping[str, KeyedState], *, fires: bool, name: str, handler: str
+    ) -> None:
+        self._keys = keys
+        self._names = [field.name for field in keys]
+        self._cursor = Cursor()
+        self._states = {name: state.fresh() for name, state in states.items()}
+        for state in self._states.values():
+            state.attach(self._cursor)
+        self._expiring = [state for state in self._states.values() if state.expires]
+        self._timers: dict[TimerDomain, Timers] = {EVENT: Timers(), PROCESSING: Timers()}
+        self._fires, self._user, self._handler = fires, name, handler
+        self._firing = False  # event-time timers of the current watermark are left
+        self._patience = 0
+        self._store: RocksStore | None = None
+
+    def open(self, ctx: Context) -> None:
+        super().open(ctx)
+        self._cursor.now_ms = ctx.processing_time_ms
+        for timers in self._timers.values():
+            timers.by_key = ctx.repeatable
+        self._watermarks = GroupWatermarks(ctx.key_groups, ctx.max_parallelism)
+        if ctx.state_memory_bytes is not None and self._states:
+            half_bytes = ctx.state_memory_bytes // 2
+            self._store = RocksStore(half_bytes)
+            types, share_bytes = [field.type for field in self._keys], half_bytes // len(self._states)
+            for state in self._states.values():
+                state.move_to(self._store, types, ctx.max_parallelism, share_bytes)
+        self._track()
+
+    def _track(self, *, restored: bool = False) -> None:
+        if self.ctx.incremental:
+            for table in (*self._states.values(), *self._timers.values()):
+                table.track(restored=restored)
+
+    def _ahead(self, keys: Iterable[Key]) -> Iterable[Key]:
+        """The keys; what lies on disk of their states is read for many at once, before they are given out."""
+        return keys if self._store is None else self._read_ahead(iter(keys))
+
+    def _read_ahead(self, keys: Iterator[Key]) -> Iterator[Key]:
+        while part := list(islice(keys, KEYS_AHEAD)):
+            wanted = list(dict.fromkeys(part))
+            for state in self._states.values():
+                state.fetch(wanted)
+            yield from part
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    @abstractmethod
+    def _fire(self, domain: TimerDomain, until: int) -> Outputs:
+        """Call the user's logic with a slice of the timers that are due."""
+
+    @abstractmethod
+    def _watermark_rose(self) -> None:
+        """The user's logic is to see another watermark."""
+
+    def _watermarks_of(self, batch: pa.RecordBatch, keys: Sequence[str]) -> list[int]:
+        groups = key_groups(hash_keys([batch.column(k) for k in keys]), self.ctx.max_parallelism)
+        return self._watermarks.of(groups).tolist()
+
+    def _watermark_of_key(self, key: tuple[Hashable, ...]) -> int:
+        if not self._watermarks.differ:
+            return self._watermarks.current
+        columns = [pa.array([value], field.type) for value, field in zip(key, self._keys, strict=True)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=pa.schema(self._keys))
+        return self._watermarks_of(batch, self._names)[0]
+
+    # ----------------------------------------------------------------------------------------------------- timers
+
+    def on_watermark(self, watermark: int) -> Outputs:
+        if not self._watermarks.advance(watermark):
+            return []
+        self._watermark_rose()
+        self._patience = 100_000 + 1000 * len(self._timers[EVENT])
+        return self.resume()
+
+    @property
+    def pending(self) -> bool:
+        return self._firing
+
+    def resume(self) -> Outputs:
+        outputs = self._fire(EVENT, self._watermarks.current)
+        first = self._timers[EVENT].next_time
+        self._firing = first is not None and first <= self._watermarks.current
+        return outputs
+
+    @property
+    def next_processing_time_ms(self) -> int | None:
+        first = self._timers[PROCESSING].next_time
+        for state in self._expiring:
+            cleanup = state.next_cleanup_ms
+            if cleanup is not None and (first is None or cleanup < first):
+                first = cleanup
+        return first
+
+    @property
+    def timers_pending(self) -> bool:
+        return len(self._timers[PROCESSING]) > 0
+
+    def on_processing_time(self, now_ms: int) -> Outputs:
+        for state in self._expiring:
+            state.clean_up(now_ms, KEYS_PER_CLEANUP)
+        return self._fire(PROCESSING, now_ms)
+
+    # -------------------------------------------------------------------------------------------------- snapshots
+
+    def freeze(self, checkpoint_id: int) -> Frozen:
+        groups = self.ctx.max_parallelism
+        parts: list[FrozenPart] = []
+        for name, state in self._states.items():
+            rows = partial(_stored_rows, state)
+            parts.append(FrozenPart(name, self._keys, _value_field(state), state.freeze(checkpoint_id), rows, groups))
+        if self._fires:
+            for domain, timers in self._timers.items():
+                times = timers.freeze(checkpoint_id)
+                parts.append(
+                    FrozenPart(timers_segment(domain), self._keys, TIME, times, timer_rows, groups, several=True)
+                )
+        more = self._more_parts()
+        if (parts or more) and self._watermarks.current > MIN_WATERMARK:
+            marks = replace(self._watermarks.segment(), name=PREFIX + WATERMARK)
+            more.append(lambda: [marks])
+        return FrozenObjectStates(parts, more)
+
+    def _more_parts(self) -> list[Callable[[], Iterable[Segment]]]:
+        """What else goes into a snapshot, always whole: under each name, the first segment is a base."""
+        return []
+
+    def _more_names(self) -> Collection[str]:
+        """Names of the segments of ``_more_parts``."""
+        return ()
+
+    def restore(self, segments: Iterable[Segment]) -> None:
+        found: dict[str, list[Segment]] = {}
+        known = True
+        for segment in segments:
+            state = self._states.get(segment.name)
+            if state is not None and state.on_disk:
+                known = self._apply(state, segment) and known
+            else:
+                found.setdefault(segment.name, []).append(segment)
+        owned = self.ctx.key_groups
+        for name, state in self._states.items():
+            for key, value in object_rows(found.get(name, ()), self._keys, _value_field(state), owned):
+                state.restore(key, value)
+        for domain, timers in self._timers.items():
+            timers.restore(object_rows(found.get(timers_segment(domain), ()), self._keys, TIME, owned))
+            if len(timers) and not self._fires:
+                raise StorageError(
+                    f"the snapshot holds {len(timers)} {domain}-time timers, and {self._user} "
+                    f"has no {self._handler} any more",
+                    hint=f"Give it its {self._handler} back, or give the step a new id to begin empty.",
+                )
+        for segment in found.get(PREFIX + WATERMARK, ()):
+            self._watermarks.restore(segment)
+        self._watermarks.restored()
+        self._watermark_rose()
+        self._track(restored=known and self._as_written(found))
+        self._restore_more(found)
+
+    def _as_written(self, found: Mapping[str, list[Segment]]) -> bool:
+        """Whether this program would have written such segments: else its first checkpoint is whole.
+
+        A chain would keep what belongs to a state that is no more, and types that were others.
+        """
+        values = {name: _value_field(state) for name, state in self._states.items()}
+        if self._fires:
+            values |= {timers_segment(domain): TIME for domain in self._timers}
+        others = {PREFIX + WATERMARK, *self._more_names()}
+        return found.keys() <= values.keys() | others and all(
+            as_written(found.get(name, ()), self._keys, value) for name, value in values.items()
+        )
+
+    def _apply(self, state: KeyedState, segment: Segment) -> bool:
+        """Apply a segment to a state on disk, after those before it: they are never all in memory.
+
+        Returns whether this program would have written such a segment.
+        """
+        owned, value = self.ctx.key_groups, _value_field(state)
+        if segment.kind == "delete":
+            for key in object_keys(segment, self._keys, owned):
+                state.remove(key)
+        else:
+            if segment.kind == "base" and segment.key_groups is not None:
+                state.remove_groups(range(*segment.key_groups))
+            for key, content in object_rows([segment], self._keys, value, owned):
+                state.restore(key, content)
+        return as_written([segment], self._keys, value)
+
+    def _restore_more(self, segments: Mapping[str, list[Segment]]) -> None:
+        """Take back what ``_more_parts`` gave; segments by name."""
+
+
+def _value_field(state: KeyedState) -> pa.Field:
+    return pa.field(VALUE, state.stored_type)
+
+
+def _stored_rows(state: KeyedState, values: Iterable[tuple[Key, Any]]) -> Iterator[tuple[Key, Any]]:
+    return ((key, state.stored(value)) for key, value in values)

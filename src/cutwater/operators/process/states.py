@@ -1,0 +1,319 @@
+"""The states of process functions: declared as class attributes, bound to the current key while a row is processed.
+
+Values are checked against the declared type when they are set.  A state with a time to live keeps each value (of a list
+or map: each element) together with the processing time at which it expires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from cutwater.data.rows import shorten_value
+from cutwater.errors import BuildError, UserCodeError
+from cutwater.operators.process.keyed_state import Cursor, KeyedState
+from cutwater.state.objects.table import KeyedObjects, ObjectTable
+from cutwater.state.objects.ttl import TtlUpdate, stamped, unstamped
+
+__all__ = ["Cursor", "KeyedState", "ListState", "MapState", "ReducingState", "ValueState"]
+
+
+class ValueState(KeyedState):
+    """One value for each key.
+
+    >>> best = ValueState("long")
+    >>> best.bind("a"); best.value = 3; best.bind("b")
+    >>> best.value is None, best.get(0)
+    (True, 0)
+    """
+
+    kind = "value"
+
+    def __init__(self, type: str | pa.DataType, *, ttl: Any = None, ttl_update: TtlUpdate = "on_write") -> None:
+        super().__init__(type, ttl=ttl, ttl_update=ttl_update)
+
+    @property
+    def value(self) -> Any:
+        """The value, or ``None``.  Setting it to ``None`` clears it.  Not to be changed in place: set it anew.
+
+        Raises:
+            UserCodeError: set to something that the declared type cannot hold.
+        """
+        kept = self._table.get(self._cursor.key)
+        if self._ttl is None or kept is None:
+            return kept
+        if not self._alive(kept):
+            return None
+        if self._ttl.on_read:
+            self._table.put(self._cursor.key, self._stamp(kept[0]))
+        return kept[0]
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        if value is None:
+            self.clear()
+        else:
+            self._table.put(self._cursor.key, self._stamp(self._checked(value)))
+
+    def get(self, default: Any = None) -> Any:
+        """The value, or ``default``."""
+        value = self._table.get(self._cursor.key) if self._ttl is None else self.value
+        return default if value is None else value
+
+    def get_many(self, keys: Sequence[Hashable], default: Any = None) -> list[Any]:
+        """The values of many keys (those of ``ctx.group(batch)``), ``default`` for a key without."""
+        if self._ttl is None:
+            return [default if value is None else value for value in self._table.get_many(keys)]
+        with self._cursor.kept():
+            return [self._for_key(key, default) for key in keys]
+
+    def put_many(self, keys: Sequence[Hashable], values: Any) -> None:
+        """Set many keys at once; a null clears its key.
+
+        Args:
+            keys: as many as values, each once.
+            values: a list, a NumPy array or an Arrow array.
+
+        Raises:
+            UserCodeError: there are not as many, or the declared type cannot hold one of them.
+        """
+        checked = self._checked_many(values)
+        if len(checked) != len(keys):
+            raise UserCodeError(f"state {self.name!r}: {len(checked)} values for {len(keys)} keys")
+        if self._ttl is None and None not in checked:
+            self._table.put_many(keys, checked)
+            return
+        put, stamp, cursor = self._table.put, self._stamp, self._cursor
+        with cursor.kept():
+            for cursor.key, value in zip(keys, checked, strict=True):
+                if value is None:
+                    self.clear()
+                else:
+                    put(cursor.key, stamp(value))
+
+    def _for_key(self, key: Hashable, default: Any) -> Any:
+        self._cursor.key = key
+        return self.get(default)
+
+    def stored(self, value: Any) -> Any:
+        return value if self._ttl is None else unstamped(value)
+
+
+class ReducingState(ValueState):
+    """One value for each key, into which others are reduced.
+
+    Args:
+        type: of the values, and of what ``reduce`` makes of two.
+        reduce: of the value so far and the next one.
+
+    >>> most = ReducingState("long", max)
+    >>> most.bind("a"); most.add(3); most.add(2)
+    >>> most.value
+    3
+    """
+
+    kind = "reducing"
+
+    def __init__(
+        self,
+        type: str | pa.DataType,
+        reduce: Callable[[Any, Any], Any],
+        *,
+        ttl: Any = None,
+        ttl_update: TtlUpdate = "on_write",
+    ) -> None:
+        if not callable(reduce):
+            raise BuildError(
+                f"{shorten_value(reduce)} does not reduce", hint="Write for example cw.ReducingState('long', max)."
+            )
+        self._reduce = reduce
+        super().__init__(type, ttl=ttl, ttl_update=ttl_update)
+
+    def add(self, value: Any) -> None:
+        """Reduce one more value into what is kept.
+
+        Raises:
+            UserCodeError: the declared type cannot hold it, or what came out.
+        """
+        checked = self._checked(value)
+        before = self.value
+        self._table.put(
+            self._cursor.key,
+            self._stamp(checked if before is None else self._checked(self._reduce(before, checked))),
+        )
+
+
+class ListState(KeyedState):
+    """A list for each key.  With a time to live each element expires on its own.
+
+    >>> seen = ListState("string")
+    >>> seen.bind("a"); seen.append("x"); seen.extend(["y", "z"])
+    >>> list(seen), len(seen), seen[0]
+    (['x', 'y', 'z'], 3, 'x')
+    """
+
+    kind = "list"
+
+    def __init__(self, type: str | pa.DataType, *, ttl: Any = None, ttl_update: TtlUpdate = "on_write") -> None:
+        super().__init__(type, ttl=ttl, ttl_update=ttl_update)
+
+    @property
+    def stored_type(self) -> pa.DataType:
+        return pa.list_(self._element_type(0))
+
+    def append(self, value: Any) -> None:
+        """Add to the end.
+
+        Raises:
+            UserCodeError: the declared type cannot hold it.
+        """
+        kept = self._stamp(self._checked(value))
+        values = self._table.own(self._cursor.key)
+        if values is None:
+            self._table.put(self._cursor.key, [kept])
+        else:
+            values.append(kept)
+
+    def extend(self, values: Iterable[Any]) -> None:
+        """Add all of them to the end."""
+        for value in values:
+            self.append(value)
+
+    def set(self, values: Iterable[Any]) -> None:
+        """Exactly these values; none clears the list."""
+        kept = [self._stamp(self._checked(value)) for value in values]
+        if kept:
+            self._table.put(self._cursor.key, kept)
+        else:
+            self.clear()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values())
+
+    def __len__(self) -> int:
+        kept = self._table.get(self._cursor.key) or ()
+        return len(kept) if self._ttl is None else len(self._unexpired(kept, self._cursor.now_ms()))
+
+    def __getitem__(self, index: int) -> Any:
+        return self._values()[index]
+
+    def stored(self, value: Any) -> Any:
+        return value if self._ttl is None else [unstamped(v) for v in value]
+
+    def _values(self) -> tuple[Any, ...]:
+        kept = self._table.get(self._cursor.key) or ()
+        if self._ttl is None or not kept:
+            return tuple(kept)
+        values = tuple(value for value, _ in self._unexpired(kept, self._cursor.now_ms()))
+        if self._ttl.on_read and values:
+            self._table.put(self._cursor.key, [self._stamp(value) for value in values])
+        return values
+
+    def _first_expiry(self, value: Any) -> int:
+        return min((expires_ms for _, expires_ms in value), default=0)
+
+    def _unexpired(self, value: Any, now_ms: int) -> Any:
+        return [stamped for stamped in value if stamped[1] > now_ms]
+
+    def _revive(self, value: Any) -> Any:
+        return value if self._ttl is None else [stamped(v) for v in value]
+
+    def _make_table(self) -> KeyedObjects[Any]:
+        return ObjectTable(list)
+
+
+class MapState(KeyedState, MutableMapping[Any, Any]):
+    """A dict for each key, in the order of insertion.  With a time to live each entry expires on its own.
+
+    >>> routes = MapState("string", "int")
+    >>> routes.bind("a"); routes["JFK"] = 2; routes["LGA"] = 1; del routes["JFK"]
+    >>> dict(routes), routes.get("EWR"), "LGA" in routes
+    ({'LGA': 1}, None, True)
+    """
+
+    kind = "map"
+
+    def __init__(
+        self,
+        key_type: str | pa.DataType,
+        value_type: str | pa.DataType,
+        *,
+        ttl: Any = None,
+        ttl_update: TtlUpdate = "on_write",
+    ) -> None:
+        super().__init__(key_type, value_type, ttl=ttl, ttl_update=ttl_update)
+
+    @property
+    def stored_type(self) -> pa.DataType:
+        return pa.map_(self.types[0], self._element_type(1))
+
+    def __getitem__(self, key: Any) -> Any:
+        kept = self._entries()[key]
+        if self._ttl is None:
+            return kept
+        if not self._alive(kept):
+            raise KeyError(key)
+        if self._ttl.on_read:
+            self._owned()[key] = self._stamp(kept[0])
+        return kept[0]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        key, value = self._checked(key, 0), None if value is None else self._checked(value, 1)
+        kept = self._stamp(value)
+        entries = self._table.own(self._cursor.key)
+        if entries is None:
+            self._table.put(self._cursor.key, {key: kept})
+            return
+        if self._ttl is not None and key in entries and not self._alive(entries[key]):
+            del entries[key]  # whether it was cleaned up already must not be seen in the order
+        entries[key] = kept
+
+    def __delitem__(self, key: Any) -> None:
+        if key not in self:
+            raise KeyError(key)
+        if len(self._entries()) == 1:
+            self.clear()
+        else:
+            del self._owned()[key]
+
+    def __contains__(self, key: object) -> bool:
+        entries = self._entries()
+        return key in entries and (self._ttl is None or self._alive(entries[key]))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(tuple(self._live_entries()))
+
+    def __len__(self) -> int:
+        return len(self._live_entries())
+
+    def clear(self) -> None:
+        self._table.remove(self._cursor.key)
+
+    def stored(self, value: Any) -> Any:
+        return list(value.items()) if self._ttl is None else [(k, unstamped(v)) for k, v in value.items()]
+
+    def _revive(self, value: Any) -> Any:
+        return dict(value) if self._ttl is None else {k: stamped(v) for k, v in value}
+
+    def _entries(self) -> dict[Any, Any]:
+        return self._table.get(self._cursor.key) or {}
+
+    def _live_entries(self) -> dict[Any, Any]:
+        entries = self._entries()
+        return entries if self._ttl is None else self._unexpired(entries, self._cursor.now_ms())
+
+    def _owned(self) -> dict[Any, Any]:
+        owned: dict[Any, Any] | None = self._table.own(self._cursor.key)
+        assert owned is not None
+        return owned
+
+    def _first_expiry(self, value: Any) -> int:
+        return min((expires_ms for _, expires_ms in value.values()), default=0)
+
+    def _unexpired(self, value: Any, now_ms: int) -> Any:
+        return {key: stamped for key, stamped in value.items() if stamped[1] > now_ms}
+
+    def _make_table(self) -> KeyedObjects[Any]:
+        return ObjectTable(dict)

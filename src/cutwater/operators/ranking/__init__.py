@@ -1,0 +1,1 @@
+"""Steps that keep some rows of each key: top-n and deduplicate."""

@@ -1,0 +1,115 @@
+"""The operator behind ``DeduplicateSpec``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.data.changes import op_column
+from cutwater.data.words import from_words, to_words, valid_rows
+from cutwater.operators import table_kernels as kernels
+from cutwater.operators.aggregate.keyed_operator import KeyedOperator, Touched, as_rows
+from cutwater.operators.aggregate.keyed_table import KeyedTable
+from cutwater.operators.base import Outputs
+from cutwater.operators.ranking.deduplicate_spec import EXPIRES, ROW
+from cutwater.state.index.key_index import Slots
+from cutwater.state.keys import require_valid_keys
+
+if TYPE_CHECKING:
+    from cutwater.operators.ranking.deduplicate_spec import DeduplicateSpec
+
+__all__ = ["Deduplicate"]
+
+_FOR_EVER = 2**63 - 1
+_TIME = pa.timestamp("us")
+
+Times = npt.NDArray[np.int64]
+
+
+class Deduplicate(KeyedOperator):
+    """A table of keys, with the time at which each expires and its latest row, as far as the spec asks for them."""
+
+    def __init__(self, spec: DeduplicateSpec) -> None:
+        types = [spec.input_schema.field(name).type for name in spec.keys]
+        super().__init__(types, spec.held, spec.held_schema, spec.state_schema, timed=spec.within_us is not None)
+        self._spec = spec
+
+    def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
+        if batch.num_rows == 0:
+            return []
+        spec = self._spec
+        require_valid_keys(batch, spec.keys)
+        outputs: Outputs = []
+        if spec.within_us is None:
+            times: Times = np.zeros(batch.num_rows, np.int64)
+            times.flags.writeable = False
+        else:
+            assert spec.event_time is not None
+            keys = [batch.column(name) for name in spec.keys]
+            batch, times, outputs = self._divert_late(batch, keys, spec.event_time, 1)
+        if batch.num_rows:
+            touched = self._touch([batch.column(name) for name in spec.keys])
+            until = self._until(touched)
+            work = self._first if spec.keep == "first" else self._last
+            outputs += work(batch, times, touched, until)
+        return outputs
+
+    def _until(self, touched: Touched) -> Times:
+        """By key of the batch, when it expires; ``touched.known`` becomes false for keys without a time."""
+        if self._spec.within_us is None:
+            return np.full(len(touched), _FOR_EVER, np.int64)
+        expires = self._table.accumulators[0].result(touched.slots)
+        valid = valid_rows(expires)
+        if valid is not None:
+            touched.known &= valid
+        return np.array(to_words(expires))
+
+    def _first(self, batch: pa.RecordBatch, times: Times, touched: Touched, until: Times) -> Outputs:
+        kept = np.empty(batch.num_rows, np.bool_)
+        kernels.keep_first(touched.local, times, self._within, touched.known, until, kept)
+        self._hold_until(touched, until)
+        count = int(np.count_nonzero(kept))
+        if count < batch.num_rows:
+            self.ctx.count("rows_duplicate", batch.num_rows - count)
+            batch = batch.filter(pa.array(kept))
+        return [(0, batch)] if count else []
+
+    def _last(self, batch: pa.RecordBatch, times: Times, touched: Touched, until: Times) -> Outputs:
+        stored = self._table.accumulators[-1]
+        came = as_rows(batch)
+        pool = pa.concat_arrays([stored.result(touched.slots), came])
+        current = np.arange(len(touched))
+        rows, codes = np.empty(2 * len(came), np.int64), np.empty(2 * len(came), np.int8)
+        count = kernels.keep_last(touched.local, times, self._within, touched.known, until, current, rows, codes)
+        self._hold_until(touched, until)
+        latest = came.take(pa.array(current - len(touched)))
+        stored.update(touched.slots, pa.record_batch({ROW: latest}))
+        columns: list[Any] = pool.take(pa.array(rows[:count])).flatten()
+        changes = [op_column(codes[:count]), *columns]
+        return [(0, pa.RecordBatch.from_arrays(changes, schema=self._spec.outputs[0]))]
+
+    @property
+    def _within(self) -> int:
+        """Added to zero where there is no event time."""
+        return _FOR_EVER if self._spec.within_us is None else self._spec.within_us
+
+    def _hold_until(self, touched: Touched, until: Times) -> None:
+        if self._spec.within_us is not None:
+            self._table.accumulators[0].update(touched.slots, pa.record_batch({EXPIRES: from_words(until, _TIME)}))
+
+    # -- time
+
+    def on_watermark(self, watermark: int) -> Outputs:
+        if self._timed and self._watermarks.advance(watermark):
+            if self._worth_a_sweep():
+                self._keep(self._live(self._table, self._all_slots))
+            self._table.clean(self._live)
+        return []
+
+    def _live(self, table: KeyedTable, slots: Slots) -> npt.NDArray[np.bool_]:
+        if not self._timed:
+            return super()._live(table, slots)
+        return to_words(table.accumulators[0].result(slots)) - 1 > self._watermarks.current

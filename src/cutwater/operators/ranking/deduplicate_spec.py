@@ -1,0 +1,106 @@
+"""Deduplicate: one row of each key, the first or the latest, for ever or for a stretch of event time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from cutwater.data.changes import marked_schema, row_type
+from cutwater.data.time import MAX_SPAN_US
+from cutwater.errors import BuildError
+from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.base import Operator
+from cutwater.state.keys import check_key_types
+
+__all__ = ["EXPIRES", "ROW", "DeduplicateSpec"]
+
+ROW = ".row"
+"""State column: the row kept."""
+EXPIRES = ".expires"
+"""State column: the event time from which a row of the key is no duplicate."""
+
+
+@dataclass(frozen=True)
+class DeduplicateSpec:
+    """Output 0: ``keep="first"`` lets the first row of each key through; ``"last"`` is an updating stream (see
+    ``changes``) of the latest row.  First and latest are meant in the order in which the rows come.
+
+    With ``within_us`` a row at event time t makes those of its key before t + ``within_us`` duplicates of it; the next
+    one is a first row again.  A row behind the watermark is *late*: it goes to output 1 as it is, and counts in
+    ``rows_late``.  So what is a duplicate depends on event times only, and a key can be forgotten at
+    t + ``within_us``.  Rows of ``keep="first"`` that are dropped count in ``rows_duplicate``.
+
+    Args:
+        input_schema: schema of the rows.
+        keys: key columns.
+        keep: which row of a key.
+        event_time: column of type ``timestamp[us]``; only with ``within_us``.
+        within_us: how long a key is remembered, microseconds of event time; ``None``: for ever.
+
+    Raises:
+        BuildError: unknown columns, types that do not fit, or a column that is named ``op`` already.
+
+    >>> rows = pa.schema({"id": pa.int64(), "text": pa.string()})
+    >>> DeduplicateSpec(rows, ("id",), "last").outputs[0].names
+    ['op', 'id', 'text']
+    """
+
+    input_schema: pa.Schema
+    keys: tuple[str, ...]
+    keep: Literal["first", "last"] = "first"
+    event_time: str | None = None
+    within_us: int | None = None
+
+    def __post_init__(self) -> None:
+        check_key_types(self.input_schema, self.keys)
+        if self.keep not in ("first", "last"):
+            raise BuildError(f"keep is 'first' or 'last', not {self.keep!r}")
+        if self.within_us is not None:
+            self._check_time()
+        _ = self.outputs
+
+    def _check_time(self) -> None:
+        assert self.within_us is not None
+        if not 0 < self.within_us <= MAX_SPAN_US:
+            raise BuildError(f"within {self.within_us} us is not between 1 and {MAX_SPAN_US}")
+        if self.event_time is None or self.input_schema.get_field_index(self.event_time) < 0:
+            raise BuildError(f"no such event-time column {self.event_time!r}")
+        kind = self.input_schema.field(self.event_time).type
+        if not pa.types.is_timestamp(kind) or kind.unit != "us":
+            raise BuildError(f"event-time column {self.event_time!r} is {kind}, not timestamp[us]", hint="Cast it.")
+
+    @property
+    def outputs(self) -> tuple[pa.Schema, ...]:
+        kept = self.input_schema if self.keep == "first" else marked_schema(self.input_schema)
+        return (kept,) if self.within_us is None else (kept, self.input_schema)
+
+    @property
+    def held_schema(self) -> pa.Schema:
+        """Columns of which the state keeps the latest value by key."""
+        fields: list[pa.Field] = []
+        if self.within_us is not None:
+            fields.append(pa.field(EXPIRES, pa.timestamp("us")))
+        if self.keep == "last":
+            fields.append(pa.field(ROW, row_type(self.input_schema)))
+        return pa.schema(fields)
+
+    @property
+    def held(self) -> tuple[Aggregate, ...]:
+        """What the state keeps by key, over rows of ``held_schema``."""
+        return tuple(Aggregate(name, "last", name) for name in self.held_schema.names)
+
+    @property
+    def meaning(self) -> dict[str, str]:
+        """What the state's meaning depends on besides its schema."""
+        return {"keep": self.keep}
+
+    @property
+    def state_schema(self) -> pa.Schema:
+        return pa.schema([*(self.input_schema.field(name) for name in self.keys), *self.held_schema])
+
+    def build(self) -> Operator:
+        from cutwater.operators.ranking.deduplicate_operator import Deduplicate  # Numba: only where rows flow
+
+        return Deduplicate(self)

@@ -1,0 +1,1 @@
+"""Steps that keep nothing: expressions, a user's functions, union, unnest, key check."""

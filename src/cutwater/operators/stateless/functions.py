@@ -1,0 +1,168 @@
+"""Steps that call a user's function: with batches, or with one row at a time as a dict.
+
+Whatever the function raises becomes a ``UserCodeError`` that ends with the function's own traceback and, for row
+functions, says which row it was.  What it returns is checked against the declared schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from cutwater.data.rows import Row, row_contents
+from cutwater.data.schema_text import as_schema
+from cutwater.errors import BuildError, UserCodeError
+from cutwater.operators.base import BaseOperator, Outputs
+from cutwater.operators.row_output import RowBuilder, conform_batch, function_name, rows_of, to_dicts, user_error
+
+__all__ = [
+    "BatchFunction",
+    "FlatMapFunction",
+    "FlatMapSpec",
+    "MapBatchesSpec",
+    "MapRowSpec",
+    "RowFunction",
+]
+
+BatchFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+FlatMapFunction: TypeAlias = Callable[[Row], Iterable[Mapping[str, Any]]]
+RowFunction: TypeAlias = Callable[[Row], Mapping[str, Any] | None]
+
+_CONVENTION = "It gets an iterator of batches and gives batches: for batch in batches: yield ..."
+_NO_BATCHES = (pa.RecordBatch, pa.Table)
+"""Iterable, but of columns."""
+
+
+def _check(function: object, schema: pa.Schema) -> None:
+    if not callable(function):
+        raise BuildError(f"a function is needed, got {type(function).__name__}")
+    if len(schema) == 0:
+        raise BuildError(f"the output schema of {function_name(function)} has no columns")
+    repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if repeated:
+        raise BuildError(f"the output schema of {function_name(function)} names column {repeated[0]!r} twice")
+
+
+@dataclass(frozen=True)
+class _FunctionSpec:
+    """What the three specs share: a function and the schema of what it makes (an Arrow schema, or a text)."""
+
+    input_schema: pa.Schema
+    fn: Callable[..., Any]
+    output_schema: pa.Schema
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "output_schema", as_schema(self.output_schema))
+        _check(self.fn, self.output_schema)
+
+    @property
+    def outputs(self) -> tuple[pa.Schema, ...]:
+        return (self.output_schema,)
+
+    @property
+    def state_schema(self) -> pa.Schema | None:
+        return None
+
+
+class MapBatchesSpec(_FunctionSpec):
+    """``fn(Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]``, the convention of PySpark's ``mapInArrow``.
+
+    The function is called anew for every slice of the stream, so it must not keep rows back: how the stream is cut
+    into slices is not the user's to decide.  Its batches are matched to ``output_schema`` by column name; types that
+    differ are cast where no value is lost.
+
+    Args:
+        input_schema: schema of the rows that come in.
+        fn: the function.
+        output_schema: schema of the rows that it makes, or a text such as ``"word string, n long"``.
+
+    Raises:
+        BuildError: ``fn`` is not callable, or the schema is none.
+    """
+
+    def build(self) -> MapBatchesOperator:
+        return MapBatchesOperator(self.fn, self.output_schema)
+
+
+class FlatMapSpec(_FunctionSpec):
+    """``fn(row: dict) -> Iterable[dict]``: any number of rows for each row.
+
+    A key that is missing in a returned dict is null; one that ``output_schema`` does not have is an error.
+
+    Raises:
+        BuildError: ``fn`` is not callable, or the schema is none.
+    """
+
+    def build(self) -> RowOperator:
+        return RowOperator(self.fn, self.output_schema, many=True)
+
+
+class MapRowSpec(_FunctionSpec):
+    """``fn(row: dict) -> dict | None``: one row for each row; ``None`` drops it.
+
+    A key that is missing in the returned dict is null; one that ``output_schema`` does not have is an error.
+
+    Raises:
+        BuildError: ``fn`` is not callable, or the schema is none.
+    """
+
+    def build(self) -> RowOperator:
+        return RowOperator(self.fn, self.output_schema, many=False)
+
+
+class MapBatchesOperator(BaseOperator):
+    """Calls a function of batches once per slice."""
+
+    def __init__(self, fn: BatchFunction, schema: pa.Schema) -> None:
+        self._fn = fn
+        self._schema = schema
+
+    def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
+        if batch.num_rows == 0:
+            return []
+        batches = iter((batch,))
+        try:
+            returned: Any = self._fn(batches)
+            made = None if isinstance(returned, _NO_BATCHES) or not isinstance(returned, Iterable) else [*returned]
+        except Exception as exc:
+            error = user_error(self._fn, exc)
+            if isinstance(exc, AttributeError) and exc.obj is batches:
+                error.hint = _CONVENTION
+            raise error from exc
+        if made is None:
+            what = f"{function_name(self._fn)} returned {type(returned).__name__} instead of an iterable of batches"
+            raise UserCodeError(what, hint=_CONVENTION)
+        conformed = (conform_batch(self._fn, result, self._schema) for result in made)
+        return [(0, result) for result in conformed if result.num_rows]
+
+
+class RowOperator(BaseOperator):
+    """Calls a function once per row.  Slow by nature (one Python call a row); expressions are the quick way."""
+
+    def __init__(self, fn: Callable[[Row], Any], schema: pa.Schema, *, many: bool) -> None:
+        self._fn = fn
+        self._made = RowBuilder(fn, schema)
+        self._many = many
+
+    def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
+        for index, row in enumerate(to_dicts(batch)):
+            for out in self._call(row, index):
+                self._made.add(out, row, index)
+        return self._made.take(0, partial(row_contents, batch))
+
+    def _call(self, row: Row, index: int) -> list[Any]:
+        """What the function makes of one row."""
+        try:
+            result = self._fn(row)
+            if not self._many:
+                return [] if result is None else [result]
+            made = rows_of(result)
+        except Exception as exc:
+            raise user_error(self._fn, exc, row=row, index=index) from exc
+        if made is None:
+            raise self._made.misfit(f"returned {type(result).__name__} instead of an iterable of dicts", row, index)
+        return made

@@ -1,0 +1,1 @@
+"""Windows: tumbling, sliding, session and global, with their tables and firing."""

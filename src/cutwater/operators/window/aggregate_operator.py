@@ -1,0 +1,82 @@
+"""Tumbling windows, the global window, and sliding windows with early results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from cutwater.operators.base import Outputs
+from cutwater.operators.window import kernels
+from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow
+from cutwater.operators.window.operator import WindowOperator
+from cutwater.operators.window.stored_windows import Times
+from cutwater.operators.window.table import WindowTable
+
+__all__ = ["WindowAggregate", "expand"]
+
+
+class WindowAggregate(WindowOperator[WindowTable]):
+    """Every row goes into each of its windows."""
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._windows = WindowTable(self._spec)
+        if self._store is not None:
+            self._windows.spill_to(self._store, self.ctx)
+
+    def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
+        self._windows.table.make_room()
+        window = self._spec.window
+        if isinstance(window, SlidingWindow):
+            return self._slide(window, batch, reached)
+        starts: Times = np.zeros(batch.num_rows, np.int64)
+        first = 0
+        if isinstance(window, TumblingWindow):
+            first, _ = kernels.assign(self._times(batch), window.size_us, 0, window.offset_us, starts)
+        outputs: Outputs = []
+        takes_us = self._windows.reach_us + self._spec.allowed_lateness_us
+        if int(first) + takes_us <= int(reached.max()):
+            late = starts + takes_us <= reached
+            if late.any():
+                outputs = self._late(batch, late)
+                batch, starts = batch.filter(pa.array(~late)), starts[~late]
+                reached = reached if len(reached) == 1 else reached[~late]
+        return outputs + self._windows.add(batch, starts, reached)
+
+    def _slide(self, window: SlidingWindow, batch: pa.RecordBatch, reached: Times) -> Outputs:
+        times, lateness = self._times(batch), self._spec.allowed_lateness_us
+        rows, starts = expand(window, times, lateness, reached, complete=False)
+        if len(rows) and len(np.unique(rows)) == batch.num_rows:
+            outputs: Outputs = []
+        else:
+            outputs = self._outside(window, batch, times, rows)
+        reached = reached if len(reached) == 1 else reached[rows]
+        return outputs + self._windows.add(batch.take(pa.array(rows)), starts, reached)
+
+    def _outside(self, window: SlidingWindow, batch: pa.RecordBatch, times: Times, rows: Times) -> Outputs:
+        """Rows that go nowhere: late, or between two windows."""
+        lost = np.ones(batch.num_rows, np.bool_)
+        lost[rows] = False
+        between = lost & ((times - window.offset_us) % window.every_us >= window.size_us)
+        if between.any():
+            self.ctx.count("rows_outside_windows", int(between.sum()))
+        late = lost & ~between
+        return self._late(batch, late) if late.any() else []
+
+
+def expand(
+    window: TumblingWindow | SlidingWindow, times: Times, lateness_us: int, reached: Times, *, complete: bool
+) -> tuple[Times, Times]:
+    """Every (row, window start) such that the row lies in the window and the window still takes it.
+
+    Args:
+        complete: only windows that have fired.
+    """
+    nowhere: Times = np.empty(0, np.int64)
+    arguments = (times, window.size_us, window.every_us, window.offset_us, lateness_us, complete, reached)
+    count = kernels.expand(*arguments, nowhere, nowhere)
+    rows: Times = np.empty(count, np.int64)
+    starts: Times = np.empty(count, np.int64)
+    if count:
+        kernels.expand(*arguments, rows, starts)
+    return rows, starts

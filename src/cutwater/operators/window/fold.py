@@ -1,0 +1,73 @@
+"""Rows into the values of their windows, and the results of the windows that come out with a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate, make_accumulator
+from cutwater.operators.aggregate.keyed_table import KeyedTable
+from cutwater.operators.window import kernels
+from cutwater.state.index.key_index import Slots
+
+__all__ = ["Fold"]
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Fold:
+    """How the accumulators of a table take rows.
+
+    Args:
+        aggregates: what the accumulators compute.
+        schema: of the rows.
+        discarding: a slot begins anew after each of its results.
+    """
+
+    def __init__(self, aggregates: Sequence[Aggregate], schema: pa.Schema, *, discarding: bool) -> None:
+        self._aggregates = aggregates
+        self._schema = schema
+        self._discarding = discarding
+
+    def rows(self, table: KeyedTable, slots: Slots, batch: pa.RecordBatch, fire: Mask) -> list[pa.Array]:
+        """Take rows of slots that may change now.
+
+        Returns a column per aggregate: the results after those rows that fire.
+        """
+        if self._discarding:
+            return self._discard(table.accumulators, slots, batch, fire)
+        mask = pa.array(fire)
+        return [accumulator.running(slots, batch).filter(mask) for accumulator in table.accumulators]
+
+    def _discard(self, into: Sequence[Accumulator], slots: Slots, batch: pa.RecordBatch, fire: Mask) -> list[pa.Array]:
+        """Between its results each slot has values of its own, numbered one after the other."""
+        touched, numbers = np.unique(slots, return_inverse=True)
+        current: Slots = np.arange(len(touched), dtype=np.int32)
+        local: Slots = np.empty(len(slots), np.int32)
+        begun = current.copy()
+        count = kernels.epochs(numbers.astype(np.int32), fire, current, local)
+        mask = pa.array(fire)
+        results: list[pa.Array] = []
+        for accumulator, aggregate in zip(into, self._aggregates, strict=True):
+            scratch = make_accumulator(aggregate, self._schema)
+            scratch.reserve(count)
+            scratch.restore(begun, accumulator.state(touched))
+            results.append(scratch.running(local, batch).filter(mask))
+            accumulator.restore(touched, scratch.state(current))
+        return results
+
+    def begin_anew(self, table: KeyedTable, slots: Slots) -> None:
+        """Slots whose results have come out: with ``discarding`` they hold nothing now."""
+        if self._discarding:
+            self.clear(table, slots)
+
+    def clear(self, table: KeyedTable, slots: Slots) -> None:
+        """From now on these slots have seen nothing."""
+        table.touch(slots)
+        for accumulator, aggregate in zip(table.accumulators, self._aggregates, strict=True):
+            fresh = make_accumulator(aggregate, self._schema)
+            fresh.reserve(1)
+            accumulator.restore(slots, fresh.state(np.zeros(len(slots), np.int32)))

@@ -1,0 +1,146 @@
+"""Which windows are open, which slots lie in each, and what is due."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from cutwater.data.time import MAX_WATERMARK
+from cutwater.state.index.key_index import Slots
+
+__all__ = ["OpenWindows"]
+
+_DEAD_SLOTS = 4096
+"""Slots of forgotten windows are swept out when they are more than this and more than the live ones."""
+
+_NONE: Slots = np.empty(0, np.int32)
+
+
+class OpenWindows:
+    """Slots by window start, and two queues in time order: windows to fire, and fired windows to forget.
+
+    Args:
+        reach_us: from a window's start to the instant at which it fires.
+        lateness_us: from there to the instant at which it is forgotten.
+    """
+
+    def __init__(self, reach_us: int, lateness_us: int) -> None:
+        self._reach_us = reach_us
+        self._lateness_us = lateness_us
+        self._slots: dict[int, list[Slots]] = {}
+        self._to_fire: list[int] = []
+        self._to_forget: list[int] = []
+        self._live = 0
+        self._dead = 0
+        self._ended = False
+
+    def add(self, first_slot: int, starts: npt.NDArray[np.int64]) -> list[int]:
+        """New slots ``first_slot``, ``first_slot + 1`` ... belong to the windows with these starts.
+
+        Returns the starts of the windows that are new.
+        """
+        opened: list[int] = []
+        if len(starts) == 0:
+            return opened
+        slots = np.arange(first_slot, first_slot + len(starts), dtype=np.int32)
+        self._live += len(slots)
+        order = np.argsort(starts, kind="stable")
+        ordered = starts[order]
+        cuts = np.flatnonzero(np.diff(ordered)) + 1
+        bounds = [0, *cuts.tolist(), len(order)]
+        slots = slots[order]
+        for begin, end in itertools.pairwise(bounds):
+            start = int(ordered[begin])
+            if start not in self._slots:
+                self._slots[start] = []
+                heapq.heappush(self._to_fire, start)
+                opened.append(start)
+            self._slots[start].append(slots[begin:end])
+        return opened
+
+    def fired(self, start: int) -> None:
+        """A window has come out without slots: remember when it can be forgotten."""
+        if start not in self._slots:
+            self._slots[start] = []
+            heapq.heappush(self._to_forget, start)
+
+    @property
+    def next_instant(self) -> int | None:
+        """At which watermark the next window fires; ``None``: none is waiting."""
+        return self._to_fire[0] + self._reach_us if self._to_fire else None
+
+    def of(self, start: int) -> list[Slots]:
+        """The slots of a window, in pieces."""
+        return self._slots.get(start, [])
+
+    def due(self, watermark: int) -> Slots:
+        """Slots of the windows that the watermark completes, in time order; each window once."""
+        found: list[Slots] = []
+        while self._to_fire and self._to_fire[0] + self._reach_us <= watermark:
+            start = heapq.heappop(self._to_fire)
+            heapq.heappush(self._to_forget, start)
+            found += self._slots[start]
+        return np.concatenate(found) if found else _NONE
+
+    def firing(self, watermark: int) -> list[int]:
+        """Starts of the windows that are ``due``, in time order."""
+        return sorted(start for start in self._to_fire if start + self._reach_us <= watermark)
+
+    def ending(self, watermark: int) -> list[int]:
+        """Starts of the windows that can be forgotten once those that are due have come out, in time order."""
+        reach = self._reach_us + self._lateness_us
+        return sorted(start for start in (*self._to_fire, *self._to_forget) if start + reach <= watermark)
+
+    def keep(self, slots: Slots) -> None:
+        """Only these slots are left, which become 0, 1, 2 ...; windows stay that have none now."""
+        last = max((int(part.max()) for parts in self._slots.values() for part in parts if len(part)), default=-1)
+        renumbered = np.full(max(last, int(slots.max(initial=-1))) + 1, -1, np.int32)
+        renumbered[slots] = np.arange(len(slots), dtype=np.int32)
+        for start, parts in self._slots.items():
+            moved = renumbered[join_slots(parts)]
+            self._slots[start] = [moved[moved >= 0]]
+        self._live, self._dead = len(slots), 0
+
+    def forget(self, watermark: int) -> Slots:
+        """Forget fired windows that take no more rows; their slots are dead: no row may find them again.
+
+        At the end of time that is only true of slots that are swept out: by the clock, windows may come again.
+        """
+        self._ended = watermark == MAX_WATERMARK
+        reach = self._reach_us + self._lateness_us
+        parts: list[Slots] = []
+        while self._to_forget and self._to_forget[0] + reach <= watermark:
+            parts += self._slots.pop(heapq.heappop(self._to_forget))
+        gone = np.concatenate(parts) if parts else _NONE
+        self._live -= len(gone)
+        self._dead += len(gone)
+        return gone
+
+    @property
+    def wasteful(self) -> bool:
+        """Whether the dead slots should be swept out."""
+        return self._dead > (0 if self._ended else max(_DEAD_SLOTS, self._live))
+
+    def live_parts(self) -> list[Slots]:
+        """The live slots, in pieces that never change."""
+        return [part for parts in self._slots.values() for part in parts]
+
+    def sweep(self) -> Slots:
+        """Renumber the live slots 0, 1, 2 ... in their order; returns their old numbers."""
+        kept = join_slots(self.live_parts())
+        if len(kept):
+            renumbered = np.empty(int(kept[-1]) + 1, np.int32)
+            renumbered[kept] = np.arange(len(kept), dtype=np.int32)
+            self._slots = {start: [renumbered[np.concatenate(parts)]] for start, parts in self._slots.items()}
+        self._dead = 0
+        return kept
+
+
+def join_slots(parts: Iterable[Slots]) -> Slots:
+    """All slots of the pieces, ascending."""
+    pieces = list(parts)
+    return np.sort(np.concatenate(pieces)) if pieces else _NONE

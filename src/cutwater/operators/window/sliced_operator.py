@@ -1,0 +1,312 @@
+"""Sliding windows over slices: a row is touched once, however many windows it lies in.
+
+Time is cut where a window begins or ends, so at most twice for each ``every`` (paired windows: Krishnamurthy, Wu and
+Franklin, "On-the-fly sharing for streamed aggregation", 2006).  A row goes into its slice.  When a window fires, its
+slices are put together; what comes of it is an ordinary window then, which takes late rows one by one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from cutwater.data.words import fixed_view, from_words
+from cutwater.operators.aggregate.keyed_table import FrozenTable, KeyedTable
+from cutwater.operators.base import Outputs
+from cutwater.operators.window import kernels
+from cutwater.operators.window.aggregate_operator import expand
+from cutwater.operators.window.kinds import SlidingWindow
+from cutwater.operators.window.open_windows import OpenWindows, join_slots
+from cutwater.operators.window.operator import NO_SLOTS, SLICE_ROWS, STATE, WindowOperator
+from cutwater.operators.window.stored_windows import Times
+from cutwater.operators.window.table import PORTION_ROWS, WindowTable
+from cutwater.state.disk.spilled_rows import FrozenSpilledRows
+from cutwater.state.index.key_index import Slots
+from cutwater.state.segments import Frozen, Segment
+from cutwater.state.table.changes import Changed
+from cutwater.state.table.keyed_segments import deleted_segments, group_segments
+from cutwater.state.table.spill import Spill
+
+if TYPE_CHECKING:
+    from cutwater.operators.window.spec import WindowAggregateSpec
+
+__all__ = ["SLICES", "SlicedWindowAggregate"]
+
+SLICES = "slice"
+
+
+class SlicedWindowAggregate(WindowOperator[WindowTable]):
+    """Slices by (start, key), and the windows that have fired.
+
+    A slice lives until the last window over it has fired; a window lives from its firing to the end of its lateness.
+    """
+
+    def __init__(self, spec: WindowAggregateSpec) -> None:
+        super().__init__(spec)
+        assert isinstance(spec.window, SlidingWindow)
+        self._window = spec.window
+        self._reach_us = spec.window.size_us - 1
+
+    def _clear(self) -> None:
+        super()._clear()
+        spec = self._spec
+        types = [spec.time_type, *(spec.input_schema.field(name).type for name in spec.keys)]
+        self._slices = KeyedTable(types, spec.kept, spec.input_schema)
+        self._open = OpenWindows(self._reach_us, 0)
+        self._windows = WindowTable(spec)
+        if self._store is not None:
+            self._slices.spill_to(self._store, self.ctx, hashed=1, renumbered=self._open.keep, tables=2)
+            self._windows.spill_to(self._store, self.ctx, tables=2)
+        self._ahead: list[int] = []  # starts of the windows to fire, a heap
+        self._known: set[int] = set()
+        self._parts: Iterator[tuple[int, Slots]] = iter(())  # what has still to be put together
+        self._busy = False
+
+    # -- rows
+
+    def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
+        for table in self._tables:
+            table.make_room()
+        window, lateness = self._window, self._spec.allowed_lateness_us
+        times = self._times(batch)
+        starts: Times = np.empty(batch.num_rows, np.int64)
+        first, _ = kernels.assign(times, window.every_us, window.cut_us, window.offset_us, starts)
+        batch = self._number(batch)
+        if self._end(int(first)) - 1 > int(reached.max()):  # no window of any row has fired
+            self._into_slices(batch, starts)
+            return []
+        outputs: Outputs = []
+        last = starts - (starts - window.offset_us) % window.every_us  # the last window over the slice
+        late = last + (self._reach_us + lateness) <= reached
+        if late.any():
+            outputs = self._late(batch.select(self._spec.input_schema.names), late)
+        waiting = last + self._reach_us > reached
+        self._into_slices(batch.filter(pa.array(waiting)), starts[waiting])
+        if lateness == 0:
+            return outputs
+        rows, windows = expand(window, times, lateness, reached, complete=True)
+        reached = reached if len(reached) == 1 else reached[rows]
+        return outputs + self._windows.add(batch.take(pa.array(rows)), windows, reached)
+
+    def _end(self, start: int) -> int:
+        """Where the slice ends: the earliest end of a window over it is not before that."""
+        begin = start - (start - self._window.offset_us) % self._window.every_us
+        cut = begin + self._window.cut_us
+        return cut if start < cut else begin + self._window.every_us
+
+    def _into_slices(self, batch: pa.RecordBatch, starts: Times) -> None:
+        if batch.num_rows == 0:
+            return
+        keys = [batch.column(name) for name in self._spec.keys]
+        known = len(self._slices)
+        slots = self._slices.upsert([from_words(starts, self._spec.time_type), *keys])
+        for accumulator in self._slices.accumulators:
+            accumulator.update(slots, batch)
+        self._admit(known, slots, starts)
+
+    def _admit(self, known: int, slots: Slots, starts: Times) -> None:
+        fresh = slots >= known
+        by_slot: Times = np.empty(len(self._slices) - known, np.int64)
+        by_slot[slots[fresh] - known] = starts[fresh]
+        for start in self._open.add(known, by_slot):
+            self._expect(start)
+
+    def _expect(self, start: int) -> None:
+        """Windows over a new slice will fire."""
+        window = self._window
+        begin = start - (start - window.offset_us) % window.every_us
+        while begin + window.size_us > start and begin + self._reach_us > self._watermarks.current:
+            if begin not in self._known:
+                self._known.add(begin)
+                heapq.heappush(self._ahead, begin)
+            begin -= window.every_us
+
+    # -- firing
+
+    @property
+    def _next_instant(self) -> int | None:
+        return self._ahead[0] + self._reach_us if self._ahead else None
+
+    def _advance(self) -> Slots:
+        due: list[int] = []
+        while self._ahead and self._ahead[0] + self._reach_us <= self._watermarks.current:
+            due.append(heapq.heappop(self._ahead))
+            self._known.remove(due[-1])
+        spill = self._slices.spill
+        if spill is not None and any(table.spill and table.spill.rows.used for table in self._tables):
+            self._on_disk = self._fire_by_group(spill, due)
+            return NO_SLOTS
+        self._parts = self._to_put_together(due)
+        self._busy = bool(due)
+        return NO_SLOTS
+
+    def _to_put_together(self, due: list[int]) -> Iterator[tuple[int, Slots]]:
+        """The slots of the slices of each window, in portions."""
+        for begin in due:
+            slots, _ = self._in_memory(begin)
+            for first in range(0, len(slots), SLICE_ROWS):
+                yield begin, slots[first : first + SLICE_ROWS]
+
+    def _in_memory(self, begin: int) -> tuple[Slots, Times]:
+        """The slots of the slices of a window, and where these start: one after the other, wherever they lie.
+
+        What is put together in another order may differ in its last bits.
+        """
+        starts = self._slices_of(begin)
+        parts = [join_slots(self._open.of(start)) for start in starts]
+        return np.concatenate(parts), np.repeat(np.array(starts, np.int64), [len(part) for part in parts])
+
+    def _slices_of(self, begin: int) -> list[int]:
+        """Where the slices of a window start."""
+        window = self._window
+        slices = range(begin, begin + window.size_us, window.every_us)
+        starts = itertools.chain.from_iterable((s, s + window.cut_us) if window.cut_us else (s,) for s in slices)
+        return [start for start in starts if start < begin + window.size_us]
+
+    @property
+    def _firing(self) -> bool:
+        return self._busy or super()._firing
+
+    def _more(self) -> Slots:
+        """Put one portion together; when a window is whole, its slots are due."""
+        portion = next(self._parts, None)
+        if portion is None:
+            self._busy = False
+            return self._windows.due(self._watermarks.current)
+        begin, slots = portion
+        fresh = self._windows.due(begin - 1 + self._reach_us)  # of the windows before this one
+        keys = self._slices.index.columns(slots)[1:]
+        if self._before.differ:
+            waiting = begin + self._reach_us > self._before.of(self._groups(keys))
+            slots, keys = slots[waiting], [key.filter(pa.array(waiting)) for key in keys]
+        into = self._windows.upsert(np.full(len(slots), begin, np.int64), keys)
+        _merge(self._windows.table, into, self._slices, slots)
+        return fresh
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._open.due(self._watermarks.current)
+        gone = self._open.forget(self._watermarks.current)
+        self._slices.delete(gone)
+        if self._slices.spill is not None:
+            if len(gone):  # at once: what is dead must not be written when rows leave
+                self._slices.keep(join_slots(self._open.live_parts()))
+        elif self._open.wasteful:
+            self._slices.keep(self._open.sweep())
+
+    # -- slices on disk
+
+    def _fire_by_group(self, spill: Spill[KeyedTable], due: list[int]) -> Iterator[Outputs]:
+        """The windows that are due, a key group at a time; then slices and windows on disk are forgotten.
+
+        On disk the slices of a window are a range in each group, and so are those of the keys of one group together:
+        what is put together at once fits in memory, and nothing of it is written unless late rows are welcome.
+        """
+        watermark, frozen = self._watermarks.current, spill.rows.freeze()
+        for begin in due:
+            slots, starts = self._in_memory(begin)
+            of_slots = self._groups(self._slices.index.columns(slots)[1:])
+            order = np.argsort(of_slots, kind="stable")
+            slots, starts, of_slots = slots[order], starts[order], of_slots[order]
+            for group in self.ctx.key_groups:
+                floor = self._before.of(np.array([group], np.uint16))
+                if begin + self._reach_us <= int(floor[0]):
+                    continue
+                first, last = (int(n) for n in np.searchsorted(of_slots, [group, group + 1]))
+                page = self._put_together(frozen, begin, group, slots[first:last], starts[first:last])
+                yield self._windows.fire_page(page, begin, watermark) if len(page) else []
+        for start in self._open.ending(watermark):
+            for chunk in frozen.beginning(np.int64(start).tobytes(), self.ctx.key_groups, PORTION_ROWS):
+                page = self._slices.page(chunk.keys, chunk.values)
+                self._slices.delete_page(page, np.arange(len(page), dtype=np.int32))
+                yield []
+        frozen.release()
+        yield from self._windows.fire_on_disk(watermark, self.ctx.key_groups) or ()
+
+    def _put_together(
+        self, frozen: FrozenSpilledRows, begin: int, group: int, slots: Slots, starts: Times
+    ) -> KeyedTable:
+        """A window of the keys of a group: of these slots of slices, which start then, and what lies on disk only."""
+        whole = self._windows.table.empty_page()
+        for start in self._slices_of(begin):
+            self._add_slices(whole, begin, self._slices, slots[starts == start])
+            for chunk in frozen.beginning(np.int64(start).tobytes(), range(group, group + 1), PORTION_ROWS):
+                only = np.flatnonzero(self._slices.index.find(chunk.keys) < 0).astype(np.int32)
+                self._add_slices(whole, begin, self._slices.page(chunk.keys, chunk.values), only)
+        return whole
+
+    def _add_slices(self, whole: KeyedTable, begin: int, slices: KeyedTable, slots: Slots) -> None:
+        if len(slots) == 0:
+            return
+        starts = from_words(np.full(len(slots), begin, np.int64), self._spec.time_type)
+        into = whole.upsert([starts, *slices.index.columns(slots)[1:]])
+        _merge(whole, into, slices, slots)
+
+    # -- snapshots
+
+    @property
+    def _tables(self) -> Sequence[KeyedTable]:
+        return [self._slices, self._windows.table]
+
+    def freeze(self, checkpoint_id: int) -> Frozen:
+        watermarks, groups = self._watermarks.segment(), self.ctx.max_parallelism
+        slices, parts = self._slices.frozen(checkpoint_id), self._open.live_parts()
+        windows, make = self._windows.frozen(checkpoint_id)
+        width, schema = len(self._spec.keys), self._spec.state_schema
+        identity = pa.schema([*self._spec.window_fields[:1], *list(schema)[:width]])
+
+        def keys(part: KeyedTable, slots: Slots) -> list[pa.Array]:
+            return part.index.columns(slots)[1:]
+
+        def rows(part: KeyedTable, slots: Slots) -> list[pa.Array]:
+            start, *columns = part.rows(slots)
+            return [*columns[:width], start, pa.array(np.zeros(len(slots), np.bool_)), *columns[width:]]
+
+        def segments(
+            of_slices: Changed | None = None, of_windows: Changed | None = None, loose: bool = False
+        ) -> Iterator[Segment]:
+            yield watermarks
+            if of_slices is not None:
+                yield from deleted_segments(SLICES, identity, of_slices.deleted, lambda c: c[1:], groups)
+            live = join_slots(parts)
+            for part, slots, kind in slices.parts(of_slices):
+                if part is slices:
+                    slots = np.intersect1d(slots, live, assume_unique=True)
+                of, make_rows = partial(keys, part), partial(rows, part)
+                yield from group_segments(SLICES, schema, slots, of, make_rows, groups, kind)
+            yield from make(STATE, groups, of_windows)
+
+        return FrozenTable([slices, windows], segments)
+
+    def restore(self, segments: Iterable[Segment]) -> None:
+        self._clear()
+        tables = {STATE: self._windows.table, SLICES: self._slices}
+        for name, batch in self._named_rows(tables, segments):
+            if name == STATE:
+                self._windows.restore(batch)
+            else:
+                self._restore_slices(batch)
+        self._watermarks_restored()
+        self._ahead = [begin for begin in self._ahead if begin + self._reach_us > self._watermarks.current]
+        self._known = set(self._ahead)
+        heapq.heapify(self._ahead)
+        self._track(restored=True)
+
+    def _restore_slices(self, batch: pa.RecordBatch) -> None:
+        width = len(self._spec.keys)
+        start, columns = batch.column(width), batch.columns
+        known = len(self._slices)
+        slots = self._slices.restore([start, *columns[:width]], columns[width + 2 :])
+        self._admit(known, slots, fixed_view(start, np.int64))
+
+
+def _merge(into: KeyedTable, slots: Slots, of: KeyedTable, parts: Slots) -> None:
+    """Add the values of some slots of a table to those of slots of another one."""
+    for accumulator, source in zip(into.accumulators, of.accumulators, strict=True):
+        accumulator.merge(slots, source.state(parts))

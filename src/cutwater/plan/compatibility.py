@@ -1,0 +1,294 @@
+"""What would happen to every step if a program began from a checkpoint that another version of it wrote.
+
+Steps are matched by id.  Stateless steps may come, go and change; a new step with state begins empty; what a checkpoint
+holds of a step that is gone is lost only where the user says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from cutwater.errors import BuildError
+from cutwater.operators.evolution import Change, Evolution, Evolving, Former
+from cutwater.plan.graph import PhysicalPlan
+from cutwater.plan.records import edge_records, step_records
+from cutwater.plan.restore_report import Compatibility, EdgeOutlook, StepOutlook, Verdict
+from cutwater.plan.upgrade import Upgrade, in_new_ids, without_steps
+from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
+from cutwater.storage.snapshot.manifest import Manifest, StepRecord
+
+__all__ = ["Bound", "check_compatible", "compare"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A manifest as this program reads it, and what becomes of it.
+
+    Attributes:
+        manifest: with the new ids, without what is dropped.
+        outlook: for people.
+        evolutions: by step, where state is taken in another form.
+    """
+
+    manifest: Manifest
+    outlook: Compatibility
+    evolutions: dict[str, Evolution]
+
+
+def compare(plan: PhysicalPlan, manifest: Manifest, upgrade: Upgrade, *, foreign: bool = False) -> Bound:
+    """Match the steps of a program with those of a checkpoint.
+
+    Args:
+        plan: of the program.
+        manifest: of the checkpoint.
+        upgrade: what the user says of the changes.
+        foreign: the checkpoint is another job's, whose uncommitted rows stay its own (T3).
+
+    Raises:
+        ConfigError: ``upgrade`` names steps that there are not.
+    """
+    upgrade.check(plan)
+    told = in_new_ids(manifest, plan, upgrade.step_ids)
+    matching = _Matching(plan, told, upgrade, foreign)
+    outlook = matching.outlook()
+    dropped = {s.id for s in outlook.steps if s.verdict == "dropped"}
+    edges = {e.name for e in outlook.edges if e.verdict == "dropped"}
+    return Bound(without_steps(told, dropped, edges), outlook, matching.evolutions)
+
+
+def check_compatible(
+    plan: PhysicalPlan, manifest: Manifest, upgrade: Upgrade | None = None, *, foreign: bool = False
+) -> Bound:
+    """As ``compare``, where the program can go on.
+
+    Raises:
+        BuildError: it cannot; lists every reason.
+        ConfigError: as ``compare``.
+    """
+    bound = compare(plan, manifest, upgrade or Upgrade(), foreign=foreign)
+    if not bound.outlook.ok:
+        listed = "".join(f"\n  - {r}" for r in bound.outlook.all_reasons)
+        advice = bound.outlook.advice or ["Give the steps their old ids and settings back, or start under a new name."]
+        raise BuildError(
+            f"dataflow {plan.name!r} cannot go on from checkpoint {manifest.checkpoint_id}:{listed}\n",
+            hint=" ".join(advice),
+        )
+    return bound
+
+
+class _Matching:
+    """Compares one step after the other."""
+
+    def __init__(self, plan: PhysicalPlan, manifest: Manifest, upgrade: Upgrade, foreign: bool) -> None:
+        self._plan, self._manifest, self._upgrade, self._foreign = plan, manifest, upgrade, foreign
+        self._old = {r.id: r for r in manifest.steps}
+        self._new = {r.id: r for r in step_records(plan)}
+        self._was = {new: old for old, new in upgrade.step_ids.items()}
+        self.evolutions: dict[str, Evolution] = {}
+
+    def outlook(self) -> Compatibility:
+        steps = [self._of_program(r) for r in self._new.values()]
+        steps += [self._not_in_program(r) for r in self._old.values() if r.id not in self._new]
+        plan, manifest = self._plan, self._manifest
+        reasons: list[str] = []
+        if plan.max_parallelism != manifest.max_parallelism:
+            reasons.append(
+                f"max_parallelism was {manifest.max_parallelism} and is {plan.max_parallelism}: "
+                "it fixes the key groups for the life of the job"
+            )
+        return Compatibility(steps=steps, edges=list(self._edges()), reasons=reasons)
+
+    # -- steps
+
+    def _of_program(self, new: StepRecord) -> StepOutlook:
+        old = self._old.get(new.id)
+        if old is None:
+            return StepOutlook(id=new.id, kind=new.kind, verdict="new", parallelism=new.parallelism)
+        holds = self._holds(old)
+        changes: list[Change] = []
+        reasons: list[str] = []
+        if holds and new.kind != old.kind:
+            reasons.append(
+                f"step {old.id!r} was of kind {old.kind} and is of kind {new.kind}, its {holds} would be lost"
+            )
+        elif holds:
+            evolution = self._evolution(old, new)
+            changes += evolution.changes
+            reasons += evolution.refusals
+            if evolution.convert is not None and not evolution.refusals:
+                self.evolutions[new.id] = evolution
+        elif new.kind != old.kind:
+            changes.append(Change("changed", "kind", f"from {old.kind} to {new.kind}"))
+        if self._renamed_sink(new.id, old) and not self._foreign:
+            reasons.append(f"step {self._was[new.id]!r} has uncommitted rows, which are named by its id")
+        rows, size = self._amount(new.id)
+        return StepOutlook(
+            id=new.id,
+            kind=new.kind,
+            verdict="refused" if reasons else "changed" if changes else "bound",
+            holds=holds,
+            rows=rows,
+            bytes=size,
+            was_id=self._was.get(new.id, ""),
+            parallelism=new.parallelism,
+            was_parallelism=old.parallelism,
+            changes=changes,
+            reasons=reasons,
+        )
+
+    def _renamed_sink(self, id: str, old: StepRecord) -> bool:
+        """Whether a write step has another id now, and something that is named by the old one."""
+        return id in self._was and self._was[id] != id and self._holds(old) == "uncommitted rows"
+
+    def _not_in_program(self, old: StepRecord) -> StepOutlook:
+        holds = self._holds(old)
+        rows, size = self._amount(old.id)
+        verdict: Verdict = "gone" if not holds else "dropped" if self._upgrade.allow_dropped_state else "orphaned"
+        reasons: list[str] = []
+        advice = likely = ""
+        if verdict == "orphaned":
+            reasons.append(f"step {old.id!r} ({old.kind}) is gone, its {holds} would be lost")
+            advice = (
+                f"Give {old.id!r} back, or let what is kept of it go: allow_dropped_state=True (--allow-dropped-state)."
+            )
+            if likely := self._likely(old):
+                told = f"step_ids={{{old.id!r}: {likely!r}}} (--map {old.id}={likely})"
+                advice = f"Was {old.id!r} renamed to {likely!r}? Then say {told}."
+        return StepOutlook(
+            id=old.id,
+            kind=old.kind,
+            verdict=verdict,
+            holds=holds,
+            rows=rows,
+            bytes=size,
+            was_parallelism=old.parallelism,
+            reasons=reasons,
+            likely=likely,
+            advice=advice,
+        )
+
+    def _likely(self, old: StepRecord) -> str:
+        """What this step may be called now: the one new step that is as it was, or else could take its state."""
+        near = [
+            new
+            for new in self._new.values()
+            if new.id not in self._old and (new.kind, new.keys) == (old.kind, old.keys)
+        ]
+        if old.state is None:
+            found = [new for new in near if new.outputs == old.outputs]
+        else:
+            found = [new for new in near if (new.state, new.settings) == (old.state, old.settings)]
+            found = found or [new for new in near if self._could_take(old, new)]
+        return found[0].id if len(found) == 1 else ""
+
+    def _could_take(self, old: StepRecord, new: StepRecord) -> bool:
+        """Whether something of the state would go on there, and nothing refuses it."""
+        evolution = self._evolution(old, new)
+        dropped = sum(change.what == "dropped" for change in evolution.changes)
+        return not evolution.refusals and dropped < len(old.parts)
+
+    def _evolution(self, old: StepRecord, new: StepRecord) -> Evolution:
+        """What becomes of the state; refusals are whole sentences."""
+        spec = self._plan.steps[new.id].spec
+        same = {"aggregates"} if old.parts else set[str]()
+        evolution = Evolution()
+        if isinstance(spec, Evolving) and old.types and _tells(old, new):
+            former = Former(pa.ipc.read_schema(pa.py_buffer(old.types)), dict(old.parts), self._rows_by_name(old.id))
+            renames = self._upgrade.renames(new.id)
+            found = spec.evolve(former, renames, drop=self._upgrade.allow_dropped_state)
+            told = tuple(f"step {old.id!r}, {reason}" for reason in found.refusals)
+            evolution = Evolution(found.changes, told, found.dropped, found.convert)
+            old = msgspec.structs.replace(old, state=new.state)
+        more = tuple(_other_changes(old, new, same))
+        return Evolution(evolution.changes, (*evolution.refusals, *more), evolution.dropped, evolution.convert)
+
+    # -- what the checkpoint holds
+
+    def _rows_by_name(self, step: str) -> dict[str, int]:
+        rows: dict[str, int] = {}
+        for entry in self._manifest.entries:
+            if entry.step == step and entry.kind in ("base", "delta"):
+                rows[entry.name] = rows.get(entry.name, 0) + entry.rows
+        return rows
+
+    def _amount(self, step: str) -> tuple[int, int]:
+        """Rows and bytes of a step's state."""
+        mine = [e for e in self._manifest.entries if e.step == step and e.kind != CHANNEL_KIND]
+        return sum(e.rows for e in mine if e.kind != "delete"), sum(e.length for e in mine)
+
+    def _holds(self, step: StepRecord) -> str:
+        """What the checkpoint holds of a step, in a word; nothing for a step that can be left out."""
+        subtasks = self._manifest.subtasks
+        if step.state is not None:
+            return "state"
+        if any(step.id in s.splits for s in subtasks):
+            return "read positions"
+        waiting = any(s.handles.get(step.id) or s.sinks.get(step.id) is not None for s in subtasks)
+        if waiting and not self._foreign:
+            return "uncommitted rows"
+        entries = self._manifest.entries
+        return "state" if any(e.step == step.id and e.kind != CHANNEL_KIND for e in entries) else ""
+
+    # -- rows on their way
+
+    def _edges(self) -> Iterator[EdgeOutlook]:
+        """Edges that rows were on at the cut.
+
+        That an edge closes a loop now, or no longer does, is no hindrance: rows that were on it come first on any edge.
+        """
+        now = {edge.name: edge.columns for edge in edge_records(self._plan)}
+        before = {edge.name: edge.columns for edge in self._manifest.edges}
+        rows: dict[str, int] = {}
+        for entry in self._manifest.entries:
+            if entry.kind == CHANNEL_KIND and entry.rows:
+                rows[entry.name] = rows.get(entry.name, 0) + entry.rows
+        dropped = [
+            record.id
+            for record in self._old.values()
+            if record.id not in self._new and self._holds(record) and self._upgrade.allow_dropped_state
+        ]
+        for name, count in rows.items():
+            what = f"{count:,} {'row' if count == 1 else 'rows'} on the way there"
+            if name not in now and any(name.startswith(f"{step}.") or f">{step}." in name for step in dropped):
+                yield EdgeOutlook(name=name, rows=count, verdict="dropped")
+            elif name not in now:
+                reason = f"edge {name} is gone, {what} would be lost"
+                yield EdgeOutlook(name=name, rows=count, verdict="refused", reason=reason)
+            elif missing := [column for column in now[name] if before.get(name) and column not in before[name]]:
+                column, kind = missing[0]
+                reason = f"edge {name} has the column {column!r} ({kind}) now, {what} have it not"
+                yield EdgeOutlook(name=name, rows=count, verdict="refused", reason=reason)
+            else:
+                yield EdgeOutlook(name=name, rows=count, verdict="bound")
+
+
+def _tells(old: StepRecord, new: StepRecord) -> bool:
+    """Whether enough is known of the old state; older releases told less of some, which must be as it was then."""
+    return bool(old.parts) or ("time mode" in old.settings and old.state != new.state)
+
+
+def _other_changes(old: StepRecord, new: StepRecord, same: set[str]) -> Iterator[str]:
+    if old.keys != new.keys:
+        yield f"step {old.id!r} was keyed by ({', '.join(old.keys)}) and is keyed by ({', '.join(new.keys)})"
+    if old.state is not None and old.state != new.state:
+        yield f"state of step {old.id!r} changed: {'; '.join(_differences(old.state, new.state or []))}"
+    for name in sorted((old.settings.keys() | new.settings.keys()) - same):
+        before, after = old.settings.get(name, "none"), new.settings.get(name, "none")
+        if before != after:
+            yield f"{name} of step {old.id!r}: was {before}, is {after}"
+
+
+def _differences(old: list[tuple[str, str]], new: list[tuple[str, str]]) -> Iterator[str]:
+    before, after = dict(old), dict(new)
+    for name, kind in before.items():
+        if name not in after:
+            yield f"column {name!r} is gone"
+        elif after[name] != kind:
+            yield f"column {name!r} was {kind} and is {after[name]}"
+    yield from (f"column {name!r} is new" for name in after if name not in before)
+    if before == after:
+        yield "the order of the columns"

@@ -1,0 +1,60 @@
+"""What of a physical plan can be restarted by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import cast
+
+from cutwater.config import RecoveryName
+from cutwater.connectors.base import Sink
+from cutwater.plan.graph import PhysicalPlan
+from cutwater.protocol.job.regions import Division, Subtask, divide
+
+__all__ = ["recovery_division", "subtasks_of", "widened"]
+
+
+def subtasks_of(plan: PhysicalPlan) -> frozenset[Subtask]:
+    """All subtasks of a plan."""
+    return frozenset((v.index, i) for v in plan.vertices for i in range(v.parallelism))
+
+
+def recovery_division(plan: PhysicalPlan, recovery: RecoveryName) -> Division:
+    """What of a plan goes back by itself (``protocol.job.regions.divide``), and what its sinks tie together."""
+    return divide(recovery, subtasks_of(plan), _connected(plan), plan.parallelism, tied=_settled_together(plan))
+
+
+def widened(plan: PhysicalPlan, recovery: RecoveryName) -> str:
+    """Why the failure of one worker takes others along, although that is not asked for; empty: it does not."""
+    if recovery not in ("upstream", "task"):
+        return ""
+    tied = [step for v in plan.vertices if v.parallelism > 1 for step in v.steps if not _settles_subtasks(plan, step)]
+    if not tied:
+        return ""
+    return (
+        f"recovery is {recovery!r}, but all workers that write {tied[0]!r} go back together: its sink cannot go back "
+        "for some"
+    )
+
+
+def _connected(plan: PhysicalPlan) -> Iterator[tuple[Subtask, Subtask]]:
+    """Both ends of each channel."""
+    for edge in plan.edges:
+        for channel in plan.channels(edge):
+            yield (edge.source, channel.source), (edge.target, channel.target)
+
+
+def _settled_together(plan: PhysicalPlan) -> Iterator[tuple[Subtask, Subtask]]:
+    """The subtasks of a sink that cannot go back for some of them only."""
+    for vertex in plan.vertices:
+        if not all(_settles_subtasks(plan, step) for step in vertex.steps):
+            yield from pairwise((vertex.index, i) for i in range(vertex.parallelism))
+
+
+def _settles_subtasks(plan: PhysicalPlan, step_id: str) -> bool:
+    step = plan.steps[step_id]
+    if step.role != "sink":
+        return True
+    source = step.inputs[0]
+    schema = plan.steps[source.step].outputs[source.output].schema
+    return hasattr(cast(Sink, step.spec).committer(schema, "any", step_id), "settle_subtasks")

@@ -1,0 +1,55 @@
+"""Shadows of sinks: what a sink would have been given lies, exactly once, in a folder of the job."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from cutwater.errors import BuildError
+from cutwater.plan.graph import LogicalGraph, PhysicalPlan, Step
+
+if TYPE_CHECKING:
+    from cutwater.connectors.collect import CollectSink
+
+__all__ = ["SHADOW_FOLDER", "shadow_of", "shadowed_plan"]
+
+SHADOW_FOLDER = "shadow"
+"""Below the job's folder: a folder for each write step."""
+
+
+def _sink_schema(graph: LogicalGraph | PhysicalPlan, step: Step) -> pa.Schema:
+    """Of the rows that a write step is given."""
+    source = step.inputs[0]
+    return graph.steps[source.step].outputs[source.output].schema
+
+
+def shadow_of(graph: LogicalGraph | PhysicalPlan, step: Step, sink: CollectSink) -> Step:
+    """A write step with another sink, whose files end at every checkpoint.
+
+    Raises:
+        BuildError: the rows cannot be kept; names the step.
+    """
+    try:
+        sink.check(_sink_schema(graph, step))
+    except BuildError as e:
+        raise BuildError(f"its rows cannot be kept for a comparison: {e.message}", step=step.id) from e
+    return replace(step, kind="collect", spec=replace(sink, roll_interval_ms=0))
+
+
+def shadowed_plan(plan: PhysicalPlan, folder: str) -> PhysicalPlan:
+    """The plan with shadows for sinks; each writes into a folder below ``folder``.
+
+    Raises:
+        BuildError: as ``shadow_of``.
+    """
+    from cutwater.connectors.collect import CollectSink  # with all of Parquet, which few workers need
+
+    steps = dict(plan.steps)
+    for step in plan.steps.values():
+        if step.role == "sink":
+            shadow = shadow_of(plan, step, CollectSink(os.path.join(folder, step.id)))
+            steps[step.id] = replace(shadow, kind=step.kind)  # what checkpoints say of it
+    return replace(plan, steps=steps)

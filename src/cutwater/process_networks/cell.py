@@ -1,0 +1,332 @@
+"""One process at work: its handlers, counters and timers, and its part in every snapshot.
+
+Both hosts, the one in this process and the workers on Spark, run exactly this.  They only carry items from cell to cell
+and say what time it is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from cutwater.errors import InvariantError, UserCodeError
+from cutwater.process_networks.graph import ChannelSpec, Network
+from cutwater.process_networks.messages import Codec, Item, Marker, decode_state, encode_state, names_of
+from cutwater.process_networks.process import Process
+from cutwater.process_networks.tracing import Tracer
+from cutwater.protocol import messages as m
+from cutwater.protocol.snapshot_algorithms import Algorithm, AlgorithmName, ChandyLamport, LaiYang
+from cutwater.runtime.control.process_network_messages import Message, ProcessPart, Timer
+
+__all__ = ["Cell", "CellPort"]
+
+
+class CellPort:
+    """What a cell asks of its host; set by the host before anything runs."""
+
+    send: Callable[[ChannelSpec, Item], None]
+    """Put an item into a channel, behind everything before it."""
+    part: Callable[[int, ProcessPart], None]
+    """A process has done its part of a snapshot."""
+    now_ms: Callable[[], float]
+    tracer: Tracer | None = None
+
+
+class Cell:
+    """One process.
+
+    Args:
+        network: what it belongs to.
+        name: which process of it.
+        port: the host.
+        algorithm: how snapshots are taken.
+        seed: of ``ctx.random``.
+        restore: the process's part of the snapshot to go on from.
+        last: the newest snapshot id given out before.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        name: str,
+        port: CellPort,
+        *,
+        inputs: Sequence[ChannelSpec],
+        outputs: Sequence[ChannelSpec],
+        algorithm: AlgorithmName,
+        seed: int,
+        restore: ProcessPart | None,
+        last: int = 0,
+    ) -> None:
+        self.name, self.port = name, port
+        self.inputs = {c.name: c for c in inputs}
+        self.codec = network.codec
+        first = network.processes[name]
+        self.kind: type[Process] = type(first)
+        self.events = 0
+        self.sent: dict[str, int] = {c.name: 0 for c in outputs}
+        self.taken: dict[str, int] = dict.fromkeys(self.inputs, 0)
+        self._timers: list[tuple[float, int, str, bytes]] = []
+        self._timer_number = 0
+        self._parts: dict[int, _Part] = {}
+        self._hand: Message | None = None
+        state = restore.state if restore is not None else encode_state(name, first)
+        self.process: Process = decode_state(name, state, self.kind)
+        if restore is not None:
+            self._restore(restore)
+        self.algorithm: Algorithm = (
+            LaiYang(name, list(self.inputs), last, self.taken)
+            if algorithm == "lai_yang"
+            else ChandyLamport(name, list(self.inputs), last)
+        )
+        self._context = _Context(self, network, inputs, outputs, seed)
+
+    def _restore(self, part: ProcessPart) -> None:
+        self.events = part.events
+        self.sent |= part.sent
+        self.taken |= part.taken
+        now = self.port.now_ms()
+        for timer in part.timers:
+            self._set_timer(now + timer.left_ms, timer.kind, timer.body)
+
+    def trace_restored(self, snapshot: int | None) -> None:
+        """Note in the trace what the process begins from, before it does anything."""
+        if self.port.tracer is not None:
+            self.port.tracer.restored(self.name, snapshot, dict(self.sent), dict(self.taken))
+
+    # ------------------------------------------------------------------------------------------------------ events
+
+    def start(self) -> None:
+        """``on_start``, unless the process goes on from a snapshot."""
+        if self.events == 0:
+            self._run("on_start", None, lambda: self.process.on_start(self._context))
+
+    def take(self, channel: str, item: Item) -> None:
+        """Take an item from the head of a channel: this is the moment at which it is received (CL2).
+
+        Raises:
+            UserCodeError: the process failed.
+        """
+        if isinstance(item, Marker):
+            if self.port.tracer is not None:
+                self.port.tracer.marker_taken(self.name, item.snapshot, channel, item.position)
+            self._perform(self.algorithm.marker(channel, item.snapshot, item.position))
+            return
+        self._hand = item
+        self._perform(self.algorithm.message(channel, item.colour))
+        self._hand = None
+        self.taken[channel] += 1
+        message = self.codec.decode(item.kind, item.body)
+        sender = self.inputs[channel].source
+        self._context.channel = channel
+        self._run("on_message", (channel, item), lambda: self.process.on_message(self._context, sender, message))
+        self._context.channel = ""
+
+    def trigger(self, snapshot: int) -> None:
+        """Begin a snapshot here (CL1); one that already began is not begun again."""
+        self._perform(self.algorithm.trigger(snapshot))
+
+    def abort(self, snapshot: int) -> None:
+        """A snapshot was given up."""
+        self._perform(self.algorithm.abort(snapshot))
+
+    @property
+    def next_timer_ms(self) -> float | None:
+        """When the next timer is due."""
+        return self._timers[0][0] if self._timers else None
+
+    def fire(self) -> None:
+        """Run the timer that is due next."""
+        _, _, kind, body = heapq.heappop(self._timers)
+        message = self.codec.decode(kind, body)
+        self._run("on_timer", None, lambda: self.process.on_timer(self._context, message))
+
+    # ---------------------------------------------------------------------------------------------------- handlers
+
+    def _run(self, what: str, taken: tuple[str, Message] | None, handler: Callable[[], None]) -> None:
+        """One atomic event of the process: what it sends leaves when the handler has returned."""
+        tracer, context = self.port.tracer, self._context
+        before = tracer.printable(self.process) if tracer is not None else ""
+        self.events += 1
+        context.begin()
+        try:
+            handler()
+        except UserCodeError:
+            raise
+        except Exception as e:
+            raise UserCodeError(
+                f"process {self.name!r} failed in {what}, event {self.events}: {type(e).__name__}: {e}\n"
+                + "".join(traceback.format_exception(e))
+            ) from e
+        outbox = [(c, Message(self._number(c), kind, body, self.algorithm.colour)) for c, kind, body in context.outbox]
+        for due_ms, kind, body in context.timers:
+            self._set_timer(due_ms, kind, body)
+        context.end()
+        if tracer is not None:
+            tracer.step(self.name, taken, outbox, before, tracer.printable(self.process))
+        for channel, message in outbox:
+            self.port.send(channel, message)
+
+    def _number(self, channel: ChannelSpec) -> int:
+        number = self.sent[channel.name]
+        self.sent[channel.name] = number + 1
+        return number
+
+    def _set_timer(self, due_ms: float, kind: str, body: bytes) -> None:
+        self._timer_number += 1
+        heapq.heappush(self._timers, (due_ms, self._timer_number, kind, body))
+
+    # --------------------------------------------------------------------------------------------------- snapshots
+
+    def _perform(self, effects: Iterable[m.Effect]) -> None:
+        reports: list[m.Durable | m.LogsDurable] = []
+        for effect in effects:
+            match effect:
+                case m.Freeze(checkpoint_id=id):
+                    self._freeze(id)
+                    reports.append(m.Durable(id))
+                case m.BroadcastBarrier(checkpoint_id=id):
+                    self._send_markers(id)
+                case m.StartRecording(checkpoint_id=id, input=input):
+                    self._parts[id].logs[str(input)] = []
+                case m.Record(input=input, checkpoint_ids=ids):
+                    assert self._hand is not None
+                    for id in ids:
+                        self._parts[id].logs[str(input)].append(self._hand)
+                case m.StopRecording(checkpoint_id=id, input=input, rows=rows):
+                    if len(self._parts[id].logs[str(input)]) != rows:
+                        raise InvariantError(f"snapshot {id}: the log of {input!r} does not hold {rows} messages")
+                case m.WriteLogs(checkpoint_id=id):
+                    reports.append(m.LogsDurable(id))
+                case m.Acknowledge(checkpoint_id=id):
+                    self._done(id)
+                case m.Forget(checkpoint_id=id):
+                    self._parts.pop(id, None)
+                case _:
+                    raise InvariantError(f"process {self.name!r}: a network has no use for {effect}")
+        for report in reports:  # only now: the markers go out before anybody hears that the part is done
+            self._perform(self.algorithm.durable(report))
+
+    def _freeze(self, snapshot: int) -> None:
+        """The state as bytes: from here on nothing that the process does can change it."""
+        now = self.port.now_ms()
+        timers = [Timer(max(0.0, due - now), kind, body) for due, _, kind, body in sorted(self._timers)]
+        state = encode_state(self.name, self.process)
+        self._parts[snapshot] = _Part(state, self.events, timers, dict(self.sent), dict(self.taken), now)
+        if self.port.tracer is not None:
+            self.port.tracer.cut(self.name, snapshot, self.port.tracer.printable(self.process))
+
+    def _send_markers(self, snapshot: int) -> None:
+        for channel in self._context.channels.values():
+            position = self.sent[channel.name]
+            if self.port.tracer is not None:
+                self.port.tracer.marker_sent(self.name, snapshot, channel.name, position)
+            self.port.send(channel, Marker(snapshot, position))
+
+    def _done(self, snapshot: int) -> None:
+        p = self._parts.pop(snapshot)
+        for channel, log in p.logs.items():
+            if not self.inputs[channel].fifo:  # a set: in the order of sending, for want of another
+                log.sort(key=lambda message: message.number)
+        if self.port.tracer is not None:
+            for channel in self.inputs:
+                self.port.tracer.recorded(self.name, snapshot, channel, p.logs.get(channel, []))
+        logs = {channel: log for channel, log in p.logs.items() if log}
+        self.port.part(
+            snapshot,
+            ProcessPart(self.name, self.kind.__name__, p.state, p.events, p.timers, p.sent, p.taken, logs, p.now_ms),
+        )
+
+
+class _Part:
+    """What a process has recorded so far for one snapshot."""
+
+    __slots__ = ("events", "logs", "now_ms", "sent", "state", "taken", "timers")
+
+    def __init__(
+        self,
+        state: bytes,
+        events: int,
+        timers: list[Timer],
+        sent: dict[str, int],
+        taken: dict[str, int],
+        now_ms: float,
+    ) -> None:
+        self.state, self.events, self.timers, self.now_ms = state, events, timers, now_ms
+        self.sent, self.taken = sent, taken
+        self.logs: dict[str, list[Message]] = {}
+
+
+class _Context:
+    """The ``Context`` of one process."""
+
+    def __init__(
+        self, cell: Cell, network: Network, inputs: Sequence[ChannelSpec], outputs: Sequence[ChannelSpec], seed: int
+    ) -> None:
+        self.name = cell.name
+        self.channel = ""
+        self.channels = {c.name: c for c in outputs}
+        self.outputs = tuple(dict.fromkeys(c.target for c in outputs))
+        self.inputs = tuple(dict.fromkeys(c.source for c in inputs))
+        self.outbox: list[tuple[ChannelSpec, str, bytes]] = []
+        self.timers: list[tuple[float, str, bytes]] = []
+        self._cell, self._seed, self._network = cell, seed, network.name
+        self._codec: Codec = cell.codec
+        self._open = False
+        self._random: random.Random | None = None
+        self._to: dict[str, list[ChannelSpec]] = {}
+        for channel in outputs:
+            self._to.setdefault(channel.target, []).append(channel)
+            self._to.setdefault(channel.name, []).append(channel)
+
+    def begin(self) -> None:
+        """A handler is about to run."""
+        self.outbox, self.timers, self._random, self._open = [], [], None, True
+
+    def end(self) -> None:
+        """The handler has returned."""
+        self._open = False
+
+    @property
+    def now_ms(self) -> float:
+        return self._cell.port.now_ms()
+
+    @property
+    def random(self) -> random.Random:
+        if self._random is None:
+            self._random = random.Random(f"{self._seed}/{self._network}/{self.name}/{self._cell.events}")
+        return self._random
+
+    def send(self, to: str, message: Any) -> None:
+        self._check_open("sends")
+        found = self._to.get(to, ())
+        if len(found) != 1:
+            raise self._no_channel(to)
+        self.outbox.append((found[0], *self._codec.encode(message)))
+
+    def timer(self, delay_ms: float, message: Any) -> None:
+        self._check_open("sets a timer")
+        if not delay_ms >= 0:
+            raise UserCodeError(f"process {self.name!r} sets a timer for {delay_ms} ms: it must be 0 or more")
+        self.timers.append((self.now_ms + delay_ms, *self._codec.encode(message)))
+
+    def _check_open(self, what: str) -> None:
+        if not self._open:
+            raise UserCodeError(
+                f"process {self.name!r} {what} outside its handlers", hint="Do not keep ctx for later: use ctx.timer."
+            )
+
+    def _no_channel(self, to: str) -> UserCodeError:
+        several = self._to.get(to)
+        if several:
+            return UserCodeError(
+                f"process {self.name!r} has {len(several)} channels to {to!r}",
+                hint=f"Say which: ctx.send({several[0].name!r}, ...), for example.",
+            )
+        return UserCodeError(
+            f"process {self.name!r} has no channel to {to!r}",
+            hint=f"It can send to: {names_of(self.outputs) or 'nobody'}. Add network.connect({self.name!r}, {to!r}).",
+        )

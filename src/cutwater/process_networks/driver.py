@@ -1,0 +1,276 @@
+"""The driver of a process network on workers: deploys it, takes its snapshots, goes back to the last one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from cutwater.config import JobConfig
+from cutwater.errors import CutwaterError, IncompleteSnapshotError
+from cutwater.process_networks.attempt import NetworkArgs
+from cutwater.process_networks.graph import Network
+from cutwater.process_networks.saving import NetworkStore
+from cutwater.process_networks.snapshot import GlobalSnapshot
+from cutwater.process_networks.tracing import Tracer
+from cutwater.protocol.job import messages as j
+from cutwater.runtime.control import messages as c
+from cutwater.runtime.control.copy_messages import CopiesHeld
+from cutwater.runtime.control.links import WorkerLink
+from cutwater.runtime.control.process_network_messages import (
+    NetworkDeploy,
+    SnapshotAbort,
+    SnapshotParts,
+    SnapshotTrigger,
+)
+from cutwater.runtime.driver.checkpointing import now_ms
+from cutwater.runtime.driver.driver import Driver, MakeHost
+from cutwater.runtime.failures import first_line
+from cutwater.runtime.worker.worker import SlotArgs
+
+if TYPE_CHECKING:
+    from cutwater.process_networks.job import NetworkJob
+    from cutwater.process_networks.run import PendingSnapshot
+    from cutwater.runtime.worker.tracing import PartFile
+
+__all__ = ["NetworkDriver", "NetworkStatus", "NetworkWorker"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class NetworkWorker(msgspec.Struct, frozen=True):
+    """One worker as it was last seen."""
+
+    slot: int
+    pid: int
+    host: str
+    processes: int
+    taken: int = 0
+    """Messages and markers taken in this attempt."""
+
+
+class NetworkStatus(msgspec.Struct, frozen=True):
+    """What a network does now."""
+
+    name: str
+    phase: str
+    attempt: int
+    workers: list[NetworkWorker]
+    failures: list[str]
+    """Why attempts ended, oldest first."""
+    restored: int | None
+    """Id of the snapshot that the attempt went on from."""
+    waiting: str = ""
+    """What it waits for before it goes on, if it lacks workers."""
+
+
+class NetworkDriver(Driver):
+    """Belongs to a ``NetworkJob``, whose snapshots it performs.
+
+    Args:
+        job: the user's handle.
+        config: settings; ``parallelism`` is the number of workers.
+        host: makes the host.
+        placement: process -> slot.
+        every_ms: pause between periodic snapshots; None: none are taken.
+        store: where they are kept; None: in memory only.
+    """
+
+    def __init__(
+        self,
+        job: NetworkJob,
+        config: JobConfig,
+        host: MakeHost,
+        *,
+        placement: dict[str, int],
+        seed: int,
+        every_ms: float | None,
+        store: NetworkStore | None,
+    ) -> None:
+        self._job_handle, self._placement, self._seed = job, placement, seed
+        self._network: Network = job.network
+        self._every_ms, self._store = every_ms, store
+        self._next_ms: float | None = None
+        self._periodic: PendingSnapshot | None = None
+        self._untriggered: list[PendingSnapshot] = []
+        self._triggered_id = job.newest_id
+        self._hellos: dict[int, c.Hello] = {}
+        self._taken: dict[int, int] = {}
+        self._told: list[str] = []
+        self._restored: int | None = None
+        self.name = job.network.name
+        self._trace: PartFile | None = None
+        self._tracer = self._open_trace(config)
+        super().__init__(self.name, config.parallelism, config, host, self)
+
+    # ----------------------------------------------------------------------------------------- from other threads
+
+    @property
+    def status(self) -> NetworkStatus:
+        hellos = dict(self._hellos)
+        sizes = [sum(slot == s for s in self._placement.values()) for slot in range(self.config.parallelism)]
+        workers = [
+            NetworkWorker(slot, h.pid, h.host, sizes[slot], self._taken.get(slot, 0)) for slot, h in hellos.items()
+        ]
+        machine, told, restored = self._machine, list(self._told), self._restored
+        waiting = machine.waiting.text(now_ms()) if machine.waits else ""
+        return NetworkStatus(self.name, machine.phase.value, machine.attempt, workers, told, restored, waiting)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run a function in the driver's thread."""
+        self._later(function)
+
+    # ------------------------------------------------------------------------------------------------- snapshots
+
+    def begin(self, pending: PendingSnapshot) -> None:
+        """Trigger the initiators, as soon as the network runs."""
+        if self._machine.phase is not j.JobPhase.RUNNING:
+            self._untriggered.append(pending)
+            return
+        self._triggered_id = pending.id
+        trigger = SnapshotTrigger(self._machine.attempt, pending.id, list(pending.initiators))
+        self._group.broadcast(trigger)
+
+    def abort(self, id: int) -> None:
+        """Nobody waits for the snapshot any more."""
+        self._untriggered = [p for p in self._untriggered if p.id != id]
+        if self._tracer is not None:
+            self._tracer.aborted(id)
+        self._group.broadcast(SnapshotAbort(self._machine.attempt, id))
+
+    def _complete(self, snapshot: GlobalSnapshot) -> None:
+        if self._tracer is not None:
+            self._tracer.completed(snapshot.id)
+        self._failures.progressed()
+        self._job(j.CheckpointCompleted(self._machine.attempt, now_ms()))
+        if self._periodic is not None and self._periodic.id == snapshot.id and self._store is not None:
+            self._store.save(snapshot)
+
+    # ------------------------------------------------------------------------------------------------ see ``Driver``
+
+    def joined(self, hello: c.Hello) -> None:
+        """A worker is there."""
+        self._hellos[hello.slot] = hello
+
+    def left(self, slot: int) -> None:
+        """A worker is gone."""
+        self._hellos.pop(slot, None)
+
+    def note(self, text: str) -> None:
+        """Something that the user should know: in the log of this process."""
+        _LOG.warning("network %r: %s", self.name, text)
+
+    def copied(self, slot: int, copies: CopiesHeld) -> None:
+        """Nobody tells of copies: the workers of networks keep none."""
+
+    def _worker_args(self, slot: int) -> SlotArgs:
+        return NetworkArgs(
+            slot=slot,
+            address=self.address,
+            secret=self.secret,
+            job=self.name,
+            uid=self._job_handle.uid,
+            config=self.config,
+            network=self._network,
+            placement=self._placement,
+            algorithm=self._job_handle.algorithm,
+            seed=self._seed,
+        )
+
+    def _deploy(self, attempt: int) -> None:
+        last = self._job_handle.last_snapshot
+        self._restored = last.id if last is not None else None
+        if self._tracer is not None:
+            self._tracer.attempt = attempt
+        self._taken.clear()
+        links = [self._group.links[slot] for slot in range(self.config.parallelism)]
+        for slot, link in enumerate(links):
+            mine = [n for n, s in self._placement.items() if s == slot]
+            sent: dict[str, int] = {}
+            if last is not None:
+                ends = {
+                    ch.name: ch.source for ch in self._network.channels.values() if self._placement[ch.target] == slot
+                }
+                sent = {name: last.parts[source].sent[name] for name, source in ends.items()}
+            deploy = NetworkDeploy(
+                attempt=attempt,
+                incarnations=[other.incarnation for other in links],
+                peers=[cast(c.Hello, other.hello).data_address for other in links],
+                parts=[last.parts[n] for n in mine] if last is not None else None,
+                sent=sent,
+                last_id=self._triggered_id,
+                restored=self._restored,
+            )
+            link.send(deploy)
+
+    def _running(self) -> None:
+        waiting, self._untriggered = self._untriggered, []
+        for pending in waiting:
+            self.begin(pending)
+        if self._every_ms is not None:
+            self._next_ms = now_ms() + self._every_ms
+
+    def _stopped(self, reason: str) -> None:
+        reason = first_line(reason)
+        self._told.append(reason)
+        self._next_ms = None
+        self._interrupt(reason)
+
+    def _shutting_down(self, reason: str) -> None:
+        self._next_ms = None
+        self._interrupt(first_line(reason))
+
+    def _interrupt(self, reason: str) -> None:
+        waiting = {p.id for p in self._untriggered}
+        self._job_handle.attempt_over(
+            IncompleteSnapshotError(
+                f"the snapshot of network {self.name!r} was not complete when its workers had to start anew: {reason}",
+                hint="The network goes on from its last snapshot: take a new one.",
+            ),
+            waiting,
+        )
+
+    def _message(self, link: WorkerLink, message: c.FromWorker) -> None:
+        match message:
+            case SnapshotParts(snapshot=snapshot, parts=parts):
+                for part in parts:
+                    found = self._job_handle.part_arrived(snapshot, part)
+                    if found is not None:
+                        self._complete(found)
+            case c.Metrics(rows_in=rows):
+                self._taken[link.slot] = rows.get("taken", 0)
+            case _:
+                pass
+
+    def _due_ms(self) -> float | None:
+        return self._next_ms
+
+    def _tick(self) -> None:
+        if self._next_ms is None or self._every_ms is None or now_ms() < self._next_ms:
+            return
+        self._next_ms = now_ms() + self._every_ms
+        if self._machine.phase is j.JobPhase.RUNNING and (self._periodic is None or self._periodic.done):
+            self._periodic = self._job_handle.begin_here(self._network.initiators())
+
+    def _closing(self) -> None:
+        if self._trace is not None:
+            self._trace.close()
+
+    def _open_trace(self, config: JobConfig) -> Tracer | None:
+        if config.trace_dir is None:
+            return None
+        from cutwater.runtime.worker.tracing import part_of_driver
+
+        uid = self._job_handle.uid
+        self._trace = part_of_driver(config.trace_dir, self.name, uid)
+        return Tracer(self._trace, self._network, lambda: time.time() * 1000, run=uid, contents=False)
+
+    def _stepped(self) -> None:
+        self._job_handle.changed()
+
+    def failure(self) -> CutwaterError:
+        """Why nothing more can be asked of the network."""
+        return self.error or CutwaterError(f"network {self.name!r} was stopped")

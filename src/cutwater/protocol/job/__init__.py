@@ -1,0 +1,1 @@
+"""The life of a job: workers that come and go, attempts, restarts, regions, rescales."""

@@ -1,0 +1,393 @@
+"""One TCP connection per pair of workers: the frames of all their channels in both directions, and the credits.
+
+The reader thread never waits for a channel: a frame of rows comes only when its receiver has granted a place for it.
+So a blocked channel never holds up its neighbours.  The writing side is ``net_writer.SocketWriter``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow as pa
+
+from cutwater.data.time import MIN_WATERMARK
+from cutwater.errors import CutwaterError, DataError, InvariantError, WireError
+from cutwater.plan.graph import Channel
+from cutwater.protocol.wire.frames import (
+    CUT,
+    FINAL,
+    IDLE,
+    LATE,
+    LATE_BYTES,
+    PROBE,
+    SAVEPOINT,
+    Header,
+    Kind,
+    encode_header,
+)
+from cutwater.protocol.wire.handshake import Peer
+from cutwater.runtime.channels.input import InputChannel
+from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Watermark
+from cutwater.runtime.channels.output import OutputChannel
+from cutwater.runtime.channels.plain_types import check_plain
+from cutwater.runtime.channels.replay_buffer import KeptOutput
+from cutwater.runtime.channels.spill import NO_LIMIT, make_input
+from cutwater.runtime.control.determinant_news import PeerNews
+from cutwater.runtime.transport.reader import FrameReader
+from cutwater.runtime.transport.signal import nothing
+from cutwater.runtime.transport.sockets import JOIN_S, shut, tune
+from cutwater.runtime.transport.writer import Part, SocketWriter
+
+__all__ = ["Connection", "decode_rows"]
+
+_LATE: Final = struct.Struct("<q")
+_NEWS_INLINE_BYTES: Final = 8 * 1024
+"""Up to this size the news of order logs ride on the frame that they have to go before."""
+
+
+class Connection:
+    """The link to one other worker, after the handshake.
+
+    Make all channels with ``input`` and ``output``, then ``start``: what the peer sends before that waits.
+
+    Args:
+        sock: connected and authenticated; the connection owns it from now on.
+        peer: who is at the other end.
+        max_frame_bytes: larger frames are an error on both sides.
+    """
+
+    def __init__(self, sock: socket.socket, peer: Peer, *, max_frame_bytes: int = 1 << 30) -> None:
+        self.peer = peer
+        self._sock, self._max_frame_bytes = sock, max_frame_bytes
+        self._inputs: dict[tuple[int, int, int], InputChannel] = {}
+        self._outputs: dict[tuple[int, int, int], OutputChannel] = {}
+        self._survivors: list[InputChannel] = []
+        self.arrived: dict[tuple[int, int, int], tuple[int, bool]] = {}
+        """R3, R4: of outputs whose receivers lived on, the next row lacking, and whether the end arrived."""
+        self._lock = threading.Lock()
+        self._over = self._started = self._peer_left = self._hung_up = False
+        self._on_lost: Callable[[Connection, CutwaterError], None] | None = None
+        self._news: PeerNews | None = None
+        self._news_lock = threading.Lock()  # news leave in the order in which they were taken out
+        tune(sock)
+        self._writer = SocketWriter(sock, f"cutwater-write-{peer.worker}", self._write_failed)
+        self._reader = FrameReader(
+            sock,
+            f"cutwater-read-{peer.worker}",
+            max_frame_bytes=max_frame_bytes,
+            on_frame=self._dispatch,
+            on_end=self._read_ended,
+        )
+
+    def input(
+        self,
+        key: Channel,
+        schema: pa.Schema,
+        capacity_frames: int = 8,
+        on_ready: Callable[[], None] = nothing,
+        *,
+        next_row: int = 0,
+        watermark: int = MIN_WATERMARK,
+        idle: bool = False,
+        memory_bytes: int | None = None,
+    ) -> InputChannel:
+        """The receiving end of a channel from the peer; arguments as for ``InputChannel``.
+
+        With ``memory_bytes`` it is a ``SpillingInputChannel``; a capacity of ``NO_LIMIT`` gives no credit (the sender
+        knows).
+        """
+        self._check_new(key, schema)
+        channel = self._inputs[key] = make_input(
+            key,
+            schema,
+            capacity_frames,
+            on_ready,
+            memory_bytes=memory_bytes,
+            on_credit=self._credit_giver(key) if capacity_frames < NO_LIMIT else None,
+            credit_batch=max(1, capacity_frames // 2),
+            next_row=next_row,
+            watermark=watermark,
+            idle=idle,
+        )
+        return channel
+
+    def output(
+        self,
+        key: Channel,
+        schema: pa.Schema,
+        *,
+        credit: int = 0,
+        batch_rows: int = 65_536,
+        buffer_timeout_ms: float = 2.0,
+        on_ready: Callable[[], None] = nothing,
+        next_row: int = 0,
+        watermark: int = MIN_WATERMARK,
+        kept: KeptOutput | None = None,
+    ) -> OutputChannel:
+        """The sending end of a channel to the peer, which grants the credit; arguments as for ``OutputChannel``.
+
+        A feedback channel has ``NO_LIMIT`` of it from the beginning.
+        """
+        self._check_new(key, schema)
+        channel = self._outputs[key] = OutputChannel(
+            key,
+            schema,
+            self._sender(key),
+            credit=credit,
+            batch_rows=batch_rows,
+            buffer_timeout_ms=buffer_timeout_ms,
+            max_batch_bytes=self._max_frame_bytes // 2,
+            on_ready=on_ready,
+            next_row=next_row,
+            watermark=watermark,
+            kept=kept,
+        )
+        return channel
+
+    def share(self, news: PeerNews) -> None:
+        """Tell the peer what this worker knows of order logs, and hear what it knows (R0).  Before ``start``.
+
+        All that is known goes first, before any other frame; from then on what is new goes with every frame.
+        """
+        self._news = news
+
+    def take_over_input(self, channel: InputChannel, step: str) -> None:
+        """Go on with a receiver that lives, and whose sender, of this step, was replaced (R3, R4).
+
+        The peer learns what arrived.
+        """
+        self._check_new(channel.key, channel.schema)
+        channel.take_over(self._credit_giver(channel.key), step)
+        self._inputs[channel.key] = channel
+        self._survivors.append(channel)
+
+    def take_over_output(self, channel: OutputChannel, checkpoint_id: int) -> None:
+        """Go on with a sender that lives, and whose receiver was restored from this checkpoint (R4).
+
+        Raises:
+            InvariantError: what the receiver lacks is not kept.
+        """
+        self._check_new(channel.key, channel.schema)
+        self._outputs[channel.key] = channel
+        channel.take_over(self._sender(channel.key), checkpoint_id)
+
+    def start(self, on_lost: Callable[[Connection, CutwaterError], None]) -> None:
+        """Begin to read and write.
+
+        Args:
+            on_lost: called once, from a thread of the connection that holds no lock, if the peer is lost or breaks the
+                protocol; never after ``close``.  From then on what is sent goes nowhere.
+        """
+        with self._lock:
+            if self._over or self._started:
+                raise InvariantError(f"connection to worker {self.peer.worker}: start after start or close")
+            self._started, self._on_lost = True, on_lost
+        self._writer.start()
+        if self._news is not None:
+            self._send(Header(Kind.ORDER))
+        for channel in self._survivors:
+            flags = FINAL if channel.end_arrived else 0
+            self._send(Header(Kind.ARRIVED, flags, *channel.key, first_row=channel.next_arrival))
+        for key, channel in self._inputs.items():
+            if channel.capacity_frames < NO_LIMIT and channel.places > 0:
+                self._send(Header(Kind.CREDIT, 0, *key, first_row=channel.places))
+        self._reader.start()
+
+    def close(self, flush_s: float = 0.0) -> None:
+        """End both threads and free the socket.  Safe to call twice, and from ``on_lost``.
+
+        Nothing is heard afterwards, not even what has come already: whoever hangs up on a worker that is replaced tells
+        its replacement all that it knows, and must not learn more (R0).
+
+        Args:
+            flush_s: spend up to this long to get everything out that has credit, say goodbye and let the peer finish.
+        """
+        with self._lock:
+            polite = flush_s > 0 and self._started and not self._over
+            self._over = True
+        if polite:
+            deadline = time.monotonic() + flush_s
+            self._send(Header(Kind.GOODBYE))
+            if self._writer.drain(flush_s):
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_WR)
+                self._reader.join(max(0.0, deadline - time.monotonic()))
+        self._hung_up = True
+        shut(self._sock)
+        self._writer.stop()
+        self._writer.join(JOIN_S)
+        self._reader.join(JOIN_S)
+        self._sock.close()
+
+    @property
+    def peer_left(self) -> bool:
+        """The peer closed in an orderly way."""
+        return self._peer_left
+
+    # -- sending
+
+    def _credit_giver(self, key: Channel) -> Callable[[int], None]:
+        return lambda frames: self._send(Header(Kind.CREDIT, 0, *key, first_row=frames))
+
+    def _sender(self, key: Channel) -> Callable[[Item], None]:
+        def send(item: Item) -> None:
+            if type(item) is Rows:
+                self._send_rows(key, item)
+            else:
+                self._send(_control_header(key, item, self._outputs[key]))
+
+        return send
+
+    def _send(self, header: Header, body: pa.Buffer | None = None, behind: bytes = b"") -> None:
+        """A frame, with what the peer was not told of order logs; nothing that depends on a choice goes before it."""
+        if self._news is None or header.kind in (Kind.CREDIT, Kind.GOODBYE, Kind.ARRIVED):
+            self._write(header, b"", body, behind)
+            return
+        with self._news_lock:
+            news = self._news.news()
+            room = min(_NEWS_INLINE_BYTES, self._max_frame_bytes - header.body_length)
+            if len(news) > room and header.kind != Kind.ORDER:
+                self._write(Header(Kind.ORDER), news)
+                news = b""
+            self._write(header, news, body, behind)
+
+    def _write(self, header: Header, news: bytes, body: pa.Buffer | None = None, behind: bytes = b"") -> None:
+        if len(news) > self._max_frame_bytes:
+            raise DataError(
+                f"the order logs since the last checkpoint have {len(news)} bytes, a frame holds "
+                f"{self._max_frame_bytes}",
+                hint="Take checkpoints more often, or raise max_frame_bytes.",
+            )
+        head = encode_header(header._replace(order_log_length=len(news)) if news else header)
+        parts: list[Part] = [part for part in (head, news, body, behind) if part is not None and len(part)]
+        self._writer.send(parts, sum(len(part) for part in parts))
+
+    def _send_rows(self, key: Channel, item: Rows) -> None:
+        batch, first_row, watermark, late_before, body = item
+        if body is None:
+            body = batch.serialize()
+        size = body.size
+        if size + LATE_BYTES > self._max_frame_bytes:
+            raise DataError(
+                f"{key}: {batch.num_rows} rows from number {first_row} need {size} bytes, a frame holds "
+                f"{self._max_frame_bytes}",
+                hint="Raise max_frame_bytes, or keep such values in files and send their paths.",
+            )
+        if late_before == MIN_WATERMARK:
+            self._send(Header(Kind.ROWS, 0, *key, first_row, batch.num_rows, watermark, 0, size), body)
+            return
+        header = Header(Kind.ROWS, LATE, *key, first_row, batch.num_rows, watermark, 0, size + LATE_BYTES)
+        self._send(header, body, _LATE.pack(late_before))
+
+    # -- receiving (the reader's thread)
+
+    def _dispatch(self, header: Header, order: bytes, body: pa.Buffer | None) -> None:
+        if self._hung_up:
+            return
+        kind = header.kind
+        key = header[2:5]
+        if self._peer_left:
+            raise WireError(f"a frame follows the goodbye: {header}")
+        if order or kind == Kind.ORDER:
+            if self._news is None:
+                raise WireError(f"an order log was not agreed upon: {header}")
+            self._news.hear(order)
+            if kind == Kind.ORDER:
+                return
+        if kind == Kind.CREDIT:
+            output = self._outputs.get(key)
+            if output is None:
+                raise WireError(f"credit for an unknown channel: {header}")
+            output.grant(header.first_row)
+            return
+        if kind == Kind.GOODBYE:
+            self._peer_left = True
+            return
+        if kind == Kind.ARRIVED:
+            output = self._outputs.get(key)
+            if output is None:
+                raise WireError(f"an arrival for an unknown channel: {header}")
+            output.arrived(header.first_row)
+            self.arrived[key] = header.first_row, bool(header.flags & FINAL)
+            return
+        channel = self._inputs.get(key)
+        if channel is None:
+            raise WireError(f"a frame for an unknown channel: {header}")
+        if kind == Kind.ROWS:
+            late_before = MIN_WATERMARK
+            if header.flags & LATE and body is not None:
+                (late_before,) = _LATE.unpack_from(body, body.size - LATE_BYTES)
+                body = body.slice(0, body.size - LATE_BYTES)
+            batch = decode_rows(header, body, channel.schema)
+            channel.put(Rows(batch, header.first_row, header.watermark, late_before))
+        elif kind == Kind.WATERMARK:
+            channel.put(Watermark(header.watermark, bool(header.flags & IDLE)))
+        elif kind == Kind.BARRIER:
+            flags = header.flags
+            final, cut, probe, savepoint = (bool(flags & flag) for flag in (FINAL, CUT, PROBE, SAVEPOINT))
+            channel.put(Barrier(header.first_row, final, cut, probe=probe, behind=header.rows, savepoint=savepoint))
+        else:
+            if header.first_row > channel.next_arrival:
+                raise WireError(
+                    f"{channel.key}: ended after {header.first_row} rows, {channel.next_arrival} arrived here"
+                )
+            channel.put(End())
+
+    # -- ending
+
+    def _read_ended(self, reason: CutwaterError | None) -> None:
+        if reason is None and self._peer_left:
+            return
+        self._lose(reason or WireError("it closed the connection without a goodbye"))
+
+    def _write_failed(self, error: OSError) -> None:
+        self._lose(WireError(f"the connection broke: {error.strerror or error}"))
+
+    def _lose(self, reason: CutwaterError) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+        self._writer.stop()
+        shut(self._sock)
+        lost = reason
+        if reason.step is None:  # else it is not the connection's matter
+            lost = type(reason)(f"lost worker {self.peer.worker}: {reason.message}", hint=reason.hint)
+            lost.__cause__ = reason
+        if self._on_lost is not None:
+            self._on_lost(self, lost)
+
+    def _check_new(self, key: Channel, schema: pa.Schema) -> None:
+        check_plain(schema)
+        if self._started or self._over:
+            raise InvariantError(f"{key}: channels are made before the connection starts")
+        if key in self._inputs or key in self._outputs:
+            raise InvariantError(f"{key}: made twice")
+
+
+def _control_header(key: Channel, item: Item, channel: OutputChannel) -> Header:
+    if isinstance(item, Watermark):
+        return Header(Kind.WATERMARK, IDLE if item.idle else 0, *key, watermark=item.watermark)
+    if isinstance(item, Barrier):
+        flags = (FINAL if item.final else 0) | (CUT if item.overtake else 0)
+        flags |= (PROBE if item.probe else 0) | (SAVEPOINT if item.savepoint else 0)
+        return Header(Kind.BARRIER, flags, *key, first_row=item.checkpoint_id, rows=item.behind)
+    return Header(Kind.END, 0, *key, first_row=channel.next_row)
+
+
+def decode_rows(header: Header, body: pa.Buffer | None, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch of a frame, without a copy.  Checks the layout of its buffers, not every value."""
+    try:
+        batch = pa.ipc.read_record_batch(body, schema)
+        batch.validate()
+    except (pa.ArrowException, EOFError, OSError, ValueError) as e:
+        raise WireError(f"the rows of {header} cannot be read: {e}") from None
+    if batch.num_rows != header.rows:
+        raise WireError(f"{header} announces {header.rows} rows, its body has {batch.num_rows}")
+    return batch

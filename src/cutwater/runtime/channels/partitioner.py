@@ -1,0 +1,161 @@
+"""Hash edges: which subtask owns each row of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.data.words import fixed_view, new_buffer, to_words
+from cutwater.errors import BuildError
+from cutwater.runtime.channels import kernels
+from cutwater.state.keys import (
+    MAX_KEY_GROUPS,
+    check_key_types,
+    hash_keys,
+    is_word_key,
+    key_group_owner,
+    require_valid_keys,
+)
+
+__all__ = ["HashPartitioner"]
+
+_ALIGN_ROWS = 64
+"""Each target's rows begin at a multiple of this in the shared buffer: Arrow's recommended alignment at any width."""
+
+Counts: TypeAlias = npt.NDArray[np.int64]
+
+_DTYPES: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+
+
+class HashPartitioner:
+    """Splits batches by the owner of each row's key group.
+
+    Args:
+        schema: schema of the batches.
+        keys: key columns; ``NullableKeys`` if null is a key.
+        parallelism: number of subtasks that share the key groups.
+        max_parallelism: number of key groups.
+
+    Raises:
+        BuildError: the columns cannot be keys, or the numbers do not fit.
+
+    >>> rows = pa.record_batch({"k": [1, 2, 3, 1]})
+    >>> parts = HashPartitioner(rows.schema, ["k"], 2, 128).split(rows)
+    >>> [(target, part["k"].to_pylist()) for target, part in parts]
+    [(0, [3]), (1, [1, 2, 1])]
+    """
+
+    def __init__(self, schema: pa.Schema, keys: Sequence[str], parallelism: int, max_parallelism: int) -> None:
+        check_key_types(schema, keys)
+        if not 1 <= parallelism <= max_parallelism <= MAX_KEY_GROUPS:
+            raise BuildError(
+                f"parallelism {parallelism} and max_parallelism {max_parallelism} do not fit",
+                hint=f"1 <= parallelism <= max_parallelism <= {MAX_KEY_GROUPS}.",
+            )
+        self._schema = schema
+        self._keys = keys
+        self._parallelism = parallelism
+        owners = [key_group_owner(group, parallelism, max_parallelism) for group in range(max_parallelism)]
+        self._owners = np.array(owners, np.int32)
+        self._one_word = len(keys) == 1 and is_word_key(schema.field(keys[0]).type)
+        self._targets = np.empty(0, np.int32)
+        self._places = np.empty(0, np.int64)
+
+    def split(self, batch: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
+        """Non-empty parts with their target subtask, targets ascending; the order of rows within a target is kept.
+
+        The parts share no memory that is used again: they stay valid for ever.
+
+        Raises:
+            DataError: a row without a usable key (null or NaN).
+        """
+        require_valid_keys(batch, self._keys)
+        rows = batch.num_rows
+        if rows == 0:
+            return []
+        if self._parallelism == 1:
+            return [(0, batch)]
+        counts = self._find_targets(batch)
+        totals = counts.sum(axis=0)
+        used = np.flatnonzero(totals)
+        if len(used) == 1:
+            return [(int(used[0]), batch)]
+        return self._split(batch, counts, totals, used)
+
+    def _find_targets(self, batch: pa.RecordBatch) -> Counts:
+        """Fills ``_targets``; rows by lane and target."""
+        rows = batch.num_rows
+        if len(self._targets) < rows:
+            self._targets, self._places = np.empty(rows, np.int32), np.empty(rows, np.int64)
+        targets = self._targets[:rows]
+        columns = [batch.column(name) for name in self._keys]
+        if self._one_word and columns[0].null_count == 0:
+            kernels.targets_of_words(to_words(columns[0]), self._owners, targets)
+        else:
+            kernels.targets_of_hashes(hash_keys(columns), self._owners, targets)
+        counts = np.zeros((kernels.LANES, self._parallelism), np.int64)
+        kernels.count(targets, counts)
+        return counts
+
+    def _find_places(self, rows: int, counts: Counts, first: Counts) -> Counts:
+        """Where each row goes if those of a target begin at ``first``."""
+        where = self._places[:rows]
+        kernels.places(self._targets[:rows], first + np.cumsum(counts, axis=0) - counts, where)
+        return where
+
+    def _split(
+        self, batch: pa.RecordBatch, counts: Counts, totals: Counts, used: npt.NDArray[np.int64]
+    ) -> list[tuple[int, pa.RecordBatch]]:
+        rows = batch.num_rows
+        padded = -(-totals // _ALIGN_ROWS) * _ALIGN_ROWS
+        starts = np.cumsum(padded) - padded
+        where = self._find_places(rows, counts, starts)
+        moved_otherwise: list[tuple[int, pa.Array]] = []
+        parts: list[list[Any]] = [[None] * batch.num_columns for _ in used]
+        ranges = [(int(starts[t]), int(totals[t])) for t in used]
+        for c, column in enumerate(batch.columns):
+            dtype = _scatter_dtype(column)
+            if dtype is None:
+                moved_otherwise.append((c, column))
+                continue
+            buffer, out = new_buffer(int(padded.sum()), dtype)
+            kernels.scatter(fixed_view(column, dtype), where, out)
+            width = out.itemsize
+            for part, (start, size) in zip(parts, ranges, strict=True):
+                values = buffer.slice(start * width, size * width)
+                part[c] = pa.Array.from_buffers(column.type, size, [None, values])
+        if moved_otherwise:
+            self._take(moved_otherwise, counts, totals, used, parts)
+        schema = batch.schema
+        return [(int(t), pa.RecordBatch.from_arrays(p, schema=schema)) for t, p in zip(used, parts, strict=True)]
+
+    def _take(
+        self,
+        columns: list[tuple[int, pa.Array]],
+        counts: Counts,
+        totals: Counts,
+        used: npt.NDArray[np.int64],
+        parts: list[list[Any]],
+    ) -> None:
+        """The columns that only Arrow can move, ordered by target, into their place in ``parts``."""
+        rows = len(columns[0][1])
+        starts = np.cumsum(totals) - totals
+        buffer, order = new_buffer(rows, np.int64)
+        kernels.order(self._find_places(rows, counts, starts), order)
+        taken = pa.Array.from_buffers(pa.int64(), rows, [None, buffer])
+        for c, column in columns:
+            moved = column.take(taken)
+            for part, t in zip(parts, used, strict=True):
+                part[c] = moved.slice(int(starts[t]), int(totals[t]))
+
+
+def _scatter_dtype(column: pa.Array) -> Any:
+    """How to move the values as unsigned integers; ``None`` where only Arrow's ``take`` will do."""
+    kind = column.type
+    if column.null_count or not (pa.types.is_primitive(kind)):
+        return None
+    return _DTYPES.get(kind.bit_width)

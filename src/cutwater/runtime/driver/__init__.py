@@ -1,0 +1,1 @@
+"""The driver of a job: coordinator, checkpoints, splits, sinks, savepoints, requests of users."""

@@ -1,0 +1,134 @@
+"""What comes before a job: its plan checked, its inputs staged, its splits found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from cutwater.config import JobConfig
+from cutwater.connectors.base import Sink, Source, Split
+from cutwater.connectors.staging.area import Guard
+from cutwater.errors import BuildError, ConfigError, CutwaterError
+from cutwater.plan.checks import check_guarantees
+from cutwater.plan.graph import LogicalGraph, PhysicalPlan, Step
+from cutwater.plan.planner import make_plan
+from cutwater.plan.repeatable import check_recovery, pin_tables
+from cutwater.plan.shadows import SHADOW_FOLDER, shadowed_plan
+from cutwater.plan.upgrade import Upgrade
+from cutwater.runtime.cutover.following import limits_of
+from cutwater.runtime.driver.publisher import Publisher
+from cutwater.state.disk.rocks import require_rocksdb
+from cutwater.storage.log.job_log import Fork, JobLog, LogState
+from cutwater.storage.reading.addresses import resolve_snapshot
+from cutwater.storage.snapshot.segment_files import load_manifest
+from cutwater.storage.snapshot.staged_input import INPUT_FOLDER
+from cutwater.storage.store.base import Store
+
+__all__ = ["checked_plan", "discover", "make_publisher", "prepare"]
+
+
+def checked_plan(graph: LogicalGraph, config: JobConfig) -> PhysicalPlan:
+    """The plan of a graph that can do what the settings demand.
+
+    Raises:
+        BuildError: it cannot, or is not whole.
+        ConfigError: the package of the state backend is not installed.
+    """
+    plan = make_plan(graph, config.parallelism, config.max_parallelism)
+    check_guarantees(graph, config.protocol)
+    if config.state_backend == "rocksdb":
+        require_rocksdb()
+    check_recovery(plan, config)
+    return pin_tables(plan, config)
+
+
+def make_publisher(
+    store: Store,
+    plan: PhysicalPlan,
+    config: JobConfig,
+    upgrade: Upgrade,
+    folder: Path,
+    *,
+    restore: str,
+    claim: str,
+    fork: Fork | None,
+    hold: bool,
+) -> Publisher:
+    """The job's log, opened, and where the job begins; a fork without a checkpoint begins where it was forked.
+
+    Args:
+        folder: of the job.
+        restore: as ``start`` takes it, like ``claim``, ``fork`` and ``hold``.
+
+    Raises:
+        ConfigError: there is no such snapshot, the job is something else already, or a fork that is to recover in a way
+            that would have to know how far its leader let it read.
+        BuildError: the rows of a sink cannot be kept by a shadow.
+    """
+    known = JobLog(store, plan.name).read()
+    fork = _fork_of(known, fork)
+    shadow_dir = str(folder / SHADOW_FOLDER)
+    if fork is not None:
+        if config.records_order:
+            raise ConfigError(
+                f"job {plan.name!r} is a fork, and recovery is {config.recovery!r}: "
+                "no order log says how far it was let read",
+                hint="Choose recovery='region' or 'job' for it.",
+            )
+        shadowed_plan(plan, shadow_dir)
+        if not known.completed and restore == "latest":
+            restore = fork.snapshot
+    origin = None if restore == "latest" else resolve_snapshot(restore, store.seal)
+    if claim not in ("no_claim", "claim"):
+        raise ConfigError(f"claim {claim!r} is unknown", hint="Choose 'no_claim' or 'claim'.")
+    claims = claim == "claim"
+    publisher = Publisher(store, plan, config, origin, upgrade, claim=claims, fork=fork, shadow_dir=shadow_dir)
+    if hold and known.latest is not None:
+        publisher.forks.held = limits_of(load_manifest(store, plan.name, known.latest), upgrade.step_ids)
+    return publisher
+
+
+def _fork_of(known: LogState, asked: Fork | None) -> Fork | None:
+    """What the job is a fork of: what its log says, once it has one."""
+    if asked is None or not known.uid:
+        return asked or known.fork
+    if known.fork is None or known.fork.uid != asked.uid:
+        what = "no fork" if known.fork is None else f"a fork of another job, {known.fork.job!r}"
+        raise ConfigError(f"there is a job {known.name!r} already, and it is {what}", hint="Choose another name.")
+    return known.fork
+
+
+def prepare(
+    plan: PhysicalPlan, folder: Path, fork: Fork | None, step_ids: Mapping[str, str], guard: Guard
+) -> PhysicalPlan:
+    """Stage DataFrames (a fork reads what its leader has staged), and give sinks that need one their directory.
+
+    Args:
+        folder: of the job.
+        fork: what it is a fork of.
+        step_ids: its ids of the leader's steps, where they differ.
+        guard: of what is staged.
+    """
+    inputs = Path(fork.directory, fork.job) if fork is not None else folder
+    old = {new: old for old, new in step_ids.items()} if fork is not None else {}
+    steps: dict[str, Step] = {}
+    for step in plan.steps.values():
+        spec: Any = step.spec
+        if step.role == "source" and hasattr(spec, "stage"):
+            spec = spec.stage(str(inputs / INPUT_FOLDER / old.get(step.id, step.id)), guard.seal, guard.access)
+        elif step.role == "sink" and hasattr(spec, "bind"):
+            spec = spec.bind(str(folder / "output" / step.id))
+        steps[step.id] = replace(step, spec=cast("Source | Sink", spec))
+    return replace(plan, steps=steps)
+
+
+def discover(step: Step) -> list[Split]:
+    """The splits of a read step; errors name it."""
+    try:
+        return cast(Source, step.spec).discover()
+    except CutwaterError as e:
+        raise type(e)(e.message, step=e.step or step.id, hint=e.hint) from e
+    except OSError as e:
+        raise BuildError(f"the source cannot be listed: {e}", step=step.id) from e

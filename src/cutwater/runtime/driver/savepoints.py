@@ -1,0 +1,169 @@
+"""The driver's side of savepoints: where they go, when they are whole, and what the user is told.
+
+A savepoint is handed out only when a checkpoint behind it is in the log: then its sinks have committed, or will for
+certain, all that they handed out before it, and the entry proves that no other driver had taken the job.  Until then
+its files lie there without a manifest, and are no savepoint.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from cutwater.config import FileAccess
+from cutwater.errors import ConfigError, CutwaterError, StorageError
+from cutwater.protocol.checkpoint import messages as cm
+from cutwater.protocol.reasons import FailureReason
+from cutwater.storage.savepoint.files import SavepointFile
+from cutwater.storage.savepoint.manifest import SavepointManifest, publish_savepoint
+from cutwater.storage.snapshot.manifest import Manifest
+from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.opening import open_store
+from cutwater.storage.store.seal import Seal
+
+if TYPE_CHECKING:
+    from cutwater.runtime.driver.checkpointing import Checkpointing
+
+__all__ = ["Follow", "SavepointKind", "SavepointRequest", "Savepoints"]
+
+SavepointKind = Literal["savepoint", "stop", "drain"]
+"""The job goes on; it stops behind it; it ends as if its sources were exhausted."""
+
+
+@dataclass(eq=False)
+class SavepointRequest:
+    """A user's wish for a savepoint; ``done`` gets its answer once."""
+
+    kind: SavepointKind
+    store: LocalStore
+    """The directory that the user named."""
+    folder: str
+    """Of the savepoint, in ``store``; new."""
+    done: queue.SimpleQueue[CutwaterError | None] = field(default_factory=queue.SimpleQueue[CutwaterError | None])
+    """The savepoint is whole, or why there is none."""
+
+    @classmethod
+    def prepare(cls, kind: SavepointKind, directory: str, job: str, seal: Seal, access: FileAccess) -> SavepointRequest:
+        """Make the directory, and the savepoint's folder in it.
+
+        Args:
+            seal, access: of the savepoint.
+
+        Raises:
+            ConfigError: no directory was named, or it is a file.
+            StorageError: it cannot be written.
+        """
+        if not re.match(r"file:|[^:]*$|.:[\\/]", directory):
+            raise ConfigError(f"no savepoint can be written to {directory!r}", hint="Give a path that all workers see.")
+        store = open_store(directory, seal, access)
+        folder = f"savepoint-{job}-{uuid.uuid4().hex[:12]}"
+        store.make_folder(folder)
+        return cls(kind, store, folder)
+
+    @property
+    def path(self) -> str:
+        """Where the savepoint will lie."""
+        return str(Path(self.store.root, self.folder))
+
+    def hand_to(self, checkpoints: Checkpointing | None) -> None:
+        """Ask, if there is somebody to ask."""
+        if checkpoints is None:
+            self.answer(CutwaterError(f"the savepoint failed: {FailureReason.JOB_NOT_RUNNING.message}"))
+        else:
+            checkpoints.request_savepoint(self)
+
+    def result(self, wait: Callable[[], CutwaterError | None]) -> str:
+        """Where the savepoint lies.
+
+        Args:
+            wait: for the answer; raises if the job has ended, so that nobody will answer unless somebody just did.
+
+        Raises:
+            CutwaterError: there is none, with the reason.
+        """
+        try:
+            error = wait()
+        except CutwaterError as ended:
+            if self.done.empty():
+                self.answer(ended)
+            error = self.done.get()
+        if error is not None:
+            raise error
+        return self.path
+
+    def answer(self, error: CutwaterError | None) -> None:
+        """It is whole, or there is none: then nothing is left of it."""
+        if error is not None:
+            try:
+                self.store.delete(self.folder)
+            except StorageError as e:
+                error.hint = f"{error.hint} Remove what lies in {self.path}: {e}".strip()
+        self.done.put(error)
+
+
+@dataclass(frozen=True)
+class Follow:
+    """Asks for the checkpoint that commits what was handed out before a savepoint."""
+
+    request: SavepointRequest
+
+
+class Savepoints:
+    """The savepoints of one job that are durable and not handed out yet.  Belongs to the coordinator's thread.
+
+    Args:
+        failed: called when a savepoint with which the job was to stop could not be made whole.
+    """
+
+    def __init__(self, failed: Callable[[str], None]) -> None:
+        self._failed = failed
+        self._held: dict[int, tuple[SavepointRequest, Manifest, list[SavepointFile]]] = {}
+
+    def durable(self, request: SavepointRequest, manifest: Manifest, files: list[SavepointFile]) -> None:
+        """Every worker has written its part."""
+        self._held[manifest.checkpoint_id] = (request, manifest, files)
+
+    def committed(self, checkpoint_id: int) -> None:
+        """A checkpoint is in the log: savepoints up to it are handed out."""
+        for held in [id for id in self._held if id <= checkpoint_id]:
+            request, manifest, files = self._held.pop(held)
+            try:
+                whole = SavepointManifest.of(manifest, files, committed_by=checkpoint_id)
+                publish_savepoint(request.store, request.folder, whole)
+            except CutwaterError as e:
+                request.answer(e)
+                if request.kind != "savepoint":
+                    self._failed(f"the job was to stop with a savepoint, which failed: {e}")
+            else:
+                request.answer(None)
+
+    def answered(self, answer: cm.RequestAnswered) -> Follow | None:
+        """What the core says of a request; the follow-up that a plain savepoint needs."""
+        follows = isinstance(answer.request_id, Follow)
+        request = answer.request_id.request if isinstance(answer.request_id, Follow) else answer.request_id
+        assert isinstance(request, SavepointRequest)
+        if answer.reason is None:
+            return Follow(request) if request.kind == "savepoint" and not follows else None
+        if follows and answer.reason is FailureReason.JOB_ENDING:
+            return None  # the final checkpoint does as well
+        held = [id for id, (holder, _, _) in self._held.items() if holder is request]
+        for id in held:
+            del self._held[id]
+        if held or not follows:
+            what = "the checkpoint behind the savepoint" if follows else "the savepoint"
+            request.answer(CutwaterError(f"{what} failed: {answer.reason.message} {answer.detail}".rstrip()))
+        return None
+
+    def stopped(self, reason: str) -> None:
+        """The attempt is over: nothing commits what was handed out before those that wait."""
+        for request, _, _ in self._held.values():
+            why = (
+                f"the savepoint failed: the job stopped or restarted before its output up to it was committed: {reason}"
+            )
+            request.answer(CutwaterError(why, hint="Ask again when the job runs."))
+        self._held.clear()

@@ -1,0 +1,140 @@
+"""The driver's side of sources: discovering splits and handing them to subtasks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import cast
+
+from cutwater.connectors.base import Source, Split
+from cutwater.plan.graph import PhysicalPlan
+from cutwater.protocol.checkpoint.step_times import StepTimes, SubtaskTime
+from cutwater.protocol.job.regions import Region
+from cutwater.runtime.control import messages as c
+from cutwater.runtime.driver.enumerator import Enumerator
+from cutwater.storage.snapshot.manifest import Manifest, SplitRecord
+
+__all__ = ["Splits"]
+
+
+class Splits:
+    """All read steps of a job.
+
+    Args:
+        plan: the physical plan.
+        discovered: per read step, the splits found before the start.
+    """
+
+    def __init__(self, plan: PhysicalPlan, discovered: dict[str, list[Split]]) -> None:
+        self.plan, self._discovered = plan, discovered
+        self._enumerators: dict[str, Enumerator] = {}
+        self._times: dict[str, StepTimes] = {}
+        self._ended: set[str] = set()
+        self._stopping = threading.Event()
+
+    def assign(self, manifest: Manifest | None) -> dict[str, list[list[c.SplitAssignment]]]:
+        """Deal all known splits for a new attempt: per read step and subtask."""
+        result: dict[str, list[list[c.SplitAssignment]]] = {}
+        self._enumerators = {}
+        for vertex in self.plan.vertices:
+            step = self.plan.steps[vertex.steps[0]]
+            if step.role != "source":
+                continue
+            enumerator = Enumerator(step.id, cast(Source, step.spec), vertex.parallelism)
+            records: dict[int, list[SplitRecord]] = {}
+            for record in manifest.subtasks if manifest else ():
+                if step.id in record.splits:
+                    records[record.subtask] = record.splits[step.id]
+            order = {split.id: place for place, split in enumerate(self._discovered.get(step.id, []))}
+            assigned = enumerator.restore(records, max(records, default=-1) + 1, order)
+            for subtask, fresh in enumerate(enumerator.assign(self._discovered.get(step.id, []))):
+                assigned[subtask] += fresh
+            self._enumerators[step.id] = enumerator
+            self._times[step.id] = StepTimes(vertex.parallelism)
+            self._count_dealt(step.id)
+            result[step.id] = assigned
+        return result
+
+    def again(self, manifest: Manifest | None, subtasks: Region) -> dict[tuple[str, int], list[c.SplitAssignment]]:
+        """By read step and subtask: what these subtasks read when they go back alone (R2)."""
+        records = {(r.vertex, r.subtask): r for r in manifest.subtasks} if manifest else {}
+        result: dict[tuple[str, int], list[c.SplitAssignment]] = {}
+        for vertex, subtask in subtasks:
+            step = self.plan.vertices[vertex].steps[0]
+            if step in self._enumerators:
+                record = records.get((vertex, subtask))
+                known = record.splits.get(step, []) if record is not None else []
+                result[step, subtask] = self._enumerators[step].again(subtask, known)
+                self._times[step].lost(subtask)
+        return result
+
+    def rates(self, slot: int) -> dict[str, float | None]:
+        """Rows per second of the read steps' subtasks in a slot."""
+        return {s: e.rates()[slot] for s, e in self._enumerators.items() if slot < e.parallelism}
+
+    @property
+    def complete(self) -> list[str]:
+        """Read steps that get no more splits."""
+        return [s for s, e in self._enumerators.items() if s in self._ended or (e.source and e.source.bounded)]
+
+    def found(self, step: str, splits: list[Split], no_more: bool) -> list[tuple[int, list[c.SplitAssignment]]]:
+        """Splits just discovered (the last ones for ever if ``no_more``); what is new for each subtask."""
+        if no_more:
+            self._ended.add(step)
+        known = {s.id for s in self._discovered.setdefault(step, [])}
+        self._discovered[step] += [s for s in splits if s.id not in known]
+        enumerator = self._enumerators.get(step)
+        if enumerator is None:
+            return []
+        fresh = list(enumerate(enumerator.assign(splits)))
+        self._count_dealt(step)
+        return fresh
+
+    def _count_dealt(self, step: str) -> None:
+        """From now on they hold time back, whether or not their readers have heard of them."""
+        enumerator = self._enumerators[step]
+        for subtask in range(enumerator.parallelism):
+            self._times[step].dealt(subtask, enumerator.dealt(subtask))
+
+    def reported(self, message: c.SourceTime) -> list[tuple[int, c.StepTime]]:
+        """How far a subtask has come; what is to be told to which subtasks, by slot."""
+        time = SubtaskTime(message.known, message.holding, message.watermark, message.finished, message.quiet)
+        return [
+            (tell.subtask, c.StepTime(message.attempt, message.step, tell.watermark, tell.idle, tell.report))
+            for tell in self._times[message.step].reported(message.subtask, time)
+        ]
+
+    def start_discovery(
+        self, found: Callable[[str, list[Split], bool], None], failed: Callable[[str, Exception], None]
+    ) -> None:
+        """Look for new splits of growing sources, each from a thread of its own.
+
+        ``found`` gets the step, its splits and whether they are all for ever.
+        """
+        for step in self.plan.steps.values():
+            if step.role == "source" and not cast(Source, step.spec).bounded:
+                args = (step.id, cast(Source, step.spec), found, failed)
+                threading.Thread(target=self._discover, args=args, name=f"cutwater-find-{step.id}", daemon=True).start()
+
+    def stop(self) -> None:
+        """No more discovery; sources that stage rows all the time (a streaming DataFrame) end too."""
+        self._stopping.set()
+        for step in self.plan.steps.values():
+            stop = getattr(step.spec, "stop", None) if step.role == "source" else None
+            if stop is not None:
+                stop()
+
+    def _discover(
+        self,
+        step: str,
+        source: Source,
+        found: Callable[[str, list[Split], bool], None],
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        ended = False
+        while not ended and not self._stopping.wait(source.discover_interval_ms / 1000):
+            try:
+                ended = bool(getattr(source, "ended", False))  # asked before: what comes after it is none
+                found(step, source.discover(), ended)
+            except Exception as e:
+                failed(step, e)

@@ -1,0 +1,1 @@
+"""Where workers run: as Spark jobs, one for each slot."""

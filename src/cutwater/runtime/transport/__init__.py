@@ -1,0 +1,1 @@
+"""Sockets: reading, writing, dialling, and the door where strangers prove the job's secret."""

@@ -1,0 +1,1 @@
+"""A worker: its subtasks, chains of operators, snapshots and restores."""

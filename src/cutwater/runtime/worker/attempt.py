@@ -1,0 +1,387 @@
+"""One attempt in one worker: its subtasks, their channels and the snapshots in progress."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from cutwater.data.time import MIN_WATERMARK
+from cutwater.errors import CutwaterError, WireError
+from cutwater.protocol import messages as m
+from cutwater.protocol.checkpoint.loops import LoopReport
+from cutwater.runtime.control import messages as c
+from cutwater.runtime.control.determinant_news import OrderNews, PeerNews
+from cutwater.runtime.copies.copies import CopyReader, lengths_of
+from cutwater.runtime.worker.peers import PeerLost
+from cutwater.runtime.worker.restore import Restore
+from cutwater.runtime.worker.snapshot_parts import FrozenSubtask, SubtaskLogs, Written
+from cutwater.runtime.worker.snapshots import SnapshotService
+from cutwater.runtime.worker.subtask import Subtask
+from cutwater.runtime.worker.surviving import PeerArrived, SurvivingAttempt
+from cutwater.runtime.worker.wiring import Wiring
+
+if TYPE_CHECKING:
+    from cutwater.runtime.worker.tracing import WorkerTrace
+    from cutwater.runtime.worker.worker import Worker, WorkerArgs
+
+__all__ = ["Attempt"]
+
+NEWS_DEADLINE_S = 15.0
+"""For the first word of every other worker, which has built its part by then."""
+
+
+class Attempt(SurvivingAttempt):
+    """Everything of one attempt.  Owned by the worker's loop thread.
+
+    Args:
+        deploy: what the coordinator asks for.
+        worker: the process it lives in.
+        args: what runs in it.
+    """
+
+    def __init__(self, deploy: c.Deploy, worker: Worker, args: WorkerArgs) -> None:
+        super().__init__(deploy, worker, args.plan, args.division)
+        self._deploy, self._store = deploy, args.store
+        self._subtasks: list[Subtask] = []
+        self._next = 0
+        """Of the subtasks: whose turn is next."""
+        self._worked = False
+        """Since the first one's turn, whatever interrupted the round: who worked may have more to do."""
+        self._by_key: dict[tuple[int, int], Subtask] = {}
+        self._written: dict[int, list[Written]] = {}
+        self._unwritten: dict[int, CutwaterError] = {}
+        self._acknowledged: dict[int, dict[tuple[int, int], LoopReport | None]] = {}
+        self._counters: dict[str, dict[str, int]] = {}
+        self._started_s = time.monotonic()
+        self._snapshots: SnapshotService | None = None
+        self._copies = worker.copies
+        self._reader: CopyReader | None = None
+        self._parts: dict[int, dict[str, int]] = {}
+        """By checkpoint: bytes by file of what this worker wrote of it, or builds upon."""
+        self._trace: WorkerTrace | None = None
+        self._to_coordinator: PeerNews | None = None
+        """Where verdicts on loops rest on choices (R0)."""
+
+    # ------------------------------------------------------------------------------------------------------ build
+
+    def build(self) -> None:
+        """Connect to all workers, build the subtasks and restore them.
+
+        Raises:
+            InterruptedBuildError: the coordinator changed its mind.
+            CutwaterError: a peer cannot be reached, or the snapshot cannot be read.
+        """
+        self._connect()
+        deploy, config = self._deploy, self._config
+        args = self._worker.args
+        if self._copies is not None:
+            self._reader = self._copies.reader(deploy.copies)
+        restore = Restore.load(self._store, args.job, args.uid, deploy, self._plan, self._reader)
+        self._wiring = Wiring(
+            self._plan,
+            config,
+            slot=self._slot,
+            division=self._division,
+            attempt=self.number,
+            job_uid=args.uid,
+            connections=self._connections,
+            restore=restore,
+            deploy=deploy,
+            notify=self._worker.signal.set,
+            count=self._count,
+            trace=self._open_trace(),
+            order=self._order,
+        )
+        self._subtasks = self._wiring.build(self)
+        if self._reader is not None:
+            self._reader.close()
+        self._by_key = {s.key: s for s in self._subtasks}
+        self._snapshots = SnapshotService(
+            self._store,
+            args.job,
+            attempt=self.number,
+            writer=self._slot + self.region * self._plan.parallelism,
+            writers=self._plan.parallelism * len(self._division.regions),
+            subtasks=len(self._subtasks),
+            inline_threshold_bytes=config.inline_threshold_bytes,
+            incremental=config.tracks_changes,
+            continued=0 if config.keeps_copies else min(2, config.num_retained),  # copies are of whole files
+            restored=restore.chains(),
+            done=self._post,
+        )
+        for place, connection in self._connections.items():
+            self._share(place, connection)
+        self._start_connections()
+        if self._order is not None:
+            self._begin(self._order)
+        self.owe()
+
+    def _begin(self, order: OrderNews) -> None:
+        """Each subtask follows what anybody knows of its order log, as far as that goes."""
+        from cutwater.runtime.worker.recording import OrderedSubtask
+
+        if self._deploy.news:
+            order.peer("coordinator").hear(self._deploy.news)
+        if self._plan.loops:
+            self._to_coordinator = order.peer("coordinator")
+        if not order.await_first(self._others, self._check_wanted, NEWS_DEADLINE_S):
+            raise WireError(
+                f"not everybody told worker {self._slot} what is known of order logs within {NEWS_DEADLINE_S:.0f} s"
+            )
+        ordered = [s for s in self._subtasks if isinstance(s, OrderedSubtask)]
+        logs = order.begin((s.key for s in ordered), self._restored)
+        for subtask in ordered:
+            subtask.begin(logs[subtask.key])
+
+    @property
+    def following(self) -> bool:
+        """A subtask makes choices once more that somebody knows: no checkpoint may begin."""
+        return any(subtask.following for subtask in self._subtasks)
+
+    def close(self) -> None:
+        """Stop everything of this attempt; commits nothing."""
+        if self._reader is not None:
+            self._reader.close()
+        self._close_connections()
+        if self._snapshots is not None:
+            self._snapshots.close()  # first: its thread uses the sinks' writers
+        for subtask in self._subtasks:
+            with contextlib.suppress(Exception):
+                subtask.close()
+        if self._trace is not None:
+            self._trace.close()
+
+    def _open_trace(self) -> WorkerTrace | None:
+        folder = self._config.trace_dir
+        if folder is None:
+            return None
+        from cutwater.runtime.worker.tracing import WorkerTrace, part_of_worker
+
+        uid, deploy = self._worker.args.uid, self._deploy
+        incarnation = deploy.incarnations[self._slot]
+        file = part_of_worker(
+            folder, self._plan.name, uid, attempt=self.number, slot=self._slot, incarnation=incarnation
+        )
+        restored = deploy.restore.checkpoint_id if deploy.restore is not None else None
+        self._trace = WorkerTrace(file, self._plan, uid, attempt=self.number, restored=restored)
+        return self._trace
+
+    # ------------------------------------------------------------------------------------------------------ running
+
+    def round(self, now_s: float) -> float:
+        """A turn of every subtask; returns how long the loop may sleep (0: not at all)."""
+        for subtask in self._subtasks:
+            self._worked |= subtask.attend(now_s)
+        for subtask in self._subtasks[self._next :]:
+            self._worked |= subtask.round(now_s)
+            if not subtask.interrupted:
+                self._next += 1
+            if self.called:
+                return 0.0
+        worked, self._worked = self._worked, False
+        self._next = 0
+        self._report_times(now_s)
+        if self.catches_up:
+            self.tell_if_caught_up(following=self.following)
+        wake_s = min((s.flush_if_due(now_s) for s in self._subtasks), default=float("inf"))
+        if not worked:
+            for subtask in self._subtasks:
+                worked |= subtask.flush_idle()  # whoever gets it may be in this worker
+        if worked:
+            return 0.0
+        sleep_s = min((s.wait_s(now_s) for s in self._subtasks), default=float("inf"))
+        return max(0.0, min(sleep_s, wake_s - now_s))
+
+    def _report_times(self, now_s: float) -> None:
+        """How far the sources have come, for those of their steps that have nothing to read."""
+        for subtask in self._subtasks:
+            if subtask.source is not None and (time := subtask.source.report(now_s)) is not None:
+                message = c.SourceTime(self.number, self.region, subtask.source.step, subtask.key[1], *time)
+                self._worker.link.send(message)
+
+    def take(self, message: object) -> None:
+        """A message of the coordinator, or the outcome of a snapshot."""
+        match message:
+            case c.Start(attempt=attempt):
+                self.running = self.running or attempt == self.number
+            case c.Trigger():
+                self._trigger(message)
+            case c.Drain():
+                for subtask in self._subtasks:
+                    if subtask.source is not None:
+                        subtask.source.drain()
+            case c.AssignSplits(step=step, splits=splits, no_more=no_more):
+                for subtask in self._subtasks:
+                    if subtask.source is not None and subtask.source.step == step:
+                        subtask.source.assign(splits, no_more)
+            case c.StepTime(step=step):
+                for subtask in self._subtasks:
+                    if subtask.source is not None and subtask.source.step == step:
+                        subtask.source.hear_step_time(message.watermark, message.idle, message.report)
+            case c.ReadUpTo(limits=limits):
+                for subtask in self._subtasks:
+                    if subtask.source is not None:
+                        subtask.source.limit = limits.get(subtask.source.step)
+            case c.CompleteNotice(checkpoint_id=checkpoint_id, commit=commit):
+                assert self._snapshots is not None
+                self._snapshots.completed(checkpoint_id)
+                if commit and self._order is not None:  # a recovery relies on it
+                    self._order.completed(checkpoint_id)
+                part = self._parts.pop(checkpoint_id, {})
+                if self._copies is not None and message.files is not None:
+                    self._copies.completed(checkpoint_id, message.files, part)
+                for subtask in self._subtasks:
+                    subtask.performer.outcome(m.CompleteNotice(checkpoint_id, commit))
+                if commit and message.answer:
+                    self._worker.link.send(c.Committed(self.number, checkpoint_id, self.region))
+            case c.AbortNotice(checkpoint_id=checkpoint_id, latest_completed=latest):
+                self._acknowledged.pop(checkpoint_id, None)
+                self._written.pop(checkpoint_id, None)
+                self._unwritten.pop(checkpoint_id, None)
+                self._parts.pop(checkpoint_id, None)
+                for subtask in self._subtasks:
+                    subtask.performer.outcome(m.AbortNotice(checkpoint_id, latest))
+            case c.LoopVerdict(checkpoint_id=checkpoint_id, vertices=vertices, ended=ended, watermark=watermark):
+                for subtask in self._subtasks:
+                    if subtask.key[0] in vertices:
+                        subtask.when_idle(m.LoopVerdict(checkpoint_id, ended, watermark))
+            case Written():
+                self._on_written(message)
+            case c.Turn():
+                self.turn(message)
+            case PeerArrived(connection=connection):
+                self.arrived(connection)
+            case PeerLost():
+                self.peer_lost(message)
+            case _:
+                pass
+
+    def _trigger(self, trigger: c.Trigger) -> None:
+        """To the sources; to every subtask where all freeze at once (``synchronous``), which a savepoint does not."""
+        if trigger.savepoint:
+            assert self._snapshots is not None
+            self._snapshots.savepoint(trigger.checkpoint_id, trigger.savepoint)
+        event = m.Trigger(trigger.checkpoint_id, trigger.final, trigger.probe, bool(trigger.savepoint))
+        everyone = self._config.protocol == "synchronous" and not event.savepoint
+        for subtask in self._subtasks:
+            if everyone or subtask.source is not None:
+                subtask.when_idle(event)
+
+    def _on_written(self, written: Written) -> None:
+        if written.fatal is not None:
+            raise written.fatal
+        checkpoint_id = written.checkpoint_id
+        if written.error is not None:
+            self._written.pop(checkpoint_id, None)
+            self._unwritten[checkpoint_id] = written.error
+            for subtask in self._subtasks:
+                subtask.performer.handle(m.WriteFailed(checkpoint_id, str(written.error)))
+            return
+        self._written.setdefault(checkpoint_id, []).append(written)
+        for record in written.subtasks:
+            self._by_key[record.vertex, record.subtask].performer.handle(m.Durable(checkpoint_id))
+        for key in written.logs_of:
+            self._by_key[key].performer.handle(m.LogsDurable(checkpoint_id))
+
+    # ------------------------------------------------------------------------------- what subtasks ask for (port)
+
+    @property
+    def called(self) -> bool:
+        return self._worker.called
+
+    def submit_snapshot(self, part: FrozenSubtask | SubtaskLogs) -> None:
+        assert self._snapshots is not None
+        self._snapshots.submit(part)
+
+    def forget_snapshot(self, checkpoint_id: int) -> None:
+        assert self._snapshots is not None
+        self._snapshots.forget(checkpoint_id)
+
+    def acknowledge(self, subtask: tuple[int, int], checkpoint_id: int, report: LoopReport | None) -> None:
+        """One message for all subtasks of the worker, once the last of them acknowledges."""
+        done = self._acknowledged.setdefault(checkpoint_id, {})
+        done[subtask] = report
+        if len(done) < len(self._subtasks):
+            return
+        del self._acknowledged[checkpoint_id]
+        parts = self._written.pop(checkpoint_id, [])
+        if self._copies is not None:
+            self._parts[checkpoint_id] = lengths_of(entry for part in parts for entry in part.entries)
+        reports = [
+            c.LoopReport(*key, r.quiet, r.outside_ended, r.drained, (r.outside.watermark, r.outside.idle))
+            for key, r in done.items()
+            if r is not None
+        ]
+        self._worker.link.send(
+            c.Ack(
+                self.number,
+                checkpoint_id,
+                [record for part in parts for record in part.subtasks],
+                [entry for part in parts for entry in part.entries],
+                round(max((part.freeze_ms for part in parts), default=0.0), 3),
+                round(sum(part.write_ms for part in parts), 3),
+                reports,
+                probe=not parts,
+                region=self.region,
+                files=[file for part in parts for file in part.files],
+                news=self._to_coordinator.news() if self._to_coordinator is not None else b"",
+            )
+        )
+
+    def probe_wanted(self, subtask: tuple[int, int]) -> None:
+        self._worker.link.send(c.ProbeWanted(self.number, *subtask, self.region))
+
+    def decline(self, subtask: tuple[int, int], effect: m.Decline) -> None:
+        vertex, index = subtask
+        number, id, error = self.number, effect.checkpoint_id, self._unwritten.get(effect.checkpoint_id)
+        message = error.message if error is not None else effect.detail
+        told = (type(error).__name__, error.step or "", error.hint) if error is not None else None
+        self._worker.link.send(c.Decline(number, id, vertex, index, effect.reason.code, message, self.region, told))
+
+    def finished(self, subtask: tuple[int, int]) -> None:
+        self._worker.link.send(c.Finished(self.number, *subtask, self.region))
+
+    # ------------------------------------------------------------------------------------------------------ metrics
+
+    def _count(self, step: str, metric: str, amount: int) -> None:
+        counters = self._counters.setdefault(step, {})
+        counters[metric] = counters.get(metric, 0) + amount
+
+    def metrics(self) -> c.Metrics:
+        """Counters since the attempt began."""
+        rows_in: dict[str, int] = {}
+        rows_out: dict[str, int] = {}
+        rows_unread: dict[str, dict[int, int]] = {}
+        watermarks: dict[str, int] = {}
+        busy_ms: dict[str, float] = {}
+        full_ms: dict[str, float] = {}
+        fixed_costs: dict[str, c.FixedCost] = {}
+        now_s = time.monotonic()
+        for subtask in self._subtasks:
+            full = subtask.full_s(now_s) * 1000
+            if (dearest := subtask.costs.report()) is not None:
+                fixed_costs[dearest[0]] = dearest[1]
+            for node in subtask.chain.nodes:
+                rows_in[node.step] = rows_in.get(node.step, 0) + node.rows_in
+                rows_out[node.step] = rows_out.get(node.step, 0) + node.rows_out
+                busy_ms[node.step], full_ms[node.step] = node.busy_s * 1000, full
+                for output, rows in node.rows_unread.items():
+                    unread = rows_unread.setdefault(node.step, {})
+                    unread[output] = unread.get(output, 0) + rows
+            if subtask.chain.watermark != MIN_WATERMARK:
+                watermarks[subtask.chain.nodes[0].step] = subtask.chain.watermark
+        return c.Metrics(
+            attempt=self.number,
+            time_ms=(now_s - self._started_s) * 1000,
+            rows_in=rows_in,
+            rows_out=rows_out,
+            watermarks=watermarks,
+            counters=self._counters,
+            busy_ms=busy_ms,
+            backpressured_ms=full_ms,
+            idle_ms=self.idle_s * 1000,
+            region=self.region,
+            rows_unread=rows_unread,
+            fixed_costs=fixed_costs,
+        )

@@ -1,0 +1,359 @@
+"""Subtasks that log what they choose, and follow a log where others know of one (R0).
+
+An entry is known to the worker's ``OrderNews`` before anything comes of the choice, and so before anything of it can
+leave the worker.  A replacement begins at the checkpoint and makes the same calls once more: as many rows at a time,
+whatever batches they come in now, and the watermarks of then, whatever comes of them meanwhile.  Where the log ends it
+takes what has come since, and is free.
+
+Only where a recovery wants it are the classes here in use, and this module is loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+import pyarrow as pa
+
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.errors import NondeterminismError
+from cutwater.plan.graph import Step
+from cutwater.protocol import messages as m
+from cutwater.protocol.checkpoint.step_times import SubtaskTime
+from cutwater.protocol.replay.choices import ChoiceKind
+from cutwater.protocol.subtask.loop import Action, Follow
+from cutwater.protocol.subtask.watermarks import InputTime
+from cutwater.runtime.channels.items import End, Item, Rows, Watermark
+from cutwater.runtime.control.messages import SplitAssignment
+from cutwater.runtime.worker.determinants import SubtaskOrder
+from cutwater.runtime.worker.performer import Performer
+from cutwater.runtime.worker.source_runner import Read, SourceRunner
+from cutwater.runtime.worker.subtask import Subtask
+
+__all__ = ["OrderedSource", "OrderedSubtask"]
+
+_POLL_S = 0.01
+"""How long a split is left alone that does not give again what it gave before."""
+
+
+class OrderedSource(SourceRunner):
+    """Logs what is read from which split, and reads it again."""
+
+    def __init__(self, plan_step: Step, subtask: int, rate: float | None, order: SubtaskOrder) -> None:
+        super().__init__(plan_step, subtask, rate)
+        self._log = order
+        self._hidden: list[SplitAssignment] = []
+        self._all_known = self._drained = False
+        self._places: dict[str, int] = {}
+        self._gathered: list[pa.RecordBatch] = []
+        self._retry_s = 0.0
+
+    def assign(self, splits: list[SplitAssignment], no_more: bool) -> None:
+        self._hidden += splits
+        self._all_known = self._all_known or no_more
+        if self._log.begun and not self._log.following:
+            self.reveal()
+
+    def reveal(self, known: int | None = None) -> None:
+        """Splits have come: so many are known now, or all that have been assigned."""
+        count = len(self._hidden) if known is None else known - len(self._splits)
+        fresh, self._hidden = self._hidden[:count], self._hidden[count:]
+        super().assign(fresh, self._all_known and known is None)
+        self._places = {id: place for place, id in enumerate(self._splits)}
+        if known is None:
+            self._log.chose(ChoiceKind.SPLITS, len(self._splits))
+
+    def _take_step_time(self, watermark: int) -> Read:
+        self._log.chose(ChoiceKind.STEP_TIME, value=watermark)
+        return super()._take_step_time(watermark)
+
+    def _idles(self, split: Any) -> Read:
+        self._log.chose(ChoiceKind.IDLE_SPLIT, self._places[split.record.id])
+        return super()._idles(split)
+
+    def report(self, now_s: float) -> SubtaskTime | None:
+        """Nobody goes by what is only done once more."""
+        return None if self._log.following else super().report(now_s)
+
+    def set_free(self) -> None:
+        """What was to be read again has been read: no row of it counts for the rate now."""
+        self.reveal()
+        self._tokens, self._token_s = 0.0, None
+        if self._drained:
+            super().drain()
+
+    def drain(self) -> None:
+        self._drained = True
+        if not self._log.following:
+            super().drain()
+
+    def told_again(self) -> None:
+        """Behind a mark stands how many splits there are."""
+        self._log.chose(ChoiceKind.SPLITS, len(self._splits))
+
+    @property
+    def exhausted(self) -> bool:
+        return super().exhausted and not self._log.following
+
+    def wait_s(self, now_s: float) -> float | None:
+        return max(0.0, self._retry_s - now_s) if self._log.following else super().wait_s(now_s)
+
+    def read(self, max_rows: int, now_s: float) -> Read | None:
+        if self._queued:
+            self._log.chose(ChoiceKind.READ_ON)
+        return super().read(max_rows, now_s)
+
+    def _package(self, batch: pa.RecordBatch | None, split: Any) -> Read | None:
+        rows = batch.num_rows if batch is not None else 0
+        if rows or split.done:
+            self._log.chose(ChoiceKind.READ, self._places[split.record.id], rows, int(split.done))
+        return super()._package(batch, split)
+
+    def read_again(self, now_s: float) -> tuple[bool, Read | None]:
+        """What the next choice of the log read; false: not all of it is there yet."""
+        choice = self._log.peek()
+        assert choice is not None
+        if choice.kind is ChoiceKind.READ_ON:
+            self._log.made(ChoiceKind.READ_ON)
+            return True, self._queued.pop(0)
+        if choice.kind is ChoiceKind.STEP_TIME:
+            self._log.made(ChoiceKind.STEP_TIME)
+            return True, super()._take_step_time(choice.value)
+        split = list(self._splits.values())[choice.place]
+        if choice.kind is ChoiceKind.IDLE_SPLIT:
+            self._log.made(ChoiceKind.IDLE_SPLIT)
+            return True, super()._idles(split)
+        if split.reader is None:
+            split.reader = self.source.open(split.record, split.position, self)
+        missing = choice.rows - sum(batch.num_rows for batch in self._gathered)
+        while missing or (choice.value and not split.reader.exhausted):
+            batch = split.reader.read(max(missing, 1))
+            if batch is None or not batch.num_rows:
+                if missing and split.reader.exhausted:
+                    raise self._lost(split.reader.origin, missing)
+                if not split.reader.exhausted:
+                    self._retry_s = now_s + _POLL_S
+                    return False, None
+                continue
+            missing -= batch.num_rows
+            if missing < 0:
+                raise self._lost(split.reader.origin, missing)
+            self._gathered.append(batch)
+        self._log.made(ChoiceKind.READ)
+        parts, self._gathered = self._gathered, []
+        if choice.value:
+            self._finish(split)
+        whole = (parts[0] if len(parts) == 1 else pa.concat_batches(parts)) if parts else None
+        return True, super()._package(whole, split)
+
+    def _lost(self, origin: str, missing: int) -> NondeterminismError:
+        what = f"{missing} rows are missing" if missing > 0 else f"there are {-missing} rows too many"
+        return NondeterminismError(
+            f"{origin} does not give again what it gave before: {what}",
+            step=self.step,
+            hint="A source must give the same rows at the same position, as long as a checkpoint refers to them.",
+        )
+
+
+class _OrderedPerformer(Performer):
+    order: SubtaskOrder
+
+    def handle(self, event: m.Event) -> None:
+        if type(event) is m.LoopVerdict:
+            self._choose(event)
+        super().handle(event)
+
+    def _choose(self, verdict: m.LoopVerdict) -> None:
+        """What a verdict on the loop changes is a choice; nothing has come of it yet."""
+        passes = max(self._merger.combined, self._merger.passing(verdict.checkpoint_id, verdict.watermark))
+        ends = verdict.ended and self._machine.loop_open
+        if ends or passes > self._merger.combined:
+            self.order.chose(ChoiceKind.VERDICT, int(ends), value=passes)
+
+    def hear_again(self, watermark: int, ends: bool) -> None:
+        """What a verdict changed before, it changes once more."""
+        risen = self._merger.let_pass(watermark)
+        if risen is not None:
+            self._parts.chain.start_watermark(risen)
+        if ends:
+            super().handle(m.LoopVerdict(self._machine.newest_id, True))
+
+    def _freeze(self, effect: m.Freeze) -> None:
+        super()._freeze(effect)
+        if effect.probe:
+            return
+        self.order.mark(effect.checkpoint_id)
+        self.order.on_mark()
+        if isinstance(self._parts.source, OrderedSource):
+            self._parts.source.told_again()
+
+
+class OrderedSubtask(Subtask):
+    """A subtask that logs its choices, or follows its log."""
+
+    performer_class = _OrderedPerformer
+
+    def __init__(self, *arguments: Any, order: SubtaskOrder) -> None:
+        super().__init__(*arguments)
+        self.order = cast(_OrderedPerformer, self.performer).order = order
+        order.on_mark = self._begin_turns
+        self._times = self._seen()
+        self._gathered: list[Rows] = []
+        self._behind = False
+
+    @property
+    def following(self) -> bool:
+        """It goes on making choices that somebody knows."""
+        return self.order.following
+
+    def begin(self, entries: bytes) -> None:
+        """Everything is restored: follow this log, then be free."""
+        self.order.begin(entries)
+        self._behind = True
+        if entries:
+            self._loop.follow(self.order)
+
+    def _begin_turns(self) -> None:
+        for out in self.chain.outs:
+            out.begin_turns()
+
+    def _seen(self) -> list[InputTime]:
+        times = self._merger.snapshot()
+        return [times[channel.key] for channel in self.inputs]
+
+    def _act(self, now_s: float) -> bool:
+        self.order.clock.shows_ms = None
+        if self.order.following and not self.chain.pending:
+            self.order.next_run()  # there may be none
+        if self._behind and not self.order.following and not self.chain.pending:
+            self._catch_up()
+            return True
+        worked = super()._act(now_s)
+        if not worked and self.order.following:
+            # Somebody cannot send what is wanted for want of room in another input: the order of then need not fit into
+            # the frames of now.
+            for channel in self.inputs:
+                channel.relieve()
+        return worked
+
+    def _catch_up(self) -> None:
+        """It is free: take what the log passed over, one watermark after the other."""
+        times = self._seen()
+        for index, channel in enumerate(self.inputs):
+            seen = times[index]
+            if seen.watermark != MAX_WATERMARK and (channel.watermark > seen.watermark or channel.idle != seen.idle):
+                now = Watermark(max(channel.watermark, seen.watermark), channel.idle)
+                self._times = times
+                self._took(index, now)
+                self._advance(index, now.watermark, now.idle)
+                return
+        self._behind, self._times = False, times
+        if isinstance(self.source, OrderedSource):
+            self.source.set_free()
+
+    # ---------------------------------------------------------------------------------------------------- recording
+
+    def _took(self, index: int, item: Rows | Watermark | End) -> None:
+        if self.order.following:
+            return
+        if type(item) is End:
+            self._times[index] = InputTime(MAX_WATERMARK)
+            self.order.chose(ChoiceKind.END, index)
+            return
+        before, idle = self._times[index], type(item) is Watermark and item.idle
+        watermark = max(item.watermark, before.watermark)  # type: ignore[union-attr]
+        news = watermark > before.watermark or idle != before.idle
+        if news:
+            self._times[index] = InputTime(watermark, idle)
+        if type(item) is Rows:
+            if news:
+                self.order.chose(ChoiceKind.TIMED_ROWS, index, item.batch.num_rows, watermark)
+            else:
+                self.order.chose(ChoiceKind.ROWS, index, item.batch.num_rows)
+        elif news:
+            self.order.chose(ChoiceKind.IDLE if idle else ChoiceKind.WATERMARK, index, value=watermark)
+
+    @property
+    def _pending(self) -> bool:
+        return self.chain.pending or (not self.order.following and self.chain.answered)
+
+    def _answered(self, place: int, taken: bytes) -> None:
+        self.order.chose(ChoiceKind.ANSWERS, place, body=taken)
+
+    def _fire_timers(self) -> None:
+        now_ms = self._clock.now_ms()
+        self.order.chose(ChoiceKind.TIMERS, value=now_ms)
+        self._fire(now_ms)
+
+    def _fire(self, now_ms: int) -> None:
+        self.order.clock.shows_ms = now_ms
+        started = time.perf_counter()
+        self.chain.on_processing_time(now_ms)
+        self.busy_s += time.perf_counter() - started
+
+    # ---------------------------------------------------------------------------------------------------- following
+
+    def _do(self, action: Action, now_s: float) -> bool:
+        if type(action) is Follow and not self._follow(now_s):
+            return False
+        return super()._do(action, now_s)
+
+    def _follow(self, now_s: float) -> bool:
+        """The next choice of the log, which needs no input; false if what it needs is not there yet."""
+        choice = self.order.peek()
+        assert choice is not None
+        kind, place, _, value, body = choice
+        source = self.source
+        if kind in (ChoiceKind.WATERMARK, ChoiceKind.IDLE):
+            self.order.made(kind)
+            self._advance(place, value, kind is ChoiceKind.IDLE)
+        elif kind is ChoiceKind.TIMERS:
+            self.order.made(kind)
+            self._fire(value)
+        elif kind is ChoiceKind.VERDICT:
+            self.order.made(kind)
+            cast(_OrderedPerformer, self.performer).hear_again(value, bool(place))
+        elif kind is ChoiceKind.ANSWERS:
+            self.order.made(kind)
+            self.chain.repeat_answers(place, body)
+        elif kind is ChoiceKind.SPLITS and isinstance(source, OrderedSource):
+            self.order.made(kind)
+            source.reveal(place)
+        elif isinstance(source, OrderedSource):
+            started = time.perf_counter()
+            there, got = source.read_again(now_s)
+            if got is not None:
+                self._hand_on(got, source, started)
+            return there
+        else:
+            self.order.made(ChoiceKind.WATERMARK)
+        return True
+
+    def _take_rows(self, index: int, max_rows: int) -> None:
+        if not self.order.following:
+            super()._take_rows(index, max_rows)
+            return
+        item = self.inputs[index].take(max_rows)
+        if not isinstance(item, Rows):
+            self._control(index, item)
+            return
+        self._gathered.append(item)
+        self.order.gathered += item.batch.num_rows
+        choice = self.order.peek()
+        assert choice is not None
+        if self.order.gathered < choice.rows:
+            return
+        self.order.made(choice.kind)
+        self.order.gathered = 0
+        parts, self._gathered = self._gathered, []
+        batch = parts[0].batch if len(parts) == 1 else pa.concat_batches([part.batch for part in parts])
+        watermark = MIN_WATERMARK if choice.kind is ChoiceKind.ROWS else choice.value
+        self._process(index, Rows(batch, parts[0].first_row, watermark, parts[0].late_before))
+
+    def _control(self, index: int, item: Item) -> None:
+        if self.order.following:
+            if type(item) is Watermark:
+                return  # what the log says of time holds
+            if type(item) is End:
+                self.order.made(ChoiceKind.END)
+        super()._control(index, item)

@@ -1,0 +1,321 @@
+"""Reading a snapshot in the worker: what each subtask gets back."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+from cutwater.errors import CorruptSnapshotError, CutwaterError, StorageError
+from cutwater.operators.base import Operator
+from cutwater.operators.evolution import Evolution
+from cutwater.plan.compatibility import check_compatible
+from cutwater.plan.graph import Channel, Edge, PhysicalPlan
+from cutwater.runtime.channels.items import Timed, Watermark
+from cutwater.runtime.channels.log import edge_name, fitting, to_items
+from cutwater.runtime.control.messages import Deploy
+from cutwater.runtime.copies.copies import CopyReader
+from cutwater.runtime.failures import first_line
+from cutwater.runtime.worker.redistribution import Redistribution
+from cutwater.state.segments import Segment
+from cutwater.storage.reading.any_snapshot import load_snapshot
+from cutwater.storage.snapshot.chains import chains_of
+from cutwater.storage.snapshot.channel_log import CHANNEL_KIND, read_log
+from cutwater.storage.snapshot.manifest import ChannelRecord, Entry, Manifest, SubtaskRecord
+from cutwater.storage.snapshot.segment_files import read_segment
+from cutwater.storage.store.base import Readable, Store
+
+__all__ = ["Restore"]
+
+T = TypeVar("T")
+_READERS = 2
+_AHEAD = 3
+"""Segments that are read before the operator takes one: more of them would be fresh memory only."""
+_FILES_NAMED = 3
+"""In a message."""
+
+
+@dataclass(frozen=True)
+class Restore:
+    """A chosen snapshot; without manifest everything starts empty.
+
+    Keyed segments come back to every subtask whose key groups they overlap, so the parallelism may differ from the
+    snapshot's; what was on its way, and event time, is then redistributed.
+    """
+
+    store: Store
+    job: str
+    manifest: Manifest | None
+    same_shape: bool
+    plan: PhysicalPlan
+    elsewhere: bool = False
+    """Not in the job's folder (another job's, or a savepoint): none of its files is built upon."""
+    foreign: bool = False
+    """Of another job: what its sinks have in progress stays theirs (T3)."""
+    fresh_sinks: bool = False
+    """Its sinks were shadows: the real ones begin with nothing."""
+    evolutions: Mapping[str, Evolution] = field(default_factory=dict[str, Evolution])
+    """By step: what becomes of state that another version of the program wrote."""
+    copies: CopyReader | None = None
+    """Where its files may be found sooner than in the store."""
+
+    @classmethod
+    def load(
+        cls, store: Store, job: str, uid: str, deploy: Deploy, plan: PhysicalPlan, copies: CopyReader | None = None
+    ) -> Restore:
+        """The snapshot that the coordinator chose, verified once more.
+
+        Raises:
+            CorruptSnapshotError: it changed since.
+            BuildError: the program does not fit it.
+        """
+        if deploy.restore is None:
+            return cls(store, job, None, True, plan)
+        elsewhere = deploy.restore_from
+        if elsewhere is not None:
+            store, job, copies = store.at(elsewhere[0]), elsewhere[1], None
+        manifest = load_snapshot(store, job, deploy.restore)
+        foreign = manifest.uid != uid
+        bound = check_compatible(plan, manifest, deploy.upgrade, foreign=foreign)
+        same = _same_shape(plan, bound.manifest)
+        fresh = deploy.fresh_sinks
+        return cls(
+            store, job, bound.manifest, same, plan, elsewhere is not None, foreign, fresh, bound.evolutions, copies
+        )
+
+    def _get(self, decode: Callable[[Readable, str, Entry], T], entry: Entry) -> T:
+        """An entry, verified."""
+        if self.copies is None:
+            return decode(self.store, self.job, entry)
+        return self.copies.read(decode, self.store, entry)
+
+    def watermark(self, vertex: int, subtask: int) -> int | None:
+        """Where a subtask's event time begins; ``None``: the snapshot says nothing."""
+        if self._moved is not None:
+            return self._moved.watermark(vertex)
+        record = self._records.get((vertex, subtask))
+        return record.watermark if record is not None else None
+
+    @cached_property
+    def _moved(self) -> Redistribution | None:
+        """Where the subtasks are others than those of the snapshot."""
+        if self.manifest is None or self.same_shape:
+            return None
+        return Redistribution(self.manifest, self.plan, lambda entry: self._get(read_log, entry))
+
+    @property
+    def processing_time_ms(self) -> int:
+        """The latest processing time that a subtask had seen at its cut."""
+        return max((r.processing_time_ms for r in self.manifest.subtasks), default=0) if self.manifest else 0
+
+    def channel(self, key: Channel, sending: bool) -> ChannelRecord | None:
+        """Row number and watermark of a channel's end at the cut."""
+        if self._moved is not None:
+            return self._moved.channel(key, sending)
+        return self._ends.get((key.edge, key.source, key.target, sending))
+
+    @cached_property
+    def _records(self) -> dict[tuple[int, int], SubtaskRecord]:
+        """What the snapshot says of each subtask (only if the job has the same shape)."""
+        subtasks = self.manifest.subtasks if self.manifest is not None and self.same_shape else ()
+        return {(r.vertex, r.subtask): r for r in subtasks}
+
+    @cached_property
+    def _ends(self) -> dict[tuple[int, int, int, bool], ChannelRecord]:
+        """Both ends of every channel; the last is true for the sending one."""
+        ends: dict[tuple[int, int, int, bool], ChannelRecord] = {}
+        for record in self._records.values():
+            for sending, channels in ((False, record.inputs), (True, record.output_rows)):
+                ends |= {(c.edge, c.source, c.target, sending): c for c in channels}
+        return ends
+
+    def waiting(self, edge: Edge, key: Channel) -> list[Timed]:
+        """What the snapshot holds of a channel's rows, to be delivered before anything that arrives.
+
+        Rows are numbered up to the sender's next one.
+        """
+        if self._moved is not None:
+            moved = self._moved.waiting(edge, key)
+            return to_items(moved, -sum(i.batch.num_rows for i in moved if i.batch is not None))
+        sent = self.channel(key, sending=True)
+        logged = self._logged(edge, self._entries(edge, key), sent.next_row if sent is not None else 0)
+        return logged if edge.back else logged + self._later_watermark(key, logged)
+
+    def overtaken(self, edge: Edge, key: Channel) -> list[Timed]:
+        """What a barrier overtook in the sender's queue: a receiver that lives on may not have it (R3, R4).
+
+        Behind it stands what the sender had said of time.
+        """
+        sent = self.channel(key, sending=True)
+        if sent is None:
+            return []
+        entries = [e for e in self._entries(edge, key) if e.side == "sender"]
+        return [*self._logged(edge, entries, sent.next_row), Watermark(sent.watermark, sent.idle)]
+
+    def _entries(self, edge: Edge, key: Channel) -> list[Entry]:
+        """What the snapshot holds of a channel, in the order of its rows: what waited at the sender comes last."""
+        found = [e for e in self._logs.get(edge_name(edge), ()) if e.channel is not None and e.channel[1:] == key[1:]]
+        return sorted(found, key=lambda e: (e.side == "sender", e.first_row))
+
+    def _logged(self, edge: Edge, entries: list[Entry], next_row: int) -> list[Timed]:
+        """The items of some entries, numbered up to ``next_row``."""
+        items = [fitting(edge, item) for entry in entries for item in self._get(read_log, entry)]
+        return to_items(items, next_row - sum(entry.rows for entry in entries))
+
+    @cached_property
+    def _logs(self) -> dict[str, list[Entry]]:
+        """Entries of channels, by the name of the edge."""
+        logs: dict[str, list[Entry]] = {}
+        for entry in self.manifest.entries if self.manifest else ():
+            if entry.kind == CHANNEL_KIND:
+                logs.setdefault(entry.name, []).append(entry)
+        return logs
+
+    def _later_watermark(self, key: Channel, logged: list[Timed]) -> list[Timed]:
+        """What the sender had said of time at its freeze beyond what the receiver and the log know."""
+        sent, known = self.channel(key, sending=True), self.channel(key, sending=False)
+        if sent is None or known is None:
+            return []
+        watermark, idle = known.watermark, known.idle
+        for item in logged:
+            watermark, idle = max(watermark, item.watermark), type(item) is Watermark and item.idle
+        if sent.watermark > watermark or (sent.watermark == watermark and sent.idle != idle):
+            return [Watermark(sent.watermark, sent.idle)]
+        return []
+
+    def into(self, operator: Operator, step: str, subtask: int, parallelism: int, key_groups: range) -> None:
+        """Give an operator of a subtask its state back.
+
+        Raises:
+            CorruptSnapshotError: it is damaged, or holds something else than the operator's state.
+        """
+        unread: list[Exception] = []
+
+        def watched() -> Iterator[Segment]:
+            try:
+                yield from self.segments(step, subtask, parallelism, key_groups)
+            except Exception as error:
+                unread.append(error)
+                raise
+
+        try:
+            operator.restore(watched())
+        except (OSError, MemoryError):
+            raise
+        except CutwaterError as error:
+            error.step = error.step or step
+            if isinstance(error, StorageError) and error not in unread:  # a reader names its file
+                error.message = f"{error.message} (in {self._where(step, subtask, parallelism, key_groups)})"
+            raise
+        except Exception as error:  # its digest was right, so it was made to be wrong: anything may come of it
+            raise CorruptSnapshotError(
+                f"what lies in {self._where(step, subtask, parallelism, key_groups)} is not what the step keeps "
+                f"({type(error).__name__}: {first_line(str(error))})",
+                hint="Somebody changed it, unless the step fails by itself: restore an older checkpoint "
+                '(restore="DIR/JOB@ID"). With a key (key_file=) such state is refused before it is read.',
+                step=step,
+            ) from error
+
+    def _where(self, step: str, subtask: int, parallelism: int, key_groups: range) -> str:
+        """What holds the state, for messages."""
+        entries = self._concerned(step, subtask, parallelism, key_groups)
+        files = sorted({f"{self.job}/{entry.file}" if entry.file else "the manifest" for entry in entries})
+        more = f" and {len(files) - _FILES_NAMED} more files" if len(files) > _FILES_NAMED else ""
+        checkpoint_id = self.manifest.checkpoint_id if self.manifest is not None else 0
+        return f"{', '.join(files[:_FILES_NAMED])}{more} of checkpoint {checkpoint_id}"
+
+    def segments(self, step: str, subtask: int, parallelism: int, key_groups: range) -> Iterator[Segment]:
+        """Segments of a step that concern a subtask, in the order they apply."""
+        entries = self._concerned(step, subtask, parallelism, key_groups)
+        evolution = self.evolutions.get(step)
+        read = self._read(entries, key_groups)
+        if evolution is None or evolution.convert is None:
+            return read
+        return (made for segment in read if (made := evolution.convert(segment)) is not None)
+
+    def _concerned(self, step: str, subtask: int, parallelism: int, key_groups: range) -> list[Entry]:
+        entries: list[Entry] = []
+        for entry in self.manifest.entries if self.manifest else ():
+            if entry.step != step or entry.kind == CHANNEL_KIND:
+                continue
+            if entry.key_groups is None:
+                concerned = entry.subtask % parallelism == subtask
+            else:
+                concerned = entry.key_groups[0] < key_groups.stop and key_groups.start < entry.key_groups[1]
+            if concerned:
+                entries.append(entry)
+        return entries
+
+    def chains(self) -> dict[tuple[str, int], list[Entry]]:
+        """By step and subtask: what incremental checkpoints of the new attempt may build upon."""
+        own = self.manifest is not None and self.same_shape and not self.elsewhere
+        if self.manifest is None or not own:
+            return {}
+        chains = chains_of(self.manifest.entries, self.store.seal)
+        return {key: chain for key, chain in chains.items() if key[0] not in self.evolutions}
+
+    def _read(self, entries: list[Entry], owned: range) -> Iterator[Segment]:
+        """In order; files are read and verified ahead by other threads, while the operator takes what came."""
+        to_come = _to_come(entries, owned)
+
+        def read(number: int) -> Segment:
+            return replace(self._get(read_segment, entries[number]), to_come=to_come[number])
+
+        if sum(1 for e in entries if e.file) < 2:
+            yield from map(read, range(len(entries)))
+            return
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="cutwater-restore") as readers:
+            ahead: deque[Future[Segment]] = deque()
+            for number in range(len(entries)):
+                ahead.append(readers.submit(read, number))
+                if len(ahead) > _AHEAD:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+
+    def sink_states(self, step: str, subtask: int, parallelism: int) -> list[Any]:
+        """States of the writers that a subtask takes over."""
+        if self.foreign or self.fresh_sinks:
+            return []
+        return [
+            record.sinks[step]
+            for record in (self.manifest.subtasks if self.manifest else ())
+            if step in record.sinks and record.subtask % parallelism == subtask and record.sinks[step] is not None
+        ]
+
+
+def _to_come(entries: Sequence[Entry], owned: range) -> list[int]:
+    """``Segment.to_come`` of each entry: told by the manifest, before anything is read."""
+    found: list[int] = []
+    rows: defaultdict[str, int] = defaultdict(int)
+    taken: defaultdict[str, set[int]] = defaultdict(set)  # key groups of which later entries take rows away
+    for entry in reversed(entries):
+        if entry.key_groups is None:  # no keyed state
+            found.append(0)
+            continue
+        groups = range(*entry.key_groups)
+        here = min(groups.stop, owned.stop) - max(groups.start, owned.start)
+        rows[entry.name] += -(-entry.rows * here // len(groups))
+        found.append(rows[entry.name] if taken[entry.name].isdisjoint(groups) else 0)
+        if entry.kind != "delta":
+            taken[entry.name].update(groups)
+    return found[::-1]
+
+
+def _same_shape(plan: PhysicalPlan, manifest: Manifest) -> bool:
+    """Whether numbers of vertices, subtasks and channels mean the same in both.
+
+    Steps without state may have come to a chain or gone from it; the step at its head says which one it is.
+    """
+    had = {(r.vertex, r.subtask) for r in manifest.subtasks}
+    has = {(v.index, i) for v in plan.vertices for i in range(v.parallelism)}
+    if had != has:
+        return False
+    if not manifest.edges and all(step.vertex < 0 for step in manifest.steps):
+        return True  # a manifest that does not tell
+    vertices = {step.id: step.vertex for step in manifest.steps}
+    heads = all(vertices.get(v.steps[0]) == v.index for v in plan.vertices)
+    return heads and [edge.name for edge in manifest.edges] == [edge.name for edge in plan.edges]

@@ -1,0 +1,496 @@
+"""Reads the splits of one source subtask: order, rate, event time, watermarks, positions.
+
+The watermark is the smallest over all splits that were given to the subtask and that it has yet to read to their ends,
+those not begun included (W4).  Which rows are late does not follow from it: a row that comes later than the bound of
+its own split allows carries along how far that split had come (``late_before``), and a row that keeps the bound is
+never late.  So lateness is a function of the position in the split (W1), whatever else is read meanwhile, and by whom.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from cutwater.connectors.base import Source, Split, SplitReader, dead_letter_schema
+from cutwater.connectors.files.earliest import earliest_time
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.errors import CutwaterError, DataError
+from cutwater.operators.base import Outputs
+from cutwater.plan.graph import Step
+from cutwater.protocol.checkpoint.step_times import SubtaskTime
+from cutwater.protocol.subtask.split_times import SplitTimes
+from cutwater.runtime.control.messages import SplitAssignment
+from cutwater.runtime.control.read_limit import ReadLimit, StepLimit, is_before, read_up_to
+from cutwater.runtime.worker.watermark_cut import watermark_cuts
+from cutwater.storage.snapshot.manifest import SplitRecord
+
+__all__ = ["Read", "SourceRunner"]
+
+_POLL_S = 0.01
+"""How long a split that had nothing to give is left alone."""
+_BURST_S = 0.1
+"""A rate-limited source catches up at most this much time after a stall."""
+_LOOKS_PER_READ = 16
+"""With each batch it is looked up when the rows of so many further splits begin."""
+_REPORT_S = 0.01
+"""At most so often is the coordinator told how far the subtask has come, if others of the step go by it."""
+
+
+@dataclass(slots=True)
+class Read:
+    """What one read gave: batches for the chain, and the watermark after them."""
+
+    outputs: Outputs
+    watermark: int
+    late_before: int = MIN_WATERMARK
+    """See ``Rows``."""
+
+
+@dataclass(slots=True)
+class _Split:
+    record: Split
+    position: Any
+    max_time: int
+    done: bool
+    idle: bool = False
+    reader: SplitReader | None = None
+    retry_s: float = 0.0
+    quiet_since_s: float | None = None
+    """It has had nothing to give since then."""
+
+
+@dataclass
+class SourceRunner:
+    """One subtask's share of a read step.
+
+    Args:
+        plan_step: the read step (its spec is the source).
+        subtask: number of this subtask.
+        rate: rows per second for this subtask, or None.
+    """
+
+    plan_step: Step
+    subtask: int
+    rate: float | None = None
+    no_more: bool = False
+    limit: StepLimit | None = None
+    """Of a fork that follows its leader."""
+    rows: int = 0
+    _splits: dict[str, _Split] = field(default_factory=dict[str, _Split])
+    _order: list[str] = field(default_factory=list[str])
+    _dead: list[tuple[str, int, str, str]] = field(default_factory=list[tuple[str, int, str, str]])
+    _tokens: float = 0.0
+    _token_s: float | None = None
+    _watermark: int = MIN_WATERMARK
+    _told: int = MIN_WATERMARK
+    """With a limit, which may hold the watermark back."""
+    _turn: int = 0
+    _queued: list[Read] = field(default_factory=list[Read])
+    _step_time: int = MIN_WATERMARK
+    """Of the whole step, as the coordinator said last."""
+    _step_idle: bool = False
+    _reports: bool = False
+    """Others of the step go by this subtask."""
+    _reported: SubtaskTime | None = None
+    _reported_s: float = 0.0
+    _report_waits: bool = False
+    _quiet_since_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.step = self.plan_step.id
+        self.source = cast(Source, self.plan_step.spec)
+        options = self.plan_step.options
+        self._event_time = cast("str | None", options.get("event_time"))
+        self._bound_us = cast(int, options.get("out_of_order_us", 0))
+        self._bad_rows = options.get("bad_rows", "fail")
+        self._schema = self.plan_step.outputs[0].schema
+        self._interleave = bool(getattr(self.source, "interleave", False))
+        self._ordered = bool(getattr(self.source, "time_ordered", False))
+        idle_timeout_ms = cast("float | None", options.get("idle_timeout_ms"))
+        self._idle_timeout_s = None if idle_timeout_ms is None else idle_timeout_ms / 1000
+        self._times = SplitTimes(self._bound_us, self._ordered)
+        self._begins: tuple[int, str] | None = None
+
+    # ---------------------------------------------------------------------------------------------------- splits
+
+    def assign(self, splits: list[SplitAssignment], no_more: bool) -> None:
+        """More splits, with the position to read each from."""
+        for s in splits:
+            if s.id not in self._splits:
+                split = self._splits[s.id] = _Split(Split(s.id, s.data), s.position, s.max_time, s.done, s.idle)
+                self._admit(split)
+                if not s.done:
+                    self._order.append(s.id)
+        if splits:
+            self._step_idle, self._quiet_since_s = False, None
+        self.no_more = self.no_more or no_more
+
+    def _admit(self, split: _Split) -> None:
+        """From now on the split has a say in the subtask's time.
+
+        One that comes when time has passed already begins there: what is older is late, whoever reads it, and a
+        snapshot says so (``max_time``).
+        """
+        if split.done:
+            self._times.finished_before(split.max_time)
+            return
+        begun = split.position is not None
+        if not begun and self._watermark > MIN_WATERMARK:
+            split.max_time = max(split.max_time, self._watermark + self._bound_us + 1)
+        self._times.add(split.record.id, split.max_time, begun=begun, idle=split.idle)
+
+    def drain(self) -> None:
+        """Read nothing more, as if that were all; the positions stay where they are."""
+        self.no_more = True
+        self._order.clear()
+
+    def records(self) -> list[SplitRecord]:
+        """Positions for the snapshot: the next unread row of each split."""
+        return [
+            SplitRecord(
+                s.record.id, s.record.data, s.reader.position if s.reader else s.position, s.max_time, s.done, s.idle
+            )
+            for s in self._splits.values()
+        ]
+
+    @property
+    def exhausted(self) -> bool:
+        return self.no_more and not self._order and not self._queued
+
+    @property
+    def idle(self) -> bool:
+        """Nobody in the step has had anything to give for the idle timeout: its time must not hold others back."""
+        return self._step_idle and not self.no_more
+
+    @property
+    def _holding(self) -> bool:
+        """There is something to read, so that the subtask's own time holds."""
+        return bool(self._queued) or self._times.held is not None
+
+    @property
+    def queued(self) -> bool:
+        """Rows were read from the split but not handed on: a barrier must not come before them."""
+        return bool(self._queued)
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Seconds until a read may give something: 0 now, None not before more splits come."""
+        if self._queued or self._announces or self._hears:
+            return 0.0
+        if not self._order:
+            return None
+        wait = 0.0
+        if self.rate is not None:
+            need = min(max(self.rate * 0.001, 1.0), 1000.0)
+            wait = max(0.0, (need - self._refill(now_s)) / self.rate)
+        retry = min(self._splits[i].retry_s for i in self._order)
+        return max(wait, retry - now_s)
+
+    # ------------------------------------------------------------------------------------------------------ read
+
+    def read(self, max_rows: int, now_s: float) -> Read | None:
+        """The next rows, at most ``max_rows``; None when there is nothing to read now."""
+        if self._announces:
+            assert self.limit is not None
+            self._told = self.limit.watermark
+            return Read([], self._told)
+        found = self._take_step_time(self._step_time) if self._hears else self._next(max_rows, now_s)
+        if found is not None:
+            limit = self.limit.watermark if self.limit is not None else found.watermark
+            self._told = found.watermark = max(self._told, min(found.watermark, limit))
+        return found
+
+    def _next(self, max_rows: int, now_s: float) -> Read | None:
+        if self._queued:
+            return self._queued.pop(0)
+        if self.rate is not None:
+            max_rows = max(1, min(max_rows, int(self._refill(now_s))))
+        split = self._pick(now_s)
+        if split is None:
+            return None
+        try:
+            batch = self._read(split, max_rows)
+        except CutwaterError as e:
+            e.step = e.step or self.step
+            raise
+        if split.reader is not None and split.reader.exhausted and self._may_end(split):
+            self._finish(split)
+        elif batch is None:
+            split.retry_s = now_s + _POLL_S
+            if self._falls_idle(split, now_s):
+                return self._idles(split)
+        return self._package(batch, split)
+
+    def _falls_idle(self, split: _Split, now_s: float) -> bool:
+        if self._idle_timeout_s is None or split.idle:
+            return False
+        if split.quiet_since_s is None:
+            split.quiet_since_s = now_s
+        return now_s - split.quiet_since_s >= self._idle_timeout_s
+
+    def _idles(self, split: _Split) -> Read:
+        """The split had nothing to give for so long that it holds nobody back until it has."""
+        split.idle = True
+        self._times.idles(split.record.id)
+        return Read(self._take_dead(), self._risen())
+
+    def dead_letter(self, origin: str, position: int, reason: str, raw: str) -> None:
+        """A row that the reader could not give (SourceContext)."""
+        self._dead.append((origin, position, reason, raw))
+
+    @property
+    def origin(self) -> str:
+        """For messages: what was read last."""
+        for split in self._splits.values():
+            if split.reader is not None:
+                return split.reader.origin
+        return ""
+
+    def restore_watermark(self, watermark: int) -> None:
+        """Go on from a snapshot: the watermark never falls.  Called once, after the splits of then were assigned."""
+        self._watermark = self._told = watermark
+        self._times = SplitTimes(self._bound_us, self._ordered)
+        for split in self._splits.values():
+            self._admit(split)
+
+    # ---------------------------------------------------------------------------------------- time of the whole step
+
+    def hear_step_time(self, watermark: int, idle: bool, report: bool) -> None:
+        """How far the step has come; whoever has nothing to read goes by it."""
+        self._step_time = max(self._step_time, watermark)
+        self._reports = report
+        self._step_idle = idle and not self._holding
+
+    @property
+    def _hears(self) -> bool:
+        """The time of the step is news, and nothing of this subtask's own stands before it."""
+        return self._step_time > self._watermark and not self._holding and not self.exhausted
+
+    def _take_step_time(self, watermark: int) -> Read:
+        self._watermark = max(self._watermark, watermark)
+        return Read([], self._watermark)
+
+    def report(self, now_s: float) -> SubtaskTime | None:
+        """What the coordinator is to be told of this subtask's time, if there is news.
+
+        Where all splits are dealt nobody waits for one who has read all of theirs: their streams end.
+        """
+        if self._event_time is None or self.no_more:
+            return None
+        quiet = self._quiet_in_s(now_s) == 0.0
+        now = SubtaskTime(len(self._splits), self._holding, self._told, self._times.highest_finished, quiet)
+        before = self._reported
+        if now == before:
+            return None
+        rises = before is not None and now._replace(watermark=before.watermark) == before
+        if rises and (not self._reports or now_s - self._reported_s < _REPORT_S):
+            self._report_waits = self._reports
+            return None
+        self._reported, self._reported_s, self._report_waits = now, now_s, False
+        return now
+
+    def report_in_s(self, now_s: float) -> float:
+        """Seconds until there may be something to report although nothing happens."""
+        waits = self._reported_s + _REPORT_S - now_s if self._report_waits else math.inf
+        quiet = self._quiet_in_s(now_s)
+        return max(0.0, min(waits, quiet or math.inf))
+
+    def _quiet_in_s(self, now_s: float) -> float | None:
+        """Seconds until the subtask counts as quiet; ``None``: it does not, or never will."""
+        if self._idle_timeout_s is None or self.no_more or self._holding:
+            return None
+        if self._quiet_since_s is None:
+            self._quiet_since_s = now_s
+        return max(0.0, self._quiet_since_s + self._idle_timeout_s - now_s)
+
+    def close(self) -> None:
+        for split in self._splits.values():
+            if split.reader is not None:
+                split.reader.close()
+
+    # -------------------------------------------------------------------------------------------------- internals
+
+    def _pick(self, now_s: float) -> _Split | None:
+        order = self._order
+        if not order:
+            return None
+        if self._interleave:
+            self._turn = (self._turn + 1) % len(order)
+            order = order[self._turn :] + order[: self._turn]
+        for split_id in order:
+            if self._splits[split_id].retry_s <= now_s:
+                return self._splits[split_id]
+        return None
+
+    def _read(self, split: _Split, max_rows: int) -> pa.RecordBatch | None:
+        if self.limit is not None and self._is_held(split):
+            return None
+        if split.reader is None:
+            split.reader = self.source.open(split.record, split.position, self)
+        if self._may_end(split):
+            return split.reader.read(max_rows)
+
+        def reopen(position: Any) -> SplitReader:
+            self._dead.clear()
+            return self.source.open(split.record, position, self)
+
+        limit = self._limit_of(split)
+        assert limit is not None  # or the split would be held
+        split.reader, batch = read_up_to(split.reader, limit.position, max_rows, reopen)
+        return batch
+
+    def _limit_of(self, split: _Split) -> ReadLimit | None:
+        """How far a leader lets a split be read; ``None``: nothing of it, if there is a leader."""
+        return self.limit.splits.get(split.record.id) if self.limit is not None else None
+
+    def _may_end(self, split: _Split) -> bool:
+        limit = self._limit_of(split)
+        return self.limit is None or (limit is not None and limit.done)
+
+    def _is_held(self, split: _Split) -> bool:
+        """The leader has not read on."""
+        limit = self._limit_of(split)
+        if limit is None or limit.done:
+            return limit is None
+        return not is_before(split.reader.position if split.reader else split.position, limit.position)
+
+    @property
+    def _announces(self) -> bool:
+        """The leader's event time is due: everything that it has read was read."""
+        limit = self.limit
+        if limit is None or not limit.announce or limit.watermark <= self._told or self._queued:
+            return False
+        return not self.exhausted and all(self._is_held(self._splits[id]) for id in self._order)
+
+    def _finish(self, split: _Split) -> None:
+        assert split.reader is not None
+        split.position, split.done = split.reader.position, True
+        split.reader.close()
+        split.reader = None
+        self._order.remove(split.record.id)
+        self._times.finished(split.record.id)
+
+    def _refill(self, now_s: float) -> float:
+        assert self.rate is not None
+        if self._token_s is None:
+            self._token_s = now_s
+        self._tokens = min(self._tokens + (now_s - self._token_s) * self.rate, max(1.0, self.rate * _BURST_S))
+        self._token_s = now_s
+        return self._tokens
+
+    def _package(self, batch: pa.RecordBatch | None, split: _Split) -> Read | None:
+        dead = self._take_dead()
+        if batch is not None and batch.num_rows:
+            self.rows += batch.num_rows
+            self._tokens -= batch.num_rows
+            if self._event_time is None:
+                return Read([(0, batch), *dead], self._watermark)
+            batch, bad = self._with_time(batch)
+            dead += bad
+        elif not split.done:
+            return Read(dead, self._watermark) if dead else None
+        reads = self._cut(batch, split)
+        if self._event_time is not None:
+            self._look_ahead()
+        reads[-1].outputs += dead
+        reads[-1].watermark = self._risen()
+        self._queued = reads[1:]
+        return reads[0]
+
+    def _risen(self) -> int:
+        """The watermark now, which never falls."""
+        held = self._times.held
+        if held is not None:
+            self._watermark = max(self._watermark, held)
+        return self._watermark
+
+    def _look_ahead(self) -> None:
+        """When the rows of some splits begin that nobody has read yet.  Called once a batch: a replay does the same."""
+        assert self._event_time is not None
+        for _ in range(0 if self._interleave else _LOOKS_PER_READ):
+            name = self._times.unknown
+            if name is None:
+                return
+            begins = earliest_time(self.source, self._splits[name].record, self._event_time, self._bound_us)
+            if begins is None:
+                continue
+            self._times.begins(name, begins)
+            if self._ordered and begins < MAX_WATERMARK:  # an empty one stands nowhere in time
+                self._check_order(name, begins)
+
+    def _check_order(self, name: str, begins: int) -> None:
+        """Splits that are said to follow each other in time do so, as far as one subtask sees.
+
+        Raises:
+            DataError: one begins before one that stands before it.
+        """
+        before, self._begins = self._begins, (begins, name)
+        if before is not None and begins < before[0]:
+            raise DataError(
+                f"{name} begins before {before[1]} does, though time_ordered=True says that each file begins no "
+                f"earlier than the one before it",
+                step=self.step,
+                hint="Name the files in the order of their times, or leave time_ordered out.",
+            )
+
+    def _with_time(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Outputs]:
+        """The event-time column as timestamp[us]; rows without a time fail or are diverted."""
+        assert self._event_time is not None
+        index = batch.schema.get_field_index(self._event_time)
+        target = self._schema.field(index)
+        column = batch.column(index)
+        if column.type != target.type:
+            column = column.cast(target.type)
+            batch = batch.set_column(index, target, column)
+        if column.null_count == 0:
+            return batch, []
+        missing = np.flatnonzero(np.asarray(column.is_null()))
+        origin = self.origin
+        if self._bad_rows != "dead_letter":
+            row = json.dumps(batch.slice(int(missing[0]), 1).to_pylist()[0], default=str)[:300]
+            raise DataError(
+                f"event time {self._event_time!r} is null in {origin}, row {int(missing[0])} of the batch: {row}",
+                step=self.step,
+                hint="Filter such rows in the source, or read with bad_rows='dead_letter'.",
+            )
+        reason = f"event time {self._event_time!r} is null"
+        for row in batch.take(pa.array(missing)).to_pylist():
+            self._dead.append((origin, -1, reason, json.dumps(row, default=str)))
+        return batch.filter(column.is_valid()), self._take_dead()
+
+    def _cut(self, batch: pa.RecordBatch | None, split: _Split) -> list[Read]:
+        """The batch in parts: one for each time that its late rows are judged by, and the rows that need none."""
+        if batch is None or batch.num_rows == 0:
+            return [Read([], self._watermark)]
+        assert self._event_time is not None
+        split.quiet_since_s = self._quiet_since_s = None
+        if split.idle:  # what it gives now is as late as anything that comes behind the time told
+            split.idle = False
+            split.max_time = max(split.max_time, self._watermark + self._bound_us + 1)
+        times = batch.column(self._event_time).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        cuts, watermarks = watermark_cuts(times, split.max_time, self._bound_us)
+        split.max_time = max(split.max_time, int(times.max()))
+        if split.done:
+            self._times.finished_before(split.max_time)
+        else:
+            self._times.reached(split.record.id, split.max_time)
+        reads: list[Read] = []
+        late_before, start = MIN_WATERMARK, 0
+        for cut, watermark in zip([*cuts, batch.num_rows], watermarks, strict=True):
+            if cut > start:
+                reads.append(Read([(0, batch.slice(start, cut - start))], self._watermark, late_before))
+            start, late_before = cut, watermark
+        return reads
+
+    def _take_dead(self) -> Outputs:
+        if not self._dead:
+            return []
+        origins, positions, reasons, raws = zip(*self._dead, strict=True)
+        self._dead.clear()
+        columns = [[self.step] * len(origins), origins, positions, reasons, raws]
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, dead_letter_schema, strict=True)]
+        return [(1, pa.record_batch(arrays, schema=dead_letter_schema))]

@@ -1,0 +1,373 @@
+"""From the plan to running subtasks: channels, operators and the core objects of one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from cutwater.config import JobConfig
+from cutwater.connectors.base import Sink
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.errors import CutwaterError
+from cutwater.operators.base import BaseOperator, Operator, OperatorSpec
+from cutwater.plan.graph import Channel, Edge, EdgeType, PhysicalPlan, Vertex, key_group_range
+from cutwater.plan.planner import FusedNode, fuse_links
+from cutwater.protocol.job.regions import Division, Place
+from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.protocol.subtask.loop import SubtaskLoop
+from cutwater.protocol.subtask.machine import SubtaskMachine
+from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
+from cutwater.runtime.channels.data_server import Connection
+from cutwater.runtime.channels.input import InputChannel
+from cutwater.runtime.channels.items import Rows
+from cutwater.runtime.channels.output import OutputChannel
+from cutwater.runtime.channels.partitioner import HashPartitioner
+from cutwater.runtime.channels.replay_buffer import KeptOutput
+from cutwater.runtime.channels.spill import NO_LIMIT, make_input
+from cutwater.runtime.control.messages import Deploy
+from cutwater.runtime.worker.chain import Chain, EdgeOut, Node, Target
+from cutwater.runtime.worker.clock import ProcessingClock
+from cutwater.runtime.worker.restore import Restore
+from cutwater.runtime.worker.sink_operator import SinkIdentity, SinkOperator
+from cutwater.runtime.worker.source_runner import SourceRunner
+from cutwater.runtime.worker.subtask import Subtask, SubtaskParts, SubtaskPort
+
+if TYPE_CHECKING:
+    from cutwater.runtime.control.determinant_news import OrderNews
+    from cutwater.runtime.worker.determinants import SubtaskOrder
+    from cutwater.runtime.worker.tracing import WorkerTrace
+
+__all__ = ["OperatorContext", "Wiring"]
+
+LOOP_FRAMES = 2
+"""Frames of rows that a channel of a loop, or into one, holds at most: what waits in a loop is in every snapshot, and
+barriers wait behind what waits to enter.  One is being worked off while the other comes."""
+
+
+@dataclass
+class OperatorContext:
+    """What an operator knows (``operators.base.Context``)."""
+
+    step: str
+    subtask: int
+    parallelism: int
+    max_parallelism: int
+    key_groups: range
+    counter: Callable[[str, str, int], None]
+    clock: ProcessingClock
+    incremental: bool
+    notify: Callable[[], None]
+    state_memory_bytes: int | None
+    order: SubtaskOrder | None
+
+    def __post_init__(self) -> None:
+        self.repeatable = self.order is not None
+
+    @property
+    def repeating(self) -> bool:
+        """It may be that its choices are known."""
+        return self.order is not None and self.order.repeating
+
+    def processing_time_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        return self.clock.now_ms()
+
+    def count(self, metric: str, amount: int = 1) -> None:
+        """Add to one of the step's counters."""
+        self.counter(self.step, metric, amount)
+
+    def wake(self) -> None:
+        """Wake the worker's loop, from any thread."""
+        self.notify()
+
+
+class _SourceNode(BaseOperator):
+    """Stands for the read step in its chain; its rows come from the ``SourceRunner``."""
+
+
+class Wiring:
+    """Builds the subtasks of a region that one worker holds, for one attempt."""
+
+    def __init__(
+        self,
+        plan: PhysicalPlan,
+        config: JobConfig,
+        *,
+        slot: int,
+        division: Division,
+        attempt: int,
+        job_uid: str,
+        connections: dict[Place, Connection],
+        restore: Restore,
+        deploy: Deploy,
+        notify: Callable[[], None],
+        count: Callable[[str, str, int], None],
+        trace: WorkerTrace | None = None,
+        order: OrderNews | None = None,
+    ) -> None:
+        self._plan, self._config, self._slot, self._attempt = plan, config, slot, attempt
+        self._region_of, self._members = division.region_of, division.regions[deploy.region]
+        self._uid, self._connections, self._restore, self._deploy = job_uid, connections, restore, deploy
+        self._notify, self._count, self._trace = notify, count, trace
+        self._clock = ProcessingClock(restore.processing_time_ms)
+        self._news = order
+        self._order: SubtaskOrder | None = None  # of the subtask that is being built
+        self._inputs: dict[Channel, InputChannel] = {}
+        self._outputs: dict[Channel, OutputChannel] = {}
+        self._senders: dict[Channel, Place] = {}
+        self._receivers: dict[Channel, Place] = {}
+
+    def build(self, port: SubtaskPort) -> list[Subtask]:
+        """All subtasks, restored but not running.  The order lets rows flow down within one round."""
+        for edge in self._plan.edges:
+            self._make_channels(edge)
+        return [self._subtask(v, port) for v in self._plan.vertices if (v.index, self._slot) in self._members]
+
+    # --------------------------------------------------------------------------------------------------- channels
+
+    def _make_channels(self, edge: Edge) -> None:
+        for key in self._plan.channels(edge):
+            receives = key.target == self._slot and (edge.target, key.target) in self._members
+            sends = key.source == self._slot and (edge.source, key.source) in self._members
+            if receives:
+                self._make_input(edge, key, local=sends)
+            if sends:
+                self._make_output(edge, key, local=receives)
+
+    def _make_input(self, edge: Edge, key: Channel, *, local: bool) -> None:
+        known = self._restore.channel(key, sending=False)
+        # Both ends go on with the sender's number, less what lies in the snapshot.  With at_least_once the receiver may
+        # have taken rows beyond the barrier; a replay need not bring the same ones in their places, so none may be
+        # dropped by number.
+        sent = self._restore.channel(key, sending=True)
+        waiting = self._restore.waiting(edge, key)
+        next_row = next((i.first_row for i in waiting if type(i) is Rows), sent.next_row if sent else 0)
+        sender = self._senders[key] = key.source, self._region_of[edge.source, key.source]
+        make = make_input if local else self._connections[sender].input
+        channel = self._inputs[key] = make(
+            key,
+            edge.schema,
+            NO_LIMIT if edge.back else self._frames(edge),
+            self._notify,
+            memory_bytes=self._config.spill_memory_bytes if edge.back or self._spills else None,
+            next_row=next_row,
+            watermark=known.watermark if known else MIN_WATERMARK,
+            idle=known.idle if known else False,
+        )
+        channel.restore(waiting)
+
+    def _make_output(self, edge: Edge, key: Channel, *, local: bool) -> None:
+        known = self._restore.channel(key, sending=True)
+        next_row = known.next_row if known else 0
+        watermark = known.watermark if known else MIN_WATERMARK
+        config = self._config
+        place = self._receivers[key] = key.target, self._region_of[edge.target, key.target]
+        if not local:
+            self._outputs[key] = self._connections[place].output(
+                key,
+                edge.schema,
+                credit=NO_LIMIT if edge.back else 0,
+                batch_rows=config.batch_rows,
+                buffer_timeout_ms=config.buffer_timeout_ms,
+                on_ready=self._notify,
+                next_row=next_row,
+                watermark=watermark,
+                kept=self._keep(),
+            )
+            self._outputs[key].idle = known is not None and known.idle
+            if place in self._deploy.survivors:
+                self._outputs[key].restore(self._restore.overtaken(edge, key))
+            return
+        receiver = self._inputs[key]
+        output = self._outputs[key] = OutputChannel(
+            key,
+            edge.schema,
+            receiver.put,
+            credit=receiver.capacity_frames,
+            batch_rows=config.batch_rows,
+            buffer_timeout_ms=config.buffer_timeout_ms,
+            on_ready=self._notify,
+            next_row=next_row,
+            watermark=watermark,
+        )
+        output.idle = known is not None and known.idle
+        if not edge.back:
+            receiver.on_credit = output.grant
+
+    @property
+    def _spills(self) -> bool:
+        """Inputs overflow to disk: where a sender must not be held up, nor whoever takes inputs in a given order."""
+        return self._config.spill or bool(self._deploy.survivors)
+
+    def _keep(self) -> KeptOutput | None:
+        if self._config.recovery != "task":
+            return None
+        base = self._deploy.restore.checkpoint_id if self._deploy.restore is not None else 0
+        return KeptOutput(memory_bytes=self._config.replay_memory_bytes, base=base)
+
+    def inputs_from(self, place: Place) -> list[InputChannel]:
+        """Receiving ends of the channels from there."""
+        return [channel for key, channel in self._inputs.items() if self._senders[key] == place]
+
+    def outputs_to(self, place: Place) -> list[OutputChannel]:
+        """Sending ends of the channels to there."""
+        return [channel for key, channel in self._outputs.items() if self._receivers[key] == place]
+
+    def _frames(self, edge: Edge) -> int:
+        """Frames that a channel may hold: in a loop, and on the way into one, few."""
+        most = self._config.channel_frames
+        return most if self._plan.loop_of(edge.target) is None else min(most, LOOP_FRAMES)
+
+    # --------------------------------------------------------------------------------------------------- subtasks
+
+    def _subtask(self, vertex: Vertex, port: SubtaskPort) -> Subtask:
+        key = (vertex.index, self._slot)
+        edges = {
+            c: e for e in self._plan.inputs(vertex.index) for c in self._plan.channels(e) if c.target == self._slot
+        }
+        outgoing = {
+            c: e for e in self._plan.outputs(vertex.index) for c in self._plan.channels(e) if c in self._outputs
+        }
+        loop = self._plan.loops[n] if (n := self._plan.loop_of(vertex.index)) is not None else frozenset[int]()
+        inputs = [self._inputs[channel] for channel in edges]
+        self._order = self._order_of(vertex, list(edges)) if outgoing else None
+        chain, sinks = self._chain(vertex)
+        parts = SubtaskParts(
+            key=key,
+            name=vertex.name,
+            incarnation=self._attempt,
+            inputs=inputs,
+            input_numbers=[edge.target_input for edge in edges.values()],
+            chain=chain,
+            clock=self._clock,
+            source=self._source(vertex),
+            sinks=sinks,
+            edges=edges | outgoing,
+            back_edges=frozenset(c for c, e in edges.items() if e.back),
+            loop_inputs=frozenset(c for c, e in edges.items() if e.source in loop),
+            loop_outputs=frozenset(c for c, e in outgoing.items() if e.target in loop),
+            key_groups=key_group_range(self._slot, vertex.parallelism, self._plan.max_parallelism),
+            aligned_timeout_ms=self._config.aligned_timeout_ms or 0.0,
+            spill=self._config.spill,
+        )
+        keys = [i.key for i in inputs]
+        machine = SubtaskMachine(
+            f"{vertex.name} {self._slot}",
+            keys,
+            protocol=PROTOCOLS[self._config.protocol],
+            back_edges=frozenset[Hashable](parts.back_edges),
+            loop_inputs=frozenset[Hashable](parts.loop_inputs),
+            last_checkpoint_id=self._deploy.last_checkpoint_id,
+        )
+        budget_ms, max_call_ms = self._config.slice_budget_ms, self._config.max_call_ms
+        decider = SubtaskLoop(machine, keys, budget_ms, self._config.batch_rows * 2, max_call_ms)
+        merger = WatermarkMerger(keys, frozenset[Hashable](parts.back_edges), frozenset[Hashable](parts.loop_inputs))
+        self._restore_subtask(vertex, parts, merger)
+        if self._order is not None:
+            from cutwater.runtime.worker.recording import OrderedSubtask
+
+            return OrderedSubtask(parts, machine, decider, merger, port, budget_ms, order=self._order)
+        make = Subtask if self._trace is None else self._trace.subtask
+        return make(parts, machine, decider, merger, port, budget_ms)
+
+    def _order_of(self, vertex: Vertex, inputs: list[Channel]) -> SubtaskOrder | None:
+        """Where a recovery needs it: the order log of a subtask on whose choices others depend (R0)."""
+        if self._news is None:
+            return None
+        from cutwater.runtime.worker.determinants import SubtaskOrder
+
+        return SubtaskOrder(self._news, (vertex.index, self._slot), vertex.steps, inputs, self._clock)
+
+    def _source(self, vertex: Vertex) -> SourceRunner | None:
+        step = self._plan.steps[vertex.steps[0]]
+        if step.role != "source":
+            return None
+        rate = self._deploy.rates.get(step.id)
+        if self._order is None:
+            runner = SourceRunner(step, self._slot, rate)
+        else:
+            from cutwater.runtime.worker.recording import OrderedSource
+
+            runner = OrderedSource(step, self._slot, rate, self._order)
+        if self._deploy.limits is not None:
+            runner.limit = self._deploy.limits.get(step.id)
+        runner.assign(self._deploy.splits.get(step.id, []), step.id in self._deploy.no_more_splits)
+        return runner
+
+    def _chain(self, vertex: Vertex) -> tuple[Chain, list[SinkOperator]]:
+        fused = fuse_links(self._plan, vertex)
+        nodes: list[Node] = []
+        sinks: list[SinkOperator] = []
+        for part in fused.nodes:
+            operator = self._operator(part, vertex)
+            if isinstance(operator, SinkOperator):
+                sinks.append(operator)
+            outputs = len(self._plan.steps[part.steps[-1]].outputs)
+            nodes.append(Node(part.steps, operator, [[] for _ in range(outputs)]))
+        for link in fused.links:
+            nodes[link.source].routes[link.output].append(Target(link.target, link.input))
+        outs: list[EdgeOut] = []
+        position = {step: i for i, part in enumerate(fused.nodes) for step in part.steps}
+        for edge in self._plan.outputs(vertex.index):
+            out = self._edge_out(edge)
+            outs.append(out)
+            nodes[position[edge.source_step]].routes[edge.source_output].append(out)
+        return Chain(nodes, outs), sinks
+
+    def _edge_out(self, edge: Edge) -> EdgeOut:
+        channels = [self._outputs[k] for k in self._plan.channels(edge) if k.source == self._slot]
+        partitioner = None
+        if edge.type is EdgeType.HASH:
+            targets = self._plan.vertices[edge.target].parallelism
+            partitioner = HashPartitioner(edge.schema, edge.keys, targets, self._plan.max_parallelism)
+        sent = self._plan.steps[edge.source_step].outputs[edge.source_output].schema
+        columns = edge.schema.names if len(edge.schema) < len(sent) else None
+        broadcast = edge.type is EdgeType.BROADCAST
+        loop = self._plan.loop_of(edge.source)
+        in_loop = loop is not None and loop == self._plan.loop_of(edge.target)
+        return EdgeOut(
+            channels, partitioner=partitioner, broadcast=broadcast, columns=columns, back=edge.back, in_loop=in_loop
+        )
+
+    def _operator(self, part: FusedNode, vertex: Vertex) -> Operator:
+        step = self._plan.steps[part.steps[-1]]
+        operator: Operator
+        if step.role == "source":
+            operator = _SourceNode()
+        elif step.role == "sink":
+            source = step.inputs[0]
+            schema = self._plan.steps[source.step].outputs[source.output].schema
+            identity = SinkIdentity(self._uid, step.id, self._slot, vertex.parallelism, self._attempt)
+            states = self._restore.sink_states(step.id, self._slot, vertex.parallelism)
+            operator = SinkOperator(step.id, cast(Sink, step.spec), schema, identity, states)
+        else:
+            operator = cast(OperatorSpec, part.spec).build()
+        groups = key_group_range(self._slot, vertex.parallelism, self._plan.max_parallelism)
+        shape = (self._slot, vertex.parallelism, self._plan.max_parallelism, groups)
+        incremental = self._config.tracks_changes
+        on_disk = self._config.state_memory_bytes if self._config.state_backend == "rocksdb" else None
+        clock = self._clock if self._order is None else self._order.clock
+        ask = (self._notify, on_disk, self._order)
+        try:
+            operator.open(OperatorContext(step.id, *shape, self._count, clock, incremental, *ask))
+        except CutwaterError as e:
+            e.step = e.step or step.id
+            raise
+        if step.role == "operator":
+            self._restore.into(operator, step.id, self._slot, vertex.parallelism, groups)
+        return operator
+
+    def _restore_subtask(self, vertex: Vertex, parts: SubtaskParts, merger: WatermarkMerger) -> None:
+        watermark = self._restore.watermark(vertex.index, self._slot)
+        if watermark is None:
+            return
+        parts.chain.watermark = watermark
+        times: dict[Hashable, InputTime] = {c.key: InputTime(c.watermark, c.idle) for c in parts.inputs}
+        if self._order is not None:  # an end that was taken before the cut is not in the log
+            records = (self._restore.channel(c.key, sending=False) for c in parts.inputs)
+            ended = InputTime(MAX_WATERMARK)
+            times |= {Channel(r.edge, r.source, r.target): ended for r in records if r is not None and r.ended}
+        merger.restore(times, watermark if parts.inputs else MIN_WATERMARK)
+        if parts.source is not None:
+            parts.source.restore_watermark(watermark)

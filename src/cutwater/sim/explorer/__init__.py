@@ -1,0 +1,1 @@
+"""All interleavings of small worlds."""

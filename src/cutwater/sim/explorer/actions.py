@@ -1,0 +1,395 @@
+"""Every step that may come next in a state of a small job."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from typing import Any
+
+from cutwater.protocol import messages as m
+from cutwater.protocol.checkpoint import messages as cm
+from cutwater.protocol.checkpoint.loops import ProbeWanted
+from cutwater.protocol.reasons import CheckpointKind
+from cutwater.sim.explorer.job import JobState
+from cutwater.sim.explorer.world import HERE, Action, Barrier, Cut, Done, rows_of
+from cutwater.sim.world.graphs import source_row
+from cutwater.sim.world.oracle import Violation
+from cutwater.trace import events as e
+
+__all__ = ["ActingState"]
+
+EXPIRY_MS = 2000.0
+PROBE_MS = 1e6
+"""Later than any pause before a probe."""
+
+
+class ActingState(JobState):
+    """A state with its steps; each changes the state that it is called on."""
+
+    __slots__ = ()
+
+    @property
+    def exactly(self) -> bool:
+        """Nothing may be committed twice."""
+        return self.world.exactly
+
+    def header(self) -> e.Header:
+        """The first line of a trace of this job."""
+        graph = self.world.graph
+        ends = [(graph.names[c.source], graph.names[c.target]) for c in graph.channels]
+        links = tuple(e.Link(name, *pair) for name, pair in zip(graph.channel_names, ends, strict=True))
+        return e.Header(tuple(graph.names), links, title=f"{graph.name}, {self.world.row.name}", marked=True)
+
+    # ------------------------------------------------------------------------------------------------- what may come
+
+    def actions(self) -> tuple[list[Action], list[Action]]:
+        """What is under way and may come next; and what may come from outside: requests, a crash, an expiry."""
+        found: list[Action] = []
+        world, machines = self.world, self.machines
+        known = [world.known(n) for n in machines]
+        for t in world.sources:
+            if known[t][0] and not known[t][2] and not self.work[t]:
+                found.append(("read", t))
+        for spec in world.graph.channels:
+            c = spec.index
+            if self.out[c]:
+                found.append(("deliver", c))
+            if self.work[spec.target]:
+                continue
+            if self.urgent[c]:
+                found.append(("take urgent", c))
+            elif self.inq[c] and c in known[spec.target][1]:
+                found.append(("take", c))
+        for t in world.tasks:
+            if self.work[t]:
+                found.append(("slice", t))
+            if self.control[t] and self._may_hear(t):
+                found.append(("hear", t))
+                if world.budget.crossing and self._may_cross(t):
+                    found.append(("hear second", t))
+            if self.writes[t]:
+                found.append(("durable", t))
+        found += [("acknowledge", n) for n in range(len(self.acks))]
+        found += [("timeout", *timer) for timer in self.timers if self.is_idle(timer[0])]
+        if self.publishing:
+            found.append(("publish",))
+        if not self.final and all(k[2] for k in known):
+            found.append(("final",))
+        wanted = bool(world.heads) and any(self._wants_probe(t) for t in world.heads)
+        if not found and wanted:
+            found.append(("probe", 0))  # nothing else moves: sooner or later its pause is over
+        return found, self._from_outside(wanted and bool(found))
+
+    def _from_outside(self, probes: bool) -> list[Action]:
+        found: list[Action] = []
+        if self.requests:
+            found.append(("request",))
+        if self.savepoints:
+            found.append(("savepoint",))
+        if self.crashes:
+            found += self._crashes()
+        if self.expiries and not self.publishing and self.world.memo.cores[self.coordinator].pending:
+            found.append(("expire",))
+        if self.probes and probes:
+            found.append(("probe", 1))
+        return found
+
+    def _crashes(self) -> list[Action]:
+        return [("crash",)]
+
+    def _may_hear(self, task: int) -> bool:
+        """The next control message, and so those behind it, may have to wait for the end of work (A1)."""
+        event = self.world.memo.events[self.control[task][0]]
+        return self.is_idle(task) or not isinstance(event, m.Trigger | m.LoopVerdict)
+
+    def _may_cross(self, task: int) -> bool:
+        """Two triggers are on their way, as of two initiators."""
+        events = self.world.memo.events
+        return [type(events[number]) for number in self.control[task][:2]] == [m.Trigger, m.Trigger]
+
+    def _wants_probe(self, task: int) -> bool:
+        """A head asks for a wave when its outside has ended and its loop has not."""
+        world = self.world
+        ended = world.known(self.machines[task])[2]
+        return not ended and world.outside[task] <= world.memo.cores[self.machines[task]].ended
+
+    def act(self, action: Action) -> None:
+        """Take a step.
+
+        Raises:
+            Violation, InvariantError: a promise is broken.
+        """
+        getattr(self, _STEPS[action[0]])(*action[1:])
+        at_once, events = self.world.at_once, self.world.memo.events
+        if at_once:
+            while any(self.control):
+                heard = [
+                    t
+                    for t in self.world.tasks
+                    if self.control[t] and type(events[self.control[t][0]]) in at_once and self._may_hear(t)
+                ]
+                if not heard:
+                    break
+                for t in heard:
+                    self.hear(t)
+
+    def describe(self, action: Action) -> str:
+        """A step, for people."""
+        graph, name, *rest = self.world.graph, *action
+        if name == "read":
+            at_end = self.emitted[rest[0]] == len(self.world.budget.rows)
+            return f"{graph.names[rest[0]]} {'is exhausted' if at_end else 'reads a row'}"
+        if name in ("hear", "hear second"):
+            number = self.control[rest[0]][name == "hear second"]
+            return f"{graph.names[rest[0]]} hears {self.world.memo.events[number]}"
+        if name == "durable":
+            return f"{graph.names[rest[0]]} has written {self.world.memo.events[self.writes[rest[0]][0]]}"
+        if name in ("deliver", "take", "take urgent"):
+            queue: Any = {"deliver": self.out, "take": self.inq, "take urgent": self.urgent}[name][rest[0]]
+            item = queue[0]
+            if type(item) is Barrier:
+                kind = "probe" if item.probe else "final barrier" if item.final else "barrier"
+                item = f"{kind} {item.id}{' of a savepoint' if item.savepoint else ''}"
+            elif type(item) is int:
+                item = f"row {item}"
+            return f"{name} {graph.channel_names[rest[0]]}: {item}"
+        if name == "acknowledge":
+            event = self.acks[rest[0]][0]
+            return f"{type(event).__name__} of {graph.names[event.subtask]}: checkpoint {event.checkpoint_id}"
+        if name == "slice":
+            return f"{graph.names[rest[0]]} goes on with its work"
+        if name == "timeout":
+            return f"timeout {graph.names[rest[0]]}: checkpoint {rest[1]}"
+        return f"publish: checkpoint {self.publishing[0]}" if name == "publish" else str(name)
+
+    # ------------------------------------------------------------------------------------------------------ the steps
+
+    def read(self, task: int) -> None:
+        """A source hands out a row; after its last one it says so."""
+        number, rows = self.emitted[task], self.world.budget.rows
+        if number == len(rows):
+            self.feed(task, self.world.exhausted)
+            return
+        self.emitted[task] = number + 1
+        self.process(task, source_row(task, rows[number], self.world.graph.cyclic), ())
+
+    def process(self, task: int, row: int, takes: tuple[e.Span, ...]) -> None:
+        """One event of the dataflow: what is made of a row goes where it has to, or ends here; later, if in slices."""
+        graph, step = self.world.graph, self.world.graph.tasks[task][0]
+        made = graph.moves[task][row] or tuple((HERE, piece >> 4) for piece in graph.made_of(step, row))
+        if graph.steps[step].slices:
+            self.work[task], made = made, ()
+        self._hand_out(task, made, takes)
+
+    def slice(self, task: int) -> None:
+        """One of the rows that were made leaves."""
+        self._check_not_halted(task)
+        made, *rest = self.work[task]
+        self.work[task] = tuple(rest)
+        self._hand_out(task, (made,), ())
+
+    def _hand_out(self, task: int, made: tuple[tuple[int, int], ...], takes: tuple[e.Span, ...]) -> None:
+        graph, sends = self.world.graph, list[e.Span]()
+        for channel, row in made:
+            if channel == HERE:
+                self.open[task] = tuple(sorted((*self.open[task], row)))
+            else:
+                sends.append(e.Span(graph.channel_names[channel], self.emit(channel, row)))
+        if self.story is not None:
+            self.story.append(e.Step(0.0, graph.names[task], self.attempt, takes, tuple(sends)))
+
+    def _check_not_halted(self, task: int) -> None:
+        if any(cut.halts for (t, _), cut in self.cuts.items() if t == task):
+            raise Violation("not halted", f"{self.world.graph.names[task]} moves rows while a checkpoint is undecided")
+
+    def deliver(self, channel: int) -> None:
+        """The next item goes from the sender's queue to the receiver's."""
+        item, *rest = self.out[channel]
+        self.out[channel] = tuple(rest)
+        self.arrive(channel, item)
+        if self.world.row.switches and type(item) is Barrier:
+            source = self.world.graph.channels[channel].source
+            others = [i for c in self.world.graph.outputs[source] for i in self.out[c] if type(i) is Barrier]
+            if not any(i.id == item.id for i in others):
+                self.post(source, m.BarriersSent(item.id))
+
+    def take(self, channel: int) -> None:
+        """The receiver takes the next item."""
+        world = self.world
+        task = world.graph.channels[channel].target
+        item, *rest = self.inq[channel]
+        self.inq[channel] = tuple(rest)
+        if type(item) is int:
+            if item != self.taken[channel]:
+                what = f"row {item} was taken when row {self.taken[channel]} was next"
+                raise Violation("order of a channel", f"{world.graph.channel_names[channel]}: {what}")
+            self._check_not_halted(task)
+            self.taken[channel] += 1
+            self.feed(task, world.row_taken[channel], (item,))
+            self.process(task, self.history[channel][item], (e.Span(world.graph.channel_names[channel], item),))
+        elif type(item) is Barrier:
+            self._tell_taken(task, channel, item)
+            event = m.BarrierTaken(channel, item.id, item.final, item.probe, savepoint=item.savepoint)
+            self.feed(task, world.memo.event(event))
+        else:
+            self.feed(task, world.end_taken[channel])
+
+    def take_urgent(self, channel: int) -> None:
+        """The receiver takes a barrier that overtook."""
+        item, *rest = self.urgent[channel]
+        self.urgent[channel] = tuple(rest)
+        left = tuple(row for row in rows_of(self.inq[channel]) if row < item.reach)
+        task = self.world.graph.channels[channel].target
+        self._tell_taken(task, channel, item)
+        event = m.BarrierTaken(channel, item.id, item.final, item.probe, len(left), False)
+        self.feed(task, self.world.memo.event(event), left)
+
+    def _tell_taken(self, task: int, channel: int, item: Barrier) -> None:
+        if self.story is not None and not item.probe:
+            names = self.world.graph.names[task], self.world.graph.channel_names[channel]
+            self.story.append(e.MarkerTaken(0.0, names[0], self.attempt, item.id, names[1], item.position))
+
+    def hear(self, task: int) -> None:
+        """A control message comes."""
+        number, *rest = self.control[task]
+        self.control[task] = tuple(rest)
+        event = self.world.memo.events[number]
+        if self.timers and isinstance(event, m.CompleteNotice | m.AbortNotice):
+            self.timers = tuple(x for x in self.timers if x != (task, event.checkpoint_id))
+        self.feed(task, number)
+
+    def hear_second(self, task: int) -> None:
+        """The second of two triggers was faster."""
+        first, second, *rest = self.control[task]
+        self.control[task] = (second, first, *rest)
+        self.hear(task)
+
+    def timeout(self, task: int, id: int) -> None:
+        """An alignment took too long."""
+        self.timers = tuple(x for x in self.timers if x != (task, id))
+        self.feed(task, self.world.memo.event(m.AlignmentTimeout(id)))
+
+    def publish(self) -> None:
+        """The log takes the checkpoint: it must be a consistent cut."""
+        (id, final, logged), self.publishing = self.publishing, ()
+        cuts = {t: self.cuts[t, id] for t in self.world.tasks if (t, id) in self.cuts}
+        logs = {c: rows for (i, c), rows in self.logs.items() if i == id}
+        before = self.done.id if self.done else 0
+        self.completed: Hashable = frozenset(cuts.items()), frozenset(logs.items()), before, self.attempt
+        if self.story is not None:
+            self._tell_completed(id, logs)
+        else:
+            self._check_cut(id, cuts, logs)
+        if logged and (self.done is None or id > self.done.id):
+            self.done = Done(id, tuple(sorted(cuts.items())), tuple(sorted(logs.items())), bool(final))
+        self.coordinate(cm.Published(id, self.now))
+
+    def _check_cut(self, id: int, cuts: dict[int, Cut], logs: dict[int, tuple[int, ...]]) -> None:
+        """CL6: rows taken before the receiver's cut, then the recorded ones, are those sent before the sender's."""
+        if len(cuts) < len(self.machines):
+            raise Violation("part missing", f"checkpoint {id} has parts of {sorted(cuts)} only")
+        for spec in self.world.graph.channels:
+            c = spec.index
+            sent, taken = dict(cuts[spec.source].outs)[c], dict(cuts[spec.target].ins)[c]
+            log = (*logs.get(c, ()), *logs.get(-1 - c, ()))
+            if log != tuple(range(taken, sent)) or (self.world.exactly and taken > sent):
+                text = (
+                    f"checkpoint {id}, {self.world.graph.channel_names[c]}: sent {sent}, taken {taken}, recorded {log}"
+                )
+                raise Violation("inconsistent cut", text)
+
+    def _tell_completed(self, id: int, logs: dict[int, tuple[int, ...]]) -> None:
+        story, names = self.story or [], self.world.graph.channel_names
+        for c in range(len(names)):
+            rows = (*logs.get(c, ()), *logs.get(-1 - c, ()))
+            spans = tuple(e.Span(names[c], row) for row in rows)
+            if spans:
+                story.append(e.Recorded(0.0, "coordinator", self.attempt, id, names[c], spans))
+        story.append(e.Completed(0.0, "coordinator", self.attempt, id))
+
+    def request(self) -> None:
+        """A checkpoint is asked for."""
+        self.requests -= 1
+        self.coordinate(cm.RequestCheckpoint(self.now, CheckpointKind.ON_DEMAND, self.requests))
+
+    def savepoint(self) -> None:
+        """A savepoint is asked for."""
+        self.savepoints -= 1
+        self.coordinate(cm.RequestCheckpoint(self.now, CheckpointKind.SAVEPOINT, -1 - self.savepoints))
+
+    def request_final(self) -> None:
+        """Every subtask has handled its end of data (A7)."""
+        self.final = True
+        self.coordinate(cm.RequestFinal(self.now))
+
+    def probe(self, cost: int) -> None:
+        """Heads ask for a wave, and the pause before it is over (C6)."""
+        self.probes -= cost
+        for t in self.world.heads:
+            if self._wants_probe(t):
+                self.watch_loops(ProbeWanted(t, PROBE_MS))
+
+    def expire(self) -> None:
+        """Everything pending is given up."""
+        self.expiries -= 1
+        self.now += EXPIRY_MS
+        self.coordinate(cm.Tick(self.now))
+
+    def crash(self) -> None:
+        """A worker dies; all subtasks go back to the last completed checkpoint (R1)."""
+        self.crashes -= 1
+        self.coordinate(cm.JobStopped("crash", self.now))
+        if self.publishing:  # what was being written when it happened is lost
+            self.coordinate(cm.PublishFailed(self.publishing[0], "crash", self.now))
+        if self.story is not None:
+            self.story += [e.Crashed(0.0, name, self.attempt) for name in self.world.graph.names]
+        self.attempt += 1
+        if self.story is not None:
+            id = self.done.id if self.done else None
+            self.story += [e.Restored(0.0, name, self.attempt, id) for name in self.world.graph.names]
+        self.begin()
+
+    # ----------------------------------------------------------------------------------------------------- the verdict
+
+    def check_end(self) -> None:
+        """Nothing more comes by itself: the job must have ended, and all of its output be there, once.
+
+        Raises:
+            Violation: it is stuck, or the output is wrong.
+        """
+        if self.done is None or not self.done.final or not self.final:
+            raise Violation("stuck", f"nothing moves: rows {self.inq}, {self.out}, read {self.emitted}")
+        got = Counter(row for *_, rows in self.committed for row in rows)
+        expected = self.world.expected
+        if expected - got or got.keys() - expected.keys() or (self.world.exactly and got != expected):
+            raise Violation("lost or doubled rows", f"{sorted(got.elements())} of {sorted(expected.elements())}")
+
+    def outcome(self) -> Hashable:
+        """What there is to check at an end."""
+        return self.committed, *self.history, self.attempt, self.done and self.done.id
+
+    def oracle(self) -> list[str]:
+        """The rows that must be committed at an end."""
+        return [str(row) for row in self.world.expected.elements()]
+
+
+_STEPS: dict[str, str] = {
+    "read": "read",
+    "deliver": "deliver",
+    "take": "take",
+    "take urgent": "take_urgent",
+    "hear": "hear",
+    "hear second": "hear_second",
+    "slice": "slice",
+    "durable": "written",
+    "acknowledge": "acknowledge",
+    "timeout": "timeout",
+    "publish": "publish",
+    "final": "request_final",
+    "probe": "probe",
+    "request": "request",
+    "savepoint": "savepoint",
+    "crash": "crash",
+    "expire": "expire",
+}
+"""Methods by the names of steps."""

@@ -1,0 +1,1 @@
+"""One simulated run: subtasks, drivers, network, disk, clock, faults, and the oracle."""

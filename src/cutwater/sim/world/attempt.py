@@ -1,0 +1,123 @@
+"""One attempt of the job: its channels, made new or from a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from cutwater.protocol.replay.determinants import OrderLog
+from cutwater.sim.world.channels import WATERMARK, Item, Link
+from cutwater.sim.world.disk import Done
+from cutwater.sim.world.plan import Plan
+from cutwater.sim.world.redistribution import Redealt
+
+if TYPE_CHECKING:
+    from cutwater.sim.world.graphs import Channel
+    from cutwater.sim.world.subtask import Part
+    from cutwater.sim.world.worker import SimWorker
+    from cutwater.sim.world.world import World
+
+__all__ = ["Attempt"]
+
+
+class Attempt:
+    """What the subtasks of one attempt share.
+
+    Args:
+        plan: the dataflow at its present parallelism.
+        number: of the attempt.
+        first_id: every checkpoint of the attempt has a higher id.
+        restored: the checkpoint it goes on from.
+        regions: what goes back to it (R2).
+        before: the attempt in which all else has run so far, and runs on.
+    """
+
+    __slots__ = (
+        "_orders", "attempt_of", "first_id", "lineage", "links", "number", "others_live", "parts",
+        "plan", "regions", "rescales", "restored", "tasks",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        world: World,
+        plan: Plan,
+        number: int,
+        first_id: int,
+        restored: Done | None,
+        regions: tuple[int, ...],
+        before: Attempt | None,
+    ) -> None:
+        self.number, self.first_id, self.restored, self.regions = number, first_id, restored, regions
+        self.plan = plan
+        graph, region_of = plan.graph, plan.region_of
+        self.others_live = before is not None
+        self.tasks = [t for t, region in enumerate(region_of) if region in regions]
+        """Those that begin with it."""
+        self.attempt_of = [number] * len(graph.tasks) if before is None else before.attempt_of.copy()
+        """Of each subtask, the attempt that it began with."""
+        for task in self.tasks:
+            self.attempt_of[task] = number
+        self.parts: dict[int, Part] = restored.manifest if restored else {}
+        self.rescales = restored is not None and world.attempts[restored.attempt].plan is not plan
+        """The checkpoint was taken at another parallelism."""
+        if restored and self.rescales:
+            before_it = world.attempts[restored.attempt].plan.graph
+            self.parts = Redealt(self.parts, before_it, graph, world.redistributed_edge, world.rerouting).parts
+        self.lineage = number if before is None else before.lineage
+        """The attempt that all subtasks began with at last."""
+        self._orders: dict[int, OrderLog] = {} if before is None else before._orders.copy()
+        self.links: list[Link] = []
+        for spec in graph.channels:
+            sender_lives = before is not None and region_of[spec.source] not in regions
+            receiver_lives = before is not None and region_of[spec.target] not in regions
+            if before is not None and sender_lives and receiver_lives:
+                self.links.append(before.links[spec.index])
+            elif before is not None and sender_lives:
+                self.links.append(Link.after_receiver(spec, before.links[spec.index], self.parts.get(spec.target)))
+            elif before is not None and receiver_lives:
+                self.links.append(Link.after_sender(spec, before.links[spec.index], self.parts.get(spec.source)))
+            elif self.parts:
+                self.links.append(self._restored(world, spec))
+            else:
+                self.links.append(Link(world, spec, 0, 0, [], []))
+
+    def _restored(self, world: World, spec: Channel) -> Link:
+        """A channel whose ends both go back to the checkpoint."""
+        c, sender, receiver = spec.index, self.parts[spec.source], self.parts[spec.target]
+        log, taken, sent = self.log(sender, receiver, c, spec.back), receiver.ins[c], sender.outs[c]
+        really = [item for item in log if type(item) is int]
+        if not self.rescales:
+            known = world.attempts[sender.attempt].links[c]
+            really = known.history[taken - known.base : sent - known.base]
+        link = Link(world, spec, taken, sent, log, really)
+        link.said, link.heard = sender.said[c], receiver.heard[c]
+        return link
+
+    def order(self, task: int) -> OrderLog:
+        """The order log of a subtask that begins with this attempt.
+
+        Only once all have turned: until then whoever is replaced, if it is late and not dead, goes on choosing, and
+        survivors hear of it.
+        """
+        old = self._orders.get(task)
+        self._orders[task] = OrderLog() if old is None else old.copy()
+        return self._orders[task]
+
+    def turned(self, workers: Iterable[SimWorker]) -> bool:
+        """Whoever goes back is gone, and whoever does not has turned to the new channels, and lives."""
+        if not self.others_live:
+            return True
+        ends = [end for link in self.links for end in (link.sender, link.receiver) if end is not None]
+        if any(link.before is not None for link in self.links) or any(end.dropped for end in ends):
+            return False
+        going = set(self.tasks)
+        return all(s.attempt is self for w in workers if not w.dead for s in w.subtasks if s.task in going)
+
+    @staticmethod
+    def log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Item]:
+        """What is on its way: the receiver's part, the sender's part, and what the sender had said of time."""
+        log = [*receiver.logs.get(channel, ()), *sender.overtaken.get(channel, ())]
+        known = max([receiver.heard[channel], *(item[1] for item in log if type(item) is tuple)])
+        if not back and sender.said[channel] > known:
+            log.append((WATERMARK, sender.said[channel]))
+        return log

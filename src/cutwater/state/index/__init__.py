@@ -1,0 +1,1 @@
+"""From the key of a row to its number in a table."""

@@ -1,0 +1,1 @@
+"""Python values by key, timers, and their snapshots."""

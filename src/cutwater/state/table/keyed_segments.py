@@ -1,0 +1,289 @@
+"""Rows of keyed state as segments, sorted by key group, and what a restore has to apply of segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cutwater.errors import StorageError
+from cutwater.state.index.grouping import groups_of
+from cutwater.state.index.key_index import KeyIndex, Slots
+from cutwater.state.index.nullable import NullableIndex
+from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
+from cutwater.state.table.changes import Deleted
+from cutwater.state.table.spill import Spill
+
+__all__ = ["RestoredRows", "deleted_segments", "group_segments", "keyed_rows", "restore_rows"]
+
+_SEGMENT_ROWS = 1 << 18
+_CHANGED = "Give the changed step a new id, or restore with the program that wrote the snapshot."
+_FEW_ROWS = 1 << 10
+"""May be in memory after a restore, whatever the budget."""
+
+
+def group_segments(
+    name: str,
+    schema: pa.Schema,
+    slots: Slots,
+    keys: Callable[[Slots], list[pa.Array]],
+    rows: Callable[[Slots], list[pa.Array]],
+    max_parallelism: int,
+    kind: SegmentKind = "base",
+    identity: int = 0,
+    whole: range | None = None,
+) -> Iterator[Segment]:
+    """Segments of the given slots, sorted by key group and cut between groups; or one that is loose.
+
+    Where a string column of a base would exceed the 2 GB that Arrow allows, the rest follows as deltas.
+
+    Args:
+        name: name of the state.
+        schema: fields of ``rows``; the segments have ``GROUP_COLUMN`` before them.
+        keys: key columns of some slots, whose hash decides the group.
+        rows: all columns of some slots.
+        kind: of the segments.
+        identity: so many of the first columns tell the rows apart, whose order says nothing then.
+        whole: the segment may be loose, if there is only one.  The slots are the whole state of these key groups, and
+            ``keys`` are the columns of the identity.
+    """
+    if len(slots) == 0:
+        return
+    if whole is not None and len(slots) <= _SEGMENT_ROWS:
+        try:
+            batch = pa.RecordBatch.from_arrays(rows(slots), schema=schema)
+        except pa.ArrowInvalid:
+            pass  # too large for one batch
+        else:
+            loose = (identity, max_parallelism)
+            yield Segment(name, kind, batch, (whole.start, whole.stop), identity, ungrouped=loose)
+            return
+    fields = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *schema])
+    groups, order = groups_of(len(slots), lambda part: keys(slots[part]), max_parallelism)
+    if len(slots) <= _SEGMENT_ROWS:  # in the order of the slots, which memory likes, and sorted as a batch
+        try:
+            batch = pa.RecordBatch.from_arrays([pa.array(groups), *rows(slots)], schema=fields)
+            batch = pc.take(batch, pa.array(order), boundscheck=False)
+        except pa.ArrowInvalid:
+            pass  # too large for one batch
+        else:
+            covered = (int(groups[order[0]]), int(groups[order[-1]]) + 1)
+            yield Segment(name, kind, batch, covered, identity)
+            return
+    yield from _cut(name, fields, slots[order], groups[order], rows, kind, identity)
+
+
+def _cut(
+    name: str,
+    fields: pa.Schema,
+    slots: Slots,
+    groups: npt.NDArray[np.uint16],
+    rows: Callable[[Slots], list[pa.Array]],
+    kind: SegmentKind,
+    identity: int,
+) -> Iterator[Segment]:
+    """The segments of many sorted slots."""
+    begin = 0
+    while begin < len(slots):
+        end = min(begin + _SEGMENT_ROWS, len(slots))
+        end = int(np.searchsorted(groups, groups[end - 1], side="right"))
+        covered = (int(groups[begin]), int(groups[end - 1]) + 1)
+        piece = kind
+        for first, arrays in _in_pieces(slots, begin, end, rows):
+            of_rows = pa.array(groups[first : first + len(arrays[0])])
+            batch = pa.RecordBatch.from_arrays([of_rows, *arrays], schema=fields)
+            yield Segment(name, piece, batch, covered, identity)
+            piece = "delta" if kind == "base" else kind  # the first replaces what was there, the others add to it
+        begin = end
+
+
+def _in_pieces(
+    slots: Slots, begin: int, end: int, rows: Callable[[Slots], list[pa.Array]]
+) -> Iterator[tuple[int, list[pa.Array]]]:
+    """The rows in as few batches as they fit: a string column holds no more than 2 GB."""
+    try:
+        arrays = rows(slots[begin:end])
+    except pa.ArrowInvalid:
+        if end - begin == 1:
+            raise
+    else:
+        yield begin, arrays
+        return
+    middle = (begin + end) // 2
+    yield from _in_pieces(slots, begin, middle, rows)
+    yield from _in_pieces(slots, middle, end, rows)
+
+
+def deleted_segments(
+    name: str,
+    schema: pa.Schema,
+    deleted: Iterable[Deleted],
+    keys: Callable[[list[pa.Array]], list[pa.Array]],
+    max_parallelism: int,
+    identity: Callable[[list[pa.Array]], list[pa.Array]] = list,
+) -> Iterator[Segment]:
+    """Segments of keys that went.
+
+    Args:
+        name: of the state.
+        schema: fields that identify a row.
+        deleted: slots of indexes that still hold the keys.
+        keys: key columns among those of the index, whose hash decides the group.
+        max_parallelism: number of key groups.
+        identity: the columns of ``schema`` among those of the index.
+    """
+    for gone in deleted:
+        columns = gone.index.columns
+
+        def keys_of(slots: Slots, columns: Callable[[Slots], list[pa.Array]] = columns) -> list[pa.Array]:
+            return keys(columns(slots))
+
+        def rows(slots: Slots, columns: Callable[[Slots], list[pa.Array]] = columns) -> list[pa.Array]:
+            return identity(columns(slots))
+
+        yield from group_segments(name, schema, gone.slots, keys_of, rows, max_parallelism, "delete")
+
+
+def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> list[pa.RecordBatch]:
+    """What a restore has to apply, in order: the columns of ``schema``, rows of the owned key groups only.
+
+    A later base segment replaces what came before it in its key groups, and a deletion takes away the rows of its keys
+    that came before it; deltas are to be applied by key.
+
+    Raises:
+        StorageError: a segment lacks a column, or holds it in a type that does not convert.
+    """
+    parts: list[_Part] = []
+    for segment in segments:
+        if segment.kind == "base" and segment.key_groups is not None:
+            parts = [part for old in parts for part in _outside(old, segment.key_groups)]
+        groups = segment.batch.column(GROUP_COLUMN).to_numpy()
+        inside = slice(*(int(i) for i in np.searchsorted(groups, [owned.start, owned.stop])))
+        if inside.stop > inside.start:
+            batch = segment.batch.slice(inside.start, inside.stop - inside.start)
+            names = [name for name in batch.schema.names if name != GROUP_COLUMN]
+            fields = schema if segment.kind != "delete" else pa.schema([schema.field(name) for name in names])
+            parts.append(_Part(segment.kind, groups[inside], _conform(batch, fields, segment.name)))
+    return _without_deleted(parts)
+
+
+class RestoredRows(Protocol):
+    """Rows by key that a restore sets, some of them perhaps on disk."""
+
+    @property
+    def spill(self) -> Spill[Any] | None:
+        """What moves rows to disk, if anything does."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def expect(self, keys: int) -> None:
+        """Have room for so many keys at once, if there are none yet."""
+        ...
+
+    def make_room(self) -> object:
+        """Move rows to disk if there are too many, a portion at a time; nobody holds slots."""
+        ...
+
+
+def restore_rows(
+    table: RestoredRows,
+    segments: Iterable[Segment],
+    schema: pa.Schema,
+    owned: range,
+    index: Callable[[list[pa.Array]], list[pa.Array]] = list,
+) -> Iterator[pa.RecordBatch]:
+    """What to set rows of a table to, one batch after the other.
+
+    Segments are applied as they come and are never all in memory: always if the table keeps rows on disk, else up to
+    the first of which later ones may take rows away.
+
+    Args:
+        table: to restore; nobody holds slots of it.
+        segments, schema, owned: as in ``keyed_rows``.
+        index: the columns of the table's index, from those that identify a row that went.
+    """
+    spill = table.spill
+    if spill is None:
+        waiting: list[Segment] = []
+        for segment in segments:
+            if waiting or not segment.to_come:
+                waiting.append(segment)
+                continue
+            table.expect(segment.to_come)
+            yield from keyed_rows([segment], schema, owned)
+        batches = keyed_rows(waiting, schema, owned)
+        table.expect(sum(batch.num_rows for batch in batches))
+        yield from batches
+        return
+    for segment in segments:
+        if segment.kind == "delete":
+            keys = pa.schema([schema.field(name) for name in segment.batch.schema.names if name != GROUP_COLUMN])
+            for batch in keyed_rows([replace(segment, kind="delta")], keys, owned):
+                spill.remove(index(batch.columns))
+            continue
+        if segment.kind == "base" and segment.key_groups is not None:
+            spill.remove_groups(range(*segment.key_groups))
+        yield from keyed_rows([replace(segment, kind="delta")], schema, owned)
+        while spill.busy or (spill.full and len(table) > _FEW_ROWS):
+            table.make_room()
+
+
+def _without_deleted(parts: list[_Part]) -> list[pa.RecordBatch]:
+    """The rows whose keys are not deleted later, in batches that have some."""
+    kept: list[pa.RecordBatch] = []
+    deleted: KeyIndex | None = None
+    keys: list[str] = []
+    for part in reversed(parts):
+        if part.kind == "delete":
+            keys = part.batch.schema.names
+            deleted = deleted or NullableIndex(part.batch.schema.types)
+            deleted.upsert(part.batch.columns)
+            continue
+        batch = part.batch
+        if deleted is not None:
+            gone = deleted.find([batch.column(name) for name in keys]) >= 0
+            if gone.all():
+                continue
+            batch = batch.filter(pa.array(~gone)) if gone.any() else batch
+        kept.append(batch)
+    return kept[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    kind: SegmentKind
+    groups: npt.NDArray[np.uint16]
+    batch: pa.RecordBatch
+
+
+def _outside(part: _Part, covered: tuple[int, int]) -> Iterator[_Part]:
+    if part.groups[-1] < covered[0] or covered[1] <= part.groups[0]:
+        yield part
+        return
+    lo, hi = (int(i) for i in np.searchsorted(part.groups, covered))
+    for start, stop in ((0, lo), (hi, len(part.groups))):
+        if stop > start:
+            yield _Part(part.kind, part.groups[start:stop], part.batch.slice(start, stop - start))
+
+
+def _conform(batch: pa.RecordBatch, schema: pa.Schema, name: str) -> pa.RecordBatch:
+    missing = [field.name for field in schema if batch.schema.get_field_index(field.name) < 0]
+    if missing:
+        raise StorageError(
+            f"state {name!r} in the snapshot has no column {missing[0]!r}, only {', '.join(batch.schema.names)}",
+            hint=_CHANGED,
+        )
+    columns = [batch.column(field.name) for field in schema]
+    try:
+        arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise StorageError(
+            f"state {name!r} in the snapshot does not convert to this program's types: {error}", hint=_CHANGED
+        ) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

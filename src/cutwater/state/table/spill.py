@@ -1,0 +1,350 @@
+"""What of a columnar table lies in memory, and what on disk.
+
+The table in memory is a cache, of single rows, that is written when they leave it.  A key that is not in memory is
+looked up on disk, all such keys of a batch at once.  When the table has outgrown its budget, half of its rows leave:
+first those that were not used since the last time (the second chance of a clock), the oldest among them first.  They
+are written in portions, between batches; a row that is used meanwhile stays.  Then the table is made anew of what is
+left, as a sweep makes it anew.
+
+Large rows that the last batch used stay in any case.  Such a row is a key of a join with all that waits for it, and
+keys that every batch asks for would be written and read again as a whole for every batch: the work would grow with the
+square of what waits.  No more is in memory for it at once, since the next batch would bring them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Generic, Protocol, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.state.disk.rocks import RocksStore
+from cutwater.state.disk.spill_queue import SpillQueue
+from cutwater.state.disk.spilled_rows import FrozenSpilledRows, RowTypes, SpilledChunk, SpilledRows
+from cutwater.state.growing_array import GrowingArray
+from cutwater.state.index.key_index import KeyIndex, Slots
+from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.table.changes import ChangeLog
+
+__all__ = ["DELETED_KEYS", "FrozenSpill", "Spill", "Spillable", "open_spill"]
+
+_PORTION_ROWS: Final = 4096
+_LARGE_BYTES: Final = 1 << 10
+"""Smaller rows cost no more to move than the row that asks for them."""
+_SLACK_KEYS: Final = 1 << 14
+"""Keys below this number are not worth cleaning."""
+DELETED_KEYS: Final = 1 << 17
+"""More keys that went from disk between two freezes are not told one by one."""
+_INDEX_BYTES: Final = 24
+"""What a slot takes in the table of an index, roughly."""
+
+
+def open_spill(state_memory_bytes: int | None) -> RocksStore | None:
+    """Where the tables of a step keep what memory does not hold; ``None``: in memory.
+
+    Args:
+        state_memory_bytes: what the step may take of memory; the store takes half of it.
+
+    Raises:
+        StorageError: it cannot be opened.
+    """
+    return None if state_memory_bytes is None else RocksStore(state_memory_bytes // 2)
+
+
+class Spillable(Protocol):
+    """A table in memory whose rows a ``Spill`` moves."""
+
+    @property
+    def index(self) -> KeyIndex: ...
+
+    @property
+    def value_types(self) -> Sequence[pa.DataType]:
+        """Of what a row holds besides its key."""
+        ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def whole_rows(self, slots: Slots) -> list[pa.Array]:
+        """Index columns and values of some slots."""
+        ...
+
+    def set_rows(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+        """Set slots, which are new, to values."""
+        ...
+
+    def keep(self, slots: Slots) -> None:
+        """Forget all slots but these, which become 0, 1, 2 ..."""
+        ...
+
+    def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> Spillable:
+        """A small table of the same make that holds these rows."""
+        ...
+
+
+T = TypeVar("T", bound=Spillable)
+
+
+class Spill(Generic[T]):
+    """Moves the rows of one table out and in.
+
+    Args:
+        table: the table, empty.
+        store: where to.
+        hashed: how many key columns lie before those whose hash decides the key group.
+        max_parallelism: number of all key groups.
+        memory_bytes: what the table in memory may take, roughly.
+        logged: as which slots the log of changes knows some slots, if not by the same numbers.
+    """
+
+    def __init__(
+        self,
+        table: T,
+        store: RocksStore,
+        hashed: int,
+        max_parallelism: int,
+        memory_bytes: int,
+        logged: Callable[[Slots], Slots] | None = None,
+    ) -> None:
+        self._table, self._hashed, self._groups = table, hashed, max_parallelism
+        self._store, self._logged = store, logged
+        self.rows = SpilledRows(store, RowTypes(table.index.types, table.value_types, hashed, max_parallelism))
+        self._queues: list[tuple[SpillQueue, Callable[[T, Slots], npt.NDArray[np.int64]]]] = []
+        self._memory_bytes = memory_bytes
+        self._used = GrowingArray(np.bool_)
+        self._recent = GrowingArray(np.bool_)
+        """Used since ``make_room`` was called."""
+        self._stored = GrowingArray(np.bool_)
+        self._leaving: Slots | None = None
+        self._written = self._seen = 0
+        self._count, self._clean_at = 0, _SLACK_KEYS
+        self._cleaning: Iterator[SpilledChunk] | None = None
+        self.journaled: dict[int, int] = {}
+        """Rows written to the journal, by epoch."""
+
+    # -- in
+
+    def fetch(self, known: int) -> None:
+        """Slots from ``known`` on are new: set those whose rows lie on disk to what they hold."""
+        table, used = self._table, len(self._table.index)
+        for flags in (self._used, self._recent, self._stored):
+            flags.reserve(used)
+        slots = np.arange(known, used, dtype=np.int32)
+        there, values = self.rows.get(table.index.columns(slots))
+        if there.any():
+            table.set_rows(slots[there], values)
+            self._stored.values[slots[there]] = True
+
+    def fetched(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Of slots that came with the last batch, which were there before."""
+        return self._stored.values[slots]
+
+    def use(self, slots: Slots) -> None:
+        """Rows of these slots are used."""
+        self._used.values[slots] = True
+        self._recent.values[slots] = True
+
+    # -- out
+
+    @property
+    def full(self) -> bool:
+        """Whether rows should leave."""
+        return self._table.memory_bytes + len(self._table) * _INDEX_BYTES > self._memory_bytes
+
+    def make_room(self, log: ChangeLog | None, *, begin: bool = False) -> Slots | None:
+        """A portion of the work, if there is any; at its end the slots that stay, for ``KeyedTable.keep``.
+
+        Args:
+            log: is told what leaves after it changed.
+            begin: rows leave in any case.
+        """
+        count = len(self._table)
+        came, self._seen = count - self._seen, count
+        if self._leaving is None and (begin or self.full):
+            self._leaving, self._written = self._to_leave(count), 0
+        self._recent.values[:count] = False
+        if self._leaving is None:
+            return None
+        size = max(_PORTION_ROWS, 2 * came)
+        portion = self._leaving[self._written : self._written + size]
+        self._written += len(portion)
+        self._write(portion[~self._used.values[portion]], log)
+        if self._written < len(self._leaving):
+            return None
+        stays = self._used.values[:count].copy()
+        stays[np.setdiff1d(np.arange(count), self._leaving, assume_unique=True)] = True
+        return np.flatnonzero(stays).astype(np.int32)
+
+    def _to_leave(self, count: int) -> Slots | None:
+        """Half of the rows, without large ones that the last batch used; ``None`` if no others are there."""
+        used, free = self._used.values[:count], np.ones(count, np.bool_)
+        if self._table.memory_bytes > count * _LARGE_BYTES:
+            free = ~self._recent.values[:count]
+        leaving = np.concatenate([np.flatnonzero(~used & free), np.flatnonzero(used & free)])[: count // 2]
+        used[:] = False
+        return leaving.astype(np.int32) if len(leaving) else None
+
+    def _write(self, slots: Slots, log: ChangeLog | None) -> None:
+        if len(slots) == 0:
+            return
+        logged = slots if self._logged is None else self._logged(slots)
+        self._put(self._table, slots, log, None if log is None else log.changed(logged))
+        self._count += len(slots) - int(np.count_nonzero(self._stored.values[slots]))
+        self._stored.values[slots] = True
+
+    def put_page(self, page: T, slots: Slots, log: ChangeLog | None, came: bool) -> None:
+        """Slots of a table made of rows on disk have changed, or are new there."""
+        self._count += came * len(slots)
+        self._put(page, slots, log, None if log is None or not log.tracking else np.ones(len(slots), np.bool_))
+
+    def _put(self, table: T, slots: Slots, log: ChangeLog | None, changed: npt.NDArray[np.bool_] | None) -> None:
+        columns, keys = table.whole_rows(slots), len(table.index.types)
+        epoch = 0 if log is None else log.epoch
+        self.rows.put(columns[:keys], columns[keys:], changed, epoch)
+        for queue, instants in self._queues:
+            queue.put(columns[:keys], instants(table, slots))
+        if changed is not None:
+            self.journaled[epoch] = self.journaled.get(epoch, 0) + int(np.count_nonzero(changed))
+
+    # -- when to look at what has left
+
+    def look_again(self, instants: Callable[[T, Slots], npt.NDArray[np.int64]]) -> SpillQueue:
+        """Rows on disk want to be looked at when their time comes.
+
+        Args:
+            instants: of slots of a table that leave: when; ``NEVER`` for those that do not ask.
+
+        Returns:
+            their keys by that time, some of them in vain: to be looked up in the table.
+        """
+        queue = SpillQueue(self._store, self._table.index.types)
+        self._queues.append((queue, instants))
+        return queue
+
+    @property
+    def count(self) -> int:
+        """How many rows lie on disk, roughly."""
+        return self._count
+
+    @property
+    def busy(self) -> bool:
+        """Whether ``make_room`` has begun and not ended."""
+        return self._leaving is not None
+
+    # -- gone
+
+    def delete(self, slots: Slots, log: ChangeLog | None) -> None:
+        """The keys of these slots are gone."""
+        slots = slots[self._stored.values[slots]]
+        if len(slots):
+            self.rows.remove(self._table.index.columns(slots), _epochs(log))
+            self._count = max(0, self._count - len(slots))
+
+    def keep(self, slots: Slots) -> None:
+        """The table has been made anew of these slots."""
+        for flags in (self._used, self._recent, self._stored):
+            flags.replace(flags.values[slots])
+        self._leaving, self._seen = None, len(slots)
+
+    def remove(self, keys: Sequence[pa.Array]) -> None:
+        """Keys are gone, wherever they lie; for a restore, before anything is frozen."""
+        found = self._table.index.find(keys)
+        self._drop(found[found >= 0])
+        self.rows.remove(keys, range(0))
+
+    def remove_groups(self, groups: range) -> None:
+        """All keys of some key groups are gone; for a restore, before anything is frozen."""
+        slots = np.arange(len(self._table), dtype=np.int32)
+        if len(slots):
+            found = self.group_of(self._table.index.columns(slots))
+            self._drop(slots[(found >= groups.start) & (found < groups.stop)])
+        self.rows.remove_groups(groups)
+
+    def group_of(self, keys: Sequence[pa.Array]) -> npt.NDArray[np.uint16]:
+        """The key group of each key."""
+        return key_groups(hash_keys(keys[self._hashed :]), self._groups)
+
+    def _drop(self, slots: Slots) -> None:
+        if len(slots):
+            self._table.keep(np.setdiff1d(np.arange(len(self._table), dtype=np.int32), slots))
+
+    def clean(self, live: Callable[[T, Slots], npt.NDArray[np.bool_]], log: ChangeLog | None) -> None:
+        """Look at some of the rows on disk, and remove those that are not ``live``; begins anew when there are more.
+
+        Args:
+            live: of slots of a table, which are worth keeping.
+            log: is told what went.
+        """
+        if self._cleaning is None and self._count >= self._clean_at:
+            self._cleaning = self.rows.freeze().chunks(_PORTION_ROWS)
+        chunk = None if self._cleaning is None else next(self._cleaning, None)
+        if chunk is None:
+            if self._cleaning is not None:
+                self._cleaning, self._clean_at = None, 2 * self._count + _SLACK_KEYS
+            return
+        page = self._page(chunk.keys, chunk.values)
+        dead = np.flatnonzero(~live(page, np.arange(len(page), dtype=np.int32)))
+        keys = page.index.columns(dead)
+        in_memory = self._table.index.find(keys) >= 0 if len(dead) else np.empty(0, np.bool_)
+        there, values = self.rows.get([key.filter(pa.array(~in_memory)) for key in keys]) if len(dead) else ([], [])
+        if not any(there):
+            return
+        keys = [key.filter(pa.array(~in_memory)).filter(pa.array(there)) for key in keys]
+        page = self._page(keys, values)  # as they are now: the pass shows what there was when it began
+        gone = np.flatnonzero(~live(page, np.arange(len(page), dtype=np.int32))).astype(np.int32)
+        if len(gone):
+            self.delete_page(page, gone, log)
+
+    def _page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> T:
+        return cast("T", self._table.page(keys, columns))
+
+    def delete_page(self, page: T, slots: Slots, log: ChangeLog | None) -> None:
+        """The keys of slots of a table made of rows on disk are gone."""
+        self.rows.remove(page.index.columns(slots), _epochs(log))
+        self._count = max(0, self._count - len(slots))
+        if log is not None:
+            log.delete(page.index, slots)
+            log.restart(DELETED_KEYS)
+
+    # -- snapshots
+
+    def freeze(self, log: ChangeLog | None) -> FrozenSpill:
+        """What lies on disk now."""
+        frozen = FrozenSpill(self.rows.freeze(), self.group_of, self._count, dict(self.journaled))
+        begin = _epochs(log).start  # of what later freezes may be asked for
+        self.rows.forget(begin)
+        self.journaled = {epoch: rows for epoch, rows in self.journaled.items() if epoch >= begin}
+        return frozen
+
+
+class FrozenSpill:
+    """What lay on disk at one instant, for another thread.
+
+    Args:
+        rows: the rows.
+        group_of: key group of each of some keys.
+        count: how many there are, roughly.
+        journaled: how many of them the journal has, by epoch.
+    """
+
+    def __init__(
+        self,
+        rows: FrozenSpilledRows,
+        group_of: Callable[[Sequence[pa.Array]], npt.NDArray[np.uint16]],
+        count: int,
+        journaled: dict[int, int],
+    ) -> None:
+        self.rows, self.group_of, self.count = rows, group_of, count
+        self._journaled = journaled
+
+    def changed(self, epoch: int) -> int:
+        """At most so many rows have changed since an epoch began."""
+        return sum(rows for number, rows in self._journaled.items() if number >= epoch)
+
+
+def _epochs(log: ChangeLog | None) -> range:
+    return range(0) if log is None else log.epochs

@@ -1,0 +1,281 @@
+"""From what operators store to what a user means: a mean instead of its sum and count, times instead of numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from cutwater.config import parse_duration_ms
+from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.errors import ConfigError
+from cutwater.operators.aggregate.accumulators import KINDS, Aggregate, make_accumulator
+from cutwater.operators.aggregate.top_rows import ROWS
+from cutwater.state.keys import key_group_owner
+from cutwater.state.objects.ttl import stamped_type
+from cutwater.state.segments import GROUP_COLUMN
+from cutwater.state_reader.layout import SUBTASK, VALUE, WINDOW_START, Shape, TableLayout
+
+__all__ = [
+    "DOMAIN",
+    "TIME",
+    "AggregateColumns",
+    "Column",
+    "aggregate_columns",
+    "columns_of",
+    "exploded",
+    "free_name",
+]
+
+_compute: Any = pyarrow.compute
+
+_REGISTERS = re.compile(r", 2\*\*([0-9]+) registers\)")
+_WINDOW_END = "window_end"
+TIME, DOMAIN, RANK = "__time", "__domain", "__rank"
+_EVENT, _CLOCK = pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC")
+
+Compute = Callable[[pa.RecordBatch], pa.Array]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table as it is shown, and how it is made from a batch of stored ones."""
+
+    name: str
+    type: pa.DataType
+    of: Compute
+
+
+@dataclass(frozen=True)
+class AggregateColumns:
+    """An aggregate, and the stored columns that hold it.
+
+    >>> kept = AggregateColumns("speed", "mean", ("speed.sum", "speed.count"))
+    >>> kept.plain
+    False
+    """
+
+    name: str
+    kind: str
+    stored: tuple[str, ...]
+    precision: int | None = None
+    """Of ``approx_count_distinct``."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether what is stored (in the first column) is the result."""
+        return self.kind not in _COMPUTED
+
+
+_PARTS = {
+    "mean": ("sum", "count"),
+    **dict.fromkeys(("variance", "variance_pop", "stddev", "stddev_pop"), ("count", "mean", "squares")),
+}
+_COMPUTED = (*_PARTS, "count_distinct", "approx_count_distinct")
+
+
+def aggregate_columns(layout: TableLayout) -> list[AggregateColumns]:
+    """The aggregates of a table, as far as their columns are there."""
+    assert layout.record is not None
+    found: list[AggregateColumns] = []
+    for name, function in layout.record.parts:
+        kind = function.partition("(")[0]
+        if kind not in KINDS:
+            continue  # rows of a top: they are stored as they are meant
+        stored = tuple(f"{name}.{part}" for part in _PARTS[kind]) if kind in _PARTS else (name,)
+        if f"{name}.order" in layout.stored.names and kind in ("first", "last"):
+            stored = (name, f"{name}.order")
+        if all(part in layout.stored.names for part in stored):
+            registers = _REGISTERS.search(function)
+            found.append(AggregateColumns(name, kind, stored, int(registers[1]) if registers else None))
+    return found
+
+
+def columns_of(layout: TableLayout, max_parallelism: int, *, raw: bool = False) -> list[Column]:
+    """What a table shows, for the shapes that have key groups.
+
+    Args:
+        layout: the table.
+        max_parallelism: number of key groups.
+        raw: the stored columns as they are, and the key group.
+    """
+    stored = [field for field in layout.stored if not field.name.startswith("__")]
+    if raw:
+        shown = [_as_stored(field) for field in layout.stored if field.name != GROUP_COLUMN]
+    elif layout.shape is Shape.AGGREGATES:
+        shown = _aggregates(layout, stored)
+    elif layout.shape is Shape.OBJECT:
+        shown = [*map(_as_stored, stored), *_user_value(layout.stored.field(VALUE), stored)]
+    elif layout.shape is Shape.ELEMENTS:
+        shown = [_renamed(layout.stored.field(name), name[2:]) for name in (SUBTASK, "__position")]
+        shown += _user_value(layout.stored.field(VALUE), [])
+    elif layout.shape is Shape.WATERMARKS:
+        shown = _watermark(layout)
+    elif layout.shape is Shape.TIMERS:
+        shown = [*map(_as_stored, stored), *_timer(stored)]
+    elif layout.shape is Shape.TOP:
+        shown = _kept_rows(layout)
+    else:
+        shown = [_renamed(field, field.name.lstrip(".")) for field in stored]
+    shown.append(_group(shown))
+    if layout.record is not None and layout.shape is not Shape.ELEMENTS:
+        shown.append(_owner(shown, layout.record.parallelism, max_parallelism))
+    return shown
+
+
+def free_name(name: str, taken: Iterable[str]) -> str:
+    """A name that no column has yet.
+
+    >>> free_name("value", ["k", "value"])
+    '_value'
+    """
+    while name in set(taken):
+        name = f"_{name}"
+    return name
+
+
+def _as_stored(field: pa.Field) -> Column:
+    return _renamed(field, field.name)
+
+
+def _renamed(field: pa.Field, name: str) -> Column:
+    return Column(name, field.type, lambda batch: batch.column(field.name))
+
+
+def _group(shown: Sequence[Column]) -> Column:
+    name = free_name("key_group", (c.name for c in shown))
+    return Column(name, pa.int32(), lambda batch: batch.column(GROUP_COLUMN).cast(pa.int32()))
+
+
+def _owner(shown: Sequence[Column], parallelism: int, max_parallelism: int) -> Column:
+    owners = pa.array([key_group_owner(g, parallelism, max_parallelism) for g in range(max_parallelism)], pa.int32())
+    name = free_name("subtask", (c.name for c in shown))
+    return Column(name, pa.int32(), lambda batch: owners.take(batch.column(GROUP_COLUMN)))
+
+
+# ---------------------------------------------------------------------------------------------------- aggregates
+
+
+def _aggregates(layout: TableLayout, stored: list[pa.Field]) -> list[Column]:
+    """Keys and window as stored, its end where it follows from the start, then results."""
+    aggregates = aggregate_columns(layout)
+    parts = {name: aggregate for aggregate in aggregates for name in aggregate.stored}
+    sliced = layout.segments == ("slice",)
+    shown: list[Column] = []
+    for field in stored:
+        aggregate = parts.get(field.name)
+        if aggregate is None:
+            if field.name == "window_fired" and sliced:
+                continue  # a slice does not fire
+            if field.name == WINDOW_START and sliced:
+                shown.append(_renamed(field, "slice_start"))
+                continue
+            shown.append(_renamed(field, field.name.lstrip(".")))
+            if field.name == WINDOW_START and not sliced and _WINDOW_END not in layout.stored.names:
+                shown += _end(layout, field)
+        elif field.name == aggregate.stored[0]:
+            shown.append(_result(aggregate, layout.stored))
+    return shown
+
+
+def _end(layout: TableLayout, start: pa.Field) -> list[Column]:
+    assert layout.record is not None
+    kind, _, sizes = layout.record.settings.get("windows", "").partition(" ")
+    try:
+        size_us = round(1000 * parse_duration_ms(sizes.partition(",")[0]))
+    except ConfigError:
+        return []
+    if kind not in ("tumbling", "sliding"):
+        return []
+    size = pa.scalar(size_us, pa.duration("us"))
+    return [Column(_WINDOW_END, start.type, lambda batch: _compute.add(batch.column(start.name), size))]
+
+
+def _result(aggregate: AggregateColumns, stored: pa.Schema) -> Column:
+    first = stored.field(aggregate.stored[0])
+    if aggregate.plain:
+        return _renamed(first, aggregate.name)
+    if aggregate.kind == "count_distinct":
+        return Column(aggregate.name, pa.int64(), lambda batch: _length(batch.column(first.name)))
+    rows = pa.schema([pa.field("value", pa.float64())])
+    made = Aggregate("value", aggregate.kind, "value", aggregate.precision)
+
+    def result(batch: pa.RecordBatch) -> pa.Array:
+        accumulator = make_accumulator(made, rows)
+        slots = np.arange(batch.num_rows, dtype=np.int32)
+        accumulator.reserve(batch.num_rows)
+        accumulator.restore(slots, [batch.column(name) for name in aggregate.stored])
+        return accumulator.result(slots)
+
+    return Column(aggregate.name, made.result_type(rows), result)
+
+
+def _length(lists: pa.Array) -> pa.Array:
+    return _compute.list_value_length(lists).cast(pa.int64())
+
+
+# --------------------------------------------------------------------------------------------------- user logic
+
+
+def _user_value(field: pa.Field, others: Sequence[pa.Field]) -> list[Column]:
+    """A value; one with a time to live as two columns."""
+    name = free_name("value", (other.name for other in others))
+    kind = field.type
+    if pa.types.is_struct(kind) and kind.num_fields == 2 and kind == stamped_type(kind.field(0).type):
+        expires = free_name("expires", (other.name for other in others))
+        return [
+            Column(name, kind.field(0).type, lambda batch: _compute.struct_field(batch.column(field.name), 0)),
+            Column(expires, _CLOCK, lambda batch: _compute.struct_field(batch.column(field.name), 1).cast(_CLOCK)),
+        ]
+    return [_renamed(field, name)]
+
+
+def _watermark(layout: TableLayout) -> list[Column]:
+    name = layout.stored.names[1]
+
+    def time(batch: pa.RecordBatch) -> pa.Array:
+        raw = batch.column(name)
+        none = _compute.is_in(raw, value_set=pa.array([MIN_WATERMARK, MAX_WATERMARK]))
+        return _compute.if_else(none, pa.scalar(None, pa.int64()), raw).cast(_EVENT)
+
+    def ended(batch: pa.RecordBatch) -> pa.Array:
+        return _compute.equal(batch.column(name), pa.scalar(MAX_WATERMARK))
+
+    return [Column("watermark", _EVENT, time), Column("ended", pa.bool_(), ended)]
+
+
+def _timer(keys: Sequence[pa.Field]) -> list[Column]:
+    taken = [key.name for key in keys]
+    return [
+        Column(free_name("domain", taken), pa.string(), lambda batch: batch.column(DOMAIN)),
+        Column(free_name("time", taken), _EVENT, lambda batch: batch.column(TIME).cast(_EVENT)),
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------- top rows
+
+
+def _kept_rows(layout: TableLayout) -> list[Column]:
+    row = layout.stored.field(ROWS).type.value_type
+    fields = [row.field(number) for number in range(row.num_fields)]
+    rank = free_name("rank", (field.name for field in fields))
+    return [Column(rank, pa.int64(), lambda batch: batch.column(RANK)), *map(_as_stored, fields)]
+
+
+def exploded(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows in the lists of ``top``, each with its rank, instead of a list for each key."""
+    lists = batch.column(ROWS)
+    parents: Any = _compute.list_parent_indices(lists)
+    lengths = _compute.fill_null(_compute.list_value_length(lists), 0).to_numpy()
+    first = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    rows = _compute.list_flatten(lists)
+    ranks = pa.array(np.arange(len(rows)) - first + 1, pa.int64())
+    names = [rows.type.field(number).name for number in range(rows.type.num_fields)]
+    return pa.RecordBatch.from_arrays(
+        [batch.column(GROUP_COLUMN).take(parents), ranks, *rows.flatten()], names=[GROUP_COLUMN, RANK, *names]
+    )

@@ -1,0 +1,1 @@
+"""The job log: which attempt owns the job, and which checkpoints count."""

@@ -1,0 +1,407 @@
+"""The job log: which attempt owns the job, and which checkpoints count.  It is the fence against paused drivers.
+
+Theory of operation
+-------------------
+The log is a dense sequence of small files, ``log/<number>.json``.  Each is made by *atomic create*, so of two drivers
+that want the same number exactly one gets it, and the other one reads what the winner wrote.  A new driver takes a
+number with *attempt k began*.  A driver that was paused meanwhile finds its next number taken, reads on, finds the
+newer attempt, and stops with ``FencedError`` before it tells any sink to commit.  The manifest of a checkpoint lies in
+the file of the entry that publishes it, unless it is large.
+
+Every entry carries the state that results from it, so the newest entry alone says everything, and old ones can go.
+That alone would break the fence: a driver that slept long enough would find its number *free again*.  Therefore:
+
+1. An entry names ``base``: all numbers from there on are present; what lies below may be deleted.  No manifest of a
+   retained checkpoint lies below.
+2. Deletion runs upwards, only below the base of an entry that is durable, never beyond a failure, and never before the
+   file ``log/trimmed`` is durable, which stays for ever.
+3. An append is believed only after the predecessor was read again *after* the create and is, byte for byte, the one
+   known.  Had the number been used and deleted, then its predecessor would have been deleted before it (2), and nobody
+   can bring it back with the same bytes, for they hold an attempt and a time.  Number 1 has no predecessor: it is
+   believed only if ``log/trimmed`` is not there.
+
+What a late driver leaves at a deleted number lies below the base: nobody reads it, and the next trim removes it.
+
+What somebody removes is another matter.  Without the newest entries the log says what it said before, so a driver
+whose own newest entry is gone stops at once: others may have begun, and be gone, too.  Older ones: see ``log_chain``.
+
+If storing fails in a way that leaves open whether the entry is there (the file was made, but is not known to be
+durable), this log refuses all further appends.  The next attempt reads what is there and makes it durable with its own
+first entry, whose create syncs the same folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+
+from cutwater.errors import (
+    ConfigError,
+    CorruptSnapshotError,
+    FencedError,
+    ForeignDirectoryError,
+    InvariantError,
+    StorageError,
+)
+from cutwater.storage.log.chain import (
+    LOST,
+    TRIMMED,
+    check_not_lost,
+    damaged_below,
+    refuse_foreign,
+    vanished_error,
+)
+from cutwater.storage.log.entries import (
+    DAMAGED_HINT,
+    AttemptBegan,
+    CheckpointCompleted,
+    Event,
+    Fork,
+    Forked,
+    HandedOver,
+    JobCreated,
+    JobEnded,
+    JobFinished,
+    LogState,
+    Promoted,
+    RolledBack,
+    StoredEntry,
+    next_entry,
+    parse_entry,
+)
+from cutwater.storage.log.fenced import fenced_error
+from cutwater.storage.store.base import Store
+from cutwater.storage.store.paths import LOG_FOLDER, check_job_name, log_path, log_seq_of
+from cutwater.storage.store.seal import Seal
+
+__all__ = [
+    "AttemptBegan",
+    "CheckpointCompleted",
+    "Event",
+    "Fork",
+    "Forked",
+    "HandedOver",
+    "JobCreated",
+    "JobEnded",
+    "JobFinished",
+    "JobLog",
+    "LogState",
+    "Promoted",
+    "RolledBack",
+    "wall_clock_ms",
+]
+
+_LOG = logging.getLogger(__name__)
+
+KEEP_ENTRIES = 64
+_MAX_TRIES = 1_000
+"""Numbers lost to others in a row before an append gives up: only a broken store comes that far."""
+_READ_TRIES = 4
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class JobLog:
+    """One driver's view of a job's log.  Used from one thread.
+
+    Args:
+        store: must have ``atomic_create``.
+        job: folder of the job in the store.
+        name: what ``JobCreated`` says at the first start (default: ``job``).
+        num_retained: completed checkpoints that stay in the state.
+        clock_ms: wall clock for the entries' times (information only; nothing depends on it).
+        keep: entries that a trim leaves; one is made when twice as many lie there.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        job: str,
+        *,
+        name: str = "",
+        num_retained: int = 3,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+        keep: int = KEEP_ENTRIES,
+    ) -> None:
+        if num_retained < 1 or keep < 2:
+            raise ConfigError(f"num_retained must be at least 1 and keep at least 2, got {num_retained} and {keep}")
+        self.job = check_job_name(job)
+        self._store = store
+        self._name = name or job
+        self._num_retained = num_retained
+        self._clock_ms = clock_ms
+        self._keep = keep
+        self._known: StoredEntry | None = None
+        self._attempt = 0
+        self._in_doubt = False
+        self.damaged: dict[int, str] = {}
+        """Entries below the newest that are lost or damaged, and what is wrong with them (empty: it was told)."""
+
+    @property
+    def state(self) -> LogState:
+        """As of the last read or append of this object."""
+        return self._known.entry.state if self._known else LogState()
+
+    @property
+    def attempt(self) -> int:
+        """The attempt this object began; 0 before ``begin_attempt``."""
+        return self._attempt
+
+    @property
+    def in_doubt(self) -> bool:
+        """True after a failure that leaves open whether the last entry is durable: only a new attempt may go on."""
+        return self._in_doubt
+
+    def read(self) -> LogState:
+        """Read the log's present state from the store (an empty state if the job was never started).
+
+        Raises:
+            CorruptSnapshotError: the newest entry is torn or changed, or all others are; the message names the file.
+            FormatVersionError: written by a newer release.
+            ForeignDirectoryError: the job's folder holds other things and no log.
+            FencedError: the entry that this driver's attempt rests on is gone, or is another one.
+        """
+        before = self._known if self._attempt else None
+        try:
+            known = self._load()
+        except CorruptSnapshotError:
+            if before is None:
+                raise
+            known = None
+        if before is not None and not self._follows(known, before):
+            raise vanished_error(self._path(before.entry.seq), self._attempt)
+        self._known = known
+        return self.state
+
+    def _follows(self, newest: StoredEntry | None, before: StoredEntry) -> bool:
+        """The newest entry comes after another one, which is there as it was, or was trimmed."""
+        if newest is None or newest.entry.base > before.entry.seq:
+            return newest is not None
+        return newest.data == before.data or self._holds(self._path(before.entry.seq), before.data)
+
+    def create(self, fork: Fork | None = None) -> LogState:
+        """Read the state; a job that was never started gets its uid here, before anybody has to be told of it.
+
+        Args:
+            fork: what a job that was never started is a fork of.
+
+        Raises:
+            StorageError: as ``read``, or nothing can be written.
+        """
+        self.read()
+        while not self.state.uid:
+            self._try_append(JobCreated(uuid.uuid4().hex, self._name, self._clock_ms(), fork))
+        return self.state
+
+    def begin_attempt(
+        self,
+        driver: str,
+        *,
+        after: int | None = None,
+        rescaled: tuple[int, int] | None = None,
+        take_back: bool = False,
+    ) -> int:
+        """Take the job: every attempt before is fenced from here on (R6).  Creates the job at its first start.
+
+        Args:
+            driver: who takes it (host, process ...), for the message that a fenced driver shows.
+            after: only if this attempt still owns the job (a driver that restarts its own job must not take it back
+                from another one); ``None``: whoever owns it.
+            rescaled: see ``AttemptBegan``.
+            take_back: also if the job was handed over to a fork.
+
+        Raises:
+            FencedError: another attempt than ``after`` owns the job, or it was handed over.
+        """
+        self.create()
+        self._sweep()
+        self._fill_gaps()
+        self._in_doubt = False
+        self._attempt = 0
+        for _ in range(_MAX_TRIES):
+            if after is not None and (self.state.attempt != after or self.state.finished):
+                raise self._fenced(after)  # finished: by a driver that this one was about to replace
+            if self.state.handed_over is not None and not take_back:
+                raise self._fenced(self.state.attempt)
+            attempt = self.state.attempt + 1
+            if self._try_append(AttemptBegan(attempt, driver, self._clock_ms(), rescaled)):
+                self._attempt = attempt
+                return attempt
+        raise self._no_number()
+
+    def append(
+        self,
+        event: CheckpointCompleted | RolledBack | Forked | HandedOver | Promoted | JobFinished | JobEnded,
+        manifest: bytes = b"",
+    ) -> LogState:
+        """Make an event of this attempt part of the log, durably.
+
+        Args:
+            event: what happened.
+            manifest: of a completed checkpoint, if it is to lie in the log; the event's path is set accordingly.
+
+        Raises:
+            FencedError: a newer attempt owns the job; commit nothing.
+            StorageError: nothing was added, or (``in_doubt``) that is not known.
+        """
+        if self._in_doubt:
+            raise StorageError(
+                f"job {self.job!r}: it is not known whether the last log entry of attempt {self._attempt} is durable",
+                hint="Begin a new attempt: it reads what is there.",
+            )
+        for _ in range(_MAX_TRIES):
+            self._check_owner(event.attempt)
+            if isinstance(event, CheckpointCompleted) and event.checkpoint_id <= self.state.newest_id:
+                raise InvariantError(
+                    f"checkpoint {event.checkpoint_id} was to be published after {self.state.newest_id} (A1: ids grow)"
+                )
+            if self._try_append(event, manifest):
+                return self.state
+        raise self._no_number()
+
+    def check_fence(self) -> None:
+        """Look whether a newer attempt has begun since the last append.
+
+        Raises:
+            FencedError: one has.
+        """
+        seq = self._known.entry.seq if self._known else 0
+        if log_path(seq + 1).rpartition("/")[2] in self._store.names(f"{self.job}/{LOG_FOLDER}"):
+            self.read()
+        self._check_owner(self._attempt)
+
+    # -- appending
+
+    def _check_owner(self, attempt: int) -> None:
+        if not attempt == self._attempt == self.state.attempt > 0:
+            raise self._fenced(attempt)
+
+    def _fenced(self, attempt: int) -> FencedError:
+        return fenced_error(self.job, attempt, self.state)
+
+    def _try_append(self, event: Event, manifest: bytes = b"") -> bool:
+        """Try one number.  ``False``: it was not to be had; the state is read anew."""
+        known = self._known
+        entry = next_entry(
+            known, event, manifest, num_retained=self._num_retained, keep=self._keep, seal=self._store.seal
+        )
+        path = self._path(entry.entry.seq)
+        self._in_doubt = True
+        try:
+            made = self._store.create(path, entry.data)
+        except StorageError:
+            self._in_doubt = self._may_hold(path, entry.data)
+            raise
+        believed = made and self._never_used_before()
+        self._in_doubt = False
+        if not believed:
+            self.read()
+            return False
+        self._known = entry
+        if known is not None and entry.entry.base > known.entry.base:
+            self._trim(entry.entry.base)
+        return True
+
+    def _never_used_before(self) -> bool:
+        """Rule 3, after a create that succeeded: the number was free because nobody had taken it yet."""
+        known = self._known
+        return TRIMMED not in self._names() if known is None else self._holds(self._path(known.entry.seq), known.data)
+
+    def _holds(self, path: str, data: bytes) -> bool:
+        try:
+            return self._store.read(path) == data
+        except CorruptSnapshotError:
+            return False
+
+    def _may_hold(self, path: str, data: bytes) -> bool:
+        """After a create that failed: whether the entry may be there all the same."""
+        try:
+            return self._holds(path, data)
+        except StorageError:
+            return True
+
+    def _trim(self, base: int) -> None:
+        try:
+            self._store.create(f"{self.job}/{LOG_FOLDER}/{TRIMMED}", b"Old entries of this log have been removed.\n")
+            for seq in self._numbers():
+                if seq < base:
+                    self._store.delete(self._path(seq))
+        except StorageError as error:
+            _LOG.warning("old log entries stay for now: %s", error)
+
+    def _fill_gaps(self) -> None:
+        for seq in self.damaged:
+            self._store.create(self._path(seq), LOST)
+
+    def _sweep(self) -> None:
+        try:
+            self._store.sweep(f"{self.job}/{LOG_FOLDER}")
+        except StorageError as error:
+            _LOG.warning("leftovers of dead drivers stay for now: %s", error)
+
+    def _no_number(self) -> StorageError:
+        return StorageError(
+            f"no log number to be had for job {self.job!r} in {_MAX_TRIES} tries",
+            hint="Either many drivers start this job all the time, or the store's create is not exclusive.",
+        )
+
+    # -- reading
+
+    def _path(self, seq: int) -> str:
+        return f"{self.job}/{log_path(seq)}"
+
+    def _names(self) -> list[str]:
+        return self._store.names(f"{self.job}/{LOG_FOLDER}")
+
+    def _numbers(self) -> list[int]:
+        return sorted(seq for seq in map(log_seq_of, self._names()) if seq is not None)
+
+    def _load(self) -> StoredEntry | None:
+        """The newest entry, after a check of all that it says to be there."""
+        for left in reversed(range(_READ_TRIES)):
+            names = self._names()
+            numbers = [seq for seq in map(log_seq_of, names) if seq is not None]
+            if not numbers:
+                refuse_foreign(self.job, self._store.names(self.job), names)
+                return None
+            try:
+                return self._load_chain(max(numbers), trimmed=TRIMMED in names, lenient=not left)
+            except CorruptSnapshotError:
+                # The owner may have trimmed what was to be read; what is really damaged stays so.
+                if not left:
+                    raise
+        return None
+
+    def _load_chain(self, newest: int, *, trimmed: bool, lenient: bool) -> StoredEntry:
+        seal = self._store.seal
+        known = self._read_entry(newest, seal)
+        self._check_name(known)
+        if trimmed and known.entry.base == 1:
+            raise CorruptSnapshotError(f"newer entries than {self._path(newest)} are missing", hint=DAMAGED_HINT)
+        older = partial(self._read_entry, seal=seal.for_links())  # nothing is taken of them: the newest says it all
+        self.damaged = damaged_below(known, older, self._path, lenient=lenient)
+        return known
+
+    def _check_name(self, newest: StoredEntry) -> None:
+        """A key is for many jobs: what it sealed for one of them is not another one's."""
+        name = newest.entry.state.name
+        if self._store.seal.keyed and name not in (self.job, self._name):
+            raise ForeignDirectoryError(
+                f"folder {self.job!r} holds the sealed log of job {name!r}",
+                hint="A job with a key keeps its name: rename the folder back, or begin from a savepoint.",
+            )
+
+    def _read_entry(self, seq: int, seal: Seal) -> StoredEntry:
+        path = self._path(seq)
+        try:
+            data = self._store.read(path)
+        except CorruptSnapshotError as error:
+            raise CorruptSnapshotError(f"log entry {error.message}", hint=DAMAGED_HINT) from error
+        check_not_lost(path, data)
+        return parse_entry(path, seq, bytes(data), seal)

@@ -1,0 +1,1 @@
+"""Any snapshot by its address: found, verified, read."""

@@ -1,0 +1,234 @@
+"""Savepoints: snapshots that belong to the user, in a format of their own that only grows.
+
+    <savepoint>/savepoint.json      what it consists of, and the digest of that; written last: without it there is none
+    <savepoint>/<step>/...          the data, see ``savepoint_files``
+
+All paths are relative, so that the folder can be moved, copied and renamed.  Its name is nobody's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from cutwater.data.decoding import prepare
+from cutwater.errors import CorruptSnapshotError, DataError, FormatVersionError, SealError, StorageError
+from cutwater.storage.log.entries import CheckpointCompleted, LogState
+from cutwater.storage.savepoint.files import SavepointFile, entries_of
+from cutwater.storage.snapshot.limits import check_manifest
+from cutwater.storage.snapshot.manifest import EdgeRecord, Manifest, StepRecord, SubtaskRecord
+from cutwater.storage.store.base import Store
+from cutwater.storage.store.beneath import check_relative
+from cutwater.storage.store.paths import SAVEPOINT_FILE
+from cutwater.storage.store.seal import Seal, is_sealed
+
+__all__ = [
+    "SAVEPOINT_VERSION",
+    "SavepointManifest",
+    "damaged_files",
+    "delete_savepoint",
+    "is_savepoint",
+    "load_savepoint",
+    "publish_savepoint",
+    "savepoint_state",
+]
+
+SAVEPOINT_VERSION = 2
+KNOWN_VERSIONS = (1, 2)
+"""2: sealed.  1: not, and so it stays without a key."""
+
+
+class SavepointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What ``savepoint.json`` says; see ``Manifest`` for fields of the same name."""
+
+    format_version: int
+    job: str
+    uid: str
+    """Of the job that took it."""
+    checkpoint_id: int
+    """The number that the job gave it, among those of its checkpoints."""
+    committed_by: int
+    """The checkpoint in the job's log with which its sinks committed all that they had handed out up to the savepoint;
+    ``checkpoint_id`` itself if the job stopped with it."""
+    attempt: int
+    protocol: str
+    max_parallelism: int
+    parallelism: int
+    triggered_ms: int
+    completed_ms: int
+    steps: list[StepRecord]
+    subtasks: list[SubtaskRecord]
+    files: list[SavepointFile]
+    edges: list[EdgeRecord] = []
+    back_edges: list[tuple[str, str]] = []
+    final: bool = False
+    """Taken after the job was drained: its windows have fired, and nothing is left to do."""
+    engine: str = ""
+
+    @classmethod
+    def of(cls, manifest: Manifest, files: list[SavepointFile], *, committed_by: int) -> SavepointManifest:
+        """A snapshot as a savepoint; the manifest's own entries are not part of it."""
+        fields = {name: getattr(manifest, name) for name in manifest.__struct_fields__ if name in cls.__struct_fields__}
+        fields["format_version"] = 1
+        return cls(**fields, files=files, committed_by=committed_by)
+
+    def to_manifest(self) -> Manifest:
+        """The same as the manifest of a checkpoint, whose files lie in the savepoint's folder."""
+        names = [name for name in self.__struct_fields__ if name not in ("files", "committed_by")]
+        return Manifest(**{name: getattr(self, name) for name in names}, entries=entries_of(self.files))
+
+
+class _Versioned(msgspec.Struct):
+    format_version: int = 0
+
+
+prepare(_Versioned, SavepointManifest)
+
+
+def publish_savepoint(store: Store, folder: str, manifest: SavepointManifest) -> None:
+    """Make the savepoint whole: its data files are durable already.
+
+    Raises:
+        DataError: a position or handle is no JSON value.
+        StorageError: the store fails, or there is a savepoint already.
+    """
+    version = max(manifest.format_version, SAVEPOINT_VERSION if store.seal.keyed else 1)
+    try:
+        body = msgspec.json.encode(msgspec.structs.replace(manifest, format_version=version), order="deterministic")
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"savepoint {manifest.checkpoint_id}: a position or handle cannot be written as JSON ({error})",
+            hint="Connectors must use numbers, texts, lists and dictionaries for positions, handles and states.",
+        ) from error
+    path = f"{folder}/{SAVEPOINT_FILE}"
+    if not store.create(path, body + b"\n" + store.seal.digest("savepoint", body).encode() + b"\n"):
+        raise StorageError(f"{path} exists already: no path is ever written twice")
+
+
+def is_savepoint(store: Store, folder: str) -> bool:
+    """Whether a folder holds a savepoint that was completed."""
+    return SAVEPOINT_FILE in store.names(folder)
+
+
+def savepoint_state(store: Store, folder: str) -> LogState:
+    """A savepoint as the log of a job would tell of it: one snapshot to restore.
+
+    Raises:
+        CorruptSnapshotError: the manifest is missing or damaged.
+        FormatVersionError: written by a newer release.
+    """
+    manifest, digest = _read(store, folder)
+    completed = CheckpointCompleted(
+        checkpoint_id=manifest.checkpoint_id,
+        attempt=manifest.attempt,
+        digest=digest,
+        path=SAVEPOINT_FILE,
+        time_ms=manifest.completed_ms,
+        kind="savepoint",
+    )
+    return LogState(
+        uid=manifest.uid,
+        name=manifest.job,
+        attempt=manifest.attempt,
+        completed=(completed,),
+        newest_id=manifest.checkpoint_id,
+    )
+
+
+def load_savepoint(store: Store, folder: str) -> SavepointManifest:
+    """What a savepoint says of itself, verified.
+
+    Raises:
+        CorruptSnapshotError: the manifest is missing or damaged.
+        FormatVersionError: written by a newer release.
+    """
+    return _read(store, folder)[0]
+
+
+def damaged_files(store: Store, folder: str) -> Iterator[tuple[str, str]]:
+    """Files whose bytes differ from their digests, and what is wrong; reads everything.
+
+    Raises:
+        CorruptSnapshotError: the manifest itself is missing or damaged.
+        FormatVersionError: written by a newer release.
+    """
+    for file in load_savepoint(store, folder).files:
+        path = f"{folder}/{file.path}"
+        try:
+            data = store.read(path)
+        except CorruptSnapshotError as error:
+            yield path, error.message
+            continue
+        problem = f"expected {file.length} bytes, found {len(data)}"
+        if len(data) == file.length:
+            problem = _problem(store.seal, data, file)
+        if problem:
+            yield path, f"{path} is damaged: {problem}"
+
+
+def _problem(seal: Seal, data: bytes | memoryview, file: SavepointFile) -> str:
+    try:
+        return seal.problem("file", data, file.digest)
+    except SealError as error:
+        return error.message
+
+
+def delete_savepoint(store: Store, folder: str, digest: str) -> bool:
+    """Remove a savepoint, what marks it as one first; false if another one (or none) lies there by now.
+
+    Files that do not belong to it stay.
+
+    Args:
+        digest: of its manifest's bytes, as ``savepoint_state`` tells it.
+    """
+    if not is_savepoint(store, folder):
+        return False
+    manifest, found = _read(store, folder)
+    if found != digest:
+        return False
+    store.delete(f"{folder}/{SAVEPOINT_FILE}")
+    for file in manifest.files:
+        store.delete(f"{folder}/{file.path}")
+    for step in {file.path.partition("/")[0] for file in manifest.files}:
+        if not store.names(f"{folder}/{step}"):
+            store.delete(f"{folder}/{step}")
+    if not store.names(folder):
+        store.delete(folder)
+    return True
+
+
+def _read(store: Store, folder: str) -> tuple[SavepointManifest, str]:
+    """The manifest, and the digest of its bytes."""
+    path = f"{folder}/{SAVEPOINT_FILE}"
+    data = bytes(store.read(path))
+    body, _, tail = data.partition(b"\n")
+    said = tail.removesuffix(b"\n").decode("ascii", errors="replace")
+    try:
+        damaged = not tail.endswith(b"\n") or store.seal.problem("savepoint", body, said)
+    except SealError as error:
+        raise SealError(f"{path}: {error.message}", hint=error.hint) from error
+    if damaged:
+        raise CorruptSnapshotError(f"{path} is damaged: its content differs from its digest")
+    manifest = _parse(path, body)
+    if (manifest.format_version == SAVEPOINT_VERSION) != is_sealed(said):
+        raise CorruptSnapshotError(f"{path} is damaged: its version is {manifest.format_version}")
+    for file in manifest.files:
+        if len(check_relative(file.path)) != 2:
+            raise CorruptSnapshotError(f"{path} names {file.path[:128]!r}, which is no file of a savepoint")
+    check_manifest(manifest.to_manifest(), path, savepoint=True)
+    return manifest, store.seal.digest("savepoint", data)
+
+
+def _parse(path: str, body: bytes) -> SavepointManifest:
+    try:
+        version = msgspec.json.decode(body, type=_Versioned).format_version
+        if version not in KNOWN_VERSIONS:
+            raise FormatVersionError(
+                f"{path} has savepoint format version {version}, "
+                f"this release knows {', '.join(map(str, KNOWN_VERSIONS))}",
+                hint="Use the release that wrote it, or a newer one.",
+            )
+        return msgspec.json.decode(body, type=SavepointManifest)
+    except msgspec.MsgspecError as error:
+        raise CorruptSnapshotError(f"{path} is not the manifest of a savepoint ({error})") from error

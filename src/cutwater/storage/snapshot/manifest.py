@@ -1,0 +1,163 @@
+"""The manifest: what a checkpoint consists of.  Written once, its digest lies in the job log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from cutwater.data.decoding import prepare
+from cutwater.data.time import MIN_WATERMARK
+
+__all__ = [
+    "FORMAT_VERSION",
+    "KNOWN_VERSIONS",
+    "ChannelRecord",
+    "EdgeRecord",
+    "Entry",
+    "Manifest",
+    "SplitRecord",
+    "StepRecord",
+    "SubtaskRecord",
+]
+
+FORMAT_VERSION = 4
+"""4: sealed.  3: segments may be loose.  2: entries may name files of older checkpoints, and hold deletions.  1: each
+checkpoint is whole."""
+KNOWN_VERSIONS = (1, 2, 3, 4)
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where one segment lies: a byte range of a file, or inline."""
+
+    step: str
+    subtask: int
+    name: str
+    kind: str
+    rows: int
+    length: int
+    digest: str
+    """Of the bytes: xxh3_128, hex, or a seal."""
+    key_groups: tuple[int, int] | None = None
+    file: str = ""
+    """Relative to the job's folder; empty for inline."""
+    offset: int = 0
+    inline: bytes | None = None
+    format: str = "arrow-ipc/1"
+    channel: tuple[int, int, int] | None = None
+    """Of kind "channel", rows on their way: edge, sending subtask, receiving subtask.  ``name`` is the edge's name."""
+    side: str = ""
+    """"receiver": taken or waiting there; "sender": waiting at the sender, behind those of the receiver."""
+    first_row: int = 0
+    """Number of the first row in its channel."""
+    ungrouped: tuple[int, int] | None = None
+    """Of a loose segment, see ``cutwater.state.segments.Segment``."""
+    schema: bytes = b""
+    """Of format "arrow-file/1", a record batch within a file of a savepoint: the file's schema."""
+    written: int = 0
+    """The checkpoint that wrote it, where that went on with a shared file of an earlier one."""
+
+
+class ChannelRecord(msgspec.Struct, frozen=True):
+    """An input channel at the cut: number of the next row, watermark, idleness, end of data."""
+
+    edge: int
+    source: int
+    target: int
+    next_row: int
+    watermark: int
+    idle: bool = False
+    ended: bool = False
+
+
+class SplitRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A source split at the cut."""
+
+    id: str
+    data: Any = None
+    position: Any = None
+    max_time: int = MIN_WATERMARK
+    """Largest event time read so far (microseconds): the split's watermark follows from it.  Of a split that was found
+    when time had passed already, what it is taken to be."""
+    done: bool = False
+    idle: bool = False
+    """It gave nothing for the idle timeout: nobody waits for it."""
+
+
+class SubtaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Everything about one subtask at the cut that is not a segment."""
+
+    vertex: int
+    subtask: int
+    incarnation: int
+    protocol: str
+    inputs: list[ChannelRecord] = []
+    output_rows: list[ChannelRecord] = []
+    """Number of the next row on each output channel (watermark: the last sent)."""
+    splits: dict[str, list[SplitRecord]] = {}
+    """Per read step."""
+    handles: dict[str, list[Any]] = {}
+    """Per write step: pre-commit handles."""
+    sinks: dict[str, Any] = {}
+    """Per write step: the writer's state."""
+    processing_time_ms: int = 0
+    watermark: int = MIN_WATERMARK
+    finished: bool = False
+    """End of data was handled: the subtask's work is done."""
+
+
+class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the upgrade check needs to know of a step."""
+
+    id: str
+    kind: str
+    parallelism: int
+    keys: list[str] = []
+    outputs: list[list[tuple[str, str]]] = []
+    """Per output: (column, type)."""
+    state: list[tuple[str, str]] | None = None
+    settings: dict[str, str] = {}
+    """What else the meaning of the state depends on: which aggregates, which windows, which bounds."""
+    types: bytes = b""
+    """``state`` as an Arrow IPC schema; older releases wrote it of steps whose state may evolve only."""
+    parts: list[tuple[str, str]] = []
+    """Of aggregates and user logic, in order: name of an aggregate or state, and which function or kind it is."""
+    vertex: int = -1
+    """Number of the chain that the step lies in."""
+
+
+class EdgeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An edge: what it is called, and the columns of the rows that go over it."""
+
+    name: str
+    columns: list[tuple[str, str]] = []
+    """(column, type)."""
+
+
+class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A completed checkpoint."""
+
+    job: str
+    uid: str
+    """Of the job: made at its first start, the same over all drivers and attempts."""
+    checkpoint_id: int
+    attempt: int
+    protocol: str
+    max_parallelism: int
+    parallelism: int
+    triggered_ms: int
+    completed_ms: int
+    steps: list[StepRecord]
+    subtasks: list[SubtaskRecord]
+    entries: list[Entry]
+    edges: list[EdgeRecord] = []
+    """By number."""
+    back_edges: list[tuple[str, str]] = []
+    final: bool = False
+    """Nothing is left to do: a restore of it reruns nothing (A7)."""
+    engine: str = ""
+    format_version: int = 1
+    """Raised by ``dumps_manifest`` where the content needs it: older releases go on reading what they can."""
+
+
+prepare(Manifest)

@@ -69,7 +69,7 @@ def failing_reader(folder: Path) -> Callable[[Any], None]:
 
     def prepare(args: Any) -> None:
         from cutwater.connectors.generate import RateSource
-        from cutwater.runtime.worker.source_runner import SourceRunner
+        from cutwater.runtime.chains.source_runner import SourceRunner
 
         read = SourceRunner.read
 

@@ -18,7 +18,7 @@ from cutwater.sim.explorer.job import JobState
 from cutwater.sim.explorer.world import Budget, JobWorld
 from cutwater.sim.explorer.worlds import combinations, first_state
 from cutwater.sim.mutants.core import PLANTED, Plant
-from cutwater.sim.world.graphs import Graph, Step
+from cutwater.sim.schedules.graphs import Graph, Step
 from cutwater.ui.cli import cli
 
 STATES_MIN, STATES_MIN_FULL = 10_000, 200_000

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.sim.schedules.dataflows import WORLDS
+from cutwater.sim.schedules.schedule import Fault, Recovery, Schedule, make_schedule
 from cutwater.sim.simulate import play
-from cutwater.sim.world.dataflows import WORLDS
-from cutwater.sim.world.schedule import Fault, Recovery, Schedule, make_schedule
 
 WORLDS_OF_REGIONS = [name for name, graph in WORLDS.items() if len(graph.regions) > 1]
 

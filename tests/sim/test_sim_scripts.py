@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from cutwater.errors import DataError
+from cutwater.sim.schedules.schedule import make_schedule
 from cutwater.sim.scripts import parse_script, script_of
 from cutwater.sim.shrink import shrink
 from cutwater.sim.simulate import Simulation, verdict
-from cutwater.sim.world.schedule import make_schedule
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.sim.coverage import UNREACHABLE
 from cutwater.sim.mutants.core import PLANTED
+from cutwater.sim.schedules.dataflows import WORLDS
+from cutwater.sim.schedules.schedule import FAULTS, REQUESTS, Fault, Schedule, make_schedule
 from cutwater.sim.simulate import Report, Simulation, play
-from cutwater.sim.world.dataflows import WORLDS
 from cutwater.sim.world.record import digest as digest_of
-from cutwater.sim.world.schedule import FAULTS, REQUESTS, Fault, Schedule, make_schedule
 from cutwater.ui.cli import cli
 
 SCHEDULES = 340

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.sim.schedules.schedule import Fault, Schedule, make_schedule
 from cutwater.sim.simulate import play
 from cutwater.sim.world.record import to_trace
-from cutwater.sim.world.schedule import Fault, Schedule, make_schedule
 from cutwater.sim.world.world import World
 from cutwater.trace.checker import check
 

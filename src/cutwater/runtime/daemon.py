@@ -21,7 +21,7 @@ def preload() -> None:
         import polars  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
         import cutwater.runtime.worker.worker  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        from cutwater.runtime.worker.warm import is_warm, warm_up
+        from cutwater.runtime.chains.warm import is_warm, warm_up
 
         if is_warm():  # else workers compile only what their job needs: nobody waits here for all kernels there are
             warm_up()

@@ -8,7 +8,7 @@ from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
 from cutwater.protocol.checkpoint.pending import PENDING_STAGES, PendingCheckpoint, PendingStep
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.stages import PHASES, STAGES, PhaseStep, Snapshot, StageStep
-from cutwater.sim.world.schedule import FAULTS, REQUESTS
+from cutwater.sim.schedules.schedule import FAULTS, REQUESTS
 
 __all__ = ["UNREACHABLE", "Coverage", "every_fault"]
 

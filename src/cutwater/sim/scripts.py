@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cutwater.errors import CutwaterError, DataError
-from cutwater.sim.world.schedule import FAULTS, REQUESTS, Fault, Schedule
+from cutwater.sim.schedules.schedule import FAULTS, REQUESTS, Fault, Schedule
 
 __all__ = ["parse_script", "script_of"]
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
+from cutwater.sim.schedules.schedule import Schedule
 from cutwater.sim.simulate import play
-from cutwater.sim.world.schedule import Schedule
 
 __all__ = ["shrink"]
 

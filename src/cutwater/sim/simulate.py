@@ -14,11 +14,11 @@ from cutwater.errors import CutwaterError, InvariantError
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.sim.coverage import UNREACHABLE, Coverage, every_fault
 from cutwater.sim.mutants.core import PLANTED, Plant
-from cutwater.sim.world.dataflows import RANDOM, WORLDS
+from cutwater.sim.schedules.dataflows import RANDOM, WORLDS
+from cutwater.sim.schedules.schedule import Schedule, make_schedule
 from cutwater.sim.world.disk import RolledBack
 from cutwater.sim.world.oracle import Violation
 from cutwater.sim.world.record import check_run, digest
-from cutwater.sim.world.schedule import Schedule, make_schedule
 from cutwater.sim.world.world import World
 
 __all__ = ["Failure", "Report", "Simulation", "play", "verdict"]

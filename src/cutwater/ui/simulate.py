@@ -14,8 +14,8 @@ import click
 from cutwater.errors import ConfigError, CutwaterError
 
 if TYPE_CHECKING:
+    from cutwater.sim.schedules.schedule import Schedule
     from cutwater.sim.simulate import Report
-    from cutwater.sim.world.schedule import Schedule
     from cutwater.sim.world.world import World
 
 __all__ = ["explore", "simulate"]
@@ -81,7 +81,7 @@ def _chosen(world: str, protocol: str, plant: str) -> tuple[list[str] | None, li
     """Names to run; a planted bug runs where it can show, unless other names are given."""
     from cutwater.protocol.protocols import PROTOCOLS
     from cutwater.sim.mutants.core import PLANTED
-    from cutwater.sim.world.dataflows import RANDOM, dataflow
+    from cutwater.sim.schedules.dataflows import RANDOM, dataflow
 
     if plant and plant not in PLANTED:
         raise ConfigError(f"no planted bug {plant!r}", hint=f"There are: {'; '.join(PLANTED)}.")

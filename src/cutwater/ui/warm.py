@@ -16,7 +16,7 @@ def warm() -> None:
     Some twenty seconds, which the first job would need piece by piece.  From then on Spark's daemon loads them before
     it starts a worker, so that replacements of lost workers begin sooner.  Run it as the user of the workers.
     """
-    from cutwater.runtime.worker.warm import is_warm, warm_up
+    from cutwater.runtime.chains.warm import is_warm, warm_up
     from cutwater.state.kernels import cache_directory
 
     place = cache_directory()

@@ -9,7 +9,7 @@ from pathlib import Path
 def test_ordinary_work_after_a_warm_up_compiles_nothing() -> None:
     code = """
 from numba.core.dispatcher import Dispatcher
-from cutwater.runtime.worker.warm import _Context, warm_up
+from cutwater.runtime.chains.warm import _Context, warm_up
 warm_up()
 import gc
 import numpy as np, pyarrow as pa
@@ -40,7 +40,7 @@ def test_large_state_and_its_snapshots_compile_nothing_after_a_warm_up() -> None
 import gc, time
 import numpy as np, pyarrow as pa
 from numba.core.dispatcher import Dispatcher
-from cutwater.runtime.worker.warm import _Context, warm_up
+from cutwater.runtime.chains.warm import _Context, warm_up
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.state.index.grouping import in_groups
@@ -82,7 +82,7 @@ def test_a_daemon_waits_for_no_compilation_where_only_some_kernels_are_cached(tm
     """The few kernels of a first job once made the next daemon compile all there are, and its workers late."""
     code = """
 import numpy as np
-import cutwater.runtime.worker.warm as warm
+import cutwater.runtime.chains.warm as warm
 from cutwater.state import hashing
 from cutwater.state.kernels import cache_directory
 import os

@@ -18,11 +18,11 @@ from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.loop import SubtaskLoop
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
+from cutwater.runtime.chains.chain import Chain, EdgeOut, Node
+from cutwater.runtime.chains.clock import ProcessingClock
 from cutwater.runtime.channels.input import InputChannel
 from cutwater.runtime.channels.items import Barrier, Item, Rows, Watermark
 from cutwater.runtime.channels.output import OutputChannel
-from cutwater.runtime.worker.chain import Chain, EdgeOut, Node
-from cutwater.runtime.worker.clock import ProcessingClock
 from cutwater.runtime.worker.performer import SubtaskParts
 from cutwater.runtime.worker.subtask import Subtask
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ui_world import run_main
 
-from cutwater.runtime.worker import warm
+from cutwater.runtime.chains import warm
 from cutwater.state import kernels
 
 

@@ -9,9 +9,9 @@ from cutwater.plan.graph import Channel
 from cutwater.protocol.job.regions import Subtask as SubtaskKey
 from cutwater.protocol.replay.choices import Choice, ChoiceKind, ChoiceReader, ChoiceWriter
 from cutwater.protocol.replay.determinants import CONTROL, OWN, Run
+from cutwater.runtime.chains.clock import ProcessingClock
 from cutwater.runtime.control.determinant_news import OrderNews
 from cutwater.runtime.transport.signal import nothing
-from cutwater.runtime.worker.clock import ProcessingClock
 
 __all__ = ["SubtaskOrder"]
 

@@ -21,14 +21,14 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.checkpoint.loops import LoopReport
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
+from cutwater.runtime.chains.chain import Chain
+from cutwater.runtime.chains.clock import ProcessingClock
+from cutwater.runtime.chains.sink_operator import SinkOperator
+from cutwater.runtime.chains.source_runner import SourceRunner
 from cutwater.runtime.channels.input import InputChannel
 from cutwater.runtime.channels.items import Barrier, Rows, Watermark
 from cutwater.runtime.channels.log import ChannelLogs, LoggedChannel
-from cutwater.runtime.worker.chain import Chain
-from cutwater.runtime.worker.clock import ProcessingClock
-from cutwater.runtime.worker.sink_operator import SinkOperator
 from cutwater.runtime.worker.snapshot_parts import FrozenSubtask, SubtaskLogs
-from cutwater.runtime.worker.source_runner import SourceRunner
 from cutwater.storage.snapshot.manifest import ChannelRecord, SubtaskRecord
 
 __all__ = ["Performer", "SubtaskParts", "SubtaskPort"]

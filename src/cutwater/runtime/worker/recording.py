@@ -23,11 +23,11 @@ from cutwater.protocol.checkpoint.step_times import SubtaskTime
 from cutwater.protocol.replay.choices import ChoiceKind
 from cutwater.protocol.subtask.loop import Action, Follow
 from cutwater.protocol.subtask.watermarks import InputTime
+from cutwater.runtime.chains.source_runner import Read, SourceRunner
 from cutwater.runtime.channels.items import End, Item, Rows, Watermark
 from cutwater.runtime.control.messages import SplitAssignment
 from cutwater.runtime.worker.determinants import SubtaskOrder
 from cutwater.runtime.worker.performer import Performer
-from cutwater.runtime.worker.source_runner import Read, SourceRunner
 from cutwater.runtime.worker.subtask import Subtask
 
 __all__ = ["OrderedSource", "OrderedSubtask"]

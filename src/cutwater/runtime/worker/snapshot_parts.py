@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from cutwater.errors import CutwaterError
+from cutwater.runtime.chains.sink_operator import SinkOperator
 from cutwater.runtime.channels.log import LoggedChannel
-from cutwater.runtime.worker.sink_operator import SinkOperator
 from cutwater.state.segments import Frozen
 from cutwater.storage.savepoint.files import SavepointFile
 from cutwater.storage.snapshot.manifest import Entry, SubtaskRecord

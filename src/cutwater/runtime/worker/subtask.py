@@ -27,10 +27,10 @@ from cutwater.protocol.subtask.loop import (
 )
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import WatermarkMerger
+from cutwater.runtime.chains.source_runner import Read, SourceRunner
+from cutwater.runtime.chains.step_costs import StepCosts
 from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Watermark
 from cutwater.runtime.worker.performer import Performer, SubtaskParts, SubtaskPort
-from cutwater.runtime.worker.source_runner import Read, SourceRunner
-from cutwater.runtime.worker.step_costs import StepCosts
 
 __all__ = ["Subtask", "SubtaskParts", "SubtaskPort"]
 

@@ -18,6 +18,10 @@ from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.loop import SubtaskLoop
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
+from cutwater.runtime.chains.chain import Chain, EdgeOut, Node, Target
+from cutwater.runtime.chains.clock import ProcessingClock
+from cutwater.runtime.chains.sink_operator import SinkIdentity, SinkOperator
+from cutwater.runtime.chains.source_runner import SourceRunner
 from cutwater.runtime.channels.data_server import Connection
 from cutwater.runtime.channels.input import InputChannel
 from cutwater.runtime.channels.items import Rows
@@ -26,11 +30,7 @@ from cutwater.runtime.channels.partitioner import HashPartitioner
 from cutwater.runtime.channels.replay_buffer import KeptOutput
 from cutwater.runtime.channels.spill import NO_LIMIT, make_input
 from cutwater.runtime.control.messages import Deploy
-from cutwater.runtime.worker.chain import Chain, EdgeOut, Node, Target
-from cutwater.runtime.worker.clock import ProcessingClock
 from cutwater.runtime.worker.restore import Restore
-from cutwater.runtime.worker.sink_operator import SinkIdentity, SinkOperator
-from cutwater.runtime.worker.source_runner import SourceRunner
 from cutwater.runtime.worker.subtask import Subtask, SubtaskParts, SubtaskPort
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from cutwater.protocol.checkpoint.loops import ProbeWanted
 from cutwater.protocol.reasons import CheckpointKind
 from cutwater.sim.explorer.job import JobState
 from cutwater.sim.explorer.world import HERE, Action, Barrier, Cut, Done, rows_of
-from cutwater.sim.world.graphs import source_row
+from cutwater.sim.schedules.graphs import source_row
 from cutwater.sim.world.oracle import Violation
 from cutwater.trace import events as e
 

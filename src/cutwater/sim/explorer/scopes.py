@@ -17,9 +17,9 @@ from cutwater.protocol.replay.determinants import CONTROL, OrderLog, Run
 from cutwater.sim.explorer.actions import ActingState
 from cutwater.sim.explorer.world import END, Action, Barrier, Budget, Cut, Item, JobWorld
 from cutwater.sim.mutants.core import Plant
-from cutwater.sim.world.graphs import Graph
+from cutwater.sim.schedules.graphs import Graph
+from cutwater.sim.schedules.schedule import Recovery
 from cutwater.sim.world.oracle import Violation
-from cutwater.sim.world.schedule import Recovery
 from cutwater.trace import events as e
 
 __all__ = ["ScopedState", "ScopedWorld"]

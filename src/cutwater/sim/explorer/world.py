@@ -10,7 +10,7 @@ from cutwater.protocol.protocols import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask.stages import Phase
 from cutwater.sim.explorer.small import Memo
 from cutwater.sim.mutants.core import Plant
-from cutwater.sim.world.graphs import Graph
+from cutwater.sim.schedules.graphs import Graph
 
 __all__ = ["END", "HERE", "Action", "Barrier", "Budget", "Cut", "Done", "Item", "JobWorld", "rows_of"]
 

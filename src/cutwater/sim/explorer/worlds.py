@@ -16,8 +16,8 @@ from cutwater.sim.explorer.network_world import NetworkSpec, NetworkWorld
 from cutwater.sim.explorer.scopes import ScopedState, ScopedWorld
 from cutwater.sim.explorer.world import Action, Budget, JobWorld
 from cutwater.sim.mutants.core import Plant
-from cutwater.sim.world.graphs import Graph, Step
-from cutwater.sim.world.schedule import Recovery
+from cutwater.sim.schedules.graphs import Graph, Step
+from cutwater.sim.schedules.schedule import Recovery
 from cutwater.trace import events as e
 
 __all__ = [

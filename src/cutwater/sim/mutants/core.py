@@ -15,7 +15,7 @@ from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.sim.mutants.ends import PLANTED_ENDS
 from cutwater.sim.mutants.hosts import PLANTED_HOSTS
 from cutwater.sim.mutants.scopes import PLANTED_SCOPES
-from cutwater.sim.world.schedule import Fault
+from cutwater.sim.schedules.schedule import Fault
 
 if TYPE_CHECKING:
     from cutwater.sim.world.world import World

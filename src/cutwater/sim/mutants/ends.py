@@ -9,8 +9,8 @@ from cutwater.data.time import MAX_WATERMARK
 from cutwater.protocol.job.redistribution import OldChannel, Passed, RedistributedEdge
 from cutwater.protocol.subtask.watermarks import InputTime, merged_time
 from cutwater.sim.mutants.planting import of_subtasks
+from cutwater.sim.schedules.schedule import Fault
 from cutwater.sim.world.channels import WATERMARK
-from cutwater.sim.world.schedule import Fault
 from cutwater.sim.world.subtask import SimSubtask
 from cutwater.sim.world.subtask_state import Part
 

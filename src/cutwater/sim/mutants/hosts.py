@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from cutwater.config import RestartConfig
 from cutwater.protocol import messages as m
 from cutwater.sim.mutants.planting import of_attempts, of_subtasks
+from cutwater.sim.schedules.schedule import Fault
 from cutwater.sim.world.attempt import Attempt
 from cutwater.sim.world.channels import Item, Link
 from cutwater.sim.world.output import Handle, Output, Settle, retire, settle
-from cutwater.sim.world.schedule import Fault
 from cutwater.sim.world.subtask import Part, SimSubtask
 
 if TYPE_CHECKING:

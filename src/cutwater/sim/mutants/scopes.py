@@ -10,8 +10,8 @@ from cutwater.protocol.job.machine import JobMachine
 from cutwater.protocol.job.regions import Division, Region, lost_together, units_of
 from cutwater.protocol.replay.determinants import OrderLog
 from cutwater.sim.mutants.planting import of_attempts, of_subtasks
+from cutwater.sim.schedules.schedule import Fault
 from cutwater.sim.world.attempt import Attempt
-from cutwater.sim.world.schedule import Fault
 from cutwater.sim.world.subtask import SimSubtask
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cutwater.protocol.replay.determinants import OrderLog
+from cutwater.sim.schedules.plan import Plan
 from cutwater.sim.world.channels import WATERMARK, Item, Link
 from cutwater.sim.world.disk import Done
-from cutwater.sim.world.plan import Plan
 from cutwater.sim.world.redistribution import Redealt
 
 if TYPE_CHECKING:
-    from cutwater.sim.world.graphs import Channel
+    from cutwater.sim.schedules.graphs import Channel
     from cutwater.sim.world.subtask import Part
     from cutwater.sim.world.worker import SimWorker
     from cutwater.sim.world.world import World

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from cutwater.data.time import MIN_WATERMARK
 
 if TYPE_CHECKING:
-    from cutwater.sim.world.graphs import Channel
+    from cutwater.sim.schedules.graphs import Channel
     from cutwater.sim.world.subtask import Part, SimSubtask
     from cutwater.sim.world.world import World
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cutwater.protocol.job.messages import JobPhase
+from cutwater.sim.schedules.schedule import REQUESTS
 from cutwater.sim.world.channels import Link, Pipe
 from cutwater.sim.world.driver import HEARTBEAT_TIMEOUT_MS
-from cutwater.sim.world.schedule import REQUESTS
 
 if TYPE_CHECKING:
-    from cutwater.sim.world.schedule import Fault
+    from cutwater.sim.schedules.schedule import Fault
     from cutwater.sim.world.worker import SimWorker
     from cutwater.sim.world.world import World
 

@@ -11,9 +11,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
+    from cutwater.sim.schedules.plan import Plan
     from cutwater.sim.world.disk import Done
     from cutwater.sim.world.output import Handle
-    from cutwater.sim.world.plan import Plan
     from cutwater.sim.world.subtask import Part
     from cutwater.sim.world.world import World
 

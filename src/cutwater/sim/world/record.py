@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from cutwater.sim.world.graphs import Graph
+from cutwater.sim.schedules.graphs import Graph
 from cutwater.trace import events as e
 from cutwater.trace.checker import Checker, CheckResult
 

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.protocol.job.redistribution import OldChannel, RedistributedEdge
 from cutwater.protocol.subtask.watermarks import InputTime, merged_time
+from cutwater.sim.schedules.graphs import Channel, Graph, How, key_of
 from cutwater.sim.world.channels import WATERMARK, Item
-from cutwater.sim.world.graphs import Channel, Graph, How, key_of
 from cutwater.sim.world.subtask_state import Part
 
 __all__ = ["Redealt", "Rerouting", "reroute"]

@@ -10,8 +10,8 @@ from cutwater.protocol.checkpoint.loops import LoopReport
 from cutwater.protocol.replay.determinants import CONTROL
 from cutwater.protocol.subtask.loop import Follow, ReadSource, Resume, TakeControl, TakeRows
 from cutwater.protocol.subtask.watermarks import InputTime
+from cutwater.sim.schedules.graphs import source_row
 from cutwater.sim.world.channels import BARRIER, END, SENDER_FULL, WATERMARK, Item, Link
-from cutwater.sim.world.graphs import source_row
 from cutwater.sim.world.subtask_state import ROWS_PER_SLICE, Part
 from cutwater.sim.world.working import WorkingSubtask
 

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from cutwater.protocol import messages as m
-from cutwater.sim.world.graphs import MOOD_AT, key_of, row_time
+from cutwater.sim.schedules.graphs import MOOD_AT, key_of, row_time
 from cutwater.sim.world.replaying import ReplayingSubtask
 from cutwater.sim.world.subtask_state import Part
 

@@ -13,18 +13,18 @@ from cutwater.protocol.checkpoint.loops import LoopMonitor
 from cutwater.protocol.job.redistribution import RedistributedEdge
 from cutwater.protocol.protocols import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask.machine import SubtaskMachine
+from cutwater.sim.schedules.choice_tape import Draws
+from cutwater.sim.schedules.dataflows import dataflow
+from cutwater.sim.schedules.plan import Plan
+from cutwater.sim.schedules.schedule import Fault, Schedule
 from cutwater.sim.world.attempt import Attempt
-from cutwater.sim.world.choice_tape import Draws
 from cutwater.sim.world.cores import Cores
-from cutwater.sim.world.dataflows import dataflow
 from cutwater.sim.world.disk import Disk
 from cutwater.sim.world.driver import Driver
 from cutwater.sim.world.faults import inject
 from cutwater.sim.world.oracle import Judge
 from cutwater.sim.world.output import Output, Settle, retire, settle
-from cutwater.sim.world.plan import Plan
 from cutwater.sim.world.redistribution import reroute
-from cutwater.sim.world.schedule import Fault, Schedule
 from cutwater.sim.world.subtask import SimSubtask
 from cutwater.sim.world.worker import SimWorker
 
@@ -40,7 +40,7 @@ AFTERMATH_MS = 60.0
 class World:
     """Runs one schedule.
 
-    >>> from cutwater.sim.world.schedule import make_schedule
+    >>> from cutwater.sim.schedules.schedule import make_schedule
     >>> world = World(make_schedule(1, "four", "aligned"))
     >>> world.run()
     >>> world.driver.outcome, world.completed > 0

@@ -101,7 +101,7 @@ class Graph:
         edges: (source step, target step, "forward", "hash" or "rebalance").
         origin: the same dataflow at the parallelism that it began with.
 
-    >>> from cutwater.sim.world.dataflows import WORLDS
+    >>> from cutwater.sim.schedules.dataflows import WORLDS
     >>> graph = WORLDS["self_loop"]
     >>> len(graph.tasks), sum(c.back for c in graph.channels), sum(graph.expected(10).values())
     (4, 4, 10)

@@ -12,8 +12,8 @@ from cutwater.config import RestartConfig
 from cutwater.data.decoding import prepare
 from cutwater.errors import DataError
 from cutwater.protocol.protocols import PROTOCOLS, ProtocolRow
-from cutwater.sim.world.dataflows import WORLDS, dataflow
-from cutwater.sim.world.graphs import Graph
+from cutwater.sim.schedules.dataflows import WORLDS, dataflow
+from cutwater.sim.schedules.graphs import Graph
 
 __all__ = ["FAULTS", "REQUESTS", "Fault", "Recovery", "Schedule", "make_schedule"]
 

@@ -24,9 +24,9 @@ from cutwater.operators.base import Outputs
 from cutwater.plan.graph import Step
 from cutwater.protocol.checkpoint.step_times import SubtaskTime
 from cutwater.protocol.subtask.split_times import SplitTimes
+from cutwater.runtime.chains.watermark_cut import watermark_cuts
 from cutwater.runtime.control.messages import SplitAssignment
 from cutwater.runtime.control.read_limit import ReadLimit, StepLimit, is_before, read_up_to
-from cutwater.runtime.worker.watermark_cut import watermark_cuts
 from cutwater.storage.snapshot.manifest import SplitRecord
 
 __all__ = ["Read", "SourceRunner"]

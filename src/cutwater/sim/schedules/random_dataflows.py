@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from cutwater.sim.world.graphs import Graph, How, Step
+from cutwater.sim.schedules.graphs import Graph, How, Step
 
 __all__ = ["random_dataflow"]
 

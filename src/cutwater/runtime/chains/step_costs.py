@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cutwater.protocol.subtask.call_size import CallCost, CallSize
+from cutwater.runtime.chains.chain import Node
 from cutwater.runtime.control.reports import FixedCost
-from cutwater.runtime.worker.chain import Node
 
 __all__ = ["StepCosts"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from cutwater.errors import DataError
-from cutwater.sim.world.graphs import Graph, Step
-from cutwater.sim.world.random_dataflows import random_dataflow
+from cutwater.sim.schedules.graphs import Graph, Step
+from cutwater.sim.schedules.random_dataflows import random_dataflow
 
 __all__ = ["RANDOM", "WORLDS", "dataflow"]
 

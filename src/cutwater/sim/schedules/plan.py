@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cutwater.config import RecoveryName
 from cutwater.protocol.job.regions import Division
-from cutwater.sim.world.graphs import Graph
+from cutwater.sim.schedules.graphs import Graph
 
 __all__ = ["Plan"]
 
@@ -15,7 +15,7 @@ class Plan:
     Args:
         parallelism: of the steps that can be rescaled; 0: what each began with.
 
-    >>> from cutwater.sim.world.dataflows import WORLDS
+    >>> from cutwater.sim.schedules.dataflows import WORLDS
     >>> [len(Plan(WORLDS["four"].at(p), p, "job").graph.tasks) for p in (0, 1, 3)]
     [4, 3, 7]
     """

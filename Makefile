@@ -43,7 +43,7 @@ check: setup  ## style, types, structure
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright
 
-bench: setup  ## W1 against Flink, Bytewax and bare kernels (installs the peers for it)
+bench: setup  ## keyed count against Flink, Bytewax and bare kernels (installs the peers for it)
 	@$(BIN)/python -m benchmarks.compare
 
 chaos: setup  ## 490 SIGKILLs of workers, executors and drivers: each recovery scope, each protocol (half an hour or more)

@@ -1,4 +1,4 @@
-"""What checkpoints cost our own speed: short jobs of W1 in one session, in turns without and with checkpoints.
+"""What checkpoints cost our own speed: short jobs of the keyed count, in turns without and with checkpoints.
 
     python -m benchmarks.checkpoint_cost [--pairs 12] [--intervals 100ms | --scopes task,upstream] [--quick]
 
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.keyed_count_cutwater import run
 from benchmarks.machine import busy_cpus, facts
 from benchmarks.probe import read_reports
 from benchmarks.turns import OUT, QUICK
-from benchmarks.w1_cutwater import run
 from benchmarks.workload import verify
 from cutwater.config import RecoveryName
 

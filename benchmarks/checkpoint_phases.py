@@ -3,10 +3,10 @@
     python -m benchmarks.checkpoint_phases [--jobs 5] [--interval-ms 100] [--quick]
 
 Two jobs that are the same differ by several per cent: where their memory lies, and who else uses the machine in those
-seconds.  Neighbouring seconds of one job differ by little else than the checkpoints.  The job is W1 with an interval
-that never comes up; in every other phase checkpoints are asked for (``job.checkpoint()``), each at its time or when the
-one before is complete.  A phase is compared with the mean of the two around it.  Every result is checked against the
-closed form (``workload.verify``).
+seconds. Neighbouring seconds of one job differ by little else than the checkpoints. The job is the keyed count with an
+interval that never comes up; in every other phase checkpoints are asked for (``job.checkpoint()``), each at its time or
+when the one before is complete. A phase is compared with the mean of the two around it. Every result is checked against
+the closed form (``workload.verify``).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import report
+from benchmarks.keyed_count_cutwater import dataflow
 from benchmarks.machine import busy_cpus, facts
 from benchmarks.probe import read_reports
 from benchmarks.turns import OUT, QUICK
-from benchmarks.w1_cutwater import dataflow
 from benchmarks.workload import PARALLELISM, verify
 from cutwater.api.jobs.job import Job
 from cutwater.errors import CutwaterError

@@ -1,4 +1,4 @@
-"""W1 on Cutwater, Flink, Bytewax and bare kernels, in turns: a table, ``out/bench/compare.json`` and ``compare.svg``.
+"""The keyed count on Cutwater, Flink, Bytewax and bare kernels, in turns: a table, ``compare.json``, ``compare.svg``.
 
     python -m benchmarks.compare [--rounds 5] [--quick] [--only cutwater,flink] [--write-docs]
 
@@ -21,27 +21,28 @@ __all__ = ["CONTENDERS", "main"]
 
 def _cutwater(interval: str, keys: str) -> Command:
     return lambda folder, rows: [
-        *(sys.executable, "-m", "benchmarks.w1_cutwater", str(folder), str(rows), interval, str(rows // 8), keys)
+        *(sys.executable, "-m", "benchmarks.keyed_count_cutwater"),
+        *(str(folder), str(rows), interval, str(rows // 8), keys),
     ]
 
 
 def _flink(interval_ms: int, keys: str) -> Command:
     def command(folder: Path, rows: int) -> list[str]:
         options = {"interval_ms": interval_ms, "watch_after": watch_after(rows), "keys": keys}
-        return [*peers.flink_command("W1"), *turns.flink_arguments(folder, rows, **options)]
+        return [*peers.flink_command("KeyedCount"), *turns.flink_arguments(folder, rows, **options)]
 
     return command
 
 
 def _bytewax(interval_s: float) -> Command:
     return lambda folder, rows: [
-        *(peers.bytewax_python(), "benchmarks/w1_bytewax.py", str(folder), str(rows)),
+        *(peers.bytewax_python(), "benchmarks/keyed_count_bytewax.py", str(folder), str(rows)),
         *(str(interval_s), str(watch_after(rows))),
     ]
 
 
 def _bare(folder: Path, rows: int) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.w1_bare", str(folder), str(rows), str(rows // 8)]
+    return [sys.executable, "-m", "benchmarks.keyed_count_bare", str(folder), str(rows), str(rows // 8)]
 
 
 def _check(rows: int, result: dict[str, Any], folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Latency of W1 at 10,000 events a second, through one shuffle, with checkpoints every second.
+"""Latency of the keyed count at 10,000 events a second, through one shuffle, with checkpoints every second.
 
     python -m benchmarks.latency [--rounds 3] [--quick] [--only cutwater]
 
@@ -75,7 +75,7 @@ def run_once(engine: str, rows: int, round: int, scratch: Path) -> dict[str, Any
     else:
         folder.mkdir()
         options = f"rows={rows} rate={RATE} interval_ms=1000 buffer_timeout_ms=1 skip_s={SKIP_S} watch_after=0".split()
-        command = [*peers.flink_command("W1"), f"folder={folder}", *options]
+        command = [*peers.flink_command("KeyedCount"), f"folder={folder}", *options]
     others = busy_cpus()
     result = run_json(command, rows / RATE + 120)
     verify(rows, result["rows"], folder)

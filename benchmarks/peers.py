@@ -37,7 +37,7 @@ def flink_command(job: str) -> list[str]:
     Only jars are wanted: the package that holds them, not PyFlink with its Python dependencies.
 
     Args:
-        job: name of the class with ``main`` in ``benchmarks/flink``, such as ``W1``.
+        job: name of the class with ``main`` in ``benchmarks/flink``, such as ``KeyedCount``.
 
     Raises:
         PeerError: no JDK, or Flink cannot be installed or the job not be compiled.

@@ -56,7 +56,7 @@ def note_first(folder: str, now_ns: int) -> None:
 
 @dataclass(frozen=True)
 class Rows:
-    """``fn(start, count)`` of ``cw.generate``: the rows of W1; the first call in each process is noted in ``folder``.
+    """``fn(start, count)`` of ``cw.generate``: the keyed count's rows; each process notes its first call in ``folder``.
 
     With ``stamped`` every row carries the time at which it was emitted.
     """
@@ -109,7 +109,7 @@ class Watching:
 
 @dataclass(frozen=True)
 class Probe(Watching):
-    """A sink for W1; reports row count, times, newest values, latencies.
+    """A sink for the keyed count; reports row count, times, newest values, latencies.
 
     Args:
         folder: where each subtask leaves its report.

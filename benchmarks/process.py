@@ -1,4 +1,4 @@
-"""What a process function costs: the reference work W1 written five ways, in rows per second.
+"""What a process function costs: the reference work, the keyed count, written five ways, in rows per second.
 
     python -m benchmarks.process [--rounds 5] [--interval 1s] [--only aggregate,batch,row,ttl,timer] [--seconds 5]
 
@@ -100,7 +100,7 @@ WAYS: dict[str, tuple[str, Any, int]] = {
 
 
 def dataflow(way: str, folder: Path, rows: int) -> cw.Dataflow:
-    """W1, written one way."""
+    """The keyed count, written one way."""
     flow = cw.Dataflow(f"process-{way}")
     numbers = flow.read("gen", cw.generate(Rows(str(folder)), schema=SCHEMA, rows=rows, partitions=PARALLELISM))
     keyed = numbers.key_by("k")
@@ -140,7 +140,7 @@ def main() -> None:
             for way in ways:
                 rows = max(WARM_UP_ROWS, int(WAYS[way][2] * options.seconds))
                 found[way].append(rows_per_second(way, folder / f"{way}-{number}", rows, options.interval))
-    print("| W1 as | rows/s | of the first |\n|---|---:|---:|")
+    print("| keyed count as | rows/s | of the first |\n|---|---:|---:|")
     first = statistics.median(found[ways[0]])
     for way in ways:
         median = statistics.median(found[way])

@@ -117,7 +117,7 @@ def start(case: Case, folder: Path, spark: Any, share: float) -> Job:
     """The job of a case, running."""
     import cutwater as cw
 
-    flow = cw.Dataflow("w1")
+    flow = cw.Dataflow("keyed_count")
     rows = int((LOOP_ROWS if case.experiment == "loop" else ROWS) * share)
     source: Any = Rows(str(folder)) if not case.slow_us else Skewed(case.skew)
     numbers = flow.read("gen", cw.generate(source, schema=SCHEMA, rows=rows, partitions=case.parallelism))

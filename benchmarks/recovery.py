@@ -2,16 +2,16 @@
 
     python -m benchmarks.recovery [--kills 10] [--quick]
 
-A job like W1 at 300,000 events a second with checkpoints every second; again and again a random worker process gets
-SIGKILL.  Measured outside the engine: the sink of every subtask run leaves a file at its first batch, named by
-``time.monotonic_ns``.  "First output" is the first batch of any subtask run that began after the kill, "every subtask"
-the moment when the last subtask has given one as well; both are rows since the last checkpoint, read again.  The job
-then runs to its end, and its counts and sums must be those of the closed form: nothing lost, nothing doubled.
+A job like the keyed count at 300,000 events a second with checkpoints every second; again and again a random worker
+process gets SIGKILL. Measured outside the engine: the sink of every subtask run leaves a file at its first batch, named
+by ``time.monotonic_ns``. "First output" is the first batch of any subtask run that began after the kill, "every
+subtask" the moment when the last subtask has given one as well; both are rows since the last checkpoint, read again.
+The job then runs to its end, and its counts and sums must be those of the closed form: nothing lost, nothing doubled.
 
 With ``recovery="task"`` it is also measured whether the survivor stands still: one worker is killed again and again,
-and the sink of the other keeps the time of every batch.  The figure is the longest time without one in the second after
-a kill, beside that in the second before it; for W1, whose survivor sends half of its rows to the dead worker, and for
-the same rows without an exchange.
+and the sink of the other keeps the time of every batch. The figure is the longest time without one in the second after
+a kill, beside that in the second before it; for the keyed count, whose survivor sends half of its rows to the dead
+worker, and for the same rows without an exchange.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SESSIONS = {
     "task": 'session made by Cutwater, `recovery="task"`',
     "plain": "plain local[4] session",
 }
-FLOWS = {"shuffle": "W1", "chain": "no exchange"}
+FLOWS = {"shuffle": "keyed count", "chain": "no exchange"}
 """Of which survivors are watched."""
 SPAN_S = 1.0
 """Before and after a kill."""
@@ -62,7 +62,7 @@ _CHILD, _WATCH = "--run", "--watch"
 
 
 def start(folder: Path, rows: int, spark: Any, rate: float | None, recovery: RecoveryName = "job") -> Job:
-    """A job of W1 that is to be killed or timed."""
+    """A job of the keyed count that is to be killed or timed."""
     folder.mkdir(parents=True)
     flow = cw.Dataflow("recovery")
     source = cw.generate(Rows(str(folder)), schema=SCHEMA, rows=rows, partitions=PARALLELISM, rate=rate)

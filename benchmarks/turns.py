@@ -109,7 +109,7 @@ def choose(contenders: Sequence[Contender], only: str | None) -> list[Contender]
     chosen = [c for c in contenders if wanted is None or {c.engine, *c.labels.values(), c.name} & wanted]
     if not chosen:
         sys.exit(f"--only {only}: nothing fits; there are {', '.join(c.name for c in contenders)}")
-    install = {"flink": lambda: peers.flink_command("W1"), "bytewax": peers.bytewax_python}
+    install = {"flink": lambda: peers.flink_command("KeyedCount"), "bytewax": peers.bytewax_python}
     missing: set[str] = set()
     for engine in sorted({c.engine for c in chosen} & set(install)):
         try:

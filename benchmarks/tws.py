@@ -2,11 +2,12 @@
 
     python -m benchmarks.tws [--rounds 5] [--interval 1s] [--only rows,pandas,spark-rows,spark-pandas] [--seconds 5]
 
-The work is W1 (see ``benchmarks.workload``): one row for each event, its key's count and sum so far, 100,000 keys.  The
-class is the same in both engines, in the form of rows and in that of pandas; every result is compared with the closed
-form.  Here: parallelism 2, the public API, exactly-once checkpoints.  Spark: two shuffle partitions, RocksDB, one
-file of rows for each micro-batch, of which the first fifth is warm-up.  The contenders take turns, and each run has a
-process and a session of its own: what one leaves behind takes processor time from the next.  Printed are medians.
+The work is the keyed count (see ``benchmarks.workload``): one row for each event, its key's count and sum so far,
+100,000 keys. The class is the same in both engines, in the form of rows and in that of pandas; every result is compared
+with the closed form. Here: parallelism 2, the public API, exactly-once checkpoints. Spark: two shuffle partitions,
+RocksDB, one file of rows for each micro-batch, of which the first fifth is warm-up. The contenders take turns, and each
+run has a process and a session of its own: what one leaves behind takes processor time from the next. Printed are
+medians.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The windowed work: count and sum by key in tumbling windows of one second of event time, and its closed form.
 
-Row ``i`` has the key ``mix(i) % KEYS`` and the value ``i``, as in W1, and event time goes on by 1 ms every
+Row ``i`` has the key ``mix(i) % KEYS`` and the value ``i``, as in the keyed count, and event time goes on by 1 ms every
 ``ROWS_PER_MS`` rows: about ten rows of a key in each window.  The rows are in slight disorder: each is up to 9 ms
 earlier than its place says, and sources promise ``DISORDER_MS``, so that none is late.
 

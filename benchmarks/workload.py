@@ -1,4 +1,4 @@
-"""The reference work W1, its closed form, and the check that every contender's result passes.
+"""The reference work, the *keyed count*, its closed form, and the check that every contender's result passes.
 
 Row ``i`` of ``rows`` has the key ``mix(i) % KEYS`` (the finisher of splitmix64: uniform keys) and the value ``i``.  The
 work: per key a running count and a running sum, one output row per event.  A contender hands back, per part, the newest

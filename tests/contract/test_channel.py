@@ -733,6 +733,7 @@ def test_a_recording_holds_the_watermarks_too(pair: Pair) -> None:
 
 
 def test_restored_rows_come_before_anything_that_arrives(pair: Pair) -> None:
+    """C5: what was logged on a back-edge, and what any other channel held, comes first."""
     recorded = [Rows(batch(20, 5), 20, 3), Watermark(4), Rows(batch(25, 15), 25, 4), Watermark(6, idle=True)]
     out, inp = pair.make(
         capacity=1,

@@ -205,7 +205,7 @@ def test_cl7_the_recorded_state_need_never_have_occurred(tmp_path: Path):
 
 @pytest.mark.parametrize("property", ["terminated", "paid up"])
 def test_cl8_what_is_stable_holds_in_the_snapshot_and_at_its_end(property: str):
-    """y(S0) implies y(S*), and y(S*) implies y(end)."""
+    """y(start) implies y(S*), and y(S*) implies y(end)."""
     before_and_after = [0, 0, 0]
     for seed in range(60):
         network = bank("abc", "ab", "bc", "ca", left=6)

@@ -1,4 +1,4 @@
-"""SIGKILL of workers at random moments: nothing is lost, nothing is doubled, the state is exact."""
+"""R1: SIGKILL of workers at random moments: nothing is lost, nothing is doubled, the state is exact."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ LETTER = 6.6
 def captions(cut: CutLine) -> list[str]:
     """A snapshot in words: the states of its processes, then what its channels hold.
 
-    >>> captions(CutLine(1, {"p": 1, "q": 2}, {"p": "S0", "q": ""}, {"c": ("token",)}))
-    ['Snapshot 1: p = S0; channel c holds token']
+    >>> captions(CutLine(1, {"p": 1, "q": 2}, {"p": "idle", "q": ""}, {"c": ("token",)}))
+    ['Snapshot 1: p = idle; channel c holds token']
     """
     states = [f"{process} = {state}" for process, state in cut.states.items() if _readable(state)]
     contents = [f"channel {name} holds {_short(rows)}" for name, rows in sorted(cut.recorded.items()) if rows]

@@ -1,6 +1,6 @@
 """The transitions of a snapshot in a subtask: begin, freeze, switch, settle, acknowledge, give up.
 
-The rules A1-A8, C2-C4 and CL1-CL5 of the design are named where they are carried out.
+The rules A1-A8, C2-C4 and CL1-CL5 (docs/rules.md) are named where they are carried out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""W1 without an engine: Numba kernels and plain sockets between two processes; prints one line of JSON.
+"""The keyed count without an engine: Numba kernels and plain sockets between two processes; prints one line of JSON.
 
-    python -m benchmarks.w1_bare FOLDER ROWS WARM_UP_ROWS
+    python -m benchmarks.keyed_count_bare FOLDER ROWS WARM_UP_ROWS
 
 What the machine can do when nobody asks for checkpoints, flow control per channel, types, recovery or a graph: an upper
 bound that shows what the engine costs.  The kernels are the obvious ones, in blocks that stay in the cache.

@@ -24,7 +24,7 @@ import org.apache.flink.streaming.api.functions.KeyedProcessFunction;
 import org.apache.flink.util.Collector;
 
 /**
- * The reference work W1 on Flink: DataStream API, see {@link Harness}.
+ * The reference work, the keyed count, on Flink: DataStream API, see {@link Harness}.
  *
  * <p>Arguments beside those of the harness: {@code watch_after} (rows a sink subtask only counts; of later ones it keeps
  * the newest count and sum per key), {@code keys} ({@code int64} or {@code text}), and for latency {@code rate} (rows per
@@ -32,12 +32,12 @@ import org.apache.flink.util.Collector;
  *
  * <p>Leaves {@code state-*.bin} and, with a rate, {@code latency-*.bin} in the folder, as the other contenders do.
  */
-public final class W1 {
+public final class KeyedCount {
     static final int KEYS = 100_000;
     static final int BUCKET_NS = 10_000;
     static final int BUCKETS = 500_000;
 
-    private W1() {}
+    private KeyedCount() {}
 
     /** How the number of a key becomes a key, and the other way. */
     interface Keys<K> extends Serializable {

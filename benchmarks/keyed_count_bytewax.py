@@ -1,6 +1,8 @@
-"""One run of W1 on Bytewax: two processes, ``stateful_map``; runs under the peer's Python, prints one line of JSON.
+"""One run of the keyed count on Bytewax: two processes, ``stateful_map``; prints one line of JSON.
 
-    python w1_bytewax.py FOLDER ROWS INTERVAL_S WATCH_AFTER
+Runs under the peer's Python:
+
+    python keyed_count_bytewax.py FOLDER ROWS INTERVAL_S WATCH_AFTER
 
 ``INTERVAL_S`` 0 means no recovery store.  Keys are texts, as Bytewax demands; they come from a table made before the
 clock starts, and rows are computed 10,000 at a time, so that the source costs as little as it can.
@@ -106,7 +108,7 @@ def count_and_sum(state: tuple[int, int] | None, value: int) -> tuple[tuple[int,
 
 def process(folder: Path, rows: int, interval_s: float, watch_after: int, number: int, addresses: list[str]) -> None:
     """One of the processes of the cluster."""
-    flow = Dataflow("w1")
+    flow = Dataflow("keyed_count")
     numbers = op.input("gen", flow, Numbers(folder, rows))
     op.output("out", op.stateful_map("agg", numbers, count_and_sum), Probe(folder, watch_after))
     if interval_s:

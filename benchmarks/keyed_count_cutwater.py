@@ -1,6 +1,6 @@
-"""One run of W1 on Cutwater, in a process of its own: prints one line of JSON.
+"""One run of the keyed count on Cutwater, in a process of its own: prints one line of JSON.
 
-    python -m benchmarks.w1_cutwater FOLDER ROWS INTERVAL WARM_UP_ROWS KEYS
+    python -m benchmarks.keyed_count_cutwater FOLDER ROWS INTERVAL WARM_UP_ROWS KEYS
 
 ``INTERVAL`` is ``off`` (protocol ``none``) or a duration, ``KEYS`` is ``int64`` or ``text``.  A
 short job of the same dataflow goes first in the same session: it warms up the JVM and the kernels.
@@ -21,8 +21,8 @@ from cutwater.spark.session import session
 
 
 def dataflow(folder: Path, rows: int, keys: str = "int64", *, times: bool = False) -> cw.Dataflow:
-    """W1 from the ordinary parts; ``times``: the sinks report time and rows of every batch."""
-    flow = cw.Dataflow("w1")
+    """The keyed count from the ordinary parts; ``times``: the sinks report time and rows of every batch."""
+    flow = cw.Dataflow("keyed_count")
     fn, schema = (TextRows(str(folder)), TEXT_SCHEMA) if keys == "text" else (Rows(str(folder)), SCHEMA)
     numbers = flow.read("gen", cw.generate(fn, schema=schema, rows=rows, partitions=PARALLELISM))
     counted = numbers.key_by("k").aggregate("agg", n=cw.count(), s=cw.sum("v"))

@@ -147,3 +147,69 @@ def test_no_exception_is_left_over():
     all_modules = modules()
     for name, top in PROTOCOL_EXCEPTIONS:
         assert any(i.module.split(".")[0] == top for i in all_modules[name].imports), (name, top)
+
+
+# ------------------------------------------------------------------------------------------------- rooms within rooms
+
+FILES_MAX = 20
+
+PARTS_OF_ONE = {"cutwater.process_networks"}
+"""A room without folders: its files are its parts, and `Network.start` leads to the host that runs the network."""
+
+
+def place(name: str) -> str:
+    """The folder, or the file of a room that lies in none: "cutwater.state.index", "cutwater.operators.base"."""
+    parts = name.split(".")
+    room = ".".join(parts[:2])
+    return room if room in PARTS_OF_ONE else ".".join(parts[:3])
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Places that reach each other, as lists.
+
+    >>> circles({"a": {"b"}, "b": {"a"}, "c": {"a"}})
+    [['a', 'b']]
+    """
+    reached = {start: _reached(start, arrows) for start in arrows}
+    found = {tuple(sorted(b for b in reached[a] if a in reached.get(b, ()))) for a in arrows if a in reached[a]}
+    return [list(circle) for circle in sorted(found)]
+
+
+def _reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
+    seen, todo = set[str](), [start]
+    while todo:
+        for target in arrows.get(todo.pop(), set()) - seen:
+            seen.add(target)
+            todo.append(target)
+    return seen
+
+
+def arrows_of(all_modules: dict[str, Module]) -> dict[str, set[str]]:
+    """Which place imports which, when it is loaded or when a function of it is called."""
+    arrows: dict[str, set[str]] = {}
+    for module in all_modules.values():
+        if module.room == "":
+            continue
+        for i in internal(module):
+            target = i.module if i.module in all_modules else i.module.rpartition(".")[0]
+            if not i.checking and target in all_modules and place(target) != place(module.name):
+                arrows.setdefault(place(module.name), set()).add(place(target))
+    return arrows
+
+
+def test_no_folders_import_each_other_in_a_circle():
+    assert circles(arrows_of(modules())) == []
+
+
+def test_a_circle_is_seen_also_through_imports_in_functions():
+    one = module_of("from cutwater.state.disk import rocks", "cutwater.state.index.x")
+    other = module_of("def f():\n    import cutwater.state.index.x", "cutwater.state.disk.rocks")
+    assert circles(arrows_of({m.name: m for m in (one, other)})) == [["cutwater.state.disk", "cutwater.state.index"]]
+
+
+def test_no_folder_has_more_files_than_one_looks_through():
+    sizes: dict[str, int] = {}
+    for module in modules().values():
+        folder = str(module.path.parent)
+        sizes[folder] = sizes.get(folder, 0) + (module.path.name != "__init__.py")
+    assert {folder: n for folder, n in sizes.items() if n > FILES_MAX} == {}

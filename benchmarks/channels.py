@@ -21,7 +21,8 @@ import pyarrow as pa
 from cutwater.errors import CutwaterError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.wire.handshake import Peer
-from cutwater.runtime.channels.data_server import Connection, DataServer, connect
+from cutwater.runtime.channels.connection import Connection
+from cutwater.runtime.channels.data_server import DataServer, connect
 from cutwater.runtime.channels.input import EMPTY, ROWS, InputChannel
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.transport.secret import Secret, new_secret

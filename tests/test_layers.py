@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterator
 
@@ -213,3 +214,19 @@ def test_no_folder_has_more_files_than_one_looks_through():
         folder = str(module.path.parent)
         sizes[folder] = sizes.get(folder, 0) + (module.path.name != "__init__.py")
     assert {folder: n for folder, n in sizes.items() if n > FILES_MAX} == {}
+
+
+FACES = {
+    "cutwater",
+    "cutwater.network",
+    "cutwater.process_networks",
+    "cutwater.spark",
+    "cutwater.errors",
+    "cutwater.api.aggregates",
+}
+"""Modules whose names are a promise to users; in all others a name without an underscore is for the house."""
+
+
+def test_only_public_faces_list_their_names():
+    listing = {m.name for m in modules().values() for node in m.tree.body if ast.unparse(node).startswith("__all__ =")}
+    assert listing == FACES

@@ -12,17 +12,6 @@ import msgspec
 from cutwater.data.decoding import prepare
 from cutwater.errors import ConfigError
 
-__all__ = [
-    "FileAccess",
-    "JobConfig",
-    "ProtocolName",
-    "RecoveryName",
-    "RestartConfig",
-    "StateBackend",
-    "format_us",
-    "parse_duration_ms",
-]
-
 ProtocolName = Literal["none", "synchronous", "chandy_lamport", "aligned", "unaligned", "at_least_once"]
 RecoveryName = Literal["job", "region", "upstream", "task"]
 StateBackend = Literal["memory", "rocksdb"]

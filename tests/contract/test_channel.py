@@ -24,7 +24,7 @@ from cutwater.errors import CutwaterError, InvariantError, StorageError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.wire.handshake import Peer
 from cutwater.runtime.channels import spill as net_spill
-from cutwater.runtime.channels.data_server import Connection
+from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.channels.input import CONTROL, EMPTY, ROWS, URGENT, InputChannel
 from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Watermark
 from cutwater.runtime.channels.output import OutputChannel

@@ -19,15 +19,16 @@ import cutwater as cw
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Source
 from cutwater.plan.graph import Channel
-from cutwater.plan.planner import make_plan, step_records
-from cutwater.plan.records import edge_records
+from cutwater.plan.planner import make_plan
+from cutwater.plan.records import edge_records, step_records
 from cutwater.plan.regions import subtasks_of
 from cutwater.plan.upgrade import Upgrade
 from cutwater.protocol.job.regions import Division
 from cutwater.protocol.wire.handshake import Peer
-from cutwater.runtime.channels.data_server import Connection
+from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.channels.items import Rows
 from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.driver.enumerator import Enumerator
 from cutwater.runtime.worker.attempt import Attempt
 from cutwater.runtime.worker.peers import ConnectedAttempt, Posted
@@ -94,7 +95,7 @@ class Hub:
         """The newest one."""
         self.next_id = 1
 
-    def publish(self, checkpoint_id: int, attempt: int, acks: list[c.Ack]) -> None:
+    def publish(self, checkpoint_id: int, attempt: int, acks: list[cr.Ack]) -> None:
         shape = {"max_parallelism": 16, "parallelism": self.parallelism, "triggered_ms": 0, "completed_ms": 1}
         manifest = Manifest(
             self.flow.name, self.log.state.uid, checkpoint_id, attempt, "aligned", **shape,
@@ -209,8 +210,8 @@ class Generation:
         for attempt in self.attempts:
             attempt.take(c.Trigger(self.number, checkpoint_id, False))
 
-        def acks() -> list[c.Ack]:
-            found = [m for w in self.workers for m in w.messages if isinstance(m, c.Ack)]
+        def acks() -> list[cr.Ack]:
+            found = [m for w in self.workers for m in w.messages if isinstance(m, cr.Ack)]
             return [ack for ack in found if ack.checkpoint_id == checkpoint_id]
 
         self.run_until(lambda: len(acks()) == len(self.workers))

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from cutwater.config import ProtocolName
     from cutwater.connectors.base import BadRows, Source
 
-__all__ = ["Dataflow"]
-
 _SOURCE_PARTS = ("schema", "bounded", "replayable", "rate", "discover_interval_ms", "discover", "open")
 
 

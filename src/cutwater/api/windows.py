@@ -10,8 +10,6 @@ from cutwater.errors import BuildError
 if TYPE_CHECKING:
     from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow
 
-__all__ = ["TimeDomain", "every", "global_window", "session", "sliding", "tumbling"]
-
 TimeDomain: TypeAlias = Literal["event", "processing"]
 """What time a window goes by: that of the rows, or that of the clock at which they are processed."""
 

@@ -12,8 +12,6 @@ import pyarrow as pa
 from cutwater.data.changes import OP
 from cutwater.state_reader.multisets import OF_ONE, OF_OTHER, PLACE, differing_rows, rows_of
 
-__all__ = ["Difference", "compare"]
-
 
 @dataclass(frozen=True)
 class Difference:

@@ -33,8 +33,6 @@ from cutwater.errors import BuildError, UserCodeError
 from cutwater.plan.graph import LogicalGraph, Step
 from cutwater.plan.shadows import shadow_of
 
-__all__ = ["HOOKS", "SLOW", "Orders", "Pace", "Shadow", "shadowed"]
-
 HOOKS = ("read", "write", "pre-commit", "commit")
 """Where a worker can be told to raise."""
 SLOW = "slow"

@@ -18,8 +18,6 @@ from cutwater.chaos.shadow import HOOKS, SLOW, Orders, Pace
 from cutwater.errors import ConfigError, CutwaterError
 from cutwater.runtime.status.status import WorkerStatus
 
-__all__ = ["FAULTS", "RECOVERY_LIMIT_S", "Storm", "Strike", "recovery_ms"]
-
 FAULTS = {
     "kill": "SIGKILL of a worker's process; one in four hits two at once, or another one during the recovery",
     "stop": "SIGSTOP of a worker's process until it has been replaced, then SIGCONT",

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from cutwater.api.flow import Dataflow
 
-__all__ = ["Report", "SinkReport", "Trial", "fault_trial"]
-
 _PROMPT: dict[str, Any] = {
     "interval": "500ms",
     "heartbeat_interval": "200ms",

@@ -16,24 +16,6 @@ import pyarrow as pa
 
 from cutwater.errors import BuildError
 
-__all__ = [
-    "BadRows",
-    "Committer",
-    "Json",
-    "PreCommit",
-    "Sink",
-    "SinkContext",
-    "SinkSnapshot",
-    "SinkWriter",
-    "Source",
-    "SourceContext",
-    "Split",
-    "SplitReader",
-    "SubtaskCommitter",
-    "check_rate",
-    "dead_letter_schema",
-]
-
 Json = Any
 """A value that JSON can hold: positions, handles and split descriptions are written into the manifest as they are."""
 

@@ -17,8 +17,6 @@ from cutwater.connectors.files.sink import FileSink
 from cutwater.connectors.staging.area import UNGUARDED, Guard
 from cutwater.errors import InvariantError, StorageError
 
-__all__ = ["CollectSink", "read_result"]
-
 
 @dataclass(frozen=True)
 class CollectSink:

@@ -14,8 +14,6 @@ from cutwater.connectors.discard import NothingToCommit
 from cutwater.data.rows import row_contents
 from cutwater.errors import ConfigError
 
-__all__ = ["CONSOLE_LOGGER", "ConsoleSink", "console", "show_rows"]
-
 CONSOLE_LOGGER = "cutwater.console"
 """What is logged under this name in a worker is printed by the driver as it is."""
 

@@ -17,8 +17,6 @@ from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
 from cutwater.data.decoding import prepare
 from cutwater.errors import BuildError
 
-__all__ = ["DiscardSink", "DiscardState", "LatencyHistogram", "NothingToCommit", "discard"]
-
 
 class DiscardState(msgspec.Struct, frozen=True):
     """What the snapshot of a discarding subtask says."""

@@ -19,8 +19,6 @@ from cutwater.connectors.staging.log import EndHandle, PieceCut, StagingLog, con
 from cutwater.data.decoding import prepare
 from cutwater.errors import BuildError, ConfigError, InvariantError, UserCodeError
 
-__all__ = ["EpochCommitter", "EpochHandle", "EpochWriter", "ForeachBatchSink"]
-
 
 class EpochHandle(msgspec.Struct, frozen=True, tag="epoch"):
     """The rows of one subtask between two barriers."""

@@ -17,8 +17,6 @@ from cutwater.connectors.base import BadRows, Json, SourceContext, Split, check_
 from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError, UserCodeError
 
-__all__ = ["GenerateFn", "RateSource", "generate", "rate"]
-
 GenerateFn: TypeAlias = Callable[[int, int], pa.RecordBatch]
 """``fn(start, count)``: the rows numbered ``start`` to ``start + count - 1``, always the same ones."""
 

@@ -21,8 +21,6 @@ from cutwater.connectors.files.schema_match import SchemaOrigin, column_differen
 from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError, DataError, did_you_mean
 
-__all__ = ["BAD", "END", "FAIL", "KILL", "PAUSE", "Item", "MemorySource", "memory"]
-
 
 @dataclass(frozen=True)
 class PAUSE:

@@ -24,18 +24,6 @@ import pyarrow.compute
 from cutwater.data.rows import describe_row, row_contents
 from cutwater.errors import BuildError, DataError
 
-__all__ = [
-    "AFTER",
-    "BEFORE",
-    "DELETE",
-    "INSERT",
-    "OP",
-    "added_rows",
-    "marked_schema",
-    "op_column",
-    "row_type",
-]
-
 _compute: Any = pyarrow.compute
 
 OP = "op"

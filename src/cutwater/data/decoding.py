@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["prepare"]
-
 
 def prepare(*types: Any) -> None:
     """Make types fit to be decoded in several threads at once; called below their definition, at import.

@@ -10,8 +10,6 @@ from cutwater.data.rows import describe_row, row_contents
 from cutwater.data.words import fixed_view, valid_rows
 from cutwater.errors import DataError
 
-__all__ = ["event_times"]
-
 _LIMIT_US = 2**62
 
 

@@ -11,8 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-__all__ = ["Row", "describe_row", "loses_value", "row_contents", "shorten_value"]
-
 Row: TypeAlias = dict[str, Any]
 
 _VALUE_CHARS = 60

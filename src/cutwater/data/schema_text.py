@@ -10,8 +10,6 @@ import pyarrow as pa
 
 from cutwater.errors import BuildError
 
-__all__ = ["ZONES_DIFFER_HINT", "as_schema", "parse_schema", "zones_differ"]
-
 _SIMPLE: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
     "bool": pa.bool_(),

@@ -9,19 +9,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
 
-__all__ = [
-    "age",
-    "clock",
-    "count",
-    "event_time",
-    "lines_of_table",
-    "milliseconds",
-    "plural",
-    "rate",
-    "shown_width",
-    "size",
-]
-
 _NARROWEST = 12
 """No column of texts is made narrower."""
 

@@ -12,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["Words", "bytes_view", "fixed_view", "from_words", "is_word_type", "new_buffer", "to_words", "valid_rows"]
-
 Words: TypeAlias = npt.NDArray[np.int64]
 
 _EMPTY_BYTES: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)

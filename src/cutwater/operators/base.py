@@ -15,8 +15,6 @@ import pyarrow as pa
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.state.segments import EMPTY, Frozen, Segment
 
-__all__ = ["BaseOperator", "Context", "Operator", "OperatorSpec", "Outputs"]
-
 Outputs: TypeAlias = list[tuple[int, pa.RecordBatch]]
 """Batches with the number of the output they go to (0 is the main output; side outputs count from 1)."""
 

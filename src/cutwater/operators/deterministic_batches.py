@@ -17,8 +17,6 @@ import pyarrow.types as pt
 
 from cutwater.operators.base import Outputs
 
-__all__ = ["Portions", "row_bytes"]
-
 MAX_PAIRS = 65_536
 """Most rows in one batch that a join emits."""
 _PORTION_BYTES = 1 << 26

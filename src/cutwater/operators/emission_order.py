@@ -21,8 +21,6 @@ from cutwater.state.disk.rocks import RocksStore
 from cutwater.state.disk.row_codec import Matrix, RowCodec
 from cutwater.state.keys import Hashes
 
-__all__ = ["FiringOrder"]
-
 _HELD_BYTES = 1 << 24
 """What is sorted in memory at most."""
 _SLICE_ROWS: Final = 1 << 14

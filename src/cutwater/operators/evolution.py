@@ -21,20 +21,6 @@ import pyarrow.types as pt
 from cutwater.state.objects.ttl import stamped_type
 from cutwater.state.segments import Segment
 
-__all__ = [
-    "Change",
-    "Evolution",
-    "Evolving",
-    "Former",
-    "Renames",
-    "changes",
-    "converted",
-    "element_type",
-    "refusals",
-    "through_list",
-    "through_map",
-]
-
 Renames: TypeAlias = Mapping[str, str]
 """New name by old name."""
 

@@ -12,8 +12,6 @@ import pyarrow as pa
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
-__all__ = ["WATERMARK", "GroupWatermarks"]
-
 WATERMARK = "watermark"
 """Name of the segment, and of its column."""
 

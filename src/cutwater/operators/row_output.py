@@ -14,8 +14,6 @@ from cutwater.data.schema_differences import schema_differences
 from cutwater.errors import DataError, UserCodeError
 from cutwater.operators.base import Outputs
 
-__all__ = ["MAX_OUTPUT_ROWS", "RowBuilder", "conform_batch", "function_name", "rows_of", "to_dicts", "user_error"]
-
 MAX_OUTPUT_ROWS = 65_536
 """Rows of one batch that a row function fills; what is above goes into further batches."""
 

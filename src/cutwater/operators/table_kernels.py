@@ -11,8 +11,6 @@ from typing import Any
 from cutwater.data.changes import AFTER, BEFORE, DELETE, INSERT
 from cutwater.state.kernels import kernel
 
-__all__ = ["keep_first", "keep_last", "replace_rows"]
-
 
 @kernel
 def keep_first(local: Any, times: Any, within: Any, known: Any, until: Any, kept: Any) -> None:

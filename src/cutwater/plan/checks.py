@@ -15,8 +15,6 @@ from cutwater.plan.graph import LogicalGraph, Step
 if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
 
-__all__ = ["check_complete", "check_guarantees", "guarantee_of"]
-
 _DISCARD = "or discard it on purpose: .write('id', cw.discard())."
 _ROW_FOR_ROW = frozenset({"loop", "union", "select", "with_columns", "rename", "drop", "aggregate"})
 """Kinds of steps whose main output has a row for each row."""

@@ -21,8 +21,6 @@ from cutwater.plan.upgrade import Upgrade, in_new_ids, without_steps
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
 from cutwater.storage.snapshot.manifest import Manifest, StepRecord
 
-__all__ = ["Bound", "check_compatible", "compare"]
-
 
 @dataclass(frozen=True)
 class Bound:

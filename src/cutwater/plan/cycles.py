@@ -17,8 +17,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-__all__ = ["Cycles", "Loop", "Successors", "back_edges", "components", "find_cycles", "order_without", "reachable"]
-
 Node = TypeVar("Node", bound=Hashable)
 Successors: TypeAlias = Mapping[Node, Sequence[Node]]
 """Every node with the nodes that read it."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
     from cutwater.operators.base import OperatorSpec
 
-__all__ = ["explain", "explain_logical", "explain_loops", "explain_physical"]
-
 
 def explain(graph: LogicalGraph, *, parallelism: int, max_parallelism: int, protocol: ProtocolName) -> str:
     """Both graphs and what the job promises.  A dataflow that is not whole yet is shown as far as it goes."""

@@ -19,25 +19,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import pyarrow as pa
 
 from cutwater.plan.cycles import Cycles, find_cycles
-from cutwater.state.keys import key_group_range
 
 if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
     from cutwater.operators.base import OperatorSpec
-
-__all__ = [
-    "Channel",
-    "Edge",
-    "EdgeType",
-    "Input",
-    "Link",
-    "PhysicalPlan",
-    "Step",
-    "StreamType",
-    "Vertex",
-    "key_group_range",
-    "step_successors",
-]
 
 
 class EdgeType(enum.Enum):

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from cutwater.errors import BuildError, InvariantError
 from cutwater.plan.checks import check_complete
-from cutwater.plan.compatibility import check_compatible
 from cutwater.plan.cycles import components, order_without
 from cutwater.plan.graph import (
     Edge,
@@ -27,24 +26,11 @@ from cutwater.plan.graph import (
     Vertex,
     step_successors,
 )
-from cutwater.plan.records import step_records
 from cutwater.state.keys import MAX_KEY_GROUPS
 
 if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
     from cutwater.operators.base import OperatorSpec
-
-__all__ = [
-    "FusedChain",
-    "FusedNode",
-    "HasGraph",
-    "check_compatible",
-    "fuse_links",
-    "make_plan",
-    "replan",
-    "step_records",
-    "validate_plan",
-]
 
 
 class HasGraph(Protocol):

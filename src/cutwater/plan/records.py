@@ -12,8 +12,6 @@ from cutwater.storage.snapshot.manifest import EdgeRecord, StepRecord
 if TYPE_CHECKING:
     from cutwater.operators.base import OperatorSpec
 
-__all__ = ["describe_state", "edge_records", "step_records"]
-
 
 def step_records(plan: PhysicalPlan) -> list[StepRecord]:
     """What the manifest says of every step, for the upgrade check of a later program."""

@@ -11,8 +11,6 @@ from cutwater.connectors.base import Sink
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.job.regions import Division, Subtask, divide
 
-__all__ = ["recovery_division", "subtasks_of", "widened"]
-
 
 def subtasks_of(plan: PhysicalPlan) -> frozenset[Subtask]:
     """All subtasks of a plan."""

@@ -25,8 +25,6 @@ from cutwater.operators.stateless.unnest import UnnestSpec
 from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.plan.graph import PhysicalPlan, Step
 
-__all__ = ["check_recovery", "pin_tables"]
-
 _REPEATABLE: Final = (
     AsOfJoinSpec,
     AsyncMapSpec,

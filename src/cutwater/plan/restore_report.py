@@ -8,8 +8,6 @@ import msgspec
 
 from cutwater.operators.evolution import Change
 
-__all__ = ["Compatibility", "EdgeOutlook", "StepOutlook", "Verdict"]
-
 Verdict = Literal["bound", "changed", "new", "gone", "orphaned", "dropped", "refused"]
 """``bound``: as it was.  ``changed``: its state is taken in another form.  ``new``: begins empty.  ``gone``: not in the
 program, and nothing is kept of it.  ``orphaned``: not in the program, but something is kept of it.  ``dropped``: the

@@ -14,8 +14,6 @@ from cutwater.plan.graph import LogicalGraph, PhysicalPlan, Step
 if TYPE_CHECKING:
     from cutwater.connectors.collect import CollectSink
 
-__all__ = ["SHADOW_FOLDER", "shadow_of", "shadowed_plan"]
-
 SHADOW_FOLDER = "shadow"
 """Below the job's folder: a folder for each write step."""
 

@@ -13,8 +13,6 @@ from cutwater.plan.graph import Edge, PhysicalPlan
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
 from cutwater.storage.snapshot.manifest import Entry, Manifest, SubtaskRecord
 
-__all__ = ["Upgrade", "in_new_ids", "upgrade_of", "without_steps"]
-
 
 class Upgrade(msgspec.Struct, frozen=True):
     """How a snapshot of an older version is to be read.

@@ -26,6 +26,7 @@ from cutwater.runtime.channels.input import InputChannel
 from cutwater.runtime.channels.items import Barrier, Rows
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.process_network_messages import (
     Message,
     NetworkDeploy,
@@ -40,8 +41,6 @@ from cutwater.runtime.worker.worker import SlotArgs
 if TYPE_CHECKING:
     from cutwater.runtime.worker.tracing import PartFile
     from cutwater.runtime.worker.worker import Worker
-
-__all__ = ["NetworkArgs", "NetworkAttempt"]
 
 _SCHEMA = pa.schema([("kind", pa.string()), ("body", pa.binary()), ("colour", pa.int64())])
 _RUN = 64
@@ -288,11 +287,11 @@ class NetworkAttempt(ConnectedAttempt):
             case _:
                 pass
 
-    def metrics(self) -> c.Metrics:
+    def metrics(self) -> cr.Metrics:
         """Messages and markers, in all."""
         elapsed_ms = (time.monotonic() - self._began_s) * 1000
         counts = {"taken": self._taken}, {"sent": self._sent}
-        return c.Metrics(self.number, elapsed_ms, *counts, {}, {}, {}, {}, self.idle_s * 1000)
+        return cr.Metrics(self.number, elapsed_ms, *counts, {}, {}, {}, {}, self.idle_s * 1000)
 
     def close(self) -> None:
         """See ``ConnectedAttempt.close``."""

@@ -21,8 +21,6 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.snapshot_algorithms import Algorithm, AlgorithmName, ChandyLamport, LaiYang
 from cutwater.runtime.control.process_network_messages import Message, ProcessPart, Timer
 
-__all__ = ["Cell", "CellPort"]
-
 
 class CellPort:
     """What a cell asks of its host; set by the host before anything runs."""

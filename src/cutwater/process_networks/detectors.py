@@ -16,8 +16,6 @@ import msgspec
 from cutwater.process_networks.graph import components
 from cutwater.process_networks.snapshot import GlobalSnapshot
 
-__all__ = ["AllOf", "AnyOf", "Detector", "Finding", "Waits", "conserved", "deadlock", "holds", "terminated", "tokens"]
-
 
 class Finding(msgspec.Struct, frozen=True):
     """What a detector found.

@@ -18,6 +18,7 @@ from cutwater.process_networks.snapshot import GlobalSnapshot
 from cutwater.process_networks.tracing import Tracer
 from cutwater.protocol.job import messages as j
 from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.copy_messages import CopiesHeld
 from cutwater.runtime.control.links import WorkerLink
 from cutwater.runtime.control.process_network_messages import (
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from cutwater.process_networks.job import NetworkJob
     from cutwater.process_networks.run import PendingSnapshot
     from cutwater.runtime.worker.tracing import PartFile
-
-__all__ = ["NetworkDriver", "NetworkStatus", "NetworkWorker"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -97,7 +96,7 @@ class NetworkDriver(Driver):
         self._periodic: PendingSnapshot | None = None
         self._untriggered: list[PendingSnapshot] = []
         self._triggered_id = job.newest_id
-        self._hellos: dict[int, c.Hello] = {}
+        self._hellos: dict[int, cr.Hello] = {}
         self._taken: dict[int, int] = {}
         self._told: list[str] = []
         self._restored: int | None = None
@@ -151,7 +150,7 @@ class NetworkDriver(Driver):
 
     # ------------------------------------------------------------------------------------------------ see ``Driver``
 
-    def joined(self, hello: c.Hello) -> None:
+    def joined(self, hello: cr.Hello) -> None:
         """A worker is there."""
         self._hellos[hello.slot] = hello
 
@@ -198,7 +197,7 @@ class NetworkDriver(Driver):
             deploy = NetworkDeploy(
                 attempt=attempt,
                 incarnations=[other.incarnation for other in links],
-                peers=[cast(c.Hello, other.hello).data_address for other in links],
+                peers=[cast(cr.Hello, other.hello).data_address for other in links],
                 parts=[last.parts[n] for n in mine] if last is not None else None,
                 sent=sent,
                 last_id=self._triggered_id,
@@ -240,7 +239,7 @@ class NetworkDriver(Driver):
                     found = self._job_handle.part_arrived(snapshot, part)
                     if found is not None:
                         self._complete(found)
-            case c.Metrics(rows_in=rows):
+            case cr.Metrics(rows_in=rows):
                 self._taken[link.slot] = rows.get("taken", 0)
             case _:
                 pass

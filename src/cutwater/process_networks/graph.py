@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from cutwater.process_networks.local import LocalRun
     from cutwater.process_networks.snapshot import GlobalSnapshot
 
-__all__ = ["ChannelSpec", "Network", "components"]
-
 
 @dataclass(frozen=True, slots=True)
 class ChannelSpec:

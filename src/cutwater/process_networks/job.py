@@ -26,8 +26,6 @@ from cutwater.runtime.settings import make_config
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["NetworkJob", "start_network"]
-
 _MAX_CHANNELS = 1 << 16
 """The header of a frame has so many numbers for them."""
 

@@ -20,8 +20,6 @@ from cutwater.process_networks.tracing import Tracer
 from cutwater.protocol.snapshot_algorithms import AlgorithmName
 from cutwater.runtime.control.process_network_messages import Message, ProcessPart
 
-__all__ = ["STEP_MS", "LocalRun"]
-
 STEP_MS = 0.01
 """Simulated time of one event."""
 

@@ -13,8 +13,6 @@ import msgspec
 from cutwater.errors import BuildError, DataError, UserCodeError
 from cutwater.runtime.control.process_network_messages import Message
 
-__all__ = ["Codec", "Item", "Marker", "decode_state", "encode_state"]
-
 
 class Marker(NamedTuple):
     """A marker in a channel: the sender has recorded itself for ``snapshot``, after ``position`` messages here."""

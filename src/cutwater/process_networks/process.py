@@ -6,8 +6,6 @@ import random
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, dataclass_transform
 
-__all__ = ["Context", "Process"]
-
 
 class Context(Protocol):
     """Everything that a process may ask for.  Whatever comes from elsewhere (a clock, chance, a file) is not in the

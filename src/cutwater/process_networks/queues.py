@@ -7,8 +7,6 @@ import random
 from cutwater.process_networks.graph import ChannelSpec
 from cutwater.process_networks.messages import Item
 
-__all__ = ["ItemQueue", "ReadySet"]
-
 
 class ItemQueue:
     """What is under way in one channel: first in, first out, or any order if the channel says so."""

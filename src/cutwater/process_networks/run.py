@@ -14,8 +14,6 @@ from cutwater.process_networks.snapshot import GlobalSnapshot
 from cutwater.protocol.snapshot_algorithms import AlgorithmName
 from cutwater.runtime.control.process_network_messages import ProcessPart
 
-__all__ = ["DEADLINE", "PendingSnapshot", "Run"]
-
 DEADLINE = "10s"
 """Of a snapshot, unless the user says otherwise."""
 

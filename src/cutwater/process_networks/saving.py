@@ -27,8 +27,6 @@ from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifes
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.opening import open_store
 
-__all__ = ["NetworkStore", "load", "save"]
-
 KIND = "network"
 """``StepRecord.kind`` of the one step that a network's manifest names."""
 _INLINE_BYTES = 20_480

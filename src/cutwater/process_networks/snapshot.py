@@ -15,8 +15,6 @@ from cutwater.process_networks.graph import ChannelSpec, Network
 from cutwater.process_networks.messages import decode_state, names_of
 from cutwater.runtime.control.process_network_messages import Message, ProcessPart
 
-__all__ = ["GlobalSnapshot"]
-
 
 @dataclass(frozen=True)
 class GlobalSnapshot:

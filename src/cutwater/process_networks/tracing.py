@@ -10,8 +10,6 @@ from cutwater.process_networks.graph import ChannelSpec, Network
 from cutwater.runtime.control.process_network_messages import Message
 from cutwater.trace import events as t
 
-__all__ = ["Tracer"]
-
 
 class Tracer:
     """Writes one run, or one part of it.

@@ -11,8 +11,6 @@ from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.reasons import FailureReason
 from cutwater.protocol.subtask.stages import PHASES, STAGES
 
-__all__ = ["states_page"]
-
 _State = TypeVar("_State", bound=enum.Enum)
 _Step = TypeVar("_Step", bound=enum.Enum)
 

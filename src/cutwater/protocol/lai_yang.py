@@ -25,8 +25,6 @@ from cutwater.errors import InvariantError
 from cutwater.protocol import messages as m
 from cutwater.protocol.messages import InputId
 
-__all__ = ["LAI_YANG_STAGES", "ColourStage", "ColourStep", "Coloured", "LaiYangEvent", "LaiYangMachine", "NoticeTaken"]
-
 STORY_EVENTS = 16
 
 

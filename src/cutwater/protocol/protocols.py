@@ -15,8 +15,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-__all__ = ["NETWORK", "PROTOCOLS", "AfterFreeze", "BeforeFreeze", "FreezeOn", "ProtocolRow"]
-
 
 class FreezeOn(enum.Enum):
     """When a subtask freezes."""

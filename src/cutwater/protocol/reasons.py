@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["AckAnswer", "CheckpointKind", "FailureReason"]
-
 
 class CheckpointKind(enum.Enum):
     """What a checkpoint was asked for as."""

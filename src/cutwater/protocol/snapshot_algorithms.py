@@ -10,8 +10,6 @@ from cutwater.protocol.lai_yang import Coloured, LaiYangMachine, NoticeTaken
 from cutwater.protocol.protocols import NETWORK
 from cutwater.protocol.subtask.machine import SubtaskMachine
 
-__all__ = ["Algorithm", "AlgorithmName", "ChandyLamport", "LaiYang"]
-
 AlgorithmName: TypeAlias = Literal["chandy_lamport", "lai_yang"]
 
 

@@ -8,15 +8,6 @@ import traceback
 from cutwater import errors
 from cutwater.errors import CutwaterError, InvariantError, JobFailedError, StorageError
 
-__all__ = [
-    "error_of",
-    "first_line",
-    "headline",
-    "internal_error",
-    "root_cause",
-    "snapshot_error",
-]
-
 
 def first_line(text: str) -> str:
     """The first line that says something."""

@@ -10,8 +10,6 @@ from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.stages import PHASES, STAGES, PhaseStep, Snapshot, StageStep
 from cutwater.sim.schedules.schedule import FAULTS, REQUESTS
 
-__all__ = ["UNREACHABLE", "Coverage", "every_fault"]
-
 _TABLES = {"subtask": PHASES, "snapshot": STAGES, "checkpoint": PENDING_STAGES}
 
 UNREACHABLE = {

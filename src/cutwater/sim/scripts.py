@@ -7,8 +7,6 @@ import msgspec
 from cutwater.errors import CutwaterError, DataError
 from cutwater.sim.schedules.schedule import FAULTS, REQUESTS, Fault, Schedule
 
-__all__ = ["parse_script", "script_of"]
-
 _NUMBERS = (
     "rows", "pace_ms", "interval_ms", "timeout_ms", "max_concurrent", "min_pause_ms", "tolerable_failed",
     "aligned_timeout_ms", "roll_rows",

@@ -10,8 +10,6 @@ import msgspec
 from cutwater.sim.schedules.schedule import Schedule
 from cutwater.sim.simulate import play
 
-__all__ = ["shrink"]
-
 RUNS_MAX = 500
 
 _T = TypeVar("_T")

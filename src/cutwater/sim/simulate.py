@@ -21,9 +21,6 @@ from cutwater.sim.world.oracle import Violation
 from cutwater.sim.world.record import check_run, digest
 from cutwater.sim.world.world import World
 
-__all__ = ["Failure", "Report", "Simulation", "play", "verdict"]
-
-
 DRAWN = 5
 """Of so many dataflows drawn by chance there is one schedule each, for one of every fixed one."""
 COLLECT_EVERY = 200

@@ -14,8 +14,6 @@ from typing import Any, cast
 
 from cutwater.errors import ConfigError
 
-__all__ = ["check_interpreter", "require_interpreter"]
-
 _PROBE = """
 import importlib.util, sys
 print("cutwater-probe", "%d.%d" % sys.version_info[:2], importlib.util.find_spec("cutwater") is not None)

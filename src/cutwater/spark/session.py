@@ -21,8 +21,6 @@ from cutwater.spark.interpreter import require_interpreter
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ensure_java", "require_classic", "session", "usable_session"]
-
 _DROPPED_FLAG = "--add-modules=jdk.incubator.vector"
 """Spark's launcher passes it; the trimmed JDK of the wheel lacks that module, and Spark runs without it."""
 

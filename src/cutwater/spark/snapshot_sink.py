@@ -19,8 +19,6 @@ from cutwater.errors import ConfigError
 from cutwater.spark.snapshot_options import state_name
 from cutwater.state_reader.writer import write_savepoint
 
-__all__ = ["SnapshotSinkWriter"]
-
 
 @dataclass
 class _Written(WriterCommitMessage):

@@ -31,8 +31,6 @@ from cutwater.state_reader.reader import Snapshot
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceWriter, Filter
 
-__all__ = ["SnapshotReader", "SnapshotSource", "spark_arrow_type"]
-
 _SIGNED = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20)}
 _OPTIONS = ("path", "snapshot", "checkpoint", "state", "step", "columns", "raw", "base", "keyFile")
 

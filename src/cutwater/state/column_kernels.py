@@ -12,18 +12,6 @@ import numpy as np
 
 from cutwater.state.kernels import compare_exchange, copy_bytes, kernel, load_acquire, store_release
 
-__all__ = [
-    "CHUNK_ROWS",
-    "WAITING",
-    "capture_chunks",
-    "gather_rows",
-    "mark",
-    "marked",
-    "order_by_group",
-    "preserve",
-    "touch_pages",
-]
-
 CHUNK_ROWS = 128
 """Rows of a chunk.  Small, because random keys touch nearly all chunks, and the stream waits for every copy."""
 _SHIFT = 7

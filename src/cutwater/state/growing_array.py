@@ -21,8 +21,6 @@ import numpy.typing as npt
 
 from cutwater.state import column_kernels as kernels
 
-__all__ = ["LARGE_ROWS", "ROWS_RESERVED", "GrowingArray", "Values", "gather", "in_background", "populate"]
-
 Values: TypeAlias = npt.NDArray[Any]
 
 _FIRST_ROWS = 1024

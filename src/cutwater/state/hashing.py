@@ -8,8 +8,6 @@ import numpy as np
 
 from cutwater.state.kernels import kernel, load_u64
 
-__all__ = ["combine", "group_of", "hash_bytes", "hash_span", "hash_word", "hash_words", "mix", "to_groups"]
-
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)

@@ -27,17 +27,6 @@ from llvmlite import ir
 from numba.core import cgutils, config, types
 from numba.extending import intrinsic
 
-__all__ = [
-    "cache_directory",
-    "compare_exchange",
-    "copy_bytes",
-    "kernel",
-    "load_acquire",
-    "load_u64",
-    "prefetch",
-    "store_release",
-]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -28,24 +28,6 @@ import pyarrow as pa
 from cutwater.data.words import bytes_view, fixed_view, to_words, valid_rows
 from cutwater.errors import BuildError, DataError, did_you_mean
 
-__all__ = [
-    "MAX_KEY_GROUPS",
-    "MAX_NULLABLE_KEYS",
-    "NULL_HASH",
-    "Hashes",
-    "NullableKeys",
-    "check_key_types",
-    "hash_keys",
-    "is_key_type",
-    "is_word_key",
-    "key_group_owner",
-    "key_group_range",
-    "key_groups",
-    "null_key_mask",
-    "require_valid_keys",
-    "valid_key_mask",
-]
-
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 NULL_HASH = np.uint64(0xE166071E7FB45925)

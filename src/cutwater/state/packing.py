@@ -16,8 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-__all__ = ["KeyPacker", "Packer"]
-
 Convert: TypeAlias = Callable[[Any], Any]
 _Pair: TypeAlias = tuple[Convert, Convert]
 """To what MessagePack holds, and back; never called for ``None``."""

@@ -8,8 +8,6 @@ import numpy as np
 
 from cutwater.state.kernels import kernel
 
-__all__ = ["join_spans", "row_starts"]
-
 
 @kernel
 def join_spans(data: Any, offsets: Any, cursors: Any, out: Any) -> None:

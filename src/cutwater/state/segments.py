@@ -15,8 +15,6 @@ from typing import Literal, Protocol
 
 import pyarrow as pa
 
-__all__ = ["EMPTY", "GROUP_COLUMN", "Frozen", "FrozenSegments", "Segment", "SegmentKind"]
-
 GROUP_COLUMN = "__key_group"
 """Column (uint16) of a keyed segment that holds the key group of each row."""
 

@@ -13,8 +13,6 @@ from cutwater.errors import ConfigError
 from cutwater.state_reader.merge import chunks
 from cutwater.state_reader.reader import Snapshot, StateTable
 
-__all__ = ["Difference", "comparable_states", "compare_states"]
-
 _PLACES = ("key_group", "subtask")
 """Columns that say where a row lies: it may lie elsewhere and be the same."""
 _OUTSIDE = ("read", "write", "edge")

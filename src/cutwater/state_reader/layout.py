@@ -28,8 +28,6 @@ from cutwater.state.segments import GROUP_COLUMN
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
 from cutwater.storage.snapshot.manifest import Entry, Manifest, StepRecord
 
-__all__ = ["SUBTASK", "VALUE", "WINDOW_START", "SchemaOf", "Shape", "TableLayout", "layouts"]
-
 _TIMERS = ("__event_timers", "__processing_timers")
 _AGGREGATES = ("aggregate", "window")
 _JOINS = ("join", "window_join", "join_as_of")

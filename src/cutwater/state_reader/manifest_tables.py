@@ -13,8 +13,6 @@ from cutwater.storage.snapshot.channel_log import read_log
 from cutwater.storage.snapshot.manifest import Entry, Manifest
 from cutwater.storage.store.base import Store
 
-__all__ = ["HANDLES", "PLACES", "POSITIONS", "handles", "positions", "rows_on_their_way"]
-
 _TIME, _INT, _TEXT = pa.timestamp("us", "UTC"), pa.int32(), pa.string()
 POSITIONS = pa.schema(
     {"subtask": _INT, "split": _TEXT, "position": _TEXT, "max_time": _TIME, "done": pa.bool_(), "data": _TEXT}

@@ -17,8 +17,6 @@ from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.segment_files import read_segment
 from cutwater.storage.store.base import Store
 
-__all__ = ["Segments", "chunks", "merged", "with_clocks"]
-
 _CHUNK_ROWS = 1 << 18
 _KEPT_BYTES = 64 << 20
 _MICROSECONDS = 1000

@@ -9,8 +9,6 @@ import polars.selectors as cs
 
 from cutwater.data.changes import OP
 
-__all__ = ["OF_ONE", "OF_OTHER", "PLACE", "TIMES", "differing_rows", "rows_of"]
-
 TIMES, OF_ONE, OF_OTHER, PLACE = "__times", "__in_one", "__in_other", "__place"
 _ADDED = ("+I", "+U")
 

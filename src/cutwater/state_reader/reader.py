@@ -26,8 +26,6 @@ from cutwater.storage.reading.any_snapshot import open_snapshot
 from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.store.keys import seal_of
 
-__all__ = ["Snapshot", "StateTable"]
-
 _compute: Any = pyarrow.compute
 _BATCH_ROWS = 1 << 16
 

@@ -17,8 +17,6 @@ from cutwater.state.segments import GROUP_COLUMN
 from cutwater.state_reader.layout import WINDOW_START, TableLayout
 from cutwater.state_reader.values import AggregateColumns, aggregate_columns
 
-__all__ = ["Sliding", "open_windows", "sliding_of"]
-
 _SLIDING = re.compile(r"sliding (?P<size>.+?), every (?P<every>.+?), offset (?P<offset>[^,]+)")
 
 Times = npt.NDArray[np.int64]

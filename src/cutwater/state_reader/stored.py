@@ -15,8 +15,6 @@ from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.state_reader.layout import VALUE, WINDOW_START, Shape, TableLayout
 from cutwater.state_reader.values import AggregateColumns, aggregate_columns
 
-__all__ = ["as_table", "segments_of"]
-
 _SEGMENT_ROWS = 1 << 17
 _WRITABLE = (Shape.AGGREGATES, Shape.TABLE, Shape.TOP, Shape.OBJECT, Shape.ROWS)
 _DEFAULTS: dict[str, Any] = {"window_fired": False, "window_pending": 0}

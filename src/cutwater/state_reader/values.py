@@ -21,17 +21,6 @@ from cutwater.state.objects.ttl import stamped_type
 from cutwater.state.segments import GROUP_COLUMN
 from cutwater.state_reader.layout import SUBTASK, VALUE, WINDOW_START, Shape, TableLayout
 
-__all__ = [
-    "DOMAIN",
-    "TIME",
-    "AggregateColumns",
-    "Column",
-    "aggregate_columns",
-    "columns_of",
-    "exploded",
-    "free_name",
-]
-
 _compute: Any = pyarrow.compute
 
 _REGISTERS = re.compile(r", 2\*\*([0-9]+) registers\)")

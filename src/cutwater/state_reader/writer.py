@@ -20,7 +20,8 @@ import pyarrow as pa
 from cutwater import __version__
 from cutwater.errors import BuildError, ConfigError
 from cutwater.plan.checks import check_complete
-from cutwater.plan.planner import make_plan, step_records
+from cutwater.plan.planner import make_plan
+from cutwater.plan.records import step_records
 from cutwater.state.keys import key_group_range
 from cutwater.state.segments import Segment
 from cutwater.state_reader.layout import Shape, TableLayout, layouts
@@ -37,8 +38,6 @@ from cutwater.storage.store.opening import open_store
 if TYPE_CHECKING:
     from cutwater.plan.checks import check_complete
 from cutwater.plan.planner import HasGraph
-
-__all__ = ["write_savepoint"]
 
 _VERBATIM = (Shape.ELEMENTS, Shape.WATERMARKS, Shape.REQUESTS)
 """Shapes that are written whole at every checkpoint: there is nothing to merge."""

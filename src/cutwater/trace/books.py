@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from cutwater.trace.events import Link, MarkerSent, MarkerTaken, Span
 from cutwater.trace.result import ChannelCounts, Kind, Violation
 
-__all__ = ["ChannelBook", "SnapshotBook", "compare", "ranges"]
-
 
 class ChannelBook:
     """Where the two ends of a channel stand.  Each end is in an attempt of its own while a recovery is on its way."""

@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection
 from cutwater.trace.messages import CutLine
 from cutwater.trace.svg import Canvas
 
-__all__ = ["captions", "legend", "wrapped"]
-
 ITEMS_SHOWN = 8
 TICK = "l4 5l8 -11"
 LETTER = 6.6

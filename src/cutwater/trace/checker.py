@@ -29,8 +29,6 @@ from cutwater.trace.full import FullBooks
 from cutwater.trace.output import OutputBook
 from cutwater.trace.result import ChannelCounts, CheckResult, Kind, Violation
 
-__all__ = ["Checker", "check"]
-
 
 def check(
     trace: e.Trace,

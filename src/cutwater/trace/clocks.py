@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from cutwater.trace.events import Header, Step
 from cutwater.trace.result import Kind, Violation
 
-__all__ = ["VectorClocks"]
-
 
 class VectorClocks:
     """One clock per process: how many steps of each process lie in its past, its own included.

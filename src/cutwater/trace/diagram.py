@@ -24,8 +24,6 @@ from cutwater.trace.messages import CutLine, Message, cut_lines, messages
 from cutwater.trace.style import COLOURS, FONT, STYLE
 from cutwater.trace.svg import Canvas
 
-__all__ = ["diagram"]
-
 TOP, LINE_HEIGHT = 34.0, 17.0
 LABELLED = 40
 """Up to so many messages carry their contents."""

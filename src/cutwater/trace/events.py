@@ -27,32 +27,6 @@ import msgspec
 
 from cutwater.errors import DataError, FormatVersionError
 
-__all__ = [
-    "FORMAT",
-    "Aborted",
-    "Committed",
-    "Completed",
-    "Crashed",
-    "Cut",
-    "Event",
-    "Header",
-    "Link",
-    "MarkerSent",
-    "MarkerTaken",
-    "Recorded",
-    "Restored",
-    "Span",
-    "Step",
-    "Stream",
-    "Survived",
-    "Trace",
-    "TraceWriter",
-    "decode",
-    "encode",
-    "read_trace",
-    "write_trace",
-]
-
 FORMAT = 1
 """Version of the lines; a reader refuses any other."""
 

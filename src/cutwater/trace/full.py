@@ -10,8 +10,6 @@ from cutwater.trace.events import Cut, Header, Restored, Span, Step, Survived
 from cutwater.trace.reordering import History, reorder
 from cutwater.trace.result import Kind, Reordering, Violation
 
-__all__ = ["FullBooks"]
-
 
 class FullBooks:
     """The part of a ``Checker`` that a quick check goes without."""

@@ -10,8 +10,6 @@ from cutwater.errors import ConfigError
 from cutwater.trace.events import Completed, Cut, Event, MarkerSent, MarkerTaken, Recorded, Restored, Survived, Trace
 from cutwater.trace.messages import Message
 
-__all__ = ["Window", "columns", "window_of"]
-
 AROUND = 12
 """Events shown before and after the snapshot that a window is put around."""
 

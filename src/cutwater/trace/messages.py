@@ -8,8 +8,6 @@ import msgspec
 
 from cutwater.trace.events import Completed, Cut, MarkerSent, MarkerTaken, Recorded, Restored, Step, Trace
 
-__all__ = ["CutLine", "Message", "cut_lines", "messages"]
-
 
 class Message(msgspec.Struct, frozen=True):
     """Rows that went from one event to another, or one marker.

@@ -20,8 +20,6 @@ from cutwater.trace.events import (
     Survived,
 )
 
-__all__ = ["causal_order"]
-
 
 def causal_order(header: Header, events: Iterable[Event]) -> list[Event]:
     """An order in which no row and no marker is taken before it was sent.

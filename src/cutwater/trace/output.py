@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from cutwater.trace.events import Committed
 from cutwater.trace.result import Kind, Violation
 
-__all__ = ["OutputBook"]
-
 SHOWN = 5
 """Rows named in one sentence."""
 

@@ -14,8 +14,6 @@ from cutwater.errors import ConfigError, DataError
 from cutwater.trace.events import Crashed, Event, Header, Restored, Trace, read_trace
 from cutwater.trace.order import causal_order
 
-__all__ = ["SUFFIX", "read_run"]
-
 SUFFIX = ".jsonl"
 """Of the files that are read from a directory."""
 

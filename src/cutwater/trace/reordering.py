@@ -16,8 +16,6 @@ from collections.abc import Mapping, Sequence
 from cutwater.trace.events import Header, Span, Step
 from cutwater.trace.result import Kind, Reordering, Violation
 
-__all__ = ["History", "reorder"]
-
 
 class History:
     """The steps of one attempt, and the state it began in.

@@ -6,8 +6,6 @@ import enum
 
 import msgspec
 
-__all__ = ["ChannelCounts", "CheckResult", "Kind", "Reordering", "Violation"]
-
 
 class Kind(enum.Enum):
     """What kind of promise is broken."""

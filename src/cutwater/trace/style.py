@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["COLOURS", "FONT", "STYLE"]
-
 FONT = 13.0
 """Size of the letters, in pixels."""
 

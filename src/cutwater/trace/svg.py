@@ -6,8 +6,6 @@ import math
 from html import escape
 from itertools import pairwise
 
-__all__ = ["Canvas"]
-
 
 class Canvas:
     """Collects elements; colours and strokes come from the classes of a style sheet.

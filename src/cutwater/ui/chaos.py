@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from cutwater.ui.run import RunOptions
     from cutwater.ui.views import View
 
-__all__ = ["ChaosFailedError", "run_trial"]
-
 _HINTS = {
     "different": "What a function keeps outside its state, or takes from a clock or from chance, is another after a "
     "restore. The outputs are in {folder}.",

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from cutwater.ui.views import View
 
-__all__ = ["main"]
-
 F = TypeVar("F", bound="Callable[..., Any]")
 _PROTOCOL, _NAMES = click.Choice(list(PROTOCOLS)), ", ".join(PROTOCOLS)
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}

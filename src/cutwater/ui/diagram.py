@@ -14,8 +14,6 @@ from cutwater.errors import ConfigError
 if TYPE_CHECKING:
     from cutwater.trace.result import CheckResult
 
-__all__ = ["check_trace", "diagram"]
-
 _TRACES = click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
 _AT_LEAST_ONCE = click.option(
     "--at-least-once", is_flag=True, help="Rows may be doubled: the run was made with that protocol."

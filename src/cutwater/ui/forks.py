@@ -7,8 +7,6 @@ import sys
 
 import click
 
-__all__ = ["DIFFERENT", "compare"]
-
 DIFFERENT = 1
 """Exit code where two forks differ."""
 

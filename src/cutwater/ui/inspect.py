@@ -12,7 +12,8 @@ from typing import Any
 from cutwater.data.text import lines_of_table, plural, shown_width, size
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import ConfigError
-from cutwater.storage.log.job_log import CheckpointCompleted, JobLog, LogState
+from cutwater.storage.log.entries import CheckpointCompleted, LogState
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.any_snapshot import load_snapshot
 from cutwater.storage.reading.recovery import verify_checkpoint
 from cutwater.storage.savepoint.manifest import is_savepoint, savepoint_state
@@ -22,8 +23,6 @@ from cutwater.storage.snapshot.shared_files import older_entries
 from cutwater.storage.snapshot.staged_input import verify_inputs
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.paths import SAVEPOINT_FILE
-
-__all__ = ["inspect_snapshot", "render_inspect", "render_verify", "verify_snapshot"]
 
 _ENDED = {"finished": "finished", "stopped": "was stopped", "cancelled": "was cancelled", "failed": "failed"}
 _SPLITS_SHOWN_MAX = 40

@@ -11,12 +11,11 @@ from typing import Any
 from cutwater.data.text import age, lines_of_table, shown_width, size
 from cutwater.errors import SealError, StorageError
 from cutwater.runtime.driver.lease import BEAT_S, Sign, process_state, read_sign
-from cutwater.storage.log.job_log import JobLog, LogState
+from cutwater.storage.log.entries import LogState
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.snapshot.retention import list_jobs
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.store.base import Store
-
-__all__ = ["driver_runs", "job_infos", "render_jobs"]
 
 _WATCH_S = 2.5 * BEAT_S
 """So long the beat of a driver on another host is watched for a change."""

@@ -12,8 +12,6 @@ from cutwater.data.text import clock, count, milliseconds, plural, rate, size
 from cutwater.runtime.status.progress import lag_text, phase_text, waiting_text
 from cutwater.runtime.status.status import JobStatus, WorkerStatus
 
-__all__ = ["panel", "sparkline"]
-
 _BARS = "▁▂▃▄▅▆▇█"
 _PHASE_STYLES = {"running": "green", "draining": "green", "restarting": "yellow", "ending": "yellow", "ended": "dim"}
 _STEPS_SHOWN_MAX = 12

@@ -15,8 +15,6 @@ from typing import Any, TypeVar, cast
 from cutwater.api.flow import Dataflow
 from cutwater.errors import BuildError, ConfigError, CutwaterError, UserCodeError
 
-__all__ = ["Program", "load_program"]
-
 _T = TypeVar("_T")
 
 

@@ -12,8 +12,6 @@ from cutwater.errors import ConfigError, CutwaterError
 if TYPE_CHECKING:
     from cutwater.runtime.driver.requests import RequestKind
 
-__all__ = ["cancel", "promote", "rescale", "savepoint", "stop"]
-
 
 @click.command()
 @click.argument("directory", metavar="DIR")

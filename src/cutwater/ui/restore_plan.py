@@ -9,8 +9,6 @@ import click
 from cutwater.api.jobs.restore_plan_text import render_restore_plan
 from cutwater.errors import ConfigError
 
-__all__ = ["CANNOT", "allow_dropped_state", "maps", "plan", "upgrade_settings"]
-
 CANNOT = 3
 """Exit code where the program cannot begin from the snapshot."""
 

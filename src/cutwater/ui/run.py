@@ -27,8 +27,6 @@ from cutwater.ui.program import Program, load_program
 from cutwater.ui.spark_output import SparkOutput
 from cutwater.ui.views import View
 
-__all__ = ["Interrupts", "RunOptions", "SparkStarter", "begin", "follow", "interrupts_counted", "run_file"]
-
 _REFRESH_S = 0.2
 _STOPPING = "stopping with a last checkpoint (Ctrl-C again: cancel at once)"
 _CANCELLING = "cancelling"

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from cutwater.sim.simulate import Report
     from cutwater.sim.world.world import World
 
-__all__ = ["explore", "simulate"]
-
 _DEFAULT_SCHEDULES = 1000
 
 

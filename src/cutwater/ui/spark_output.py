@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-__all__ = ["SparkOutput"]
-
 
 class SparkOutput:
     """Takes the standard error that a Spark session finds when it starts.

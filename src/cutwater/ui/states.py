@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from cutwater.state_reader.compare import Difference
     from cutwater.state_reader.reader import Snapshot
 
-__all__ = ["diff", "state", "states"]
-
 _TABLE_ROWS = 20
 _SHOWN_CHARS = 60
 _SIGNS = {"added": "+", "removed": "-", "changed": "~"}

@@ -27,8 +27,6 @@ from cutwater.runtime.status.progress import (
 from cutwater.runtime.status.status import JobStatus
 from cutwater.ui.panel import panel
 
-__all__ = ["JsonView", "LiveView", "PlainView", "View"]
-
 _STYLES: dict[EventKind, str] = {"failure": "red", "warning": "yellow", "checkpoint_failed": "yellow"}
 
 

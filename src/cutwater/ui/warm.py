@@ -6,8 +6,6 @@ import click
 
 from cutwater.errors import ConfigError
 
-__all__ = ["warm"]
-
 
 @click.command()
 def warm() -> None:

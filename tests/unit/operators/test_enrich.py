@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cutwater.errors import BuildError, DataError
-from cutwater.operators.enrich.lookup import EnrichmentTable, EnrichSpec
-from cutwater.operators.enrich.table import table_digest
+from cutwater.operators.enrich.lookup import EnrichSpec
+from cutwater.operators.enrich.table import EnrichmentTable, table_digest
 
 STREAM = pa.schema({"id": pa.int64(), "k": pa.int32(), "s": pa.string(), "name": pa.string()})
 AIRLINES = pa.table(

@@ -17,13 +17,14 @@ from subtask_context import Subtask
 import cutwater as cw
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.operators.base import Operator, Outputs
-from cutwater.plan.graph import Channel, PhysicalPlan, key_group_range
+from cutwater.plan.graph import Channel, PhysicalPlan
 from cutwater.plan.planner import make_plan
 from cutwater.plan.records import edge_records
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
 from cutwater.runtime.channels.items import Rows
 from cutwater.runtime.channels.partitioner import HashPartitioner
 from cutwater.runtime.worker.restore import Restore
+from cutwater.state.keys import key_group_range
 from cutwater.storage.snapshot.channel_log import ChannelLog, LogItem, add_log
 from cutwater.storage.snapshot.manifest import ChannelRecord, Entry, Manifest, StepRecord, SubtaskRecord
 from cutwater.storage.snapshot.segment_files import SnapshotWriter

@@ -15,8 +15,8 @@ from cutwater.errors import (
     FormatVersionError,
     InvariantError,
 )
-from cutwater.storage.log.entries import attached_to
-from cutwater.storage.log.job_log import CheckpointCompleted, JobEnded, JobFinished, JobLog, LogState, RolledBack
+from cutwater.storage.log.entries import CheckpointCompleted, JobEnded, JobFinished, LogState, RolledBack, attached_to
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.memory import Fault, MemoryStore
 

@@ -20,7 +20,8 @@ import pytest
 
 from cutwater.errors import CorruptSnapshotError, CutwaterError, FencedError
 from cutwater.storage.log import job_log as log_module
-from cutwater.storage.log.job_log import CheckpointCompleted, JobLog
+from cutwater.storage.log.entries import CheckpointCompleted
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.store.memory import MemoryStore
 from cutwater.storage.store.seal import PLAIN
 

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from itertools import pairwise
 
-from cutwater.storage.log.job_log import CheckpointCompleted, JobLog
+from cutwater.storage.log.entries import CheckpointCompleted
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.store.local import LocalStore
 
 PAUSED_DRIVER = """

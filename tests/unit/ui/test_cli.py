@@ -11,7 +11,8 @@ import pytest
 from ui_world import run_main
 
 from cutwater.runtime.driver.requests import watch
-from cutwater.storage.log.job_log import CheckpointCompleted, JobEnded, JobFinished, JobLog
+from cutwater.storage.log.entries import CheckpointCompleted, JobEnded, JobFinished
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.snapshot.manifest import Manifest, StepRecord, SubtaskRecord
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.store.local import LocalStore

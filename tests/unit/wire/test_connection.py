@@ -17,7 +17,7 @@ from cutwater.errors import BuildError, DataError, InvariantError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.wire.frames import Header, Kind, encode_header
 from cutwater.protocol.wire.handshake import Peer
-from cutwater.runtime.channels.data_server import Connection
+from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.channels.input import EMPTY, InputChannel
 from cutwater.runtime.channels.items import Barrier, Rows
 from cutwater.runtime.channels.output import OutputChannel

@@ -15,7 +15,8 @@ from cutwater.errors import FencedError, WireError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.wire.frames import encode_control
 from cutwater.protocol.wire.handshake import ClientHandshake, Peer, Refusal, ServerHandshake, TryLaterError
-from cutwater.runtime.channels.data_server import Connection, DataServer, connect
+from cutwater.runtime.channels.connection import Connection
+from cutwater.runtime.channels.data_server import DataServer, connect
 from cutwater.runtime.channels.input import EMPTY
 from cutwater.runtime.transport.secret import Secret, new_secret, shake
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from cutwater.errors import CutwaterError
 from cutwater.protocol.wire.handshake import Peer
-from cutwater.runtime.channels.data_server import Connection
+from cutwater.runtime.channels.connection import Connection
 
 NUMBERS = pa.schema([("n", pa.int64())])
 

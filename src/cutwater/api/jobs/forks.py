@@ -11,7 +11,8 @@ from cutwater.api.steps.build import GraphBuilder
 from cutwater.connectors.base import Source
 from cutwater.errors import BuildError, ConfigError
 from cutwater.plan.graph import LogicalGraph, Step
-from cutwater.storage.log.job_log import Fork, JobLog
+from cutwater.storage.log.entries import Fork
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.addresses import SnapshotAddress, resolve_snapshot
 from cutwater.storage.reading.any_snapshot import open_snapshot
 from cutwater.storage.store.keys import seal_of
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cutwater.api.flow import Dataflow
-
-__all__ = ["fork"]
 
 
 def fork(

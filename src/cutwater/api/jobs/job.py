@@ -38,7 +38,7 @@ from cutwater.runtime.settings import absolute, make_config
 from cutwater.runtime.status.status import JobStatus
 from cutwater.runtime.transport.signal import nothing
 from cutwater.spark.session import session, usable_session
-from cutwater.storage.log.job_log import Fork
+from cutwater.storage.log.entries import Fork
 from cutwater.storage.store.base import Store
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
     from cutwater.api.flow import Dataflow
     from cutwater.plan.graph import LogicalGraph
-
-__all__ = ["Job", "start"]
 
 
 class Job(Shown):

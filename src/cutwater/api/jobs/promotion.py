@@ -18,7 +18,8 @@ from cutwater.plan.graph import LogicalGraph, PhysicalPlan
 from cutwater.runtime.cutover.log import Successor
 from cutwater.runtime.driver.coordinator import Coordinator
 from cutwater.runtime.driver.requests import send
-from cutwater.storage.log.job_log import Fork, JobLog, LogState
+from cutwater.storage.log.entries import Fork, LogState
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.addresses import open_existing
 from cutwater.storage.store.seal import Seal
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 _NEVER_MS = 1e12
 """Between two periodic checkpoints where none are wanted."""
-
-__all__ = ["promote", "undecided_steps"]
 
 
 def promote(

@@ -16,8 +16,6 @@ from cutwater.storage.reading.read_rate import measure_read_rate
 if TYPE_CHECKING:
     from cutwater.storage.reading.addresses import SnapshotAddress
 
-__all__ = ["ReadingTime", "RestorePlan", "plan_restore"]
-
 TIMES_READ = 2
 """The driver verifies every byte, then the workers load what is theirs."""
 

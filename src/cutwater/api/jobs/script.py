@@ -21,8 +21,6 @@ from cutwater.runtime.status.status import JobStatus
 if TYPE_CHECKING:
     from cutwater.api.jobs.job import Job
 
-__all__ = ["PROGRESS_LOGGER", "PROGRESS_VARIABLE", "LineProgress", "LoggedProgress", "shown"]
-
 PROGRESS_LOGGER = "cutwater.progress"
 PROGRESS_VARIABLE = "CUTWATER_PROGRESS"
 _LOOK_S = 0.2

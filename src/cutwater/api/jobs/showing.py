@@ -6,8 +6,6 @@ import abc
 
 from cutwater.runtime.status.status import JobStatus
 
-__all__ = ["Shown"]
-
 
 class Shown(abc.ABC):
     """Is shown as its ``status``."""

@@ -24,22 +24,6 @@ if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
     from cutwater.operators.base import OperatorSpec
 
-__all__ = [
-    "Duration",
-    "GraphBuilder",
-    "Upstream",
-    "carry",
-    "carry_by_name",
-    "check_parallelism",
-    "distinct_columns",
-    "duration_us",
-    "listed",
-    "located",
-    "plain_schema",
-    "refuse_changes",
-    "require_column",
-]
-
 Duration: TypeAlias = "str | float | timedelta"
 """``"500ms"``, ``"1h 30m"``, a ``timedelta``, or 0."""
 

@@ -11,8 +11,6 @@ from cutwater.errors import BuildError, did_you_mean
 if TYPE_CHECKING:
     from cutwater.plan.graph import StreamType
 
-__all__ = ["MissingMethodError", "missing_method"]
-
 _HERE = {
     "where": "filter('id', expression)",
     **dict.fromkeys(("groupBy", "group_by", "groupby", "keyBy"), "key_by('column')"),

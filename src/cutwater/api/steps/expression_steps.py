@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from cutwater.operators.stateless.expressions import Stage
 
-__all__ = ["drop", "filter_rows", "rename", "select", "with_columns"]
-
 
 def filter_rows(
     builder: GraphBuilder, id: str, upstream: Upstream, predicates: Sequence[pl.Expr], parallelism: int | None

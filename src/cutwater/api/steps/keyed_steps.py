@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from cutwater.operators.window.kinds import Early, Window
     from cutwater.operators.window.spec import WindowAggregateSpec
 
-__all__ = ["Windowing", "interval_join", "join_time", "running_aggregate", "window_aggregate", "window_join"]
-
 _OVERLAPPING = "its windows overlap or have no common size; with_event_time('window_end') goes by their ends"
 
 

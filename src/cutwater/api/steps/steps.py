@@ -30,19 +30,6 @@ from cutwater.api.steps.build import (
 from cutwater.errors import BuildError
 from cutwater.plan.graph import EdgeType, StreamType
 
-__all__ = [
-    "collect",
-    "enrich",
-    "enrichment_table",
-    "foreach_batch",
-    "function_step",
-    "key_by",
-    "map_async",
-    "union",
-    "with_event_time",
-    "write",
-]
-
 # --------------------------------------------------------------------------------------------------------- functions
 
 

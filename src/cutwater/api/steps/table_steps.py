@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from cutwater.operators.aggregate.top_rows import TopRows
     from cutwater.operators.join.table_spec import JoinType
 
-__all__ = ["deduplicate", "join_as_of", "join_tables", "top", "window_top", "with_changes"]
-
 _ROW_WISE = frozenset({"filter", "select", "with_columns", "drop", "rename"})
 _NO_ORDER = "rows of an updating stream come out when their table changes, in no order of event time"
 

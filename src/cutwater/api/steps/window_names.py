@@ -15,8 +15,6 @@ from cutwater.plan.graph import EdgeType
 if TYPE_CHECKING:
     from cutwater.operators.window.kinds import Window
 
-__all__ = ["INNER", "LEFT", "apart"]
-
 INNER, LEFT = "inner", "left"
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from cutwater.operators.stateful_processor.spark_types import SparkSchema
     from cutwater.operators.window.kinds import Early, Window
 
-__all__ = ["KeyedStream"]
-
 
 class KeyedStream(Stream):
     """A stream whose rows of one key go to the same subtask of the next step.

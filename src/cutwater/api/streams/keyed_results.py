@@ -15,8 +15,6 @@ from cutwater.errors import BuildError
 if TYPE_CHECKING:
     from cutwater.operators.aggregate.accumulators import AggregateCall
 
-__all__ = ["DeduplicatedStream", "JoinedStream", "WindowedResult", "WindowedStream"]
-
 
 class WindowedStream:
     """A keyed stream cut into windows: call ``aggregate`` or ``top``."""

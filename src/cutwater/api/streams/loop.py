@@ -26,8 +26,6 @@ from cutwater.plan.graph import StreamType
 if TYPE_CHECKING:
     from cutwater.operators.stateless.union import UnionSpec
 
-__all__ = ["LoopStream"]
-
 _BEGIN = "Write flow.loop('id', stream), or flow.loop('id', schema='k long, v double')."
 
 

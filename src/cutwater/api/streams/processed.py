@@ -16,8 +16,6 @@ from cutwater.plan.graph import EdgeType
 if TYPE_CHECKING:
     from cutwater.operators.process.functions import BroadcastProcessFunction, CoProcessFunction, StatefulFunction
 
-__all__ = ["ConnectedStreams", "ProcessedStream", "process"]
-
 Sides = Mapping[str, "str | pa.Schema"]
 
 

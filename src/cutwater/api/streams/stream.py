@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from cutwater.operators.enrich.async_map import AsyncFunction
     from cutwater.operators.process.functions import ProcessFunction
 
-__all__ = ["Stream"]
-
 
 class Stream:
     """Rows of one schema.  Made by ``Dataflow.read`` and by the methods below, never directly."""

@@ -25,8 +25,6 @@ from cutwater.plan.graph import StreamType
 if TYPE_CHECKING:
     from cutwater.operators.stateful_processor.spec import Form
 
-__all__ = ["TransformedStream", "transform_with_state"]
-
 
 def transform_with_state(
     builder: GraphBuilder,

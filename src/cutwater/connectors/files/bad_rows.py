@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-__all__ = ["Salvaged", "salvage"]
-
 
 @dataclass
 class Salvaged:

@@ -11,8 +11,6 @@ from cutwater.connectors.base import Source, Split, SplitReader
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import CutwaterError
 
-__all__ = ["earliest_of_first_row", "earliest_time"]
-
 _ROWS = 64
 """The first row that has a time is looked for among so many."""
 

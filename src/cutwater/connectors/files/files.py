@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from cutwater.connectors.base import BadRows
     from cutwater.connectors.files.source import FileFormat, FileSource
 
-__all__ = ["Files", "files"]
-
 
 @dataclass(frozen=True)
 class Files:

@@ -17,8 +17,6 @@ import pyarrow as pa
 from cutwater.connectors.files.listing import FileEntry
 from cutwater.errors import DataError
 
-__all__ = ["Block", "LineBlocks", "compression_of"]
-
 _NEWLINE = 10
 _BOMS = {b"\xef\xbb\xbf": "", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}

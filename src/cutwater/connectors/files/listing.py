@@ -10,8 +10,6 @@ from typing import NamedTuple
 from cutwater.connectors.base import Json
 from cutwater.errors import BuildError, DataError
 
-__all__ = ["FileEntry", "absolute_paths", "list_files", "marker_path"]
-
 _HIDDEN_ENDS = (".tmp", ".crc", "._COPYING_")
 
 

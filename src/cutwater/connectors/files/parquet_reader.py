@@ -21,8 +21,6 @@ from cutwater.connectors.files.schema_match import SchemaOrigin, column_differen
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import DataError
 
-__all__ = ["SPLIT_BYTES", "ParquetReader", "earliest_by_statistics", "file_schema", "parquet_splits"]
-
 SPLIT_BYTES = 64 << 20
 """A larger file is read in several splits of whole row groups, each of about this many bytes on disk.
 

@@ -9,8 +9,6 @@ import pyarrow.compute as pc
 
 from cutwater.errors import BuildError, DataError
 
-__all__ = ["cast_batch", "parquet_schema", "plain_schema"]
-
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
     """The schema with dictionary, run-end, string view, large and extension types replaced by what they stand for.

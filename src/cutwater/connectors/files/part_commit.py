@@ -22,19 +22,6 @@ from cutwater.data.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.store.beneath import open_to_read, opened_folder
 
-__all__ = [
-    "LogState",
-    "PartCommitter",
-    "PartHandle",
-    "check_part",
-    "checkpoint_of_part",
-    "is_visible",
-    "part_status",
-    "part_stem",
-    "part_suffix",
-    "write_part",
-]
-
 
 class PartHandle(msgspec.Struct, frozen=True, tag="part"):
     """A finished file in the staging folder that is to appear in the target.

@@ -19,8 +19,6 @@ from cutwater.errors import BuildError, ConfigError, DataError
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["PART_FORMATS", "CsvParts", "JsonParts", "ParquetParts", "PartFormat"]
-
 _ROW_GROUP_ROWS = 1 << 20
 _TEXT_ROWS = 1 << 16
 """Rows that are turned into text at once."""

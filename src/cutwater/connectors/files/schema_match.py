@@ -7,8 +7,6 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.types as pt
 
-__all__ = ["SchemaOrigin", "column_differences", "widens"]
-
 
 class SchemaOrigin(NamedTuple):
     """Where the source's schema comes from."""

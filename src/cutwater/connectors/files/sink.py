@@ -31,8 +31,6 @@ from cutwater.connectors.staging.area import UNGUARDED, Guard, StagingArea, fsyn
 from cutwater.connectors.staging.log import EndHandle, PieceCut, StagingLog, converted, open_piece
 from cutwater.errors import BuildError, ConfigError
 
-__all__ = ["FileSink", "PartWriter", "local_path"]
-
 
 def local_path(path: str) -> str:
     """Absolute form of a local path or ``file:`` address: workers do not share the driver's working directory.

@@ -22,8 +22,6 @@ from cutwater.connectors.files.text_reader import TextReader, first_block
 from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError, ConfigError, DataError
 
-__all__ = ["FileFormat", "FileSource"]
-
 FileFormat = Literal["parquet", "csv", "json"]
 
 _FIRST_BYTES = 1 << 13

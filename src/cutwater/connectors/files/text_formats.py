@@ -19,8 +19,6 @@ from cutwater.connectors.files.line_blocks import Block
 from cutwater.connectors.files.time_texts import parse_dates, parse_times, time_type
 from cutwater.errors import BuildError
 
-__all__ = ["CsvFormat", "JsonFormat", "TextFormat"]
-
 
 @dataclass(frozen=True)
 class CsvFormat:

@@ -17,8 +17,6 @@ from cutwater.connectors.files.schema_match import SchemaOrigin
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFormat
 from cutwater.errors import DataError
 
-__all__ = ["TextReader", "first_block"]
-
 BLOCK_BYTES = 1 << 18
 """How much of a file is parsed at once: a few milliseconds' work."""
 _INFER_BYTES = 1 << 20

@@ -12,8 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute
 
-__all__ = ["parse_dates", "parse_times", "time_type"]
-
 pc: Any = pyarrow.compute
 """Its functions are made at import: the type checker does not know them."""
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["DataFrameSource", "StagedStream", "StreamingDataFrameSource", "stage_dataframe"]
-
 _END, _FAILED, _CHECKPOINT = "_END", "_FAILED", "_spark_checkpoint"
 
 

@@ -22,18 +22,6 @@ from cutwater.storage.store.seal import PLAIN, Seal
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "StagedFiles",
-    "describe",
-    "first_line",
-    "list_of",
-    "make_private",
-    "read_list",
-    "sync",
-    "write_durably",
-    "write_parquet",
-]
-
 _READ_BYTES = 1 << 24
 
 

@@ -20,19 +20,6 @@ from cutwater.storage.snapshot.limits import check_name
 from cutwater.storage.store.beneath import open_folder, open_to_read, opened_folder
 from cutwater.storage.store.seal import PLAIN, Kind, Seal
 
-__all__ = [
-    "STAGING_FOLDER",
-    "TAMPERED",
-    "UNGUARDED",
-    "Guard",
-    "StagingArea",
-    "check_piece",
-    "fsync_path",
-    "incarnation_of",
-    "storage_errors",
-    "subtask_of",
-]
-
 STAGING_FOLDER = "_cutwater"
 """Spark, pyarrow and DuckDB globs skip names that start with an underscore."""
 

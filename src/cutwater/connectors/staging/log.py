@@ -21,8 +21,6 @@ from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.snapshot.limits import SEGMENT_BYTES_MAX, checked_stream
 from cutwater.storage.store.seal import is_sealed
 
-__all__ = ["EndHandle", "PieceCut", "StagingLog", "converted", "open_piece"]
-
 _FLUSH_BYTES = 1 << 20
 """Small batches are joined up to this size before they are written: an IPC message costs some 500 bytes of header."""
 

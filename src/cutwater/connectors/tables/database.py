@@ -22,8 +22,6 @@ import pyarrow.types as pt
 
 from cutwater.errors import BuildError, DataError, StorageError
 
-__all__ = ["Connection", "Database", "database_of"]
-
 Connection = Any
 """A DB-API connection whose ``execute`` returns a cursor (sqlite3, psycopg)."""
 

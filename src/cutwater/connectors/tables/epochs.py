@@ -14,8 +14,6 @@ from cutwater.connectors.foreach_batch import EpochHandle
 from cutwater.connectors.staging.area import incarnation_of
 from cutwater.connectors.tables.database import Connection, Database
 
-__all__ = ["EPOCH_COLUMN", "EpochBook"]
-
 EPOCH_COLUMN = "cutwater_epoch"
 """Column of an appended table: the epoch that wrote the row."""
 

@@ -25,8 +25,6 @@ from cutwater.connectors.tables.epochs import EPOCH_COLUMN, EpochBook
 from cutwater.data.changes import OP, added_rows
 from cutwater.errors import BuildError, ConfigError, InvariantError, did_you_mean
 
-__all__ = ["TableSink", "table"]
-
 _COMPACT_EVERY = 100
 """Records of old epochs are removed when so many checkpoints were retired since the last time."""
 

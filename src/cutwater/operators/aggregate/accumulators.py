@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from cutwater.state.growing_array import GrowingArray, Values
     from cutwater.state.index.key_index import Slots
 
-__all__ = ["DEFAULT_PRECISION", "KINDS", "Accumulator", "Aggregate", "AggregateCall", "make_accumulator"]
-
 KINDS = (
     "count",
     "sum",

@@ -16,8 +16,6 @@ from cutwater.state.growing_array import GrowingArray, Values
 from cutwater.state.index.key_index import Slots, make_index
 from cutwater.state.keys import hash_keys
 
-__all__ = ["ApproxCountDistinct", "CountDistinct"]
-
 _ALL: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
 _ALL.flags.writeable = False
 _FIRST_WORDS = 1 << 12

@@ -23,8 +23,6 @@ import numpy as np
 from cutwater.state.hashing import GAMMA, mix
 from cutwater.state.kernels import kernel
 
-__all__ = ["absorb", "add_hashes", "copy_blocks", "first_seen", "write_sketches"]
-
 MAX_RANK = 48
 _FIRST_WORDS = 4
 _ALPHA = 1 / (2 * math.log(2))

@@ -13,8 +13,6 @@ from cutwater.operators.aggregate.accumulators import Aggregate, make_accumulato
 from cutwater.operators.evolution import Change, Evolution, Former, converted, refusals
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
-__all__ = ["aggregate_parts", "evolve_aggregates"]
-
 
 def aggregate_parts(aggregates: Sequence[Aggregate], schema: pa.Schema) -> dict[str, str]:
     """What each aggregate is, by name: two with the same text have the same state.

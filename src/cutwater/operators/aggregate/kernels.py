@@ -12,22 +12,6 @@ import numpy as np
 
 from cutwater.state.kernels import kernel
 
-__all__ = [
-    "add",
-    "count",
-    "first",
-    "last",
-    "localise",
-    "maximum",
-    "mean",
-    "merge_spread",
-    "minimum",
-    "pick",
-    "spread",
-    "sum_floats",
-    "sum_words",
-]
-
 
 @kernel
 def add(slots: Any, amounts: Any, values: Any) -> None:

@@ -22,8 +22,6 @@ from cutwater.state.table.changes import Changed
 from cutwater.state.table.keyed_segments import deleted_segments, group_segments, restore_rows
 from cutwater.state.table.spill import Spill, open_spill
 
-__all__ = ["KeyedOperator", "Touched", "as_rows"]
-
 STATE = "table"
 _SLACK_KEYS = 1 << 12
 """Keys below this number are not worth a sweep."""

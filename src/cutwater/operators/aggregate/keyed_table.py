@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from cutwater.operators.base import Context
     from cutwater.state.disk.rocks import RocksStore
 
-__all__ = ["FrozenTable", "KeyedTable"]
-
 
 class KeyedTable:
     """Slots by key, and what each aggregate holds of them.

@@ -15,8 +15,6 @@ from cutwater.operators.aggregate.accumulators import Accumulator
 from cutwater.state.growing_array import GrowingArray, Values
 from cutwater.state.index.key_index import Slots
 
-__all__ = ["ARRIVAL", "Ordered"]
-
 ARRIVAL = "__arrival"
 """Column (int64, from 0 on, rising) that numbers the rows of a step as they come."""
 

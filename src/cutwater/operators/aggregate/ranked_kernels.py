@@ -16,8 +16,6 @@ import numpy as np
 from cutwater.data.changes import AFTER, BEFORE, DELETE, INSERT
 from cutwater.state.kernels import kernel
 
-__all__ = ["ARENA_FULL", "DONE", "OUTPUT_FULL", "change", "gather", "pack"]
-
 DONE, ARENA_FULL, OUTPUT_FULL = range(3)
 _FIRST_ENTRIES = 2
 _WORDS = 2

@@ -23,8 +23,6 @@ from cutwater.state.table.value_store import ValueStore
 if TYPE_CHECKING:
     from cutwater.operators.aggregate.top_rows import TopRows
 
-__all__ = ["Changes", "RankedRows", "Work"]
-
 _FIRST_ENTRIES = 1 << 10
 _OUTPUT_ROWS = 1 << 14
 _GARBAGE_ROWS = 4096

@@ -19,8 +19,6 @@ from cutwater.state.table.spill import open_spill
 if TYPE_CHECKING:
     from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 
-__all__ = ["RunningAggregate"]
-
 STATE = "agg"
 
 

@@ -14,8 +14,6 @@ from cutwater.operators.base import Operator
 from cutwater.operators.evolution import Evolution, Former
 from cutwater.state.keys import check_key_types
 
-__all__ = ["RunningAggregateSpec", "check_names"]
-
 
 @dataclass(frozen=True)
 class RunningAggregateSpec:

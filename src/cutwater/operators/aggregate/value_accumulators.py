@@ -17,8 +17,6 @@ from cutwater.state.growing_array import GrowingArray, Values
 from cutwater.state.index.key_index import Slots
 from cutwater.state.table.value_store import ValueStore
 
-__all__ = ["PickValue"]
-
 _compute: Any = pyarrow.compute  # the stubs do not know ``rank``
 
 _HOW = {"first": 0, "last": 1, "min": 2, "max": 3}

@@ -16,8 +16,6 @@ from cutwater.operators.aggregate.accumulators import Accumulator
 from cutwater.state.growing_array import GrowingArray, Values, gather
 from cutwater.state.index.key_index import Slots
 
-__all__ = ["Count", "Mean", "Pick", "Spread", "Sum"]
-
 Mask = npt.NDArray[np.bool_]
 
 _NO_MASK: Mask = np.zeros(0, np.bool_)

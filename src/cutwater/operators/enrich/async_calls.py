@@ -18,8 +18,6 @@ import pyarrow as pa
 
 from cutwater.data.rows import Row
 
-__all__ = ["AsyncCalls", "Call", "CallSettings"]
-
 _JOIN_S = 1.0
 
 

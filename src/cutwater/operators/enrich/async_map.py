@@ -35,8 +35,6 @@ from cutwater.operators.enrich.async_results import Run, decode_answers, encode_
 from cutwater.operators.row_output import RowBuilder, function_name, rows_of, to_dicts, user_error
 from cutwater.state.segments import Frozen, FrozenSegments, Segment
 
-__all__ = ["AsyncFunction", "AsyncMapOperator", "AsyncMapSpec"]
-
 _Result: TypeAlias = Mapping[str, Any] | None
 AsyncFunction: TypeAlias = Callable[..., Awaitable[_Result | Sequence[_Result]] | _Result | Sequence[_Result]]
 

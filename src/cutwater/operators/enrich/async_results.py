@@ -7,8 +7,6 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-__all__ = ["Run", "decode_answers", "encode_answers"]
-
 
 class Run(NamedTuple):
     """Neighbours, of the rows that are kept in the order in which they came, that leave together."""

@@ -20,8 +20,6 @@ from cutwater.operators.stateless.expression_checks import unknown_column
 from cutwater.state.keys import check_key_types, valid_key_mask
 from cutwater.state.table.value_store import ValueStore
 
-__all__ = ["EnrichSpec", "EnrichmentTable"]
-
 
 @dataclass(frozen=True, eq=False)
 class EnrichSpec:

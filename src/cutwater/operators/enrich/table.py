@@ -18,8 +18,6 @@ from cutwater.data.schema_differences import schema_differences
 from cutwater.errors import BuildError, DataError
 from cutwater.operators.stateless.expression_plan import plain_type
 
-__all__ = ["EnrichmentTable", "Format", "table_digest"]
-
 Format: TypeAlias = Literal["parquet", "csv", "json"]
 
 _FORMATS: dict[str, Format] = {

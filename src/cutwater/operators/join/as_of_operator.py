@@ -20,9 +20,6 @@ from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
 if TYPE_CHECKING:
     from cutwater.operators.join.as_of_spec import AsOfJoinSpec
 
-__all__ = ["AsOfJoin"]
-
-
 _NO_ROWS: References = np.empty(0, np.int64)
 
 

@@ -11,8 +11,6 @@ from cutwater.errors import BuildError
 from cutwater.operators.base import Operator
 from cutwater.operators.join.columns import check_times, common_key_types, joined_fields
 
-__all__ = ["AsOfJoinSpec"]
-
 
 @dataclass(frozen=True, eq=False)
 class AsOfJoinSpec:

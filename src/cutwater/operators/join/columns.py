@@ -14,15 +14,6 @@ from cutwater.operators.deterministic_batches import MAX_PAIRS
 from cutwater.operators.stateless.expression_checks import unknown_column
 from cutwater.state.keys import check_key_types
 
-__all__ = [
-    "check_times",
-    "common_key_type",
-    "common_key_types",
-    "joined_fields",
-    "pairs_per_batch",
-    "widest_row_bytes",
-]
-
 _MAX_BATCH_BYTES = 1 << 28
 
 

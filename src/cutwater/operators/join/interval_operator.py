@@ -21,8 +21,6 @@ from cutwater.state.keys import require_valid_keys
 if TYPE_CHECKING:
     from cutwater.operators.join.interval_spec import IntervalJoinSpec
 
-__all__ = ["IntervalJoin"]
-
 _INT64 = (-(2**63), 2**63 - 1)
 _MAX_STEPS = 1 << 21
 """Stored rows that one call looks at: some milliseconds."""

@@ -10,8 +10,6 @@ from cutwater.errors import BuildError
 from cutwater.operators.base import Operator
 from cutwater.operators.join.columns import check_times, common_key_types, joined_fields
 
-__all__ = ["IntervalJoinSpec"]
-
 MAX_BOUND_US = 2**61
 """Largest distance of an interval's bound, some 73,000 years: times plus bounds stay within 64 bits."""
 

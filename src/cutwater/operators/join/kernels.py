@@ -8,8 +8,6 @@ import numpy as np
 
 from cutwater.state.kernels import kernel
 
-__all__ = ["FROM_HEAD", "latest", "link", "probe", "rows_of"]
-
 FROM_HEAD = -2
 """Cursor of a row whose chain has not been entered yet."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from cutwater.operators.base import Context
     from cutwater.state.disk.rocks import RocksStore
 
-__all__ = ["FrozenJoinRows", "JoinPart", "JoinRows", "JoinTypes", "Live", "Wakes"]
-
 _SLOT_BYTES = 32
 """What a key takes for the chains of both sides."""
 _PORTION_KEYS = 1 << 14

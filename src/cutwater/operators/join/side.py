@@ -16,8 +16,6 @@ from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
 from cutwater.state.table.row_store import RowStore
 
-__all__ = ["JoinSide", "References", "group_portions"]
-
 References: TypeAlias = npt.NDArray[np.int64]
 
 _FIRST_ROWS = 1024

@@ -22,8 +22,6 @@ from cutwater.state.keys import null_key_mask, require_valid_keys
 if TYPE_CHECKING:
     from cutwater.operators.join.table_spec import TableJoinSpec
 
-__all__ = ["TableJoin"]
-
 
 class TableJoin(KeyedOperator):
     """One table by key with a row of each side, null where the side has none."""

@@ -13,8 +13,6 @@ from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.base import Operator
 from cutwater.operators.join.columns import common_key_types, joined_fields
 
-__all__ = ["TABLES", "JoinType", "TableJoinSpec"]
-
 JoinType = Literal["inner", "left", "right", "full"]
 TABLES = (".left", ".right")
 """State columns: the row of each table."""

@@ -28,8 +28,6 @@ from cutwater.state.table.intervals import RESTORED, History, Intervals
 from cutwater.state.table.keyed_segments import keyed_rows
 from cutwater.state.table.spill import open_spill
 
-__all__ = ["LEFT", "RIGHT", "SIDES", "TwoSidedJoin", "TwoSidedJoinSpec"]
-
 LEFT, RIGHT = 0, 1
 SIDES = ("left", "right")
 _NO_ROWS: References = np.empty(0, np.int64)

@@ -25,8 +25,6 @@ from cutwater.state.keys import NullableKeys, hash_keys, key_groups, null_key_ma
 if TYPE_CHECKING:
     from cutwater.operators.join.window_spec import WindowJoinSpec
 
-__all__ = ["WindowJoin"]
-
 _compute: Any = pyarrow.compute
 
 

@@ -13,8 +13,6 @@ from cutwater.operators.join.columns import check_times, common_key_types, joine
 from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow
 from cutwater.operators.window.spec import WINDOW_END, WINDOW_START
 
-__all__ = ["WindowJoinSpec", "WindowJoinType"]
-
 WindowJoinType: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 

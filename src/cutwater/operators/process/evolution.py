@@ -26,8 +26,6 @@ from cutwater.operators.evolution import (
 from cutwater.operators.process.keyed_state import VALUE
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
-__all__ = ["StateForm", "evolve_states"]
-
 
 @dataclass(frozen=True)
 class StateForm:

@@ -15,22 +15,9 @@ import pyarrow as pa
 from cutwater.data.rows import Row
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.operators.process.grouped_rows import GroupedRows, group_rows
+from cutwater.operators.process.keyed_state import KeyedState
 from cutwater.operators.process.operator_state import OperatorState
-from cutwater.operators.process.states import KeyedState
 from cutwater.state.objects.timers import TimerDomain, TimerService
-
-__all__ = [
-    "BatchContext",
-    "BatchProcessFunction",
-    "BroadcastProcessFunction",
-    "CoProcessFunction",
-    "Made",
-    "ProcessContext",
-    "ProcessFunction",
-    "StatefulFunction",
-    "declared_operator_states",
-    "declared_states",
-]
 
 Made: TypeAlias = Iterable[Mapping[str, Any]] | None
 """Rows as dicts; a column that is missing is null."""

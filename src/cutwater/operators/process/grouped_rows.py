@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from cutwater.errors import UserCodeError
 
-__all__ = ["GroupedRows", "group_rows"]
-
 
 @dataclass(frozen=True)
 class GroupedRows:

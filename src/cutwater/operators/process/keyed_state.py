@@ -18,8 +18,6 @@ from cutwater.state.objects.on_disk import RocksObjects, RocksTable
 from cutwater.state.objects.table import FrozenObjects, KeyedObjects, ObjectTable
 from cutwater.state.objects.ttl import Expiries, Stamped, TimeToLive, TtlUpdate, stamped, stamped_type
 
-__all__ = ["VALUE", "Cursor", "KeyedState"]
-
 VALUE = "__value"
 """Column of a state's segments that holds the content of a key."""
 

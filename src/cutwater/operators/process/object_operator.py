@@ -31,8 +31,6 @@ from cutwater.state.objects.timers import (
 )
 from cutwater.state.segments import Frozen, Segment
 
-__all__ = ["TIMERS_PER_SLICE", "ObjectOperator"]
-
 TIME = pa.field("__time", pa.int64())
 """Column of the timers' segments."""
 

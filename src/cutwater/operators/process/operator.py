@@ -29,8 +29,6 @@ from cutwater.state.keys import require_valid_keys
 from cutwater.state.objects.timers import EVENT, PROCESSING, TimerDomain, TimerService
 from cutwater.state.segments import Segment
 
-__all__ = ["ProcessOperator"]
-
 
 class _NoKey(tuple[Hashable, ...]):
     """Stands for the key of a row that has none: whatever is looked up by it is an error."""

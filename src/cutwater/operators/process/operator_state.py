@@ -22,8 +22,6 @@ from cutwater.operators.base import Context
 from cutwater.operators.process.state_types import as_type, checked, value_check
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
-__all__ = ["BroadcastState", "OperatorListState", "OperatorState", "UnionListState"]
-
 _SUBTASK, _SUBTASKS, _POSITION, _VALUE = "__subtask", "__subtasks", "__position", "__value"
 
 

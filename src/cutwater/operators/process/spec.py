@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from cutwater.operators.base import Operator
     from cutwater.operators.evolution import Evolution, Former
 
-__all__ = ["ProcessInput", "ProcessSpec"]
-
 
 @dataclass(frozen=True)
 class ProcessInput:

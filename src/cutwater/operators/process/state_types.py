@@ -16,8 +16,6 @@ from cutwater.data.rows import loses_value, shorten_value
 from cutwater.data.schema_text import parse_schema
 from cutwater.errors import BuildError, UserCodeError
 
-__all__ = ["Check", "as_type", "checked", "value_check"]
-
 Check: TypeAlias = Callable[[Any], Any]
 """Returns the value as the type holds it; raises for anything else."""
 

@@ -13,11 +13,9 @@ import pyarrow as pa
 
 from cutwater.data.rows import shorten_value
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.process.keyed_state import Cursor, KeyedState
+from cutwater.operators.process.keyed_state import KeyedState
 from cutwater.state.objects.table import KeyedObjects, ObjectTable
 from cutwater.state.objects.ttl import TtlUpdate, stamped, unstamped
-
-__all__ = ["Cursor", "KeyedState", "ListState", "MapState", "ReducingState", "ValueState"]
 
 
 class ValueState(KeyedState):

@@ -21,8 +21,6 @@ from cutwater.state.keys import require_valid_keys
 if TYPE_CHECKING:
     from cutwater.operators.ranking.deduplicate_spec import DeduplicateSpec
 
-__all__ = ["Deduplicate"]
-
 _FOR_EVER = 2**63 - 1
 _TIME = pa.timestamp("us")
 

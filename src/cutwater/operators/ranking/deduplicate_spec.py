@@ -14,8 +14,6 @@ from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.base import Operator
 from cutwater.state.keys import check_key_types
 
-__all__ = ["EXPIRES", "ROW", "DeduplicateSpec"]
-
 ROW = ".row"
 """State column: the row kept."""
 EXPIRES = ".expires"

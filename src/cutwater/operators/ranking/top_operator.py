@@ -19,8 +19,6 @@ from cutwater.state.keys import require_valid_keys
 if TYPE_CHECKING:
     from cutwater.operators.ranking.top_spec import TopSpec
 
-__all__ = ["Top"]
-
 
 class Top(KeyedOperator):
     """One table of ranked rows by key; what a batch changes comes out in batches of a bounded size."""

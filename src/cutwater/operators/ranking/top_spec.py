@@ -13,8 +13,6 @@ from cutwater.operators.aggregate.top_rows import TopRows, check_order
 from cutwater.operators.base import Operator
 from cutwater.state.keys import check_key_types, is_key_type
 
-__all__ = ["TopSpec"]
-
 
 @dataclass(frozen=True)
 class TopSpec:

@@ -23,8 +23,6 @@ from cutwater.operators.stateful_processor.time_mode import TimeMode
 from cutwater.state.objects.timers import PREFIX, Timers
 from cutwater.state.objects.ttl import TimeToLive
 
-__all__ = ["Handle"]
-
 _MAX_MS = 2**63 - 1
 _INIT = "Ask for it in init(self, handle) and keep it in self."
 

@@ -26,8 +26,6 @@ from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
 from cutwater.state.objects.timers import PREFIX, TimerDomain
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
-__all__ = ["ProcessorOperator", "RowProcessorOperator"]
-
 Key = tuple[Hashable, ...]
 
 _INITIAL = PREFIX + "initial"

@@ -12,8 +12,6 @@ from cutwater.operators.base import Outputs
 from cutwater.operators.row_output import RowBuilder
 from cutwater.operators.stateful_processor.records import codec
 
-__all__ = ["TupleBuilder"]
-
 _NO_FIELDS: dict[str, list[str]] = {}
 
 

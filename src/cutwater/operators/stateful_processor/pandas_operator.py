@@ -16,8 +16,6 @@ from cutwater.operators.stateful_processor.operator import Key, ProcessorOperato
 from cutwater.operators.stateful_processor.spark_types import local_zone
 from cutwater.operators.stateful_processor.spec import ProcessorSpec
 
-__all__ = ["PandasProcessorOperator"]
-
 
 class PandasProcessorOperator(ProcessorOperator):
     """Gives each key's rows as one DataFrame and takes DataFrames."""

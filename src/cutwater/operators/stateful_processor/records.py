@@ -18,8 +18,6 @@ import pyarrow.types as pt
 from cutwater.operators.process.state_types import value_check
 from cutwater.operators.stateful_processor.spark_types import row_maker
 
-__all__ = ["Codec", "Record", "codec"]
-
 Convert = Callable[[Any], Any]
 
 

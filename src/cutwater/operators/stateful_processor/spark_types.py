@@ -15,17 +15,6 @@ import pyarrow as pa
 from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError
 
-__all__ = [
-    "SparkSchema",
-    "arrow_schema",
-    "expired_timer_info",
-    "handles",
-    "is_processor",
-    "local_zone",
-    "row_maker",
-    "timer_values",
-]
-
 SparkSchema: TypeAlias = Any
 """A ``StructType``, a text such as ``"n long"``, or an Arrow schema."""
 

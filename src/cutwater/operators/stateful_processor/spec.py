@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from cutwater.operators.base import Operator
     from cutwater.operators.evolution import Evolution, Former
 
-__all__ = ["Form", "ProcessorSpec"]
-
 Form = Literal["rows", "pandas"]
 """What the processor takes and makes: ``Row`` objects, or pandas DataFrames."""
 

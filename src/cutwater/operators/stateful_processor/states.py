@@ -13,8 +13,6 @@ from cutwater.operators.process.keyed_state import KeyedState
 from cutwater.operators.process.states import ListState, MapState, ValueState
 from cutwater.operators.stateful_processor.records import Record
 
-__all__ = ["HostedList", "HostedMap", "HostedState", "HostedValue", "StateDeclaration"]
-
 Tuple: TypeAlias = tuple[Any, ...]
 
 

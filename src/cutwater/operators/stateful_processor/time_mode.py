@@ -7,8 +7,6 @@ import enum
 from cutwater.errors import BuildError
 from cutwater.state.objects.timers import EVENT, PROCESSING, TimerDomain
 
-__all__ = ["TimeMode", "check_output_mode"]
-
 
 class TimeMode(enum.Enum):
     """What a processor's timers go by.

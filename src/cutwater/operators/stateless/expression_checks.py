@@ -25,8 +25,6 @@ from cutwater.operators.stateless.polars_reasons import reason
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["check_row_local", "probe_rows", "unknown_column"]
-
 PROBE_ROWS = 23
 """A prime, so that columns whose values repeat with other periods do not fall into step."""
 

@@ -21,20 +21,6 @@ from cutwater.errors import BuildError, DataError
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = [
-    "MAX_SINGLE",
-    "Compute",
-    "Mask",
-    "Operation",
-    "Project",
-    "arrow_type",
-    "first_failing",
-    "plain_type",
-    "prune",
-    "readable",
-    "run",
-]
-
 MAX_SINGLE = 6
 """Up to so many expressions of a stage run one by one, more of them in one parallel ``select``."""
 

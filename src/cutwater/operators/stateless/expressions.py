@@ -33,8 +33,6 @@ from cutwater.operators.stateless.polars_reasons import advice, columns_read, re
 if TYPE_CHECKING:
     import polars as pl
 
-__all__ = ["Drop", "ExpressionSpec", "Filter", "Rename", "Select", "Stage", "WithColumns"]
-
 
 @dataclass(frozen=True, eq=False)
 class Filter:

@@ -19,15 +19,6 @@ from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.base import BaseOperator, Outputs
 from cutwater.operators.row_output import RowBuilder, conform_batch, function_name, rows_of, to_dicts, user_error
 
-__all__ = [
-    "BatchFunction",
-    "FlatMapFunction",
-    "FlatMapSpec",
-    "MapBatchesSpec",
-    "MapRowSpec",
-    "RowFunction",
-]
-
 BatchFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 FlatMapFunction: TypeAlias = Callable[[Row], Iterable[Mapping[str, Any]]]
 RowFunction: TypeAlias = Callable[[Row], Mapping[str, Any] | None]

@@ -10,8 +10,6 @@ from cutwater.errors import BuildError
 from cutwater.operators.base import BaseOperator, Outputs
 from cutwater.state.keys import check_key_types, valid_key_mask
 
-__all__ = ["KeyCheckSpec"]
-
 
 @dataclass(frozen=True)
 class KeyCheckSpec:

@@ -7,8 +7,6 @@ import re
 import pyarrow as pa
 import pyarrow.types as pt
 
-__all__ = ["advice", "columns_read", "reason"]
-
 _DUMP = re.compile(r"\n\s*\n(Resolved plan|This error occurred|If you would like).*", re.DOTALL)
 _SHOWN_COLUMNS = 20
 

@@ -12,8 +12,6 @@ from cutwater.data.schema_text import ZONES_DIFFER_HINT, zones_differ
 from cutwater.errors import BuildError
 from cutwater.operators.base import BaseOperator
 
-__all__ = ["UnionSpec", "check_same_schema"]
-
 _HINT = "Bring them to one schema with select, rename or a cast before the union."
 
 

@@ -11,8 +11,6 @@ import pyarrow as pa
 from cutwater.errors import BuildError
 from cutwater.operators.base import BaseOperator, Outputs
 
-__all__ = ["UnnestSpec"]
-
 
 @dataclass(frozen=True)
 class UnnestSpec:

@@ -12,8 +12,6 @@ from cutwater.operators.window.operator import WindowOperator
 from cutwater.operators.window.stored_windows import Times
 from cutwater.operators.window.table import WindowTable
 
-__all__ = ["WindowAggregate", "expand"]
-
 
 class WindowAggregate(WindowOperator[WindowTable]):
     """Every row goes into each of its windows."""

@@ -10,8 +10,6 @@ import pyarrow as pa
 from cutwater.operators.base import Context
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
-__all__ = ["EarlyClock"]
-
 _NEXT = "next_ms"
 
 

@@ -13,8 +13,6 @@ from cutwater.operators.aggregate.keyed_table import KeyedTable
 from cutwater.operators.window import kernels
 from cutwater.state.index.key_index import Slots
 
-__all__ = ["Fold"]
-
 Mask = npt.NDArray[np.bool_]
 
 

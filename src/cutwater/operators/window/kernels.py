@@ -8,14 +8,6 @@ import numpy as np
 
 from cutwater.state.kernels import kernel
 
-__all__ = [
-    "assign",
-    "count_rows",
-    "epochs",
-    "expand",
-    "touch",
-]
-
 
 @kernel
 def assign(times: Any, every: Any, cut: Any, offset: Any, starts: Any) -> Any:

@@ -16,17 +16,6 @@ from cutwater.config import format_us
 from cutwater.data.time import MAX_SPAN_US
 from cutwater.errors import BuildError
 
-__all__ = [
-    "Early",
-    "GlobalWindow",
-    "SessionWindow",
-    "SlidingWindow",
-    "TumblingWindow",
-    "Window",
-    "first_close",
-    "is_window",
-]
-
 _NEVER = 2**63 - 1
 
 

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.state.index.key_index import Slots
 
-__all__ = ["OpenWindows"]
-
 _DEAD_SLOTS = 4096
 """Slots of forgotten windows are swept out when they are more than this and more than the live ones."""
 

@@ -32,8 +32,6 @@ from cutwater.state.table.spill import open_spill
 if TYPE_CHECKING:
     from cutwater.operators.window.spec import WindowAggregateSpec
 
-__all__ = ["NO_SLOTS", "SLICE_ROWS", "STATE", "WindowOperator"]
-
 STATE = "window"
 SLICE_ROWS = 1 << 16
 """Rows that one call fires or puts together at most."""

@@ -15,8 +15,6 @@ from typing import Any
 
 from cutwater.state.kernels import kernel
 
-__all__ = ["link", "members", "place", "resolve", "take_rows"]
-
 
 @kernel
 def find(anchor: Any, time: Any, end: Any, by_slot: Any) -> Any:

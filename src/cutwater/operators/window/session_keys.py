@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from cutwater.operators.window.stored_windows import Times
     from cutwater.state.disk.rocks import RocksStore
 
-__all__ = ["SessionKeys"]
-
 PORTION_KEYS = 1 << 14
 """Keys on disk that are brought in at once."""
 _SESSION_BYTES = 64

@@ -10,8 +10,6 @@ from cutwater.operators.window.operator import WindowOperator
 from cutwater.operators.window.session_table import SessionTable
 from cutwater.operators.window.stored_windows import Times
 
-__all__ = ["SessionAggregate"]
-
 
 class SessionAggregate(WindowOperator[SessionTable]):
     """Rows extend sessions and merge them, one by one in the order in which they come.

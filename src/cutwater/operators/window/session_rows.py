@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from cutwater.operators.window.session_keys import SessionKeys
     from cutwater.operators.window.spec import WindowAggregateSpec
 
-__all__ = ["BOOKS", "Book", "FrozenSessions", "anchors_of", "state_rows"]
-
 
 class Book(IntEnum):
     """Books of the table: what there is of a session besides its key and values."""

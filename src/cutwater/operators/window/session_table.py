@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from cutwater.state.disk.rocks import RocksStore
     from cutwater.state.table.spill import Spill
 
-__all__ = ["SessionTable", "Taken"]
-
 _SWEEP_SLOTS = 8192
 _BUCKETS_PER_GAP = 16
 _MS_US = 1000

@@ -36,8 +36,6 @@ from cutwater.state.table.spill import Spill
 if TYPE_CHECKING:
     from cutwater.operators.window.spec import WindowAggregateSpec
 
-__all__ = ["SLICES", "SlicedWindowAggregate"]
-
 SLICES = "slice"
 
 

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from cutwater.state.index.key_index import Slots
 
-__all__ = ["SlotCalendar"]
-
 
 class SlotCalendar:
     """A rough queue: slots lie in buckets of time, and come back when the bucket begins.

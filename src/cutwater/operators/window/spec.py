@@ -37,8 +37,6 @@ from cutwater.operators.evolution import Evolution, Former
 from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, Window
 from cutwater.state.keys import check_key_types
 
-__all__ = ["WINDOW_END", "WINDOW_FIRED", "WINDOW_PENDING", "WINDOW_START", "WindowAggregateSpec"]
-
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 WINDOW_FIRED = "window_fired"

@@ -16,8 +16,6 @@ from cutwater.state.segments import Segment
 from cutwater.state.table.changes import Changed
 from cutwater.state.table.keyed_segments import RestoredRows
 
-__all__ = ["MakeSegments", "Times", "Windows"]
-
 Times: TypeAlias = npt.NDArray[np.int64]
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from cutwater.state.disk.rocks import RocksStore
     from cutwater.state.table.spill import Spill
 
-__all__ = ["WindowTable"]
-
 PORTION_ROWS = 1 << 14
 """Rows on disk that one call fires."""
 _FIRED, _PENDING = 0, 1

@@ -28,8 +28,6 @@ from cutwater.protocol.checkpoint.pending import CompletedCheckpoint, PendingChe
 from cutwater.protocol.checkpoint.state import CoordinatorState
 from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
 
-__all__ = ["CheckpointCoordinator"]
-
 WAITING_REQUESTS_MAX = 1000
 
 

@@ -23,19 +23,6 @@ from cutwater.errors import InvariantError
 from cutwater.protocol.checkpoint.messages import SubtaskId, Tick
 from cutwater.protocol.subtask.watermarks import InputTime, merged_time
 
-__all__ = [
-    "LoopEffect",
-    "LoopEvent",
-    "LoopMonitor",
-    "LoopReport",
-    "LoopReported",
-    "ProbeWanted",
-    "SendVerdict",
-    "StartProbe",
-    "WaveCompleted",
-    "WaveFailed",
-]
-
 FIRST_PAUSE_MS = 5.0
 LONGEST_PAUSE_MS = 250.0
 _NOTHING_OUTSIDE = InputTime(MAX_WATERMARK)

@@ -8,32 +8,6 @@ from typing import TypeAlias
 
 from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
 
-__all__ = [
-    "AckAnswered",
-    "AckReceived",
-    "CoordinatorEffect",
-    "CoordinatorEvent",
-    "DeclineReceived",
-    "Discard",
-    "FailJob",
-    "JobRunning",
-    "JobStopped",
-    "NotifyAborted",
-    "NotifyComplete",
-    "Publish",
-    "PublishFailed",
-    "Published",
-    "RequestAnswered",
-    "RequestCheckpoint",
-    "RequestDrain",
-    "RequestFinal",
-    "RequestProbe",
-    "SendDrain",
-    "SendTrigger",
-    "SubtaskId",
-    "Tick",
-]
-
 SubtaskId: TypeAlias = Hashable
 
 # ------------------------------------------------------------------------------------------------------------ events

@@ -9,15 +9,6 @@ from cutwater.protocol.checkpoint.messages import SubtaskId
 from cutwater.protocol.reasons import CheckpointKind
 from cutwater.protocol.states import State
 
-__all__ = [
-    "PENDING_STAGES",
-    "CheckpointStatistics",
-    "CompletedCheckpoint",
-    "PendingCheckpoint",
-    "PendingStage",
-    "PendingStep",
-]
-
 
 class PendingStage(State):
     """How far a checkpoint is, seen from the coordinator."""

@@ -26,8 +26,6 @@ from cutwater.protocol.checkpoint.pending import (
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.reasons import CheckpointKind
 
-__all__ = ["CoordinatorState"]
-
 STORY_EVENTS = 16
 IDS_REMEMBERED = 1024
 

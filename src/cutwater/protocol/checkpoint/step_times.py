@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from cutwater.data.time import MIN_WATERMARK
 
-__all__ = ["StepTimes", "SubtaskTime", "TellTime"]
-
 
 class SubtaskTime(NamedTuple):
     """What a subtask of the step says of itself."""

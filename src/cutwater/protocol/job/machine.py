@@ -69,8 +69,6 @@ from cutwater.protocol.job.regions import Division, Region
 from cutwater.protocol.job.restart import GiveUp, RestartDecider
 from cutwater.protocol.job.waiting import Waiting
 
-__all__ = ["JobMachine"]
-
 _LIVE = frozenset({JobPhase.FORMING, JobPhase.DEPLOYING, JobPhase.RUNNING, JobPhase.DRAINING, JobPhase.RESTARTING})
 _ATTEMPT = frozenset({JobPhase.DEPLOYING, JobPhase.RUNNING, JobPhase.DRAINING})
 

@@ -5,38 +5,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = [
-    "BeginAttempt",
-    "BeginRegions",
-    "CheckpointCompleted",
-    "Effect",
-    "EndRequested",
-    "Ended",
-    "Event",
-    "FinalCommitted",
-    "GroupShort",
-    "JobPhase",
-    "Outcome",
-    "Progress",
-    "Reshape",
-    "ShutDown",
-    "StartProcessing",
-    "StartRegions",
-    "Starting",
-    "StopAttempt",
-    "StopRegions",
-    "SubtaskFinished",
-    "TakeFinalCheckpoint",
-    "TaskFailed",
-    "Tick",
-    "Wait",
-    "Widened",
-    "WorkerJoined",
-    "WorkerLost",
-    "WorkerReady",
-    "WorkersGone",
-]
-
 
 class JobPhase(enum.Enum):
     FORMING = "forming"

@@ -21,8 +21,6 @@ from typing import Generic, TypeVar
 
 from cutwater.protocol.subtask.watermarks import InputTime, merged_time
 
-__all__ = ["OldChannel", "Passed", "RedistributedEdge"]
-
 R = TypeVar("R")
 
 

@@ -18,19 +18,6 @@ from typing import TypeAlias
 
 from cutwater.config import RecoveryName
 
-__all__ = [
-    "Division",
-    "Place",
-    "Region",
-    "Subtask",
-    "divide",
-    "lost_together",
-    "partners",
-    "regions_of",
-    "slots_of",
-    "units_of",
-]
-
 Subtask: TypeAlias = tuple[int, int]
 """Vertex and index; the index is the slot of the worker that it lives in."""
 Region: TypeAlias = frozenset[Subtask]

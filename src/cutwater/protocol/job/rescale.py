@@ -21,28 +21,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-__all__ = [
-    "Answered",
-    "AttemptFailed",
-    "AttemptRuns",
-    "Dismiss",
-    "GroupSeen",
-    "Note",
-    "Recruit",
-    "Requested",
-    "RescaleEffect",
-    "RescaleEvent",
-    "RescalePhase",
-    "Rescaler",
-    "Shape",
-    "Short",
-    "SnapshotEnded",
-    "Switch",
-    "TakeSnapshot",
-    "Tick",
-]
-
-
 _TELL_MS = 8_000.0
 """Recruits that lack for so long are told of."""
 

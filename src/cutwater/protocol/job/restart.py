@@ -9,8 +9,6 @@ from typing import TypeAlias
 
 from cutwater.config import RestartConfig
 
-__all__ = ["Decision", "GiveUp", "Restart", "RestartDecider"]
-
 
 @dataclass(frozen=True, slots=True)
 class Restart:

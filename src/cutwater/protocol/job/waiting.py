@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from cutwater.protocol.job.messages import Progress, Starting
 
-__all__ = ["Waiting", "duration_text"]
-
 _TELL_CORES_MS = 8_000.0
 """So long a group lacks a core before its user is told: within 10 s, the looks at Spark included."""
 _TELL_STARTING_MS = 30_000.0

@@ -20,8 +20,6 @@ from typing import Final, NamedTuple
 
 from cutwater.errors import WireError
 
-__all__ = ["Choice", "ChoiceKind", "ChoiceReader", "ChoiceWriter", "read_varint", "write_varint"]
-
 _MAX_SHIFT: Final = 126
 
 

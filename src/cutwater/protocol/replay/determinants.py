@@ -26,8 +26,6 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from cutwater.errors import InvariantError
 from cutwater.protocol.messages import InputId
 
-__all__ = ["CONTROL", "OWN", "Order", "OrderLog", "Run", "Verdict"]
-
 Run = tuple[InputId, int]
 """So many rows from an input in a row; 0: a control item."""
 CONTROL = 0

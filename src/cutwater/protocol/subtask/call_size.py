@@ -21,8 +21,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["FIRST_ROWS", "MIN_ROWS", "PROBE_EVERY", "CallCost", "CallSize"]
-
 MIN_ROWS: Final = 32
 """A call is never asked to take fewer rows than this, if there are more, but to learn what a call costs."""
 FIRST_ROWS: Final = 128

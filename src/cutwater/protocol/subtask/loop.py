@@ -15,20 +15,6 @@ from cutwater.protocol.replay.determinants import CONTROL, OWN, Order
 from cutwater.protocol.subtask.call_size import CallSize
 from cutwater.protocol.subtask.machine import SubtaskMachine
 
-__all__ = [
-    "Action",
-    "FireTimers",
-    "Follow",
-    "Head",
-    "Idle",
-    "IdleReason",
-    "ReadSource",
-    "Resume",
-    "SubtaskLoop",
-    "TakeControl",
-    "TakeRows",
-]
-
 CONTROL_RUN = 8
 """Control items taken in a row per input before waiting rows get a turn."""
 OUTSIDE_EVERY = 64

@@ -24,8 +24,6 @@ from cutwater.protocol.reasons import FailureReason
 from cutwater.protocol.subtask.stages import Part, Snapshot, StageStep
 from cutwater.protocol.subtask.steps import SubtaskSteps
 
-__all__ = ["SubtaskMachine"]
-
 
 class SubtaskMachine(SubtaskSteps):
     """The protocol's decisions for one subtask.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 
-__all__ = ["SplitTimes", "watermark_after"]
-
 
 def watermark_after(maximum_us: int, bound_us: int) -> int:
     """The watermark that a largest event time gives, microseconds; the smallest value before the first row.

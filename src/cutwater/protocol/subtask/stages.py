@@ -9,8 +9,6 @@ from cutwater.protocol.messages import InputId
 from cutwater.protocol.protocols import ProtocolRow
 from cutwater.protocol.states import State
 
-__all__ = ["PHASES", "STAGES", "Part", "Phase", "PhaseStep", "Snapshot", "Stage", "StageStep"]
-
 
 class Phase(State):
     """The life of a subtask."""

@@ -10,8 +10,6 @@ from cutwater.protocol.messages import Event, InputId
 from cutwater.protocol.protocols import AfterFreeze, BeforeFreeze, FreezeOn, ProtocolRow
 from cutwater.protocol.subtask.stages import PHASES, STAGES, Phase, PhaseStep, Snapshot, Stage, StageStep
 
-__all__ = ["IDS_REMEMBERED", "SubtaskState"]
-
 STORY_EVENTS = 16
 IDS_REMEMBERED = 1024
 

@@ -12,8 +12,6 @@ from cutwater.protocol.reasons import FailureReason
 from cutwater.protocol.subtask.stages import Part, PhaseStep, Snapshot, Stage, StageStep
 from cutwater.protocol.subtask.state import IDS_REMEMBERED, SubtaskState
 
-__all__ = ["SubtaskSteps"]
-
 
 class SubtaskSteps(SubtaskState):
     """What events have in common; ``SubtaskMachine`` takes the events."""

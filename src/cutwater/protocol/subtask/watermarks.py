@@ -9,8 +9,6 @@ from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import InvariantError
 from cutwater.protocol.messages import InputId
 
-__all__ = ["InputTime", "WatermarkMerger", "merged_time"]
-
 _MARKS_KEPT = 64
 """Waves whose verdict may still come."""
 

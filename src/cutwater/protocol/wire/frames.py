@@ -24,26 +24,6 @@ from typing import Final, NamedTuple
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import WireError
 
-__all__ = [
-    "CUT",
-    "FINAL",
-    "HEADER_BYTES",
-    "IDLE",
-    "LATE",
-    "LATE_BYTES",
-    "PROBE",
-    "PROTOCOL_VERSION",
-    "SAVEPOINT",
-    "ControlDecoder",
-    "Frame",
-    "FrameDecoder",
-    "Header",
-    "Kind",
-    "decode_header",
-    "encode_control",
-    "encode_header",
-]
-
 PROTOCOL_VERSION: Final = 2
 """Both sides of a connection must have the same; the handshake proves it."""
 

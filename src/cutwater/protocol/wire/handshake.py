@@ -36,8 +36,6 @@ from cutwater.data.decoding import prepare
 from cutwater.errors import FencedError, WireError
 from cutwater.protocol.wire.frames import PROTOCOL_VERSION
 
-__all__ = ["MAX_IDENTITY_BYTES", "ClientHandshake", "Handshake", "Peer", "Refusal", "ServerHandshake", "TryLaterError"]
-
 MAX_IDENTITY_BYTES: Final = 2048
 """Longest identity, refusal text included."""
 

@@ -20,8 +20,6 @@ from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.channels.partitioner import HashPartitioner
 from cutwater.state.segments import EMPTY, Frozen
 
-__all__ = ["Chain", "EdgeOut", "Node", "Target"]
-
 
 @dataclass(slots=True)
 class Target:

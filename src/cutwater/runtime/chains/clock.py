@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["ProcessingClock"]
-
 
 class ProcessingClock:
     """The wall clock, except that it never goes back: not when somebody sets it, not over a restore (W2).

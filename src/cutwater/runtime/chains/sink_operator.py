@@ -15,8 +15,6 @@ import pyarrow as pa
 from cutwater.connectors.base import Committer, Json, PreCommit, Sink, SinkWriter
 from cutwater.operators.base import BaseOperator, Outputs
 
-__all__ = ["SinkIdentity", "SinkOperator"]
-
 
 @dataclass(slots=True)
 class SinkIdentity:

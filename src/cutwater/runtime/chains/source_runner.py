@@ -29,8 +29,6 @@ from cutwater.runtime.control.messages import SplitAssignment
 from cutwater.runtime.control.read_limit import ReadLimit, StepLimit, is_before, read_up_to
 from cutwater.storage.snapshot.manifest import SplitRecord
 
-__all__ = ["Read", "SourceRunner"]
-
 _POLL_S = 0.01
 """How long a split that had nothing to give is left alone."""
 _BURST_S = 0.1

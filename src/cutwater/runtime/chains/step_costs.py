@@ -8,8 +8,6 @@ from cutwater.protocol.subtask.call_size import CallCost, CallSize
 from cutwater.runtime.chains.chain import Node
 from cutwater.runtime.control.reports import FixedCost
 
-__all__ = ["StepCosts"]
-
 
 class StepCosts:
     """Fits the share of each step, while calls of the whole chain cost more than the budget without any row.

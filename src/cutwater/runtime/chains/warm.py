@@ -23,8 +23,6 @@ from cutwater.state.kernels import cache_directory
 from cutwater.state.table.capture import Capture
 from cutwater.state.table.changes import ChangeLog
 
-__all__ = ["is_warm", "warm_up"]
-
 _GROUPS = 128
 _GROWN_ROWS = 5_000
 """Keys for which an index has to grow."""

@@ -15,8 +15,6 @@ import numpy.typing as npt
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.protocol.subtask.split_times import watermark_after
 
-__all__ = ["watermark_cuts"]
-
 
 def watermark_cuts(times_us: npt.NDArray[np.int64], previous_max: int, bound_us: int) -> tuple[list[int], list[int]]:
     """Cut positions of a batch, and the watermarks between the parts.

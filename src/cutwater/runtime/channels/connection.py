@@ -44,8 +44,6 @@ from cutwater.runtime.transport.signal import nothing
 from cutwater.runtime.transport.sockets import JOIN_S, shut, tune
 from cutwater.runtime.transport.writer import Part, SocketWriter
 
-__all__ = ["Connection", "decode_rows"]
-
 _LATE: Final = struct.Struct("<q")
 _NEWS_INLINE_BYTES: Final = 8 * 1024
 """Up to this size the news of order logs ride on the frame that they have to go before."""

@@ -12,8 +12,6 @@ from cutwater.runtime.transport.door import Door
 from cutwater.runtime.transport.secret import Secret
 from cutwater.runtime.transport.signal import nothing
 
-__all__ = ["Connection", "DataServer", "connect"]
-
 
 class DataServer(Door):
     """Listens for the connections of other workers.

@@ -14,8 +14,6 @@ from cutwater.plan.graph import Channel
 from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Timed, Watermark, through_last_row
 from cutwater.runtime.transport.signal import nothing
 
-__all__ = ["CONTROL", "EMPTY", "ROWS", "URGENT", "InputChannel"]
-
 EMPTY: Final = 0
 """``head``: nothing to take (or the channel is blocked)."""
 ROWS: Final = 1

@@ -8,8 +8,6 @@ import pyarrow as pa
 
 from cutwater.data.time import MIN_WATERMARK
 
-__all__ = ["Barrier", "End", "Item", "Rows", "Timed", "Watermark", "through_last_row"]
-
 
 class Rows(NamedTuple):
     """Rows ``first_row .. first_row + batch.num_rows - 1`` of a channel; the watermark holds *after* the last of them.

@@ -14,8 +14,6 @@ import numpy as np
 from cutwater.state.hashing import group_of, hash_word
 from cutwater.state.kernels import kernel
 
-__all__ = ["LANES", "count", "order", "places", "scatter", "targets_of_hashes", "targets_of_words"]
-
 LANES = 4
 _BLOCK_ROWS = 256
 

@@ -10,8 +10,6 @@ from cutwater.plan.graph import Channel, Edge
 from cutwater.runtime.channels.items import Rows, Timed, Watermark
 from cutwater.storage.snapshot.channel_log import ChannelLog, LogItem
 
-__all__ = ["ChannelLogs", "LoggedChannel", "edge_name", "fitting", "to_items"]
-
 
 def edge_name(edge: Edge) -> str:
     """What an edge is called in a snapshot: its number changes when steps are added before it, this does not."""

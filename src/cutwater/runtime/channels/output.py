@@ -16,8 +16,6 @@ from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Timed, Wat
 from cutwater.runtime.channels.replay_buffer import KeptOutput
 from cutwater.runtime.transport.signal import nothing
 
-__all__ = ["OutputChannel"]
-
 
 class OutputChannel:
     """The sending end: a builder of batches, then frames that wait for credit.

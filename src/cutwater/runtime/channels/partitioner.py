@@ -21,8 +21,6 @@ from cutwater.state.keys import (
     require_valid_keys,
 )
 
-__all__ = ["HashPartitioner"]
-
 _ALIGN_ROWS = 64
 """Each target's rows begin at a multiple of this in the shared buffer: Arrow's recommended alignment at any width."""
 

@@ -7,8 +7,6 @@ import pyarrow.types as pt
 
 from cutwater.errors import BuildError
 
-__all__ = ["check_plain", "plain", "plain_schema", "plain_type"]
-
 
 def plain_type(type: pa.DataType) -> pa.DataType:
     """The type in which values travel: equal values, no dictionary, view or run-end encoding at any depth.

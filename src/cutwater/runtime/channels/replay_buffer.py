@@ -11,8 +11,6 @@ from cutwater.errors import InvariantError
 from cutwater.runtime.channels.items import End, Item, Rows, Timed
 from cutwater.runtime.channels.spill import SpillFile
 
-__all__ = ["KeptOutput"]
-
 _POOL = pa.system_memory_pool()
 """Arrow's own pool gives memory back that rests for some milliseconds, and the next batches pay for its pages again."""
 

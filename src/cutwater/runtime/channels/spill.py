@@ -17,8 +17,6 @@ from cutwater.runtime.channels.input import InputChannel
 from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Timed
 from cutwater.runtime.transport.signal import nothing
 
-__all__ = ["NO_LIMIT", "SpillFile", "SpillingInputChannel", "make_input"]
-
 NO_LIMIT: Final = 1 << 62
 """Frames that a feedback channel may hold (rule C7)."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["CopiesHeld", "CopyPlaces"]
-
 
 class CopyPlaces(msgspec.Struct, frozen=True, tag="places"):
     """Who keeps copies of snapshots, and where; sent to all workers before some of them build something."""

@@ -18,8 +18,6 @@ from cutwater.errors import InvariantError, WireError
 from cutwater.protocol.job.regions import Region, Subtask
 from cutwater.protocol.replay.choices import read_varint, write_varint
 
-__all__ = ["OrderNews", "PeerNews"]
-
 
 class _Log:
     """A piece of the order log of one subtask: bytes ``base .. base + len(data)``."""

@@ -18,8 +18,6 @@ from cutwater.errors import WireError
 from cutwater.runtime.transport.secret import Secret
 from cutwater.storage.store.seal import PLAIN, Seal
 
-__all__ = ["hidden", "shown"]
-
 _NONCE_BYTES = 16
 _MAC_BYTES = 32
 

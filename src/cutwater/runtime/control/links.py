@@ -16,13 +16,12 @@ from cutwater.errors import WireError
 from cutwater.protocol.wire.frames import ControlDecoder, encode_control
 from cutwater.protocol.wire.handshake import ClientHandshake, Peer, Refusal, ServerHandshake
 from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.transport.dialling import dial
 from cutwater.runtime.transport.door import Door
 from cutwater.runtime.transport.secret import Secret
 from cutwater.runtime.transport.sockets import JOIN_S, shut, tune
 from cutwater.runtime.transport.writer import SocketWriter
-
-__all__ = ["ControlLink", "ControlServer", "WorkerLink", "dial_coordinator"]
 
 
 class ControlLink:
@@ -108,7 +107,7 @@ class ControlLink:
 
     def _beat(self, every_s: float) -> None:
         while not self._closed.wait(every_s):
-            self.send(c.Heartbeat())
+            self.send(cr.Heartbeat())
 
 
 class WorkerLink(ControlLink):
@@ -116,7 +115,7 @@ class WorkerLink(ControlLink):
 
     slot: int = -1
     incarnation: int = 0
-    hello: c.Hello | None = None
+    hello: cr.Hello | None = None
     seen_ms: float = 0.0
     copies: frozenset[str] = frozenset()
     """Files of the job that the worker has copies of."""
@@ -144,7 +143,7 @@ class ControlServer(Door):
         secret: Secret,
         job: str,
         *,
-        joined: Callable[[WorkerLink, c.Hello], None],
+        joined: Callable[[WorkerLink, cr.Hello], None],
         received: Callable[[WorkerLink, c.FromWorker], None],
         lost: Callable[[WorkerLink, str], None],
         told: Callable[[str], None],
@@ -170,7 +169,7 @@ class ControlServer(Door):
 
         def received(body: bytes) -> None:
             message = c.decode_from_worker(body)
-            if isinstance(message, c.Hello):
+            if isinstance(message, cr.Hello):
                 self._joined(holder[0], message)
             else:
                 self._received(holder[0], message)

@@ -15,62 +15,21 @@ from cutwater.runtime.control.copy_messages import CopiesHeld, CopyPlaces
 from cutwater.runtime.control.process_network_messages import NetworkToWorker, SnapshotParts
 from cutwater.runtime.control.read_limit import Limits
 from cutwater.runtime.control.reports import (
-    CONSOLE,
     Ack,
     CaughtUp,
     Committed,
     Decline,
     Failure,
     Finished,
-    FixedCost,
     Heartbeat,
     Hello,
     Log,
-    LoopReport,
     Metrics,
     ProbeWanted,
     Ready,
     SourceTime,
 )
 from cutwater.storage.log.entries import CheckpointCompleted
-
-__all__ = [
-    "CONSOLE",
-    "AbortNotice",
-    "Ack",
-    "AssignSplits",
-    "CaughtUp",
-    "Committed",
-    "CompleteNotice",
-    "Decline",
-    "Deploy",
-    "Drain",
-    "Failure",
-    "Finished",
-    "FixedCost",
-    "FromWorker",
-    "Heartbeat",
-    "Hello",
-    "Log",
-    "LoopReport",
-    "LoopVerdict",
-    "Metrics",
-    "ProbeWanted",
-    "ReadUpTo",
-    "Ready",
-    "Reset",
-    "SourceTime",
-    "SplitAssignment",
-    "Start",
-    "StepTime",
-    "Stop",
-    "ToWorker",
-    "Trigger",
-    "Turn",
-    "decode_from_worker",
-    "decode_to_worker",
-    "encode",
-]
 
 
 class SplitAssignment(msgspec.Struct, frozen=True, array_like=True):

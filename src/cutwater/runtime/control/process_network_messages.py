@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["NetworkDeploy", "NetworkToWorker", "SnapshotAbort", "SnapshotParts", "SnapshotTrigger"]
-
 
 class Message(NamedTuple):
     """A message in a channel.

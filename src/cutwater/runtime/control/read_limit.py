@@ -16,8 +16,6 @@ import pyarrow as pa
 from cutwater.connectors.base import Json, SplitReader
 from cutwater.errors import DataError
 
-__all__ = ["Limits", "ReadLimit", "StepLimit", "is_before", "read_up_to"]
-
 Numbers: TypeAlias = tuple[float, ...]
 
 

@@ -7,25 +7,6 @@ import msgspec
 from cutwater.storage.savepoint.files import SavepointFile
 from cutwater.storage.snapshot.manifest import Entry, SubtaskRecord
 
-__all__ = [
-    "CONSOLE",
-    "Ack",
-    "CaughtUp",
-    "Committed",
-    "Decline",
-    "Failure",
-    "Finished",
-    "FixedCost",
-    "Heartbeat",
-    "Hello",
-    "Log",
-    "LoopReport",
-    "Metrics",
-    "ProbeWanted",
-    "Ready",
-    "SourceTime",
-]
-
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """First message of a worker, after the handshake."""

@@ -14,8 +14,6 @@ from cutwater.runtime.copies.links import CopyLink
 from cutwater.storage.snapshot.copies import Shelf, ShelfWriter
 from cutwater.storage.store.base import Store
 
-__all__ = ["Copier"]
-
 _log = logging.getLogger(__name__)
 
 _PIECE_BYTES: Final = 1 << 20

@@ -24,8 +24,6 @@ from cutwater.storage.store.base import Readable, Store
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.seal import Seal
 
-__all__ = ["Copies", "CopyReader", "choose_holders", "lengths_of", "open_copies", "sweep_copies"]
-
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")

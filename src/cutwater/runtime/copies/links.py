@@ -23,8 +23,6 @@ from cutwater.runtime.transport.secret import Secret
 from cutwater.runtime.transport.sockets import shut, tune
 from cutwater.storage.snapshot.copies import Shelf, ShelfAnswer, ShelfWriter
 
-__all__ = ["CopyLink", "CopyServer", "dial_copies"]
-
 _PATIENCE_S: Final = 5
 """For each piece that is sent or received."""
 _PIECE_BYTES: Final = 1 << 20

@@ -19,13 +19,12 @@ from cutwater.errors import ConfigError, CorruptSnapshotError
 from cutwater.plan.shadows import SHADOW_FOLDER
 from cutwater.runtime.cutover.following import limits_of, not_reached
 from cutwater.state_reader.multisets import OF_ONE, OF_OTHER, PLACE, TIMES, differing_rows, rows_of
-from cutwater.storage.log.job_log import Fork, JobLog
+from cutwater.storage.log.entries import Fork
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.addresses import resolve_snapshot
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
 from cutwater.storage.snapshot.manifest import Manifest
 from cutwater.storage.snapshot.segment_files import load_manifest
-
-__all__ = ["ForkComparison", "StepComparison", "compare_forks"]
 
 _POLL_S = 0.1
 

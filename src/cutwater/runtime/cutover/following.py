@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import ConfigError, CutwaterError
 from cutwater.runtime.control.read_limit import Limits, ReadLimit, StepLimit, is_before
-from cutwater.storage.log.job_log import Fork, HandedOver, JobLog
+from cutwater.storage.log.entries import Fork, HandedOver
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.addresses import open_existing
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
 from cutwater.storage.snapshot.manifest import Manifest, SplitRecord, SubtaskRecord
@@ -22,8 +23,6 @@ from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.paths import LOG_FOLDER
 from cutwater.storage.store.seal import Seal
-
-__all__ = ["Following", "Lead", "Leader", "is_at_rest", "limits_of", "not_reached"]
 
 POLL_S = 0.1
 """Between two looks at the leader's log."""

@@ -11,10 +11,9 @@ from cutwater.errors import ConfigError
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.shadows import shadowed_plan
 from cutwater.runtime.control.read_limit import Limits
-from cutwater.storage.log.job_log import Fork, Forked, HandedOver, JobLog, Promoted, wall_clock_ms
+from cutwater.storage.log.entries import Fork, Forked, HandedOver, Promoted
+from cutwater.storage.log.job_log import JobLog, wall_clock_ms
 from cutwater.storage.snapshot.manifest import Manifest
-
-__all__ = ["ForkLog", "Successor"]
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.rescaling import Rescaling
 from cutwater.runtime.driver.savepoints import SavepointKind, SavepointRequest
 
-__all__ = ["AnsweringDriver"]
-
 T = TypeVar("T")
 
 

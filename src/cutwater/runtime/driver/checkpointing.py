@@ -26,6 +26,7 @@ from cutwater.protocol.checkpoint.loops import (
 from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.savepoints import Follow, SavepointRequest, Savepoints
 from cutwater.runtime.failures import error_of, first_line
@@ -35,8 +36,6 @@ from cutwater.storage.snapshot.manifest import Entry, SubtaskRecord
 
 if TYPE_CHECKING:
     from cutwater.runtime.worker.tracing import DriverTrace
-
-__all__ = ["Checkpointing", "now_ms"]
 
 Key: TypeAlias = tuple[int, int]
 """Vertex and subtask."""
@@ -138,7 +137,7 @@ class Checkpointing:
             kind = CheckpointKind.SAVEPOINT if request.kind == "savepoint" else CheckpointKind.STOP_WITH_SAVEPOINT
             self.handle(cm.RequestCheckpoint(now_ms(), kind, request))
 
-    def acknowledged(self, subtasks: Iterable[Key], ack: c.Ack) -> None:
+    def acknowledged(self, subtasks: Iterable[Key], ack: cr.Ack) -> None:
         """These subtasks, all that a worker holds of a region, did their part."""
         for r in ack.loops:
             report = LoopReport(r.quiet, r.outside_ended, r.drained, InputTime(*r.outside))
@@ -154,11 +153,11 @@ class Checkpointing:
             files = [f for f in ack.files if f.subtask == record.subtask and f.step in steps]
             self._acknowledged(ack, (record.vertex, record.subtask), (record, entries, files))
 
-    def _acknowledged(self, ack: c.Ack, subtask: Key, payload: object) -> None:
+    def _acknowledged(self, ack: cr.Ack, subtask: Key, payload: object) -> None:
         attempt = self._core.attempt_of(ack.checkpoint_id)
         self.handle(cm.AckReceived(ack.checkpoint_id, attempt, subtask, payload, now_ms()))
 
-    def probe_wanted(self, wanted: c.ProbeWanted) -> None:
+    def probe_wanted(self, wanted: cr.ProbeWanted) -> None:
         """The head of a loop wants to know whether its loop is quiet (C6, W3)."""
         self._loop(ProbeWanted((wanted.vertex, wanted.subtask), now_ms()))
 
@@ -177,7 +176,7 @@ class Checkpointing:
                     vertices = sorted(self._plan.loops[loop])
                     self._broadcast(c.LoopVerdict(self._attempt, checkpoint_id, vertices, ended, watermark))
 
-    def declined(self, decline: c.Decline) -> None:
+    def declined(self, decline: cr.Decline) -> None:
         reason = FailureReason.of(decline.reason)
         subtask = (decline.vertex, decline.subtask)
         attempt = self._core.attempt_of(decline.checkpoint_id)

@@ -18,6 +18,7 @@ from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
 from cutwater.protocol.reasons import CheckpointKind, FailureReason
 from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.links import WorkerLink
 from cutwater.runtime.control.read_limit import Limits
 from cutwater.runtime.driver.answering import AnsweringDriver
@@ -36,8 +37,6 @@ from cutwater.storage.store.base import Store
 
 if TYPE_CHECKING:
     from cutwater.runtime.worker.tracing import DriverTrace
-
-__all__ = ["Coordinator"]
 
 _DEPLOYED = frozenset({j.JobPhase.DEPLOYING, j.JobPhase.RUNNING})
 
@@ -107,32 +106,32 @@ class Coordinator(AnsweringDriver):
 
     def _message(self, link: WorkerLink, message: c.FromWorker) -> None:
         match message:
-            case c.Metrics():
+            case cr.Metrics():
                 self.board.metrics(link.slot, message)
-            case c.Ack():
+            case cr.Ack():
                 region = self._machine.regions[message.region]
                 held = sorted(subtask for subtask in region if subtask[1] == link.slot)
                 self._deploying.hear(message.news)  # first: a verdict rests on it
                 self._checkpointing.acknowledged(held, message)
-            case c.SourceTime():
+            case cr.SourceTime():
                 for slot, told in self._splits.reported(message):
                     if (reader := self._group.links.get(slot)) is not None:
                         reader.send(msgspec.structs.replace(told, attempt=self._machine.attempt))
-            case c.ProbeWanted():
+            case cr.ProbeWanted():
                 self._checkpointing.probe_wanted(message)
-            case c.CaughtUp(region=region):
+            case cr.CaughtUp(region=region):
                 if self._deploying.caught_up((link.slot, region)) and not self._machine.down:
                     self._resumed()
-            case c.Decline():
+            case cr.Decline():
                 self._checkpointing.declined(message)
-            case c.Finished(attempt=attempt, vertex=vertex, subtask=subtask):
+            case cr.Finished(attempt=attempt, vertex=vertex, subtask=subtask):
                 self._job(j.SubtaskFinished(attempt, (vertex, subtask)))
-            case c.Committed(checkpoint_id=checkpoint_id, region=region):
+            case cr.Committed(checkpoint_id=checkpoint_id, region=region):
                 self._committed((link.slot, region), checkpoint_id)
-            case c.Log(level=c.CONSOLE, message=text):
+            case cr.Log(level=cr.CONSOLE, message=text):
                 sys.stdout.write(f"{text}\n")
                 sys.stdout.flush()
-            case c.Log(level=level, message=text):
+            case cr.Log(level=level, message=text):
                 self.board.worker_said(link.slot, level, text)
             case _:
                 pass  # hello, sign of life; parts of global snapshots belong to networks
@@ -151,7 +150,7 @@ class Coordinator(AnsweringDriver):
                 if link is not None:
                     link.send(c.AssignSplits(self._machine.attempt, step, fresh, no_more))
 
-    def _failed(self, failure: c.Failure, alone: bool = True) -> None:
+    def _failed(self, failure: cr.Failure, alone: bool = True) -> None:
         self.publisher.failed(failure.kind)
         self.board.failed(failure)
         alone = alone and failure.kind != NondeterminismError.__name__  # which a part would end in again and again

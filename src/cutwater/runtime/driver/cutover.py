@@ -22,8 +22,6 @@ from cutwater.runtime.driver.publisher import Publisher
 from cutwater.storage.reading.any_snapshot import open_snapshot
 from cutwater.storage.store.seal import Seal
 
-__all__ = ["HandOver", "HandOverHost", "HandingOver"]
-
 
 @dataclass(frozen=True, eq=False)
 class HandOver:

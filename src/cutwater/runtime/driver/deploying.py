@@ -9,6 +9,7 @@ from cutwater.config import JobConfig
 from cutwater.protocol.job.machine import JobMachine
 from cutwater.protocol.job.regions import Place
 from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.copy_messages import CopyPlaces
 from cutwater.runtime.control.determinant_news import OrderNews
 from cutwater.runtime.control.key_transport import hidden
@@ -20,8 +21,6 @@ from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.splits import Splits
 from cutwater.runtime.transport.secret import Secret
 from cutwater.storage.reading.recovery import Restorable
-
-__all__ = ["Deploying", "held_by"]
 
 Assigned: TypeAlias = Mapping[tuple[str, int], list[c.SplitAssignment]]
 """By read step and subtask, what it reads."""
@@ -119,7 +118,7 @@ class Deploying:
             links: per slot, the worker that fills it.
             limits: of a fork, how far it may read.
         """
-        hellos = [cast(c.Hello, link.hello) for link in links]
+        hellos = [cast(cr.Hello, link.hello) for link in links]
         addresses = [hello.data_address for hello in hellos]
         copies: dict[str, list[int]] = {}
         if (replicas := self._publisher.replicas) is not None:

@@ -20,6 +20,7 @@ from cutwater.protocol.job.machine import JobMachine
 from cutwater.protocol.job.regions import Division
 from cutwater.protocol.job.restart import RestartDecider
 from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.copy_messages import CopiesHeld
 from cutwater.runtime.control.links import ControlServer, WorkerLink
 from cutwater.runtime.driver.checkpointing import now_ms
@@ -29,8 +30,6 @@ from cutwater.runtime.failures import internal_error
 from cutwater.runtime.hosts.spark import SparkHost
 from cutwater.runtime.transport.secret import new_secret
 from cutwater.runtime.worker.worker import SlotArgs
-
-__all__ = ["Driver", "MakeHost"]
 
 MakeHost = Callable[[Callable[[int, BaseException | None], None]], SparkHost]
 """Makes a host from the callback for a slot's Spark job that ended."""
@@ -212,9 +211,9 @@ class Driver(abc.ABC):
         if not current or not self._group.is_current(link):
             return
         match message:
-            case c.Ready():
+            case cr.Ready():
                 self._job(j.WorkerReady(link.slot, message.attempt, now_ms(), message.region))
-            case c.Failure():
+            case cr.Failure():
                 if message.secondary:
                     self._after(_PATIENCE_S, lambda: self._still_failed(message))
                 else:
@@ -230,7 +229,7 @@ class Driver(abc.ABC):
             self._failures.note(type(hopeless).__name__, hopeless.message, hopeless.step or "", False, hopeless.hint)
             self._job(j.EndRequested(j.Outcome.FAILED, str(self._failures.error), now_ms()))
 
-    def _failed(self, failure: c.Failure, alone: bool = True) -> None:
+    def _failed(self, failure: cr.Failure, alone: bool = True) -> None:
         """A worker told of a failure; not ``alone``: everything goes back."""
         text = f"{failure.message}\n{failure.traceback}" if failure.traceback else failure.message
         self._fail(
@@ -243,7 +242,7 @@ class Driver(abc.ABC):
             region=failure.region if alone else None,
         )
 
-    def _still_failed(self, failure: c.Failure) -> None:
+    def _still_failed(self, failure: cr.Failure) -> None:
         """A worker lost another one some time ago, and nobody has told a better reason since."""
         if self._machine.is_current(failure.attempt, failure.region) and self._machine.phase in _ATTEMPT:
             self._failed(failure)

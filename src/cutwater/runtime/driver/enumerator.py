@@ -13,8 +13,6 @@ from cutwater.data.time import MIN_WATERMARK
 from cutwater.runtime.control.messages import SplitAssignment
 from cutwater.storage.snapshot.manifest import SplitRecord
 
-__all__ = ["Enumerator"]
-
 
 @dataclass
 class Enumerator:

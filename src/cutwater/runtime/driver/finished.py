@@ -11,14 +11,13 @@ from cutwater.config import JobConfig
 from cutwater.errors import CorruptSnapshotError
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.records import step_records
-from cutwater.storage.log.job_log import JobLog, LogState
+from cutwater.storage.log.entries import LogState
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.snapshot.manifest import Manifest, StepRecord
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.keys import seal_of
 from cutwater.storage.store.opening import open_store, require_exactly_once
-
-__all__ = ["differences", "finished_text", "has_finished", "open_job_store"]
 
 _ADVICE = (
     "To run {what}, give another job name (name=, --name) or checkpoint directory (checkpoint=, --checkpoint); with "

@@ -32,8 +32,6 @@ from cutwater.runtime.status.status import JobStatus
 from cutwater.storage.log.job_log import JobLog, wall_clock_ms
 from cutwater.storage.store.base import Store
 
-__all__ = ["BEAT_S", "LEASE_LOGGER", "LEASE_S", "Lease", "Sign", "Turn", "await_turn", "process_state", "read_sign"]
-
 BEAT_S = 1.0
 LEASE_S = 10.0
 """So long the beat must stay the same before a driver that may live on is taken for dead."""

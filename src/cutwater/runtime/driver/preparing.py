@@ -20,13 +20,12 @@ from cutwater.plan.upgrade import Upgrade
 from cutwater.runtime.cutover.following import limits_of
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.state.disk.rocks import require_rocksdb
-from cutwater.storage.log.job_log import Fork, JobLog, LogState
+from cutwater.storage.log.entries import Fork, LogState
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.addresses import resolve_snapshot
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.snapshot.staged_input import INPUT_FOLDER
 from cutwater.storage.store.base import Store
-
-__all__ = ["checked_plan", "discover", "make_publisher", "prepare"]
 
 
 def checked_plan(graph: LogicalGraph, config: JobConfig) -> PhysicalPlan:

@@ -32,7 +32,8 @@ from cutwater.runtime.copies.copies import sweep_copies
 from cutwater.runtime.cutover.log import ForkLog
 from cutwater.runtime.driver.sinks import Sinks
 from cutwater.runtime.failures import first_line
-from cutwater.storage.log.job_log import Fork, JobEnded, JobFinished, JobLog, RolledBack, wall_clock_ms
+from cutwater.storage.log.entries import Fork, JobEnded, JobFinished, RolledBack
+from cutwater.storage.log.job_log import JobLog, wall_clock_ms
 from cutwater.storage.reading.addresses import SnapshotAddress
 from cutwater.storage.reading.any_snapshot import no_such_checkpoint, snapshots_at
 from cutwater.storage.reading.recovery import Restorable, choose, next_checkpoint_id
@@ -43,8 +44,6 @@ from cutwater.storage.snapshot.retention import Retention
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.snapshot.shared_files import older_entries
 from cutwater.storage.store.base import Store
-
-__all__ = ["Publisher"]
 
 _COLLECT_EVERY_S = 1.0
 """At ten checkpoints a second, looking each time what may go costs as much as publishing."""

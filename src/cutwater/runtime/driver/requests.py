@@ -30,8 +30,6 @@ from cutwater.runtime.cutover.log import Successor
 from cutwater.storage.log.job_log import JobLog, wall_clock_ms
 from cutwater.storage.store.base import Store
 
-__all__ = ["CONTROL_FOLDER", "Action", "Answer", "Request", "RequestKind", "actions_of", "send", "watch"]
-
 CONTROL_FOLDER = "control"
 POLL_S = 0.5
 _FRESH_MS = 600_000

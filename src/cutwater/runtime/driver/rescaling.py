@@ -14,8 +14,6 @@ from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.job import rescale as r
 from cutwater.runtime.driver.checkpointing import now_ms
 
-__all__ = ["RescaleHost", "Rescaling"]
-
 
 class RescaleHost(Protocol):
     """The driver that is rescaled; everything is called in its thread."""

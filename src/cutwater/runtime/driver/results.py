@@ -9,8 +9,6 @@ import pyarrow as pa
 from cutwater.errors import ConfigError
 from cutwater.plan.graph import PhysicalPlan
 
-__all__ = ["result_directory", "result_schema"]
-
 
 def result_directory(plan: PhysicalPlan, step: str) -> str:
     """Where the rows of a ``collect`` step lie.

@@ -29,8 +29,6 @@ from cutwater.storage.store.seal import Seal
 if TYPE_CHECKING:
     from cutwater.runtime.driver.checkpointing import Checkpointing
 
-__all__ = ["Follow", "SavepointKind", "SavepointRequest", "Savepoints"]
-
 SavepointKind = Literal["savepoint", "stop", "drain"]
 """The job goes on; it stops behind it; it ends as if its sources were exhausted."""
 

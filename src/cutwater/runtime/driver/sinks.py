@@ -13,8 +13,6 @@ from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.job.regions import Region
 from cutwater.storage.snapshot.manifest import Manifest
 
-__all__ = ["Sinks"]
-
 
 class Sinks:
     """Calls the committers of all write steps.  Belongs to the coordinator's thread.

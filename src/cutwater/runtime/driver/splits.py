@@ -11,10 +11,9 @@ from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.checkpoint.step_times import StepTimes, SubtaskTime
 from cutwater.protocol.job.regions import Region
 from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.driver.enumerator import Enumerator
 from cutwater.storage.snapshot.manifest import Manifest, SplitRecord
-
-__all__ = ["Splits"]
 
 
 class Splits:
@@ -96,7 +95,7 @@ class Splits:
         for subtask in range(enumerator.parallelism):
             self._times[step].dealt(subtask, enumerator.dealt(subtask))
 
-    def reported(self, message: c.SourceTime) -> list[tuple[int, c.StepTime]]:
+    def reported(self, message: cr.SourceTime) -> list[tuple[int, c.StepTime]]:
         """How far a subtask has come; what is to be told to which subtasks, by slot."""
         time = SubtaskTime(message.known, message.holding, message.watermark, message.finished, message.quiet)
         return [

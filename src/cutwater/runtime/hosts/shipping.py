@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-__all__ = ["main_folder", "own_modules", "ship_by_value"]
-
 
 def ship_by_value(folder: Path, *more: ModuleType) -> None:
     """From now on Spark sends functions and classes of a program's own modules whole, instead of by name.

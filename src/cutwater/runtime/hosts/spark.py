@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from cutwater.runtime.worker.worker import SlotArgs
 
-__all__ = ["SlotTask", "SparkHost", "is_local", "master_of"]
-
-
 _FAILED = "failed: "
 
 

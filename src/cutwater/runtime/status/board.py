@@ -16,7 +16,7 @@ from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.checkpoint.pending import CheckpointStatistics
 from cutwater.protocol.job.machine import JobMachine
 from cutwater.protocol.job.messages import JobPhase
-from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.copy_messages import CopiesHeld
 from cutwater.runtime.failures import headline
 from cutwater.runtime.status.late_rows import LateRows
@@ -33,8 +33,6 @@ from cutwater.runtime.status.status import (
 )
 from cutwater.runtime.status.step_loads import SlowCalls, StepLoads
 from cutwater.storage.snapshot.manifest import Manifest
-
-__all__ = ["StatusBoard"]
 
 _RATE_WINDOW_S = 3.0
 _LOG = logging.getLogger("cutwater.job")
@@ -63,9 +61,9 @@ class StatusBoard:
         self._status = JobStatus(
             name=plan.name, uid="", phase="forming", parallelism=plan.parallelism, attempt=record.attempt
         )
-        self._hellos: dict[int, c.Hello] = {}
+        self._hellos: dict[int, cr.Hello] = {}
         self._copies: dict[int, CopiesHeld] = {}
-        self._metrics: dict[tuple[int, int], c.Metrics] = {}
+        self._metrics: dict[tuple[int, int], cr.Metrics] = {}
         """By slot and region."""
         self._late = LateRows(plan)
         self._loads, self._slow_calls = StepLoads(), SlowCalls(config)
@@ -120,7 +118,7 @@ class StatusBoard:
             self.warn(warning)
         self._update(phase="ended", outcome=outcome, reason=reason)
 
-    def joined(self, hello: c.Hello) -> None:
+    def joined(self, hello: cr.Hello) -> None:
         with self._lock:
             self._hellos[hello.slot] = hello
             self._copies.pop(hello.slot, None)  # its predecessor's
@@ -207,7 +205,7 @@ class StatusBoard:
         _WORKER_LOG.log(number, "job %r, worker %d: %s", self._plan.name, slot, text)
         self.log(f"worker {slot} {level}: {text}")
 
-    def failed(self, failure: c.Failure) -> None:
+    def failed(self, failure: cr.Failure) -> None:
         where = f"step {failure.step!r}, " if failure.step else ""
         self.log(f"worker {failure.subtask} failed: {where}{failure.kind}: {failure.message}\n{failure.traceback}")
 
@@ -222,7 +220,7 @@ class StatusBoard:
                 last_written_bytes=written_bytes,
             )
 
-    def acked(self, ack: c.Ack) -> None:
+    def acked(self, ack: cr.Ack) -> None:
         with self._lock:
             self._checkpoints = msgspec.structs.replace(self._checkpoints, last_freeze_ms=ack.freeze_ms)
 
@@ -257,7 +255,7 @@ class StatusBoard:
 
     # -------------------------------------------------------------------------------------------------- metrics
 
-    def metrics(self, slot: int, metrics: c.Metrics) -> None:
+    def metrics(self, slot: int, metrics: cr.Metrics) -> None:
         """A worker's report."""
         where = slot, metrics.region
         with self._lock:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cutwater.plan.graph import PhysicalPlan
-from cutwater.runtime.control import messages as c
-
-__all__ = ["LateRows"]
+from cutwater.runtime.control import reports as cr
 
 _SIDES = {1: "late_left", 2: "late_right"}
 _STREAMS: Mapping[str, Mapping[int, str]] = {
@@ -24,7 +22,7 @@ _STREAMS: Mapping[str, Mapping[int, str]] = {
 class LateRows:
     """Makes the warnings: one for each stream of late rows when its first ones are seen, one with the sum in the end.
 
-    >>> from cutwater.runtime.control.messages import Metrics
+    >>> from cutwater.runtime.control.reports import Metrics
     >>> import cutwater as cw
     >>> from cutwater.plan.planner import make_plan
     >>> flow = cw.Dataflow("example")
@@ -44,7 +42,7 @@ class LateRows:
         self._rows_in: dict[str, int] = {}
         self._told: set[tuple[str, int]] = set()
 
-    def count(self, reports: Iterable[c.Metrics]) -> None:
+    def count(self, reports: Iterable[cr.Metrics]) -> None:
         """The newest reports of all workers."""
         self._late.clear()
         self._rows_in.clear()

@@ -14,21 +14,6 @@ import msgspec
 from cutwater.data.text import count, event_time, milliseconds, plural, rate, size
 from cutwater.runtime.status.status import JobStatus, RestartEvent, failure_text
 
-__all__ = [
-    "Event",
-    "EventKind",
-    "bottleneck_text",
-    "events",
-    "json_event",
-    "json_status",
-    "lag_text",
-    "last_checkpoint",
-    "phase_text",
-    "status_line",
-    "summary_line",
-    "waiting_text",
-]
-
 _HELD_UP_FROM = 0.5
 """Share of the time."""
 EventKind = Literal["started", "checkpoint", "checkpoint_failed", "failure", "recovered", "warning", "log", "ended"]

@@ -7,18 +7,6 @@ import msgspec
 from cutwater.config import format_us
 from cutwater.runtime.failures import first_line
 
-__all__ = [
-    "CheckpointStatus",
-    "CopiesStatus",
-    "JobStatus",
-    "RestartEvent",
-    "StartingStatus",
-    "StepStatus",
-    "SubtaskLoad",
-    "WaitingStatus",
-    "WorkerStatus",
-]
-
 
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Counts over the job's life in this driver; names as in Flink's metrics."""

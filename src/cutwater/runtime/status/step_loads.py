@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cutwater.config import JobConfig
-from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.status.status import SubtaskLoad
-
-__all__ = ["SlowCalls", "StepLoads"]
 
 _TOLD_AFTER = 5
 """Reports in a row that say so before the user is told: a fit may be wrong for a moment."""
@@ -25,7 +23,7 @@ class StepLoads:
         """These regions begin anew; ``None``: all do."""
         self._loads = {w: found for w, found in self._loads.items() if regions is not None and w[1] not in regions}
 
-    def report(self, slot: int, before: c.Metrics, now: c.Metrics) -> None:
+    def report(self, slot: int, before: cr.Metrics, now: cr.Metrics) -> None:
         """Two reports of one attempt of a worker."""
         span_ms = now.time_ms - before.time_ms
         if span_ms > 0:
@@ -80,7 +78,7 @@ class SlowCalls:
         """By slot, region and step: reports in a row."""
         self._told: set[str] = set()
 
-    def fresh(self, slot: int, report: c.Metrics) -> list[str]:
+    def fresh(self, slot: int, report: cr.Metrics) -> list[str]:
         """Warnings of what a report of a worker says for some time now, and nobody said before."""
         place = slot, report.region
         for where in [w for w in self._seen if w[:2] == place and w[2] not in report.fixed_costs]:
@@ -93,7 +91,7 @@ class SlowCalls:
                 new.append(self._text(step, cost))
         return new
 
-    def _text(self, step: str, cost: c.FixedCost) -> str:
+    def _text(self, step: str, cost: cr.FixedCost) -> str:
         name = f"step {step!r}" if cost.first == step else f"steps {cost.first!r} to {step!r}, which run as one"
         chain = f" (its whole chain {cost.chain_ms:.0f} ms)" if cost.chain_ms > 1.2 * cost.step_ms else ""
         limit = "at most" if cost.call_ms <= self._max_ms else "more than"

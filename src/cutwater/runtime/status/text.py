@@ -11,8 +11,6 @@ from cutwater.runtime.failures import first_line
 from cutwater.runtime.status.progress import last_checkpoint, phase_text, status_line, waiting_text
 from cutwater.runtime.status.status import JobStatus, failure_text
 
-__all__ = ["as_html", "as_line", "as_text"]
-
 _SHOWN_MAX = 5
 """Of warnings, failures and workers: the newest."""
 _STEPS_HEAD = ("step", "rows in", "rows out", "")

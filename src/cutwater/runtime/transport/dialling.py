@@ -12,8 +12,6 @@ from cutwater.protocol.wire.handshake import ClientHandshake, Peer, TryLaterErro
 from cutwater.runtime.transport.secret import HungUpError, Secret, shake
 from cutwater.runtime.transport.signal import nothing
 
-__all__ = ["dial"]
-
 _TRY_S = 5.0
 """For one connection, and for one handshake: the other end may have lost what it was sent."""
 _FIRST_PAUSE_S = 0.01

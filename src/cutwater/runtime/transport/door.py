@@ -25,8 +25,6 @@ from cutwater.errors import CutwaterError
 from cutwater.protocol.wire.handshake import Peer, ServerHandshake
 from cutwater.runtime.transport.sockets import JOIN_S, shut
 
-__all__ = ["Door"]
-
 _log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 4_096

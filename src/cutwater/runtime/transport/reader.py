@@ -12,8 +12,6 @@ import pyarrow as pa
 from cutwater.errors import CutwaterError, InvariantError, WireError
 from cutwater.protocol.wire.frames import HEADER_BYTES, Header, decode_header
 
-__all__ = ["FrameReader"]
-
 _STAGING_BYTES: Final = 16 * 1024
 """One read takes many small frames; of a large one it takes the header, and its body is read to where it stays."""
 

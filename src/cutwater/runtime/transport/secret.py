@@ -9,8 +9,6 @@ import time
 from cutwater.errors import WireError
 from cutwater.protocol.wire.handshake import Handshake, Peer
 
-__all__ = ["HungUpError", "Secret", "new_secret", "shake"]
-
 
 class HungUpError(WireError):
     """The peer was silent, or hung up, before it proved anything: dial again."""

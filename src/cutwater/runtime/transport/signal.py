@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["Signal"]
-
 
 def nothing() -> None:
     """The default wake-up: none."""

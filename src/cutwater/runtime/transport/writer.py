@@ -13,8 +13,6 @@ import pyarrow as pa
 
 from cutwater.runtime.transport.signal import Signal
 
-__all__ = ["Part", "SocketWriter"]
-
 Part: TypeAlias = bytes | memoryview | pa.Buffer
 
 _INLINE_BYTES: Final = 4 << 20

@@ -11,6 +11,7 @@ from cutwater.errors import CutwaterError, WireError
 from cutwater.protocol import messages as m
 from cutwater.protocol.checkpoint.loops import LoopReport
 from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.determinant_news import OrderNews, PeerNews
 from cutwater.runtime.copies.copies import CopyReader, lengths_of
 from cutwater.runtime.worker.peers import PeerLost
@@ -24,8 +25,6 @@ from cutwater.runtime.worker.wiring import Wiring
 if TYPE_CHECKING:
     from cutwater.runtime.worker.tracing import WorkerTrace
     from cutwater.runtime.worker.worker import Worker, WorkerArgs
-
-__all__ = ["Attempt"]
 
 NEWS_DEADLINE_S = 15.0
 """For the first word of every other worker, which has built its part by then."""
@@ -197,7 +196,7 @@ class Attempt(SurvivingAttempt):
         """How far the sources have come, for those of their steps that have nothing to read."""
         for subtask in self._subtasks:
             if subtask.source is not None and (time := subtask.source.report(now_s)) is not None:
-                message = c.SourceTime(self.number, self.region, subtask.source.step, subtask.key[1], *time)
+                message = cr.SourceTime(self.number, self.region, subtask.source.step, subtask.key[1], *time)
                 self._worker.link.send(message)
 
     def take(self, message: object) -> None:
@@ -234,7 +233,7 @@ class Attempt(SurvivingAttempt):
                 for subtask in self._subtasks:
                     subtask.performer.outcome(m.CompleteNotice(checkpoint_id, commit))
                 if commit and message.answer:
-                    self._worker.link.send(c.Committed(self.number, checkpoint_id, self.region))
+                    self._worker.link.send(cr.Committed(self.number, checkpoint_id, self.region))
             case c.AbortNotice(checkpoint_id=checkpoint_id, latest_completed=latest):
                 self._acknowledged.pop(checkpoint_id, None)
                 self._written.pop(checkpoint_id, None)
@@ -309,12 +308,12 @@ class Attempt(SurvivingAttempt):
         if self._copies is not None:
             self._parts[checkpoint_id] = lengths_of(entry for part in parts for entry in part.entries)
         reports = [
-            c.LoopReport(*key, r.quiet, r.outside_ended, r.drained, (r.outside.watermark, r.outside.idle))
+            cr.LoopReport(*key, r.quiet, r.outside_ended, r.drained, (r.outside.watermark, r.outside.idle))
             for key, r in done.items()
             if r is not None
         ]
         self._worker.link.send(
-            c.Ack(
+            cr.Ack(
                 self.number,
                 checkpoint_id,
                 [record for part in parts for record in part.subtasks],
@@ -330,17 +329,17 @@ class Attempt(SurvivingAttempt):
         )
 
     def probe_wanted(self, subtask: tuple[int, int]) -> None:
-        self._worker.link.send(c.ProbeWanted(self.number, *subtask, self.region))
+        self._worker.link.send(cr.ProbeWanted(self.number, *subtask, self.region))
 
     def decline(self, subtask: tuple[int, int], effect: m.Decline) -> None:
         vertex, index = subtask
         number, id, error = self.number, effect.checkpoint_id, self._unwritten.get(effect.checkpoint_id)
         message = error.message if error is not None else effect.detail
         told = (type(error).__name__, error.step or "", error.hint) if error is not None else None
-        self._worker.link.send(c.Decline(number, id, vertex, index, effect.reason.code, message, self.region, told))
+        self._worker.link.send(cr.Decline(number, id, vertex, index, effect.reason.code, message, self.region, told))
 
     def finished(self, subtask: tuple[int, int]) -> None:
-        self._worker.link.send(c.Finished(self.number, *subtask, self.region))
+        self._worker.link.send(cr.Finished(self.number, *subtask, self.region))
 
     # ------------------------------------------------------------------------------------------------------ metrics
 
@@ -348,7 +347,7 @@ class Attempt(SurvivingAttempt):
         counters = self._counters.setdefault(step, {})
         counters[metric] = counters.get(metric, 0) + amount
 
-    def metrics(self) -> c.Metrics:
+    def metrics(self) -> cr.Metrics:
         """Counters since the attempt began."""
         rows_in: dict[str, int] = {}
         rows_out: dict[str, int] = {}
@@ -356,7 +355,7 @@ class Attempt(SurvivingAttempt):
         watermarks: dict[str, int] = {}
         busy_ms: dict[str, float] = {}
         full_ms: dict[str, float] = {}
-        fixed_costs: dict[str, c.FixedCost] = {}
+        fixed_costs: dict[str, cr.FixedCost] = {}
         now_s = time.monotonic()
         for subtask in self._subtasks:
             full = subtask.full_s(now_s) * 1000
@@ -371,7 +370,7 @@ class Attempt(SurvivingAttempt):
                     unread[output] = unread.get(output, 0) + rows
             if subtask.chain.watermark != MIN_WATERMARK:
                 watermarks[subtask.chain.nodes[0].step] = subtask.chain.watermark
-        return c.Metrics(
+        return cr.Metrics(
             attempt=self.number,
             time_ms=(now_s - self._started_s) * 1000,
             rows_in=rows_in,

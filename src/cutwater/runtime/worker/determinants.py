@@ -13,8 +13,6 @@ from cutwater.runtime.chains.clock import ProcessingClock
 from cutwater.runtime.control.determinant_news import OrderNews
 from cutwater.runtime.transport.signal import nothing
 
-__all__ = ["SubtaskOrder"]
-
 _OF_INPUTS = {ChoiceKind.ROWS, ChoiceKind.TIMED_ROWS}
 _DEEDS = {
     **dict.fromkeys(_OF_INPUTS, "took rows of an input"),

@@ -9,16 +9,14 @@ from contextlib import contextmanager
 
 from cutwater.config import LogLevelName
 from cutwater.connectors.console import CONSOLE_LOGGER
-from cutwater.runtime.control import messages as c
-
-__all__ = ["LINES_PER_S", "log_to_driver"]
+from cutwater.runtime.control import reports as cr
 
 LINES_PER_S = 100
 """A function that logs each of a million rows must not drown the driver: of what comes faster it gets the number."""
 
 
 @contextmanager
-def log_to_driver(send: Callable[[c.Log], None], level: LogLevelName) -> Generator[None]:
+def log_to_driver(send: Callable[[cr.Log], None], level: LogLevelName) -> Generator[None]:
     """Send what this process logs, from this level on.
 
     Spark gives a process to the next task when this one is done: so all is as before afterwards.
@@ -35,7 +33,7 @@ def log_to_driver(send: Callable[[c.Log], None], level: LogLevelName) -> Generat
 
 
 class _ToDriver(logging.Handler):
-    def __init__(self, send: Callable[[c.Log], None]) -> None:
+    def __init__(self, send: Callable[[cr.Log], None]) -> None:
         super().__init__()
         self._send = send
         self._second, self._lines, self._left_out = 0, 0, 0
@@ -43,15 +41,17 @@ class _ToDriver(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Send one line; what a console sink shows is output, and comes whole."""
         if record.name == CONSOLE_LOGGER:
-            self._send(c.Log(c.CONSOLE, self.format(record)))
+            self._send(cr.Log(cr.CONSOLE, self.format(record)))
             return
         second = int(time.monotonic())
         if second != self._second:
             left_out, self._second, self._lines, self._left_out = self._left_out, second, 0, 0
             if left_out:
-                self._send(c.Log("warning", f"{left_out:,} lines of this worker's log were left out: it logs too much"))
+                self._send(
+                    cr.Log("warning", f"{left_out:,} lines of this worker's log were left out: it logs too much")
+                )
         self._lines += 1
         if self._lines > LINES_PER_S:
             self._left_out += 1
         else:
-            self._send(c.Log(record.levelname.lower(), self.format(record)))
+            self._send(cr.Log(record.levelname.lower(), self.format(record)))

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 from cutwater.errors import CutwaterError, WireError
 from cutwater.protocol.job.regions import Place
 from cutwater.protocol.wire.handshake import Peer, Refusal
-from cutwater.runtime.channels.data_server import Connection, connect
+from cutwater.runtime.channels.connection import Connection
+from cutwater.runtime.channels.data_server import connect
 
 if TYPE_CHECKING:
-    from cutwater.runtime.control import messages as c
+    from cutwater.runtime.control import reports as cr
     from cutwater.runtime.worker.worker import Worker
-
-__all__ = ["Built", "ConnectedAttempt", "Deployment", "InterruptedBuildError", "PeerLost", "Posted", "place_of"]
 
 _CONNECT_DEADLINE_S = 15.0
 
@@ -114,7 +113,7 @@ class ConnectedAttempt(abc.ABC):
         """A message of the coordinator, or something posted to the worker's mailbox."""
 
     @abc.abstractmethod
-    def metrics(self) -> c.Metrics:
+    def metrics(self) -> cr.Metrics:
         """Counters since the attempt began."""
 
     @abc.abstractmethod

@@ -31,8 +31,6 @@ from cutwater.runtime.channels.log import ChannelLogs, LoggedChannel
 from cutwater.runtime.worker.snapshot_parts import FrozenSubtask, SubtaskLogs
 from cutwater.storage.snapshot.manifest import ChannelRecord, SubtaskRecord
 
-__all__ = ["Performer", "SubtaskParts", "SubtaskPort"]
-
 
 class SubtaskPort(Protocol):
     """What a subtask asks of its worker."""

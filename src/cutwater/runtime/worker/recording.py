@@ -30,8 +30,6 @@ from cutwater.runtime.worker.determinants import SubtaskOrder
 from cutwater.runtime.worker.performer import Performer
 from cutwater.runtime.worker.subtask import Subtask
 
-__all__ = ["OrderedSource", "OrderedSubtask"]
-
 _POLL_S = 0.01
 """How long a split is left alone that does not give again what it gave before."""
 

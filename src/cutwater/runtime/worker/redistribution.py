@@ -12,16 +12,14 @@ from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
-from cutwater.plan.graph import Channel, Edge, EdgeType, PhysicalPlan, key_group_range
+from cutwater.plan.graph import Channel, Edge, EdgeType, PhysicalPlan
 from cutwater.protocol.job.redistribution import OldChannel, RedistributedEdge
 from cutwater.protocol.subtask.watermarks import InputTime, merged_time
 from cutwater.runtime.channels.log import fitting
 from cutwater.runtime.channels.partitioner import HashPartitioner
+from cutwater.state.keys import key_group_range
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND, LogItem
 from cutwater.storage.snapshot.manifest import ChannelRecord, Entry, Manifest
-
-__all__ = ["Redistribution"]
-
 
 Share: TypeAlias = Callable[[LogItem], LogItem | None]
 """Rows on their way, but only those that a new receiver owns; ``None``: it owns none of them."""

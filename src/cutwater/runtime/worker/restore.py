@@ -28,8 +28,6 @@ from cutwater.storage.snapshot.manifest import ChannelRecord, Entry, Manifest, S
 from cutwater.storage.snapshot.segment_files import read_segment
 from cutwater.storage.store.base import Readable, Store
 
-__all__ = ["Restore"]
-
 T = TypeVar("T")
 _READERS = 2
 _AHEAD = 3

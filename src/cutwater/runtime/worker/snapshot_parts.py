@@ -13,8 +13,6 @@ from cutwater.state.segments import Frozen
 from cutwater.storage.savepoint.files import SavepointFile
 from cutwater.storage.snapshot.manifest import Entry, SubtaskRecord
 
-__all__ = ["FrozenSubtask", "Key", "SubtaskLogs", "Written"]
-
 Key: TypeAlias = tuple[int, int]
 """Vertex and subtask."""
 

@@ -32,8 +32,6 @@ from cutwater.storage.snapshot.manifest import Entry, SubtaskRecord
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
 from cutwater.storage.store.base import Store
 
-__all__ = ["SnapshotService"]
-
 _DROPPED_REMEMBERED = 256
 
 

@@ -32,8 +32,6 @@ from cutwater.runtime.chains.step_costs import StepCosts
 from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Watermark
 from cutwater.runtime.worker.performer import Performer, SubtaskParts, SubtaskPort
 
-__all__ = ["Subtask", "SubtaskParts", "SubtaskPort"]
-
 _ACTIONS_PER_ROUND = 8
 """A subtask does at most this much before its neighbours in the worker have their turn."""
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from cutwater.errors import NondeterminismError, WireError
 from cutwater.protocol.job.regions import Division, Place, partners
 from cutwater.protocol.wire.handshake import Peer, Refusal
-from cutwater.runtime.channels.data_server import Connection
+from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.determinant_news import OrderNews
 from cutwater.runtime.worker.peers import ConnectedAttempt, PeerLost, place_of
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from cutwater.runtime.channels.output import OutputChannel
     from cutwater.runtime.worker.wiring import Wiring
     from cutwater.runtime.worker.worker import Worker
-
-__all__ = ["PeerArrived", "SurvivingAttempt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +193,7 @@ class SurvivingAttempt(ConnectedAttempt):
         self._behind = [(place, output) for place, output in self._behind or () if self._owes(place, output)]
         if not self._behind and not following:
             self._behind = None
-            self._worker.link.send(c.CaughtUp(self.number, self.region))
+            self._worker.link.send(cr.CaughtUp(self.number, self.region))
 
     def _owes(self, place: Place, output: OutputChannel) -> bool:
         connection = self._connections.get(place)

@@ -30,8 +30,6 @@ from cutwater.runtime.worker.subtask import Subtask
 from cutwater.trace import events as e
 from cutwater.trace.parts import SUFFIX
 
-__all__ = ["DriverTrace", "PartFile", "SubtaskTrace", "WorkerTrace", "part_of_driver", "part_of_worker"]
-
 COORDINATOR = "coordinator"
 
 

@@ -11,7 +11,7 @@ from cutwater.connectors.base import Sink
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError
 from cutwater.operators.base import BaseOperator, Operator, OperatorSpec
-from cutwater.plan.graph import Channel, Edge, EdgeType, PhysicalPlan, Vertex, key_group_range
+from cutwater.plan.graph import Channel, Edge, EdgeType, PhysicalPlan, Vertex
 from cutwater.plan.planner import FusedNode, fuse_links
 from cutwater.protocol.job.regions import Division, Place
 from cutwater.protocol.protocols import PROTOCOLS
@@ -22,7 +22,7 @@ from cutwater.runtime.chains.chain import Chain, EdgeOut, Node, Target
 from cutwater.runtime.chains.clock import ProcessingClock
 from cutwater.runtime.chains.sink_operator import SinkIdentity, SinkOperator
 from cutwater.runtime.chains.source_runner import SourceRunner
-from cutwater.runtime.channels.data_server import Connection
+from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.channels.input import InputChannel
 from cutwater.runtime.channels.items import Rows
 from cutwater.runtime.channels.output import OutputChannel
@@ -30,15 +30,15 @@ from cutwater.runtime.channels.partitioner import HashPartitioner
 from cutwater.runtime.channels.replay_buffer import KeptOutput
 from cutwater.runtime.channels.spill import NO_LIMIT, make_input
 from cutwater.runtime.control.messages import Deploy
+from cutwater.runtime.worker.performer import SubtaskParts, SubtaskPort
 from cutwater.runtime.worker.restore import Restore
-from cutwater.runtime.worker.subtask import Subtask, SubtaskParts, SubtaskPort
+from cutwater.runtime.worker.subtask import Subtask
+from cutwater.state.keys import key_group_range
 
 if TYPE_CHECKING:
     from cutwater.runtime.control.determinant_news import OrderNews
     from cutwater.runtime.worker.determinants import SubtaskOrder
     from cutwater.runtime.worker.tracing import WorkerTrace
-
-__all__ = ["OperatorContext", "Wiring"]
 
 LOOP_FRAMES = 2
 """Frames of rows that a channel of a loop, or into one, holds at most: what waits in a loop is in every snapshot, and

@@ -30,8 +30,10 @@ from cutwater.plan.regions import recovery_division
 from cutwater.plan.shadows import shadowed_plan
 from cutwater.protocol.job.regions import Division
 from cutwater.protocol.wire.handshake import Peer, Refusal
-from cutwater.runtime.channels.data_server import Connection, DataServer
+from cutwater.runtime.channels.connection import Connection
+from cutwater.runtime.channels.data_server import DataServer
 from cutwater.runtime.control import messages as c
+from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.copy_messages import CopiesHeld, CopyPlaces
 from cutwater.runtime.control.key_transport import shown
 from cutwater.runtime.control.links import dial_coordinator
@@ -43,8 +45,6 @@ from cutwater.runtime.worker.attempt import Attempt
 from cutwater.runtime.worker.log import log_to_driver
 from cutwater.runtime.worker.peers import Built, ConnectedAttempt, InterruptedBuildError, Posted
 from cutwater.storage.store.base import Store
-
-__all__ = ["SlotArgs", "Worker", "WorkerArgs", "run_worker"]
 
 _MAX_SLEEP_S = 0.5
 _LINGER_S = 2.0
@@ -173,9 +173,9 @@ class Worker:
         self.data_server.start()
         self.link.start()
         left = self.copies.files if self.copies is not None else []
-        self.link.send(c.Hello(self.args.slot, os.getpid(), socket.gethostname(), address, left))
+        self.link.send(cr.Hello(self.args.slot, os.getpid(), socket.gethostname(), address, left))
         for note in self._notes:
-            self.link.send(c.Log("info", note))
+            self.link.send(cr.Log("info", note))
         try:
             with log_to_driver(self.link.send, self.args.config.worker_log_level):
                 while self._end is None:
@@ -230,7 +230,7 @@ class Worker:
         self._report()  # a peer that stopped first looks like a lost one: what this worker did counts all the same
         ours = isinstance(error, CutwaterError)
         self.link.send(
-            c.Failure(
+            cr.Failure(
                 attempt=number,
                 kind=type(error).__name__ if ours else "InvariantError",
                 message=error.message if ours else f"{type(error).__name__}: {error}",
@@ -303,7 +303,7 @@ class Worker:
             return
         attempt.building = False
         if error is None:
-            self.link.send(c.Ready(attempt.number, attempt.region))
+            self.link.send(cr.Ready(attempt.number, attempt.region))
             for message in attempt.early:
                 self._deliver(attempt, message)
         elif isinstance(error, InterruptedBuildError):

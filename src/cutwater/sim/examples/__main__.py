@@ -9,8 +9,6 @@ from pathlib import Path
 from cutwater.errors import ConfigError
 from cutwater.sim.examples.pictures import PICTURES, measured
 
-__all__ = ["filled", "main"]
-
 PAGE = "what-does-not-work.md"
 _TABLE = re.compile(r"(<!-- measured -->\n).*?(<!-- /measured -->)", re.DOTALL)
 

@@ -12,8 +12,6 @@ from cutwater.trace.checker import check
 from cutwater.trace.events import Completed, Cut, Event, Recorded, Step, Trace
 from cutwater.trace.result import Reordering
 
-__all__ = ["count_and_print", "cyclic", "never_occurred", "reordered", "three_processes", "token", "two_snapshots"]
-
 
 def _all_pairs(processes: Sequence[str]) -> list[tuple[str, str, str]]:
     return [(f"C{a[1:]}{b[1:]}", a, b) for a in processes for b in processes if a != b]

@@ -15,8 +15,6 @@ from cutwater.trace.diagram import diagram
 from cutwater.trace.events import Trace
 from cutwater.trace.result import CheckResult, Kind
 
-__all__ = ["MODELS", "PICTURES", "RUNS", "Model", "measured"]
-
 RUNS = 200
 """Seeds per line of the table."""
 

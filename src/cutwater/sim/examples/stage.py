@@ -16,8 +16,6 @@ from cutwater.protocol.protocols import NETWORK, ProtocolRow
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.trace import events as t
 
-__all__ = ["Machine", "Row", "Stage"]
-
 
 class Machine(Protocol):
     """What decides about snapshots: the real machine, or a wrong one."""

@@ -12,8 +12,6 @@ from cutwater.trace.checker import check
 from cutwater.trace.events import Trace
 from cutwater.trace.result import CheckResult, Kind
 
-__all__ = ["Tally", "quick", "shortest_wrong", "tally", "walk"]
-
 STEPS_MAX = 4000
 
 

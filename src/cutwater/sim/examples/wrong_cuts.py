@@ -9,11 +9,6 @@ from cutwater.sim.examples.stage import Row, Stage
 from cutwater.sim.examples.walk import walk
 from cutwater.trace.events import Trace
 
-__all__ = [
-    "FIRST_IDEA", "agreed_time", "all_stand_still", "central_command", "clocks_differ", "command_overtaken", "line",
-    "markers", "ring", "ring_with_markers", "token_lost", "token_twice",
-]  # fmt: skip
-
 MOMENT_MS = 40.0
 FIRST_IDEA = ProtocolRow("first_idea", FreezeOn.FIRST, BeforeFreeze.OPEN, AfterFreeze.RECORD_BACK_EDGES)
 """A process that records itself calls its output channels empty and sends markers; nobody records an input."""

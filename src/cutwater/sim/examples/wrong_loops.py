@@ -13,8 +13,6 @@ from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.sim.examples.stage import MachineFactory, Stage
 from cutwater.sim.examples.walk import walk
 
-__all__ = ["EarlyBarriersPass", "NoLogs", "WaitsForTheLoop", "diamond", "random_loops", "self_loop"]
-
 Search = Literal["depth-first", "breadth-first"]
 PARALLELISM = 2
 

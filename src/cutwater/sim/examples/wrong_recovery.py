@@ -8,8 +8,6 @@ from cutwater.sim.examples.stage import Stage
 from cutwater.trace.checker import check
 from cutwater.trace.result import CheckResult
 
-__all__ = ["by_frame_number", "by_row_number", "judge_frames", "judge_order", "replay_logged", "replay_unlogged"]
-
 FRAME_ROWS_MAX = 4
 
 

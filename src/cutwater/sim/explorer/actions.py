@@ -16,8 +16,6 @@ from cutwater.sim.schedules.graphs import source_row
 from cutwater.sim.world.oracle import Violation
 from cutwater.trace import events as e
 
-__all__ = ["ActingState"]
-
 EXPIRY_MS = 2000.0
 PROBE_MS = 1e6
 """Later than any pause before a probe."""

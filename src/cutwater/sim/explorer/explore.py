@@ -27,8 +27,6 @@ from cutwater.sim.world.oracle import Violation
 from cutwater.trace import events as e
 from cutwater.trace.checker import check
 
-__all__ = ["Explored", "explore_world"]
-
 STATES_MAX = 1_000_000
 
 

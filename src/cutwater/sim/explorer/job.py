@@ -26,8 +26,6 @@ from cutwater.sim.explorer.world import END, Barrier, Cut, Done, Item, JobWorld,
 from cutwater.sim.world.oracle import Violation
 from cutwater.trace import events as e
 
-__all__ = ["JobState"]
-
 
 class JobState:
     """A state.  Steps work on a copy; what they do not touch is shared."""

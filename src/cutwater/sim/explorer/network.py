@@ -16,8 +16,6 @@ from cutwater.sim.explorer.world import Action
 from cutwater.sim.world.oracle import Violation
 from cutwater.trace import events as e
 
-__all__ = ["NetworkState"]
-
 
 class _Sent(NamedTuple):
     """A message in a channel."""

@@ -10,8 +10,6 @@ from cutwater.protocol.snapshot_algorithms import Algorithm, ChandyLamport, LaiY
 from cutwater.sim.explorer.small import Memo
 from cutwater.sim.explorer.world import Budget
 
-__all__ = ["NetworkSpec", "NetworkWorld"]
-
 HOPS = 2
 """Channels that the first token of a process goes along; each further one goes along one more."""
 

@@ -22,8 +22,6 @@ from cutwater.sim.schedules.schedule import Recovery
 from cutwater.sim.world.oracle import Violation
 from cutwater.trace import events as e
 
-__all__ = ["ScopedState", "ScopedWorld"]
-
 Choices: TypeAlias = tuple[tuple[int, bool], ...]
 """Of one order log: the input, and whether it was a row."""
 Knowledge: TypeAlias = tuple[int, ...]

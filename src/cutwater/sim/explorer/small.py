@@ -22,8 +22,6 @@ from cutwater.protocol.protocols import ProtocolRow
 from cutwater.protocol.snapshot_algorithms import ChandyLamport, LaiYang
 from cutwater.protocol.subtask.machine import SubtaskMachine
 
-__all__ = ["Memo", "canonical", "clone", "new_coordinator"]
-
 _NOT_STATE = frozenset(
     {"_events", "block_version", "unblocked", "name", "protocol", "_settings", "_now_ms"}  # stories, names, constants
     | {"_pause_ms", "_not_before_ms"}  # how long a probe waits: in a world without time it may come whenever it is due

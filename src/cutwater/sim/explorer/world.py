@@ -12,9 +12,6 @@ from cutwater.sim.explorer.small import Memo
 from cutwater.sim.mutants.core import Plant
 from cutwater.sim.schedules.graphs import Graph
 
-__all__ = ["END", "HERE", "Action", "Barrier", "Budget", "Cut", "Done", "Item", "JobWorld", "rows_of"]
-
-
 Action: TypeAlias = tuple[Any, ...]
 """The name of a step, and what it is about."""
 

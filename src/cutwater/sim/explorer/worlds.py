@@ -20,18 +20,6 @@ from cutwater.sim.schedules.graphs import Graph, Step
 from cutwater.sim.schedules.schedule import Recovery
 from cutwater.trace import events as e
 
-__all__ = [
-    "ALGORITHMS",
-    "CROSSING",
-    "JOBS",
-    "NETWORKS",
-    "SmallState",
-    "budgets",
-    "combinations",
-    "first_state",
-    "no_such_world",
-]
-
 
 class SmallState(Protocol):
     """What the search asks of a state."""

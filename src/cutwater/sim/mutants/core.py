@@ -20,8 +20,6 @@ from cutwater.sim.schedules.schedule import Fault
 if TYPE_CHECKING:
     from cutwater.sim.world.world import World
 
-__all__ = ["PLANTED", "Plant"]
-
 
 @dataclass(frozen=True)
 class Plant:

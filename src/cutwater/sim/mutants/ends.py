@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world.worker import SimWorker
     from cutwater.sim.world.world import World
 
-__all__ = ["PLANTED_ENDS"]
-
 R = TypeVar("R")
 
 

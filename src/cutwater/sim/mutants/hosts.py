@@ -12,13 +12,12 @@ from cutwater.sim.schedules.schedule import Fault
 from cutwater.sim.world.attempt import Attempt
 from cutwater.sim.world.channels import Item, Link
 from cutwater.sim.world.output import Handle, Output, Settle, retire, settle
-from cutwater.sim.world.subtask import Part, SimSubtask
+from cutwater.sim.world.subtask import SimSubtask
+from cutwater.sim.world.subtask_state import Part
 
 if TYPE_CHECKING:
     from cutwater.sim.world.disk import Done
     from cutwater.sim.world.world import World
-
-__all__ = ["PLANTED_HOSTS"]
 
 
 class _MarkerAfterAMessage(SimSubtask):

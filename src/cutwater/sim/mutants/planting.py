@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world.subtask import SimSubtask
     from cutwater.sim.world.world import World
 
-__all__ = ["of_attempts", "of_subtasks"]
-
 
 def of_subtasks(mutant: type[SimSubtask]) -> Callable[[World], None]:
     """Prepares a world whose subtasks are of this class."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world.worker import SimWorker
     from cutwater.sim.world.world import World
 
-__all__ = ["PLANTED_SCOPES"]
-
 
 class _ChoosesAnew(SimSubtask):
     """A replacement takes its inputs in another order than survivors know of: dropping by number alone."""

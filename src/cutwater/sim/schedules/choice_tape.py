@@ -9,8 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-__all__ = ["Draws"]
-
 _CHUNK = 4096
 
 

@@ -10,8 +10,6 @@ from cutwater.errors import DataError
 from cutwater.sim.schedules.graphs import Graph, Step
 from cutwater.sim.schedules.random_dataflows import random_dataflow
 
-__all__ = ["RANDOM", "WORLDS", "dataflow"]
-
 RANDOM = "random"
 """``random-7`` is a dataflow drawn by chance."""
 

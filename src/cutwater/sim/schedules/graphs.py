@@ -15,8 +15,6 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 from cutwater.config import RecoveryName
 from cutwater.protocol.job.regions import Division, divide
 
-__all__ = ["MOOD_AT", "Channel", "Edge", "Graph", "How", "Step", "key_of", "row_time", "source_row"]
-
 How: TypeAlias = Literal["forward", "hash", "rebalance"]
 
 Of = TypeVar("Of")

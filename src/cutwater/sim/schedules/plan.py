@@ -6,8 +6,6 @@ from cutwater.config import RecoveryName
 from cutwater.protocol.job.regions import Division
 from cutwater.sim.schedules.graphs import Graph
 
-__all__ = ["Plan"]
-
 
 class Plan:
     """A dataflow at one parallelism, and what of it goes back after a failure.

@@ -6,8 +6,6 @@ import random
 
 from cutwater.sim.schedules.graphs import Graph, How, Step
 
-__all__ = ["random_dataflow"]
-
 TASKS_MAX, CHANNELS_MAX = 14, 36
 WIDTHS = (1, 1, 2, 2, 3)
 

@@ -15,8 +15,6 @@ from cutwater.protocol.protocols import PROTOCOLS, ProtocolRow
 from cutwater.sim.schedules.dataflows import WORLDS, dataflow
 from cutwater.sim.schedules.graphs import Graph
 
-__all__ = ["FAULTS", "REQUESTS", "Fault", "Recovery", "Schedule", "make_schedule"]
-
 FAULTS = (
     "kill_worker", "kill_driver", "zombie_driver", "pause", "partition", "clog", "swizzle", "slow", "slow_disk",
     "reorder", "jitter", "write_error", "full_disk", "doubt", "rot", "clock_jump", "fail_subtask", "cross",

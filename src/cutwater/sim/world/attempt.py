@@ -13,11 +13,9 @@ from cutwater.sim.world.redistribution import Redealt
 
 if TYPE_CHECKING:
     from cutwater.sim.schedules.graphs import Channel
-    from cutwater.sim.world.subtask import Part
+    from cutwater.sim.world.subtask_state import Part
     from cutwater.sim.world.worker import SimWorker
     from cutwater.sim.world.world import World
-
-__all__ = ["Attempt"]
 
 
 class Attempt:

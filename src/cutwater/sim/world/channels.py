@@ -10,10 +10,9 @@ from cutwater.data.time import MIN_WATERMARK
 
 if TYPE_CHECKING:
     from cutwater.sim.schedules.graphs import Channel
-    from cutwater.sim.world.subtask import Part, SimSubtask
+    from cutwater.sim.world.subtask import SimSubtask
+    from cutwater.sim.world.subtask_state import Part
     from cutwater.sim.world.world import World
-
-__all__ = ["BARRIER", "END", "SENDER_FULL", "WATERMARK", "Item", "Link", "Pipe"]
 
 BARRIER, WATERMARK, END = "barrier", "watermark", "end"
 

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world.worker import SimWorker
     from cutwater.sim.world.world import World
 
-__all__ = ["Cores"]
-
 
 class Cores:
     """While cores are lost, a process starts on one that another has left, or waits until they are back."""

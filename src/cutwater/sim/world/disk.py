@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from cutwater.sim.schedules.plan import Plan
     from cutwater.sim.world.world import World
 
-__all__ = ["RETAINED", "AttemptBegan", "Disk", "Done", "Entry", "Finished", "RolledBack"]
-
 RETAINED = 3
 """Completed checkpoints that the log names as restorable."""
 

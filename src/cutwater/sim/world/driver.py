@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world.attempt import Attempt
     from cutwater.sim.world.world import World
 
-__all__ = ["HEARTBEAT_TIMEOUT_MS", "Driver"]
-
 HEARTBEAT_TIMEOUT_MS = 40.0
 _KINDS = {
     "checkpoint": CheckpointKind.ON_DEMAND,

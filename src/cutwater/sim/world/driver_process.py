@@ -12,8 +12,6 @@ from cutwater.sim.world.worker import SimWorker
 if TYPE_CHECKING:
     from cutwater.sim.world.world import World
 
-__all__ = ["DriverProcess"]
-
 
 class DriverProcess(ABC):
     """Takes messages one at a time, none while it is stopped or waits for the log as its thread would."""

@@ -12,8 +12,6 @@ from cutwater.protocol.reasons import CheckpointKind
 if TYPE_CHECKING:
     from cutwater.sim.world.driver import Driver
 
-__all__ = ["DriverRescaling"]
-
 
 class DriverRescaling:
     """Recruits workers, takes the snapshot, and gives the job its other shape."""

@@ -14,8 +14,6 @@ from cutwater.sim.world.output import EVERYBODY
 if TYPE_CHECKING:
     from cutwater.sim.world.driver import Driver
 
-__all__ = ["DriverStorage"]
-
 
 class DriverStorage:
     """The log and the sinks, in the hands of one driver.

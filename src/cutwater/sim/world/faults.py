@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world.worker import SimWorker
     from cutwater.sim.world.world import World
 
-__all__ = ["inject"]
-
 
 def inject(world: World, fault: Fault) -> None:
     """The moment of a fault has come."""

@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from cutwater.sim.schedules.plan import Plan
     from cutwater.sim.world.disk import Done
     from cutwater.sim.world.output import Handle
-    from cutwater.sim.world.subtask import Part
+    from cutwater.sim.world.subtask_state import Part
     from cutwater.sim.world.world import World
-
-__all__ = ["Judge", "Violation"]
 
 
 class Violation(AssertionError):

@@ -9,9 +9,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world.disk import Done
     from cutwater.sim.world.world import World
 
-__all__ = ["EVERYBODY", "Handle", "Output", "Piece", "Settle", "SinkWriter", "retire", "settle"]
-
-
 EVERYBODY = frozenset(range(100))
 """The numbers of all subtasks, at whatever parallelism."""
 

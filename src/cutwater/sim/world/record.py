@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world.attempt import Attempt
     from cutwater.sim.world.world import World
 
-__all__ = ["check_run", "digest", "to_trace"]
-
 BEFORE = 0
 """The snapshot that a trace begins with, where the job was rescaled."""
 

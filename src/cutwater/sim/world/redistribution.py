@@ -17,8 +17,6 @@ from cutwater.sim.schedules.graphs import Channel, Graph, How, key_of
 from cutwater.sim.world.channels import WATERMARK, Item
 from cutwater.sim.world.subtask_state import Part
 
-__all__ = ["Redealt", "Rerouting", "reroute"]
-
 Rerouting: TypeAlias = Callable[[How, int, int, int, int], bool]
 """Whether a row on its way belongs to a new receiver: kind of edge, row, old receiver, new one, number of new ones."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world.attempt import Attempt
     from cutwater.sim.world.subtask import SimSubtask
 
-__all__ = ["ReplayingSubtask"]
-
 
 class ReplayingSubtask(SubtaskState, ABC):
     """Logs its choices; follows them where others know of them; stays where it is while others go back."""

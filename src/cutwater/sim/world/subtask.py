@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world.attempt import Attempt
     from cutwater.sim.world.worker import SimWorker
 
-__all__ = ["Part", "SimSubtask"]
-
 _NO_HEADS: list[int] = []
 WATERMARK_EVERY = 8
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world.attempt import Attempt
     from cutwater.sim.world.worker import SimWorker
 
-__all__ = ["ROWS_PER_SLICE", "Part", "SubtaskState"]
-
 ROWS_PER_SLICE = 4
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world.subtask import SimSubtask
     from cutwater.sim.world.world import World
 
-__all__ = ["SimWorker"]
-
 ACTIONS_PER_ROUND = 2
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from cutwater.sim.world.channels import Link
     from cutwater.sim.world.worker import SimWorker
 
-__all__ = ["WorkingSubtask"]
-
 TIME = -1
 
 IN_SLICES = 3

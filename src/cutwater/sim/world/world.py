@@ -28,8 +28,6 @@ from cutwater.sim.world.redistribution import reroute
 from cutwater.sim.world.subtask import SimSubtask
 from cutwater.sim.world.worker import SimWorker
 
-__all__ = ["World"]
-
 LIVENESS_MS = 1500.0
 """Virtual time in which a job must end once nothing disturbs it any more."""
 EVENTS_MAX = 40_000

@@ -12,8 +12,6 @@ from typing import Final
 
 from cutwater.errors import StorageError
 
-__all__ = ["PrivateFolder", "remove_abandoned"]
-
 _LOCK: Final = "owner.lock"
 
 

@@ -20,8 +20,6 @@ from cutwater.state.disk.private_folder import PrivateFolder
 if TYPE_CHECKING:
     from rocksdict import Rdict, RdictIter
 
-__all__ = ["RocksSnapshot", "RocksStore", "require_rocksdb"]
-
 _MIB: Final = 1 << 20
 _OPEN_FILES: Final = 256
 

@@ -21,8 +21,6 @@ from cutwater.state import row_kernels
 from cutwater.state.index import kernels as index_kernels
 from cutwater.state.packing import Packer
 
-__all__ = ["Matrix", "RowCodec"]
-
 Matrix = npt.NDArray[np.uint8]
 """Bytes by row."""
 

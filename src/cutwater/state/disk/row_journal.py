@@ -13,8 +13,6 @@ import pyarrow as pa
 from cutwater.state.disk.rocks import RocksSnapshot, RocksStore
 from cutwater.state.disk.row_codec import RowCodec
 
-__all__ = ["FrozenRowJournal", "RowJournal"]
-
 _CHUNK_BYTES: Final = 1 << 24
 
 

@@ -11,8 +11,6 @@ import pyarrow as pa
 from cutwater.state.disk.rocks import RocksStore
 from cutwater.state.disk.row_codec import Matrix, RowCodec
 
-__all__ = ["NEVER", "SpillQueue"]
-
 NEVER = 2**63 - 1
 """An instant that does not come."""
 _PLACE_BYTES = 10

@@ -20,8 +20,6 @@ from cutwater.state.disk.rocks import RocksSnapshot, RocksStore, Write
 from cutwater.state.disk.row_codec import Matrix, RowCodec
 from cutwater.state.keys import hash_keys, key_groups
 
-__all__ = ["FrozenSpilledRows", "RowTypes", "SpilledChunk", "SpilledRows"]
-
 _CHUNK_ROWS: Final = 1 << 16
 _CHUNK_BYTES: Final = 1 << 24
 _SPLIT_BYTES: Final = 1 << 26

@@ -13,8 +13,6 @@ from cutwater.state import column_kernels as kernels
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.segments import GROUP_COLUMN
 
-__all__ = ["groups_of", "in_groups"]
-
 _HASHED_ROWS = 1 << 16
 
 

@@ -16,19 +16,6 @@ import numpy as np
 from cutwater.state.hashing import GAMMA, hash_span, hash_word, mix
 from cutwater.state.kernels import kernel, load_u64, prefetch
 
-__all__ = [
-    "find_bytes",
-    "find_word",
-    "find_words",
-    "gather_spans",
-    "rehash_bytes",
-    "rehash_word",
-    "rehash_words",
-    "upsert_bytes",
-    "upsert_word",
-    "upsert_words",
-]
-
 _NONE = np.uint64(0)
 _ONE = np.uint64(1)
 _LOW = np.int64(0xFFFFFFFF)

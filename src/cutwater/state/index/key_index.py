@@ -23,8 +23,6 @@ from cutwater.state.index import kernels
 from cutwater.state.index.next_table import AT_ONCE_SLOTS, NextTable
 from cutwater.state.keys import decimal_bytes, is_word_key
 
-__all__ = ["BytesIndex", "HashIndex", "Int64Index", "KeyIndex", "Slots", "WordsIndex", "make_index"]
-
 Slots: TypeAlias = npt.NDArray[np.int32]
 
 _FIRST_SLOTS = 1024

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from cutwater.state.growing_array import in_background
 
-__all__ = ["AT_ONCE_SLOTS", "NextTable"]
-
 AT_ONCE_SLOTS = 1 << 16
 """So many are entered into a new table at once: about a millisecond."""
 

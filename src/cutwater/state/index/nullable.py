@@ -19,8 +19,6 @@ import pyarrow.types as pt
 from cutwater.data.words import from_words, valid_rows
 from cutwater.state.index.key_index import KeyIndex, Slots, make_index
 
-__all__ = ["NullableIndex"]
-
 _MARKS = pa.uint64()
 _MOVED_AT_ONCE = 1 << 16
 

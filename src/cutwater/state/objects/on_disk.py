@@ -23,8 +23,6 @@ from cutwater.state.objects.table import Key
 from cutwater.state.packing import KeyPacker, Packer
 from cutwater.state.table.intervals import RESTORED, History, Intervals
 
-__all__ = ["Chunk", "FrozenRocksObjects", "RocksObjects", "RocksTable"]
-
 V = TypeVar("V")
 
 _WRITE_ROWS: Final = 1024

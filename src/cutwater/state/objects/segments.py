@@ -15,8 +15,6 @@ from cutwater.state.objects.table import FrozenObjects, Key
 from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
 from cutwater.state.table.keyed_segments import group_segments, keyed_rows
 
-__all__ = ["FrozenObjectStates", "FrozenPart", "as_written", "object_keys", "object_rows", "object_segments"]
-
 
 def object_segments(
     name: str,

@@ -16,8 +16,6 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from cutwater.state.table.intervals import RESTORED, History, Intervals
 
-__all__ = ["FrozenObjects", "Key", "KeyedObjects", "ObjectTable"]
-
 V = TypeVar("V")
 V_co = TypeVar("V_co", covariant=True)
 

@@ -16,8 +16,6 @@ from typing import Any, Literal, TypeAlias
 from cutwater.errors import UserCodeError
 from cutwater.state.objects.table import FrozenObjects, KeyedObjects, ObjectTable
 
-__all__ = ["EVENT", "PREFIX", "PROCESSING", "TimerDomain", "TimerService", "Timers", "timer_rows", "timers_segment"]
-
 PREFIX = "__"
 """Begins the names of the segments that are no state of the user's."""
 

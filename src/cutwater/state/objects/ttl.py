@@ -16,8 +16,6 @@ import pyarrow as pa
 from cutwater.config import parse_duration_ms
 from cutwater.errors import BuildError, ConfigError
 
-__all__ = ["Expiries", "Stamped", "TimeToLive", "TtlUpdate", "stamped", "stamped_type", "unstamped"]
-
 TtlUpdate: TypeAlias = Literal["on_write", "on_read_and_write"]
 """What makes a value live on for a full time to live."""
 

@@ -23,8 +23,6 @@ import numpy.typing as npt
 from cutwater.state import column_kernels as kernels
 from cutwater.state.growing_array import LARGE_ROWS, GrowingArray, Values
 
-__all__ = ["Capture", "Captures"]
-
 COPIED_AT_ONCE_BYTES = 1 << 20
 _CHUNKS_PER_CALL = 1 << 14
 """Chunks that the snapshot thread copies between two looks at whether the capture is still wanted."""

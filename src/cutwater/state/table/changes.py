@@ -13,8 +13,6 @@ from cutwater.state import column_kernels as kernels
 from cutwater.state.index.key_index import KeyIndex, Slots
 from cutwater.state.table.intervals import History, Intervals
 
-__all__ = ["ChangeLog", "Changed", "Changes", "Deleted"]
-
 Bits = npt.NDArray[np.uint8]
 
 _LONGEST_REST = 16

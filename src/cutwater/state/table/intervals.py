@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["RESTORED", "History", "Intervals"]
-
 T = TypeVar("T")
 
 RESTORED = 0

@@ -19,8 +19,6 @@ from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
 from cutwater.state.table.changes import Deleted
 from cutwater.state.table.spill import Spill
 
-__all__ = ["RestoredRows", "deleted_segments", "group_segments", "keyed_rows", "restore_rows"]
-
 _SEGMENT_ROWS = 1 << 18
 _CHANGED = "Give the changed step a new id, or restore with the program that wrote the snapshot."
 _FEW_ROWS = 1 << 10

@@ -12,8 +12,6 @@ import pyarrow as pa
 from cutwater.data.words import fixed_view, is_word_type, valid_rows
 from cutwater.state.table.value_store import ValueStore
 
-__all__ = ["RowStore"]
-
 _FIRST_ROWS = 1024
 _DTYPES: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 

@@ -28,8 +28,6 @@ from cutwater.state.index.key_index import KeyIndex, Slots
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.table.changes import ChangeLog
 
-__all__ = ["DELETED_KEYS", "FrozenSpill", "Spill", "Spillable", "open_spill"]
-
 _PORTION_ROWS: Final = 4096
 _LARGE_BYTES: Final = 1 << 10
 """Smaller rows cost no more to move than the row that asks for them."""

@@ -17,8 +17,6 @@ from cutwater.errors import CorruptSnapshotError, FencedError, ForeignDirectoryE
 from cutwater.storage.log.entries import DAMAGED_HINT, StoredEntry
 from cutwater.storage.store.paths import LOG_FOLDER, checkpoint_id_of
 
-__all__ = ["LOST", "TRIMMED", "check_not_lost", "damaged_below", "refuse_foreign", "vanished_error"]
-
 TRIMMED = "trimmed"
 _OUR_FOLDERS = frozenset({LOG_FOLDER, "shared", "input", "output", "control"})
 LOST = b"This entry of the log was lost.\n"

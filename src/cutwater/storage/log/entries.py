@@ -17,30 +17,6 @@ from cutwater.errors import CorruptSnapshotError, FormatVersionError, SealError
 from cutwater.storage.store.paths import entry_at, log_path
 from cutwater.storage.store.seal import Seal, is_sealed
 
-__all__ = [
-    "DAMAGED_HINT",
-    "LOG_VERSION",
-    "AttemptBegan",
-    "CheckpointCompleted",
-    "EndedEarly",
-    "Event",
-    "Fork",
-    "Forked",
-    "HandedOver",
-    "JobCreated",
-    "JobEnded",
-    "JobFinished",
-    "LogEntry",
-    "LogState",
-    "Promoted",
-    "RolledBack",
-    "StoredEntry",
-    "apply_event",
-    "attached_to",
-    "next_entry",
-    "parse_entry",
-]
-
 LOG_VERSION = 3
 _KNOWN_VERSIONS = (1, 2, LOG_VERSION)
 """3: sealed.  2: a manifest may lie behind it.  1: neither; those without attachment and key still have it."""

@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from cutwater.errors import FencedError
 from cutwater.storage.log.entries import LogState
 
-__all__ = ["fenced_error"]
-
 
 def fenced_error(job: str, attempt: int, state: LogState) -> FencedError:
     """Who owns the job instead of an attempt.

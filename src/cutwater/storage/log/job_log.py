@@ -77,23 +77,6 @@ from cutwater.storage.store.base import Store
 from cutwater.storage.store.paths import LOG_FOLDER, check_job_name, log_path, log_seq_of
 from cutwater.storage.store.seal import Seal
 
-__all__ = [
-    "AttemptBegan",
-    "CheckpointCompleted",
-    "Event",
-    "Fork",
-    "Forked",
-    "HandedOver",
-    "JobCreated",
-    "JobEnded",
-    "JobFinished",
-    "JobLog",
-    "LogState",
-    "Promoted",
-    "RolledBack",
-    "wall_clock_ms",
-]
-
 _LOG = logging.getLogger(__name__)
 
 KEEP_ENTRIES = 64

@@ -16,8 +16,6 @@ from cutwater.storage.store.opening import open_store
 from cutwater.storage.store.paths import SAVEPOINT_FILE, checkpoint_id_of
 from cutwater.storage.store.seal import Seal
 
-__all__ = ["SnapshotAddress", "open_existing", "resolve_snapshot"]
-
 
 @dataclass(frozen=True)
 class SnapshotAddress:

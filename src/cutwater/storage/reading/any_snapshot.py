@@ -22,8 +22,6 @@ from cutwater.storage.store.base import Store
 from cutwater.storage.store.paths import SAVEPOINT_FILE
 from cutwater.storage.store.seal import Seal
 
-__all__ = ["Snapshot", "load_snapshot", "no_such_checkpoint", "open_snapshot", "snapshots_at"]
-
 
 @dataclass(frozen=True)
 class Snapshot:

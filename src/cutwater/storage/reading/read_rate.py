@@ -9,8 +9,6 @@ from cutwater.storage.reading.any_snapshot import Snapshot
 from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.segment_files import read_verified
 
-__all__ = ["ReadRate", "measure_read_rate"]
-
 MOST_BYTES = 64 << 20
 MOST_S = 0.5
 LEAST_BYTES = 1 << 20

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from cutwater.errors import CorruptSnapshotError
-from cutwater.storage.log.job_log import CheckpointCompleted, LogState
+from cutwater.storage.log.entries import CheckpointCompleted, LogState
 from cutwater.storage.reading.any_snapshot import load_snapshot
 from cutwater.storage.savepoint.manifest import damaged_files
 from cutwater.storage.snapshot.manifest import Manifest
@@ -14,8 +14,6 @@ from cutwater.storage.snapshot.segment_files import read_segment
 from cutwater.storage.snapshot.shared_files import list_shared
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.paths import SAVEPOINT_FILE, checkpoint_id_of
-
-__all__ = ["Problem", "Restorable", "VerifyReport", "choose", "next_checkpoint_id", "verify_checkpoint"]
 
 
 @dataclass(frozen=True, slots=True)

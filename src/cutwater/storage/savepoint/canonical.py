@@ -18,8 +18,6 @@ import pyarrow.compute as pc
 from cutwater.errors import InvariantError
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
-__all__ = ["BATCH_ROWS", "canonical"]
-
 BATCH_ROWS = 1 << 16
 
 

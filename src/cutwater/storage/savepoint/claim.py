@@ -16,8 +16,6 @@ from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.savepoint.manifest import delete_savepoint
 from cutwater.storage.store.base import Store
 
-__all__ = ["Claim"]
-
 
 class _Claimed(msgspec.Struct, frozen=True):
     """What lies in ``claim.json`` in the job's folder, so that a later driver knows it."""

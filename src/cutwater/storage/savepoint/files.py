@@ -25,8 +25,6 @@ from cutwater.storage.snapshot.segment_files import BATCH_FORMAT
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.seal import Seal
 
-__all__ = ["SavepointBatch", "SavepointFile", "SavepointWriter", "entries_of"]
-
 _MAGIC_BYTES = 8
 """Before the schema: the name of the format, padded."""
 

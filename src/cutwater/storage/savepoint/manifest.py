@@ -23,17 +23,6 @@ from cutwater.storage.store.beneath import check_relative
 from cutwater.storage.store.paths import SAVEPOINT_FILE
 from cutwater.storage.store.seal import Seal, is_sealed
 
-__all__ = [
-    "SAVEPOINT_VERSION",
-    "SavepointManifest",
-    "damaged_files",
-    "delete_savepoint",
-    "is_savepoint",
-    "load_savepoint",
-    "publish_savepoint",
-    "savepoint_state",
-]
-
 SAVEPOINT_VERSION = 2
 KNOWN_VERSIONS = (1, 2)
 """2: sealed.  1: not, and so it stays without a key."""

@@ -15,8 +15,6 @@ from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.store.paths import writer_of_shared
 from cutwater.storage.store.seal import Seal
 
-__all__ = ["Chains", "chains_of", "extended", "worth_extending"]
-
 StepKey: TypeAlias = tuple[str, int]
 """Step and subtask."""
 

@@ -21,8 +21,6 @@ from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_batch
 from cutwater.storage.store.base import Readable
 
-__all__ = ["CHANNEL_KIND", "ChannelLog", "LogItem", "add_log", "log_batches", "read_log"]
-
 CHANNEL_KIND = "channel"
 _ITEMS = b"cutwater.items"
 _SEGMENT_BYTES = 64 << 20

@@ -19,8 +19,6 @@ from typing import Literal, Protocol, TypeAlias
 from cutwater.errors import CorruptSnapshotError
 from cutwater.state.disk.private_folder import PrivateFolder
 
-__all__ = ["FolderShelf", "MemoryShelf", "Shelf", "ShelfAnswer", "ShelfWriter", "copies_folder"]
-
 ShelfAnswer: TypeAlias = Literal["send", "have", "full", "stale"]
 """What a shelf says to an offer: send it; it is here; there is no room; a newer checkpoint does not name it."""
 

@@ -21,8 +21,6 @@ from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.seal import Hasher
 
-__all__ = ["Continued", "DataFile", "encode"]
-
 _BLOCK_BYTES = 4_096
 _CONTINUED_S = 1.0
 _CONTINUED_BYTES = 1 << 25

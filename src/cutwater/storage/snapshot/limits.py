@@ -18,16 +18,6 @@ from cutwater.errors import CorruptSnapshotError
 from cutwater.storage.snapshot.manifest import Entry, Manifest
 from cutwater.storage.store.paths import is_data_path
 
-__all__ = [
-    "SEGMENT_BYTES_MAX",
-    "check_entry",
-    "check_manifest",
-    "check_name",
-    "check_time",
-    "checked_stream",
-    "decoded",
-]
-
 SEGMENT_BYTES_MAX = 1 << 33
 """A segment above this is neither written nor read."""
 

@@ -9,18 +9,6 @@ import msgspec
 from cutwater.data.decoding import prepare
 from cutwater.data.time import MIN_WATERMARK
 
-__all__ = [
-    "FORMAT_VERSION",
-    "KNOWN_VERSIONS",
-    "ChannelRecord",
-    "EdgeRecord",
-    "Entry",
-    "Manifest",
-    "SplitRecord",
-    "StepRecord",
-    "SubtaskRecord",
-]
-
 FORMAT_VERSION = 4
 """4: sealed.  3: segments may be loose.  2: entries may name files of older checkpoints, and hold deletions.  1: each
 checkpoint is whole."""

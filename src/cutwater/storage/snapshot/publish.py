@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from cutwater.errors import FencedError, InvariantError, StorageError
-from cutwater.storage.log.job_log import CheckpointCompleted, JobLog
+from cutwater.storage.log.entries import CheckpointCompleted
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.snapshot.manifest import Manifest
 from cutwater.storage.snapshot.segment_files import dumps_manifest
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.paths import manifest_path
-
-__all__ = ["ATTACHED_BYTES", "publish"]
 
 ATTACHED_BYTES = 1 << 16
 """A larger manifest gets a file of its own: the log keeps entries for longer than checkpoints are kept."""

@@ -8,8 +8,6 @@ from cutwater.storage.snapshot.shared_files import SharedFiles
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.paths import LOG_FOLDER, attempt_of, checkpoint_folder, checkpoint_id_of, log_seq_of
 
-__all__ = ["Retention", "list_jobs"]
-
 
 class Retention:
     """Deletes retired checkpoints and leftovers of one job.  Call ``collect`` now and then, after a publish.

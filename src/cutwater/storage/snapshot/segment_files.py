@@ -20,17 +20,6 @@ from cutwater.storage.store.base import Readable, Store
 from cutwater.storage.store.paths import data_path, entry_at, shared_path, writer_of_shared
 from cutwater.storage.store.seal import Kind, Seal, is_sealed
 
-__all__ = [
-    "BATCH_FORMAT",
-    "SEGMENT_FORMAT",
-    "SnapshotWriter",
-    "dumps_manifest",
-    "load_manifest",
-    "read_batch",
-    "read_segment",
-    "read_verified",
-]
-
 SEGMENT_FORMAT = "arrow-ipc/1"
 """A segment is a stream of its own."""
 BATCH_FORMAT = "arrow-file/1"

@@ -19,13 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cutwater.errors import CorruptSnapshotError, FormatVersionError, StorageError
-from cutwater.storage.log.job_log import CheckpointCompleted, JobLog
+from cutwater.storage.log.entries import CheckpointCompleted
+from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.snapshot.manifest import Entry, Manifest
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.paths import SHARED_FOLDER, writer_of_shared
-
-__all__ = ["SharedFiles", "list_shared", "older_entries", "shared_files"]
 
 
 def shared_files(entries: Iterable[Entry]) -> frozenset[str]:

@@ -19,19 +19,6 @@ from cutwater.errors import CorruptSnapshotError, FormatVersionError, SealError
 from cutwater.storage.store.base import Readable, Store
 from cutwater.storage.store.seal import Seal
 
-__all__ = [
-    "INPUT_FOLDER",
-    "STAGED_FILE",
-    "Staged",
-    "StagedReport",
-    "differs",
-    "digest_maker",
-    "digest_text",
-    "read_staged",
-    "sealed_staged",
-    "verify_inputs",
-]
-
 INPUT_FOLDER = "input"
 STAGED_FILE = "_staged.json"
 _SHA = "sha256:"

@@ -7,8 +7,6 @@ from typing import BinaryIO, Protocol
 
 from cutwater.storage.store.seal import Seal
 
-__all__ = ["Readable", "Store"]
-
 
 class Readable(Protocol):
     """Where the bytes of a snapshot can be read."""

@@ -17,8 +17,6 @@ from collections.abc import Generator
 
 from cutwater.errors import CorruptSnapshotError, StorageError
 
-__all__ = ["check_relative", "is_link", "open_folder", "open_to_read", "opened_folder"]
-
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
 _NAME_BYTES_MAX = 255

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from cutwater.errors import ConfigError
 from cutwater.storage.store.seal import PLAIN, Seal
 
-__all__ = ["KEY_FILE_VARIABLE", "KEY_VARIABLE", "environment_seal", "seal_of"]
-
 KEY_VARIABLE = "CUTWATER_KEY"
 KEY_FILE_VARIABLE = "CUTWATER_KEY_FILE"
 

@@ -21,8 +21,6 @@ from cutwater.storage.store.new_file import NewFile, write_all
 from cutwater.storage.store.seal import PLAIN, Seal
 from cutwater.storage.store.temporary import TEMP_PREFIX, is_abandoned, temp_tag
 
-__all__ = ["LocalStore"]
-
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})

@@ -12,8 +12,6 @@ from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.seal import PLAIN, Seal
 
-__all__ = ["Fault", "MemoryStore", "Operation", "SimulatedCrash"]
-
 Operation = Literal["create", "overwrite", "open", "append", "sync", "close", "read", "list", "names", "delete"]
 
 

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-__all__ = ["NewFile", "write_all"]
-
 _KEPT_BYTES = 1 << 20
 _PIECES_PER_CALL = 1_024  # the system takes no more
 _DIRECT_BYTES = 1 << 25

@@ -13,8 +13,6 @@ from cutwater.storage.store.keys import environment_seal
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.seal import Seal
 
-__all__ = ["open_store", "require_exactly_once"]
-
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 

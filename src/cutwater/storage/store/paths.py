@@ -7,24 +7,6 @@ import re
 
 from cutwater.errors import ConfigError
 
-__all__ = [
-    "LOG_FOLDER",
-    "SAVEPOINT_FILE",
-    "SHARED_FOLDER",
-    "attempt_of",
-    "check_job_name",
-    "checkpoint_folder",
-    "checkpoint_id_of",
-    "data_path",
-    "entry_at",
-    "is_data_path",
-    "log_path",
-    "log_seq_of",
-    "manifest_path",
-    "shared_path",
-    "writer_of_shared",
-]
-
 LOG_FOLDER = "log"
 SHARED_FOLDER = "shared"
 """Data that later checkpoints may name, too."""

@@ -23,8 +23,6 @@ import xxhash
 
 from cutwater.errors import ConfigError, SealError
 
-__all__ = ["PLAIN", "Hasher", "Kind", "Seal", "is_sealed"]
-
 Kind: TypeAlias = Literal["log", "manifest", "segment", "savepoint", "file", "piece", "part", "input", "request"]
 """What is sealed: one kind cannot stand in for another."""
 

@@ -9,8 +9,6 @@ import uuid
 
 import xxhash
 
-__all__ = ["TEMP_PREFIX", "is_abandoned", "temp_tag"]
-
 TEMP_PREFIX = ".cw-tmp-"
 _STALE_S = 24 * 3600.0
 

@@ -1,4 +1,4 @@
-"""Order logs as bytes: what was written is read, from any mark on, and nothing else is."""
+"""Determinant logs as bytes: what was written is read, from any mark on, and nothing else is."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ import pytest
 from cutwater.config import JobConfig
 from cutwater.errors import InvariantError
 from cutwater.protocol import messages
+from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
 from cutwater.protocol.protocols import NETWORK, PROTOCOLS
 from cutwater.protocol.reasons import CheckpointKind, FailureReason
@@ -64,7 +65,8 @@ class Stage:
         plain = [value(w) for w in words if "=" not in w]
         named = {k: value(v) for k, v in (w.split("=") for w in words if "=" in w)}
         try:
-            effects = machine.handle(getattr(messages, kind)(*plain, **named))
+            event = getattr(messages, kind, None) or getattr(cm, kind)
+            effects = machine.handle(event(*plain, **named))
         except InvariantError as error:
             return ["  error: " + str(error).splitlines()[0]]
         machine.validate()

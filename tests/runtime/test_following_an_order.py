@@ -1,4 +1,5 @@
-"""A subtask that goes back follows its order log: the same rows under the same numbers, whatever came meanwhile."""
+"""A subtask that goes back follows its determinant log: the same rows under the same numbers, whatever came
+meanwhile."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ MAX_PAIRS = 65_536
 _PORTION_BYTES = 1 << 26
 
 
-class Portions:
+class DeterministicBatches:
     """Cuts a sequence of rows into batches; where they end does not depend on the batches in which the rows come.
 
-    >>> portions = Portions(2)
+    >>> portions = DeterministicBatches(2)
     >>> [[b.to_pydict()["n"] for _, b in portions.cut([(0, pa.record_batch({"n": [i, i]}))], last=i == 3)]
     ...     for i in (1, 2, 3)]
     [[[1, 1]], [[2, 2]], [[3, 3]]]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.operators.base import Context, Outputs
-from cutwater.operators.deterministic_batches import Portions
+from cutwater.operators.deterministic_batches import DeterministicBatches
 from cutwater.state.disk.rocks import RocksStore
 from cutwater.state.disk.row_codec import Matrix, RowCodec
 from cutwater.state.keys import Hashes
@@ -29,8 +29,9 @@ _PLACE_BYTES: Final = 2 + 8 + 3 * 8
 """Number of the table, of the firing, time, hash of the key, and number of the row."""
 
 
-class FiringOrder:
-    """Batches of one firing come in any order, and leave sorted; where a batch ends, its rows say (``Portions``).
+class EmissionOrder:
+    """Batches of one firing come in any order, and leave sorted; where a batch ends, its rows say
+    (``DeterministicBatches``).
 
     Rows of one time and key must come in their order.  Keys of equal hash are left to chance.
 
@@ -47,14 +48,14 @@ class FiringOrder:
         self._codec = RowCodec(schema.types)
         self._number = store.tables.to_bytes(2, "big")
         store.tables += 1
-        self._portions = Portions()
+        self._portions = DeterministicBatches()
         self._firing = 0
         self._collecting = False
         self._sorted: Iterator[pa.RecordBatch] | None = None
         self._begin_anew()
 
     @classmethod
-    def of(cls, ctx: Context, store: RocksStore | None, schema: pa.Schema) -> FiringOrder | None:
+    def of(cls, ctx: Context, store: RocksStore | None, schema: pa.Schema) -> EmissionOrder | None:
         """For a step; ``None``: whatever order comes is right, or nothing lies on disk."""
         return cls(store, schema) if ctx.repeatable and store is not None else None
 

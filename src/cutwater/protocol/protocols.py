@@ -43,7 +43,7 @@ class AfterFreeze(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ProtocolRow:
+class ProtocolSpec:
     """One protocol of the family.
 
     >>> PROTOCOLS["aligned"].before_freeze
@@ -65,17 +65,17 @@ class ProtocolRow:
     """
 
 
-PROTOCOLS: dict[str, ProtocolRow] = {
+PROTOCOLS: dict[str, ProtocolSpec] = {
     row.name: row
     for row in (
-        ProtocolRow("none", FreezeOn.NEVER, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES),
-        ProtocolRow("aligned", FreezeOn.ALL_REGULAR, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES),
-        ProtocolRow("at_least_once", FreezeOn.ALL_REGULAR, BeforeFreeze.OPEN, AfterFreeze.RECORD_BACK_EDGES),
-        ProtocolRow("chandy_lamport", FreezeOn.FIRST, BeforeFreeze.OPEN, AfterFreeze.RECORD_ALL),
-        ProtocolRow(
+        ProtocolSpec("none", FreezeOn.NEVER, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES),
+        ProtocolSpec("aligned", FreezeOn.ALL_REGULAR, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES),
+        ProtocolSpec("at_least_once", FreezeOn.ALL_REGULAR, BeforeFreeze.OPEN, AfterFreeze.RECORD_BACK_EDGES),
+        ProtocolSpec("chandy_lamport", FreezeOn.FIRST, BeforeFreeze.OPEN, AfterFreeze.RECORD_ALL),
+        ProtocolSpec(
             "unaligned", FreezeOn.ALL_REGULAR, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES, switches=True
         ),
-        ProtocolRow("synchronous", FreezeOn.TRIGGER, BeforeFreeze.OPEN, AfterFreeze.RECORD_ALL, halts=True),
+        ProtocolSpec("synchronous", FreezeOn.TRIGGER, BeforeFreeze.OPEN, AfterFreeze.RECORD_ALL, halts=True),
     )
 }
 """All protocols that run today, by the name in ``JobConfig.protocol``."""

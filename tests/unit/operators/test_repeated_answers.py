@@ -1,4 +1,5 @@
-"""What an operator took from outside comes again from what it gave for the order log, and nobody is asked for it (R0).
+"""What an operator took from outside comes again from what it gave for the determinant log, and nobody is asked for it
+(R0).
 
 The oracle is the operator itself, had it not gone back: its function answers differently each time.
 """
@@ -78,7 +79,7 @@ class Life:
 
 
 def live_on(life: Life, chance: random.Random, numbers: Any, calls: int) -> list[tuple[str, Any]]:
-    """What chance has done to it, as an order log would have it."""
+    """What chance has done to it, as a determinant log would have it."""
     history: list[tuple[str, Any]] = []
     for _ in range(calls):
         what = chance.random()

@@ -23,7 +23,7 @@ from subtask_context import Subtask
 import cutwater as cw
 from cutwater.connectors.generate import RateSource
 from cutwater.operators import emission_order as firing_order
-from cutwater.operators.deterministic_batches import Portions
+from cutwater.operators.deterministic_batches import DeterministicBatches
 from cutwater.operators.join import columns as join_columns
 from cutwater.operators.join import interval_operator as join_operator
 from cutwater.operators.join import two_sided as two_sided_join
@@ -299,7 +299,7 @@ def test_batches_end_where_their_rows_say(sizes: list[int], limit: int, wide: in
     whole = pa.record_batch({"s": texts, "l": [[i] * (i % 3) for i in range(len(texts))]})
 
     def left(parts: list[int]) -> list[int]:
-        portions, made, at = Portions(limit, wide), [], 0
+        portions, made, at = DeterministicBatches(limit, wide), [], 0
         for number, size in enumerate(parts):
             made += portions.cut([(0, whole.slice(at, size))], last=number == len(parts) - 1)
             at += size

@@ -235,9 +235,9 @@ MISTAKES = {
         encode_header(Header(Kind.ROWS, 0, *KEY, 10, 1, 0, 0, 64)) + b"\x01" * 64,
         "cannot be read",
     ),
-    "an order log": (
+    "a determinant log": (
         encode_header(Header(Kind.ROWS, 0, *KEY, 10, 1, 0, 4, 8)) + b"x" * 12,
-        "order log was not agreed",
+        "determinant log was not agreed",
     ),
     "an early end": (encode_header(Header(Kind.END, 0, *KEY, first_row=12)), "ended after 12 rows, 10 arrived"),
     "rows after the end": (encode_header(Header(Kind.END, 0, *KEY, first_row=10)) + rows_frame(10, 1), "after the end"),

@@ -1,4 +1,5 @@
-"""What leaves a step that asks somebody outside, as it lies in an order log (R0): nothing but chance has decided it."""
+"""What leaves a step that asks somebody outside, as it lies in a determinant log (R0): nothing but chance has decided
+it."""
 
 from __future__ import annotations
 

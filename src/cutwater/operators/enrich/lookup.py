@@ -13,7 +13,7 @@ import pyarrow as pa
 from cutwater.data.rows import describe_row
 from cutwater.errors import BuildError, CutwaterError, DataError
 from cutwater.operators.base import BaseOperator, Context, Operator, Outputs
-from cutwater.operators.deterministic_batches import Portions
+from cutwater.operators.deterministic_batches import DeterministicBatches
 from cutwater.operators.enrich.table import EnrichmentTable, table_digest
 from cutwater.operators.join.columns import common_key_type, joined_fields, pairs_per_batch, widest_row_bytes
 from cutwater.operators.stateless.expression_checks import unknown_column
@@ -119,7 +119,7 @@ class EnrichOperator(BaseOperator):
         from cutwater.state.index.key_index import make_index
 
         super().open(ctx)
-        self._portions = Portions() if ctx.repeatable else None
+        self._portions = DeterministicBatches() if ctx.repeatable else None
         table = self._spec.table.load()
         if table.schema != self._spec.table_schema:
             raise DataError(

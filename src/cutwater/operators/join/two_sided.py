@@ -14,8 +14,8 @@ import pyarrow as pa
 from cutwater.data.event_times import event_times
 from cutwater.errors import StorageError
 from cutwater.operators.base import BaseOperator, Context, Outputs
-from cutwater.operators.deterministic_batches import Portions
-from cutwater.operators.emission_order import FiringOrder
+from cutwater.operators.deterministic_batches import DeterministicBatches
+from cutwater.operators.emission_order import EmissionOrder
 from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.join.rows import FrozenJoinRows, JoinPart, JoinRows, JoinTypes, Live
 from cutwater.operators.join.side import JoinSide, References
@@ -82,8 +82,8 @@ class TwoSidedJoin(BaseOperator):
     def open(self, ctx: Context) -> None:
         super().open(ctx)
         self._store = open_spill(ctx.state_memory_bytes)
-        self._portions = Portions() if ctx.repeatable else None
-        self._order = FiringOrder.of(ctx, self._store, self._joined_schema)
+        self._portions = DeterministicBatches() if ctx.repeatable else None
+        self._order = EmissionOrder.of(ctx, self._store, self._joined_schema)
         self._clear()
         self._track()
 

@@ -17,7 +17,7 @@ from cutwater.data.words import to_words
 from cutwater.operators.aggregate.keyed_table import FrozenTable, KeyedTable
 from cutwater.operators.aggregate.ordered_accumulator import ARRIVAL
 from cutwater.operators.base import BaseOperator, Context, Outputs
-from cutwater.operators.emission_order import FiringOrder
+from cutwater.operators.emission_order import EmissionOrder
 from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.window.early_clock import EarlyClock
 from cutwater.operators.window.kinds import first_close
@@ -62,7 +62,7 @@ class WindowOperator(BaseOperator, Generic[W]):
     def open(self, ctx: Context) -> None:
         super().open(ctx)
         self._store = open_spill(ctx.state_memory_bytes)
-        self._order = FiringOrder.of(ctx, self._store, self._spec.outputs[0])
+        self._order = EmissionOrder.of(ctx, self._store, self._spec.outputs[0])
         self._clear()
         self._track()
 

@@ -1,10 +1,12 @@
-"""The order log of a running subtask as bytes: what it chose, call by call, so that it can be made to choose it again.
+"""The determinant log of a running subtask as bytes: what it chose, call by call, so that it can be made to choose it
+again.
 
-``OrderLog`` counts single rows, which is what the simulator judges.  A running subtask takes rows by the thousand, and
-what it sends depends on how many came in one call, too: turns are taken batch by batch, and where two ways meet again
-within a chain, rows lie by batches.  So a choice is a call here, and its entry says all that was not determined by the
-choices before it: from which input how many rows were taken, and which watermark was seen after them; which slice of
-timers fired at what time; what the clock said; from which split how many rows were read; what came from outside.
+``DeterminantLog`` counts single rows, which is what the simulator judges.  A running subtask takes rows by the
+thousand, and what it sends depends on how many came in one call, too: turns are taken batch by batch, and where two
+ways meet again within a chain, rows lie by batches.  So a choice is a call here, and its entry says all that was not
+determined by the choices before it: from which input how many rows were taken, and which watermark was seen after them;
+which slice of timers fired at what time; what the clock said; from which split how many rows were read; what came from
+outside.
 
 An entry is a few varints (least significant seven bits first); watermarks and times are differences from the last one
 of the same input, counted from the last mark.  A *mark* stands where the state was frozen: whoever goes back to that
@@ -164,7 +166,7 @@ class ChoiceReader:
         head, at = read_varint(data, at)
         kind, place = _KINDS.get(head & 15), head >> 4
         if kind is None or (kind <= ChoiceKind.END and place >= self._inputs):
-            raise WireError(f"byte {self._at} of an order log of {len(data)} bytes begins no choice (head {head})")
+            raise WireError(f"byte {self._at} of a determinant log of {len(data)} bytes begins no choice (head {head})")
         rows, value, body = 0, 0, b""
         if kind in _COUNTED:
             rows, at = read_varint(data, at)
@@ -183,7 +185,7 @@ class ChoiceReader:
             size, at = read_varint(data, at)
             body, at = data[at : at + size], at + size
             if at > len(data):
-                raise WireError(f"an order log ends within answers of {size} bytes, after {len(data)} bytes")
+                raise WireError(f"a determinant log ends within answers of {size} bytes, after {len(data)} bytes")
         elif kind is ChoiceKind.MARK:
             self.bases.clear()
         self._at = at
@@ -217,8 +219,8 @@ def read_varint(data: Sequence[int], at: int) -> tuple[int, int]:
             return value, at
         shift += 7
         if shift > _MAX_SHIFT:
-            raise WireError("a number of an order log does not end")
-    raise WireError(f"an order log ends within a number, after {len(data)} bytes")
+            raise WireError("a number of a determinant log does not end")
+    raise WireError(f"a determinant log ends within a number, after {len(data)} bytes")
 
 
 def _zigzag(value: int) -> int:

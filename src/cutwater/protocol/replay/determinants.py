@@ -53,10 +53,10 @@ class Order(Protocol):
         ...
 
 
-class OrderLog:
+class DeterminantLog:
     """The choices of one subtask since the job began, or since all of it last went back.
 
-    >>> log = OrderLog()
+    >>> log = DeterminantLog()
     >>> log.took("a", 2); log.took("a", 1); log.took("b", CONTROL); log.position
     4
     >>> log.go_back(1, known=4); log.next_run()
@@ -101,8 +101,8 @@ class OrderLog:
         """
         if max(position, known) > len(self._choices):
             raise InvariantError(
-                f"an order log holds {len(self._choices)} choices; its subtask goes back to {position}, and somebody "
-                f"knows {known}"
+                f"a determinant log holds {len(self._choices)} choices; its subtask goes back to {position}, "
+                f"and somebody knows {known}"
             )
         del self._choices[max(position, known) :]
         self.position = position
@@ -127,12 +127,12 @@ class OrderLog:
         """
         choice = self._choices[self.position] if self.position < len(self._choices) else None
         if not isinstance(choice, Verdict):
-            raise InvariantError(f"choice {self.position} is {choice} in the order log, and no verdict")
+            raise InvariantError(f"choice {self.position} is {choice} in the determinant log, and no verdict")
         return choice
 
-    def copy(self) -> OrderLog:
+    def copy(self) -> DeterminantLog:
         """The same log, for a replacement, once nobody hears any more of whoever it replaces, and may still write."""
-        other = OrderLog()
+        other = DeterminantLog()
         other.position, other._choices = self.position, self._choices.copy()
         return other
 
@@ -141,5 +141,5 @@ class OrderLog:
             self._choices.append(choice)
         elif self._choices[self.position] != choice:
             expected = self._choices[self.position]
-            raise InvariantError(f"choice {self.position} was {choice} where the order log has {expected}")
+            raise InvariantError(f"choice {self.position} was {choice} where the determinant log has {expected}")
         self.position += 1

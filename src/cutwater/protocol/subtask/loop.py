@@ -68,7 +68,7 @@ class FireTimers(NamedTuple):
 
 
 class Follow(NamedTuple):
-    """Make the next choice of the order log, which needs no input."""
+    """Make the next choice of the determinant log, which needs no input."""
 
 
 class Idle(NamedTuple):

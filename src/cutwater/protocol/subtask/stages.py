@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from cutwater.protocol.messages import InputId
-from cutwater.protocol.protocols import ProtocolRow
+from cutwater.protocol.protocols import ProtocolSpec
 from cutwater.protocol.states import State
 
 
@@ -107,7 +107,7 @@ class Snapshot:
 
     checkpoint_id: int
     final: bool
-    row: ProtocolRow = field(repr=False)
+    row: ProtocolSpec = field(repr=False)
     """The job's, or that of a savepoint: aligned."""
     probe: bool = False
     savepoint: bool = False

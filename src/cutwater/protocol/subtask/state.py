@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from cutwater.errors import InvariantError
 from cutwater.protocol.messages import Event, InputId
-from cutwater.protocol.protocols import AfterFreeze, BeforeFreeze, FreezeOn, ProtocolRow
+from cutwater.protocol.protocols import AfterFreeze, BeforeFreeze, FreezeOn, ProtocolSpec
 from cutwater.protocol.subtask.stages import PHASES, STAGES, Phase, PhaseStep, Snapshot, Stage, StageStep
 
 STORY_EVENTS = 16
@@ -22,7 +22,7 @@ class SubtaskState:
         name: str,
         inputs: Sequence[InputId],
         *,
-        protocol: ProtocolRow,
+        protocol: ProtocolSpec,
         back_edges: frozenset[InputId] = frozenset(),
         loop_inputs: frozenset[InputId] = frozenset(),
         last_checkpoint_id: int = 0,

@@ -1,18 +1,18 @@
 """The wire format, without any I/O: frames of a data connection and messages of a control connection.
 
-A frame is a header of 40 bytes, an optional order log and a body::
+A frame is a header of 40 bytes, an optional determinant log and a body::
 
     offset  0     1      2     4       6       8          16    20         28         32
-            kind  flags  edge  source  target  first_row  rows  watermark  order log  body length   (little-endian)
-            u8    u8     u16   u16     u16     u64        u32   i64        u32        u64
+            kind  flags  edge  source  target  first_row  rows  watermark  determinant log  body length
+            (little-endian) u8    u8     u16   u16     u16     u64        u32   i64        u32        u64
 
 Rows are numbered per channel (``first_row``); a barrier carries its checkpoint id there, a credit the frames granted,
 an end the number of rows that went before, an arrival the next row wanted.  ``rows`` of a barrier are those it overtook
 at its sender.  The body of rows is an Arrow IPC record batch message without a schema: both ends know it from the plan;
 with the flag ``LATE`` an event time follows it.
 
-The order log is what the sender knows of the choices of subtasks and the receiver may not (``choices``, R0).  It goes
-with whatever is for a subtask; alone, as the first frame of a connection, and when it is large.
+The determinant log is what the sender knows of the choices of subtasks and the receiver may not (``choices``, R0).  It
+goes with whatever is for a subtask; alone, as the first frame of a connection, and when it is large.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Kind(enum.IntEnum):
     GOODBYE = 6
     """The last frame of an orderly close; an end of stream without it is a lost peer."""
     ORDER = 7
-    """An order log alone."""
+    """A determinant log alone."""
     ARRIVED = 8
     """What a receiver that lives has of a channel whose sender was replaced (R4): the next row it lacks."""
 
@@ -123,7 +123,7 @@ def decode_header(data: bytes | bytearray | memoryview, *, max_frame_bytes: int,
     """The header at ``offset``, checked: every field of a kind that does not use it must be at rest.
 
     Args:
-        max_frame_bytes: largest order log and body together.
+        max_frame_bytes: largest determinant log and body together.
 
     Raises:
         WireError: fewer than 40 bytes, an unknown kind or flag, a limit exceeded, or a field set that must not be.
@@ -155,7 +155,7 @@ def decode_header(data: bytes | bytearray | memoryview, *, max_frame_bytes: int,
     if (rows and not behind) or body_length or first_row > _MAX_ROW:
         raise WireError(f"only rows carry data: {header}")
     if order_log_length and kind in _NO_ORDER:
-        raise WireError(f"no order log goes with this: {header}")
+        raise WireError(f"no determinant log goes with this: {header}")
     if watermark != MIN_WATERMARK and kind != Kind.WATERMARK:
         raise WireError(f"only rows and watermarks carry a watermark: {header}")
     if kind == Kind.CREDIT:

@@ -36,9 +36,9 @@ from cutwater.runtime.channels.input import InputChannel
 from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Watermark
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.channels.plain_types import check_plain
-from cutwater.runtime.channels.replay_buffer import KeptOutput
+from cutwater.runtime.channels.replay_buffer import ReplayBuffer
 from cutwater.runtime.channels.spill import NO_LIMIT, make_input
-from cutwater.runtime.control.determinant_news import PeerNews
+from cutwater.runtime.control.determinant_news import PeerDeterminants
 from cutwater.runtime.transport.reader import FrameReader
 from cutwater.runtime.transport.signal import nothing
 from cutwater.runtime.transport.sockets import JOIN_S, shut, tune
@@ -46,7 +46,7 @@ from cutwater.runtime.transport.writer import Part, SocketWriter
 
 _LATE: Final = struct.Struct("<q")
 _NEWS_INLINE_BYTES: Final = 8 * 1024
-"""Up to this size the news of order logs ride on the frame that they have to go before."""
+"""Up to this size the news of determinant logs ride on the frame that they have to go before."""
 
 
 class Connection:
@@ -71,7 +71,7 @@ class Connection:
         self._lock = threading.Lock()
         self._over = self._started = self._peer_left = self._hung_up = False
         self._on_lost: Callable[[Connection, CutwaterError], None] | None = None
-        self._news: PeerNews | None = None
+        self._news: PeerDeterminants | None = None
         self._news_lock = threading.Lock()  # news leave in the order in which they were taken out
         tune(sock)
         self._writer = SocketWriter(sock, f"cutwater-write-{peer.worker}", self._write_failed)
@@ -126,7 +126,7 @@ class Connection:
         on_ready: Callable[[], None] = nothing,
         next_row: int = 0,
         watermark: int = MIN_WATERMARK,
-        kept: KeptOutput | None = None,
+        kept: ReplayBuffer | None = None,
     ) -> OutputChannel:
         """The sending end of a channel to the peer, which grants the credit; arguments as for ``OutputChannel``.
 
@@ -148,8 +148,8 @@ class Connection:
         )
         return channel
 
-    def share(self, news: PeerNews) -> None:
-        """Tell the peer what this worker knows of order logs, and hear what it knows (R0).  Before ``start``.
+    def share(self, news: PeerDeterminants) -> None:
+        """Tell the peer what this worker knows of determinant logs, and hear what it knows (R0).  Before ``start``.
 
         All that is known goes first, before any other frame; from then on what is new goes with every frame.
         """
@@ -243,7 +243,8 @@ class Connection:
         return send
 
     def _send(self, header: Header, body: pa.Buffer | None = None, behind: bytes = b"") -> None:
-        """A frame, with what the peer was not told of order logs; nothing that depends on a choice goes before it."""
+        """A frame, with what the peer was not told of determinant logs; nothing that depends on a choice goes before
+        it."""
         if self._news is None or header.kind in (Kind.CREDIT, Kind.GOODBYE, Kind.ARRIVED):
             self._write(header, b"", body, behind)
             return
@@ -258,7 +259,7 @@ class Connection:
     def _write(self, header: Header, news: bytes, body: pa.Buffer | None = None, behind: bytes = b"") -> None:
         if len(news) > self._max_frame_bytes:
             raise DataError(
-                f"the order logs since the last checkpoint have {len(news)} bytes, a frame holds "
+                f"the determinant logs since the last checkpoint have {len(news)} bytes, a frame holds "
                 f"{self._max_frame_bytes}",
                 hint="Take checkpoints more often, or raise max_frame_bytes.",
             )
@@ -294,7 +295,7 @@ class Connection:
             raise WireError(f"a frame follows the goodbye: {header}")
         if order or kind == Kind.ORDER:
             if self._news is None:
-                raise WireError(f"an order log was not agreed upon: {header}")
+                raise WireError(f"a determinant log was not agreed upon: {header}")
             self._news.hear(order)
             if kind == Kind.ORDER:
                 return

@@ -13,7 +13,7 @@ from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import InvariantError
 from cutwater.plan.graph import Channel
 from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Timed, Watermark, through_last_row
-from cutwater.runtime.channels.replay_buffer import KeptOutput
+from cutwater.runtime.channels.replay_buffer import ReplayBuffer
 from cutwater.runtime.transport.signal import nothing
 
 
@@ -77,7 +77,7 @@ class OutputChannel:
         on_ready: Callable[[], None] = nothing,
         next_row: int = 0,
         watermark: int = MIN_WATERMARK,
-        kept: KeptOutput | None = None,
+        kept: ReplayBuffer | None = None,
     ) -> None:
         self._kept, self._arrived = kept, 0
         self._gone, self._ahead_bytes = False, -1  # below 0: who sends more waits for the receiver

@@ -15,7 +15,7 @@ _POOL = pa.system_memory_pool()
 """Arrow's own pool gives memory back that rests for some milliseconds, and the next batches pay for its pages again."""
 
 
-class KeptOutput:
+class ReplayBuffer:
     """The items of one channel, in the order in which they were sent, barriers left out.
 
     Rows are kept as a connection sends them: they are encoded once, and the memory they came in is soon used again,
@@ -32,7 +32,7 @@ class KeptOutput:
         base: the checkpoint that the channel was restored from; 0: none.
 
     >>> import pyarrow as pa
-    >>> kept, rows = KeptOutput(memory_bytes=1 << 20), pa.record_batch({"n": [1]})
+    >>> kept, rows = ReplayBuffer(memory_bytes=1 << 20), pa.record_batch({"n": [1]})
     >>> _ = kept.add(Rows(rows, 0)); kept.mark(1); _ = kept.add(Rows(rows, 1))
     >>> kept.completed(1); [item.first_row for item in kept.since(1)]
     [1]

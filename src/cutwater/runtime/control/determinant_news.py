@@ -1,4 +1,4 @@
-"""What a worker knows of the order logs of all subtasks, and what it tells the others of them (R0).
+"""What a worker knows of the determinant logs of all subtasks, and what it tells the others of them (R0).
 
 Before anything leaves a worker that depends on a choice, the choice is known where it goes: each frame brings all that
 its sender knows and its receiver may not, of the sender's own subtasks and of those that it has heard of.  So whoever
@@ -20,7 +20,7 @@ from cutwater.protocol.replay.choices import read_varint, write_varint
 
 
 class _Log:
-    """A piece of the order log of one subtask: bytes ``base .. base + len(data)``."""
+    """A piece of the determinant log of one subtask: bytes ``base .. base + len(data)``."""
 
     __slots__ = ("base", "data", "marks", "version")
 
@@ -42,13 +42,13 @@ class _Log:
             self.marks = {id: offset for id, offset in self.marks.items() if offset >= place}
 
 
-class OrderNews:
-    """All that one worker knows of order logs.  Any thread.
+class DeterminantNews:
+    """All that one worker knows of determinant logs.  Any thread.
 
     Args:
         restored: the checkpoint that its subtasks begin with; 0: none.
 
-    >>> here, there = OrderNews(), OrderNews()
+    >>> here, there = DeterminantNews(), DeterminantNews()
     >>> to_there, from_here = here.peer(1), there.peer(0)
     >>> here.begin([(0, 0)], 0)
     {(0, 0): b''}
@@ -88,7 +88,7 @@ class OrderNews:
             for log in self._logs.values():
                 log.trim(self._completed)
 
-    def peer(self, who: Hashable, own: Region = frozenset(), concern: Region | None = None) -> PeerNews:
+    def peer(self, who: Hashable, own: Region = frozenset(), concern: Region | None = None) -> PeerDeterminants:
         """What goes over one connection.
 
         Args:
@@ -96,7 +96,7 @@ class OrderNews:
             own: subtasks that run there, whose choices it knows once it has begun.
             concern: those whose choices it can depend on; ``None``: all.
         """
-        return PeerNews(self, who, own, concern)
+        return PeerDeterminants(self, who, own, concern)
 
     # ------------------------------------------------------------------------------------------------ a replacement
 
@@ -187,10 +187,10 @@ class OrderNews:
         self._version = log.version = self._version + 1
 
 
-class PeerNews:
+class PeerDeterminants:
     """What goes over one connection: all that the peer was not told yet.  Any thread, but one after the other."""
 
-    def __init__(self, store: OrderNews, who: Hashable, own: Region, concern: Region | None) -> None:
+    def __init__(self, store: DeterminantNews, who: Hashable, own: Region, concern: Region | None) -> None:
         self._store, self._who, self._own, self._concern = store, who, own, concern
         self._told: dict[Subtask, int] = {}
         self._since = 0
@@ -229,7 +229,7 @@ def _decode(data: bytes, at: int) -> tuple[Subtask, int, bytes, dict[int, int], 
     size, at = read_varint(data, at)
     entries, at = data[at : at + size], at + size
     if at > len(data):
-        raise WireError(f"news of order logs end within the log of subtask {(vertex, index)}")
+        raise WireError(f"news of determinant logs end within the log of subtask {(vertex, index)}")
     count, at = read_varint(data, at)
     marks: dict[int, int] = {}
     for _ in range(count):

@@ -82,7 +82,7 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     copies: dict[str, list[int]] = {}
     """By file of the checkpoint: slots whose workers have a copy of it."""
     news: bytes = b""
-    """What the coordinator knows of order logs (R0)."""
+    """What the coordinator knows of determinant logs (R0)."""
     key: bytes = b""
     """Of what the job stores, hidden under the job's secret (``key_transport``)."""
 
@@ -93,7 +93,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     attempt: int
 
 
-class Turn(msgspec.Struct, frozen=True, tag="turn"):
+class PeersReset(msgspec.Struct, frozen=True, tag="turn"):
     """Others go back without this one (R3, R4): give their connections up, and accept those of the attempt."""
 
     attempt: int
@@ -203,7 +203,7 @@ ToWorker = (
     | AbortNotice
     | LoopVerdict
     | Reset
-    | Turn
+    | PeersReset
     | Stop
     | NetworkToWorker
 )

@@ -76,7 +76,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     files: list[SavepointFile] = []
     """Of a savepoint."""
     news: bytes = b""
-    """What the worker knows of order logs, on which verdicts on loops rest (R0)."""
+    """What the worker knows of determinant logs, on which verdicts on loops rest (R0)."""
 
 
 class CaughtUp(msgspec.Struct, frozen=True, tag="caught_up"):

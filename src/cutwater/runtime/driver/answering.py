@@ -12,7 +12,7 @@ from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.runtime.cutover.log import Successor
 from cutwater.runtime.driver.checkpointing import Checkpointing
-from cutwater.runtime.driver.cutover import HandingOver, HandOver
+from cutwater.runtime.driver.cutover import Cutover, CutoverOrder
 from cutwater.runtime.driver.driver import Driver
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.rescaling import Rescaling
@@ -27,7 +27,7 @@ class AnsweringDriver(Driver):
     plan: PhysicalPlan
     publisher: Publisher
     _rescaling: Rescaling
-    _handing_over: HandingOver
+    _handing_over: Cutover
     _checkpoints: Checkpointing | None
 
     @abc.abstractmethod
@@ -75,7 +75,7 @@ class AnsweringDriver(Driver):
         """
         path = self.request_savepoint("stop", directory)
         done: queue.SimpleQueue[str] = queue.SimpleQueue()
-        wanted = HandOver.after(path, to, self.publisher.seal, done)
+        wanted = CutoverOrder.after(path, to, self.publisher.seal, done)
         self._later(lambda: self._handing_over.request(wanted))
         if error := self._answer(done, "it was handed over"):
             raise CutwaterError(f"job {self.plan.name!r} was not handed over: {error}")

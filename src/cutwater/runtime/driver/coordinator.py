@@ -23,7 +23,7 @@ from cutwater.runtime.control.links import WorkerLink
 from cutwater.runtime.control.read_limit import Limits
 from cutwater.runtime.driver.answering import AnsweringDriver
 from cutwater.runtime.driver.checkpointing import Checkpointing, now_ms
-from cutwater.runtime.driver.cutover import HandingOver
+from cutwater.runtime.driver.cutover import Cutover
 from cutwater.runtime.driver.deploying import Deploying, held_by
 from cutwater.runtime.driver.driver import MakeHost
 from cutwater.runtime.driver.finished import finished_text
@@ -73,7 +73,7 @@ class Coordinator(AnsweringDriver):
         """Slots and regions whose sinks have not committed the final checkpoint yet."""
         self._final_id = 0
         self._trace = _open_trace(config, plan, publisher)
-        self._handing_over = HandingOver(publisher, self)
+        self._handing_over = Cutover(publisher, self)
         self._division = recovery_division(plan, config.recovery)
         super().__init__(
             publisher.job,

@@ -24,7 +24,7 @@ from cutwater.storage.store.seal import Seal
 
 
 @dataclass(frozen=True, eq=False)
-class HandOver:
+class CutoverOrder:
     """Somebody wants the job to be handed over; ``done`` gets what went wrong, or nothing.
 
     Attributes:
@@ -40,13 +40,13 @@ class HandOver:
     done: queue.SimpleQueue[str]
 
     @classmethod
-    def after(cls, savepoint: str, to: Successor, seal: Seal, done: queue.SimpleQueue[str]) -> HandOver:
+    def after(cls, savepoint: str, to: Successor, seal: Seal, done: queue.SimpleQueue[str]) -> CutoverOrder:
         """The wish of a job that has just stopped reading with a savepoint."""
         manifest = open_snapshot(savepoint, seal).manifest
         return cls(to, savepoint, manifest.checkpoint_id, manifest.attempt, done)
 
 
-class HandOverHost(Protocol):
+class CutoverHost(Protocol):
     """The driver; everything is called in its thread."""
 
     @property
@@ -79,12 +79,12 @@ class HandOverHost(Protocol):
         ...
 
 
-class HandingOver:
+class Cutover:
     """Both parts, of one job in one driver.  Belongs to the coordinator's thread."""
 
-    def __init__(self, publisher: Publisher, host: HandOverHost) -> None:
+    def __init__(self, publisher: Publisher, host: CutoverHost) -> None:
         self._publisher, self._host = publisher, host
-        self._wanted: HandOver | None = None
+        self._wanted: CutoverOrder | None = None
         self._committing: set[tuple[int, int]] = set()
         self._committing_id = 0
         self._following: Following | None = None
@@ -113,7 +113,7 @@ class HandingOver:
 
     # --------------------------------------------------------------------------------------- of the one that serves
 
-    def request(self, wanted: HandOver) -> None:
+    def request(self, wanted: CutoverOrder) -> None:
         """The job has stopped reading, and is to be handed over as soon as all output is committed."""
         self._wanted = wanted
         self._hand_over()

@@ -11,7 +11,7 @@ from cutwater.protocol.job.regions import Place
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.copy_messages import CopyPlaces
-from cutwater.runtime.control.determinant_news import OrderNews
+from cutwater.runtime.control.determinant_news import DeterminantNews
 from cutwater.runtime.control.key_transport import hidden
 from cutwater.runtime.control.links import WorkerLink
 from cutwater.runtime.control.read_limit import Limits
@@ -48,8 +48,8 @@ class Deploying:
         self._secret = secret
         self._recovery, self._timeout_ms = config.recovery, config.catch_up_timeout_ms
         self._attempts: dict[int, int] = {}
-        self._news = OrderNews()
-        """What acknowledgements told of order logs, where the job has loops."""
+        self._news = DeterminantNews()
+        """What acknowledgements told of determinant logs, where the job has loops."""
         self.behind: dict[Place, float] = {}
         """Who has not sent again yet what survivors have, and the end of the time that they have for it: no checkpoint
         may begin (R3, R4)."""
@@ -111,7 +111,7 @@ class Deploying:
         assigned: Assigned,
         last_checkpoint_id: int,
         limits: Limits | None,
-    ) -> Iterator[tuple[WorkerLink, CopyPlaces | c.Deploy | c.Turn]]:
+    ) -> Iterator[tuple[WorkerLink, CopyPlaces | c.Deploy | c.PeersReset]]:
         """For each worker that runs on, who goes back; for each region that begins, what its workers build.
 
         Args:
@@ -129,14 +129,14 @@ class Deploying:
         survivors = sorted(place for place in self._machine.parts if place[1] not in begins)
         incarnations, restored = [k.incarnation for k in links], restorable.completed.checkpoint_id if restorable else 0
         if not survivors:
-            self.behind, self._news = {}, OrderNews(restored)
+            self.behind, self._news = {}, DeterminantNews(restored)
         self._attempts |= dict.fromkeys(begins, attempt)
         passing = self._recovery in ("upstream", "task")  # rows, between regions
         if passing and survivors:
             due_ms = now_ms() + self._timeout_ms
             self.behind |= {(slot, region): due_ms for region, slots in begins.items() for slot in slots}
             for slot in sorted({slot for slot, _ in survivors}):  # first: nobody else lets the replacements in
-                yield links[slot], c.Turn(attempt, list(begins), incarnations, restored)
+                yield links[slot], c.PeersReset(attempt, list(begins), incarnations, restored)
         for region, slots in begins.items():
             for slot in slots:
                 deploy = c.Deploy(

@@ -73,7 +73,7 @@ def make_publisher(
         if config.records_order:
             raise ConfigError(
                 f"job {plan.name!r} is a fork, and recovery is {config.recovery!r}: "
-                "no order log says how far it was let read",
+                "no determinant log says how far it was let read",
                 hint="Choose recovery='region' or 'job' for it.",
             )
         shadowed_plan(plan, shadow_dir)

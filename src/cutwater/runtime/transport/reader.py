@@ -23,7 +23,7 @@ class FrameReader:
         sock: a blocking socket; shutting it down ends the thread.
         name: of the thread.
         max_frame_bytes: larger frames are refused before anything is allocated.
-        on_frame: called for each frame with its order log and its body (aligned, one allocation of its own;
+        on_frame: called for each frame with its determinant log and its body (aligned, one allocation of its own;
             ``None`` for an empty body).
         on_end: called once: with ``None`` at the end of the stream between two frames, else with the reason.
     """
@@ -100,7 +100,7 @@ class FrameReader:
                 low, high = 0, high - low
 
     def _large(self, size: int, begun: memoryview) -> pa.Buffer:
-        """An order log or a body whose first bytes were read with its header."""
+        """A determinant log or a body whose first bytes were read with its header."""
         body = pa.allocate_buffer(size)
         view = memoryview(body).cast("B")
         have = len(begun)

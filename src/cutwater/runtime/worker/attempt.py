@@ -12,7 +12,7 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.checkpoint.loops import LoopReport
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
-from cutwater.runtime.control.determinant_news import OrderNews, PeerNews
+from cutwater.runtime.control.determinant_news import DeterminantNews, PeerDeterminants
 from cutwater.runtime.copies.copies import CopyReader, lengths_of
 from cutwater.runtime.worker.peers import PeerLost
 from cutwater.runtime.worker.restore import Restore
@@ -59,7 +59,7 @@ class Attempt(SurvivingAttempt):
         self._parts: dict[int, dict[str, int]] = {}
         """By checkpoint: bytes by file of what this worker wrote of it, or builds upon."""
         self._trace: WorkerTrace | None = None
-        self._to_coordinator: PeerNews | None = None
+        self._to_coordinator: PeerDeterminants | None = None
         """Where verdicts on loops rest on choices (R0)."""
 
     # ------------------------------------------------------------------------------------------------------ build
@@ -116,9 +116,9 @@ class Attempt(SurvivingAttempt):
             self._begin(self._order)
         self.owe()
 
-    def _begin(self, order: OrderNews) -> None:
-        """Each subtask follows what anybody knows of its order log, as far as that goes."""
-        from cutwater.runtime.worker.recording import OrderedSubtask
+    def _begin(self, order: DeterminantNews) -> None:
+        """Each subtask follows what anybody knows of its determinant log, as far as that goes."""
+        from cutwater.runtime.worker.recording import RecordingSubtask
 
         if self._deploy.news:
             order.peer("coordinator").hear(self._deploy.news)
@@ -126,9 +126,9 @@ class Attempt(SurvivingAttempt):
             self._to_coordinator = order.peer("coordinator")
         if not order.await_first(self._others, self._check_wanted, NEWS_DEADLINE_S):
             raise WireError(
-                f"not everybody told worker {self._slot} what is known of order logs within {NEWS_DEADLINE_S:.0f} s"
+                f"within {NEWS_DEADLINE_S:.0f} s not everybody told worker {self._slot} what determinants are known"
             )
-        ordered = [s for s in self._subtasks if isinstance(s, OrderedSubtask)]
+        ordered = [s for s in self._subtasks if isinstance(s, RecordingSubtask)]
         logs = order.begin((s.key for s in ordered), self._restored)
         for subtask in ordered:
             subtask.begin(logs[subtask.key])
@@ -247,7 +247,7 @@ class Attempt(SurvivingAttempt):
                         subtask.when_idle(m.LoopVerdict(checkpoint_id, ended, watermark))
             case Written():
                 self._on_written(message)
-            case c.Turn():
+            case c.PeersReset():
                 self.turn(message)
             case PeerArrived(connection=connection):
                 self.arrived(connection)

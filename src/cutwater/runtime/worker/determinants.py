@@ -1,4 +1,4 @@
-"""The order log of one subtask, as its host sees it: written, or followed call by call (R0)."""
+"""The determinant log of one subtask, as its host sees it: written, or followed call by call (R0)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cutwater.protocol.job.regions import Subtask as SubtaskKey
 from cutwater.protocol.replay.choices import Choice, ChoiceKind, ChoiceReader, ChoiceWriter
 from cutwater.protocol.replay.determinants import CONTROL, OWN, Run
 from cutwater.runtime.chains.clock import ProcessingClock
-from cutwater.runtime.control.determinant_news import OrderNews
+from cutwater.runtime.control.determinant_news import DeterminantNews
 from cutwater.runtime.transport.signal import nothing
 
 _OF_INPUTS = {ChoiceKind.ROWS, ChoiceKind.TIMED_ROWS}
@@ -36,7 +36,7 @@ class ChosenClock(ProcessingClock):
 
     __slots__ = ("_base", "_order", "shows_ms")
 
-    def __init__(self, order: SubtaskOrder, base: ProcessingClock) -> None:
+    def __init__(self, order: SubtaskDeterminants, base: ProcessingClock) -> None:
         super().__init__()
         self._order, self._base = order, base
         self.shows_ms: int | None = None
@@ -48,8 +48,8 @@ class ChosenClock(ProcessingClock):
         return self.shows_ms
 
 
-class SubtaskOrder:
-    """The order log of one subtask: written, or followed as far as somebody knows it.
+class SubtaskDeterminants:
+    """The determinant log of one subtask: written, or followed as far as somebody knows it.
 
     Args:
         news: of the worker.
@@ -61,7 +61,7 @@ class SubtaskOrder:
 
     def __init__(
         self,
-        news: OrderNews,
+        news: DeterminantNews,
         key: SubtaskKey,
         steps: tuple[str, ...],
         inputs: list[Channel],

@@ -1,9 +1,9 @@
 """Subtasks that log what they choose, and follow a log where others know of one (R0).
 
-An entry is known to the worker's ``OrderNews`` before anything comes of the choice, and so before anything of it can
-leave the worker.  A replacement begins at the checkpoint and makes the same calls once more: as many rows at a time,
-whatever batches they come in now, and the watermarks of then, whatever comes of them meanwhile.  Where the log ends it
-takes what has come since, and is free.
+An entry is known to the worker's ``DeterminantNews`` before anything comes of the choice, and so before anything of it
+can leave the worker.  A replacement begins at the checkpoint and makes the same calls once more: as many rows at a
+time, whatever batches they come in now, and the watermarks of then, whatever comes of them meanwhile.  Where the log
+ends it takes what has come since, and is free.
 
 Only where a recovery wants it are the classes here in use, and this module is loaded.
 """
@@ -26,7 +26,7 @@ from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.runtime.chains.source_runner import Read, SourceRunner
 from cutwater.runtime.channels.items import End, Item, Rows, Watermark
 from cutwater.runtime.control.messages import SplitAssignment
-from cutwater.runtime.worker.determinants import SubtaskOrder
+from cutwater.runtime.worker.determinants import SubtaskDeterminants
 from cutwater.runtime.worker.performer import Performer
 from cutwater.runtime.worker.subtask import Subtask
 
@@ -34,10 +34,10 @@ _POLL_S = 0.01
 """How long a split is left alone that does not give again what it gave before."""
 
 
-class OrderedSource(SourceRunner):
+class RecordingSource(SourceRunner):
     """Logs what is read from which split, and reads it again."""
 
-    def __init__(self, plan_step: Step, subtask: int, rate: float | None, order: SubtaskOrder) -> None:
+    def __init__(self, plan_step: Step, subtask: int, rate: float | None, order: SubtaskDeterminants) -> None:
         super().__init__(plan_step, subtask, rate)
         self._log = order
         self._hidden: list[SplitAssignment] = []
@@ -153,8 +153,8 @@ class OrderedSource(SourceRunner):
         )
 
 
-class _OrderedPerformer(Performer):
-    order: SubtaskOrder
+class _RecordingPerformer(Performer):
+    order: SubtaskDeterminants
 
     def handle(self, event: m.Event) -> None:
         if type(event) is m.LoopVerdict:
@@ -182,18 +182,18 @@ class _OrderedPerformer(Performer):
             return
         self.order.mark(effect.checkpoint_id)
         self.order.on_mark()
-        if isinstance(self._parts.source, OrderedSource):
+        if isinstance(self._parts.source, RecordingSource):
             self._parts.source.told_again()
 
 
-class OrderedSubtask(Subtask):
+class RecordingSubtask(Subtask):
     """A subtask that logs its choices, or follows its log."""
 
-    performer_class = _OrderedPerformer
+    performer_class = _RecordingPerformer
 
-    def __init__(self, *arguments: Any, order: SubtaskOrder) -> None:
+    def __init__(self, *arguments: Any, order: SubtaskDeterminants) -> None:
         super().__init__(*arguments)
-        self.order = cast(_OrderedPerformer, self.performer).order = order
+        self.order = cast(_RecordingPerformer, self.performer).order = order
         order.on_mark = self._begin_turns
         self._times = self._seen()
         self._gathered: list[Rows] = []
@@ -246,7 +246,7 @@ class OrderedSubtask(Subtask):
                 self._advance(index, now.watermark, now.idle)
                 return
         self._behind, self._times = False, times
-        if isinstance(self.source, OrderedSource):
+        if isinstance(self.source, RecordingSource):
             self.source.set_free()
 
     # ---------------------------------------------------------------------------------------------------- recording
@@ -310,14 +310,14 @@ class OrderedSubtask(Subtask):
             self._fire(value)
         elif kind is ChoiceKind.VERDICT:
             self.order.made(kind)
-            cast(_OrderedPerformer, self.performer).hear_again(value, bool(place))
+            cast(_RecordingPerformer, self.performer).hear_again(value, bool(place))
         elif kind is ChoiceKind.ANSWERS:
             self.order.made(kind)
             self.chain.repeat_answers(place, body)
-        elif kind is ChoiceKind.SPLITS and isinstance(source, OrderedSource):
+        elif kind is ChoiceKind.SPLITS and isinstance(source, RecordingSource):
             self.order.made(kind)
             source.reveal(place)
-        elif isinstance(source, OrderedSource):
+        elif isinstance(source, RecordingSource):
             started = time.perf_counter()
             there, got = source.read_again(now_s)
             if got is not None:

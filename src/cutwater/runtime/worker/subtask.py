@@ -187,7 +187,7 @@ class Subtask:
             case FireTimers():
                 self._fire_timers()
             case Follow():
-                pass  # done, where an order log is followed
+                pass  # done, where a determinant log is followed
             case Idle(reason=reason):
                 if reason is IdleReason.OUTPUTS_FULL and self._full_since_s is None:
                     self._full_since_s = now_s

@@ -11,7 +11,7 @@ from cutwater.protocol.wire.handshake import Peer, Refusal
 from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
-from cutwater.runtime.control.determinant_news import OrderNews
+from cutwater.runtime.control.determinant_news import DeterminantNews
 from cutwater.runtime.worker.peers import ConnectedAttempt, PeerLost, place_of
 
 if TYPE_CHECKING:
@@ -42,8 +42,9 @@ class SurvivingAttempt(ConnectedAttempt):
 
     With ``recovery="task"`` a region is what lives in one worker, with ``"upstream"`` it is what goes back at the loss
     of the same workers, and rows pass between regions.  When others go back, this one gives up the connections to them
-    (``c.Turn``) and lets them dial anew; its channels go on over the new connection: outputs send again what they keep,
-    inputs drop by number what they have.  Otherwise there are no connections between regions, and nothing here happens.
+    (``c.PeersReset``) and lets them dial anew; its channels go on over the new connection: outputs send again what they
+    keep, inputs drop by number what they have.  Otherwise there are no connections between regions, and nothing here
+    happens.
 
     Args:
         deploy: what the coordinator asks for.
@@ -60,8 +61,8 @@ class SurvivingAttempt(ConnectedAttempt):
         super().__init__(deploy, worker, deploy.region, others)
         self._wiring: Wiring | None = None
         self._restored = deploy.restore.checkpoint_id if deploy.restore is not None else 0
-        self._order = OrderNews(self._restored) if worker.args.config.records_order else None
-        """What the worker knows of order logs, if a recovery needs them (R0)."""
+        self._order = DeterminantNews(self._restored) if worker.args.config.records_order else None
+        """What the worker knows of determinant logs, if a recovery needs them (R0)."""
         self._numbers = list(deploy.attempts)
         self._survivors = frozenset(deploy.survivors)
         self._expected: dict[Place, _Expected] = {}
@@ -75,7 +76,7 @@ class SurvivingAttempt(ConnectedAttempt):
         return other in self._survivors or super()._dials(other)
 
     def _share(self, place: Place, connection: Connection) -> None:
-        """Tell of order logs what concerns the other end, and hear what it knows."""
+        """Tell of determinant logs what concerns the other end, and hear what it knows."""
         if self._order is None:
             return
         division, (slot, region) = self._division, place
@@ -110,7 +111,7 @@ class SurvivingAttempt(ConnectedAttempt):
 
     # ------------------------------------------------------------------------------------------ while others go back
 
-    def turn(self, turn: c.Turn) -> None:
+    def turn(self, turn: c.PeersReset) -> None:
         """Others go back: nothing of theirs is taken from now on but over new connections."""
         gone = {place for place in self._others if place[1] in turn.regions}
         for place in gone:

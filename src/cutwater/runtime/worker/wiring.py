@@ -27,7 +27,7 @@ from cutwater.runtime.channels.input import InputChannel
 from cutwater.runtime.channels.items import Rows
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.channels.partitioner import HashPartitioner
-from cutwater.runtime.channels.replay_buffer import KeptOutput
+from cutwater.runtime.channels.replay_buffer import ReplayBuffer
 from cutwater.runtime.channels.spill import NO_LIMIT, make_input
 from cutwater.runtime.control.messages import Deploy
 from cutwater.runtime.worker.performer import SubtaskParts, SubtaskPort
@@ -36,8 +36,8 @@ from cutwater.runtime.worker.subtask import Subtask
 from cutwater.state.keys import key_group_range
 
 if TYPE_CHECKING:
-    from cutwater.runtime.control.determinant_news import OrderNews
-    from cutwater.runtime.worker.determinants import SubtaskOrder
+    from cutwater.runtime.control.determinant_news import DeterminantNews
+    from cutwater.runtime.worker.determinants import SubtaskDeterminants
     from cutwater.runtime.worker.tracing import WorkerTrace
 
 LOOP_FRAMES = 2
@@ -59,7 +59,7 @@ class OperatorContext:
     incremental: bool
     notify: Callable[[], None]
     state_memory_bytes: int | None
-    order: SubtaskOrder | None
+    order: SubtaskDeterminants | None
 
     def __post_init__(self) -> None:
         self.repeatable = self.order is not None
@@ -104,7 +104,7 @@ class Wiring:
         notify: Callable[[], None],
         count: Callable[[str, str, int], None],
         trace: WorkerTrace | None = None,
-        order: OrderNews | None = None,
+        order: DeterminantNews | None = None,
     ) -> None:
         self._plan, self._config, self._slot, self._attempt = plan, config, slot, attempt
         self._region_of, self._members = division.region_of, division.regions[deploy.region]
@@ -112,7 +112,7 @@ class Wiring:
         self._notify, self._count, self._trace = notify, count, trace
         self._clock = ProcessingClock(restore.processing_time_ms)
         self._news = order
-        self._order: SubtaskOrder | None = None  # of the subtask that is being built
+        self._order: SubtaskDeterminants | None = None  # of the subtask that is being built
         self._inputs: dict[Channel, InputChannel] = {}
         self._outputs: dict[Channel, OutputChannel] = {}
         self._senders: dict[Channel, Place] = {}
@@ -200,11 +200,11 @@ class Wiring:
         """Inputs overflow to disk: where a sender must not be held up, nor whoever takes inputs in a given order."""
         return self._config.spill or bool(self._deploy.survivors)
 
-    def _keep(self) -> KeptOutput | None:
+    def _keep(self) -> ReplayBuffer | None:
         if self._config.recovery != "task":
             return None
         base = self._deploy.restore.checkpoint_id if self._deploy.restore is not None else 0
-        return KeptOutput(memory_bytes=self._config.replay_memory_bytes, base=base)
+        return ReplayBuffer(memory_bytes=self._config.replay_memory_bytes, base=base)
 
     def inputs_from(self, place: Place) -> list[InputChannel]:
         """Receiving ends of the channels from there."""
@@ -265,19 +265,19 @@ class Wiring:
         merger = WatermarkMerger(keys, frozenset[Hashable](parts.back_edges), frozenset[Hashable](parts.loop_inputs))
         self._restore_subtask(vertex, parts, merger)
         if self._order is not None:
-            from cutwater.runtime.worker.recording import OrderedSubtask
+            from cutwater.runtime.worker.recording import RecordingSubtask
 
-            return OrderedSubtask(parts, machine, decider, merger, port, budget_ms, order=self._order)
+            return RecordingSubtask(parts, machine, decider, merger, port, budget_ms, order=self._order)
         make = Subtask if self._trace is None else self._trace.subtask
         return make(parts, machine, decider, merger, port, budget_ms)
 
-    def _order_of(self, vertex: Vertex, inputs: list[Channel]) -> SubtaskOrder | None:
-        """Where a recovery needs it: the order log of a subtask on whose choices others depend (R0)."""
+    def _order_of(self, vertex: Vertex, inputs: list[Channel]) -> SubtaskDeterminants | None:
+        """Where a recovery needs it: the determinant log of a subtask on whose choices others depend (R0)."""
         if self._news is None:
             return None
-        from cutwater.runtime.worker.determinants import SubtaskOrder
+        from cutwater.runtime.worker.determinants import SubtaskDeterminants
 
-        return SubtaskOrder(self._news, (vertex.index, self._slot), vertex.steps, inputs, self._clock)
+        return SubtaskDeterminants(self._news, (vertex.index, self._slot), vertex.steps, inputs, self._clock)
 
     def _source(self, vertex: Vertex) -> SourceRunner | None:
         step = self._plan.steps[vertex.steps[0]]
@@ -287,9 +287,9 @@ class Wiring:
         if self._order is None:
             runner = SourceRunner(step, self._slot, rate)
         else:
-            from cutwater.runtime.worker.recording import OrderedSource
+            from cutwater.runtime.worker.recording import RecordingSource
 
-            runner = OrderedSource(step, self._slot, rate, self._order)
+            runner = RecordingSource(step, self._slot, rate, self._order)
         if self._deploy.limits is not None:
             runner.limit = self._deploy.limits.get(step.id)
         runner.assign(self._deploy.splits.get(step.id, []), step.id in self._deploy.no_more_splits)

@@ -76,7 +76,7 @@ MODELS: dict[str, Model] = {
         "dropping by row number, order not logged", wrong_recovery.replay_unlogged, judge=wrong_recovery.judge_order
     ),
     "replay_logged": Model(
-        "dropping by row number, order logged", wrong_recovery.replay_logged, True, wrong_recovery.judge_order
+        "dropping by row number, determinant logged", wrong_recovery.replay_logged, True, wrong_recovery.judge_order
     ),
     "by_frame_number": Model(
         "dropping by frame number", wrong_recovery.by_frame_number, judge=wrong_recovery.judge_frames

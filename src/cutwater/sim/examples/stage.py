@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from cutwater.errors import InvariantError
 from cutwater.protocol import messages as m
-from cutwater.protocol.protocols import NETWORK, ProtocolRow
+from cutwater.protocol.protocols import NETWORK, ProtocolSpec
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.trace import events as t
 
@@ -70,7 +70,7 @@ class Stage:
         links: Iterable[tuple[str, str, str]],
         *,
         states: Mapping[str, str] | None = None,
-        row: ProtocolRow = NETWORK,
+        row: ProtocolSpec = NETWORK,
         back_edges: frozenset[str] = frozenset(),
         machine: MachineFactory | None = SubtaskMachine,
     ) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 
-from cutwater.protocol.protocols import PROTOCOLS, AfterFreeze, BeforeFreeze, FreezeOn, ProtocolRow
+from cutwater.protocol.protocols import PROTOCOLS, AfterFreeze, BeforeFreeze, FreezeOn, ProtocolSpec
 from cutwater.sim.examples.stage import Row, Stage
 from cutwater.sim.examples.walk import walk
 from cutwater.trace.events import Trace
 
 MOMENT_MS = 40.0
-FIRST_IDEA = ProtocolRow("first_idea", FreezeOn.FIRST, BeforeFreeze.OPEN, AfterFreeze.RECORD_BACK_EDGES)
+FIRST_IDEA = ProtocolSpec("first_idea", FreezeOn.FIRST, BeforeFreeze.OPEN, AfterFreeze.RECORD_BACK_EDGES)
 """A process that records itself calls its output channels empty and sends markers; nobody records an input."""
 
 
@@ -117,7 +117,7 @@ def token_lost() -> Trace:
     return stage.trace()
 
 
-def ring(seed: int, row: ProtocolRow = FIRST_IDEA, rows: int = 20) -> Stage:
+def ring(seed: int, row: ProtocolSpec = FIRST_IDEA, rows: int = 20) -> Stage:
     """P1 -> P2 -> P3 -> P1."""
     processes = ("P1", "P2", "P3")
     links = [("C12", "P1", "P2"), ("C23", "P2", "P3"), ("C31", "P3", "P1")]

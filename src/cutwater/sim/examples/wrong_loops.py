@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from cutwater.protocol import messages as m
-from cutwater.protocol.protocols import PROTOCOLS, ProtocolRow
+from cutwater.protocol.protocols import PROTOCOLS, ProtocolSpec
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.sim.examples.stage import MachineFactory, Stage
 from cutwater.sim.examples.walk import walk
@@ -39,7 +39,7 @@ class WaitsForTheLoop:
     """Sends the barrier on, holds its regular inputs, and freezes when the loop's barriers are back; keeps no log."""
 
     def __init__(
-        self, name: str, inputs: Sequence[str], *, protocol: ProtocolRow, back_edges: frozenset[str] = frozenset()
+        self, name: str, inputs: Sequence[str], *, protocol: ProtocolSpec, back_edges: frozenset[str] = frozenset()
     ) -> None:
         self._inputs, self._regular = frozenset(inputs), frozenset(inputs) - back_edges
         self._arrived: set[m.InputId] = set()

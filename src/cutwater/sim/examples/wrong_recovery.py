@@ -17,7 +17,7 @@ def replay_unlogged(seed: int, rows: int = 6, before_crash: int = 7) -> Stage:
 
 
 def replay_logged(seed: int, rows: int = 6, before_crash: int = 7) -> Stage:
-    """The same with an order log: what was taken before the crash is taken again in the same order."""
+    """The same with a determinant log: what was taken before the crash is taken again in the same order."""
     return _replay(seed, rows, before_crash, logged=True)
 
 

@@ -2,7 +2,8 @@
 
 What a channel has sent is known in full, so that a row which comes again is compared with the one that the receiver
 has.  A subtask that takes from several inputs logs its choices (R0); every row tells what its sender knew of all logs
-when it left, and a replacement takes over what survivors were told.  How a log is followed is the core's ``OrderLog``.
+when it left, and a replacement takes over what survivors were told.  How a log is followed is the core's
+``DeterminantLog``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Self, TypeAlias
 
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.job.regions import Division, units_of
-from cutwater.protocol.replay.determinants import CONTROL, OrderLog, Run
+from cutwater.protocol.replay.determinants import CONTROL, DeterminantLog, Run
 from cutwater.sim.explorer.actions import ActingState
 from cutwater.sim.explorer.world import END, Action, Barrier, Budget, Cut, Item, JobWorld
 from cutwater.sim.mutants.core import Plant
@@ -23,7 +24,7 @@ from cutwater.sim.world.oracle import Violation
 from cutwater.trace import events as e
 
 Choices: TypeAlias = tuple[tuple[int, bool], ...]
-"""Of one order log: the input, and whether it was a row."""
+"""Of one determinant log: the input, and whether it was a row."""
 Knowledge: TypeAlias = tuple[int, ...]
 """By subtask, how many of its choices somebody knows."""
 
@@ -297,7 +298,7 @@ def _both(*known: Iterable[int]) -> Knowledge:
 @cache
 def _next_run(choices: Choices, made: int) -> Run | None:
     """What the core says comes next."""
-    log = OrderLog()
+    log = DeterminantLog()
     for channel, is_row in choices:
         log.took(channel, 1 if is_row else CONTROL)
     log.go_back(made, len(choices))

@@ -18,7 +18,7 @@ from typing import Any
 from cutwater.config import JobConfig
 from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
 from cutwater.protocol.lai_yang import LaiYangMachine
-from cutwater.protocol.protocols import ProtocolRow
+from cutwater.protocol.protocols import ProtocolSpec
 from cutwater.protocol.snapshot_algorithms import ChandyLamport, LaiYang
 from cutwater.protocol.subtask.machine import SubtaskMachine
 
@@ -32,7 +32,7 @@ _INNER = (SubtaskMachine, LaiYangMachine, ChandyLamport, LaiYang)
 
 
 def new_coordinator(
-    kind: type[CheckpointCoordinator], row: ProtocolRow, tasks: int, sources: frozenset[int]
+    kind: type[CheckpointCoordinator], row: ProtocolSpec, tasks: int, sources: frozenset[int]
 ) -> CheckpointCoordinator:
     """A coordinator that acts on requests only; two checkpoints at once where the protocol allows it."""
     alone = row.switches or row.halts

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cutwater.protocol import messages as m
 from cutwater.protocol.job.machine import JobMachine
 from cutwater.protocol.job.regions import Division, Region, lost_together, units_of
-from cutwater.protocol.replay.determinants import OrderLog
+from cutwater.protocol.replay.determinants import DeterminantLog
 from cutwater.sim.mutants.planting import of_attempts, of_subtasks
 from cutwater.sim.schedules.schedule import Fault
 from cutwater.sim.world.attempt import Attempt
@@ -23,11 +23,11 @@ class _ChoosesAnew(SimSubtask):
     """A replacement takes its inputs in another order than survivors know of: dropping by number alone."""
 
     def follow(self) -> None:
-        self.order = OrderLog()
+        self.order = DeterminantLog()
 
 
 class _ForgetsVerdicts(SimSubtask):
-    """What a verdict on the loop changed is in no order log."""
+    """What a verdict on the loop changed is in no determinant log."""
 
     def verdict(self, verdict: m.LoopVerdict) -> None:
         self.handle(verdict)

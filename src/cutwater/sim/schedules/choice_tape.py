@@ -12,14 +12,14 @@ from collections.abc import Mapping
 _CHUNK = 4096
 
 
-class Draws:
+class ChoiceTape:
     """A tape, read from the beginning.
 
     Args:
         seed: of the random tape; ``None``: the tape is ``values`` and otherwise zeros.
         values: number of the draw -> byte.
 
-    >>> draws = Draws(None, {1: 7})
+    >>> draws = ChoiceTape(None, {1: 7})
     >>> draws.below(4), draws.below(4), draws.below(4), draws.used
     (0, 3, 0, 3)
     """
@@ -36,7 +36,7 @@ class Draws:
                 tape[place] = value
             self._tape = bytes(tape)
         self.used = 0
-        """Draws so far."""
+        """ChoiceTape so far."""
 
     def below(self, count: int) -> int:
         """A number from 0 to ``count - 1``; ``count`` is at most 256."""

@@ -11,7 +11,7 @@ import msgspec
 from cutwater.config import RestartConfig
 from cutwater.data.decoding import prepare
 from cutwater.errors import DataError
-from cutwater.protocol.protocols import PROTOCOLS, ProtocolRow
+from cutwater.protocol.protocols import PROTOCOLS, ProtocolSpec
 from cutwater.sim.schedules.dataflows import WORLDS, dataflow
 from cutwater.sim.schedules.graphs import Graph
 
@@ -118,7 +118,7 @@ def make_schedule(seed: int, world: str, protocol: str, *, planted: str = "") ->
     alone = PROTOCOLS[protocol].switches or PROTOCOLS[protocol].halts
     recovery = _recovery(dataflow(world), PROTOCOLS[protocol], chance)
     far_apart = recovery in ("task", "upstream") and chance() < 0.3
-    if far_apart:  # replacements of replacements, of what nothing but order logs knows
+    if far_apart:  # replacements of replacements, of what nothing but determinant logs knows
         kind = "kill_worker" if chance() < 0.7 else "fail_subtask"
         faults = sorted([*faults, *(Fault(30.0 + 20 * k, kind, int(chance() * 256), 0.0) for k in range(4))])
     lost, asked = _lost_cores(random.Random(f"{seed} {world} {protocol} cores").random)
@@ -155,7 +155,7 @@ def _lost_cores(chance: Callable[[], float]) -> tuple[list[Fault], list[Fault]]:
     return lost, asked
 
 
-def _recovery(graph: Graph, row: ProtocolRow, chance: Callable[[], float]) -> Recovery:
+def _recovery(graph: Graph, row: ProtocolSpec, chance: Callable[[], float]) -> Recovery:
     """Whatever the world allows; ``task`` and ``upstream`` where every row is there once."""
     if len(graph.regions) > 1 and chance() < 0.5:
         return "region"

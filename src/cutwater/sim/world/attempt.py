@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from cutwater.protocol.replay.determinants import OrderLog
+from cutwater.protocol.replay.determinants import DeterminantLog
 from cutwater.sim.schedules.plan import Plan
 from cutwater.sim.world.channels import WATERMARK, Item, Link
 from cutwater.sim.world.disk import Done
@@ -63,7 +63,7 @@ class Attempt:
             self.parts = Redealt(self.parts, before_it, graph, world.redistributed_edge, world.rerouting).parts
         self.lineage = number if before is None else before.lineage
         """The attempt that all subtasks began with at last."""
-        self._orders: dict[int, OrderLog] = {} if before is None else before._orders.copy()
+        self._orders: dict[int, DeterminantLog] = {} if before is None else before._orders.copy()
         self.links: list[Link] = []
         for spec in graph.channels:
             sender_lives = before is not None and region_of[spec.source] not in regions
@@ -91,14 +91,14 @@ class Attempt:
         link.said, link.heard = sender.said[c], receiver.heard[c]
         return link
 
-    def order(self, task: int) -> OrderLog:
-        """The order log of a subtask that begins with this attempt.
+    def order(self, task: int) -> DeterminantLog:
+        """The determinant log of a subtask that begins with this attempt.
 
         Only once all have turned: until then whoever is replaced, if it is late and not dead, goes on choosing, and
         survivors hear of it.
         """
         old = self._orders.get(task)
-        self._orders[task] = OrderLog() if old is None else old.copy()
+        self._orders[task] = DeterminantLog() if old is None else old.copy()
         return self._orders[task]
 
     def turned(self, workers: Iterable[SimWorker]) -> bool:

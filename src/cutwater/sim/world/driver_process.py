@@ -23,7 +23,7 @@ class DriverProcess(ABC):
         self.outcome = ""
         self.workers: dict[int, SimWorker] = {}
         self.known: dict[int, int] = {}
-        """R0: of each subtask's order log, how much it has heard of with what its verdicts on loops rest on."""
+        """R0: of each subtask's determinant log, how much it has heard of with what its verdicts on loops rest on."""
         self.plan = world.disk.plan or world.plan_at(0)
         """The dataflow at its present parallelism."""
         self._incarnations: defaultdict[int, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""The order log of a simulated subtask, and what a replacement and its neighbours do with it (R0, R4)."""
+"""The determinant log of a simulated subtask, and what a replacement and its neighbours do with it (R0, R4)."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.protocol import messages as m
-from cutwater.protocol.replay.determinants import OrderLog
+from cutwater.protocol.replay.determinants import DeterminantLog
 from cutwater.protocol.subtask.loop import SubtaskLoop
 from cutwater.protocol.subtask.stages import Phase
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
@@ -44,7 +44,7 @@ class Part:
     kept: dict[int, tuple[int, int]]
     """R4, output -> serial of the channel, rows and control items sent."""
     choice: tuple[int, int]
-    """R0: lineage of the order log, and position in it."""
+    """R0: lineage of the determinant log, and position in it."""
     watermark: int
     """The event time that it had reached."""
     heard: dict[int, int]
@@ -117,7 +117,7 @@ class SubtaskState:
         """``running``: all that begins with it is ready."""
         self.dropped = False
         """Its region, or the whole job, goes back; it does nothing any more."""
-        self.order: OrderLog | None = None
+        self.order: DeterminantLog | None = None
         """What it chose, from ``follow`` on, if that is kept."""
         self._choice = part.choice[1] if part and world.keeps_order and part.choice[0] == attempt.lineage else 0
         self.behind = world.keeps_order and attempt.lineage != attempt.number

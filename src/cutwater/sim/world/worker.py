@@ -28,7 +28,7 @@ class SimWorker:
         """Of the newest attempt that it is part of; 0: of none."""
         self.subtasks: list[SimSubtask] = []
         self.known: dict[int, dict[int, int]] = {}
-        """R0: of each subtask's order log, how much the parts of regions in this worker have heard of."""
+        """R0: of each subtask's determinant log, how much the parts of regions in this worker have heard of."""
         self.from_driver = Pipe(world, self.post)
         self.to_driver = Pipe(world, driver.hear)
         self.slow = 0

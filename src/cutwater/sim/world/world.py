@@ -13,7 +13,7 @@ from cutwater.protocol.checkpoint.loops import LoopMonitor
 from cutwater.protocol.job.redistribution import RedistributedEdge
 from cutwater.protocol.protocols import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask.machine import SubtaskMachine
-from cutwater.sim.schedules.choice_tape import Draws
+from cutwater.sim.schedules.choice_tape import ChoiceTape
 from cutwater.sim.schedules.dataflows import dataflow
 from cutwater.sim.schedules.plan import Plan
 from cutwater.sim.schedules.schedule import Fault, Schedule
@@ -83,7 +83,7 @@ class World:
         self.reorder_acks = self.jitter = 0
         self.crossing = 0
         """Above 0: each source hears of a wave in its own time, of a newer one before an older one, too (A8)."""
-        self.draws = Draws(schedule.seed, schedule.draws)
+        self.draws = ChoiceTape(schedule.seed, schedule.draws)
         self.now = 0.0
         self._queue: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._count = 0

@@ -1,4 +1,4 @@
-"""News of order logs on a connection: before whatever depends on them, once, and first of all when it begins."""
+"""News of determinant logs on a connection: before whatever depends on them, once, and first of all when it begins."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cutwater.protocol.wire.frames import Header, Kind, encode_header
 from cutwater.runtime.channels import connection as net_connection
 from cutwater.runtime.channels.input import ROWS
 from cutwater.runtime.channels.items import Item
-from cutwater.runtime.control.determinant_news import OrderNews
+from cutwater.runtime.control.determinant_news import DeterminantNews
 
 KEY = Channel(0, 1, 0)
 SUBTASK = (4, 1)
 
 
-def sharing(ends: Ends, **settings: int) -> tuple[OrderNews, OrderNews]:
+def sharing(ends: Ends, **settings: int) -> tuple[DeterminantNews, DeterminantNews]:
     left, right = ends.joined(**settings)
-    there, here = OrderNews(), OrderNews()
+    there, here = DeterminantNews(), DeterminantNews()
     there.begin([SUBTASK], 0)
     here.begin([(4, 0)], 0)
     left.share(here.peer(1))
@@ -66,7 +66,7 @@ def test_a_choice_is_known_before_the_rows_that_come_of_it(ends: Ends, size: int
 
 def test_frames_without_news_have_no_order_log(ends: Ends) -> None:
     connection, peer = ends.half()
-    news = OrderNews()
+    news = DeterminantNews()
     news.begin([SUBTASK], 0)
     connection.share(news.peer(1))
     out = connection.output(KEY, NUMBERS, credit=10)
@@ -90,7 +90,7 @@ def test_a_peer_that_was_not_asked_for_news_is_lost(ends: Ends) -> None:
 
 def test_an_order_log_of_a_frame_may_come_in_pieces(ends: Ends) -> None:
     connection, peer = ends.half()
-    news = OrderNews()
+    news = DeterminantNews()
     connection.share(news.peer(1))
     ends.start()
     log = b"\x04\x01\x00\x03abc\x01\x00\x00"
@@ -106,7 +106,7 @@ def test_an_order_log_of_a_frame_may_come_in_pieces(ends: Ends) -> None:
 def test_nothing_is_heard_after_hanging_up_not_even_what_has_come(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(net_connection, "JOIN_S", 0.0)
     connection, peer = ends.half()
-    news, at_work, go_on = OrderNews(), threading.Event(), threading.Event()
+    news, at_work, go_on = DeterminantNews(), threading.Event(), threading.Event()
     connection.share(news.peer(1))
 
     def busy() -> None:

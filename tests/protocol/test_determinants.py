@@ -1,4 +1,4 @@
-"""The order log (R0): what was chosen is chosen again, as far as anybody knows of it."""
+"""The determinant log (R0): what was chosen is chosen again, as far as anybody knows of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cutwater.errors import InvariantError
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.protocol.replay.determinants import CONTROL, OrderLog, Run, Verdict
+from cutwater.protocol.replay.determinants import CONTROL, DeterminantLog, Run, Verdict
 from cutwater.protocol.subtask.loop import Follow, Head, Idle, SubtaskLoop, TakeControl, TakeRows
 from cutwater.protocol.subtask.machine import SubtaskMachine
 
@@ -21,7 +21,7 @@ def flat(found: list[Run]) -> list[Run]:
 
 @given(runs, runs, st.data())
 def test_r0_what_is_followed_is_what_was_chosen(before: list[Run], after: list[Run], data: st.DataObject) -> None:
-    log = OrderLog()
+    log = DeterminantLog()
     for run in before:
         log.took(*run)
     checkpoint = log.position
@@ -40,7 +40,7 @@ def test_r0_what_is_followed_is_what_was_chosen(before: list[Run], after: list[R
 
 
 def test_r0_another_choice_than_the_log_says_is_an_error() -> None:
-    log = OrderLog()
+    log = DeterminantLog()
     log.took("a", 2)
     log.go_back(0, known=2)
     with pytest.raises(InvariantError, match="choice 0 was"):
@@ -49,7 +49,7 @@ def test_r0_another_choice_than_the_log_says_is_an_error() -> None:
 
 @pytest.mark.parametrize(("position", "known"), [(0, 4), (4, 0)])
 def test_r0_a_log_that_lacks_what_somebody_knows_is_not_followed(position: int, known: int) -> None:
-    log = OrderLog()
+    log = DeterminantLog()
     log.took("a", 3)
     with pytest.raises(InvariantError, match="holds 3 choices"):
         log.go_back(position, known)
@@ -58,7 +58,7 @@ def test_r0_a_log_that_lacks_what_somebody_knows_is_not_followed(position: int, 
 
 
 def test_r0_a_loop_that_follows_takes_nothing_else() -> None:
-    log = OrderLog()
+    log = DeterminantLog()
     for run in [("b", 3), ("a", CONTROL), ("a", 1)]:
         log.took(*run)
     log.go_back(0, known=5)
@@ -84,7 +84,7 @@ def test_r0_a_loop_that_follows_takes_nothing_else() -> None:
 
 
 def test_r0_what_a_verdict_on_the_loop_changed_is_a_choice() -> None:
-    log, verdict = OrderLog(), Verdict(watermark=8, ended=False)
+    log, verdict = DeterminantLog(), Verdict(watermark=8, ended=False)
     log.took("in", 1)
     log.heard(verdict)
     log.took("back", 1)

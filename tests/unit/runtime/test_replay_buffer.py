@@ -12,7 +12,7 @@ from cutwater.plan.graph import Channel
 from cutwater.runtime.channels.input import InputChannel
 from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Watermark
 from cutwater.runtime.channels.output import OutputChannel
-from cutwater.runtime.channels.replay_buffer import KeptOutput
+from cutwater.runtime.channels.replay_buffer import ReplayBuffer
 
 SCHEMA = pa.schema([("n", pa.int64())])
 KEY = Channel(0, 0, 1)
@@ -33,7 +33,7 @@ class Run:
     """A channel whose receiver is replaced now and then, and what the newest completed checkpoint says of it."""
 
     def __init__(self, memory_bytes: int) -> None:
-        self.kept = KeptOutput(memory_bytes=memory_bytes)
+        self.kept = ReplayBuffer(memory_bytes=memory_bytes)
         self.sent: list[Item] = []
         self.out = OutputChannel(KEY, SCHEMA, self.sent.append, batch_rows=8, kept=self.kept)
         self.pending: list[tuple[int, int, int]] = []
@@ -111,7 +111,7 @@ def test_who_sends_to_a_lost_receiver_goes_on_until_a_limit() -> None:
     """Nothing waits in the channel, and later what comes next waits behind what is sent again."""
     ready: list[None] = []
     sent: list[Item] = []
-    kept = KeptOutput(memory_bytes=400)
+    kept = ReplayBuffer(memory_bytes=400)
     out = OutputChannel(KEY, SCHEMA, sent.append, batch_rows=8, kept=kept, on_ready=lambda: ready.append(None))
 
     def offer() -> None:
@@ -151,7 +151,7 @@ def test_an_end_is_kept_although_the_checkpoint_is_younger() -> None:
 
 
 def test_what_a_completed_checkpoint_covers_is_not_kept() -> None:
-    kept = KeptOutput(memory_bytes=1 << 20)
+    kept = ReplayBuffer(memory_bytes=1 << 20)
     batch = pa.record_batch({"n": [1]})
     for id in (1, 2, 3):
         kept.add(Rows(batch, id - 1))
@@ -197,8 +197,8 @@ def test_what_a_living_receiver_has_is_no_part_of_a_snapshot_when_a_barrier_over
     assert run.replaced()[0] == list(range(8))
 
 
-@pytest.mark.parametrize("kept", [KeptOutput(memory_bytes=1 << 20), None], ids=["kept", "made again only"])
-def test_what_is_made_again_although_the_receiver_has_it_is_no_part_of_a_snapshot(kept: KeptOutput | None) -> None:
+@pytest.mark.parametrize("kept", [ReplayBuffer(memory_bytes=1 << 20), None], ids=["kept", "made again only"])
+def test_what_is_made_again_although_the_receiver_has_it_is_no_part_of_a_snapshot(kept: ReplayBuffer | None) -> None:
     out = OutputChannel(KEY, SCHEMA, lambda _: None, kept=kept)
     out.arrived(5)
     for first in (0, 3, 6):  # there is no credit: all of it waits

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cutwater.process_networks.algorithms import ChandyLamport, LaiYang
 from network_world import START, bank, random_bank, total
 
 from cutwater.errors import InvariantError
@@ -18,6 +17,7 @@ from cutwater.process_networks.messages import Marker, encode_state
 from cutwater.process_networks.queues import ItemQueue
 from cutwater.protocol import messages as m
 from cutwater.protocol.lai_yang import Coloured
+from cutwater.protocol.snapshot_algorithms import ChandyLamport, LaiYang
 from cutwater.trace.checker import check
 from cutwater.trace.events import MarkerSent, MarkerTaken, Trace, read_trace
 from cutwater.trace.result import Kind

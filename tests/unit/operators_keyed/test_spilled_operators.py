@@ -153,7 +153,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "PORTION_KEYS", 3)
     store = RocksStore(1 << 20)
     for module in (keyed_operator, window_operator, two_sided_join):
-        monkeypatch.setattr(module, "open_spill", lambda ctx: ctx.state_memory_bytes and store)
+        monkeypatch.setattr(module, "open_spill", lambda memory_bytes: memory_bytes and store)
     for module in (window_table, window_slices):
         monkeypatch.setattr(module, "PORTION_ROWS", 3)
     yield

@@ -222,7 +222,7 @@ def test_delete_does_not_follow_links(store, tmp_path):
 
 def test_sweep_removes_temporary_files_of_dead_processes_only(store):
     code = (
-        "import os, sys; from cutwater.storage import local\n"
+        "import os, sys; from cutwater.storage.store import local\n"
         "s = local.LocalStore(sys.argv[1])\n"
         "def die(*a, **k): os._exit(9)\n"
         "os.link = die; s.create('f/x', b'1')"

@@ -18,7 +18,7 @@ import cutwater as cw
 from cutwater.api.jobs import job as job_module
 from cutwater.api.jobs.job import Job
 from cutwater.protocol.job import waiting
-from cutwater.runtime import settings
+from cutwater.runtime.settings import make_config
 
 ROWS = 12_000
 
@@ -190,14 +190,14 @@ def test_on_a_cluster_a_job_goes_on_with_the_cores_that_are_left(start, fake_spa
 def test_the_scheduler_is_adaptive_unless_the_master_is_local(
     master: str, settings: dict[str, Any], scheduler: str
 ) -> None:
-    assert settings.make_config(settings).on_master(job_module.is_local(master)).scheduler == scheduler
+    assert make_config(settings).on_master(job_module.is_local(master)).scheduler == scheduler
 
 
 @pytest.mark.parametrize("name", ["group_deadline", "group_deadline_ms"])
 def test_the_old_name_of_a_setting_counts_and_says_what_to_write_instead(name: str) -> None:
     now = name.replace("group_deadline", "resource_timeout")
     with pytest.warns(FutureWarning, match=f"'{name}' is called '{now}'"):
-        config = settings.make_config({name: 10_000 if name.endswith("_ms") else "10s"})
+        config = make_config({name: 10_000 if name.endswith("_ms") else "10s"})
     assert config.resource_timeout_ms == 10_000
     with pytest.raises(cw.ConfigError, match="given twice"), pytest.warns(FutureWarning):
-        settings.make_config({name: 10_000, now: 10_000})
+        make_config({name: 10_000, now: 10_000})

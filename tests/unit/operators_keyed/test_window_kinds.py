@@ -15,10 +15,10 @@ from windows_world import advance, batch_of, plain, spec_of
 
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import BuildError
+from cutwater.operators.aggregate import kernels as aggregate_kernels
 from cutwater.operators.aggregate import word_accumulators
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.base import Operator, Outputs
-from cutwater.operators.window import kernels as window_kernels
 from cutwater.operators.window import session_table
 from cutwater.operators.window import sliced_operator as window_slices
 from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow, Window
@@ -277,7 +277,7 @@ class TestPlantedBugs:
 
     def test_first_and_last_without_their_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
-            window_kernels, "take_orders", lambda slots, orders, first, held: held.put(slots, orders + 1)
+            aggregate_kernels, "take_orders", lambda slots, orders, first, held: held.put(slots, orders + 1)
         )
         with pytest.raises(AssertionError):
             test_sliding_windows_agree_with_duckdb(7, 3)

@@ -116,3 +116,8 @@ def test_every_method_a_user_calls_is_documented(home, kind):
     for name, member in inspect.getmembers(getattr(home, kind)):
         if not name.startswith("_"):
             assert inspect.getdoc(member), f"{kind}.{name}"
+
+
+def test_the_earlier_name_of_process_networks_gives_the_same_names():
+    now, earlier = importlib.import_module("cutwater.process_networks"), importlib.import_module("cutwater.network")
+    assert {name: getattr(earlier, name) for name in earlier.__all__} == {n: getattr(now, n) for n in now.__all__}

@@ -2,36 +2,5 @@
 
 from __future__ import annotations
 
-from cutwater.process_networks import (
-    AllOf,
-    AnyOf,
-    Context,
-    Finding,
-    GlobalSnapshot,
-    Network,
-    PendingSnapshot,
-    Process,
-    Run,
-    conserved,
-    deadlock,
-    holds,
-    terminated,
-    tokens,
-)
-
-__all__ = [
-    "AllOf",
-    "AnyOf",
-    "Context",
-    "Finding",
-    "GlobalSnapshot",
-    "Network",
-    "PendingSnapshot",
-    "Process",
-    "Run",
-    "conserved",
-    "deadlock",
-    "holds",
-    "terminated",
-    "tokens",
-]
+from cutwater.process_networks import *  # noqa: F403  the same names, whatever they are
+from cutwater.process_networks import __all__ as __all__

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.protocol.checkpoint.pending import PENDING_STAGES, PendingStage, PendingStep
+from cutwater.protocol.checkpoint.coordinator import PENDING_STAGES, PendingStage, PendingStep
 from cutwater.protocol.diagrams import states_page
 from cutwater.protocol.subtask.stages import PHASES, STAGES, Phase, PhaseStep, Stage, StageStep
 

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping
 from typing import TypeVar
 
-from cutwater.protocol.checkpoint.pending import PENDING_STAGES
+from cutwater.protocol.checkpoint.coordinator import PENDING_STAGES
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.reasons import FailureReason
 from cutwater.protocol.subtask.stages import PHASES, STAGES

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
-from cutwater.protocol.checkpoint.pending import PENDING_STAGES, PendingCheckpoint, PendingStep
+from cutwater.protocol.checkpoint.coordinator import (
+    PENDING_STAGES,
+    CheckpointCoordinator,
+    PendingCheckpoint,
+    PendingStep,
+)
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.stages import PHASES, STAGES, PhaseStep, Snapshot, StageStep
 from cutwater.sim.schedules.schedule import FAULTS, REQUESTS

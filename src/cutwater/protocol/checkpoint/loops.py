@@ -1,4 +1,4 @@
-"""When the loops of a dataflow are quiet, and when they have ended (C6, W3): decided from what waves report.
+"""The loop monitor: it decides from what waves report when loops are quiet and when they have ended (C6, W3).
 
 Theory of operation.  A *loop* is a strongly connected component of the physical graph.  Every wave of barriers, stored
 or a mere *probe*, is a consistent cut; each subtask of a loop reports what it saw of it.  If no row was in any channel
@@ -30,7 +30,7 @@ _NOTHING_OUTSIDE = InputTime(MAX_WATERMARK)
 
 @dataclass(frozen=True, slots=True)
 class LoopReport:
-    """What one subtask saw of a wave: ``quiet`` and ``outside_ended`` are those of its ``Acknowledge``."""
+    """A subtask's view of a wave: ``quiet`` and ``outside_ended`` are those of its ``Acknowledge``."""
 
     quiet: bool
     outside_ended: bool
@@ -122,7 +122,7 @@ class LoopMonitor:
 
     @property
     def next_due_ms(self) -> float | None:
-        """When a ``Tick`` is wanted; ``None`` if only events can change things."""
+        """Time at which a ``Tick`` is wanted; ``None`` if only events can change things."""
         return self._not_before_ms if self._wanted and not self._asked else None
 
     def handle(self, event: LoopEvent) -> list[LoopEffect]:

@@ -1,4 +1,4 @@
-"""Events of the checkpoint coordinator and its effects (``messages`` passes them on)."""
+"""Events and effects of the checkpoint coordinator."""
 
 from __future__ import annotations
 

@@ -15,14 +15,14 @@ from cutwater.data.time import MIN_WATERMARK
 
 
 class SubtaskTime(NamedTuple):
-    """What a subtask of the step says of itself."""
+    """A report of a subtask of the step about itself."""
 
     known: int
-    """How many splits it has heard of, those it has finished included."""
+    """Number of splits that it has heard of, those it has finished included."""
     holding: bool
     """It has something to read: its own time holds."""
     watermark: int
-    """What it has told downstream."""
+    """The watermark that it has sent downstream."""
     finished: int
     """Of all splits that it has finished, the largest watermark."""
     quiet: bool = False
@@ -76,7 +76,7 @@ class StepTimes:
         self._subtasks[subtask].time = self._subtasks[subtask].told = None
 
     def reported(self, subtask: int, time: SubtaskTime) -> list[TellTime]:
-        """What a subtask says; what is to be told to whom."""
+        """Take a subtask's report; return what is to be told to subtasks."""
         self._subtasks[subtask].time = time
         return self._news()
 

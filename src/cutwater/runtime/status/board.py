@@ -13,7 +13,7 @@ import msgspec
 from cutwater.config import JobConfig
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.plan.graph import PhysicalPlan
-from cutwater.protocol.checkpoint.pending import CheckpointStatistics
+from cutwater.protocol.checkpoint.coordinator import CheckpointStatistics
 from cutwater.protocol.job.machine import JobMachine
 from cutwater.protocol.job.messages import JobPhase
 from cutwater.runtime.control import reports as cr

@@ -206,8 +206,8 @@ def test_strangers_are_refused_and_disturb_nobody(start, tmp_path: Path) -> None
     job = start(counting("strangers", gated(tmp_path, ROWS), tmp_path / "out"))
     wait_until(lambda: job.status.checkpoints.completed >= 1, "a checkpoint")
     coordinator: Any = job._coordinator
-    control = coordinator._server.address
-    data = [tuple(link.hello.data_address) for link in coordinator._group.links.values()]
+    control = coordinator.driver._server.address
+    data = [tuple(link.hello.data_address) for link in coordinator.driver.group.links.values()]
     held: list[socket.socket] = []
     for address in [control, *data]:
         for rubbish in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, b"\xff" * 4):
@@ -234,7 +234,7 @@ def test_a_worker_can_be_replaced_while_strangers_hold_their_connections(
     job = start(counting("crowd", gated(tmp_path, ROWS), tmp_path / "out"))
     wait_until(lambda: job.status.checkpoints.completed >= 1, "a checkpoint")
     coordinator: Any = job._coordinator
-    crowd = [socket.create_connection(coordinator._server.address, timeout=5) for _ in range(30)]
+    crowd = [socket.create_connection(coordinator.driver._server.address, timeout=5) for _ in range(30)]
     kill_some(job, fake_spark, 1, seed=0)
     open_gate(tmp_path)
     assert job.await_termination(30)
@@ -249,11 +249,11 @@ def test_a_worker_of_an_older_attempt_is_not_believed(start, fake_spark: FakeSpa
     job = start(counting("older", gated(tmp_path, ROWS), tmp_path / "out"))
     wait_until(lambda: job.status.restarts == 1 and job.status.phase == "running", "the restart")
     coordinator: Any = job._coordinator
-    link = next(iter(coordinator._group.links.values()))
+    link = next(iter(coordinator.driver.group.links.values()))
     before = job.status.checkpoints.last_completed_id
     stale = [cr.Ack(1, before + i, [], [], 0.0, 0.0) for i in range(1, 4)]
     for message in [*stale, cr.Failure(1, "DataError", "stale", "in", -1, 0, "", False), cr.Finished(1, 0, 0)]:
-        coordinator._later(lambda message=message: coordinator._received(link, message))
+        coordinator.driver.later(lambda message=message: coordinator.driver._received(link, message))
     open_gate(tmp_path)
     assert job.await_termination(30)
     assert job.status.restarts == 1

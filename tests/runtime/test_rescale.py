@@ -41,7 +41,7 @@ def test_a_rescale_right_after_another_knows_who_is_there(
     real = Coordinator.snapshot
 
     def watched(coordinator: Coordinator, done: Any) -> None:
-        there.append(set(coordinator._group.links))
+        there.append(set(coordinator.driver.group.links))
         real(coordinator, done)
 
     monkeypatch.setattr(Coordinator, "snapshot", watched)

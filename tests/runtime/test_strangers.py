@@ -23,7 +23,9 @@ ROWS = 12_000
 def ports(job: Job) -> tuple[tuple[str, int], list[tuple[str, int]]]:
     """The address of the coordinator, and of each worker."""
     coordinator: Any = job._coordinator
-    return coordinator.address, [tuple(link.hello.data_address) for link in coordinator._group.links.values()]
+    return coordinator.driver.address, [
+        tuple(link.hello.data_address) for link in coordinator.driver.group.links.values()
+    ]
 
 
 def replace_one(job: Job, slot: int) -> float:

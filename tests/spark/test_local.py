@@ -117,7 +117,7 @@ def test_too_few_cores_are_told_in_time(spark: SparkSession, tmp_path: Path) -> 
     waiting = job.status.waiting
     assert waiting is not None
     assert waiting.text.startswith("waiting for cores, 4 of 7 since ")
-    host: Any = job._coordinator._group._host
+    host: Any = job._coordinator.driver.group._host
     tasks = host.activity(range(8))
     assert sorted(tasks) == list(range(7))
     assert sorted(task.host for task in tasks.values() if task is not None) == ["localhost"] * 4

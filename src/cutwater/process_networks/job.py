@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutwater.config import JobConfig, parse_duration_ms
 from cutwater.errors import BuildError, ConfigError, CutwaterError
-from cutwater.process_networks.driver import NetworkDriver, NetworkStatus
+from cutwater.process_networks.coordinator import NetworkCoordinator, NetworkStatus
 from cutwater.process_networks.graph import Network, suitable
 from cutwater.process_networks.messages import names_of
 from cutwater.process_networks.run import PendingSnapshot, Run
@@ -52,8 +52,10 @@ class NetworkJob(Run):
         super().__init__(network, suitable(network), restore)
         self.uid = uuid.uuid4().hex
         self._condition = threading.Condition()
-        self._driver = NetworkDriver(self, config, host, placement=placement, seed=seed, every_ms=every_ms, store=store)
-        self._driver.start()
+        self._coordinator = NetworkCoordinator(
+            self, config, host, placement=placement, seed=seed, every_ms=every_ms, store=store
+        )
+        self._coordinator.driver.start()
 
     # ---------------------------------------------------------------------------------------------- what users call
 
@@ -65,21 +67,21 @@ class NetworkJob(Run):
     @property
     def status(self) -> NetworkStatus:
         """What the network does now."""
-        return self._driver.status
+        return self._coordinator.status
 
     @property
     def is_active(self) -> bool:
-        return not self._driver.ended.is_set()
+        return not self._coordinator.driver.ended.is_set()
 
     def exception(self) -> CutwaterError | None:
         """What made the network fail; ``None`` while it runs or if it did not fail."""
-        return self._driver.error
+        return self._coordinator.driver.error
 
     def stop(self) -> None:
         """End all processes.  Returns when all workers are gone."""
-        self._driver.request_end(Outcome.STOPPED, "stopped by the user")
-        self._driver.ended.wait()
-        self._driver.join()
+        self._coordinator.driver.request_end(Outcome.STOPPED, "stopped by the user")
+        self._coordinator.driver.ended.wait()
+        self._coordinator.driver.join()
 
     # --------------------------------------------------------------------------------------------------- see ``Run``
 
@@ -92,8 +94,8 @@ class NetworkJob(Run):
         deadline = time.monotonic() + timeout_ms / 1000
         with self._condition:
             while not condition():
-                if self._driver.ended.is_set():
-                    raise self._driver.failure()
+                if self._coordinator.driver.ended.is_set():
+                    raise self._coordinator.failure()
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     return False
@@ -102,7 +104,7 @@ class NetworkJob(Run):
 
     def _begin(self, initiators: tuple[str, ...]) -> PendingSnapshot:
         found: list[PendingSnapshot] = []
-        self._driver.call(lambda: found.append(self.begin_here(initiators)))
+        self._coordinator.driver.later(lambda: found.append(self.begin_here(initiators)))
         while not self.wait_until(lambda: bool(found), 1000.0):
             pass
         return found[0]
@@ -112,9 +114,9 @@ class NetworkJob(Run):
 
         def drop() -> None:
             self._pending.pop(pending.id, None)
-            self._driver.abort(pending.id)
+            self._coordinator.abort(pending.id)
 
-        self._driver.call(drop)
+        self._coordinator.driver.later(drop)
 
     # --------------------------------------------------------------------------------------- in the driver's thread
 
@@ -126,7 +128,7 @@ class NetworkJob(Run):
     def begin_here(self, initiators: tuple[str, ...]) -> PendingSnapshot:
         """Give out an id, and have the initiators triggered."""
         pending = self._new_pending(initiators)
-        self._driver.begin(pending)
+        self._coordinator.begin(pending)
         self.changed()
         return pending
 

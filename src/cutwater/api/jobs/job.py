@@ -103,11 +103,11 @@ class Job(Shown):
 
     @property
     def is_active(self) -> bool:
-        return not self._coordinator.ended.is_set()
+        return not self._coordinator.driver.ended.is_set()
 
     def exception(self) -> CutwaterError | None:
         """What made the job fail; ``None`` while it runs or if it did not fail."""
-        return self._coordinator.error if self._coordinator.ended.is_set() else None
+        return self._coordinator.driver.error if self._coordinator.driver.ended.is_set() else None
 
     def await_termination(self, timeout_s: float | None = None) -> bool:
         """Wait until the job ends; False if it still runs after ``timeout_s``.
@@ -116,13 +116,13 @@ class Job(Shown):
             CutwaterError: the job failed.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._coordinator.ended.wait(0.2):  # in slices, so that Ctrl-C gets through
+        while not self._coordinator.driver.ended.wait(0.2):  # in slices, so that Ctrl-C gets through
             if deadline is not None and time.monotonic() >= deadline:
                 return False
-        self._coordinator.join()
+        self._coordinator.driver.join()
         self._clean_up()
-        if self._coordinator.error is not None:
-            raise self._coordinator.error
+        if self._coordinator.driver.error is not None:
+            raise self._coordinator.driver.error
         return True
 
     def checkpoint(self) -> int:
@@ -131,7 +131,7 @@ class Job(Shown):
         Raises:
             CutwaterError: it did not complete, with the reason.
         """
-        return self._coordinator.request_checkpoint()
+        return self._coordinator.calls.checkpoint()
 
     def rescale(self, parallelism: int) -> None:
         """Go on at another parallelism; returns when the job runs there.
@@ -145,7 +145,7 @@ class Job(Shown):
         Raises:
             CutwaterError: too few free cores, or the checkpoint failed; the job goes on as it was.
         """
-        self._coordinator.request_rescale(parallelism)
+        self._coordinator.calls.rescale(parallelism)
 
     def savepoint(self, directory: str | os.PathLike[str]) -> str:
         """Take a savepoint: a snapshot that is yours, whole and in a form of its own.  The job goes on.
@@ -159,7 +159,7 @@ class Job(Shown):
         Raises:
             CutwaterError: there is none, with the reason; the job goes on.
         """
-        return self._coordinator.request_savepoint("savepoint", absolute(directory))
+        return self._coordinator.calls.savepoint("savepoint", absolute(directory))
 
     def stop(self, savepoint: str | os.PathLike[str] | None = None, *, drain: bool = False) -> str | None:
         """Take a last checkpoint and stop; a later start resumes there.  Returns when all workers are gone.
@@ -177,7 +177,7 @@ class Job(Shown):
             CutwaterError: there is no savepoint, with the reason; the job goes on.
         """
         if savepoint is not None:
-            path = self._coordinator.request_savepoint("drain" if drain else "stop", absolute(savepoint))
+            path = self._coordinator.calls.savepoint("drain" if drain else "stop", absolute(savepoint))
             if drain:
                 self.await_termination()
             else:
@@ -238,15 +238,15 @@ class Job(Shown):
         Raises:
             CutwaterError: nothing was handed over, with the reason; the job goes on.
         """
-        path = self._coordinator.request_hand_over(to, savepoint)
-        self._coordinator.ended.wait()
-        self._coordinator.join()
+        path = self._coordinator.calls.hand_over(to, savepoint)
+        self._coordinator.driver.ended.wait()
+        self._coordinator.driver.join()
         self._clean_up()
         return path
 
     def disconnect(self, slot: int) -> None:
         """Break the connection to a worker, as a network does: a fault drill.  The worker is replaced."""
-        self._coordinator.disconnect(slot)
+        self._coordinator.driver.disconnect(slot)
 
     def result(self, step: str) -> DataFrame:
         """Rows of a ``collect`` step of a finished job, as a Spark DataFrame."""
@@ -265,13 +265,13 @@ class Job(Shown):
             self.name,
             attempt=lambda: self._coordinator.board.status.attempt,
             actions=actions_of(self),
-            ended=self._coordinator.ended,
+            ended=self._coordinator.driver.ended,
         )
 
     def _end(self, outcome: Outcome, reason: str) -> None:
-        self._coordinator.request_end(outcome, reason)
-        self._coordinator.ended.wait()
-        self._coordinator.join()
+        self._coordinator.driver.request_end(outcome, reason)
+        self._coordinator.driver.ended.wait()
+        self._coordinator.driver.join()
         self._clean_up()
 
     def _clean_up(self) -> None:
@@ -339,7 +339,7 @@ def start(
     coordinator.start()
     job = Job(coordinator, spark, graph, directory, temporary, lease)
     if lease is not None:
-        lease.follow(lambda: coordinator.board.status, coordinator.ended)
+        lease.follow(lambda: coordinator.board.status, coordinator.driver.ended)
         job.watch_requests(store)
     return job
 

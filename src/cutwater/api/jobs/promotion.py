@@ -61,7 +61,7 @@ def promote(
         drive = partial(_drive, fork, coordinator, graph, spark)
         to = Successor(directory, plan.name, publisher.uid)
         _have_it_handed_over(fork, to, savepoint, publisher.seal, drive)
-        coordinator.request_promotion()
+        coordinator.calls.promotion()
     over = _leader(fork, publisher.seal).handed_over
     return over.savepoint if over is not None else ""
 

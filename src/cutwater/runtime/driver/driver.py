@@ -1,4 +1,4 @@
-"""The driver's part of anything that runs on a group of workers: one thread that owns all state.
+"""The driver of anything that runs on a group of workers: one thread that owns all state.
 
 Workers' connections, Spark's threads and the user's calls only put functions into its queue, and it runs one after the
 other; so nothing here needs a lock.
@@ -47,10 +47,90 @@ _LOOK_MS = 300.0
 """The longest time without a look at the clock's business, and at who is there."""
 
 
-class Driver(abc.ABC):
-    """Forms a group of workers, deploys attempts to it and restarts them.
+class Duties(abc.ABC):
+    """The duties of a driver that depend on what its workers run: a dataflow, or a process network.
+
+    Everything is called in the driver's thread.
+    """
+
+    @abc.abstractmethod
+    def worker_args(self, slot: int) -> SlotArgs:
+        """The arguments that the worker of a slot is started with."""
+
+    @abc.abstractmethod
+    def deploy(self, attempt: int) -> None:
+        """Tell every worker what to build."""
+
+    @abc.abstractmethod
+    def running(self) -> None:
+        """Every worker is ready, and has just been told to start."""
+
+    @abc.abstractmethod
+    def stopped(self, reason: str) -> None:
+        """The attempt is over, another one will begin."""
+
+    @abc.abstractmethod
+    def shutting_down(self, reason: str) -> None:
+        """The workers are about to be sent away."""
+
+    @abc.abstractmethod
+    def message(self, link: WorkerLink, message: c.FromWorker) -> None:
+        """A message of a worker of the current attempt."""
+
+    @abc.abstractmethod
+    def note(self, text: str) -> None:
+        """Tell the user."""
+
+    @abc.abstractmethod
+    def due_ms(self) -> float | None:
+        """Monotonic time at which ``on_time`` is wanted."""
+
+    @abc.abstractmethod
+    def on_time(self) -> None:
+        """Do what time has made due."""
+
+    def launched(self) -> None:  # noqa: B027 - a hook
+        """The workers' Spark jobs are submitted."""
+
+    def failing(self, failure: cr.Failure) -> bool:
+        """A worker told of a failure; false if everything must go back, although it concerns one region."""
+        return True
+
+    def stop_regions(self, regions: tuple[int, ...], reason: str) -> None:
+        """Reset these regions, no others; only where ``regions`` were given."""
+        raise InvariantError(f"{reason}: there are no regions that go back by themselves")
+
+    def begin_regions(self, attempt: int, regions: tuple[int, ...]) -> None:
+        """Deploy these regions from the newest checkpoint; only where ``regions`` were given."""
+        raise InvariantError("there are no regions that go back by themselves")
+
+    def resumed(self) -> None:  # noqa: B027 - a hook
+        """Everything runs again after regions went back."""
+
+    def short(self, workers: int, reason: str) -> None:  # noqa: B027 - a hook
+        """The group did not become complete, but is large enough to go on."""
+
+    def take_final(self) -> None:  # noqa: B027 - a hook
+        """Every subtask is finished."""
+
+    def end(self, outcome: j.Outcome, reason: str) -> None:  # noqa: B027 - a hook
+        """All workers are gone; ``ended`` is set when this returns."""
+
+    def crashed(self, error: CutwaterError) -> None:  # noqa: B027 - a hook
+        """The driver's own thread failed."""
+
+    def closing(self) -> None:  # noqa: B027 - a hook
+        """The thread is about to end, however it came to that."""
+
+    def stepped(self) -> None:  # noqa: B027 - a hook
+        """Something that users look at may have changed."""
+
+
+class Driver:
+    """Forms a group of workers, has attempts deployed to it and restarts them.
 
     Args:
+        duties: what the workers are started with and told, and what their messages mean.
         name: of the job; a worker of another job is refused.
         slots: number of workers.
         config: settings.
@@ -64,6 +144,7 @@ class Driver(abc.ABC):
 
     def __init__(
         self,
+        duties: Duties,
         name: str,
         slots: int,
         config: JobConfig,
@@ -75,13 +156,14 @@ class Driver(abc.ABC):
         division: Division | None = None,
     ) -> None:
         self.config = config
+        self._duties = duties
         self.error: CutwaterError | None = None
         self.ended = threading.Event()
         self.secret = new_secret()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._failures = FailureLedger()
+        self.failures = FailureLedger()
         self._polled_ms = self._looked_ms = 0.0
-        self._machine = JobMachine(
+        self.machine = JobMachine(
             slots,
             subtasks,
             RestartDecider(config.restart, Random(secrets.randbits(64))),
@@ -92,33 +174,23 @@ class Driver(abc.ABC):
             regions=division.regions if division is not None else (),
             upstream=division.upstream if division is not None else (),
         )
-        made = host(lambda slot, error: self._later(lambda: self._slot_ended(slot, error)))
-        self._group = Group(slots, made, roster, self._worker_args, self._after)
+        made = host(lambda slot, error: self.later(lambda: self._slot_ended(slot, error)))
+        self.group = Group(slots, made, roster, self._duties.worker_args, self._after)
         self._server = ControlServer(
             made.address,
             self.secret,
             name,
-            joined=lambda link, hello: self._later(lambda: self._job(self._group.joined(link, hello))),
-            received=lambda link, message: self._later(lambda: self._received(link, message)),
-            lost=lambda link, reason: self._later(lambda: self._job(self._group.lost(link, reason))),
-            told=lambda text: self._later(lambda: self.note(text)),
+            joined=lambda link, hello: self.later(lambda: self.handle(self.group.joined(link, hello))),
+            received=lambda link, message: self.later(lambda: self._received(link, message)),
+            lost=lambda link, reason: self.later(lambda: self.handle(self.group.lost(link, reason))),
+            told=lambda text: self.later(lambda: self._duties.note(text)),
         )
         self._thread = threading.Thread(target=self._run, name=f"cutwater-{name}", daemon=True)
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where workers find this driver."""
+        """Address at which workers find this driver."""
         return self._server.address
-
-    @property
-    def cores(self) -> frozenset[int]:
-        """Slots with a worker, or a core for one."""
-        return self._group.cores
-
-    @property
-    def waits(self) -> bool:
-        """Whether nothing but missing workers keeps the job, or a part of it, from going on."""
-        return self._machine.waits
 
     # ------------------------------------------------------------------------------------------ from other threads
 
@@ -131,19 +203,26 @@ class Driver(abc.ABC):
         if self._thread.ident is not None:
             self._thread.join()
 
+    def end_unstarted(self) -> None:
+        """End without having begun: there is nothing to do."""
+        self._server.close()
+        self._duties.closing()
+        self.ended.set()
+
     def request_end(self, outcome: j.Outcome, reason: str) -> None:
         """Cancel or stop; wait for ``ended`` afterwards."""
-        self._later(lambda: self._job(j.EndRequested(outcome, reason, now_ms())))
+        self.later(lambda: self.handle(j.EndRequested(outcome, reason, now_ms())))
 
     def disconnect(self, slot: int) -> None:
         """Break the connection to a worker, as a network does; nothing if there is none."""
-        self._later(lambda: self._group.disconnect(slot))
+        self.later(lambda: self.group.disconnect(slot))
 
-    def _later(self, function: Callable[[], None]) -> None:
+    def later(self, function: Callable[[], None]) -> None:
+        """Call a function in the driver's thread; from any thread."""
         self._calls.put(function)
 
     def _after(self, delay_s: float, function: Callable[[], None]) -> None:
-        timer = threading.Timer(delay_s, lambda: self._later(function))
+        timer = threading.Timer(delay_s, lambda: self.later(function))
         timer.daemon = True
         timer.start()
 
@@ -152,23 +231,23 @@ class Driver(abc.ABC):
     def _run(self) -> None:
         try:
             self._server.start()
-            self._group.launch_all()
-            self._launched()
+            self.group.launch_all()
+            self._duties.launched()
             while not self.ended.is_set():
                 self._step()
         except BaseException as e:
             self.error = e if isinstance(e, CutwaterError) else internal_error(e)
-            self._group.abandon()
-            self._crashed(self.error)
+            self.group.abandon()
+            self._duties.crashed(self.error)
         finally:
-            self._closing()
+            self._duties.closing()
             self._server.close()
-            self._group.close()
+            self.group.close()
             self.ended.set()
-            self._stepped()
+            self._duties.stepped()
 
     def _step(self) -> None:
-        dues = [d for d in (self._machine.next_due_ms, self._due_ms()) if d is not None]
+        dues = [d for d in (self.machine.next_due_ms, self._duties.due_ms()) if d is not None]
         due = min([*dues, self._looked_ms + _LOOK_MS])
         try:
             function = self._calls.get(timeout=max(0.0, due - now_ms()) / 1000)
@@ -177,77 +256,77 @@ class Driver(abc.ABC):
         try:
             if function is not None:
                 function()
-            if (now := now_ms()) >= due or self._group.changed:
-                self._looked_ms, self._group.changed = now, False
+            if (now := now_ms()) >= due or self.group.changed:
+                self._looked_ms, self.group.changed = now, False
                 self._on_time()
         except FencedError as e:
-            self._failures.error = e
-            self._job(j.EndRequested(j.Outcome.FAILED, str(e), now_ms()))
-        self._stepped()
+            self.failures.error = e
+            self.handle(j.EndRequested(j.Outcome.FAILED, str(e), now_ms()))
+        self._duties.stepped()
 
     def _on_time(self) -> None:
         now = now_ms()
-        pause_ms = _POLL_MS if self._machine.waits else _POLL_RECRUITS_MS
-        if self._machine.phase in _WANTED and self._group.missing and now - self._polled_ms > pause_ms:
+        pause_ms = _POLL_MS if self.machine.waits else _POLL_RECRUITS_MS
+        if self.machine.phase in _WANTED and self.group.missing and now - self._polled_ms > pause_ms:
             self._polled_ms = now
-            progress = self._group.progress()
-            self._job(progress)
-            for text in self._group.end_hung(progress, self.config.boot_timeout_ms):
-                self.note(text)
-        due = self._machine.next_due_ms
+            progress = self.group.progress()
+            self.handle(progress)
+            for text in self.group.end_hung(progress, self.config.boot_timeout_ms):
+                self._duties.note(text)
+        due = self.machine.next_due_ms
         if due is not None and due <= now:
-            self._job(j.Tick(now))
-        self._tick()
-        for link in self._group.silent(self.config.heartbeat_timeout_ms):
+            self.handle(j.Tick(now))
+        self._duties.on_time()
+        for link in self.group.silent(self.config.heartbeat_timeout_ms):
             silence = f"it was silent for {self.config.heartbeat_timeout_ms / 1000:.0f} s"
-            self._job(self._group.lost(link, silence))
+            self.handle(self.group.lost(link, silence))
 
     # -------------------------------------------------------------------------------------------------- the events
 
     def _received(self, link: WorkerLink, message: c.FromWorker) -> None:
         link.seen_ms = now_ms()
         attempt: int | None = getattr(message, "attempt", None)
-        current = attempt is None or self._machine.is_current(attempt, getattr(message, "region", 0))
-        if not current or not self._group.is_current(link):
+        current = attempt is None or self.machine.is_current(attempt, getattr(message, "region", 0))
+        if not current or not self.group.is_current(link):
             return
         match message:
             case cr.Ready():
-                self._job(j.WorkerReady(link.slot, message.attempt, now_ms(), message.region))
+                self.handle(j.WorkerReady(link.slot, message.attempt, now_ms(), message.region))
             case cr.Failure():
                 if message.secondary:
                     self._after(_PATIENCE_S, lambda: self._still_failed(message))
                 else:
                     self._failed(message)
             case CopiesHeld():
-                self._group.copied(link, message)
+                self.group.copied(link, message)
             case _:
-                self._message(link, message)
+                self._duties.message(link, message)
 
     def _slot_ended(self, slot: int, error: BaseException | None) -> None:
-        hopeless = self._group.slot_ended(slot, error)
+        hopeless = self.group.slot_ended(slot, error)
         if hopeless is not None:
-            self._failures.note(type(hopeless).__name__, hopeless.message, hopeless.step or "", False, hopeless.hint)
-            self._job(j.EndRequested(j.Outcome.FAILED, str(self._failures.error), now_ms()))
+            self.failures.note(type(hopeless).__name__, hopeless.message, hopeless.step or "", False, hopeless.hint)
+            self.handle(j.EndRequested(j.Outcome.FAILED, str(self.failures.error), now_ms()))
 
-    def _failed(self, failure: cr.Failure, alone: bool = True) -> None:
-        """A worker told of a failure; not ``alone``: everything goes back."""
+    def _failed(self, failure: cr.Failure) -> None:
+        alone = self._duties.failing(failure)
         text = f"{failure.message}\n{failure.traceback}" if failure.traceback else failure.message
-        self._fail(
+        self.fail(
             failure.kind,
             text,
             step=failure.step,
             retryable=failure.retryable,
             hint=failure.hint,
-            attempt=failure.attempt if alone else self._machine.attempt,
+            attempt=failure.attempt if alone else self.machine.attempt,
             region=failure.region if alone else None,
         )
 
     def _still_failed(self, failure: cr.Failure) -> None:
         """A worker lost another one some time ago, and nobody has told a better reason since."""
-        if self._machine.is_current(failure.attempt, failure.region) and self._machine.phase in _ATTEMPT:
+        if self.machine.is_current(failure.attempt, failure.region) and self.machine.phase in _ATTEMPT:
             self._failed(failure)
 
-    def _fail(
+    def fail(
         self,
         kind: str,
         message: str,
@@ -259,120 +338,50 @@ class Driver(abc.ABC):
         region: int | None = None,
     ) -> None:
         """The current attempt failed, or that of a region."""
-        if self._failures.counts(kind, retryable, self._machine.phase):
-            retryable = self._failures.note(kind, message, step, retryable, hint)
-            reason, number = str(self._failures.error), attempt or self._machine.attempt
-            self._job(j.TaskFailed(number, reason, retryable, now_ms(), region))
+        if self.failures.counts(kind, retryable, self.machine.phase):
+            retryable = self.failures.note(kind, message, step, retryable, hint)
+            reason, number = str(self.failures.error), attempt or self.machine.attempt
+            self.handle(j.TaskFailed(number, reason, retryable, now_ms(), region))
 
     # ------------------------------------------------------------------------------------------ effects of the job
 
-    def _job(self, event: j.Event | None) -> None:
+    def handle(self, event: j.Event | None) -> None:
         """Feed the job machine and perform what it asks for."""
         if event is None:
             return
-        for effect in self._machine.handle(event):
+        for effect in self.machine.handle(event):
             match effect:
                 case j.BeginAttempt(attempt=attempt):
-                    self._deploy(attempt)
+                    self._duties.deploy(attempt)
                 case j.StartProcessing(attempt=attempt):
-                    self._group.broadcast(c.Start(attempt))
-                    self._running()
+                    self.group.broadcast(c.Start(attempt))
+                    self._duties.running()
                 case j.StopAttempt(reason=reason):
-                    self._stepped()  # first: whoever sees that the job restarts must not see that it runs
-                    self._stopped(reason)
-                    self._group.broadcast(c.Reset(self._machine.attempt))
+                    self._duties.stepped()  # first: whoever sees that the job restarts must not see that it runs
+                    self._duties.stopped(reason)
+                    self.group.broadcast(c.Reset(self.machine.attempt))
                 case j.StopRegions(regions=regions, reason=reason):
-                    self._stop_regions(regions, reason)
+                    self._duties.stop_regions(regions, reason)
                 case j.BeginRegions(attempt=attempt, regions=regions):
-                    self._begin_regions(attempt, regions)
+                    self._duties.begin_regions(attempt, regions)
                 case j.StartRegions(attempt=attempt):
-                    self._group.broadcast(c.Start(attempt))
-                    self._resumed()
+                    self.group.broadcast(c.Start(attempt))
+                    self._duties.resumed()
                 case j.GroupShort(workers=workers, reason=reason):
-                    self._short(workers, reason)
+                    self._duties.short(workers, reason)
                 case j.Wait(text=text):
-                    self.note(text)
+                    self._duties.note(text)
                 case j.TakeFinalCheckpoint():
-                    self._take_final()
+                    self._duties.take_final()
                 case j.ShutDown(outcome=outcome, reason=reason):
-                    self._shutting_down(reason)
+                    self._duties.shutting_down(reason)
                     timeout_s = self.config.cancel_timeout_ms / 1000
-                    self._group.shut_down(
-                        outcome.value, timeout_s, lambda: self._later(lambda: self._job(j.WorkersGone()))
+                    self.group.shut_down(
+                        outcome.value, timeout_s, lambda: self.later(lambda: self.handle(j.WorkersGone()))
                     )
                 case j.Ended(outcome=outcome, reason=reason):
                     if outcome is j.Outcome.FAILED:
-                        self.error = self._failures.final(reason)
+                        self.error = self.failures.final(reason)
                         reason = str(self.error)
-                    self._end(outcome, reason)
+                    self._duties.end(outcome, reason)
                     self.ended.set()
-
-    # ------------------------------------------------------------------------------------ what a certain driver does
-
-    @abc.abstractmethod
-    def _worker_args(self, slot: int) -> SlotArgs:
-        """What a worker is started with."""
-
-    @abc.abstractmethod
-    def _deploy(self, attempt: int) -> None:
-        """Tell every worker what to build."""
-
-    @abc.abstractmethod
-    def _running(self) -> None:
-        """Every worker is ready, and has just been told to start."""
-
-    @abc.abstractmethod
-    def _stopped(self, reason: str) -> None:
-        """The attempt is over, another one will begin."""
-
-    @abc.abstractmethod
-    def _shutting_down(self, reason: str) -> None:
-        """The workers are about to be sent away."""
-
-    @abc.abstractmethod
-    def _message(self, link: WorkerLink, message: c.FromWorker) -> None:
-        """A message of a worker of the current attempt."""
-
-    @abc.abstractmethod
-    def note(self, text: str) -> None:
-        """Tell the user."""
-
-    @abc.abstractmethod
-    def _due_ms(self) -> float | None:
-        """When ``_tick`` is wanted."""
-
-    @abc.abstractmethod
-    def _tick(self) -> None:
-        """Do what time has made due."""
-
-    def _launched(self) -> None:  # noqa: B027 - a hook
-        """The workers' Spark jobs are submitted."""
-
-    def _stop_regions(self, regions: tuple[int, ...], reason: str) -> None:
-        """Reset these regions, no others; only where ``regions`` were given."""
-        raise InvariantError(f"{reason}: there are no regions that go back by themselves")
-
-    def _begin_regions(self, attempt: int, regions: tuple[int, ...]) -> None:
-        """Deploy these regions from the newest checkpoint; only where ``regions`` were given."""
-        raise InvariantError("there are no regions that go back by themselves")
-
-    def _resumed(self) -> None:  # noqa: B027 - a hook
-        """Everything runs again after regions went back."""
-
-    def _short(self, workers: int, reason: str) -> None:  # noqa: B027 - a hook
-        """The group did not become complete, but is large enough to go on."""
-
-    def _take_final(self) -> None:  # noqa: B027 - a hook
-        """Every subtask is finished."""
-
-    def _end(self, outcome: j.Outcome, reason: str) -> None:  # noqa: B027 - a hook
-        """All workers are gone; ``ended`` is set when this returns."""
-
-    def _crashed(self, error: CutwaterError) -> None:  # noqa: B027 - a hook
-        """The driver's own thread failed."""
-
-    def _closing(self) -> None:  # noqa: B027 - a hook
-        """The thread is about to end, however it came to that."""
-
-    def _stepped(self) -> None:  # noqa: B027 - a hook
-        """Something that users look at may have changed."""

@@ -1,10 +1,9 @@
-"""The driver of a process network on workers: deploys it, takes its snapshots, goes back to the last one."""
+"""The coordinator of a process network on workers: deploys it, takes its snapshots, goes back to the last one."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 import msgspec
@@ -28,7 +27,7 @@ from cutwater.runtime.control.process_network_messages import (
     SnapshotTrigger,
 )
 from cutwater.runtime.driver.checkpointing import now_ms
-from cutwater.runtime.driver.driver import Driver, MakeHost
+from cutwater.runtime.driver.driver import Driver, Duties, MakeHost
 from cutwater.runtime.failures import first_line
 from cutwater.runtime.worker.worker import SlotArgs
 
@@ -66,7 +65,7 @@ class NetworkStatus(msgspec.Struct, frozen=True):
     """What it waits for before it goes on, if it lacks workers."""
 
 
-class NetworkDriver(Driver):
+class NetworkCoordinator(Duties):
     """Belongs to a ``NetworkJob``, whose snapshots it performs.
 
     Args:
@@ -91,7 +90,7 @@ class NetworkDriver(Driver):
     ) -> None:
         self._job_handle, self._placement, self._seed = job, placement, seed
         self._network: Network = job.network
-        self._every_ms, self._store = every_ms, store
+        self._config, self._every_ms, self._store = config, every_ms, store
         self._next_ms: float | None = None
         self._periodic: PendingSnapshot | None = None
         self._untriggered: list[PendingSnapshot] = []
@@ -103,52 +102,48 @@ class NetworkDriver(Driver):
         self.name = job.network.name
         self._trace: PartFile | None = None
         self._tracer = self._open_trace(config)
-        super().__init__(self.name, config.parallelism, config, host, self)
+        self.driver = Driver(self, self.name, config.parallelism, config, host, self)
 
     # ----------------------------------------------------------------------------------------- from other threads
 
     @property
     def status(self) -> NetworkStatus:
         hellos = dict(self._hellos)
-        sizes = [sum(slot == s for s in self._placement.values()) for slot in range(self.config.parallelism)]
+        sizes = [sum(slot == s for s in self._placement.values()) for slot in range(self._config.parallelism)]
         workers = [
             NetworkWorker(slot, h.pid, h.host, sizes[slot], self._taken.get(slot, 0)) for slot, h in hellos.items()
         ]
-        machine, told, restored = self._machine, list(self._told), self._restored
+        machine, told, restored = self.driver.machine, list(self._told), self._restored
         waiting = machine.waiting.text(now_ms()) if machine.waits else ""
         return NetworkStatus(self.name, machine.phase.value, machine.attempt, workers, told, restored, waiting)
-
-    def call(self, function: Callable[[], None]) -> None:
-        """Run a function in the driver's thread."""
-        self._later(function)
 
     # ------------------------------------------------------------------------------------------------- snapshots
 
     def begin(self, pending: PendingSnapshot) -> None:
         """Trigger the initiators, as soon as the network runs."""
-        if self._machine.phase is not j.JobPhase.RUNNING:
+        if self.driver.machine.phase is not j.JobPhase.RUNNING:
             self._untriggered.append(pending)
             return
         self._triggered_id = pending.id
-        trigger = SnapshotTrigger(self._machine.attempt, pending.id, list(pending.initiators))
-        self._group.broadcast(trigger)
+        trigger = SnapshotTrigger(self.driver.machine.attempt, pending.id, list(pending.initiators))
+        self.driver.group.broadcast(trigger)
 
     def abort(self, id: int) -> None:
         """Nobody waits for the snapshot any more."""
         self._untriggered = [p for p in self._untriggered if p.id != id]
         if self._tracer is not None:
             self._tracer.aborted(id)
-        self._group.broadcast(SnapshotAbort(self._machine.attempt, id))
+        self.driver.group.broadcast(SnapshotAbort(self.driver.machine.attempt, id))
 
     def _complete(self, snapshot: GlobalSnapshot) -> None:
         if self._tracer is not None:
             self._tracer.completed(snapshot.id)
-        self._failures.progressed()
-        self._job(j.CheckpointCompleted(self._machine.attempt, now_ms()))
+        self.driver.failures.progressed()
+        self.driver.handle(j.CheckpointCompleted(self.driver.machine.attempt, now_ms()))
         if self._periodic is not None and self._periodic.id == snapshot.id and self._store is not None:
             self._store.save(snapshot)
 
-    # ------------------------------------------------------------------------------------------------ see ``Driver``
+    # ------------------------------------------------------------------------------------------------ see ``Duties``
 
     def joined(self, hello: cr.Hello) -> None:
         """A worker is there."""
@@ -165,27 +160,27 @@ class NetworkDriver(Driver):
     def copied(self, slot: int, copies: CopiesHeld) -> None:
         """Nobody tells of copies: the workers of networks keep none."""
 
-    def _worker_args(self, slot: int) -> SlotArgs:
+    def worker_args(self, slot: int) -> SlotArgs:
         return NetworkArgs(
             slot=slot,
-            address=self.address,
-            secret=self.secret,
+            address=self.driver.address,
+            secret=self.driver.secret,
             job=self.name,
             uid=self._job_handle.uid,
-            config=self.config,
+            config=self._config,
             network=self._network,
             placement=self._placement,
             algorithm=self._job_handle.algorithm,
             seed=self._seed,
         )
 
-    def _deploy(self, attempt: int) -> None:
+    def deploy(self, attempt: int) -> None:
         last = self._job_handle.last_snapshot
         self._restored = last.id if last is not None else None
         if self._tracer is not None:
             self._tracer.attempt = attempt
         self._taken.clear()
-        links = [self._group.links[slot] for slot in range(self.config.parallelism)]
+        links = [self.driver.group.links[slot] for slot in range(self._config.parallelism)]
         for slot, link in enumerate(links):
             mine = [n for n, s in self._placement.items() if s == slot]
             sent: dict[str, int] = {}
@@ -205,20 +200,20 @@ class NetworkDriver(Driver):
             )
             link.send(deploy)
 
-    def _running(self) -> None:
+    def running(self) -> None:
         waiting, self._untriggered = self._untriggered, []
         for pending in waiting:
             self.begin(pending)
         if self._every_ms is not None:
             self._next_ms = now_ms() + self._every_ms
 
-    def _stopped(self, reason: str) -> None:
+    def stopped(self, reason: str) -> None:
         reason = first_line(reason)
         self._told.append(reason)
         self._next_ms = None
         self._interrupt(reason)
 
-    def _shutting_down(self, reason: str) -> None:
+    def shutting_down(self, reason: str) -> None:
         self._next_ms = None
         self._interrupt(first_line(reason))
 
@@ -232,7 +227,7 @@ class NetworkDriver(Driver):
             waiting,
         )
 
-    def _message(self, link: WorkerLink, message: c.FromWorker) -> None:
+    def message(self, link: WorkerLink, message: c.FromWorker) -> None:
         match message:
             case SnapshotParts(snapshot=snapshot, parts=parts):
                 for part in parts:
@@ -244,17 +239,17 @@ class NetworkDriver(Driver):
             case _:
                 pass
 
-    def _due_ms(self) -> float | None:
+    def due_ms(self) -> float | None:
         return self._next_ms
 
-    def _tick(self) -> None:
+    def on_time(self) -> None:
         if self._next_ms is None or self._every_ms is None or now_ms() < self._next_ms:
             return
         self._next_ms = now_ms() + self._every_ms
-        if self._machine.phase is j.JobPhase.RUNNING and (self._periodic is None or self._periodic.done):
+        if self.driver.machine.phase is j.JobPhase.RUNNING and (self._periodic is None or self._periodic.done):
             self._periodic = self._job_handle.begin_here(self._network.initiators())
 
-    def _closing(self) -> None:
+    def closing(self) -> None:
         if self._trace is not None:
             self._trace.close()
 
@@ -267,9 +262,9 @@ class NetworkDriver(Driver):
         self._trace = part_of_driver(config.trace_dir, self.name, uid)
         return Tracer(self._trace, self._network, lambda: time.time() * 1000, run=uid, contents=False)
 
-    def _stepped(self) -> None:
+    def stepped(self) -> None:
         self._job_handle.changed()
 
     def failure(self) -> CutwaterError:
-        """Why nothing more can be asked of the network."""
-        return self.error or CutwaterError(f"network {self.name!r} was stopped")
+        """The error of whoever asks for something after the network's end."""
+        return self.driver.error or CutwaterError(f"network {self.name!r} was stopped")

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from cutwater.errors import ConfigError
-from cutwater.sim.explorer.actions import ActingState
 from cutwater.sim.explorer.explore import Explored, explore_world
 from cutwater.sim.explorer.job import JobState
 from cutwater.sim.explorer.world import Budget, JobWorld
@@ -125,7 +124,7 @@ def computations(protocol: str, requests: int, savepoints: int) -> set[Hashable]
     merge = Graph("merge", [Step("read", 2), Step("merge"), Step("sink")],
                   [("read", "merge", "hash"), ("merge", "sink", "forward")])  # fmt: skip
     budget = QUICK._replace(rows=(0, 1), requests=requests, savepoints=savepoints, crashes=0, direct=True, hasty=True)
-    todo: list[Any] = [ActingState(JobWorld(merge, protocol, budget, Plant("nothing")))]
+    todo: list[Any] = [JobState(JobWorld(merge, protocol, budget, Plant("nothing")))]
     seen, found = {todo[0].key()}, set[Hashable]()
     while todo:
         state = todo.pop()

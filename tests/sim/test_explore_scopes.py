@@ -8,7 +8,8 @@ import pytest
 
 from cutwater.protocol.job.regions import Division
 from cutwater.sim.explorer.explore import explore_world
-from cutwater.sim.explorer.scopes import ScopedState
+from cutwater.sim.explorer.job import JobState
+from cutwater.sim.explorer.scopes import Parts
 from cutwater.sim.explorer.world import Budget
 
 REPLAY = Budget(requests=0, eager=True, prompt=True)
@@ -19,30 +20,30 @@ def _alone(self: Division, regions: Any) -> set[int]:
     return set(regions)
 
 
-def _asks_nobody(self: ScopedState, going: frozenset[int]) -> tuple[int, ...]:
+def _asks_nobody(self: Parts, state: JobState, going: frozenset[int]) -> tuple[int, ...]:
     return (0,) * len(self.made)
 
 
-def _sends_all_again(self: ScopedState, channel: int, row: int) -> int:
+def _sends_all_again(self: Parts, state: JobState, channel: int, row: int) -> int:
     number, self.sent[channel] = self.sent[channel], self.sent[channel] + 1
-    if number == len(self.history[channel]):
-        self.history[channel] += (row,)
-        self.told[channel] += (self.knows[self.world.graph.channels[channel].source],)
-    self.send(channel, number)
+    if number == len(state.history[channel]):
+        state.history[channel] += (row,)
+        self.told[channel] += (self.knows[state.world.graph.channels[channel].source],)
+    state.send(channel, number)
     return number
 
 
-NO_WAIT = ("merge_task", AGAIN, ScopedState, "_caught_up", lambda self: True, "inconsistent cut")
+NO_WAIT = ("merge_task", AGAIN, Parts, "_caught_up", lambda self, state: True, "inconsistent cut")
 ORDER = "replay: row 0 of merge 0 > sink 0"
 
 
 @pytest.mark.parametrize(
     ("world", "budget", "owner", "name", "plant", "what"),
     [
-        ("merge_upstream", REPLAY, ScopedState, "_known_to_survivors", _asks_nobody, ORDER),
-        ("merge_task", REPLAY, ScopedState, "_known_to_survivors", _asks_nobody, ORDER),
+        ("merge_upstream", REPLAY, Parts, "_known_to_survivors", _asks_nobody, ORDER),
+        ("merge_task", REPLAY, Parts, "_known_to_survivors", _asks_nobody, ORDER),
         ("merge_upstream", REPLAY, Division, "with_upstream", _alone, "replay: nobody keeps"),
-        ("merge_task", REPLAY, ScopedState, "emit", _sends_all_again, "order of a channel"),
+        ("merge_task", REPLAY, Parts, "emit", _sends_all_again, "order of a channel"),
         pytest.param(*NO_WAIT, marks=pytest.mark.full),
     ],
     ids=[

@@ -1,4 +1,4 @@
-"""What no step of a small job changes, and the values that its states are made of."""
+"""Constants of a small job, and the values that its states are made of."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cutwater.protocol.subtask.stages import Phase
 from cutwater.sim.explorer.small import Memo
 from cutwater.sim.mutants.core import Plant
 from cutwater.sim.schedules.graphs import Graph
+from cutwater.sim.schedules.schedule import Recovery
 
 Action: TypeAlias = tuple[Any, ...]
 """The name of a step, and what it is about."""
@@ -97,10 +98,15 @@ class Done(NamedTuple):
 
 
 class JobWorld:
-    """What no step changes: the dataflow, the protocol, how much may happen, and the machines by number."""
+    """The dataflow, the protocol, how much may happen, and the machines by number: no step changes them.
 
-    def __init__(self, graph: Graph, protocol: str, budget: Budget, plant: Plant) -> None:
+    Args:
+        recovery: what goes back after a failure, everything or a part.
+    """
+
+    def __init__(self, graph: Graph, protocol: str, budget: Budget, plant: Plant, recovery: Recovery = "job") -> None:
         self.graph, self.budget, self.plant = graph, budget, plant
+        self.recovery: Recovery = recovery
         self.row = PROTOCOLS[protocol]
         self.exactly = protocol != "at_least_once"
         self.queued = (self.row.switches or self.row.halts) and not budget.direct

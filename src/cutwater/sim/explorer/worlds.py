@@ -10,10 +10,9 @@ from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
 from cutwater.protocol.checkpoint.loops import LoopMonitor
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.machine import SubtaskMachine
-from cutwater.sim.explorer.actions import ActingState
+from cutwater.sim.explorer.job import JobState
 from cutwater.sim.explorer.network import NetworkState
 from cutwater.sim.explorer.network_world import NetworkSpec, NetworkWorld
-from cutwater.sim.explorer.scopes import ScopedState, ScopedWorld
 from cutwater.sim.explorer.world import Action, Budget, JobWorld
 from cutwater.sim.mutants.core import Plant
 from cutwater.sim.schedules.graphs import Graph, Step
@@ -204,10 +203,10 @@ def first_state(world: str, protocol: str, budget: Budget, plant: Plant | None =
     if plant is not None and (plant.machine, plant.coordinator, plant.monitor) == _RIGHT:
         raise ConfigError(f"planted bug {plant.name!r} is none of the core's", hint="Find it with: cutwater simulate.")
     if world in JOBS | CROSSING and protocol in PROTOCOLS:
-        return ActingState(JobWorld((JOBS | CROSSING)[world], protocol, budget, plant or Plant("nothing")))
+        return JobState(JobWorld((JOBS | CROSSING)[world], protocol, budget, plant or Plant("nothing")))
     if world in SCOPES and protocol in PROTOCOLS:
         recovery, graph = SCOPES[world]
-        return ScopedState(ScopedWorld(graph, protocol, budget, plant or Plant("nothing"), recovery))
+        return JobState(JobWorld(graph, protocol, budget, plant or Plant("nothing"), recovery))
     if world in NETWORKS and protocol in ("chandy_lamport", "lai_yang") and plant is None:
         return NetworkState(NetworkWorld(NETWORKS[world], protocol, budget))
     raise no_such_world(world, protocol)

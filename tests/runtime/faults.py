@@ -222,13 +222,15 @@ def forgetful(args: Any) -> None:
 
 def forgetting_the_log(args: Any) -> None:
     """A planted bug: what was recorded of the channels is not written."""
-    from cutwater.runtime.channels.log import ChannelLogs
+    from cutwater.runtime.worker.performer import Performer
 
-    def nothing(self: ChannelLogs, checkpoint_id: int) -> Any:
-        self._kept.pop(checkpoint_id, None)
-        return []
+    overtook = Performer._overtook
 
-    ChannelLogs.take = nothing
+    def nothing(self: Performer, checkpoint_id: int, key: Any) -> None:
+        self._inputs[key].stop_recording(checkpoint_id)
+
+    Performer._stop_recording = nothing
+    Performer._overtook = lambda self, id, overtaken, keep: overtook(self, id, overtaken, keep=False)
 
 
 def sending_before_writing(marker: Path) -> Callable[[Any], None]:

@@ -17,7 +17,7 @@ from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.links import ControlLink
 from cutwater.runtime.worker.attempt import Attempt
-from cutwater.runtime.worker.snapshot_parts import FrozenSubtask, Written
+from cutwater.runtime.worker.checkpoint import FrozenSubtask, WorkerCheckpoints, Written
 from cutwater.runtime.worker.snapshots import SnapshotService
 from cutwater.runtime.worker.subtask import Subtask
 from cutwater.state.segments import FrozenSegments, Segment
@@ -189,6 +189,7 @@ class Service:
     def __init__(self, root: Any) -> None:
         self.written: list[Written] = []
         self.done = threading.Event()
+        self.checkpoints = WorkerCheckpoints()
         self.service = SnapshotService(
             LocalStore.open(root),
             "job",
@@ -211,7 +212,8 @@ class Service:
         segment = Segment("s", "base", pa.record_batch({"n": [1]}))
         states = [("step", FrozenSegments([segment]))] if state else []
         record = SubtaskRecord(vertex, 0, 1, "aligned")
-        self.service.submit(FrozenSubtask(checkpoint_id, record, states, [], 0.0, range(1)))
+        frozen = FrozenSubtask(checkpoint_id, record, states, [], 0.0, range(1))
+        self.service.submit(self.checkpoints[checkpoint_id], frozen)
 
     def take(self) -> list[tuple[int, int]]:
         """Checkpoint and vertices of what is written next."""
@@ -230,25 +232,25 @@ def test_a_part_without_state_waits_for_the_next_and_is_written_with_it(tmp_path
             world.submit(vertex, checkpoint_id, state=vertex == 1)
         assert world.take() == [(checkpoint_id, vertex) for vertex in order]
         world.service.completed(checkpoint_id)
-    world.service.close()
+    world.service.close(world.checkpoints.values())
 
 
 def test_parts_without_any_state_are_written_once_all_are_there(tmp_path: Any) -> None:
     world = Service(tmp_path)
     world.submit(0, 1, state=False)
     assert not world.done.wait(0.05)
-    assert not world.service._parts, "the thread was woken"
+    assert world.checkpoints[1].part is None, "the thread was woken"
     world.submit(1, 1, state=False)
     assert world.take() == [(1, 0), (1, 1)]
-    world.service.close()
+    world.service.close(world.checkpoints.values())
 
 
 def test_a_part_that_waits_goes_with_the_next_checkpoint_if_its_own_is_given_up(tmp_path: Any) -> None:
     world = Service(tmp_path)
     world.submit(0, 1, state=False)
-    world.service.forget(1)
+    world.service.drop(world.checkpoints[1])
     world.submit(1, 1, state=True)  # too late: nobody waits for it
     for vertex in (0, 1):
         world.submit(vertex, 2, state=False)
     assert world.take() == [(2, 0), (2, 1)]
-    world.service.close()
+    world.service.close(world.checkpoints.values())

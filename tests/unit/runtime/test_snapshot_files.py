@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cutwater.runtime.worker.snapshot_parts import FrozenSubtask, Written
+from cutwater.runtime.worker.checkpoint import FrozenSubtask, WorkerCheckpoint, Written
 from cutwater.runtime.worker.snapshots import SnapshotService
 from cutwater.state.segments import FrozenSegments, Segment
 from cutwater.storage.snapshot import data_file
@@ -43,10 +43,11 @@ class _Worker:
     def checkpoint(self, id: int, *, broken: bool = False, whole: bool = True) -> Written:
         frozen = FrozenSubtask(id, SubtaskRecord(0, 0, 1, "aligned"), [("s", _Table(id, broken))], [], 0.0, range(1))
         frozen.checkpoint = whole
+        checkpoint = WorkerCheckpoint(id)
         if not whole:
             frozen.savepoint = True
-            self.service.savepoint(id, str(self.store.root / f"savepoint-{id}"))
-        self.service.submit(frozen)
+            self.service.savepoint(checkpoint, str(self.store.root / f"savepoint-{id}"))
+        self.service.submit(checkpoint, frozen)
         written = self.done.get(timeout=20)
         if written.error is None:
             self.service.completed(id)
@@ -65,7 +66,7 @@ def files(*written: Written) -> list[str]:
 def test_checkpoints_share_a_file_and_each_reads_its_own(tmp_path: Path) -> None:
     worker = _Worker(tmp_path)
     written = [worker.checkpoint(id) for id in range(1, 5)]
-    worker.service.close()
+    worker.service.close([])
     assert files(*written) == ["shared/1-1-0.data"] * 4
     for id, part in enumerate(written, 1):
         assert read_segment(worker.store, "job", part.entries[0]).batch["n"].to_pylist() == [id] * 1_000
@@ -74,7 +75,7 @@ def test_checkpoints_share_a_file_and_each_reads_its_own(tmp_path: Path) -> None
 def test_neighbours_do_not_share_where_two_files_take_turns(tmp_path: Path) -> None:
     worker = _Worker(tmp_path, continued=2)
     written = [worker.checkpoint(id) for id in range(1, 7)]
-    worker.service.close()
+    worker.service.close([])
     assert files(*written) == ["shared/1-1-0.data", "shared/2-1-0.data"] * 3
     assert read_segment(worker.store, "job", written[4].entries[0]).batch["n"].to_pylist() == [5] * 1_000
 
@@ -82,13 +83,13 @@ def test_neighbours_do_not_share_where_two_files_take_turns(tmp_path: Path) -> N
 def test_where_whole_files_are_copied_each_has_its_own(tmp_path: Path) -> None:
     worker = _Worker(tmp_path, continued=0)
     assert files(*map(worker.checkpoint, (1, 2))) == ["shared/1-1-0.data", "shared/2-1-0.data"]
-    worker.service.close()
+    worker.service.close([])
 
 
 def test_after_a_failure_a_new_file_begins_and_the_old_one_is_whole(tmp_path: Path) -> None:
     worker = _Worker(tmp_path)
     first, failed, third = worker.checkpoint(1), worker.checkpoint(2, broken=True), worker.checkpoint(3)
-    worker.service.close()
+    worker.service.close([])
     assert failed.error is not None
     assert files(first, third) == ["shared/1-1-0.data", "shared/3-1-0.data"]
     assert worker.store.list("job") == ["job/shared/1-1-0.data", "job/shared/3-1-0.data"]
@@ -98,7 +99,7 @@ def test_after_a_failure_a_new_file_begins_and_the_old_one_is_whole(tmp_path: Pa
 def test_a_savepoint_in_between_has_files_of_its_own(tmp_path: Path) -> None:
     worker = _Worker(tmp_path)
     first, between, third = worker.checkpoint(1), worker.checkpoint(2, whole=False), worker.checkpoint(3)
-    worker.service.close()
+    worker.service.close([])
     assert between.error is None
     assert between.files
     assert files(first, between, third) == ["shared/1-1-0.data"] * 2

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cutwater.runtime.worker.snapshot_parts import FrozenSubtask, Written
+from cutwater.runtime.worker.checkpoint import FrozenSubtask, WorkerCheckpoint, Written
 from cutwater.runtime.worker.snapshots import SnapshotService
 from cutwater.state.segments import FrozenSegments, Segment
 from cutwater.storage.snapshot.manifest import SubtaskRecord
@@ -37,13 +37,14 @@ def _written(store: LocalStore, frozen: list[_Shared], *, broken: bool = False) 
     done: queue.SimpleQueue[Written] = queue.SimpleQueue()
     settings: Any = {"attempt": 1, "writer": 0, "writers": 1, "subtasks": SUBTASKS, "inline_threshold_bytes": 100}
     service = SnapshotService(store, "job", **settings, incremental=False, continued=0, restored={}, done=done.put)
+    checkpoint = WorkerCheckpoint(1)
     for subtask, state in enumerate(frozen):
         made: Any = FrozenSegments(lambda: 1 // 0) if broken and subtask else state
         record = SubtaskRecord(0, subtask, 1, "aligned")
         states = [("step", state), ("broken", made)] if broken else [("step", state)]
-        service.submit(FrozenSubtask(1, record, states, [], 0.0, range(1)))
+        service.submit(checkpoint, FrozenSubtask(1, record, states, [], 0.0, range(1)))
     written = done.get(timeout=20)
-    service.close()
+    service.close([checkpoint])
     return written
 
 
@@ -70,7 +71,9 @@ def test_it_is_given_back_when_the_checkpoint_is_given_up_half_way(tmp_path: Pat
         LocalStore.open(tmp_path), "job", **settings, incremental=False, continued=0, restored={}, done=done.put
     )
     state = _Shared(0)
-    service.submit(FrozenSubtask(1, SubtaskRecord(0, 0, 1, "aligned"), [("step", state)], [], 0.0, range(1)))
-    service.forget(1)
-    service.close()
+    frozen = FrozenSubtask(1, SubtaskRecord(0, 0, 1, "aligned"), [("step", state)], [], 0.0, range(1))
+    checkpoint = WorkerCheckpoint(1)
+    service.submit(checkpoint, frozen)
+    service.drop(checkpoint)
+    service.close([])
     assert (state.released, done.empty()) == (1, True)

@@ -23,6 +23,7 @@ from cutwater.runtime.chains.clock import ProcessingClock
 from cutwater.runtime.channels.input import InputChannel
 from cutwater.runtime.channels.items import Barrier, Item, Rows, Watermark
 from cutwater.runtime.channels.output import OutputChannel
+from cutwater.runtime.worker.checkpoint import WorkerCheckpoints
 from cutwater.runtime.worker.performer import SubtaskParts
 from cutwater.runtime.worker.subtask import Subtask
 
@@ -72,7 +73,7 @@ def slicing(
 ) -> tuple[Subtask, Slices, list[InputChannel]]:
     """A subtask with two inputs under the protocol ``unaligned``; a round of it ends with the call of an operator."""
     operator, nobody = Slices(), frozenset[Any]()
-    port = SimpleNamespace(submit_snapshot=lambda part: None, called=False)
+    port = SimpleNamespace(submit_snapshot=lambda part: None, called=False, checkpoints=WorkerCheckpoints())
     inputs = [InputChannel(Channel(0, source, 0), ROWS.batch.schema, 8) for source in range(2)]
     keys = [channel.key for channel in inputs]
     parts = SubtaskParts(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from cutwater.errors import BuildError
 from cutwater.plan.graph import Channel, Edge
@@ -78,54 +78,3 @@ def to_items(log: Iterable[LogItem], first_row: int) -> list[Timed]:
             items.append(Rows(batch, first_row, watermark, late_before))
             first_row += batch.num_rows
     return items
-
-
-@dataclass(slots=True)
-class _Kept:
-    overtaken: dict[Channel, tuple[Timed, ...]] = field(default_factory=dict[Channel, "tuple[Timed, ...]"])
-    """At the receiver, by a barrier of which it is not known yet whether somebody wants them."""
-    logs: list[LoggedChannel] = field(default_factory=list[LoggedChannel])
-
-
-class ChannelLogs:
-    """What one subtask keeps of its channels for the snapshots in progress.
-
-    Args:
-        edges: of all its channels, inputs and outputs.
-    """
-
-    def __init__(self, edges: Mapping[Channel, Edge]) -> None:
-        self._edges = edges
-        self._kept: dict[int, _Kept] = {}
-
-    def overtaken(self, checkpoint_id: int, channel: Channel, items: tuple[Timed, ...]) -> None:
-        """A barrier was taken that overtook these at the receiver."""
-        if items:
-            self._kept.setdefault(checkpoint_id, _Kept()).overtaken[channel] = items
-
-    def complete(self, checkpoint_id: int, channel: Channel, recorded: list[Timed]) -> None:
-        """The log of an input ends: what was recorded, then what its barrier overtook."""
-        kept = self._kept.setdefault(checkpoint_id, _Kept())
-        items = [*recorded, *kept.overtaken.pop(channel, ())]
-        if items:
-            kept.logs.append(LoggedChannel(self._edges[channel], channel, "receiver", items))
-
-    def sent(self, checkpoint_id: int, channel: Channel, items: list[Timed]) -> None:
-        """A barrier overtook these at the sender."""
-        if items:
-            kept = self._kept.setdefault(checkpoint_id, _Kept())
-            kept.logs.append(LoggedChannel(self._edges[channel], channel, "sender", items))
-
-    def take(self, checkpoint_id: int) -> list[LoggedChannel]:
-        """All logs of the snapshot, to be written; they are forgotten here."""
-        kept = self._kept.pop(checkpoint_id, None)
-        return kept.logs if kept is not None else []
-
-    def forget(self, checkpoint_id: int) -> None:
-        """Nobody will ask for this snapshot."""
-        self._kept.pop(checkpoint_id, None)
-
-    def keep_only(self, checkpoint_ids: Iterable[int]) -> None:
-        """Forget every snapshot but these."""
-        for gone in self._kept.keys() - set(checkpoint_ids):
-            del self._kept[gone]

@@ -7,16 +7,22 @@ import time
 from typing import TYPE_CHECKING
 
 from cutwater.data.time import MIN_WATERMARK
-from cutwater.errors import CutwaterError, WireError
+from cutwater.errors import WireError
 from cutwater.protocol import messages as m
 from cutwater.protocol.checkpoint.loops import LoopReport
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.determinant_news import DeterminantNews, PeerDeterminants
 from cutwater.runtime.copies.copies import CopyReader, lengths_of
+from cutwater.runtime.worker.checkpoint import (
+    CheckpointStage,
+    FrozenSubtask,
+    SubtaskLogs,
+    WorkerCheckpoints,
+    Written,
+)
 from cutwater.runtime.worker.peers import PeerLost
 from cutwater.runtime.worker.restore import Restore
-from cutwater.runtime.worker.snapshot_parts import FrozenSubtask, SubtaskLogs, Written
 from cutwater.runtime.worker.snapshots import SnapshotService
 from cutwater.runtime.worker.subtask import Subtask
 from cutwater.runtime.worker.surviving import PeerArrived, SurvivingAttempt
@@ -48,16 +54,12 @@ class Attempt(SurvivingAttempt):
         self._worked = False
         """Since the first one's turn, whatever interrupted the round: who worked may have more to do."""
         self._by_key: dict[tuple[int, int], Subtask] = {}
-        self._written: dict[int, list[Written]] = {}
-        self._unwritten: dict[int, CutwaterError] = {}
-        self._acknowledged: dict[int, dict[tuple[int, int], LoopReport | None]] = {}
+        self._checkpoints = WorkerCheckpoints()
         self._counters: dict[str, dict[str, int]] = {}
         self._started_s = time.monotonic()
         self._snapshots: SnapshotService | None = None
         self._copies = worker.copies
         self._reader: CopyReader | None = None
-        self._parts: dict[int, dict[str, int]] = {}
-        """By checkpoint: bytes by file of what this worker wrote of it, or builds upon."""
         self._trace: WorkerTrace | None = None
         self._to_coordinator: PeerDeterminants | None = None
         """Where verdicts on loops rest on choices (R0)."""
@@ -144,7 +146,7 @@ class Attempt(SurvivingAttempt):
             self._reader.close()
         self._close_connections()
         if self._snapshots is not None:
-            self._snapshots.close()  # first: its thread uses the sinks' writers
+            self._snapshots.close(self._checkpoints.values())  # first: its thread uses the sinks' writers
         for subtask in self._subtasks:
             with contextlib.suppress(Exception):
                 subtask.close()
@@ -222,25 +224,14 @@ class Attempt(SurvivingAttempt):
                 for subtask in self._subtasks:
                     if subtask.source is not None:
                         subtask.source.limit = limits.get(subtask.source.step)
-            case c.CompleteNotice(checkpoint_id=checkpoint_id, commit=commit):
-                assert self._snapshots is not None
-                self._snapshots.completed(checkpoint_id)
-                if commit and self._order is not None:  # a recovery relies on it
-                    self._order.completed(checkpoint_id)
-                part = self._parts.pop(checkpoint_id, {})
-                if self._copies is not None and message.files is not None:
-                    self._copies.completed(checkpoint_id, message.files, part)
-                for subtask in self._subtasks:
-                    subtask.performer.outcome(m.CompleteNotice(checkpoint_id, commit))
-                if commit and message.answer:
-                    self._worker.link.send(cr.Committed(self.number, checkpoint_id, self.region))
+            case c.CompleteNotice():
+                self._complete(message)
             case c.AbortNotice(checkpoint_id=checkpoint_id, latest_completed=latest):
-                self._acknowledged.pop(checkpoint_id, None)
-                self._written.pop(checkpoint_id, None)
-                self._unwritten.pop(checkpoint_id, None)
-                self._parts.pop(checkpoint_id, None)
                 for subtask in self._subtasks:
                     subtask.performer.outcome(m.AbortNotice(checkpoint_id, latest))
+                aborted = self._checkpoints.pop(checkpoint_id, None)
+                if aborted is not None and self._snapshots is not None:
+                    self._snapshots.drop(aborted)
             case c.LoopVerdict(checkpoint_id=checkpoint_id, vertices=vertices, ended=ended, watermark=watermark):
                 for subtask in self._subtasks:
                     if subtask.key[0] in vertices:
@@ -256,11 +247,25 @@ class Attempt(SurvivingAttempt):
             case _:
                 pass
 
+    def _complete(self, notice: c.CompleteNotice) -> None:
+        checkpoint_id, commit = notice.checkpoint_id, notice.commit
+        assert self._snapshots is not None
+        self._snapshots.completed(checkpoint_id)
+        if commit and self._order is not None:  # a recovery relies on it
+            self._order.completed(checkpoint_id)
+        completed = self._checkpoints.pop(checkpoint_id, None)
+        if self._copies is not None and notice.files is not None:
+            self._copies.completed(checkpoint_id, notice.files, completed.lengths if completed is not None else {})
+        for subtask in self._subtasks:
+            subtask.performer.outcome(m.CompleteNotice(checkpoint_id, commit))
+        if commit and notice.answer:
+            self._worker.link.send(cr.Committed(self.number, checkpoint_id, self.region))
+
     def _trigger(self, trigger: c.Trigger) -> None:
         """To the sources; to every subtask where all freeze at once (``synchronous``), which a savepoint does not."""
         if trigger.savepoint:
             assert self._snapshots is not None
-            self._snapshots.savepoint(trigger.checkpoint_id, trigger.savepoint)
+            self._snapshots.savepoint(self._checkpoints[trigger.checkpoint_id], trigger.savepoint)
         event = m.Trigger(trigger.checkpoint_id, trigger.final, trigger.probe, bool(trigger.savepoint))
         everyone = self._config.protocol == "synchronous" and not event.savepoint
         for subtask in self._subtasks:
@@ -271,13 +276,16 @@ class Attempt(SurvivingAttempt):
         if written.fatal is not None:
             raise written.fatal
         checkpoint_id = written.checkpoint_id
+        checkpoint = self._checkpoints.get(checkpoint_id)
+        if checkpoint is None:
+            return  # it was aborted meanwhile
         if written.error is not None:
-            self._written.pop(checkpoint_id, None)
-            self._unwritten[checkpoint_id] = written.error
+            checkpoint.written.clear()
+            checkpoint.error = written.error
             for subtask in self._subtasks:
                 subtask.performer.handle(m.WriteFailed(checkpoint_id, str(written.error)))
             return
-        self._written.setdefault(checkpoint_id, []).append(written)
+        checkpoint.written.append(written)
         for record in written.subtasks:
             self._by_key[record.vertex, record.subtask].performer.handle(m.Durable(checkpoint_id))
         for key in written.logs_of:
@@ -289,27 +297,31 @@ class Attempt(SurvivingAttempt):
     def called(self) -> bool:
         return self._worker.called
 
+    @property
+    def checkpoints(self) -> WorkerCheckpoints:
+        return self._checkpoints
+
     def submit_snapshot(self, part: FrozenSubtask | SubtaskLogs) -> None:
         assert self._snapshots is not None
-        self._snapshots.submit(part)
+        self._snapshots.submit(self._checkpoints[part.checkpoint_id], part)
 
     def forget_snapshot(self, checkpoint_id: int) -> None:
         assert self._snapshots is not None
-        self._snapshots.forget(checkpoint_id)
+        self._snapshots.drop(self._checkpoints[checkpoint_id])
 
     def acknowledge(self, subtask: tuple[int, int], checkpoint_id: int, report: LoopReport | None) -> None:
         """One message for all subtasks of the worker, once the last of them acknowledges."""
-        done = self._acknowledged.setdefault(checkpoint_id, {})
-        done[subtask] = report
-        if len(done) < len(self._subtasks):
+        checkpoint = self._checkpoints[checkpoint_id]
+        checkpoint.acknowledged[subtask] = report
+        if len(checkpoint.acknowledged) < len(self._subtasks):
             return
-        del self._acknowledged[checkpoint_id]
-        parts = self._written.pop(checkpoint_id, [])
+        checkpoint.stage = CheckpointStage.ACKNOWLEDGED
+        parts, checkpoint.written = checkpoint.written, []
         if self._copies is not None:
-            self._parts[checkpoint_id] = lengths_of(entry for part in parts for entry in part.entries)
+            checkpoint.lengths = lengths_of(entry for part in parts for entry in part.entries)
         reports = [
             cr.LoopReport(*key, r.quiet, r.outside_ended, r.drained, (r.outside.watermark, r.outside.idle))
-            for key, r in done.items()
+            for key, r in checkpoint.acknowledged.items()
             if r is not None
         ]
         self._worker.link.send(
@@ -333,7 +345,8 @@ class Attempt(SurvivingAttempt):
 
     def decline(self, subtask: tuple[int, int], effect: m.Decline) -> None:
         vertex, index = subtask
-        number, id, error = self.number, effect.checkpoint_id, self._unwritten.get(effect.checkpoint_id)
+        number, id, checkpoint = self.number, effect.checkpoint_id, self._checkpoints.get(effect.checkpoint_id)
+        error = checkpoint.error if checkpoint is not None else None
         message = error.message if error is not None else effect.detail
         told = (type(error).__name__, error.step or "", error.hint) if error is not None else None
         self._worker.link.send(cr.Decline(number, id, vertex, index, effect.reason.code, message, self.region, told))

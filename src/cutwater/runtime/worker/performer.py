@@ -20,15 +20,21 @@ from cutwater.plan.graph import Channel, Edge
 from cutwater.protocol import messages as m
 from cutwater.protocol.checkpoint.loops import LoopReport
 from cutwater.protocol.subtask.machine import SubtaskMachine
-from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
+from cutwater.protocol.subtask.watermarks import WatermarkMerger
 from cutwater.runtime.chains.chain import Chain
 from cutwater.runtime.chains.clock import ProcessingClock
 from cutwater.runtime.chains.sink_operator import SinkOperator
 from cutwater.runtime.chains.source_runner import SourceRunner
 from cutwater.runtime.channels.input import InputChannel
-from cutwater.runtime.channels.items import Barrier, Rows, Watermark
-from cutwater.runtime.channels.log import ChannelLogs, LoggedChannel
-from cutwater.runtime.worker.snapshot_parts import FrozenSubtask, SubtaskLogs
+from cutwater.runtime.channels.items import Barrier, Rows, Timed, Watermark
+from cutwater.runtime.channels.log import LoggedChannel
+from cutwater.runtime.worker.checkpoint import (
+    FrozenSubtask,
+    SubtaskCheckpoint,
+    SubtaskLogs,
+    TimesAtFreeze,
+    WorkerCheckpoints,
+)
 from cutwater.storage.snapshot.manifest import ChannelRecord, SubtaskRecord
 
 
@@ -38,6 +44,11 @@ class SubtaskPort(Protocol):
     @property
     def called(self) -> bool:
         """The coordinator, or the snapshot thread, waits for the worker's attention."""
+        ...
+
+    @property
+    def checkpoints(self) -> WorkerCheckpoints:
+        """Those under way in the attempt, which owns them."""
         ...
 
     def submit_snapshot(self, part: FrozenSubtask | SubtaskLogs) -> None: ...
@@ -107,15 +118,11 @@ class Performer:
         self.finished = False
         self._inputs = {channel.key: channel for channel in parts.inputs}
         self.outputs = [c for out in parts.chain.outs for c in out.channels]
-        self._logs = ChannelLogs(parts.edges)
+        self._checkpoints = port.checkpoints
+        self._overtaken: tuple[Channel, tuple[Timed, ...]] | None = None
+        """What the barrier just taken has overtaken at this end of its channel."""
         self._events: deque[m.Event] = deque()
         self._performing = False
-        self._frozen: list[FrozenSubtask] = []
-        self._announced: set[int] = set()  # snapshots whose logs will be handed to the writer
-        # At the freezes of waves: drained, time from outside, whether a timer may make rows, whether rows are kept.
-        self._times: dict[int, tuple[bool, InputTime, bool, bool]] = {}
-        self._unsent: list[int] = []  # checkpoints whose in-order barriers may still wait in the outputs
-        self._timeouts: list[tuple[float, int]] = []
         self._outside = self._inputs.keys() - parts.loop_inputs
         self._asked = False
         self._watches = bool(machine.protocol.switches and parts.inputs)
@@ -135,8 +142,7 @@ class Performer:
                     self._perform(effect)
         finally:
             self._performing = False
-        if self._frozen:
-            self._hand_over()
+        self._hand_over()
 
     def barrier(self, channel: InputChannel, barrier: Barrier) -> None:
         """A barrier was taken from an input."""
@@ -146,10 +152,9 @@ class Performer:
         if overtake:
             overtook = sum(i.batch.num_rows for i in overtaken if type(i) is Rows)
             time_too = any(type(i) is Watermark for i in overtaken)
-            self._logs.overtaken(checkpoint_id, channel.key, overtaken)
+            self._overtaken = channel.key, overtaken
         self.handle(m.BarrierTaken(channel.key, checkpoint_id, final, probe, overtook, time_too, savepoint))
-        if overtaken:
-            self._logs.keep_only(self._machine.pending)
+        self._overtaken = None
 
     def outcome(self, event: m.CompleteNotice | m.AbortNotice) -> None:
         """What became of a wave."""
@@ -157,19 +162,18 @@ class Performer:
         completed = isinstance(event, m.CompleteNotice) and event.commit
         for channel in self.outputs:
             channel.settled(event.checkpoint_id, completed)
-        self._times.pop(event.checkpoint_id, None)
-        self._logs.forget(event.checkpoint_id)
         self._asked = False
 
     def tick(self, now_s: float) -> None:
         """What has to be looked after now and then: timeouts, barriers on their way, blocked senders, loops."""
         if not self._ticks:
             return
-        while self._timeouts and self._timeouts[0][0] <= now_s:
-            self._when_idle(m.AlignmentTimeout(self._timeouts.pop(0)[1]))
-        if self._unsent:
-            for checkpoint_id in [i for i in self._unsent if not any(c.holds(i) for c in self.outputs)]:
-                self._unsent.remove(checkpoint_id)
+        for checkpoint_id, mine in self._under_way():
+            if mine.timeout_s is not None and mine.timeout_s <= now_s:
+                mine.timeout_s = None
+                self._when_idle(m.AlignmentTimeout(checkpoint_id))
+            if mine.unsent and not any(c.holds(checkpoint_id) for c in self.outputs):
+                mine.unsent = False
                 self.handle(m.BarriersSent(checkpoint_id))
         if self._watches:
             for channel in self._parts.inputs:
@@ -188,7 +192,15 @@ class Performer:
     @property
     def due_s(self) -> float:
         """When ``tick`` is wanted at the latest."""
-        return self._timeouts[0][0] if self._timeouts else math.inf
+        return min((w.timeout_s for _, w in self._under_way() if w.timeout_s is not None), default=math.inf)
+
+    def _mine(self, checkpoint_id: int) -> SubtaskCheckpoint:
+        return self._checkpoints[checkpoint_id].subtasks[self._parts.key]
+
+    def _under_way(self) -> list[tuple[int, SubtaskCheckpoint]]:
+        """The checkpoints that this subtask keeps something of."""
+        key = self._parts.key
+        return [(n, c.subtasks[key]) for n, c in self._checkpoints.items() if key in c.subtasks]
 
     @property
     def _wants_probe(self) -> bool:
@@ -210,15 +222,16 @@ class Performer:
             case m.BroadcastBarrier():
                 self._broadcast(effect)
             case m.StartRecording(checkpoint_id=checkpoint_id, input=key):
-                self._announced.add(checkpoint_id)
+                self._mine(checkpoint_id).announced = True
                 self._inputs[cast(Channel, key)].record(checkpoint_id)
             case m.Record():
                 pass  # the channel did when the rows were taken
             case m.StopRecording(checkpoint_id=checkpoint_id, input=key):
-                recorded = self._inputs[cast(Channel, key)].stop_recording(checkpoint_id)
-                self._logs.complete(checkpoint_id, cast(Channel, key), recorded)
+                self._stop_recording(checkpoint_id, cast(Channel, key))
             case m.WriteLogs(checkpoint_id=checkpoint_id):
-                self._write_logs(checkpoint_id, self._logs.take(checkpoint_id))
+                mine = self._mine(checkpoint_id)
+                logs, mine.logs = mine.logs, []
+                self._write_logs(checkpoint_id, logs)
             case m.Acknowledge():
                 self._acknowledge(effect)
             case m.Commit(checkpoint_id=checkpoint_id):
@@ -255,8 +268,8 @@ class Performer:
         if self._parts.loop_inputs:
             self._merger.mark(checkpoint_id)
             chain = self._parts.chain
-            times = (self._merger.drained, self._merger.outside, chain.timers_pending, chain.keeps_rows)
-            self._times[checkpoint_id] = times
+            times = TimesAtFreeze(self._merger.drained, self._merger.outside, chain.timers_pending, chain.keeps_rows)
+            self._mine(checkpoint_id).times = times
         if effect.probe:
             self._events.append(m.Durable(checkpoint_id))
             return
@@ -272,7 +285,7 @@ class Performer:
         freeze_ms = (time.perf_counter() - started) * 1000
         frozen = FrozenSubtask(checkpoint_id, record, states, sinks, freeze_ms, self._parts.key_groups)
         frozen.savepoint, frozen.checkpoint = effect.savepoint, effect.final or not effect.savepoint
-        self._frozen.append(frozen)
+        self._mine(checkpoint_id).frozen = frozen
 
     def _record(self, protocol: str) -> SubtaskRecord:
         parts, source = self._parts, self._parts.source
@@ -297,31 +310,39 @@ class Performer:
         ]
         if overtake:
             if not effect.probe:
-                self._announced.add(checkpoint_id)
+                self._mine(checkpoint_id).announced = True
             self._overtook(checkpoint_id, overtaken, keep=not effect.probe)
         elif self._machine.protocol.switches:
-            self._unsent.append(checkpoint_id)
-            if not any(c.holds(checkpoint_id) for c in self.outputs):
-                self._unsent.remove(checkpoint_id)
+            if any(c.holds(checkpoint_id) for c in self.outputs):
+                self._mine(checkpoint_id).unsent = True
+            else:
                 self._events.append(m.BarriersSent(checkpoint_id))
 
     def _overtook(
         self, checkpoint_id: int, overtaken: Sequence[tuple[Channel, list[Rows | Watermark]]], keep: bool
     ) -> None:
-        if checkpoint_id in self._unsent:
-            self._unsent.remove(checkpoint_id)
+        mine = self._mine(checkpoint_id)
+        mine.unsent = False
         rows, in_loop = 0, False
         for key, items in overtaken:
             rows += sum(i.batch.num_rows for i in items if type(i) is Rows)
             in_loop = in_loop or bool(items and key in self._parts.loop_outputs)
-            if keep:
-                self._logs.sent(checkpoint_id, key, items)
+            if keep and items:
+                mine.logs.append(LoggedChannel(self._parts.edges[key], key, "sender", items))
         in_loop = in_loop if self._parts.loop_inputs else rows > 0
         self._events.append(m.RowsOvertaken(checkpoint_id, rows, in_loop))
 
+    def _stop_recording(self, checkpoint_id: int, key: Channel) -> None:
+        """End the log of an input: what was recorded, then what its barrier overtook."""
+        items = self._inputs[key].stop_recording(checkpoint_id)
+        if self._overtaken is not None and self._overtaken[0] == key:
+            items = [*items, *self._overtaken[1]]
+        if items:
+            self._mine(checkpoint_id).logs.append(LoggedChannel(self._parts.edges[key], key, "receiver", items))
+
     def _write_logs(self, checkpoint_id: int, logs: list[LoggedChannel]) -> None:
         self._hand_over()  # the state first
-        self._announced.discard(checkpoint_id)
+        self._mine(checkpoint_id).announced = False
         self._port.submit_snapshot(SubtaskLogs(checkpoint_id, self._parts.key, logs))
 
     def _commit(self, checkpoint_id: int) -> None:
@@ -338,31 +359,32 @@ class Performer:
         if timeout_ms <= 0 and not self._parts.chain.pending:
             self._events.append(m.AlignmentTimeout(checkpoint_id))
         else:
-            self._timeouts.append((time.monotonic() + timeout_ms / 1000, checkpoint_id))
+            self._mine(checkpoint_id).timeout_s = time.monotonic() + timeout_ms / 1000
 
     def _hand_over(self) -> None:
-        for frozen in self._frozen:
-            frozen.logs_follow = frozen.checkpoint_id in self._announced
-            self._port.submit_snapshot(frozen)
-        self._frozen.clear()
+        for _, mine in self._under_way():
+            frozen, mine.frozen = mine.frozen, None
+            if frozen is not None:
+                frozen.logs_follow = mine.announced
+                self._port.submit_snapshot(frozen)
 
     def _acknowledge(self, effect: m.Acknowledge) -> None:
         report: LoopReport | None = None
         if self._parts.loop_inputs:
-            drained, outside, timers, kept = self._times.pop(effect.checkpoint_id)
+            times = self._mine(effect.checkpoint_id).times
+            assert times is not None  # it was frozen
             # With a timer pending the loop may still make rows of its own accord: it has not ended (C6).  Rows that an
             # operator keeps are rows in the loop (W3).
-            report = LoopReport(effect.quiet and not kept, effect.outside_ended and not timers, drained, outside)
+            quiet, outside_ended = (
+                effect.quiet and not times.keeps_rows,
+                effect.outside_ended and not times.timers_pending,
+            )
+            report = LoopReport(quiet, outside_ended, times.drained, times.outside)
         self._port.acknowledge(self._parts.key, effect.checkpoint_id, report)
 
     def _forget(self, checkpoint_id: int) -> None:
         for channel in self._parts.inputs:
             channel.stop_recording(checkpoint_id)
-        self._logs.forget(checkpoint_id)
-        self._announced.discard(checkpoint_id)
-        self._times.pop(checkpoint_id, None)
-        self._timeouts = [t for t in self._timeouts if t[1] != checkpoint_id]
-        if checkpoint_id in self._unsent:
-            self._unsent.remove(checkpoint_id)
         self._hand_over()  # sinks make their rows durable all the same
         self._port.forget_snapshot(checkpoint_id)
+        self._checkpoints[checkpoint_id].subtasks.pop(self._parts.key, None)

@@ -12,9 +12,8 @@ import queue
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,7 +21,14 @@ import msgspec
 
 from cutwater.errors import CutwaterError, StorageError
 from cutwater.runtime.failures import snapshot_error
-from cutwater.runtime.worker.snapshot_parts import FrozenSubtask, Key, SubtaskLogs, Written
+from cutwater.runtime.worker.checkpoint import (
+    CheckpointStage,
+    FrozenSubtask,
+    PartInProgress,
+    SubtaskLogs,
+    WorkerCheckpoint,
+    Written,
+)
 from cutwater.state.segments import Frozen
 from cutwater.storage.savepoint.files import SavepointWriter
 from cutwater.storage.snapshot.chains import Chains, extended, worth_extending
@@ -32,18 +38,12 @@ from cutwater.storage.snapshot.manifest import Entry, SubtaskRecord
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
 from cutwater.storage.store.base import Store
 
-_DROPPED_REMEMBERED = 256
+_Part: TypeAlias = FrozenSubtask | SubtaskLogs
 
 
 @dataclass(slots=True)
-class _Savepoint:
-    checkpoint_id: int
-    folder: str
-
-
-@dataclass(slots=True)
-class _Forget:
-    checkpoint_id: int
+class _Drop:
+    """The checkpoint will not complete."""
 
 
 @dataclass(slots=True)
@@ -51,35 +51,7 @@ class _Completed:
     checkpoint_id: int
 
 
-@dataclass(slots=True)
-class _Part:
-    writer: SnapshotWriter
-    written: Written
-    savepoint: SavepointWriter | None
-    checkpoint: bool
-    goes_on: bool
-    """A later checkpoint may go on with its file."""
-    awaited: set[Key] = field(default_factory=set[Key])
-    """Announced logs that are not there yet."""
-    early: set[Key] = field(default_factory=set[Key])
-    frozen: list[FrozenSubtask] = field(default_factory=list[FrozenSubtask])
-    """Whose memory is what the files are written from."""
-
-    def abort(self) -> None:
-        """Drop what was written."""
-        self.writer.abort()
-        if self.savepoint is not None:
-            self.savepoint.abort()
-        self.release()
-
-    def release(self) -> None:
-        """Nothing will be written any more."""
-        frozen, self.frozen = self.frozen, []
-        for each in frozen:
-            _release(each)
-
-
-_Handed: TypeAlias = FrozenSubtask | SubtaskLogs | _Savepoint | _Forget | _Completed
+_Handed: TypeAlias = tuple[WorkerCheckpoint, _Part | _Drop] | _Completed
 
 
 class SnapshotService:
@@ -118,103 +90,93 @@ class SnapshotService:
         self._chains = Chains(restored) if incremental else None
         self._continued = Continued(continued)
         self._done = done
-        self._parts: dict[int, _Part] = {}
-        self._files: dict[int, int] = {}
-        self._folders: dict[int, str] = {}  # of savepoints
-        self._stashed: dict[int, list[FrozenSubtask | SubtaskLogs]] = {}  # of those whose folder is not known yet
-        self._dropped: deque[int] = deque(maxlen=_DROPPED_REMEMBERED)
         self._closed = False
         self._held: list[_Handed] = []
         """Goes to the thread with what comes next: waking it takes the interpreter away from the stream."""
-        self._unfrozen: dict[int, int] = {}
-        """By checkpoint that is under way: how many subtasks have not handed over."""
         self._queue: queue.SimpleQueue[_Handed | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="cutwater-snapshots", daemon=True)
         self._thread.start()
 
-    def submit(self, part: FrozenSubtask | SubtaskLogs) -> None:
-        """Hand over; returns at once."""
-        if isinstance(part, FrozenSubtask):
-            left = self._unfrozen[part.checkpoint_id] = self._unfrozen.get(part.checkpoint_id, self._subtasks) - 1
-            if left and not (part.states or part.sinks):
-                self._held.append(part)  # another subtask of the worker will hand over
-                return
-            if not left:
-                del self._unfrozen[part.checkpoint_id]
-        self._pass_on(part)
+    def submit(self, checkpoint: WorkerCheckpoint, part: FrozenSubtask | SubtaskLogs) -> None:
+        """Hand over a part of a checkpoint; returns at once."""
+        if isinstance(part, SubtaskLogs):
+            if checkpoint.homeless:
+                checkpoint.homeless.append(part)  # behind the state
+            else:
+                self._pass_on((checkpoint, part))
+            return
+        checkpoint.handed_over += 1
+        if checkpoint.stage is CheckpointStage.GIVEN_UP and not part.sinks:
+            part.release()
+        elif checkpoint.stage is not CheckpointStage.GIVEN_UP and part.savepoint and not checkpoint.folder:
+            checkpoint.homeless.append(part)
+        elif checkpoint.handed_over < self._subtasks and not (part.states or part.sinks):
+            self._held.append((checkpoint, part))  # another subtask of the worker will hand over
+        else:
+            self._pass_on((checkpoint, part))
 
-    def _pass_on(self, last: _Handed | None) -> None:
+    def _pass_on(self, *last: _Handed | None) -> None:
         held, self._held = self._held, []
-        for handed in (*held, last):
+        for handed in (*held, *last):
             self._queue.put(handed)
 
-    def savepoint(self, checkpoint_id: int, folder: str) -> None:
-        """Where the parts of a savepoint go; told before or after the first of them."""
-        self._pass_on(_Savepoint(checkpoint_id, folder))
+    def savepoint(self, checkpoint: WorkerCheckpoint, folder: str) -> None:
+        """Say where the parts of a savepoint go; before or after the first of them."""
+        checkpoint.folder = folder
+        self._pass_on(*self._homeless(checkpoint))
 
-    def forget(self, checkpoint_id: int) -> None:
-        """The checkpoint will not complete: skip its state.  Sinks still make their rows durable (see ``Forget``)."""
-        self._dropped.append(checkpoint_id)  # seen at once; the file is dropped in its turn
-        self._unfrozen.pop(checkpoint_id, None)
-        self._pass_on(_Forget(checkpoint_id))
+    def drop(self, checkpoint: WorkerCheckpoint) -> None:
+        """Skip the state of a checkpoint that will not complete.  Sinks still make their rows durable (``Forget``)."""
+        if checkpoint.stage is not CheckpointStage.GIVEN_UP:
+            checkpoint.stage = CheckpointStage.GIVEN_UP  # seen at once; the file is dropped in its turn
+            self._pass_on(*self._homeless(checkpoint), (checkpoint, _Drop()))
 
     def completed(self, checkpoint_id: int) -> None:
-        """The checkpoint is published: later ones may name its files."""
-        self._unfrozen = {n: left for n, left in self._unfrozen.items() if n > checkpoint_id}
+        """Later checkpoints may name the files of this one: it is published."""
         self._held.append(_Completed(checkpoint_id))
 
-    def close(self) -> None:
-        """Drop what waits and end the thread."""
+    def close(self, checkpoints: Iterable[WorkerCheckpoint]) -> None:
+        """End the thread, and drop what waits and what is under way of these."""
         self._closed = True
         self._pass_on(None)
         self._thread.join()
-        for part in self._parts.values():
-            part.abort()
+        for checkpoint in checkpoints:
+            checkpoint.abort_part()
+            for _, part in self._homeless(checkpoint):
+                _release(part)
         self._continued.close()
-        for stashed in self._stashed.values():
-            for handed in stashed:
-                if isinstance(handed, FrozenSubtask):
-                    _release(handed)
+
+    def _homeless(self, checkpoint: WorkerCheckpoint) -> list[tuple[WorkerCheckpoint, _Part]]:
+        homeless, checkpoint.homeless = checkpoint.homeless, []
+        return [(checkpoint, part) for part in homeless]
 
     def _run(self) -> None:
         while (handed := self._queue.get()) is not None:
-            if self._closed:
-                if isinstance(handed, FrozenSubtask):
-                    _release(handed)
-            elif isinstance(handed, FrozenSubtask | SubtaskLogs):
-                self._take(handed)
-            elif isinstance(handed, _Completed):
+            if isinstance(handed, _Completed):
                 self._on_completed(handed.checkpoint_id)
-            elif isinstance(handed, _Savepoint):
-                self._folders[handed.checkpoint_id] = handed.folder
-                while len(self._folders) > _DROPPED_REMEMBERED:
-                    del self._folders[min(self._folders)]
-                for stashed in self._stashed.pop(handed.checkpoint_id, ()):
-                    self._take(stashed)
+                continue
+            checkpoint, part = handed
+            if isinstance(part, _Drop):
+                self._drop(checkpoint)
+            elif self._closed:
+                _release(part)
+            elif isinstance(part, FrozenSubtask):
+                self._take_state(checkpoint, part)
             else:
-                self._drop(handed.checkpoint_id)
+                self._take_logs(checkpoint, part)
+            del handed, checkpoint, part  # while it waits nothing of a checkpoint is kept
 
     def _on_completed(self, checkpoint_id: int) -> None:
         if self._chains is not None:
             self._chains.completed(checkpoint_id)
         self._continued.completed(checkpoint_id)
 
-    def _take(self, handed: FrozenSubtask | SubtaskLogs) -> None:
-        checkpoint_id = handed.checkpoint_id
-        homeless = isinstance(handed, FrozenSubtask) and handed.savepoint and checkpoint_id not in self._folders
-        if (homeless or checkpoint_id in self._stashed) and checkpoint_id not in self._dropped:
-            self._stashed.setdefault(checkpoint_id, []).append(handed)
-        elif isinstance(handed, FrozenSubtask):
-            self._take_state(handed)
-        else:
-            self._take_logs(handed)
-
-    def _take_state(self, frozen: FrozenSubtask) -> None:
-        checkpoint_id = frozen.checkpoint_id
-        if checkpoint_id in self._dropped:
+    def _take_state(self, checkpoint: WorkerCheckpoint, frozen: FrozenSubtask) -> None:
+        checkpoint_id = checkpoint.checkpoint_id
+        if checkpoint.stage is CheckpointStage.GIVEN_UP:
             self._take_dropped(frozen)
             return
-        part = self._parts.get(checkpoint_id) or self._begin(checkpoint_id, frozen)
+        part = checkpoint.part or self._begin(checkpoint, frozen)
         written = part.written
         started = time.perf_counter()
         record = self._pre_commit(frozen, written)
@@ -236,7 +198,7 @@ class SnapshotService:
         written.subtasks.append(record)
         written.freeze_ms = max(written.freeze_ms, frozen.freeze_ms)
         written.write_ms += (time.perf_counter() - started) * 1000
-        self._finish_if_complete(checkpoint_id, part)
+        self._finish_if_complete(checkpoint, part)
 
     def _write(
         self, writer: SnapshotWriter, checkpoint_id: int, step: tuple[str, int], state: Frozen
@@ -256,21 +218,18 @@ class SnapshotService:
         return chain
 
     def _take_dropped(self, frozen: FrozenSubtask) -> None:
-        """Nobody waits for it any more, except that its sinks' rows exist nowhere else."""
+        """Make the rows of its sinks durable, which exist nowhere else: nobody waits for anything else of it."""
         written = Written(frozen.checkpoint_id, [], [], [])
         self._pre_commit(frozen, written)
-        _release(frozen)
+        frozen.release()
         if written.fatal is not None:
             self._done(written)
 
-    def _take_logs(self, logs: SubtaskLogs) -> None:
-        checkpoint_id = logs.checkpoint_id
-        if checkpoint_id in self._dropped:
+    def _take_logs(self, checkpoint: WorkerCheckpoint, logs: SubtaskLogs) -> None:
+        if checkpoint.stage is CheckpointStage.GIVEN_UP:
             return
-        part = self._parts.get(checkpoint_id)
-        late = part is None
-        if part is None:
-            part = self._begin(checkpoint_id)
+        late = checkpoint.part is None
+        part = checkpoint.part or self._begin(checkpoint)
         written = part.written
         started = time.perf_counter()
         try:
@@ -287,26 +246,24 @@ class SnapshotService:
         part.awaited.discard(logs.subtask)
         written.write_ms += (time.perf_counter() - started) * 1000
         if late:
-            self._finish(checkpoint_id, part)
+            self._finish(checkpoint, part)
         else:
-            self._finish_if_complete(checkpoint_id, part)
+            self._finish_if_complete(checkpoint, part)
 
-    def _begin(self, checkpoint_id: int, frozen: FrozenSubtask | None = None) -> _Part:
-        number = self._files.get(checkpoint_id, 0)
-        self._files[checkpoint_id] = number + 1
-        while len(self._files) > _DROPPED_REMEMBERED:
-            del self._files[min(self._files)]
+    def _begin(self, checkpoint: WorkerCheckpoint, frozen: FrozenSubtask | None = None) -> PartInProgress:
+        checkpoint_id, number = checkpoint.checkpoint_id, checkpoint.files
+        checkpoint.files += 1
         incarnation = self._writer + number * self._writers
         goes_on = frozen is not None and frozen.checkpoint
         file = self._continued.take(checkpoint_id) if goes_on else None
         writer = SnapshotWriter(self._store, self._job, checkpoint_id, self._attempt, incarnation, self._inline, file)
         savepoint: SavepointWriter | None = None
         if frozen is not None and frozen.savepoint:
-            folder = Path(self._folders[checkpoint_id])
+            folder = Path(checkpoint.folder)
             savepoint = SavepointWriter(self._store.at(folder.parent), folder.name)
         written = Written(checkpoint_id, [], [], [])
-        checkpoint = frozen is None or frozen.checkpoint
-        part = self._parts[checkpoint_id] = _Part(writer, written, savepoint, checkpoint, goes_on)
+        whole = frozen is None or frozen.checkpoint
+        part = checkpoint.part = PartInProgress(writer, written, savepoint, whole, goes_on)
         return part
 
     def _pre_commit(self, frozen: FrozenSubtask, written: Written) -> SubtaskRecord:
@@ -322,12 +279,12 @@ class SnapshotService:
             states[operator.step] = made.state
         return msgspec.structs.replace(frozen.record, handles=handles, sinks=states)
 
-    def _finish_if_complete(self, checkpoint_id: int, part: _Part) -> None:
+    def _finish_if_complete(self, checkpoint: WorkerCheckpoint, part: PartInProgress) -> None:
         if len(part.written.subtasks) == self._subtasks and not part.awaited:
-            self._finish(checkpoint_id, part)
+            self._finish(checkpoint, part)
 
-    def _finish(self, checkpoint_id: int, part: _Part) -> None:
-        del self._parts[checkpoint_id]
+    def _finish(self, checkpoint: WorkerCheckpoint, part: PartInProgress) -> None:
+        checkpoint.part = None
         written = part.written
         started = time.perf_counter()
         if written.error is not None:
@@ -336,7 +293,7 @@ class SnapshotService:
             try:
                 file = part.writer.close(go_on=part.goes_on)
                 if file is not None:
-                    self._continued.leave(checkpoint_id, file)
+                    self._continued.leave(checkpoint.checkpoint_id, file)
                 part.release()
             except Exception as e:
                 written.error = snapshot_error(e, "the snapshot's file")
@@ -344,16 +301,11 @@ class SnapshotService:
         written.write_ms += (time.perf_counter() - started) * 1000
         self._done(written)
 
-    def _drop(self, checkpoint_id: int) -> None:
+    def _drop(self, checkpoint: WorkerCheckpoint) -> None:
         if self._chains is not None:
-            self._chains.dropped(checkpoint_id)
-        for stashed in self._stashed.pop(checkpoint_id, ()):
-            self._take(stashed)
-        part = self._parts.pop(checkpoint_id, None)
-        if part is None:
-            return
-        part.abort()
-        if part.written.fatal is not None:
+            self._chains.dropped(checkpoint.checkpoint_id)
+        part = checkpoint.abort_part()
+        if part is not None and part.written.fatal is not None:
             self._done(part.written)
 
 
@@ -366,6 +318,6 @@ def _not_pre_committed(error: Exception, checkpoint_id: int, step: str) -> Cutwa
     return StorageError(f"{text}\n{story}", step=step)
 
 
-def _release(frozen: FrozenSubtask) -> None:
-    for _, state in frozen.states:
-        state.release()
+def _release(part: FrozenSubtask | SubtaskLogs) -> None:
+    if isinstance(part, FrozenSubtask):
+        part.release()

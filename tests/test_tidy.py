@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -135,3 +135,104 @@ def test_no_file_names_a_private_place():
     suffixes = {".py", ".md", ".txt", ".toml", ".json", ".html", ".css", ".js", ".sh"}
     found = [str(p.relative_to(ROOT)) for p in texts if p.suffix in suffixes and PRIVATE_PLACES.search(p.read_text())]
     assert found == []
+
+
+# --------------------------------------------------------------------------------------------- one class, one file
+
+CONTINUED_ELSEWHERE = {
+    "cutwater.protocol.subtask.state.SubtaskState",
+    "cutwater.protocol.subtask.steps.SubtaskSteps",
+    "cutwater.runtime.worker.surviving.SurvivingAttempt",
+    "cutwater.sim.world.driver_process.DriverProcess",
+    "cutwater.sim.world.replaying.ReplayingSubtask",
+    "cutwater.sim.world.subtask_state.SubtaskState",
+    "cutwater.sim.world.working.WorkingSubtask",
+}
+"""Classes that still are continued in another file, and go."""
+
+
+def names_in(module: Module) -> dict[str, str]:
+    """Dotted names by the names that a module gives them: what it imports, and its own classes."""
+    found = {n.name: f"{module.name}.{n.name}" for n in ast.walk(module.tree) if isinstance(n, ast.ClassDef)}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def dotted(node: ast.expr, names: dict[str, str]) -> str:
+    """A class as its dotted name: ``Machine``, ``messages.Freeze``, ``Store[int]``."""
+    if isinstance(node, ast.Subscript):
+        return dotted(node.value, names)
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value, names)}.{node.attr}"
+    return names.get(node.id, node.id) if isinstance(node, ast.Name) else ""
+
+
+def uses(node: ast.AST) -> Iterator[ast.expr]:
+    """Names in a module that stand for a use: not as a base, and not as the type of something."""
+    types = {"annotation", "returns", "bases"}
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST) and field not in types:
+                if isinstance(child, ast.Name | ast.Attribute):
+                    yield child
+                yield from uses(child)
+
+
+def continued_elsewhere(all_modules: Iterable[Module]) -> list[str]:
+    """Classes that are nothing but the base of one class in another file: the first part of that class.
+
+    A base that is made by itself or asked for (``isinstance``), an interface with several implementations, and an
+    exception are none.
+    """
+    children: dict[str, list[str]] = {}
+    used = set[str]()
+    for module in all_modules:
+        names = names_in(module)
+        used |= {dotted(node, names) for node in uses(module.tree)}
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                for base in node.bases:
+                    children.setdefault(dotted(base, names), []).append(f"{module.name}.{node.name}")
+    return sorted(
+        base
+        for base, found in children.items()
+        if base.startswith("cutwater.")
+        and not base.endswith("Error")
+        and base not in used
+        and len(found) == 1
+        and found[0].rpartition(".")[0] != base.rpartition(".")[0]
+    )
+
+
+def test_no_class_is_continued_in_another_file():
+    assert set(continued_elsewhere(modules().values())) == CONTINUED_ELSEWHERE
+
+
+BASE = module_of("class Part: ...", "cutwater.state.part")
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        "from cutwater.state.part import Part\nclass Whole(Part): ...",
+        "from cutwater.state.part import Part as P\nclass Whole(P[int]):\n    def f(self, other: P) -> P: ...",
+        "from cutwater.state import part\nclass Whole(part.Part): ...",
+    ],
+)
+def test_a_class_that_is_continued_is_seen(whole):
+    assert continued_elsewhere([BASE, module_of(whole, "cutwater.state.whole")]) == ["cutwater.state.part.Part"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "from cutwater.state.part import Part\nclass Other(Part): ...",
+        "from cutwater.state.part import Part\nx = Part()",
+        "from cutwater.state.part import Part\ndef f(x):\n    return isinstance(x, Part)",
+    ],
+)
+def test_a_base_with_a_life_of_its_own_is_none(more):
+    whole = module_of("from cutwater.state.part import Part\nclass Whole(Part): ...", "cutwater.state.whole")
+    assert continued_elsewhere([BASE, whole, module_of(more, "cutwater.state.more")]) == []

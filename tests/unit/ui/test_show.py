@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cutwater.api.jobs.showing import Shown
+from cutwater.api.jobs.job import Job
 from cutwater.runtime.status.status import CheckpointStatus, JobStatus, RestartEvent, StepStatus, WorkerStatus
 
 RUNNING = JobStatus(
@@ -28,8 +28,8 @@ RUNNING = JobStatus(
 NASTY = "<script>alert('x')</script>&<b>"
 
 
-class Handle(Shown):
-    """As ``Job`` is, as far as it shows itself."""
+class Handle(Job):
+    """A handle on no job, only to be shown."""
 
     def __init__(self, status: JobStatus) -> None:
         self._status = status

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
 
-from cutwater.api.jobs.showing import Shown
 from cutwater.api.steps.build import GraphBuilder
 from cutwater.config import JobConfig
 from cutwater.connectors.collect import read_result
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from cutwater.plan.graph import LogicalGraph
 
 
-class Job(Shown):
+class Job:
     """Handle on a running job; the names are those of Spark's ``StreamingQuery``.
 
     Obtained from ``Dataflow.start``.
@@ -67,6 +66,17 @@ class Job(Shown):
         self._coordinator, self._spark, self._graph = coordinator, spark, graph
         self._directory, self._temporary, self._lease = directory, temporary, lease
         self._stop_watching: Callable[[], None] = nothing
+
+    def __repr__(self) -> str:
+        return repr(self.status).replace("JobStatus", type(self).__name__, 1)
+
+    def __str__(self) -> str:
+        return str(self.status)
+
+    def _repr_html_(self) -> str:
+        from cutwater.runtime.status.text import as_html
+
+        return as_html(self.status)
 
     @property
     def name(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from cutwater.errors import InvariantError
 from cutwater.protocol import messages as m
-from cutwater.protocol.lai_yang import LAI_YANG_STAGES, Coloured, ColourStage, LaiYangMachine, NoticeTaken
+from cutwater.protocol.snapshot_algorithms import LAI_YANG_STAGES, Coloured, ColourStage, LaiYangMachine, NoticeTaken
 
 
 def kinds(effects: list[m.Effect]) -> list[str]:

@@ -12,12 +12,10 @@ from network_world import START, bank, random_bank, total
 from cutwater.errors import InvariantError
 from cutwater.process_networks.cell import Cell
 from cutwater.process_networks.graph import Network
-from cutwater.process_networks.local import LocalRun
+from cutwater.process_networks.local import ItemQueue, LocalRun
 from cutwater.process_networks.messages import Marker, encode_state
-from cutwater.process_networks.queues import ItemQueue
 from cutwater.protocol import messages as m
-from cutwater.protocol.lai_yang import Coloured
-from cutwater.protocol.snapshot_algorithms import ChandyLamport, LaiYang
+from cutwater.protocol.snapshot_algorithms import ChandyLamport, Coloured, LaiYang
 from cutwater.trace.checker import check
 from cutwater.trace.events import MarkerSent, MarkerTaken, Trace, read_trace
 from cutwater.trace.result import Kind

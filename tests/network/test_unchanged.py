@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from network_world import random_bank
 
-from cutwater.process_networks.queues import ReadySet
+from cutwater.process_networks.local import ReadySet
 from cutwater.trace.checker import check
 from cutwater.trace.events import Step, Trace, read_trace
 

@@ -29,7 +29,7 @@ from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.channels.items import Rows
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
-from cutwater.runtime.driver.enumerator import Enumerator
+from cutwater.runtime.driver.splits import Enumerator
 from cutwater.runtime.worker.attempt import Attempt
 from cutwater.runtime.worker.peers import ConnectedAttempt, Posted
 from cutwater.storage.log.job_log import JobLog

@@ -12,7 +12,7 @@ import pytest
 
 import cutwater.sim.examples
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.sim.examples import examples, pictures, wrong_cuts, wrong_loops
+from cutwater.sim.examples import examples, pictures, wrong_runs
 from cutwater.sim.examples.__main__ import PAGE, filled
 from cutwater.sim.examples.stage import Stage
 from cutwater.trace.checker import check
@@ -132,7 +132,7 @@ def test_an_agreed_clock_time_gives_wrong_cuts_and_more_of_them_with_more_skew(t
 
 def test_a_central_command_without_markers_gives_wrong_cuts(tallies):
     assert tallies["central_command"].kinds[Kind.CUT] > 20
-    (wrong,) = check(wrong_cuts.command_overtaken(), quick=True).violations
+    (wrong,) = check(wrong_runs.command_overtaken(), quick=True).violations
     assert (wrong.kind, wrong.channel) == (Kind.CUT, "C12")
 
 
@@ -146,14 +146,14 @@ def test_markers_give_no_wrong_cut_on_the_same_work(tallies):
 
 
 def test_n_recorded_larger_than_n_doubles_the_token():
-    result = check(wrong_cuts.token_twice())
+    result = check(wrong_runs.token_twice())
     assert Kind.FUTURE in result.kinds()
     counts = next(c for c in result.counts if c.channel == "c")
     assert (counts.sent, counts.sent_recorded) == (0, 1)
 
 
 def test_n_recorded_smaller_than_n_loses_the_token():
-    result = check(wrong_cuts.token_lost())
+    result = check(wrong_runs.token_lost())
     assert Kind.LOST in result.kinds()
     counts = next(c for c in result.counts if c.channel == "c")
     assert (counts.sent, counts.sent_recorded) == (1, 0)
@@ -172,7 +172,7 @@ def test_breadth_first_back_edges_are_right_only_with_the_blocking_rule_of_c2_an
 
 
 def test_breadth_first_search_logs_where_there_is_no_loop():
-    stage = wrong_loops.diamond()
+    stage = wrong_runs.diamond()
     assert stage.rows_logged == 1
     assert check(stage.trace()).ok
 

@@ -11,7 +11,7 @@ from trace_world import run
 from cutwater.errors import DataError
 from cutwater.trace.checker import check
 from cutwater.trace.events import Header, Link, Span, Step, Trace
-from cutwater.trace.order import causal_order
+from cutwater.trace.parts import causal_order
 
 
 @pytest.mark.parametrize("crash", [False, True])

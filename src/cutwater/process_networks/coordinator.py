@@ -18,7 +18,6 @@ from cutwater.process_networks.tracing import Tracer
 from cutwater.protocol.job import messages as j
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
-from cutwater.runtime.control.copy_messages import CopiesHeld
 from cutwater.runtime.control.links import WorkerLink
 from cutwater.runtime.control.process_network_messages import (
     NetworkDeploy,
@@ -26,6 +25,7 @@ from cutwater.runtime.control.process_network_messages import (
     SnapshotParts,
     SnapshotTrigger,
 )
+from cutwater.runtime.control.reports import CopiesHeld
 from cutwater.runtime.driver.checkpointing import now_ms
 from cutwater.runtime.driver.driver import Driver, Duties, MakeHost
 from cutwater.runtime.failures import first_line

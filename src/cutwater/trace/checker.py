@@ -21,12 +21,13 @@ inconsistent cut: snapshot 7, channel c: q took row 0 before its cut, and p sent
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from cutwater.trace import events as e
 from cutwater.trace.books import ChannelBook, SnapshotBook, compare
+from cutwater.trace.events import Committed
 from cutwater.trace.full import FullBooks
-from cutwater.trace.output import OutputBook
 from cutwater.trace.result import ChannelCounts, CheckResult, Kind, Violation
 
 
@@ -364,3 +365,41 @@ class Checker:
         process: str | None = None,
     ) -> None:
         self._violations.append(Violation(kind, text, snapshot, channel, process, (self.number,)))
+
+
+SHOWN = 5
+"""Rows named in one sentence."""
+
+
+class OutputBook:
+    """Committed rows.  A commit that is told again (after a restore, to make sure) counts once."""
+
+    def __init__(self, at_least_once: bool) -> None:
+        self._at_least_once = at_least_once
+        self._rows: Counter[str] = Counter()
+        self._told: dict[tuple[str, int], tuple[str, ...]] = {}
+
+    def commit(self, event: Committed) -> str | None:
+        """Book a commit; what is wrong, if something is."""
+        key = event.process, event.snapshot
+        before = self._told.get(key)
+        if before is None:
+            self._told[key] = event.values
+            self._rows.update(event.values)
+        elif event.values and event.values != before:
+            return "committed a second time, with other rows"
+        return None
+
+    def compare(self, oracle: Iterable[str]) -> list[Violation]:
+        """Rows that are missing, and rows that should not be there."""
+        wanted = Counter(oracle)
+        missing, extra = wanted - self._rows, self._rows - wanted
+        if self._at_least_once:
+            extra = Counter({row: n for row, n in extra.items() if row not in wanted})
+        found: list[Violation] = []
+        for rows, what in ((missing, "missing"), (extra, "too many")):
+            if rows:
+                named = ", ".join(map(repr, list(rows.elements())[:SHOWN]))
+                more = f" and {rows.total() - SHOWN} others" if rows.total() > SHOWN else ""
+                found.append(Violation(Kind.OUTPUT, f"{what}: {named}{more}"))
+        return found

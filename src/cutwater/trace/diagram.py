@@ -14,15 +14,29 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
-from cutwater.trace.captions import captions, legend, wrapped
-from cutwater.trace.events import Committed, Crashed, Cut, Event, MarkerTaken, Recorded, Restored, Step, Survived, Trace
-from cutwater.trace.layout import Window, columns, window_of
+import msgspec
+
+from cutwater.errors import ConfigError
+from cutwater.trace.events import (
+    Committed,
+    Completed,
+    Crashed,
+    Cut,
+    Event,
+    MarkerSent,
+    MarkerTaken,
+    Recorded,
+    Restored,
+    Step,
+    Survived,
+    Trace,
+)
 from cutwater.trace.messages import CutLine, Message, cut_lines, messages
-from cutwater.trace.style import COLOURS, FONT, STYLE
-from cutwater.trace.svg import Canvas
+from cutwater.trace.svg import COLOURS, FONT, STYLE, Canvas
 
 TOP, LINE_HEIGHT = 34.0, 17.0
 LABELLED = 40
@@ -288,3 +302,185 @@ class _Picture:
             width = max(width, self.left + FONT * (0.64 if cls != "note" else 0.56) * len(text) + 10)
             y += LINE_HEIGHT
         return max(width, 480.0), y + 2
+
+
+AROUND = 12
+"""Events shown before and after the snapshot that a window is put around."""
+
+
+class Window(msgspec.Struct, frozen=True):
+    """Numbers of the first and the last event shown."""
+
+    first: int
+    last: int
+
+    def has(self, number: int | None) -> bool:
+        """True if the event is shown."""
+        return number is not None and self.first <= number <= self.last
+
+
+def window_of(trace: Trace, snapshot: int | None = None, first: int | None = None, last: int | None = None) -> Window:
+    """The part of a trace to show: all of it, what is around a snapshot, or from an event to an event.
+
+    Raises:
+        ConfigError: the trace has no such snapshot, or nothing lies in the window.
+    """
+    count = len(trace.events)
+    begin, end = 1, count
+    if snapshot is not None:
+        numbers = [i for i, event in enumerate(trace.events, start=1) if getattr(event, "snapshot", None) == snapshot]
+        if not numbers:
+            known = sorted({event.snapshot for event in trace.events if isinstance(event, Cut)})
+            raise ConfigError(
+                f"the trace has no snapshot {snapshot}",
+                hint=f"It has: {', '.join(map(str, known)) or 'none'}.",
+            )
+        shown = [i for i in numbers if not isinstance(trace.events[i - 1], Restored)]
+        begin, end = max(1, min(shown) - AROUND), min(count, max(shown) + AROUND)
+    begin, end = first or begin, last or end
+    if begin > end or begin > count:
+        raise ConfigError(f"no event lies between {begin} and {end}", hint=f"The trace has {count} events.")
+    return Window(max(1, begin), min(end, count))
+
+
+def columns(trace: Trace, window: Window, messages: Sequence[Message], *, by_time: bool = False) -> dict[int, float]:
+    """Event number -> column, counted from 0.
+
+    Neighbours in the trace share a column unless they are of one process or joined by a message, so that the picture
+    is narrow, and what is further right was never earlier.  ``by_time`` puts them where their times say instead.
+
+    >>> from cutwater.trace.events import Header, Link, Span, Step
+    >>> from cutwater.trace.messages import messages
+    >>> events = (Step(0.0, "p", 1, sends=(Span("c", 0),)), Step(1.0, "q", 1), Step(2.0, "q", 1, takes=(Span("c", 0),)))
+    >>> trace = Trace(Header(("p", "q"), (Link("c", "p", "q"),)), events)
+    >>> columns(trace, Window(1, 3), messages(trace))
+    {1: 0.0, 2: 0.0, 3: 1.0}
+    """
+    senders: dict[int, list[int]] = {}
+    for message in messages:
+        if message.sent is not None and message.taken is not None:
+            senders.setdefault(message.taken, []).append(message.sent)
+    found: dict[int, float] = {}
+    last: dict[str, tuple[float, Event]] = {}
+    now = 0.0
+    for number in range(window.first, window.last + 1):
+        event = trace.events[number - 1]
+        if isinstance(event, Recorded | Completed):
+            found[number] = now
+            continue
+        own = last.get(event.process)
+        if own is not None and _together(own[1], event):
+            found[number] = own[0]
+        elif isinstance(event, Restored | Survived):
+            before = trace.events[number - 2] if number > window.first else None
+            shared = isinstance(before, Restored | Survived) and before.attempt == event.attempt
+            found[number] = found[number - 1] if shared else now + 1
+        else:
+            earliest = [found[s] + 1 for s in senders.get(number, ()) if s in found]
+            found[number] = max([now, *earliest, own[0] + 1 if own else 0.0])
+        now = max(now, found[number])
+        last[event.process] = found[number], event
+    return _timed(trace, window, now) if by_time else found
+
+
+def _together(before: Event, event: Event) -> bool:
+    """A cut with the marker that caused it, and with the markers it sends, is one moment."""
+    if isinstance(event, MarkerSent):
+        return isinstance(before, Cut | MarkerSent) and before.snapshot == event.snapshot
+    return isinstance(event, Cut) and isinstance(before, MarkerTaken | MarkerSent) and before.snapshot == event.snapshot
+
+
+def _timed(trace: Trace, window: Window, width: float) -> dict[int, float]:
+    numbers = range(window.first, window.last + 1)
+    times = [trace.events[number - 1].time_ms for number in numbers]
+    first, length = min(times), (max(times) - min(times)) or 1.0
+    width = max(width, len(set(times)) - 1.0)
+    return {number: (time - first) / length * width for number, time in zip(numbers, times, strict=True)}
+
+
+ITEMS_SHOWN = 8
+TICK = "l4 5l8 -11"
+LETTER = 6.6
+"""Width of a letter of the legend, in pixels."""
+
+
+def captions(cut: CutLine) -> list[str]:
+    """A snapshot in words: the states of its processes, then what its channels hold.
+
+    >>> captions(CutLine(1, {"p": 1, "q": 2}, {"p": "idle", "q": ""}, {"c": ("token",)}))
+    ['Snapshot 1: p = idle; channel c holds token']
+    """
+    states = [f"{process} = {state}" for process, state in cut.states.items() if _readable(state)]
+    contents = [f"channel {name} holds {_short(rows)}" for name, rows in sorted(cut.recorded.items()) if rows]
+    contents = contents or ["all channels are empty"]
+    parts = [", ".join(states)] if states and len(states) <= ITEMS_SHOWN else []
+    more = [f"and {len(contents) - ITEMS_SHOWN} other channels"] if len(contents) > ITEMS_SHOWN else []
+    text = "; ".join([*parts, *contents[:ITEMS_SHOWN], *more])
+    return wrapped(f"Snapshot {cut.snapshot}: {text}", 96)
+
+
+def _readable(state: str) -> bool:
+    """Not empty, not long, no digest."""
+    return 0 < len(state) <= 24 and not (len(state) > 9 and state.isdigit())
+
+
+def wrapped(text: str, letters: int) -> list[str]:
+    """Lines of at most so many letters.
+
+    >>> wrapped("one two three", 8)
+    ['one two', '   three']
+    """
+    return textwrap.wrap(text, letters, subsequent_indent="   ", break_long_words=False)
+
+
+def _short(rows: tuple[str, ...]) -> str:
+    shown = ", ".join(rows[:ITEMS_SHOWN])
+    return f"{shown} and {len(rows) - ITEMS_SHOWN} more" if len(rows) > ITEMS_SHOWN else shown
+
+
+def legend(canvas: Canvas, used: Collection[str], x: float, y: float, width: float) -> float:
+    """Draw the signs that the picture uses, with their meaning; the y of what comes below.
+
+    Args:
+        used: kinds of events, and classes of arrows and bands.
+    """
+    crossing = any(kind.startswith("message s") for kind in used)
+    items: list[tuple[bool, str, Callable[[float, float], None]]] = [
+        ("Step" in used, "event", lambda x, y: canvas.circle(x + 9, y - 4, 4, "event")),
+        ("message" in used, "message", lambda x, y: _arrow(canvas, x, y, "message")),
+        ("marker" in used, "marker", lambda x, y: _arrow(canvas, x, y, "marker")),
+        ("Cut" in used, "cut", lambda x, y: canvas.line(x + 9, y - 11, x + 9, y + 3, "cut s0")),
+        (crossing, "crosses the cut", lambda x, y: _arrow(canvas, x, y, "message s0")),
+        ("message missed" in used, "crosses, not recorded", lambda x, y: _arrow(canvas, x, y, "message missed")),
+        ("message extra" in used, "recorded, does not cross", lambda x, y: _arrow(canvas, x, y, "message extra")),
+        ("message backwards" in used, "against the cut", lambda x, y: _arrow(canvas, x, y, "message backwards")),
+        ("waits" in used, "waits for markers", lambda x, y: canvas.rect(x, y - 10, 26, 12, "waits s0")),
+        ("records" in used, "records its inputs", lambda x, y: canvas.rect(x, y - 10, 26, 12, "records s0")),
+        ("Crashed" in used, "crash", lambda x, y: _cross(canvas, x + 9, y - 4)),
+        ("Restored" in used, "restored", lambda x, y: canvas.rect(x + 5, y - 12, 8, 16, "restored")),
+        ("Survived" in used, "goes on as it is", lambda x, y: canvas.circle(x + 9, y - 4, 6, "survived")),
+        ("message again" in used, "delivered again", lambda x, y: _arrow(canvas, x, y, "message again")),
+        (
+            "Committed" in used,
+            "output committed",
+            lambda x, y: canvas.path(f"M{x + 2:.1f} {y - 4:.1f}{TICK}", "committed"),
+        ),
+    ]
+    at = x
+    for text, draw in [(text, draw) for shown, text, draw in items if shown]:
+        needed = 32 + LETTER * len(text) + 18
+        if at + needed > x + width and at > x:
+            at, y = x, y + 18
+        draw(at, y)
+        canvas.text(at + 32, y, text, "legend")
+        at += needed
+    return y + 24
+
+
+def _arrow(canvas: Canvas, x: float, y: float, cls: str) -> None:
+    canvas.arrow(x, y - 4, x + 26, y - 4, cls)
+
+
+def _cross(canvas: Canvas, x: float, y: float) -> None:
+    for sign in (1, -1):
+        canvas.line(x - 5, y - 5 * sign, x + 5, y + 5 * sign, "crash")

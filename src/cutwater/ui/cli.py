@@ -17,17 +17,18 @@ from cutwater.config import ProtocolName
 from cutwater.errors import ConfigError, CorruptSnapshotError, CutwaterError
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.ui.diagram import check_trace, diagram
-from cutwater.ui.forks import compare
 from cutwater.ui.requests import cancel, promote, rescale, savepoint, stop
 from cutwater.ui.restore_plan import allow_dropped_state, maps, plan, upgrade_settings
 from cutwater.ui.simulate import explore, simulate
 from cutwater.ui.states import diff, state, states
-from cutwater.ui.warm import warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cutwater.ui.views import View
+
+_DIFFERENT = 1
+"""Exit code where two forks differ."""
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _PROTOCOL, _NAMES = click.Choice(list(PROTOCOLS)), ", ".join(PROTOCOLS)
@@ -46,7 +47,7 @@ def cli() -> None:
     """Exactly-once stateful streaming for PySpark, on distributed snapshots."""
 
 
-_COMMANDS = (diagram, check_trace, explore, simulate, plan, states, state, diff, compare, warm)
+_COMMANDS = (diagram, check_trace, explore, simulate, plan, states, state, diff)
 for _command in (*_COMMANDS, cancel, stop, rescale, savepoint, promote):
     cli.add_command(_command)
 
@@ -173,6 +174,56 @@ def explain(target: str, parallelism: int, protocol: ProtocolName) -> None:
 
     flow = load_program(target).dataflow(session)
     click.echo(flow.explain(parallelism=parallelism, protocol=protocol))
+
+
+@cli.command()
+@click.argument("one", metavar="DIR/JOB")
+@click.argument("other", metavar="DIR/JOB")
+@click.option("--digits", type=int, metavar="N", help="Compare floating point numbers to N significant digits.")
+@click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare this column; may be repeated.")
+@click.option(
+    "--samples", type=int, default=5, metavar="N", show_default=True, help="Differing rows to show, per step."
+)
+@click.option("--timeout", default="0s", metavar="TIME", help="Wait so long for both to have read as far.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def compare(
+    one: str, other: str, digits: int | None, ignore: tuple[str, ...], samples: int, timeout: str, as_json: bool
+) -> None:
+    """Show where the outputs of two forks of one job differ.
+
+    Since the cut from which both began, up to where both have read every source exactly as far.  Exits with 1 if they
+    differ.
+    """
+    from cutwater.runtime.cutover.comparison import compare_forks
+
+    found = compare_forks(one, other, digits=digits, ignore=ignore, samples=samples, timeout=timeout)
+    click.echo(json.dumps(found.to_dict(), default=str) if as_json else str(found))
+    if not found.same:
+        sys.exit(_DIFFERENT)
+
+
+@cli.command()
+def warm() -> None:
+    """Compile all kernels, once per machine and installation.
+
+    Some twenty seconds, which the first job would need piece by piece.  From then on Spark's daemon loads them before
+    it starts a worker, so that replacements of lost workers begin sooner.  Run it as the user of the workers.
+    """
+    from cutwater.runtime.chains.warm import is_warm, warm_up
+    from cutwater.state.kernels import cache_directory
+
+    place = cache_directory()
+    if place is None:
+        raise ConfigError(
+            "there is no folder where compiled kernels could be kept",
+            hint="Set NUMBA_CACHE_DIR to a folder that you can write and nobody else can.",
+        )
+    if is_warm():
+        click.echo(f"The kernels of this installation were compiled before, and are kept in {place}")
+        return
+    click.echo("Compiling the kernels of this installation")
+    warm_up()
+    click.echo(f"They are kept in {place}")
 
 
 @cli.command("list")

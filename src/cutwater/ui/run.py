@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Generator
@@ -24,7 +25,6 @@ from cutwater.spark.session import session
 from cutwater.storage.reading.addresses import resolve_snapshot
 from cutwater.storage.store.keys import seal_of
 from cutwater.ui.program import Program, load_program
-from cutwater.ui.spark_output import SparkOutput
 from cutwater.ui.views import View
 
 _REFRESH_S = 0.2
@@ -189,3 +189,37 @@ def _exit_code(status: JobStatus, interrupts: Interrupts) -> int:
     if interrupts.count:
         return 128 + interrupts.number
     return JobCancelledError.exit_code if status.outcome == "cancelled" else 0
+
+
+class SparkOutput:
+    """Takes the standard error that a Spark session finds when it starts.
+
+    On this machine that is also where the output of the workers ends: what users print in their functions.
+
+    Args:
+        show: called from a thread with every line that is not blank; it must not write to file descriptor 2, which is
+            ours while ``taken``.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+
+    @contextmanager
+    def taken(self) -> Generator[None]:
+        """Processes started inside write their standard error to us, for as long as they live."""
+        reader, writer = os.pipe()
+        own = os.dup(2)
+        threading.Thread(target=self._pass_on, args=(reader,), name="cutwater-spark-output", daemon=True).start()
+        os.dup2(writer, 2)
+        os.close(writer)
+        try:
+            yield
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
+
+    def _pass_on(self, reader: int) -> None:
+        with open(reader, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.strip():
+                    self._show(line.rstrip())

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutwater.chaos.compare import compare
+from cutwater.chaos.trial import compare
 
 ROWS = st.lists(st.tuples(st.integers(0, 3) | st.none(), st.sampled_from(["a", "b", None])), max_size=12)
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])

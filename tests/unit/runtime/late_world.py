@@ -30,7 +30,7 @@ from cutwater.protocol.checkpoint.step_times import StepTimes, TellTime
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger, merged_time
 from cutwater.runtime.chains.source_runner import SourceRunner
 from cutwater.runtime.control.messages import SplitAssignment
-from cutwater.runtime.driver.enumerator import Enumerator
+from cutwater.runtime.driver.splits import Enumerator
 from cutwater.state.segments import Segment
 from cutwater.storage.snapshot.manifest import SplitRecord
 

@@ -6,7 +6,7 @@ import pytest
 
 from cutwater.errors import JobFailedError, ResourceError, UserCodeError
 from cutwater.protocol.job.messages import JobPhase
-from cutwater.runtime.driver.failure_ledger import FailureLedger
+from cutwater.runtime.failures import FailureLedger
 
 STORY = "function 'f' raised KeyError: 'x'\nTraceback (most recent call last):\n  line 3, in f"
 

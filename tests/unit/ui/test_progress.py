@@ -20,8 +20,7 @@ from cutwater.runtime.status.status import (
     WaitingStatus,
     WorkerStatus,
 )
-from cutwater.ui.panel import panel
-from cutwater.ui.views import JsonView, LiveView, PlainView
+from cutwater.ui.views import JsonView, LiveView, PlainView, panel
 
 FORMING = JobStatus(name="delays", uid="u1", phase="forming", parallelism=2)
 RUNNING = msgspec.structs.replace(

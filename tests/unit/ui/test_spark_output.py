@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 
-from cutwater.ui.spark_output import SparkOutput
+from cutwater.ui.run import SparkOutput
 
 
 def test_what_processes_started_inside_write_is_shown_even_later(capfd):

@@ -16,10 +16,10 @@ from wire_ends import until
 from cutwater.errors import WireError
 from cutwater.protocol.wire.handshake import ClientHandshake, Peer, Refusal, ServerHandshake
 from cutwater.runtime.control.links import dial_coordinator
-from cutwater.runtime.transport import dialling, door
-from cutwater.runtime.transport.dialling import dial
+from cutwater.runtime.transport import door, sockets
 from cutwater.runtime.transport.door import Door
 from cutwater.runtime.transport.secret import Secret, new_secret, shake
+from cutwater.runtime.transport.sockets import dial
 
 SECRET = Secret(b"the secret of this very job")
 WORKER = Peer("control", "job", 3)
@@ -275,7 +275,7 @@ def test_pauses_grow_and_are_not_all_the_same(monkeypatch: pytest.MonkeyPatch) -
             slept.append(seconds)
             cls.now += seconds
 
-    monkeypatch.setattr(dialling, "time", Clock)
+    monkeypatch.setattr(sockets, "time", Clock)
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         address = reserved.getsockname()
     with pytest.raises(WireError, match="within 30 s"):

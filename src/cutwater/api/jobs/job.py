@@ -26,12 +26,11 @@ from cutwater.plan.upgrade import upgrade_of
 from cutwater.protocol.job.messages import Outcome
 from cutwater.runtime.cutover.log import Successor
 from cutwater.runtime.driver.coordinator import Coordinator
-from cutwater.runtime.driver.finished import open_job_store
+from cutwater.runtime.driver.finished import open_job_store, result_directory, result_schema
 from cutwater.runtime.driver.lease import Lease, Turn, await_turn
 from cutwater.runtime.driver.preparing import checked_plan, discover, make_publisher, prepare
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.requests import actions_of, watch
-from cutwater.runtime.driver.results import result_directory, result_schema
 from cutwater.runtime.hosts.spark import SparkHost, is_local, master_of
 from cutwater.runtime.settings import absolute, make_config
 from cutwater.runtime.status.status import JobStatus

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from cutwater.protocol.wire.handshake import ClientHandshake, Peer, Refusal, ServerHandshake
 from cutwater.runtime.channels.connection import Connection
-from cutwater.runtime.transport.dialling import dial
 from cutwater.runtime.transport.door import Door
 from cutwater.runtime.transport.secret import Secret
 from cutwater.runtime.transport.signal import nothing
+from cutwater.runtime.transport.sockets import dial
 
 
 class DataServer(Door):

@@ -17,10 +17,9 @@ from cutwater.protocol.wire.frames import ControlDecoder, encode_control
 from cutwater.protocol.wire.handshake import ClientHandshake, Peer, Refusal, ServerHandshake
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
-from cutwater.runtime.transport.dialling import dial
 from cutwater.runtime.transport.door import Door
 from cutwater.runtime.transport.secret import Secret
-from cutwater.runtime.transport.sockets import JOIN_S, shut, tune
+from cutwater.runtime.transport.sockets import JOIN_S, dial, shut, tune
 from cutwater.runtime.transport.writer import SocketWriter
 
 

@@ -11,13 +11,13 @@ import msgspec
 
 from cutwater.errors import WireError
 from cutwater.plan.upgrade import Upgrade
-from cutwater.runtime.control.copy_messages import CopiesHeld, CopyPlaces
 from cutwater.runtime.control.process_network_messages import NetworkToWorker, SnapshotParts
 from cutwater.runtime.control.read_limit import Limits
 from cutwater.runtime.control.reports import (
     Ack,
     CaughtUp,
     Committed,
+    CopiesHeld,
     Decline,
     Failure,
     Finished,
@@ -30,6 +30,17 @@ from cutwater.runtime.control.reports import (
     SourceTime,
 )
 from cutwater.storage.log.entries import CheckpointCompleted
+
+
+class CopyPlaces(msgspec.Struct, frozen=True, tag="places"):
+    """Who keeps copies of snapshots, and where; sent to all workers before some of them build something."""
+
+    incarnations: list[int]
+    """Per slot."""
+    peers: list[tuple[str, int]]
+    """Per slot: address of its data server."""
+    holders: list[int]
+    """Slots whose workers hold copies of what this worker writes."""
 
 
 class SplitAssignment(msgspec.Struct, frozen=True, array_like=True):

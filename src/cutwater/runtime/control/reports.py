@@ -186,3 +186,18 @@ class Log(msgspec.Struct, frozen=True, tag="log"):
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     """The worker lives, whatever its loop does."""
+
+
+class CopiesHeld(msgspec.Struct, frozen=True, tag="copies"):
+    """Which files of the job the worker has copies of, its own and for others, and what became of them."""
+
+    files: list[str]
+    checkpoint_id: int
+    """The newest one whose files were brought where they should be, as far as there was room."""
+    missing_bytes: int
+    """Of the worker's part of it, without some of the copies that were asked for."""
+    memory_bytes: int
+    """Held for other workers."""
+    local_bytes: int
+    restored_bytes: tuple[int, int, int] = (0, 0, 0)
+    """By the last restore: from copies on the machine, from other workers, from the checkpoint directory."""

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 from cutwater.config import JobConfig
 from cutwater.errors import CorruptSnapshotError, StorageError, WireError
-from cutwater.runtime.control.copy_messages import CopiesHeld, CopyPlaces
+from cutwater.runtime.control.messages import CopyPlaces
+from cutwater.runtime.control.reports import CopiesHeld
 from cutwater.runtime.copies.copier import Copier
 from cutwater.runtime.copies.links import CopyLink, CopyServer, dial_copies
 from cutwater.runtime.transport.secret import Secret

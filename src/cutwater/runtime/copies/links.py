@@ -18,9 +18,8 @@ import msgspec
 from cutwater.errors import CorruptSnapshotError, CutwaterError, WireError
 from cutwater.protocol.wire.frames import encode_control
 from cutwater.protocol.wire.handshake import ClientHandshake, Peer
-from cutwater.runtime.transport.dialling import dial
 from cutwater.runtime.transport.secret import Secret
-from cutwater.runtime.transport.sockets import shut, tune
+from cutwater.runtime.transport.sockets import dial, shut, tune
 from cutwater.storage.snapshot.copies import Shelf, ShelfAnswer, ShelfWriter
 
 _PATIENCE_S: Final = 5

@@ -10,16 +10,15 @@ from cutwater.protocol.job.machine import JobMachine
 from cutwater.protocol.job.regions import Place
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
-from cutwater.runtime.control.copy_messages import CopyPlaces
 from cutwater.runtime.control.determinant_news import DeterminantNews
-from cutwater.runtime.control.key_transport import hidden
 from cutwater.runtime.control.links import WorkerLink
+from cutwater.runtime.control.messages import CopyPlaces
 from cutwater.runtime.control.read_limit import Limits
 from cutwater.runtime.copies.copies import choose_holders
 from cutwater.runtime.driver.checkpointing import now_ms
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.splits import Splits
-from cutwater.runtime.transport.secret import Secret
+from cutwater.runtime.transport.secret import Secret, hidden
 from cutwater.storage.reading.recovery import Restorable
 
 Assigned: TypeAlias = Mapping[tuple[str, int], list[c.SplitAssignment]]

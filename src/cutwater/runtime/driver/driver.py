@@ -21,12 +21,11 @@ from cutwater.protocol.job.regions import Division
 from cutwater.protocol.job.restart import RestartDecider
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
-from cutwater.runtime.control.copy_messages import CopiesHeld
 from cutwater.runtime.control.links import ControlServer, WorkerLink
+from cutwater.runtime.control.reports import CopiesHeld
 from cutwater.runtime.driver.checkpointing import now_ms
-from cutwater.runtime.driver.failure_ledger import FailureLedger
 from cutwater.runtime.driver.group import Group, Roster
-from cutwater.runtime.failures import internal_error
+from cutwater.runtime.failures import FailureLedger, internal_error
 from cutwater.runtime.hosts.spark import SparkHost
 from cutwater.runtime.transport.secret import new_secret
 from cutwater.runtime.worker.worker import SlotArgs

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 import msgspec
+import pyarrow as pa
 
 from cutwater.config import JobConfig
-from cutwater.errors import CorruptSnapshotError
+from cutwater.errors import ConfigError, CorruptSnapshotError
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.records import step_records
 from cutwater.storage.log.entries import LogState
@@ -86,3 +88,22 @@ def differences(plan: PhysicalPlan, manifest: Manifest, step_ids: Mapping[str, s
 def _meaning(record: StepRecord) -> StepRecord:
     """A step without its id, its place, and what older releases did not write."""
     return msgspec.structs.replace(record, id="", parallelism=0, vertex=0, types=b"", parts=[])
+
+
+def result_directory(plan: PhysicalPlan, step: str) -> str:
+    """Where the rows of a ``collect`` step lie.
+
+    Raises:
+        ConfigError: it is none; the hint lists those that are.
+    """
+    known = plan.steps.get(step)
+    if known is None or known.kind != "collect":
+        collects = ", ".join(s.id for s in plan.steps.values() if s.kind == "collect")
+        raise ConfigError(f"step {step!r} collects nothing", hint=f"Steps that do: {collects or 'none'}.")
+    return str(cast(Any, known.spec).directory)
+
+
+def result_schema(plan: PhysicalPlan, step: str) -> pa.Schema:
+    """Of the rows that a ``collect`` step gets."""
+    source = plan.steps[step].inputs[0]
+    return plan.steps[source.step].outputs[source.output].schema

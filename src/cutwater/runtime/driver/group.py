@@ -14,8 +14,8 @@ from cutwater.protocol.job.waiting import duration_text
 from cutwater.protocol.wire.frames import encode_control
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
-from cutwater.runtime.control.copy_messages import CopiesHeld
 from cutwater.runtime.control.links import WorkerLink
+from cutwater.runtime.control.reports import CopiesHeld
 from cutwater.runtime.driver.checkpointing import now_ms
 from cutwater.runtime.failures import root_cause
 from cutwater.runtime.hosts.spark import SlotTask, SparkHost

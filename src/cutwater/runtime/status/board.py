@@ -17,7 +17,7 @@ from cutwater.protocol.checkpoint.coordinator import CheckpointStatistics
 from cutwater.protocol.job.machine import JobMachine
 from cutwater.protocol.job.messages import JobPhase
 from cutwater.runtime.control import reports as cr
-from cutwater.runtime.control.copy_messages import CopiesHeld
+from cutwater.runtime.control.reports import CopiesHeld
 from cutwater.runtime.failures import headline
 from cutwater.runtime.status.late_rows import LateRows
 from cutwater.runtime.status.status import (

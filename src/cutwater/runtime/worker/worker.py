@@ -34,12 +34,12 @@ from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.channels.data_server import DataServer
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
-from cutwater.runtime.control.copy_messages import CopiesHeld, CopyPlaces
-from cutwater.runtime.control.key_transport import shown
 from cutwater.runtime.control.links import dial_coordinator
+from cutwater.runtime.control.messages import CopyPlaces
 from cutwater.runtime.control.process_network_messages import NetworkDeploy
+from cutwater.runtime.control.reports import CopiesHeld
 from cutwater.runtime.copies.copies import Copies, open_copies
-from cutwater.runtime.transport.secret import Secret
+from cutwater.runtime.transport.secret import Secret, shown
 from cutwater.runtime.transport.signal import Signal
 from cutwater.runtime.worker.attempt import Attempt
 from cutwater.runtime.worker.log import log_to_driver

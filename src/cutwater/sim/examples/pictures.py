@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from cutwater.protocol.subtask.machine import SubtaskMachine
-from cutwater.sim.examples import examples, wrong_cuts, wrong_loops, wrong_recovery
+from cutwater.sim.examples import examples, wrong_runs
 from cutwater.sim.examples.stage import Stage
 from cutwater.sim.examples.walk import Tally, quick, shortest_wrong, tally
 from cutwater.trace.checker import check
@@ -32,26 +32,26 @@ class Model(NamedTuple):
         return tally(self.run, runs, self.judge)
 
 
-_loop, _graph = wrong_loops.self_loop, wrong_loops.random_loops
+_loop, _graph = wrong_runs.self_loop, wrong_runs.random_loops
 
 MODELS: dict[str, Model] = {
-    "agreed_time_1": Model("agreed clock time, clocks 1 ms apart", partial(wrong_cuts.agreed_time, skew_ms=1)),
-    "agreed_time_20": Model("agreed clock time, clocks 20 ms apart", partial(wrong_cuts.agreed_time, skew_ms=20)),
+    "agreed_time_1": Model("agreed clock time, clocks 1 ms apart", partial(wrong_runs.agreed_time, skew_ms=1)),
+    "agreed_time_20": Model("agreed clock time, clocks 20 ms apart", partial(wrong_runs.agreed_time, skew_ms=20)),
     "central_command": Model(
-        "central command, up to 20 ms on its way", partial(wrong_cuts.central_command, delay_ms=20)
+        "central command, up to 20 ms on its way", partial(wrong_runs.central_command, delay_ms=20)
     ),
-    "all_stand_still": Model("all stand still, channels not recorded", wrong_cuts.all_stand_still),
-    "markers": Model("Chandy-Lamport on the same work", wrong_cuts.markers, right=True),
-    "first_idea_line": Model("senders call their channels empty, on a line", wrong_cuts.line, right=True),
-    "first_idea_ring": Model("senders call their channels empty, on a ring", wrong_cuts.ring),
-    "ring_markers": Model("Chandy-Lamport on the ring", wrong_cuts.ring_with_markers, right=True),
+    "all_stand_still": Model("all stand still, channels not recorded", wrong_runs.all_stand_still),
+    "markers": Model("Chandy-Lamport on the same work", wrong_runs.markers, right=True),
+    "first_idea_line": Model("senders call their channels empty, on a line", wrong_runs.line, right=True),
+    "first_idea_ring": Model("senders call their channels empty, on a ring", wrong_runs.ring),
+    "ring_markers": Model("Chandy-Lamport on the ring", wrong_runs.ring_with_markers, right=True),
     "breadth_open": Model(
         "back-edges by breadth-first search, early barriers pass",
-        partial(_graph, search="breadth-first", machine=wrong_loops.EarlyBarriersPass),
+        partial(_graph, search="breadth-first", machine=wrong_runs.EarlyBarriersPass),
     ),
     "depth_open": Model(
         "back-edges by depth-first search, early barriers pass",
-        partial(_graph, search="depth-first", machine=wrong_loops.EarlyBarriersPass),
+        partial(_graph, search="depth-first", machine=wrong_runs.EarlyBarriersPass),
     ),
     "breadth_blocking": Model(
         "back-edges by breadth-first search, early barriers block", partial(_graph, search="breadth-first"), right=True
@@ -60,11 +60,11 @@ MODELS: dict[str, Model] = {
         "back-edges by depth-first search, early barriers block", partial(_graph, search="depth-first"), right=True
     ),
     "waits_for_the_loop": Model(
-        "freeze when the loop's barrier is back, no log", partial(_loop, machine=wrong_loops.WaitsForTheLoop)
+        "freeze when the loop's barrier is back, no log", partial(_loop, machine=wrong_runs.WaitsForTheLoop)
     ),
-    "no_logs": Model("aligned on a loop without logs", partial(_loop, machine=wrong_loops.NoLogs)),
+    "no_logs": Model("aligned on a loop without logs", partial(_loop, machine=wrong_runs.NoLogs)),
     "at_least_once_no_logs": Model(
-        "at least once on a loop without logs", partial(_loop, machine=wrong_loops.NoLogs, row="at_least_once"),
+        "at least once on a loop without logs", partial(_loop, machine=wrong_runs.NoLogs, row="at_least_once"),
         judge=lambda stage: check(stage.trace(), quick=True, at_least_once=True),
     ),
     "at_least_once": Model(
@@ -73,16 +73,16 @@ MODELS: dict[str, Model] = {
     ),
     "aligned_loop": Model("aligned on a loop with logs", partial(_loop, machine=SubtaskMachine), right=True),
     "replay_unlogged": Model(
-        "dropping by row number, order not logged", wrong_recovery.replay_unlogged, judge=wrong_recovery.judge_order
+        "dropping by row number, order not logged", wrong_runs.replay_unlogged, judge=wrong_runs.judge_order
     ),
     "replay_logged": Model(
-        "dropping by row number, determinant logged", wrong_recovery.replay_logged, True, wrong_recovery.judge_order
+        "dropping by row number, determinant logged", wrong_runs.replay_logged, True, wrong_runs.judge_order
     ),
     "by_frame_number": Model(
-        "dropping by frame number", wrong_recovery.by_frame_number, judge=wrong_recovery.judge_frames
+        "dropping by frame number", wrong_runs.by_frame_number, judge=wrong_runs.judge_frames
     ),
     "by_row_number": Model(
-        "dropping and slicing by row number", wrong_recovery.by_row_number, True, wrong_recovery.judge_frames
+        "dropping and slicing by row number", wrong_runs.by_row_number, True, wrong_runs.judge_frames
     ),
 }  # fmt: skip
 
@@ -119,15 +119,15 @@ def _shortest(model: Callable[[int], Stage], kind: Kind) -> str:
 
 
 def _order() -> str:
-    model = partial(wrong_recovery.replay_unlogged, rows=2, before_crash=2)
-    judge = partial(wrong_recovery.judge_order, rows=2)
+    model = partial(wrong_runs.replay_unlogged, rows=2, before_crash=2)
+    judge = partial(wrong_runs.judge_order, rows=2)
     wrong = next(stage for stage in map(model, range(99)) if Kind.OUTPUT in judge(stage).kinds())
     return _judged(wrong.trace(), judge(wrong))
 
 
 def _frames() -> str:
-    model = partial(wrong_recovery.by_frame_number, rows=6)
-    judge = partial(wrong_recovery.judge_frames, rows=6)
+    model = partial(wrong_runs.by_frame_number, rows=6)
+    judge = partial(wrong_runs.judge_frames, rows=6)
     wrong = next(stage for stage in map(model, range(99)) if Kind.OUTPUT in judge(stage).kinds())
     return _judged(wrong.trace(), judge(wrong))
 
@@ -144,19 +144,19 @@ PICTURES: dict[str, Callable[[], str]] = {
     "two-snapshots": lambda: diagram(examples.two_snapshots()),
     "never-occurred": lambda: _judged(examples.never_occurred()),
     "never-occurred-reordered": _never_reordered,
-    "agreed-time": lambda: _judged(wrong_cuts.clocks_differ()),
-    "central-command": lambda: _judged(wrong_cuts.command_overtaken()),
-    "token-twice": lambda: _judged(wrong_cuts.token_twice()),
-    "token-lost": lambda: _judged(wrong_cuts.token_lost()),
-    "first-idea": lambda: _shortest(partial(wrong_cuts.ring, rows=3), Kind.LOST),
-    "breadth-first": lambda: _judged(wrong_loops.diamond().trace()),
+    "agreed-time": lambda: _judged(wrong_runs.clocks_differ()),
+    "central-command": lambda: _judged(wrong_runs.command_overtaken()),
+    "token-twice": lambda: _judged(wrong_runs.token_twice()),
+    "token-lost": lambda: _judged(wrong_runs.token_lost()),
+    "first-idea": lambda: _shortest(partial(wrong_runs.ring, rows=3), Kind.LOST),
+    "breadth-first": lambda: _judged(wrong_runs.diamond().trace()),
     "early-barrier": lambda: _shortest(
-        _small_loop(wrong_loops.EarlyBarriersPass, "An early barrier on a back-edge that does not block it"), Kind.CUT
+        _small_loop(wrong_runs.EarlyBarriersPass, "An early barrier on a back-edge that does not block it"), Kind.CUT
     ),
     "waits-for-the-loop": lambda: _shortest(
         partial(
             _loop,
-            machine=wrong_loops.WaitsForTheLoop,
+            machine=wrong_runs.WaitsForTheLoop,
             parallelism=1,
             rows=3,
             title="The step waits for its own barrier, and keeps no log",
@@ -164,7 +164,7 @@ PICTURES: dict[str, Callable[[], str]] = {
         Kind.LOST,
     ),
     "at-least-once": lambda: _shortest(
-        _small_loop(wrong_loops.NoLogs, "At least once on a loop, without a log", "at_least_once"), Kind.LOST
+        _small_loop(wrong_runs.NoLogs, "At least once on a loop, without a log", "at_least_once"), Kind.LOST
     ),
     "order-log": _order,
     "frame-number": _frames,

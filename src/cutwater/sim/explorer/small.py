@@ -17,9 +17,8 @@ from typing import Any
 
 from cutwater.config import JobConfig
 from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
-from cutwater.protocol.lai_yang import LaiYangMachine
 from cutwater.protocol.protocols import ProtocolSpec
-from cutwater.protocol.snapshot_algorithms import ChandyLamport, LaiYang
+from cutwater.protocol.snapshot_algorithms import ChandyLamport, LaiYang, LaiYangMachine
 from cutwater.protocol.subtask.machine import SubtaskMachine
 
 _NOT_STATE = frozenset(

@@ -11,8 +11,7 @@ from cutwater.protocol.checkpoint.loops import LoopMonitor
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.sim.explorer.job import JobState
-from cutwater.sim.explorer.network import NetworkState
-from cutwater.sim.explorer.network_world import NetworkSpec, NetworkWorld
+from cutwater.sim.explorer.network import NetworkSpec, NetworkState, NetworkWorld
 from cutwater.sim.explorer.world import Action, Budget, JobWorld
 from cutwater.sim.mutants.core import Plant
 from cutwater.sim.schedules.graphs import Graph, Step

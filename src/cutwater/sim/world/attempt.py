@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cutwater.protocol.replay.determinants import DeterminantLog
-from cutwater.sim.schedules.plan import Plan
+from cutwater.sim.schedules.graphs import Plan
 from cutwater.sim.world.channels import WATERMARK, Item, Link
 from cutwater.sim.world.disk import Done
 from cutwater.sim.world.redistribution import Redealt

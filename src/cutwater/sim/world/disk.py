@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from cutwater.sim.schedules.plan import Plan
+    from cutwater.sim.schedules.graphs import Plan
     from cutwater.sim.world.world import World
 
 RETAINED = 3

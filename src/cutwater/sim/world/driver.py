@@ -28,7 +28,7 @@ from cutwater.sim.world.driver_storage import DriverStorage
 from cutwater.sim.world.worker import SimWorker
 
 if TYPE_CHECKING:
-    from cutwater.sim.schedules.plan import Plan
+    from cutwater.sim.schedules.graphs import Plan
     from cutwater.sim.world.attempt import Attempt
     from cutwater.sim.world.world import World
 

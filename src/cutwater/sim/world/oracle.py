@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from cutwater.sim.schedules.plan import Plan
+    from cutwater.sim.schedules.graphs import Plan
     from cutwater.sim.world.disk import Done
     from cutwater.sim.world.output import Handle
     from cutwater.sim.world.subtask_state import Part

@@ -15,7 +15,7 @@ from cutwater.protocol.protocols import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.sim.schedules.choice_tape import ChoiceTape
 from cutwater.sim.schedules.dataflows import dataflow
-from cutwater.sim.schedules.plan import Plan
+from cutwater.sim.schedules.graphs import Plan
 from cutwater.sim.schedules.schedule import Fault, Schedule
 from cutwater.sim.world.attempt import Attempt
 from cutwater.sim.world.cores import Cores

@@ -34,9 +34,9 @@ from cutwater.plan.graph import LogicalGraph, Step
 from cutwater.plan.shadows import shadow_of
 
 HOOKS = ("read", "write", "pre-commit", "commit")
-"""Where a worker can be told to raise."""
+"""Calls in which a worker can be told to raise."""
 SLOW = "slow"
-"""Where it can be told to take long: when it writes its part of a snapshot."""
+"""Order to take long over writing a part of a snapshot."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Orders:
 
 @dataclass
 class Pace:
-    """How fast the sources are read, asked by the driver whenever it deploys an attempt.
+    """Speed of reading, asked for by the driver whenever it deploys an attempt.
 
     >>> pace = Pace({"in": 10_000})
     >>> pace.rate("in"), pace.hold(20.0), pace.rate("in"), pace.held, pace.release(), pace.rate("in"), pace.held
@@ -157,16 +157,16 @@ class PacedSource:
 
     @property
     def interleave(self) -> bool:
-        """Whether splits are read in turns (asked by the reading subtask)."""
+        """True if splits are read in turns (asked by the reading subtask)."""
         return bool(getattr(self.inner, "interleave", False))
 
     @property
     def time_ordered(self) -> bool:
-        """Whether its splits follow each other in time (asked by the reading subtask)."""
+        """True if its splits follow each other in time (asked by the reading subtask)."""
         return bool(getattr(self.inner, "time_ordered", False))
 
     def earliest_time(self, split: Split, column: str, bound_us: int) -> int | None:
-        """When the rows of a split begin (asked by the reading subtask); that is not reading them."""
+        """Begin of a split's rows in event time (asked by the reading subtask); that is not reading them."""
         return earliest_time(self.inner, split, column, bound_us)
 
     def stage(self, directory: str, *guards: object) -> PacedSource:

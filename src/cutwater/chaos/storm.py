@@ -34,11 +34,11 @@ RECOVERY_LIMIT_S = 120.0
 _ORDER_LIMIT_S = 10.0
 """An order that nobody comes by to take, or a full disk that nobody wants to write to, is given up after so long."""
 _BEHIND_A_CHECKPOINT = 0.75
-"""How often a fault waits for a checkpoint since the last one, so that it finds something to restore."""
+"""Probability that a fault waits for a checkpoint since the last one, so that it finds something to restore."""
 _PROMPTLY = 0.25
-"""How often it strikes then at once, while sinks hear of that checkpoint and commit."""
+"""Probability that it then strikes at once, while sinks hear of that checkpoint and commit."""
 _AGAIN = 0.25
-"""How often a kill is not the only one: another worker dies with it, or during the recovery."""
+"""Probability that a kill is not the only one: another worker dies with it, or during the recovery."""
 
 
 class Strike(msgspec.Struct, frozen=True):
@@ -205,7 +205,7 @@ class Storm:
 
     @property
     def _all_run(self) -> bool:
-        """Whether nothing recovers.  A job with a region that is down is running all the same."""
+        """True if nothing recovers.  A job with a region that is down is running all the same."""
         failures = self._job.status.failures
         return bool(failures) and failures[-1].running_ms is not None
 

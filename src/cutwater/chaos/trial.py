@@ -54,7 +54,7 @@ class SinkReport(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a trial found."""
+    """Findings of a trial."""
 
     job: str
     wanted: int
@@ -68,7 +68,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def struck(self) -> Counter[str]:
-        """How often each kind of fault hit."""
+        """Number of hits of each kind of fault."""
         return Counter(s.kind for s in self.strikes)
 
     @property

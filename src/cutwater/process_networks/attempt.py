@@ -166,7 +166,7 @@ class NetworkAttempt(ConnectedAttempt):
         )
 
     def _restore_channels(self, part: ProcessPart | None) -> None:
-        """What the snapshot has in the channels is delivered again, before anything that is sent from now on."""
+        """Deliver again the channels' contents in the snapshot, before anything that is sent from now on."""
         for channel, log in (part.logs if part is not None else {}).items():
             last = self._deploy.last_id
             self._local[channel].extend(Message(m.number, m.kind, m.body, last) for m in log)

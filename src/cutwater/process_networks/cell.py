@@ -23,7 +23,7 @@ from cutwater.runtime.control.process_network_messages import Message, ProcessPa
 
 
 class CellPort:
-    """What a cell asks of its host; set by the host before anything runs."""
+    """Services that a cell asks of its host; set by the host before anything runs."""
 
     send: Callable[[ChannelSpec, Item], None]
     """Put an item into a channel, behind everything before it."""
@@ -133,7 +133,7 @@ class Cell:
 
     @property
     def next_timer_ms(self) -> float | None:
-        """When the next timer is due."""
+        """Time at which the next timer is due."""
         return self._timers[0][0] if self._timers else None
 
     def fire(self) -> None:
@@ -240,7 +240,7 @@ class Cell:
 
 
 class _Part:
-    """What a process has recorded so far for one snapshot."""
+    """Recordings of a process so far, for one snapshot."""
 
     __slots__ = ("events", "logs", "now_ms", "sent", "state", "taken", "timers")
 

@@ -51,18 +51,18 @@ class NetworkWorker(msgspec.Struct, frozen=True):
 
 
 class NetworkStatus(msgspec.Struct, frozen=True):
-    """What a network does now."""
+    """State of a network as it is now."""
 
     name: str
     phase: str
     attempt: int
     workers: list[NetworkWorker]
     failures: list[str]
-    """Why attempts ended, oldest first."""
+    """Reasons for which attempts ended, oldest first."""
     restored: int | None
     """Id of the snapshot that the attempt went on from."""
     waiting: str = ""
-    """What it waits for before it goes on, if it lacks workers."""
+    """Text on the workers that it waits for before it goes on, if it lacks any."""
 
 
 class NetworkCoordinator(Duties):

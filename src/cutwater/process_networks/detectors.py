@@ -18,7 +18,7 @@ from cutwater.process_networks.snapshot import GlobalSnapshot
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What a detector found.
+    """Finding of a detector.
 
     ``processes``: those concerned; of a deadlock the cycle or knot itself comes first, see ``detail``.
     """

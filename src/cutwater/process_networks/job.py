@@ -66,7 +66,7 @@ class NetworkJob(Run):
 
     @property
     def status(self) -> NetworkStatus:
-        """What the network does now."""
+        """State of the network as it is now."""
         return self._coordinator.status
 
     @property
@@ -74,7 +74,7 @@ class NetworkJob(Run):
         return not self._coordinator.driver.ended.is_set()
 
     def exception(self) -> CutwaterError | None:
-        """What made the network fail; ``None`` while it runs or if it did not fail."""
+        """Error that made the network fail; ``None`` while it runs or if it did not fail."""
         return self._coordinator.driver.error
 
     def stop(self) -> None:
@@ -137,7 +137,7 @@ class NetworkJob(Run):
         return self._part_arrived(id, part)
 
     def attempt_over(self, error: CutwaterError, waiting: set[int]) -> None:
-        """What was under way will never be complete; what waits to be triggered still will."""
+        """Fail the snapshots under way, which will never be complete; keep those that wait to be triggered."""
         kept = {id: p for id, p in self._pending.items() if id in waiting}
         self._pending = {id: p for id, p in self._pending.items() if id not in waiting}
         self._fail_pending(error)

@@ -216,7 +216,7 @@ class LocalRun(Run):
         return min((d for d in due if d is not None), default=None)
 
     def _next_due(self) -> float | None:
-        """When something happens by itself, while no channel has anything."""
+        """Time at which something happens by itself, while no channel has anything."""
         if self._ready:
             return self._now_ms
         return self._next_timer()
@@ -306,7 +306,7 @@ def _lost_with(process: str) -> IncompleteSnapshotError:
 
 
 class ItemQueue:
-    """What is under way in one channel: first in, first out, or any order if the channel says so."""
+    """Items under way in one channel: first in, first out, or any order if the channel says so."""
 
     __slots__ = ("_head", "_items", "_random", "spec")
 

@@ -169,7 +169,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _names_around(kind: Any) -> dict[str, Any]:
-    """What the methods of a class can see: more than its module's names, where a program runs in ``exec``."""
+    """Names that the methods of a class can see: more than its module's, where a program runs in ``exec``."""
     found: dict[str, Any] = {}
     for member in vars(kind).values():
         if isinstance(member, FunctionType):

@@ -1,4 +1,4 @@
-"""What a user writes: a process, and the one door through which it reaches the world."""
+"""Process of a user, and the one door through which it reaches the world."""
 
 from __future__ import annotations
 

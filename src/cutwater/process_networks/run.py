@@ -24,7 +24,7 @@ class PendingSnapshot:
     def __init__(self, run: Run, id: int, initiators: tuple[str, ...], processes: Iterable[str]) -> None:
         self.id, self.initiators = id, initiators
         self.failure: CutwaterError | None = None
-        """Why it cannot be complete any more."""
+        """Error for which it cannot be complete any more."""
         self.interrupted = False
         """The network had to go back to an older snapshot meanwhile."""
         self._run = run
@@ -82,7 +82,7 @@ class PendingSnapshot:
 
 
 class Run(abc.ABC):
-    """What ``Network.run_local`` and ``Network.start`` return."""
+    """Running network, as ``Network.run_local`` and ``Network.start`` return it."""
 
     def __init__(self, network: Network, algorithm: AlgorithmName, restore: GlobalSnapshot | None) -> None:
         network.check()

@@ -18,7 +18,7 @@ from cutwater.runtime.control.process_network_messages import Message, ProcessPa
 
 @dataclass(frozen=True)
 class GlobalSnapshot:
-    """What ``Run.snapshot`` returns.  It does not change, and it refers to nothing of the run.
+    """Global state, as ``Run.snapshot`` returns it.  It does not change, and it refers to nothing of the run.
 
     ``state`` and ``messages`` give Python values, ``table`` gives Arrow tables, ``save`` and ``load`` keep it on disk,
     and ``network.run_local(restore=...)`` or ``network.start(spark, restore=...)`` go on from it.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 
 class FreezeOn(enum.Enum):
-    """When a subtask freezes."""
+    """Moment at which a subtask freezes."""
 
     NEVER = "never"
     """Only for a final barrier, when nothing is in flight: sinks commit once, nothing is kept on the way."""
@@ -29,14 +29,14 @@ class FreezeOn(enum.Enum):
 
 
 class BeforeFreeze(enum.Enum):
-    """What happens to an input whose barrier came before the freeze."""
+    """Treatment of an input whose barrier came before the freeze."""
 
     BLOCK = "block"
     OPEN = "open"
 
 
 class AfterFreeze(enum.Enum):
-    """Which inputs are recorded from the freeze until their barrier comes."""
+    """Inputs that are recorded from the freeze until their barrier comes."""
 
     RECORD_BACK_EDGES = "record_back_edges"
     RECORD_ALL = "record_all"

@@ -1,4 +1,4 @@
-"""Why a checkpoint did not complete, and how an acknowledgement was received: closed enums."""
+"""Closed enumerations on checkpoints: kinds, answers to acknowledgements, reasons for not completing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class CheckpointKind(enum.Enum):
-    """What a checkpoint was asked for as."""
+    """Kind that a checkpoint was asked for as."""
 
     PERIODIC = "periodic"
     ON_DEMAND = "on_demand"
@@ -44,7 +44,7 @@ class CheckpointKind(enum.Enum):
 
 
 class AckAnswer(enum.Enum):
-    """What became of an acknowledgement."""
+    """Answer to an acknowledgement."""
 
     SUCCESS = "success"
     DUPLICATE = "duplicate"
@@ -56,7 +56,7 @@ class AckAnswer(enum.Enum):
 
 
 class FailureReason(enum.Enum):
-    """Why a checkpoint was not taken or given up.
+    """Reason for which a checkpoint was not taken or given up.
 
     ``counts``: it adds to the consecutive failures that ``tolerable_failed`` bounds (declines, expiry, I/O).
     ``preflight``: no subtask has heard of the checkpoint.

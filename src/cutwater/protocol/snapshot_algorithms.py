@@ -22,7 +22,7 @@ class Algorithm(Protocol):
 
     @property
     def colour(self) -> int:
-        """What messages sent now carry."""
+        """Colour that messages sent now carry."""
         ...
 
     def trigger(self, snapshot: int) -> Sequence[m.Effect]:
@@ -38,7 +38,7 @@ class Algorithm(Protocol):
         ...
 
     def durable(self, event: m.Durable | m.LogsDurable) -> Sequence[m.Effect]:
-        """What was recorded is safe."""
+        """A recording is safe."""
         ...
 
     def abort(self, snapshot: int) -> Sequence[m.Effect]:
@@ -125,7 +125,7 @@ LaiYangEvent: TypeAlias = Coloured | NoticeTaken | m.Trigger | m.Durable | m.Log
 
 
 class ColourStage(enum.Enum):
-    """How far one snapshot is in one process."""
+    """Stage of one snapshot in one process."""
 
     ABSENT = "absent"
     """Not recorded.  Notices may have come."""

@@ -1,4 +1,4 @@
-"""What the states of the machines, and the steps between them, have in common."""
+"""Base of the enumerations of states of the machines, and of the steps between them."""
 
 from __future__ import annotations
 

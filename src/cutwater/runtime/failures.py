@@ -36,7 +36,7 @@ def root_cause(text: str) -> str:
 
 
 def headline(text: str) -> str:
-    """What two failures have in common if they are the same one.
+    """Headline of a failure: equal for two failures that are the same one.
 
     Where in the stream it happened says nothing, nor does the row that happened to be the first: batches are cut
     differently in every attempt, and the workers differ in which of them reports first.  Another host is another
@@ -64,7 +64,7 @@ def error_of(kind: str, message: str, step: str, hint: str = "") -> CutwaterErro
 
 
 def snapshot_error(error: Exception, what: str, step: str | None = None) -> CutwaterError:
-    """Why a part of a snapshot is not durable: its storage failed, or the code that makes it.
+    """Error for a part of a snapshot that is not durable: its storage failed, or the code that makes it.
 
     The first may be over when it is tried again.  The second is not, so it has to be told apart.
 
@@ -118,7 +118,7 @@ class FailureLedger:
 
     @staticmethod
     def counts(kind: str, retryable: bool, phase: JobPhase) -> bool:
-        """Whether a failure decides anything: of what several workers report of one attempt, the first does.
+        """True if a failure decides anything: of what several workers report of one attempt, the first does.
 
         After that only one that no restart helps against counts, and nothing does once the job is ending.
         """
@@ -141,7 +141,7 @@ class FailureLedger:
         self._key, self._count, self.error = "", 0, None
 
     def budget(self, reason: str, restarts: tuple[int, int]) -> tuple[int, int]:
-        """How many failures count now, and after how many the job is still restarted.
+        """Number of failures that count now, and the number after which the job is still restarted.
 
         Args:
             reason: of the failure that the job machine was told of last.

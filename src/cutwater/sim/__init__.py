@@ -1,1 +1,1 @@
-"""The same core in one seeded thread: simulated network, disk and clock, faults, and a judge that knows everything."""
+"""The same core in one seeded thread: simulated network, disk, clock, faults, and an oracle that knows everything."""

@@ -1,4 +1,4 @@
-"""Which transitions of the core's tables a simulation has walked: a run that never got there proves nothing."""
+"""Coverage of the core's transition tables by simulations: a run that never got there proves nothing."""
 
 from __future__ import annotations
 

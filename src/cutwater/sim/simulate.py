@@ -38,7 +38,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """What came of a number of schedules; reports add up."""
+    """Counts of the outcomes of a number of schedules; reports add up."""
 
     schedules: int = 0
     failures: list[Failure] = []

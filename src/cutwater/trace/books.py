@@ -1,4 +1,4 @@
-"""What a checker writes down while it reads a trace: channels, snapshots, and where each end of a channel stands."""
+"""Notes of a checker while it reads a trace: channels, snapshots, and the position of each end of a channel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cutwater.trace.result import ChannelCounts, Kind, Violation
 
 
 class ChannelBook:
-    """Where the two ends of a channel stand.  Each end is in an attempt of its own while a recovery is on its way."""
+    """Positions of the two ends of a channel.  Each end is in an attempt of its own while a recovery is on its way."""
 
     __slots__ = ("ahead", "attempt", "here", "limits", "name", "sent", "source", "taken", "target")
 
@@ -37,7 +37,7 @@ class ChannelBook:
         self.sent, self.attempt = position, attempt
 
     def receiver_survived(self, attempt: int) -> None:
-        """What was sent in its attempt so far may be there, whatever becomes of the sender."""
+        """Rows sent in its attempt so far may be there, whatever becomes of the sender."""
         self.here = self.available(attempt)
 
     def receiver_restored(self, attempt: int, taken: int, ahead: frozenset[int], sent: int) -> None:

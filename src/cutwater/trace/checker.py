@@ -271,7 +271,7 @@ class Checker:
             self._full.restored(event, snapshot)
 
     def _restored_from(self, event: e.Restored) -> tuple[SnapshotBook, bool]:
-        """What a process goes on from, and whether that is from before the trace began."""
+        """State that a process goes on from, and whether that is from before the trace began."""
         if event.snapshot is None:
             return SnapshotBook(0), False
         known = self._snapshots.get(event.snapshot)

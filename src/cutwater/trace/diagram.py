@@ -118,7 +118,7 @@ class _Picture:
         return self.left + 24.0 + self.columns[number] * self.gap
 
     def cut_x(self, cut: CutLine, process: str) -> float:
-        """Where a cut crosses the line of a process: at its event, or outside of the window."""
+        """Place at which a cut crosses the line of a process: at its event, or outside of the window."""
         number = cut.cuts.get(process)
         if number is None or number > self.window.last:
             return self.right
@@ -155,7 +155,7 @@ class _Picture:
             self.canvas.head(self.right + 6, y, 0.0, "life")
 
     def _first_state(self, process: str) -> str:
-        """What the process begins with, if states are shown at all."""
+        """State that the process begins with, if states are shown at all."""
         steps = [e for e in self.trace.events if isinstance(e, Step)]
         own = [e for e in steps if e.process == process]
         first = own[0].before if own and self.window.first == 1 and len(steps) <= STATED else ""
@@ -221,7 +221,7 @@ class _Picture:
             self.canvas.text(x - 5, y + (4 if y2 != y1 else -4), text, f"label {cls}", "end")
 
     def _start(self, message: Message) -> float:
-        """Where a message comes from that was sent outside of the window, or out of a restored snapshot."""
+        """Begin of the arrow of a message that was sent outside of the window, or out of a restored snapshot."""
         taken = message.taken or self.window.first
         for number in range(min(taken, self.window.last), self.window.first - 1, -1):
             event = self.trace.events[number - 1]

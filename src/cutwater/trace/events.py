@@ -244,7 +244,7 @@ def _check_format(line: bytes, where: str) -> None:
 
 
 class Stream(Protocol):
-    """What a trace is written into: any binary stream."""
+    """Stream that a trace is written into: any binary one."""
 
     def write(self, data: bytes, /) -> object: ...
 

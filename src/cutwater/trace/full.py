@@ -1,4 +1,4 @@
-"""What a full check writes down besides: clocks, states, contents, and the history of each attempt for CL7."""
+"""Notes of a full check besides: clocks, states, contents, and the history of each attempt for CL7."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which event took what which event sent: the arrows of a trace."""
+"""Arrows of a trace: which event took what which event sent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class CutLine(msgspec.Struct, frozen=True):
-    """Where a snapshot cuts the processes, and what it holds."""
+    """Line of a snapshot through the processes, and what the snapshot holds."""
 
     snapshot: int
     cuts: dict[str, int]

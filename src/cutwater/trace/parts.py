@@ -135,7 +135,7 @@ def causal_order(header: Header, events: Iterable[Event]) -> list[Event]:
 
 
 class _Known:
-    """What has been done in the order so far."""
+    """Progress of the ordering so far."""
 
     def __init__(self, header: Header) -> None:
         self._header = header

@@ -42,7 +42,7 @@ class History:
         self._seen: set[str] = set()
 
     def begins(self, process: str, state: str, sent: Mapping[str, int], taken: Mapping[str, int]) -> None:
-        """Where a process is at the beginning, and its ends of channels; those of others are left out."""
+        """Position of a process at the beginning, and of its ends of channels; those of others are left out."""
         self.states[process] = state
         for link in self.header.channels:
             if link.source == process and link.name in sent:
@@ -102,7 +102,7 @@ class _Replay:
         return None
 
     def content(self, channel: str) -> tuple[str, ...]:
-        """What a channel holds: printable where traced, else row numbers."""
+        """Contents of a channel: printable where traced, else row numbers."""
         values = self._values.get(channel, {})
         return tuple(values.get(row, f"#{row}") for row in self.queues[channel])
 
@@ -188,7 +188,7 @@ def _differences(
     states: Mapping[str, str],
     recorded: Mapping[str, Sequence[Span]],
 ) -> list[Violation]:
-    """Where the state that the history goes through is not the recorded one."""
+    """Differences between the state that the history goes through and the recorded one."""
     found: list[Violation] = []
     for process, state in states.items():
         if state and star.get(process, "") not in ("", state):

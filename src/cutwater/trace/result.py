@@ -1,4 +1,4 @@
-"""What a check of a trace found."""
+"""Findings of a check of a trace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Kind(enum.Enum):
-    """What kind of promise is broken."""
+    """Kind of promise that is broken."""
 
     CUT = "inconsistent cut"
     """A row is taken in the cut, and sent after it (CL6: m > n)."""

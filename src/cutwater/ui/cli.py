@@ -36,7 +36,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class _Options:
-    """What ``main`` must know of the command that failed."""
+    """Options of the command that failed, for ``main``."""
 
     debug = False
 

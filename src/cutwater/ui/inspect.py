@@ -1,4 +1,4 @@
-"""What a snapshot consists of and whether it is whole: as JSON-able data, and as text for the command line.
+"""Contents of a snapshot, and whether it is whole: as JSON-able data, and as text for the command line.
 
 Pure functions over a store: they change nothing and can look at a job that is running.
 """
@@ -30,7 +30,7 @@ _SPLITS_SHOWN_MAX = 40
 
 
 def inspect_snapshot(store: Store, job: str, checkpoint_id: int | None = None) -> dict[str, Any]:
-    """What lies in a completed checkpoint (default: the newest), without reading its data.
+    """Contents of a completed checkpoint (default: the newest), without reading its data.
 
     Returns:
         ``job``, ``uid``, ``outcome`` of the job (empty while an attempt owns it), ``reason``, ``checkpoint_id``,

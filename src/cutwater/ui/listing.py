@@ -29,7 +29,7 @@ def job_infos(
     only: Collection[str] | None = None,
     watch_s: float = _WATCH_S,
 ) -> list[dict[str, Any]]:
-    """What is known of every job, without asking its driver.
+    """Facts on every job, without asking its driver.
 
     Args:
         store: the checkpoint directory.
@@ -106,7 +106,7 @@ def _state(state: LogState, sign: Sign | None, seen: str, driver_state: Callable
 
 
 def driver_runs(driver: str) -> bool | None:
-    """Whether the process of a driver ("host:pid") lives; ``None`` if it is on another host.
+    """True if the process of a driver ("host:pid") lives; ``None`` if it is on another host.
 
     >>> driver_runs(f"{socket.gethostname()}:{os.getpid()}"), driver_runs("elsewhere.example:1")
     (True, None)

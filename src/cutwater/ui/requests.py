@@ -1,4 +1,4 @@
-"""What the command line asks of a running driver: ``stop``, ``cancel``, ``rescale``, ``savepoint``, ``promote``."""
+"""Requests of the command line to a running driver: ``stop``, ``cancel``, ``rescale``, ``savepoint``, ``promote``."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ _NOT_RUNNING = {
     "dead": "its driver died",
     "sealed": "or its log is sealed with a key that CUTWATER_KEY_FILE does not name",
 }
-"""Why nobody takes a request, by the state of a job as ``cutwater list`` shows it."""
+"""Reasons for which nobody takes a request, by the state of a job as ``cutwater list`` shows it."""
 _DONE = {"promote": "promoted", "cancel": "cancelled", "stop": "stopped", "rescale": "rescaled", "savepoint": "saved"}
 
 

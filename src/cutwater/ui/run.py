@@ -34,7 +34,7 @@ _CANCELLING = "cancelling"
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the user typed."""
+    """Options as the user typed them."""
 
     target: str
     checkpoint: str | None = None

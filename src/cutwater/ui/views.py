@@ -1,4 +1,4 @@
-"""Where progress goes: a live display on a terminal, lines in a log, or one JSON object per line."""
+"""Views of a job's progress: a live display on a terminal, lines in a log, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class View(Protocol):
     """Shows a job; called with every new state.  Its times count from the first one."""
 
     def preparing(self, text: str) -> None:
-        """What takes a while before the job runs."""
+        """Work that takes a while before the job runs."""
         ...
 
     def note(self, text: str) -> None:
@@ -51,7 +51,7 @@ class View(Protocol):
         ...
 
     def hint(self, text: str) -> None:
-        """What the user can do now."""
+        """Advice on what the user can do now."""
         ...
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ IDS_REMEMBERED = 1024
 
 
 class PendingStage(State):
-    """How far a checkpoint is, seen from the coordinator."""
+    """Stage of a checkpoint, seen from the coordinator."""
 
     TRIGGERED = "triggered"
     """Sources were asked; some subtask has not acknowledged yet."""
@@ -231,7 +231,7 @@ class CheckpointCoordinator:
 
     @property
     def next_due_ms(self) -> float | None:
-        """When a ``Tick`` is wanted: the next trigger or the next expiry; ``None`` if only events can change things."""
+        """Time of the next trigger or expiry, when a ``Tick`` is wanted; ``None`` if only events can change things."""
         due = math.inf
         for pending in self._pending.values():
             if pending.stage is PendingStage.TRIGGERED:

@@ -177,7 +177,7 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class AckAnswered:
-    """What became of the acknowledgement just received."""
+    """Answer to the acknowledgement just received."""
 
     checkpoint_id: int
     subtask: SubtaskId

@@ -106,7 +106,7 @@ class JobMachine:
     down: set[int] = field(default_factory=set[int])
     """Regions that do not run while others do."""
     _deploying: bool = False
-    """What is down is being restored."""
+    """True while the regions that are down are being restored."""
     _ready: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """Slots and regions."""
     _finished: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
@@ -140,7 +140,7 @@ class JobMachine:
 
     @property
     def next_due_ms(self) -> float | None:
-        """When a Tick is wanted."""
+        """Time at which a Tick is wanted."""
         if self.waits:
             return self.waiting.due_ms(self._enough)
         if self.phase is JobPhase.RESTARTING or (self.down and not self._deploying and self.phase is JobPhase.RUNNING):
@@ -149,7 +149,7 @@ class JobMachine:
 
     @property
     def waits(self) -> bool:
-        """Whether nothing but missing workers keeps the job, or regions that are down, from going on."""
+        """True if nothing but missing workers keeps the job, or regions that are down, from going on."""
         if self.phase is JobPhase.FORMING:
             return self.present < self.slots
         down = self.down and not self._deploying and self.phase is JobPhase.RUNNING
@@ -166,7 +166,7 @@ class JobMachine:
         return sum(slot < self.slots for slot in self.workers)
 
     def is_current(self, attempt: int, region: int) -> bool:
-        """Whether something said in the name of an attempt of a region counts (fencing)."""
+        """True if something said in the name of an attempt of a region counts (fencing)."""
         if not 0 <= region < len(self.regions) or (region in self.down and not self._deploying):
             return False
         return attempt == self._attempts[region]

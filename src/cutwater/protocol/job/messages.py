@@ -57,13 +57,13 @@ class Starting:
 
     slot: int
     host: str
-    """Where; empty if that is not known."""
+    """Place of the process, for people; empty if that is not known."""
     since_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far Spark is with slots that have no worker: those that wait for a core, and those that have one.
+    """State of the slots that have no worker, as Spark tells it: those that wait for a core, and those that have one.
 
     A slot that is neither has not been submitted yet, as far as Spark says.
     """

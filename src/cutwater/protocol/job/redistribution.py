@@ -63,14 +63,14 @@ class RedistributedEdge:
     def __init__(self, sent: Iterable[InputTime], reached: int | None) -> None:
         slowest = merged_time(sent).watermark
         self.begins = slowest if reached is None else min(slowest, reached)
-        """Where the sender of every new channel begins, and the receiver of one that delivers nothing first."""
+        """Time from which each new channel's sender goes on, and the receiver of one that delivers nothing first."""
 
     def receives(self, old: Sequence[OldChannel[R]]) -> int:
-        """Where the receiver begins to which a channel delivers what was on its way over these old ones."""
+        """Time from which a receiver goes on that first gets the rows on their way over these old channels."""
         return min([self.begins, *([merged_time(o.received for o in old).watermark] if old else [])])
 
     def replayed(self, old: Sequence[OldChannel[R]], share: Callable[[R], R | None]) -> Iterator[Passed[R]]:
-        """What a new channel delivers first.
+        """Rows and ends that a new channel delivers first.
 
         Args:
             old: those that concern its receiver.

@@ -1,4 +1,4 @@
-"""Which subtasks must go back together.
+"""Regions: subtasks that must go back together.
 
 *Regions* (R2) are the connected components of the physical graph.  Rows never pass from one region to another, and a
 barrier reaches each region through its own sources.  So a region that goes back to the last completed checkpoint makes
@@ -143,11 +143,11 @@ class Division:
         self.region_of = {subtask: r for r, region in enumerate(regions) for subtask in region}
 
     def at(self, slot: int) -> set[int]:
-        """What a failure of the slot's worker concerns."""
+        """Regions that a failure of the slot's worker concerns."""
         return {region for region, slots in enumerate(self.slots) if slot in slots}
 
     def with_upstream(self, regions: Iterable[int]) -> set[int]:
-        """What goes back when these do."""
+        """Regions that go back when these do."""
         found = set(regions)
         return found.union(*(self.upstream[region] for region in found)) if self.upstream else found
 
@@ -194,7 +194,7 @@ def _same_worker(subtasks: Iterable[Subtask]) -> Iterator[tuple[Subtask, Subtask
 
 
 def partners(division: Division, recovery: RecoveryName, place: Place) -> frozenset[Place]:
-    """Whom a worker's part of a region has connections with.
+    """Slots and regions with which a worker's part of a region has connections.
 
     They are those that rows pass to or from, and those that may be the only ones to know of its choices, or whose
     choices only it may know of.

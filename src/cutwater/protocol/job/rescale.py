@@ -26,7 +26,7 @@ _TELL_MS = 8_000.0
 
 
 class Shape(NamedTuple):
-    """How wide a job runs: the parallelism of steps that name none, and the workers that this takes."""
+    """Width of a job: the parallelism of steps that name none, and the workers that this takes."""
 
     parallelism: int
     workers: int
@@ -194,11 +194,11 @@ class Rescaler:
         self._recruiting = False
         self._changed_ms = 0.0
         self._tell_ms: float | None = None
-        """When whoever asked for recruits is to be told that they lack cores."""
+        """Time at which whoever asked for recruits is told that they lack cores."""
 
     @property
     def wanted(self) -> Shape:
-        """What somebody asked for last; an adaptive job may run with less for a while."""
+        """Shape that somebody asked for last; an adaptive job may run with less for a while."""
         asked = self.phase is RescalePhase.SWITCHING and self._request is not None
         return self.shape if asked else self._wanted
 
@@ -210,7 +210,7 @@ class Rescaler:
 
     @property
     def next_due_ms(self) -> float | None:
-        """When a Tick is wanted."""
+        """Time at which a Tick is wanted."""
         if self.phase is RescalePhase.RECRUITING:
             deadline_ms = self._changed_ms + self._deadline_ms
             return deadline_ms if self._tell_ms is None else min(deadline_ms, self._tell_ms)
@@ -341,7 +341,7 @@ class Rescaler:
         return self._advance(now_ms)
 
     def _shortage(self) -> str:
-        """Why the recruits are not there, in a user's words."""
+        """Reason for which the recruits are not there, in a user's words."""
         wanted = frozenset(range(self._target.workers))
         missing = len(wanted - self._cores)
         if not missing:

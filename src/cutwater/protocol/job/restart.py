@@ -1,4 +1,4 @@
-"""Whether and when a failed job starts again: the restart strategies (R5)."""
+"""Restart strategies: they decide whether and when a failed job starts again (R5)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RestartDecider:
 
     @property
     def budget(self) -> tuple[int, int]:
-        """How many failures count now, and after how many the job is still restarted."""
+        """Number of failures that count now, and the number after which the job is still restarted."""
         match self._config.strategy:
             case "none":
                 return 0, 0

@@ -1,4 +1,4 @@
-"""What an incomplete group of workers waits for: cores, or processes that are starting on those it has.
+"""Waiting of an incomplete group of workers: for cores, or for processes that are starting on those it has.
 
 Lost cores are a state and no end: a node of a cluster that scales itself comes after minutes.  So the wait has no end
 of its own; it is told of once, it has numbers, hosts and times for whoever looks, and ends the job only where its user
@@ -48,9 +48,9 @@ class Waiting:
     resource_timeout_ms: float | None
     stabilization_ms: float
     progress_ms: float
-    """When the last worker or core came, or the wait began."""
+    """Time at which the last worker or core came, or the wait began."""
     since_ms: float | None = None
-    """When the group became incomplete; ``None``: it is not."""
+    """Time at which the group became incomplete; ``None``: it is not."""
     _slots: int = 0
     _missing: frozenset[int] = frozenset()
     _queued: frozenset[int] = frozenset()
@@ -69,7 +69,7 @@ class Waiting:
             self.since_ms = now_ms
 
     def hear(self, progress: Progress) -> None:
-        """What Spark says of slots without a worker."""
+        """Take what Spark tells of slots without a worker."""
         known = len(self._queued) + len(self._starting), len(self._starting)
         starting = {found.slot: found for found in progress.starting if found.slot in self._missing}
         self._queued = (progress.queued & self._missing).difference(starting)
@@ -102,19 +102,19 @@ class Waiting:
         return bool(self._queued)
 
     def due_ms(self, enough: bool) -> float | None:
-        """When something is to be told or decided; ``enough``: the job can go on with those that are there."""
+        """Time at which something is to be told or decided; ``enough``: the job can go on with those that are there."""
         dues = [due for kind, due in self._tellings(enough) if kind not in self._told]
         if (deadline := self.deadline_ms(enough)) is not None:
             dues.append(deadline)
         return min(dues, default=None)
 
     def deadline_ms(self, enough: bool) -> float | None:
-        """When the wait for cores is over; ``enough`` as above."""
+        """Time at which the wait for cores is over; ``enough`` as above."""
         patience_ms = self.stabilization_ms if enough else self.resource_timeout_ms
         return self.progress_ms + patience_ms if patience_ms is not None and self.lacks_cores else None
 
     def tell(self, enough: bool, now_ms: float) -> str:
-        """What the user has to be told now; nothing: he knows."""
+        """Text that the user has to be told now; empty: he knows."""
         fresh = [kind for kind, due in self._tellings(enough) if kind not in self._told and now_ms >= due]
         self._told.update(fresh)
         if not fresh:
@@ -148,7 +148,7 @@ class Waiting:
         return "; ".join(parts)
 
     def shortage(self) -> str:
-        """Why the group is not complete, as the reason of something."""
+        """Reason for which the group is not complete."""
         return f"{self.cores} of {self._slots} workers got a core of the Spark cluster; {self._advice}"
 
     @property

@@ -26,7 +26,7 @@ _MAX_SHIFT: Final = 126
 
 
 class ChoiceKind(enum.IntEnum):
-    """What was chosen."""
+    """Kind of a choice."""
 
     ROWS = 0
     """Rows of an input, with no news of its watermark."""
@@ -43,11 +43,11 @@ class ChoiceKind(enum.IntEnum):
     TIMERS = 6
     """A slice of what is due by processing time; ``value`` is that time in milliseconds."""
     CLOCK = 7
-    """What the operators saw of the clock, milliseconds since the epoch, during the choice before this one."""
+    """Time that the operators saw on the clock, milliseconds since the epoch, during the choice before this one."""
     READ = 8
     """``rows`` of split number ``place``; with ``value`` 1 it gives no more."""
     READ_ON = 9
-    """What the last read left to be handed on."""
+    """Rows that the last read left to be handed on."""
     SPLITS = 10
     """``place`` splits are known to the source."""
     VERDICT = 11

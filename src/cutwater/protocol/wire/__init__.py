@@ -1,1 +1,1 @@
-"""What travels between processes, without any I/O: frames, control messages, the handshake."""
+"""Bytes that travel between processes, without any I/O: frames, control messages, the handshake."""

@@ -29,7 +29,7 @@ PROTOCOL_VERSION: Final = 2
 
 
 class Kind(enum.IntEnum):
-    """What a frame carries."""
+    """Kind of a frame's contents."""
 
     ROWS = 1
     WATERMARK = 2
@@ -41,7 +41,7 @@ class Kind(enum.IntEnum):
     ORDER = 7
     """A determinant log alone."""
     ARRIVED = 8
-    """What a receiver that lives has of a channel whose sender was replaced (R4): the next row it lacks."""
+    """Next row that a receiver lacks of a channel whose sender was replaced (R4)."""
 
 
 IDLE: Final = 1

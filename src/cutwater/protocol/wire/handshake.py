@@ -53,7 +53,7 @@ _PROVED_BYTES: Final = _PROOF_BYTES + _LENGTH.size
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """Who is at the other end of a connection."""
+    """Process at the other end of a connection."""
 
     role: Literal["coordinator", "control", "data", "copies"]
     """``coordinator``: the driver's end of a control connection; else a worker's end of one."""
@@ -64,13 +64,13 @@ class Peer(msgspec.Struct, frozen=True):
     attempt: int = 0
     incarnation: int = 0
     region: int = 0
-    """What of the job the connection is for: regions come and go by themselves."""
+    """Region that the connection is for: regions come and go by themselves."""
     own_region: int = 0
-    """What of the job dials."""
+    """Region that dials."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a peer that knows the secret is not wanted.
+    """Refusal of a peer that knows the secret.
 
     ``later``: it may try again (this side is behind, for example); otherwise it is fenced off for good.
     """
@@ -92,7 +92,7 @@ prepare(_Identity)
 
 
 class Handshake(abc.ABC):
-    """What both sides share.
+    """Base of both sides.
 
     Write ``start()`` to the socket, then feed what arrives to ``receive`` and write what it returns, until ``wanted``
     is 0: then it is ``done``, or there is a ``refusal``.  A driver that never reads more than ``wanted`` bytes leaves
@@ -123,7 +123,7 @@ class Handshake(abc.ABC):
         self._error: WireError | None = None
         self.refusal: Refusal | None = None
         self.farewell = b""
-        """What to send to a peer that failed before it is hung up on."""
+        """Bytes for a peer that failed, before it is hung up on."""
 
     def start(self) -> bytes:
         """The first bytes to send (none for a server)."""
@@ -177,7 +177,7 @@ class Handshake(abc.ABC):
 
     @property
     def peer(self) -> Peer:
-        """Who is at the other end; known only after it proved the secret and was accepted.
+        """Process at the other end; known only after it proved the secret and was accepted.
 
         Raises:
             FencedError: one side refused the other for good.

@@ -1,4 +1,4 @@
-"""What a worker knows of the determinant logs of all subtasks, and what it tells the others of them (R0).
+"""News of determinant logs: a worker's knowledge of those of all subtasks, and what it tells the others of them (R0).
 
 Before anything leaves a worker that depends on a choice, the choice is known where it goes: each frame brings all that
 its sender knows and its receiver may not, of the sender's own subtasks and of those that it has heard of.  So whoever
@@ -89,7 +89,7 @@ class DeterminantNews:
                 log.trim(self._completed)
 
     def peer(self, who: Hashable, own: Region = frozenset(), concern: Region | None = None) -> PeerDeterminants:
-        """What goes over one connection.
+        """Knowledge exchanged over one connection.
 
         Args:
             who: is at the other end.
@@ -118,7 +118,7 @@ class DeterminantNews:
         return True
 
     def log_of(self, subtask: Subtask, checkpoint_id: int) -> bytes:
-        """What somebody knows that this subtask chose after that checkpoint; empty: nobody knows anything."""
+        """Choices of this subtask after that checkpoint, as far as anybody knows; empty: nobody knows anything."""
         with self._lock:
             log = self._logs.get(subtask)
             if log is None or checkpoint_id not in log.marks:
@@ -144,7 +144,7 @@ class DeterminantNews:
     # -------------------------------------------------------------------------------------------- peers (any thread)
 
     def news(self, told: dict[Subtask, int], since: int, own: Region, concern: Region | None) -> tuple[bytes, int]:
-        """What a peer was not told yet, and the version up to which it then is.  ``told`` goes on with it."""
+        """Bytes that a peer was not told yet, and the version up to which it then is.  ``told`` goes on with it."""
         if since == self._version:
             return b"", since
         out = bytearray()
@@ -188,7 +188,7 @@ class DeterminantNews:
 
 
 class PeerDeterminants:
-    """What goes over one connection: all that the peer was not told yet.  Any thread, but one after the other."""
+    """Bytes for one connection: all that the peer was not told yet.  Any thread, but one after the other."""
 
     def __init__(self, store: DeterminantNews, who: Hashable, own: Region, concern: Region | None) -> None:
         self._store, self._who, self._own, self._concern = store, who, own, concern
@@ -196,7 +196,7 @@ class PeerDeterminants:
         self._since = 0
 
     def news(self) -> bytes:
-        """What is to go before the next frame; empty if there is nothing new."""
+        """Bytes that go before the next frame; empty if there is nothing new."""
         data, self._since = self._store.news(self._told, self._since, self._own, self._concern)
         return data
 

@@ -121,7 +121,7 @@ class WorkerLink(ControlLink):
 
     @property
     def where(self) -> str:
-        """Which process it is, in a user's words; nothing, before it said so."""
+        """Process and host, in a user's words; empty before it said so."""
         return self.hello.where if self.hello is not None else ""
 
 

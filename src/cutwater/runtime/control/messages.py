@@ -33,7 +33,7 @@ from cutwater.storage.log.entries import CheckpointCompleted
 
 
 class CopyPlaces(msgspec.Struct, frozen=True, tag="places"):
-    """Who keeps copies of snapshots, and where; sent to all workers before some of them build something."""
+    """Holders of copies of snapshots, and their addresses; sent to all workers before some of them build something."""
 
     incarnations: list[int]
     """Per slot."""
@@ -69,7 +69,7 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     restore_from: tuple[str, str] | None
     """Directory and folder that it lies in, where that is not the job's: another job, or a savepoint."""
     upgrade: Upgrade
-    """How the checkpoint is read, if another version of the program wrote it."""
+    """Reading of a checkpoint that another version of the program wrote."""
     splits: dict[str, list[SplitAssignment]]
     """Per read step: what this worker's subtask reads."""
     rates: dict[str, float | None]
@@ -79,7 +79,7 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     last_checkpoint_id: int
     """No checkpoint of this attempt has a number up to this one."""
     region: int = 0
-    """What of the job goes back: a number in ``WorkerArgs.division``."""
+    """Region that goes back: a number in ``WorkerArgs.division``."""
     survivors: list[tuple[int, int]] = []
     """Slots and regions that run on, and will turn to this one (R3, R4)."""
     attempts: list[int] = []
@@ -89,13 +89,13 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     shadows: bool = False
     """Of a fork: its rows go to shadows of its sinks."""
     fresh_sinks: bool = False
-    """What the checkpoint says of sinks was said by their shadows: they begin with nothing."""
+    """True if the checkpoint's records of sinks are those of their shadows: sinks begin with nothing."""
     copies: dict[str, list[int]] = {}
     """By file of the checkpoint: slots whose workers have a copy of it."""
     news: bytes = b""
-    """What the coordinator knows of determinant logs (R0)."""
+    """Determinant logs as far as the coordinator knows them (R0)."""
     key: bytes = b""
-    """Of what the job stores, hidden under the job's secret (``key_transport``)."""
+    """Of what the job stores, hidden under the job's secret (``secret.hidden``)."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -113,7 +113,7 @@ class PeersReset(msgspec.Struct, frozen=True, tag="turn"):
     incarnations: list[int]
     """Per slot."""
     checkpoint_id: int
-    """What they go back to; 0: the beginning."""
+    """Checkpoint that they go back to; 0: the beginning."""
 
 
 class AssignSplits(msgspec.Struct, frozen=True, tag="splits"):
@@ -124,7 +124,7 @@ class AssignSplits(msgspec.Struct, frozen=True, tag="splits"):
 
 
 class StepTime(msgspec.Struct, frozen=True, tag="time"):
-    """How far a read step has come, for those of its subtasks that have nothing to read (W4)."""
+    """Time of a read step, for those of its subtasks that have nothing to read (W4)."""
 
     attempt: int
     step: str
@@ -166,7 +166,7 @@ class CompleteNotice(msgspec.Struct, frozen=True, tag="complete"):
     """Say when its sinks have committed it (``Committed``)."""
     commit: bool = True
     files: list[str] | None = None
-    """What it consists of; told only where copies of them are kept."""
+    """Files of the checkpoint; told only where copies of them are kept."""
 
 
 class LoopVerdict(msgspec.Struct, frozen=True, tag="verdict"):
@@ -178,7 +178,7 @@ class LoopVerdict(msgspec.Struct, frozen=True, tag="verdict"):
     """Of the loop."""
     ended: bool
     watermark: int
-    """What may pass the loop's heads (W3)."""
+    """Watermark that may pass the loop's heads (W3)."""
 
 
 class AbortNotice(msgspec.Struct, frozen=True, tag="abort"):

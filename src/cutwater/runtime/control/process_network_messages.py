@@ -29,7 +29,7 @@ class Timer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProcessPart(msgspec.Struct, frozen=True, array_like=True):
-    """What one process contributes to a global snapshot (CL4): itself, and the channels that end in it."""
+    """Part of one process in a global snapshot (CL4): itself, and the channels that end in it."""
 
     process: str
     kind: str

@@ -20,7 +20,7 @@ Numbers: TypeAlias = tuple[float, ...]
 
 
 class ReadLimit(msgspec.Struct, frozen=True, array_like=True):
-    """How far a split may be read: as far as the leader of a fork has."""
+    """Limit of reading a split: as far as the leader of a fork has."""
 
     position: Any
     done: bool
@@ -28,7 +28,7 @@ class ReadLimit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepLimit(msgspec.Struct, frozen=True):
-    """How far a read step may go: as far as that of the leader."""
+    """Limit of a read step: as far as that of the leader."""
 
     splits: dict[str, ReadLimit]
     """By id; of a split that is not there nothing may be read."""
@@ -43,7 +43,7 @@ Limits: TypeAlias = dict[str, StepLimit]
 
 
 def is_before(position: Json, limit: Json) -> bool:
-    """Whether a split was read less far at one position than at the other; ``None`` is its beginning.
+    """True if a split was read less far at one position than at the other; ``None`` is its beginning.
 
     Raises:
         DataError: positions without an order.

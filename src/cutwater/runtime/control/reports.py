@@ -1,4 +1,4 @@
-"""What workers tell the coordinator: a part of ``control``'s messages."""
+"""Messages of workers to the coordinator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
     @property
     def where(self) -> str:
-        """Which process it is, in a user's words.
+        """Process and host, in a user's words.
 
         >>> Hello(1, 4242, "node7", ("10.0.0.7", 5000)).where
         'on host node7 (pid 4242)'
@@ -34,7 +34,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class SourceTime(msgspec.Struct, frozen=True, tag="source_time"):
-    """How far a subtask of a read step has come (``protocol.checkpoint.step_times.SubtaskTime``)."""
+    """Time of a subtask of a read step (``protocol.checkpoint.step_times.SubtaskTime``)."""
 
     attempt: int
     region: int
@@ -48,7 +48,7 @@ class SourceTime(msgspec.Struct, frozen=True, tag="source_time"):
 
 
 class LoopReport(msgspec.Struct, frozen=True, array_like=True):
-    """What a subtask in a loop saw of a wave (``protocol.checkpoint.loops.LoopReport``)."""
+    """View of a wave by a subtask in a loop (``protocol.checkpoint.loops.LoopReport``)."""
 
     vertex: int
     subtask: int
@@ -76,11 +76,11 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     files: list[SavepointFile] = []
     """Of a savepoint."""
     news: bytes = b""
-    """What the worker knows of determinant logs, on which verdicts on loops rest (R0)."""
+    """Determinant logs as far as the worker knows them; verdicts on loops rest on them (R0)."""
 
 
 class CaughtUp(msgspec.Struct, frozen=True, tag="caught_up"):
-    """What was restored beside survivors has sent again all that they have (R3, R4)."""
+    """Regions restored beside survivors have sent again all that the survivors have (R3, R4)."""
 
     attempt: int
     region: int
@@ -141,7 +141,7 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
 
 class FixedCost(msgspec.Struct, frozen=True, array_like=True):
-    """What a call of a step costs whatever the number of its rows, where that is above ``slice_budget_ms``."""
+    """Milliseconds that a call of a step costs whatever the number of its rows, where above ``slice_budget_ms``."""
 
     first: str
     """The first of the steps that run as one with it."""
@@ -149,7 +149,7 @@ class FixedCost(msgspec.Struct, frozen=True, array_like=True):
     chain_ms: float
     """Of all steps that are called together."""
     call_ms: float
-    """What a call lasts, with its rows."""
+    """Milliseconds that a call lasts, with its rows."""
     rows: int
     """Of a call."""
 
@@ -189,7 +189,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
 
 
 class CopiesHeld(msgspec.Struct, frozen=True, tag="copies"):
-    """Which files of the job the worker has copies of, its own and for others, and what became of them."""
+    """Files of the job that the worker has copies of, its own and for others, and what became of them."""
 
     files: list[str]
     checkpoint_id: int

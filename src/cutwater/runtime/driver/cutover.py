@@ -98,7 +98,7 @@ class Cutover:
 
     @property
     def limits(self) -> Limits | None:
-        """How far the sources may read; ``None``: as far as they can."""
+        """Limits of the sources' reading; ``None``: as far as they can."""
         return self._following.lead.limits if self._following is not None else self._publisher.forks.held
 
     def start(self) -> None:

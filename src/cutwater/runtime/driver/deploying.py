@@ -1,4 +1,4 @@
-"""What each worker is told when an attempt begins, or regions go back."""
+"""Deployment: what each worker is told when an attempt begins, or regions go back."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Deploying:
         self._recovery, self._timeout_ms = config.recovery, config.catch_up_timeout_ms
         self._attempts: dict[int, int] = {}
         self._news = DeterminantNews()
-        """What acknowledgements told of determinant logs, where the job has loops."""
+        """Determinant logs as told by acknowledgements, where the job has loops."""
         self.behind: dict[Place, float] = {}
         """Who has not sent again yet what survivors have, and the end of the time that they have for it: no checkpoint
         may begin (R3, R4)."""
 
     @property
     def due_ms(self) -> float | None:
-        """When somebody should have caught up (monotonic)."""
+        """Monotonic time by which somebody should have caught up."""
         return min(self.behind.values(), default=None)
 
     @property
@@ -67,7 +67,7 @@ class Deploying:
         return sorted(down | {slot for slot, _ in self.behind})
 
     def overdue(self, now_ms: float) -> str:
-        """Who should have caught up by now, in a user's words; empty if nobody, and once it was asked."""
+        """Text on those that should have caught up by now, for users; empty if there are none, or once asked."""
         late = sorted({slot for (slot, _), due_ms in self.behind.items() if due_ms <= now_ms})
         if not late:
             return ""

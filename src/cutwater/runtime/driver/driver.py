@@ -39,7 +39,7 @@ _WANTED = frozenset({j.JobPhase.FORMING, j.JobPhase.DEPLOYING, j.JobPhase.RUNNIN
 _PATIENCE_S = 0.5
 """So long a lost connection between workers waits for the report of the worker that caused it."""
 _POLL_MS = 400.0
-"""How often Spark is asked for workers that the job waits for."""
+"""Pause between two questions to Spark for workers that the job waits for."""
 _POLL_RECRUITS_MS = 2_000.0
 """The same, for workers that it runs on without."""
 _LOOK_MS = 300.0

@@ -28,7 +28,7 @@ _ADVICE = (
 
 
 def has_finished(checkpoint: str | os.PathLike[str], job: str, config: JobConfig) -> bool:
-    """Whether the log of a job says that nothing is left to do.
+    """True if the log of a job says that nothing is left to do.
 
     Args:
         config: its key.
@@ -55,7 +55,7 @@ def open_job_store(directory: str, config: JobConfig) -> Store:
 
 
 def finished_text(plan: PhysicalPlan, store: Store, state: LogState, step_ids: Mapping[str, str]) -> str:
-    """Why nothing is run, and whether the job that finished was this program.
+    """Text on why nothing is run, and on whether the job that finished was this program.
 
     Args:
         plan: of the program.
@@ -91,7 +91,7 @@ def _meaning(record: StepRecord) -> StepRecord:
 
 
 def result_directory(plan: PhysicalPlan, step: str) -> str:
-    """Where the rows of a ``collect`` step lie.
+    """Folder of the rows of a ``collect`` step.
 
     Raises:
         ConfigError: it is none; the hint lists those that are.

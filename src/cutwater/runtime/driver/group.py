@@ -26,7 +26,7 @@ _RELAUNCH_LIMIT = 8
 _BROKEN_PYTHON = ("ModuleNotFoundError", "ImportError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
 """In the cause of a Spark job's end: the next try would end in the same way."""
 _LAST_WORDS_S = 1.0
-"""How long the end of the job waits for connections whose workers are gone to be read to their end."""
+"""Time for which the end of the job waits for connections of dead workers to be read to their end."""
 
 
 class Roster(Protocol):
@@ -207,7 +207,7 @@ class Group:
         return self._with_core.union(self.links)
 
     def progress(self) -> j.Progress:
-        """How far Spark is with the slots that have no worker."""
+        """State of the slots that have no worker, as Spark tells it."""
         missing = self.missing
         try:
             found = self._host.activity(sorted(missing))

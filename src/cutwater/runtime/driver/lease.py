@@ -1,4 +1,4 @@
-"""Who drives a job: a sign of life of its driver in the job's folder, so that nobody takes a job over by mistake.
+"""Lease of a job: a sign of life of its driver in the job's folder, so that nobody takes a job over by mistake.
 
 This is politeness, and nothing is right because of it: the job log is the fence, and a driver that is taken over
 commits nothing more, whatever its lease says.  So a lease is not durable, a beat that cannot be written is left out,
@@ -48,7 +48,7 @@ _LOG = logging.getLogger(LEASE_LOGGER)
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver says of itself."""
+    """Sign of life of a driver."""
 
     driver: str
     """Of this start, random."""
@@ -61,7 +61,7 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
     """In which process ids mean something: the boot and the name space."""
     pid: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
     started: int
-    """When the process began, in the units of its system; 0: not known."""
+    """Start of the process, in the units of its system; 0: not known."""
     since_ms: int
     """Wall clock of its host, for people."""
     phase: Literal["forming", "deploying", "running", "draining", "restarting", "ending", "ended"]
@@ -77,7 +77,7 @@ class Turn:
 
     generation: int
     note: str = ""
-    """What the user should know: that another driver may be alive."""
+    """Text for the user: that another driver may be alive."""
 
 
 def await_turn(store: Store, job: str, *, takeover: bool = False, lease_s: float = LEASE_S) -> Turn:
@@ -125,7 +125,7 @@ def await_turn(store: Store, job: str, *, takeover: bool = False, lease_s: float
 
 
 def read_sign(store: Store, job: str) -> Sign | None:
-    """What the driver of a job said last; ``None`` if it has none, or said it in no way that can be read."""
+    """Last sign of a job's driver; ``None`` if there is none that can be read."""
     return _decoded(_raw(store, job))
 
 

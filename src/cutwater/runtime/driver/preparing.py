@@ -1,4 +1,4 @@
-"""What comes before a job: its plan checked, its inputs staged, its splits found."""
+"""Preparation of a job: its plan checked, its inputs staged, its splits found."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def make_publisher(
 
 
 def _fork_of(known: LogState, asked: Fork | None) -> Fork | None:
-    """What the job is a fork of: what its log says, once it has one."""
+    """Job that the job is a fork of: as its log says, once it has one."""
     if asked is None or not known.uid:
         return asked or known.fork
     if known.fork is None or known.fork.uid != asked.uid:

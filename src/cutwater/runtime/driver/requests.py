@@ -39,7 +39,7 @@ RequestKind = Literal["cancel", "stop", "rescale", "savepoint", "hand over", "pr
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What lies in a request file."""
+    """Contents of a request file."""
 
     kind: RequestKind
     sender: str
@@ -55,7 +55,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Who decided over a request, and how."""
+    """Decision over a request."""
 
     accepted: bool
     """``False``: the sender withdrew it."""
@@ -63,14 +63,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an accepted request."""
+    """Outcome of an accepted request."""
 
     ok: bool
     by: str
     detail: str = ""
-    """Why it failed."""
+    """Reason of a failure."""
     savepoint: str = ""
-    """Where the savepoint lies that was asked for."""
+    """Folder of the savepoint that was asked for."""
 
 
 prepare(Request, Claim, Answer)
@@ -83,7 +83,7 @@ _Read = TypeVar("_Read", Request, Claim, Answer)
 
 
 class Handle(Protocol):
-    """Whom requests are for (``Job``)."""
+    """Receiver of requests (``Job``)."""
 
     def cancel(self) -> None: ...
 
@@ -99,7 +99,7 @@ class Handle(Protocol):
 
 
 def actions_of(handle: Handle) -> Mapping[RequestKind, Action]:
-    """What each kind of request does."""
+    """Actions by kind of request."""
     return {
         "cancel": lambda _: handle.cancel(),
         "stop": lambda r: handle.stop(r.savepoint or None, drain=r.drain),

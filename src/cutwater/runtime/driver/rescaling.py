@@ -25,7 +25,7 @@ class RescaleHost(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether nothing but missing workers keeps the job from going on."""
+        """True if nothing but missing workers keeps the job from going on."""
         ...
 
     def recruit(self, workers: int) -> None:
@@ -72,7 +72,7 @@ class Rescaling:
 
     @property
     def next_due_ms(self) -> float | None:
-        """When ``on_time`` is wanted."""
+        """Time at which ``on_time`` is wanted."""
         return self.core.next_due_ms
 
     def request(self, parallelism: int, done: queue.SimpleQueue[str]) -> None:

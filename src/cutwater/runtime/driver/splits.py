@@ -98,7 +98,7 @@ class Splits:
             self._times[step].dealt(subtask, enumerator.dealt(subtask))
 
     def reported(self, message: cr.SourceTime) -> list[tuple[int, c.StepTime]]:
-        """How far a subtask has come; what is to be told to which subtasks, by slot."""
+        """Take a subtask's report of its time; return what is to be told to subtasks, by slot."""
         time = SubtaskTime(message.known, message.holding, message.watermark, message.finished, message.quiet)
         return [
             (tell.subtask, c.StepTime(message.attempt, message.step, tell.watermark, tell.idle, tell.report))
@@ -192,7 +192,7 @@ class Enumerator:
         return assigned
 
     def again(self, subtask: int, records: Iterable[SplitRecord]) -> list[SplitAssignment]:
-        """What a subtask reads that goes back to a snapshot while others read on: every split stays where it is."""
+        """Splits of a subtask that goes back to a snapshot while others read on: every split stays where it is."""
         known = {r.id: _at(r) for r in records}
         return [*known.values(), *(split for id, split in self._dealt[subtask].items() if id not in known)]
 
@@ -211,7 +211,7 @@ class Enumerator:
         return assigned
 
     def dealt(self, subtask: int) -> int:
-        """How many splits a subtask has been given, those of the snapshot included."""
+        """Number of splits that a subtask has been given, those of the snapshot included."""
         return len(self._dealt[subtask])
 
     def rates(self) -> list[float | None]:

@@ -34,7 +34,7 @@ _AT_ONCE: Final = 256
 _KNOWN_PER_STRANGER: Final = 2
 """Room for those who knocked: many workers that start at once."""
 _TELL_EVERY_S: Final = 60.0
-"""How often it is told that strangers crowd the port."""
+"""Pause between two warnings that strangers crowd the port."""
 _PAUSE_S: Final = 0.05
 """After something that cannot be helped."""
 _OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})

@@ -15,7 +15,7 @@ from cutwater.runtime.transport.secret import HungUpError, Secret, shake
 from cutwater.runtime.transport.signal import nothing
 
 JOIN_S: Final = 5.0
-"""How long ``close`` waits for threads that have nothing left to wait for."""
+"""Time for which ``close`` waits for threads that have nothing left to wait for."""
 
 
 def tune(sock: socket.socket) -> None:

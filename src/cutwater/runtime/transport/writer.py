@@ -120,7 +120,7 @@ class SocketWriter:
 
 
 def _unsent(parts: list[Part], sent: int) -> list[Part]:
-    """What is left of the parts after ``sent`` bytes."""
+    """Rest of the parts after ``sent`` bytes."""
     for i, part in enumerate(parts):
         size = len(part)
         if sent < size:

@@ -164,7 +164,7 @@ def reordered(trace: Trace, reordering: Reordering) -> Trace:
 
 
 def reordering_of(trace: Trace) -> Reordering:
-    """What the checker found for the first snapshot."""
+    """Verdict of the checker on the first snapshot."""
     return check(trace).reorderings[0]
 
 

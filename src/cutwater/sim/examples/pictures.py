@@ -25,11 +25,11 @@ class Model(NamedTuple):
     idea: str
     run: Callable[[int], Stage]
     right: bool = False
-    judge: Callable[[Stage], CheckResult] = quick
+    oracle: Callable[[Stage], CheckResult] = quick
 
     def tally(self, runs: int = RUNS) -> Tally:
         """Run it."""
-        return tally(self.run, runs, self.judge)
+        return tally(self.run, runs, self.oracle)
 
 
 _loop, _graph = wrong_runs.self_loop, wrong_runs.random_loops
@@ -65,24 +65,24 @@ MODELS: dict[str, Model] = {
     "no_logs": Model("aligned on a loop without logs", partial(_loop, machine=wrong_runs.NoLogs)),
     "at_least_once_no_logs": Model(
         "at least once on a loop without logs", partial(_loop, machine=wrong_runs.NoLogs, row="at_least_once"),
-        judge=lambda stage: check(stage.trace(), quick=True, at_least_once=True),
+        oracle=lambda stage: check(stage.trace(), quick=True, at_least_once=True),
     ),
     "at_least_once": Model(
         "at least once on a loop with logs", partial(_loop, row="at_least_once"), right=True,
-        judge=lambda stage: check(stage.trace(), quick=True, at_least_once=True),
+        oracle=lambda stage: check(stage.trace(), quick=True, at_least_once=True),
     ),
     "aligned_loop": Model("aligned on a loop with logs", partial(_loop, machine=SubtaskMachine), right=True),
     "replay_unlogged": Model(
-        "dropping by row number, order not logged", wrong_runs.replay_unlogged, judge=wrong_runs.judge_order
+        "dropping by row number, order not logged", wrong_runs.replay_unlogged, oracle=wrong_runs.order_oracle
     ),
     "replay_logged": Model(
-        "dropping by row number, determinant logged", wrong_runs.replay_logged, True, wrong_runs.judge_order
+        "dropping by row number, determinant logged", wrong_runs.replay_logged, True, wrong_runs.order_oracle
     ),
     "by_frame_number": Model(
-        "dropping by frame number", wrong_runs.by_frame_number, judge=wrong_runs.judge_frames
+        "dropping by frame number", wrong_runs.by_frame_number, oracle=wrong_runs.frames_oracle
     ),
     "by_row_number": Model(
-        "dropping and slicing by row number", wrong_runs.by_row_number, True, wrong_runs.judge_frames
+        "dropping and slicing by row number", wrong_runs.by_row_number, True, wrong_runs.frames_oracle
     ),
 }  # fmt: skip
 
@@ -120,16 +120,16 @@ def _shortest(model: Callable[[int], Stage], kind: Kind) -> str:
 
 def _order() -> str:
     model = partial(wrong_runs.replay_unlogged, rows=2, before_crash=2)
-    judge = partial(wrong_runs.judge_order, rows=2)
-    wrong = next(stage for stage in map(model, range(99)) if Kind.OUTPUT in judge(stage).kinds())
-    return _judged(wrong.trace(), judge(wrong))
+    oracle = partial(wrong_runs.order_oracle, rows=2)
+    wrong = next(stage for stage in map(model, range(99)) if Kind.OUTPUT in oracle(stage).kinds())
+    return _judged(wrong.trace(), oracle(wrong))
 
 
 def _frames() -> str:
     model = partial(wrong_runs.by_frame_number, rows=6)
-    judge = partial(wrong_runs.judge_frames, rows=6)
-    wrong = next(stage for stage in map(model, range(99)) if Kind.OUTPUT in judge(stage).kinds())
-    return _judged(wrong.trace(), judge(wrong))
+    oracle = partial(wrong_runs.frames_oracle, rows=6)
+    wrong = next(stage for stage in map(model, range(99)) if Kind.OUTPUT in oracle(stage).kinds())
+    return _judged(wrong.trace(), oracle(wrong))
 
 
 def _small_loop(machine: Callable[..., SubtaskMachine], title: str, row: str = "aligned") -> Callable[[int], Stage]:

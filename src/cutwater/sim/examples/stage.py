@@ -18,7 +18,7 @@ from cutwater.trace import events as t
 
 
 class Machine(Protocol):
-    """What decides about snapshots: the real machine, or a wrong one."""
+    """Maker of the machine that decides about snapshots: the real one, or a wrong one."""
 
     def handle(self, event: m.Event) -> Sequence[m.Effect]: ...
     def can_take(self, input: m.InputId) -> bool: ...
@@ -95,7 +95,7 @@ class Stage:
             self._machines[process] = machine(process, inputs, protocol=row, back_edges=backs)  # type: ignore[misc]
 
     def trace(self) -> t.Trace:
-        """What has happened."""
+        """History so far."""
         return t.Trace(self.header, tuple(self._events))
 
     def inputs(self, process: str) -> list[str]:

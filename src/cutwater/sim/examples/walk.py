@@ -68,7 +68,7 @@ def _take(stage: Stage, rng: random.Random, channel: str) -> None:
 
 
 class Tally(NamedTuple):
-    """What became of many runs of a model.
+    """Counts of the outcomes of many runs of a model.
 
     >>> Tally(10, 3, Counter({Kind.LOST: 3}), stuck=1).text
     '3 of 10 wrong (lost from the cut 3), 1 never completed'
@@ -94,13 +94,13 @@ def quick(stage: Stage) -> CheckResult:
     return check(stage.trace(), quick=True)
 
 
-def tally(model: Callable[[int], Stage], runs: int, judge: Callable[[Stage], CheckResult] = quick) -> Tally:
+def tally(model: Callable[[int], Stage], runs: int, oracle: Callable[[Stage], CheckResult] = quick) -> Tally:
     """Run a model with the seeds 0 to ``runs - 1`` and let the checker judge each."""
     wrong = stuck = logged = 0
     kinds: Counter[Kind] = Counter()
     for seed in range(runs):
         stage = model(seed)
-        found = judge(stage).kinds() - {Kind.MARKER}  # where a marker lies is the model's own affair; the cut is not
+        found = oracle(stage).kinds() - {Kind.MARKER}  # where a marker lies is the model's own affair; the cut is not
         wrong += bool(found)
         stuck += not stage.complete
         logged += stage.rows_logged
@@ -109,8 +109,8 @@ def tally(model: Callable[[int], Stage], runs: int, judge: Callable[[Stage], Che
 
 
 def shortest_wrong(
-    model: Callable[[int], Stage], kind: Kind, runs: int = 200, judge: Callable[[Stage], CheckResult] = quick
+    model: Callable[[int], Stage], kind: Kind, runs: int = 200, oracle: Callable[[Stage], CheckResult] = quick
 ) -> Trace:
     """The shortest trace among many runs in which the checker finds this kind of mistake, for a picture."""
-    stages = [stage for stage in map(model, range(runs)) if kind in judge(stage).kinds()]
+    stages = [stage for stage in map(model, range(runs)) if kind in oracle(stage).kinds()]
     return min((stage.trace() for stage in stages), key=lambda trace: len(trace.events))

@@ -172,7 +172,7 @@ class EarlyBarriersPass(SubtaskMachine):
 
 
 class NoLogs(SubtaskMachine):
-    """What comes on a back-edge after the freeze is not recorded: the logs stay empty."""
+    """Rows that come on a back-edge after the freeze are not recorded: the logs stay empty."""
 
     def handle(self, event: m.Event) -> list[m.Effect]:
         return [effect for effect in super().handle(event) if not isinstance(effect, m.Record)]
@@ -209,7 +209,7 @@ class WaitsForTheLoop:
         return effects
 
     def can_take(self, input: m.InputId) -> bool:
-        """What has brought its barrier waits for the freeze."""
+        """Inputs that have brought their barrier wait for the freeze."""
         return self._frozen or input not in self._arrived
 
     def recording(self, input: m.InputId) -> bool:
@@ -382,7 +382,7 @@ def _end(stage: Stage, sink: str, output: list[str]) -> None:
     stage.commit(sink, 1, output)
 
 
-def judge_order(stage: Stage, rows: int = 6) -> CheckResult:
+def order_oracle(stage: Stage, rows: int = 6) -> CheckResult:
     """Every row of both sources is committed once."""
     return check(stage.trace(), oracle=[f"{source}{i}" for source in ("a", "b") for i in range(rows)], drained=True)
 
@@ -421,7 +421,7 @@ def _frames(seed: int, rows: int, *, by_row: bool) -> Stage:
 
 
 def _send_frames(stage: Stage, rng: random.Random, rows: int) -> list[int]:
-    """How many rows each frame has."""
+    """Number of rows of each frame."""
     frames: list[int] = []
     while sum(frames) < rows:
         frames.append(min(rng.randint(1, FRAME_ROWS_MAX), rows - sum(frames)))
@@ -430,6 +430,6 @@ def _send_frames(stage: Stage, rng: random.Random, rows: int) -> list[int]:
     return frames
 
 
-def judge_frames(stage: Stage, rows: int = 20) -> CheckResult:
+def frames_oracle(stage: Stage, rows: int = 20) -> CheckResult:
     """Every row is committed once."""
     return check(stage.trace(), oracle=[f"r{i}" for i in range(rows)])

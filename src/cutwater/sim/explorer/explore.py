@@ -31,7 +31,7 @@ STATES_MAX = 1_000_000
 
 
 class Explored:
-    """What was found.
+    """Findings of a search.
 
     Attributes:
         states: distinct states.
@@ -115,7 +115,7 @@ class _Search:
         self.ends: list[int] = []
         self.seen: set[Hashable] = set()
         self.at, self.action = 0, ()
-        """Where it is, and the step that it takes."""
+        """State that it is at, and the step that it takes."""
 
     def run(self) -> None:
         """Raises Violation and InvariantError; ``script`` then tells the way."""

@@ -83,7 +83,7 @@ class JobState:
         """Identities of rows that ended here since the last freeze."""
         self.staged: list[tuple[tuple[int, tuple[int, ...]], ...]] = [()] * tasks
         self.work: list[tuple[tuple[int, int], ...]] = [()] * tasks
-        """What is made and has not left: channel and row, or ``HERE`` and the identity of a row that ends here."""
+        """Rows that are made and have not left: channel and row, or ``HERE`` and the identity of one that ends here."""
         for t, cut in cuts.items():  # T2
             self.commit(t, cut.staged, done.id if done else 0)
         self.machines = [world.memo.number(t, self.new_machine(t)) for t in world.tasks]
@@ -186,7 +186,7 @@ class JobState:
     # ------------------------------------------------------------------------------------------------- what may come
 
     def actions(self) -> tuple[list[Action], list[Action]]:
-        """What is under way and may come next; and what may come from outside: requests, a crash, an expiry."""
+        """Steps that may come next: of what is under way; and from outside, requests, a crash, an expiry."""
         found: list[Action] = []
         world, machines = self.world, self.machines
         known = [world.known(n) for n in machines]
@@ -513,7 +513,7 @@ class JobState:
             raise Violation("lost or doubled rows", f"{sorted(got.elements())} of {sorted(expected.elements())}")
 
     def outcome(self) -> Hashable:
-        """What there is to check at an end."""
+        """Values to check at an end."""
         return self.committed, *self.history, self.attempt, self.done and self.done.id
 
     def oracle(self) -> list[str]:

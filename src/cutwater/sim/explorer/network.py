@@ -117,7 +117,7 @@ class NetworkState:
     # ------------------------------------------------------------------------------------------------- what may come
 
     def actions(self) -> tuple[list[Action], list[Action]]:
-        """What is under way and may come next; and what may come from outside: snapshots, a crash, giving up."""
+        """Steps that may come next: of what is under way; and from outside, snapshots, a crash, giving up."""
         found: list[Action] = []
         for p in self.world.processes:
             if any(token & 15 for token in self.held[p]):
@@ -332,7 +332,7 @@ class NetworkState:
             raise Violation("lost or doubled tokens", f"{self.held} instead of {self.world.ends()}")
 
     def outcome(self) -> Hashable:
-        """What there is to check at an end."""
+        """Values to check at an end."""
         return *self.history, self.attempt, self.last
 
     def oracle(self) -> list[str]:
@@ -380,7 +380,7 @@ class _Member:
 
 
 class NetworkWorld:
-    """What no step changes.  Each process has as many tokens at first as the budget has rows."""
+    """Constants of a small network.  Each process has as many tokens at first as the budget has rows."""
 
     def __init__(self, spec: NetworkSpec, algorithm: str, budget: Budget) -> None:
         self.spec, self.algorithm, self.budget = spec, algorithm, budget
@@ -403,7 +403,7 @@ class NetworkWorld:
         return self.outputs[process][(token & 15) % len(self.outputs[process])]
 
     def ends(self) -> list[tuple[int, ...]]:
-        """Which tokens each process must hold at last."""
+        """Tokens that each process must hold at last."""
         held: list[list[int]] = [[] for _ in self.processes]
         for start, tokens in enumerate(self.tokens):
             for token in tokens:

@@ -372,7 +372,7 @@ class Parts:
             state.send(c, END)
 
     def _known_to_survivors(self, state: JobState, going: frozenset[int]) -> Knowledge:
-        """What a replacement is told: all that survivors know, also with rows that they have not taken yet."""
+        """Knowledge given to a replacement: all that survivors know, also with rows that they have not taken yet."""
         known: Knowledge = (0,) * len(self.made)
         for t in state.world.tasks:
             if t not in going:
@@ -400,7 +400,7 @@ def _both(*known: Iterable[int]) -> Knowledge:
 
 @cache
 def _next_run(choices: Choices, made: int) -> Run | None:
-    """What the core says comes next."""
+    """Run that comes next, as the core says."""
     log = DeterminantLog()
     for channel, is_row in choices:
         log.took(channel, 1 if is_row else CONTROL)

@@ -27,7 +27,7 @@ _NOT_STATE = frozenset(
 )
 _ORDERED = frozenset({"_blocked", "_snapshots", "_pending"})
 _INNER = (SubtaskMachine, LaiYangMachine, ChandyLamport, LaiYang)
-"""What a machine may be made of."""
+"""Classes that a machine may be made of."""
 
 
 def new_coordinator(

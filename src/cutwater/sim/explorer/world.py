@@ -18,7 +18,7 @@ Action: TypeAlias = tuple[Any, ...]
 
 
 class Budget(NamedTuple):
-    """How much may happen in a small world, and how long it may take.
+    """Amount of what may happen in a small world, and of the time that it may take.
 
     ``rows``: the positions that each source has rows at.  And, at any moment: requests for a checkpoint or a savepoint,
     crashes, expiries of what is pending, probes before everything else is at rest.

@@ -20,12 +20,12 @@ from cutwater.trace import events as e
 
 
 class SmallState(Protocol):
-    """What the search asks of a state."""
+    """Interface of a state for the search."""
 
     completed: Hashable
     """Set by a step that completes a checkpoint: what there is to check."""
     story: list[e.Event] | None
-    """Where the state tells its history, if anybody wants to know."""
+    """List to which the state tells its history, if anybody wants to know."""
 
     @property
     def exactly(self) -> bool:
@@ -57,7 +57,7 @@ class SmallState(Protocol):
         ...
 
     def outcome(self) -> Hashable:
-        """What there is to check at an end."""
+        """Values to check at an end."""
         ...
 
     def oracle(self) -> list[str]:
@@ -182,7 +182,7 @@ def combinations() -> list[tuple[str, str]]:
 
 
 def budgets(world: str, protocol: str, *, large: bool) -> Budget:
-    """How much happens in a world under a protocol.
+    """Budget of a world under a protocol.
 
     Raises:
         ConfigError: there is no such world, or not under this protocol.
@@ -194,7 +194,7 @@ def budgets(world: str, protocol: str, *, large: bool) -> Budget:
 
 
 def first_state(world: str, protocol: str, budget: Budget, plant: Plant | None = None) -> SmallState:
-    """Where the search begins.
+    """First state of a search.
 
     Raises:
         ConfigError: there is no such world, or not under this protocol; or the bug is not one of the core's machines.
@@ -212,6 +212,6 @@ def first_state(world: str, protocol: str, budget: Budget, plant: Plant | None =
 
 
 def no_such_world(world: str, protocol: str) -> ConfigError:
-    """What to say of a combination that is not there."""
+    """Error for a combination that is not there."""
     known = "; ".join(f"{w} under {p}" for w, p in combinations())
     return ConfigError(f"no small world {world!r} under {protocol!r}", hint=f"There are: {known}.")

@@ -1,1 +1,1 @@
-"""What a simulated run is made of, as data: the dataflow, its graph, and the schedule of settings and faults."""
+"""Simulated runs as data: the dataflow, its graph, and the schedule of settings and faults."""

@@ -135,7 +135,7 @@ class Graph:
         self.cyclic = bool(self.back)
         self.sources = frozenset(t for t, found in enumerate(self.inputs) if not found)
         self.splits = {t: self._splits_of(*self.tasks[t], origin or self) for t in self.sources}
-        """What each source reads: numbers of sources in the dataflow that the job began with."""
+        """Rows of each source: numbers of sources in the dataflow that the job began with."""
         self.sinks = frozenset(t for t, found in enumerate(self.outputs) if not found)
         self.workers = max(step.parallelism for step in steps)
         self.loop_tasks = {
@@ -149,7 +149,7 @@ class Graph:
         self.loop_outputs = [frozenset(inner.intersection(found)) for found in self.outputs]
         self._ends = [(self.tasks[c.source], self.tasks[c.target]) for c in self.channels]
         self.regions = self.divided("region").regions
-        """What can be restarted by itself (R2)."""
+        """Regions: subtasks that can be restarted by themselves (R2)."""
         self.moody, self.sliced = any(step.moody for step in steps), any(step.slices > 0 for step in steps)
         self.moves = [_Moves(self, t) for t in range(len(self.tasks))]
 
@@ -167,7 +167,7 @@ class Graph:
         return Graph(self.name, steps, self._named_edges, self)
 
     def divided(self, recovery: RecoveryName) -> Division:
-        """What goes back together, and which of these parts go back with each."""
+        """Parts that go back together, and which of them go back with each."""
         return divide(recovery, self.tasks, self._ends, self.workers)
 
     @cached_property
@@ -187,12 +187,12 @@ class Graph:
         return seen
 
     def made_of(self, step: int, row: int) -> list[int]:
-        """What a step makes of a row: pieces, or the row itself."""
+        """Rows that a step makes of a row: pieces, or the row itself."""
         pieces = self.steps[step].slices
         return [row] if not pieces or row >> PIECE_AT else [row | n << PIECE_AT for n in range(1, pieces + 1)]
 
     def next(self, step: int, row: int, mood: int = 0) -> list[tuple[int, int]]:
-        """Where what a step makes of a row goes: (edge, row there); nothing at a sink."""
+        """Ways of the rows that a step makes of a row: (edge, row there); none at a sink."""
         return [move for piece in self.made_of(step, row) for move in self._next(step, piece, mood)]
 
     def _next(self, step: int, row: int, mood: int = 0) -> list[tuple[int, int]]:
@@ -221,7 +221,7 @@ class Graph:
 
     @_remembered
     def expected_counts(self, rows: int) -> Counter[tuple[int, int]]:
-        """How often each step must have counted each key."""
+        """Number of times that each step must have counted each key."""
         return Counter((step, key_of(row)) for step, row in self._visits(rows) if self._is_inner(step))
 
     def _is_inner(self, step: int) -> bool:
@@ -297,7 +297,7 @@ class Plan:
         self.divide(graph.divided(recovery))
 
     def divide(self, division: Division) -> None:
-        """What goes back together, and what goes back with it (R1-R4)."""
+        """Set the division of subtasks into parts that go back together, and what goes back with each (R1-R4)."""
         self.division = division
         self.region_of = [division.region_of[t] for t in self.graph.tasks]
 

@@ -23,7 +23,7 @@ FAULTS = (
 """Every kind of fault.  Torn and lost writes come with the kills."""
 
 REQUESTS = ("checkpoint", "savepoint", "stop", "stop_with_savepoint", "cancel", "go_back", "rescale", "burst")
-"""What a user may want.  A job that was stopped or cancelled is started again, after ``go_back`` from an older
+"""Requests of users.  A job that was stopped or cancelled is started again, after ``go_back`` from an older
 checkpoint.  A rescale is to parallelism 1, 2 or 3, as the place says; a burst is of 2 to 5 savepoints at once."""
 
 _FAULT_PHASE_MS = 80.0
@@ -31,7 +31,7 @@ _MOST_OF_A_KIND = {"kill_driver": 2, "zombie_driver": 1, "kill_worker": 3}
 
 
 Recovery: TypeAlias = Literal["job", "region", "task", "upstream"]
-"""What goes back after a failure (R1, R2, R4, R3)."""
+"""Scope of recovery: what goes back after a failure (R1, R2, R4, R3)."""
 
 
 class Fault(NamedTuple):
@@ -69,13 +69,13 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     roll_rows: int = 0
     """Rows that make a part of the output; fewer wait for a later checkpoint."""
     recovery: Recovery = "job"
-    """What goes back after a failure."""
+    """Scope of recovery."""
     publishes_aside: bool = False
     """The driver hears messages while it publishes."""
     restart: RestartConfig = RestartConfig(strategy="fixed_delay", attempts=1_000_000, delay_ms=2.0)
     faults: tuple[Fault, ...] = ()
     requests: tuple[Fault, ...] = ()
-    """What a user wants meanwhile."""
+    """Requests of users meanwhile."""
     planted: str = ""
     """Name of a planted bug."""
 

@@ -2,7 +2,7 @@
 
 The search is breadth first, so that the way to a broken promise is a shortest one.  Nothing is left out: every step
 that may come next in a state is taken, no two of them are held to be independent, and two states are the same only if
-everything in them is, what was sent and what the coordinator counts included.  What makes it quick is ``small.Memo``.
+everything in them is, what was sent and what the coordinator counts included.  What makes it quick is ``memo.Memo``.
 
 In every state the invariants of the core hold.  Every checkpoint that completes is compared with what was sent, in
 every state in which that happens; once for every different checkpoint the way to it is told to the independent

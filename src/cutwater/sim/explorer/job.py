@@ -15,8 +15,8 @@ from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.checkpoint.loops import ProbeWanted
 from cutwater.protocol.reasons import CheckpointKind
 from cutwater.sim.explorer.effects import acknowledge, coordinate, feed, watch_loops, written
+from cutwater.sim.explorer.memo import new_coordinator
 from cutwater.sim.explorer.scopes import make_scope
-from cutwater.sim.explorer.small import new_coordinator
 from cutwater.sim.explorer.world import END, HERE, Action, Barrier, Cut, Done, Item, JobWorld, rows_of
 from cutwater.sim.schedules.graphs import source_row
 from cutwater.sim.world.oracle import Violation

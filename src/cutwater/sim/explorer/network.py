@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from cutwater.protocol import messages as m
 from cutwater.protocol.snapshot_algorithms import Algorithm, ChandyLamport, LaiYang
-from cutwater.sim.explorer.small import Memo
+from cutwater.sim.explorer.memo import Memo
 from cutwater.sim.explorer.world import Action, Budget
 from cutwater.sim.world.oracle import Violation
 from cutwater.trace import events as e

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 from cutwater.protocol import messages as m
 from cutwater.protocol.protocols import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask.stages import Phase
-from cutwater.sim.explorer.small import Memo
+from cutwater.sim.explorer.memo import Memo
 from cutwater.sim.mutants.core import Plant
 from cutwater.sim.schedules.graphs import Graph
 from cutwater.sim.schedules.schedule import Recovery

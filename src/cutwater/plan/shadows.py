@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,12 +9,10 @@ import pyarrow as pa
 
 from cutwater.errors import BuildError
 from cutwater.plan.graph import LogicalGraph, PhysicalPlan, Step
+from cutwater.storage.store.opening import joined
 
 if TYPE_CHECKING:
     from cutwater.connectors.collect import CollectSink
-
-SHADOW_FOLDER = "shadow"
-"""Below the job's folder: a folder for each write step."""
 
 
 def _sink_schema(graph: LogicalGraph | PhysicalPlan, step: Step) -> pa.Schema:
@@ -48,6 +45,6 @@ def shadowed_plan(plan: PhysicalPlan, folder: str) -> PhysicalPlan:
     steps = dict(plan.steps)
     for step in plan.steps.values():
         if step.role == "sink":
-            shadow = shadow_of(plan, step, CollectSink(os.path.join(folder, step.id)))
+            shadow = shadow_of(plan, step, CollectSink(joined(folder, step.id)))
             steps[step.id] = replace(shadow, kind=step.kind)  # what checkpoints say of it
     return replace(plan, steps=steps)

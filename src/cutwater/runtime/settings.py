@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ def make_config(settings: dict[str, Any]) -> JobConfig:
         if f"{name}_ms" in known:
             values[f"{name}_ms"] = None if value is None else parse_duration_ms(value, name=name)
         elif name in ("trace_dir", "key_file") and value is not None:
-            values[name] = absolute(value)  # workers may live in other directories
+            values[name] = str(Path(value).absolute())  # workers may live in other directories
         elif name in known:
             values[name] = {"strategy": value} if name == "restart" and isinstance(value, str) else value
         else:
@@ -57,8 +56,3 @@ def _renamed(settings: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"setting {name!r} is given twice", hint="An old and a new name mean the same setting.")
         now[name] = value
     return now
-
-
-def absolute(path: str | os.PathLike[str]) -> str:
-    text = os.fspath(path)
-    return text if "://" in text else str(Path(text).absolute())

@@ -11,7 +11,6 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,7 +32,7 @@ from cutwater.storage.savepoint.manifest import SavepointManifest, is_savepoint,
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND, ChannelLog, read_log
 from cutwater.storage.snapshot.manifest import Manifest
 from cutwater.storage.snapshot.segment_files import read_segment
-from cutwater.storage.store.opening import open_store
+from cutwater.storage.store.opening import joined, open_store, parted
 
 if TYPE_CHECKING:
     from cutwater.plan.checks import check_complete
@@ -83,23 +82,23 @@ def write_savepoint(
     else:
         assert flow is not None
         source, manifest = None, _empty(flow, max_parallelism)
-    target = Path(path).absolute()
-    store = open_store(target.parent)
-    if is_savepoint(store, target.name) or store.names(target.name):
+    above, folder = parted(path)
+    store = open_store(above)
+    if is_savepoint(store, folder) or store.names(folder):
         raise ConfigError(f"{os.fspath(path)!r} is there already", hint="Give a folder that is to be made.")
     known = source.layouts if source is not None else layouts(manifest, _no_schema)
     given = _by_layout(known, states)
-    writer = SavepointWriter(store, target.name)
+    writer = SavepointWriter(store, folder)
     try:
         files = [*_new_state(writer, manifest, given)]
         if source is not None:
             files += _kept_state(writer, source, set(given))
             files += _logs(writer, source)
-        publish_savepoint(store, target.name, _described(manifest, source, files))
+        publish_savepoint(store, folder, _described(manifest, source, files))
     except BaseException:
         writer.abort()
         raise
-    return str(target)
+    return joined(store.uri, folder)
 
 
 def _no_schema(_: object) -> pa.Schema:

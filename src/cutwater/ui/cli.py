@@ -231,7 +231,7 @@ def warm() -> None:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def list_command(directory: str, as_json: bool) -> None:
     """List the jobs in a checkpoint directory."""
-    from cutwater.storage.reading.addresses import open_existing
+    from cutwater.storage.store.opening import open_existing
     from cutwater.ui.listing import driver_runs, job_infos, render_jobs
 
     infos = job_infos(open_existing(directory), driver_runs)

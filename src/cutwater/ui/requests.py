@@ -106,8 +106,8 @@ def _ask(
 ) -> None:
     from cutwater.config import parse_duration_ms
     from cutwater.runtime.driver.requests import send
-    from cutwater.storage.reading.addresses import open_existing
     from cutwater.storage.snapshot.retention import list_jobs
+    from cutwater.storage.store.opening import open_existing
     from cutwater.ui.listing import driver_runs, job_infos
 
     store = open_existing(directory)

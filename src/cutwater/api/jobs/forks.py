@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from cutwater.api.jobs import job
@@ -16,7 +15,7 @@ from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.addresses import SnapshotAddress, resolve_snapshot
 from cutwater.storage.reading.any_snapshot import open_snapshot
 from cutwater.storage.store.keys import seal_of
-from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.opening import absolute_uri, store_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +44,8 @@ def fork(
     if name == manifest.job:
         raise ConfigError(f"a fork of job {manifest.job!r} needs a name of its own", hint="Give name= (--name).")
     leader = address.directory if not address.is_savepoint else directory
-    log = JobLog(LocalStore(leader, seal), manifest.job).read() if Path(leader, manifest.job).is_dir() else None
+    store = store_at(leader, seal)
+    log = JobLog(store, manifest.job).read() if store.exists() and manifest.job in store.names() else None
     if follow and (log is None or log.uid != manifest.uid):
         raise ConfigError(
             f"job {manifest.job!r}, which wrote {snapshot}, is not in {leader}: there is nobody to follow",
@@ -57,7 +57,7 @@ def fork(
 
 def _directory(address: SnapshotAddress, checkpoint: str | os.PathLike[str] | None) -> str:
     if checkpoint is not None:
-        return str(Path(checkpoint).absolute())
+        return absolute_uri(checkpoint)
     if address.is_savepoint:
         raise ConfigError(
             "a savepoint does not tell where the fork's checkpoints are to go",

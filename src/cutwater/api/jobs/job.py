@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
@@ -32,12 +31,13 @@ from cutwater.runtime.driver.preparing import checked_plan, discover, make_publi
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.requests import actions_of, watch
 from cutwater.runtime.hosts.spark import SparkHost, is_local, master_of
-from cutwater.runtime.settings import absolute, make_config
+from cutwater.runtime.settings import make_config
 from cutwater.runtime.status.status import JobStatus
 from cutwater.runtime.transport.signal import nothing
 from cutwater.spark.session import session, usable_session
 from cutwater.storage.log.entries import Fork
 from cutwater.storage.store.base import Store
+from cutwater.storage.store.opening import absolute_uri, joined
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,7 +89,7 @@ class Job:
     @property
     def checkpoint_dir(self) -> str:
         """The job's folder: log, checkpoints, staged input and collected output."""
-        return str(Path(self._directory, self.name))
+        return joined(self._directory, self.name)
 
     @property
     def plan(self) -> PhysicalPlan:
@@ -168,7 +168,7 @@ class Job:
         Raises:
             CutwaterError: there is none, with the reason; the job goes on.
         """
-        return self._coordinator.calls.savepoint("savepoint", absolute(directory))
+        return self._coordinator.calls.savepoint("savepoint", absolute_uri(directory))
 
     def stop(self, savepoint: str | os.PathLike[str] | None = None, *, drain: bool = False) -> str | None:
         """Take a last checkpoint and stop; a later start resumes there.  Returns when all workers are gone.
@@ -186,7 +186,7 @@ class Job:
             CutwaterError: there is no savepoint, with the reason; the job goes on.
         """
         if savepoint is not None:
-            path = self._coordinator.calls.savepoint("drain" if drain else "stop", absolute(savepoint))
+            path = self._coordinator.calls.savepoint("drain" if drain else "stop", absolute_uri(savepoint))
             if drain:
                 self.await_termination()
             else:
@@ -238,7 +238,7 @@ class Job:
         """
         from cutwater.api.jobs.promotion import promote
 
-        folder = None if savepoint is None else absolute(savepoint)
+        folder = None if savepoint is None else absolute_uri(savepoint)
         return promote(self._coordinator, self._directory, folder, self._graph, self._spark)
 
     def hand_over(self, to: Successor, savepoint: str) -> str:
@@ -330,20 +330,18 @@ def start(
     graph = flow.graph if name is None else replace(flow.graph, name=GraphBuilder.check_name(name))
     plan = checked_plan(graph, config)
     temporary = checkpoint is None
-    directory = tempfile.mkdtemp(prefix="cutwater-") if checkpoint is None else absolute(checkpoint)
+    directory = tempfile.mkdtemp(prefix="cutwater-") if checkpoint is None else absolute_uri(checkpoint)
     with ExitStack() as undo:
         if temporary:
             undo.callback(shutil.rmtree, directory, ignore_errors=True)
-        store, folder = open_job_store(directory, config), Path(directory, plan.name)
+        store = open_job_store(directory, config)
         turn = await_turn(store, plan.name, takeover=takeover)
-        publisher = make_publisher(
-            store, plan, config, upgrade, folder, restore=restore, claim=claim, fork=fork, hold=hold
-        )
+        publisher = make_publisher(store, plan, config, upgrade, restore=restore, claim=claim, fork=fork, hold=hold)
         plan = plan if publisher.parallelism == config.parallelism else replan(plan, publisher.parallelism)
         finished = publisher.log.state.finished
         lease = None if temporary or finished else _lease(store, publisher, turn, undo)
         spark = None if finished and spark is None else usable_session(spark, plan.parallelism)
-        coordinator = _coordinator(plan, config, publisher, store, folder, spark)
+        coordinator = _coordinator(plan, config, publisher, store, spark)
         undo.pop_all()
     coordinator.start()
     job = Job(coordinator, spark, graph, directory, temporary, lease)
@@ -361,10 +359,10 @@ def _lease(store: Store, publisher: Publisher, turn: Turn, undo: ExitStack) -> L
 
 
 def _coordinator(
-    plan: PhysicalPlan, config: JobConfig, publisher: Publisher, store: Store, folder: Path, spark: SparkSession | None
+    plan: PhysicalPlan, config: JobConfig, publisher: Publisher, store: Store, spark: SparkSession | None
 ) -> Coordinator:
     guard = Guard(store.seal, config.file_access)
-    plan = publisher.plan = prepare(plan, folder, publisher.forks.fork, publisher.upgrade.step_ids, guard)
+    plan = publisher.plan = prepare(plan, store, publisher.forks.fork, publisher.upgrade.step_ids, guard)
     sources = [] if publisher.log.state.finished else [s for s in plan.steps.values() if s.role == "source"]
     host = partial(SparkHost, spark, f"cutwater-{plan.name}-{os.getpid()}-{time.monotonic_ns()}")
     return Coordinator(plan, config, publisher, host, store=store, splits={s.id: discover(s) for s in sources})

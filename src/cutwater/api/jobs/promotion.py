@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,8 @@ from cutwater.runtime.driver.coordinator import Coordinator
 from cutwater.runtime.driver.requests import send
 from cutwater.storage.log.entries import Fork, LogState
 from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.addresses import open_existing
+from cutwater.storage.store.opening import joined, open_existing
+from cutwater.storage.store.paths import SAVEPOINTS_FOLDER
 from cutwater.storage.store.seal import Seal
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _have_it_handed_over(
         return  # to this fork: it takes over by itself; to another one: it says so
     if state.finished:
         raise CutwaterError(f"job {fork.job!r} has finished: nothing is left to take over")
-    folder = savepoint if savepoint is not None else os.path.join(fork.directory, "savepoints")
+    folder = savepoint if savepoint is not None else joined(fork.directory, SAVEPOINTS_FOLDER)
     store = open_existing(fork.directory, seal)
     answer = send(store, fork.job, "hand over", savepoint=folder, successor=(to.directory, to.job, to.uid))
     if _leader(fork, seal).handed_over is not None:

@@ -22,7 +22,6 @@ from cutwater.state.disk.private_folder import remove_abandoned
 from cutwater.storage.snapshot.copies import FolderShelf, MemoryShelf, Shelf, copies_folder
 from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.store.base import Readable, Store
-from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.seal import Seal
 
 _log = logging.getLogger(__name__)
@@ -103,7 +102,7 @@ def _local_shelf(config: JobConfig, store: Store, uid: str, note: Callable[[str]
         return None
     try:
         os.makedirs(directory, exist_ok=True)
-        if isinstance(store, LocalStore) and os.stat(store.root).st_dev == os.stat(directory).st_dev:
+        if store.shares_device(directory):
             note(f"no local copies: {directory} lies on the same file system as the checkpoints")
             return None
         return FolderShelf(directory, uid, config.local_copies_bytes)

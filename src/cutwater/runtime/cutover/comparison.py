@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -16,7 +14,6 @@ from cutwater.config import parse_duration_ms
 from cutwater.connectors.files.part_commit import checkpoint_of_part, is_visible
 from cutwater.data.changes import OP
 from cutwater.errors import ConfigError, CorruptSnapshotError
-from cutwater.plan.shadows import SHADOW_FOLDER
 from cutwater.runtime.cutover.following import limits_of, not_reached
 from cutwater.state_reader.multisets import OF_ONE, OF_OTHER, PLACE, TIMES, differing_rows, rows_of
 from cutwater.storage.log.entries import Fork
@@ -25,6 +22,8 @@ from cutwater.storage.reading.addresses import resolve_snapshot
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
 from cutwater.storage.snapshot.manifest import Manifest
 from cutwater.storage.snapshot.segment_files import load_manifest
+from cutwater.storage.store.base import Store
+from cutwater.storage.store.paths import shadow_folder
 
 _POLL_S = 0.1
 
@@ -100,14 +99,17 @@ class ForkComparison(msgspec.Struct, frozen=True, kw_only=True):
 class _Side:
     job: str
     fork: Fork
-    folder: Path
+    store: Store
+    folder: str
+    """Of the shadows, in ``store``."""
     cuts: list[Manifest]
     """Checkpoints at which nothing was on its way, newest first."""
 
     def rows(self, step: str, checkpoint_id: int) -> pl.LazyFrame | None:
-        folder = self.folder / step
-        names = sorted(n for n in os.listdir(folder) if is_visible(n, ".parquet")) if folder.is_dir() else []
-        kept = [folder / n for n in names if (id := checkpoint_of_part(n)) is not None and id <= checkpoint_id]
+        folder = f"{self.folder}/{step}"
+        place, names = self.store.local_folder(folder), self.store.names(folder)
+        parts = [(n, checkpoint_of_part(n)) for n in names if is_visible(n, ".parquet")]
+        kept = [f"{place}/{name}" for name, id in parts if id is not None and id <= checkpoint_id]
         return pl.scan_parquet(kept) if kept else None
 
 
@@ -181,7 +183,7 @@ def _open(address: str) -> _Side:
         )
     if state.fork.promoted:
         raise ConfigError(f"{address} was promoted and serves: what its shadows kept is gone")
-    folder = Path(found.directory, found.job, SHADOW_FOLDER)
+    folder = shadow_folder(found.job)
     cuts: list[Manifest] = []
     for completed in state.completed:
         try:
@@ -189,15 +191,16 @@ def _open(address: str) -> _Side:
         except CorruptSnapshotError:
             continue  # or just removed
         on_their_way = any(e.kind == CHANNEL_KIND for e in manifest.entries)
-        if not on_their_way and _committed(manifest, folder):
+        if not on_their_way and _committed(manifest, found.store, folder):
             cuts.append(manifest)
-    return _Side(found.job, state.fork, folder, cuts)
+    return _Side(found.job, state.fork, found.store, folder, cuts)
 
 
-def _committed(manifest: Manifest, folder: Path) -> bool:
-    """Whether all that a checkpoint hands out is to be seen."""
+def _committed(manifest: Manifest, store: Store, folder: str) -> bool:
+    """True if all that a checkpoint hands out is to be seen."""
     handed = [(step, h) for r in manifest.subtasks for step, handles in r.handles.items() for h in handles]
-    return all((folder / step / h["final"]).exists() for step, h in handed if "final" in h)
+    seen = {step: set(store.names(f"{folder}/{step}")) for step, _ in handed}
+    return all(h["final"] in seen[step] for step, h in handed if "final" in h)
 
 
 def _common(one: _Side, other: _Side) -> tuple[Manifest, Manifest] | None:

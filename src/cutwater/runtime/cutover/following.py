@@ -16,11 +16,11 @@ from cutwater.errors import ConfigError, CutwaterError
 from cutwater.runtime.control.read_limit import Limits, ReadLimit, StepLimit, is_before
 from cutwater.storage.log.entries import Fork, HandedOver
 from cutwater.storage.log.job_log import JobLog
-from cutwater.storage.reading.addresses import open_existing
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
 from cutwater.storage.snapshot.manifest import Manifest, SplitRecord, SubtaskRecord
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.store.base import Store
+from cutwater.storage.store.opening import open_existing
 from cutwater.storage.store.paths import LOG_FOLDER
 from cutwater.storage.store.seal import Seal
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 from dataclasses import dataclass
 
 import msgspec
 
-from cutwater.errors import ConfigError
+from cutwater.errors import ConfigError, StorageError
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.shadows import shadowed_plan
 from cutwater.runtime.control.read_limit import Limits
 from cutwater.storage.log.entries import Fork, Forked, HandedOver, Promoted
 from cutwater.storage.log.job_log import JobLog, wall_clock_ms
 from cutwater.storage.snapshot.manifest import Manifest
+from cutwater.storage.store.base import Store
+from cutwater.storage.store.opening import joined
+from cutwater.storage.store.paths import shadow_folder
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,13 @@ class ForkLog:
 
     Args:
         log: of the job; it is created.
-        shadow_dir: where a fork keeps the rows that its sinks would have been given.
+        store: the checkpoint directory.
     """
 
-    def __init__(self, log: JobLog, shadow_dir: str) -> None:
-        self._log, self.shadow_dir = log, shadow_dir
+    def __init__(self, log: JobLog, store: Store) -> None:
+        self._log, self._store = log, store
+        self.shadow_dir = joined(store.uri, shadow_folder(log.job))
+        """Where a fork keeps the rows that its sinks would have been given."""
         self.held: Limits | None = None
         """How far the job may read at all: its driver is there to hand it over only."""
 
@@ -125,4 +130,5 @@ class ForkLog:
     def drop_shadows(self) -> None:
         """What they kept was the leader's to write, once the fork serves."""
         if self.promoted:
-            shutil.rmtree(self.shadow_dir, ignore_errors=True)
+            with contextlib.suppress(StorageError):  # they are in nobody's way
+                self._store.delete(shadow_folder(self._log.job))

@@ -31,6 +31,7 @@ from cutwater.errors import CutwaterError, FencedError
 from cutwater.runtime.status.status import JobStatus
 from cutwater.storage.log.job_log import JobLog, wall_clock_ms
 from cutwater.storage.store.base import Store
+from cutwater.storage.store.paths import SIGN_FILE, control_folder, sign_path
 
 BEAT_S = 1.0
 LEASE_S = 10.0
@@ -195,7 +196,7 @@ class Lease:
         with contextlib.suppress(CutwaterError):
             there = read_sign(self._store, self._job)
             if there is not None and there.driver == self._sign.driver:
-                self._store.delete(_path(self._job))
+                self._store.delete(sign_path(self._job))
 
     def _changed(self) -> bool:
         """The job is in another phase than was told last."""
@@ -210,19 +211,15 @@ class Lease:
         with contextlib.suppress(CutwaterError):  # the job has other ways to find out that its folder is lost
             there = read_sign(self._store, self._job)
             if there is None or there.driver == self._sign.driver or there.generation < self._sign.generation:
-                self._store.overwrite(_path(self._job), msgspec.json.encode(self._sign).ljust(_BYTES))
-
-
-def _path(job: str) -> str:
-    return f"{job}/control/driver.json"
+                self._store.overwrite(sign_path(self._job), msgspec.json.encode(self._sign).ljust(_BYTES))
 
 
 def _raw(store: Store, job: str) -> bytes | None:
     """The file's bytes; empty if it is not one of ours, ``None`` if there is none."""
-    if "driver.json" not in store.names(f"{job}/control"):
+    if SIGN_FILE not in store.names(control_folder(job)):
         return None
     try:
-        return bytes(store.read(_path(job), 0, _BYTES))
+        return bytes(store.read(sign_path(job), 0, _BYTES))
     except CutwaterError:
         return b""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 from cutwater.config import JobConfig
@@ -15,7 +14,7 @@ from cutwater.plan.checks import check_guarantees
 from cutwater.plan.graph import LogicalGraph, PhysicalPlan, Step
 from cutwater.plan.planner import make_plan
 from cutwater.plan.repeatable import check_recovery, pin_tables
-from cutwater.plan.shadows import SHADOW_FOLDER, shadowed_plan
+from cutwater.plan.shadows import shadowed_plan
 from cutwater.plan.upgrade import Upgrade
 from cutwater.runtime.cutover.following import limits_of
 from cutwater.runtime.driver.publisher import Publisher
@@ -24,8 +23,9 @@ from cutwater.storage.log.entries import Fork, LogState
 from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.addresses import resolve_snapshot
 from cutwater.storage.snapshot.segment_files import load_manifest
-from cutwater.storage.snapshot.staged_input import INPUT_FOLDER
 from cutwater.storage.store.base import Store
+from cutwater.storage.store.opening import another, joined
+from cutwater.storage.store.paths import input_folder, output_folder, shadow_folder
 
 
 def checked_plan(graph: LogicalGraph, config: JobConfig) -> PhysicalPlan:
@@ -48,7 +48,6 @@ def make_publisher(
     plan: PhysicalPlan,
     config: JobConfig,
     upgrade: Upgrade,
-    folder: Path,
     *,
     restore: str,
     claim: str,
@@ -58,7 +57,6 @@ def make_publisher(
     """The job's log, opened, and where the job begins; a fork without a checkpoint begins where it was forked.
 
     Args:
-        folder: of the job.
         restore: as ``start`` takes it, like ``claim``, ``fork`` and ``hold``.
 
     Raises:
@@ -68,7 +66,6 @@ def make_publisher(
     """
     known = JobLog(store, plan.name).read()
     fork = _fork_of(known, fork)
-    shadow_dir = str(folder / SHADOW_FOLDER)
     if fork is not None:
         if config.records_order:
             raise ConfigError(
@@ -76,14 +73,14 @@ def make_publisher(
                 "no determinant log says how far it was let read",
                 hint="Choose recovery='region' or 'job' for it.",
             )
-        shadowed_plan(plan, shadow_dir)
+        shadowed_plan(plan, joined(store.uri, shadow_folder(plan.name)))
         if not known.completed and restore == "latest":
             restore = fork.snapshot
     origin = None if restore == "latest" else resolve_snapshot(restore, store.seal)
     if claim not in ("no_claim", "claim"):
         raise ConfigError(f"claim {claim!r} is unknown", hint="Choose 'no_claim' or 'claim'.")
     claims = claim == "claim"
-    publisher = Publisher(store, plan, config, origin, upgrade, claim=claims, fork=fork, shadow_dir=shadow_dir)
+    publisher = Publisher(store, plan, config, origin, upgrade, claim=claims, fork=fork)
     if hold and known.latest is not None:
         publisher.forks.held = limits_of(load_manifest(store, plan.name, known.latest), upgrade.step_ids)
     return publisher
@@ -100,25 +97,27 @@ def _fork_of(known: LogState, asked: Fork | None) -> Fork | None:
 
 
 def prepare(
-    plan: PhysicalPlan, folder: Path, fork: Fork | None, step_ids: Mapping[str, str], guard: Guard
+    plan: PhysicalPlan, store: Store, fork: Fork | None, step_ids: Mapping[str, str], guard: Guard
 ) -> PhysicalPlan:
     """Stage DataFrames (a fork reads what its leader has staged), and give sinks that need one their directory.
 
     Args:
-        folder: of the job.
+        store: the checkpoint directory.
         fork: what it is a fork of.
         step_ids: its ids of the leader's steps, where they differ.
         guard: of what is staged.
     """
-    inputs = Path(fork.directory, fork.job) if fork is not None else folder
+    inputs, job = (another(store, fork.directory), fork.job) if fork is not None else (store, plan.name)
     old = {new: old for old, new in step_ids.items()} if fork is not None else {}
     steps: dict[str, Step] = {}
     for step in plan.steps.values():
         spec: Any = step.spec
         if step.role == "source" and hasattr(spec, "stage"):
-            spec = spec.stage(str(inputs / INPUT_FOLDER / old.get(step.id, step.id)), guard.seal, guard.access)
+            spec = spec.stage(
+                inputs.local_folder(input_folder(job, old.get(step.id, step.id))), guard.seal, guard.access
+            )
         elif step.role == "sink" and hasattr(spec, "bind"):
-            spec = spec.bind(str(folder / "output" / step.id))
+            spec = spec.bind(joined(store.uri, output_folder(plan.name, step.id)))
         steps[step.id] = replace(step, spec=cast("Source | Sink", spec))
     return replace(plan, steps=steps)
 

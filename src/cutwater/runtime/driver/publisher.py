@@ -62,7 +62,6 @@ class Publisher:
         *,
         claim: bool = False,
         fork: Fork | None = None,
-        shadow_dir: str = "",
     ) -> None:
         self.job = plan.name
         self.upgrade = upgrade or Upgrade()
@@ -72,7 +71,7 @@ class Publisher:
         self._described: tuple[PhysicalPlan, list[StepRecord], list[EdgeRecord]] | None = None
         self.log = JobLog(store, self.job, num_retained=config.num_retained)
         self.log.create(fork)  # workers name their output by the uid, so it is there before they are
-        self.forks = ForkLog(self.log, shadow_dir)
+        self.forks = ForkLog(self.log, store)
         if origin is None:
             self.forks.check_not_handed_over()
         self.newest: Manifest | None = None

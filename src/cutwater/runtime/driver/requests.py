@@ -29,8 +29,8 @@ from cutwater.errors import CorruptSnapshotError, CutwaterError, SealError, Stor
 from cutwater.runtime.cutover.log import Successor
 from cutwater.storage.log.job_log import JobLog, wall_clock_ms
 from cutwater.storage.store.base import Store
+from cutwater.storage.store.paths import control_folder, request_paths
 
-CONTROL_FOLDER = "control"
 POLL_S = 0.5
 _FRESH_MS = 600_000
 """As long as a sender waits for an answer."""
@@ -201,9 +201,7 @@ class _Names:
     """Paths of one request."""
 
     def __init__(self, job: str, id: str) -> None:
-        self.request, self.claim, self.done = (
-            f"{job}/{CONTROL_FOLDER}/{id}-{part}.json" for part in ("request", "claim", "done")
-        )
+        self.request, self.claim, self.done = request_paths(job, id)
 
     def remove(self, store: Store) -> None:
         """The request first: a driver that claims what is gone sees that it is gone."""
@@ -270,14 +268,14 @@ class _Watcher:
 
 
 def _requests(store: Store, job: str) -> list[str]:
-    names = store.names(f"{job}/{CONTROL_FOLDER}")
+    names = store.names(control_folder(job))
     return [n.removesuffix("-request.json") for n in names if n.endswith("-request.json")]
 
 
 def _appears(store: Store, job: str, path: str, timeout_s: float) -> bool:
     deadline = time.monotonic() + timeout_s
     name = path.rpartition("/")[2]
-    while name not in store.names(f"{job}/{CONTROL_FOLDER}"):
+    while name not in store.names(control_folder(job)):
         if time.monotonic() >= deadline:
             return False
         time.sleep(0.05)

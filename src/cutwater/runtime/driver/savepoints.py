@@ -8,22 +8,20 @@ its files lie there without a manifest, and are no savepoint.
 from __future__ import annotations
 
 import queue
-import re
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cutwater.config import FileAccess
-from cutwater.errors import ConfigError, CutwaterError, StorageError
+from cutwater.errors import CutwaterError, StorageError
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.reasons import FailureReason
 from cutwater.storage.savepoint.files import SavepointFile
 from cutwater.storage.savepoint.manifest import SavepointManifest, publish_savepoint
 from cutwater.storage.snapshot.manifest import Manifest
-from cutwater.storage.store.local import LocalStore
-from cutwater.storage.store.opening import open_store
+from cutwater.storage.store.base import Store
+from cutwater.storage.store.opening import joined, open_store
+from cutwater.storage.store.paths import savepoint_folder
 from cutwater.storage.store.seal import Seal
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ class SavepointRequest:
     """A user's wish for a savepoint; ``done`` gets its answer once."""
 
     kind: SavepointKind
-    store: LocalStore
+    store: Store
     """The directory that the user named."""
     folder: str
     """Of the savepoint, in ``store``; new."""
@@ -53,20 +51,18 @@ class SavepointRequest:
             seal, access: of the savepoint.
 
         Raises:
-            ConfigError: no directory was named, or it is a file.
+            ConfigError: no directory was named, it is a file, or there is no such store.
             StorageError: it cannot be written.
         """
-        if not re.match(r"file:|[^:]*$|.:[\\/]", directory):
-            raise ConfigError(f"no savepoint can be written to {directory!r}", hint="Give a path that all workers see.")
         store = open_store(directory, seal, access)
-        folder = f"savepoint-{job}-{uuid.uuid4().hex[:12]}"
+        folder = savepoint_folder(job)
         store.make_folder(folder)
         return cls(kind, store, folder)
 
     @property
     def path(self) -> str:
         """Where the savepoint will lie."""
-        return str(Path(self.store.root, self.folder))
+        return joined(self.store.uri, self.folder)
 
     def hand_to(self, checkpoints: Checkpointing | None) -> None:
         """Ask, if there is somebody to ask."""

@@ -27,6 +27,7 @@ from cutwater.storage.snapshot.channel_log import CHANNEL_KIND, read_log
 from cutwater.storage.snapshot.manifest import ChannelRecord, Entry, Manifest, SubtaskRecord
 from cutwater.storage.snapshot.segment_files import read_segment
 from cutwater.storage.store.base import Readable, Store
+from cutwater.storage.store.opening import another
 
 T = TypeVar("T")
 _READERS = 2
@@ -74,7 +75,7 @@ class Restore:
             return cls(store, job, None, True, plan)
         elsewhere = deploy.restore_from
         if elsewhere is not None:
-            store, job, copies = store.at(elsewhere[0]), elsewhere[1], None
+            store, job, copies = another(store, elsewhere[0]), elsewhere[1], None
         manifest = load_snapshot(store, job, deploy.restore)
         foreign = manifest.uid != uid
         bound = check_compatible(plan, manifest, deploy.upgrade, foreign=foreign)

@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -37,6 +36,7 @@ from cutwater.storage.snapshot.data_file import Continued
 from cutwater.storage.snapshot.manifest import Entry, SubtaskRecord
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
 from cutwater.storage.store.base import Store
+from cutwater.storage.store.opening import another, parted
 
 _Part: TypeAlias = FrozenSubtask | SubtaskLogs
 
@@ -259,8 +259,8 @@ class SnapshotService:
         writer = SnapshotWriter(self._store, self._job, checkpoint_id, self._attempt, incarnation, self._inline, file)
         savepoint: SavepointWriter | None = None
         if frozen is not None and frozen.savepoint:
-            folder = Path(checkpoint.folder)
-            savepoint = SavepointWriter(self._store.at(folder.parent), folder.name)
+            above, folder = parted(checkpoint.folder)
+            savepoint = SavepointWriter(another(self._store, above), folder)
         written = Written(checkpoint_id, [], [], [])
         whole = frozen is None or frozen.checkpoint
         part = checkpoint.part = PartInProgress(writer, written, savepoint, whole, goes_on)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from cutwater.errors import ConfigError
 from cutwater.storage.savepoint.manifest import is_savepoint
 from cutwater.storage.snapshot.retention import list_jobs
+from cutwater.storage.store.base import Store
 from cutwater.storage.store.keys import environment_seal
-from cutwater.storage.store.local import LocalStore
-from cutwater.storage.store.opening import open_store
+from cutwater.storage.store.opening import absolute_uri, another, joined, parted, store_at
 from cutwater.storage.store.paths import SAVEPOINT_FILE, checkpoint_id_of
 from cutwater.storage.store.seal import Seal
 
@@ -26,7 +24,7 @@ class SnapshotAddress:
         is_savepoint: which of both it is.
     """
 
-    store: LocalStore
+    store: Store
     directory: str
     job: str
     checkpoint_id: int | None = None
@@ -35,21 +33,6 @@ class SnapshotAddress:
     def __str__(self) -> str:
         suffix = "" if self.checkpoint_id is None else f"@{self.checkpoint_id}"
         return f"{self.directory}/{self.job}{suffix}"
-
-
-def open_existing(uri: str, seal: Seal | None = None) -> LocalStore:
-    """A store for reading: nothing is made or tried out, so a folder without write permission will do.
-
-    Args:
-        seal: of what lies there; ``None``: that of the environment.
-
-    Raises:
-        ConfigError: no such folder, or a scheme without a store.
-    """
-    folder = Path(_path(uri))
-    if not folder.is_dir():
-        raise ConfigError(f"no folder {uri!r}", hint="Give the directory that the job was started with as checkpoint.")
-    return LocalStore(folder, environment_seal() if seal is None else seal)
 
 
 def resolve_snapshot(address: str, seal: Seal | None = None) -> SnapshotAddress:
@@ -61,46 +44,45 @@ def resolve_snapshot(address: str, seal: Seal | None = None) -> SnapshotAddress:
     Raises:
         ConfigError: there is no such job or savepoint; the hint lists what there is.
     """
-    path = Path(_path(address)).absolute()
-    path = path.parent if path.name == SAVEPOINT_FILE else path
-    path = (
-        Path(os.path.realpath(path)) if path.is_symlink() else path
-    )  # what a user names may be a link, what lies below it may not
-    here = LocalStore(path.parent, environment_seal() if seal is None else seal)
-    if path.is_dir() and is_savepoint(here, path.name):
-        return SnapshotAddress(here, str(path.parent), path.name, is_savepoint=True)
-    name, at, number = path.name.rpartition("@")
-    checkpoint_id = checkpoint_id_of(path.name)
+    seal = environment_seal() if seal is None else seal
+    above, name = parted(_unlinked(address))
+    if name == SAVEPOINT_FILE:
+        above, name = parted(above)
+    here = store_at(above, seal)
+    if here.exists() and name and is_savepoint(here, name):
+        return SnapshotAddress(here, here.uri, name, is_savepoint=True)
+    job, at, number = name.rpartition("@")
+    checkpoint_id = checkpoint_id_of(name)
     if checkpoint_id is not None:
-        path = path.parent
+        above, job = parted(above)
+        here = store_at(above, seal)
     elif at and number.isdecimal():
-        path, checkpoint_id = path.with_name(name), int(number)
+        checkpoint_id = int(number)
     elif at:
         raise ConfigError(f"{number!r} in {address!r} is no checkpoint id", hint="Write for example DIR/JOB@7.")
-    here = here.at(path.parent)
-    if path.parent.is_dir() and path.name in list_jobs(here):
-        return SnapshotAddress(here, str(path.parent), path.name, checkpoint_id)
-    return _only_job(path, address, checkpoint_id, here)
+    else:
+        job = name
+    if here.exists() and job in list_jobs(here):
+        return SnapshotAddress(here, here.uri, job, checkpoint_id)
+    return _only_job(here, job, address, checkpoint_id)
 
 
-def _only_job(folder: Path, address: str, checkpoint_id: int | None, above: LocalStore) -> SnapshotAddress:
-    jobs = list_jobs(above.at(folder)) if folder.is_dir() else []
+def _only_job(above: Store, name: str, address: str, checkpoint_id: int | None) -> SnapshotAddress:
+    folder = another(above, joined(above.uri, name))
+    jobs = list_jobs(folder) if folder.exists() else []
     if len(jobs) == 1:
-        return SnapshotAddress(above.at(folder), str(folder), jobs[0], checkpoint_id)
+        return SnapshotAddress(folder, folder.uri, jobs[0], checkpoint_id)
     if jobs:
         raise ConfigError(
-            f"{address!r} holds {len(jobs)} jobs", hint=f"Say which: {', '.join(f'{folder}/{j}' for j in jobs)}."
+            f"{address!r} holds {len(jobs)} jobs", hint=f"Say which: {', '.join(joined(folder.uri, j) for j in jobs)}."
         )
-    beside = list_jobs(above) if folder.parent.is_dir() else []
+    beside = list_jobs(above) if above.exists() else []
     forms = "Give DIR/JOB, DIR/JOB@7, DIR/JOB/chk-7, or the folder of a savepoint."
     hint = f"There are: {', '.join(beside)}." if beside else forms
     raise ConfigError(f"no job and no savepoint at {address!r}", hint=hint)
 
 
-def _path(uri: str) -> str:
-    if "://" not in uri:
-        return uri
-    parts = urlsplit(uri)
-    if parts.scheme.lower() != "file" or parts.netloc not in ("", "localhost"):
-        open_store(uri)  # raises: it knows what there are stores for
-    return unquote(parts.path)
+def _unlinked(address: str) -> str:
+    """The address of what a link leads to: what a user names may be one, what lies below it may not."""
+    place = absolute_uri(address)
+    return os.path.realpath(place) if os.path.islink(place) else place

@@ -15,6 +15,8 @@ from cutwater.data.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.savepoint.manifest import delete_savepoint
 from cutwater.storage.store.base import Store
+from cutwater.storage.store.opening import another
+from cutwater.storage.store.paths import CLAIM_FILE
 
 
 class _Claimed(msgspec.Struct, frozen=True):
@@ -46,11 +48,11 @@ class Claim:
 
     def __init__(self, store: Store, job: str) -> None:
         self._store, self._job = store, job
-        self._path = f"{job}/claim.json"
+        self._path = f"{job}/{CLAIM_FILE}"
         self._claimed = self._read()
 
     def _read(self) -> _Claimed | None:
-        if "claim.json" not in self._store.names(self._job):
+        if CLAIM_FILE not in self._store.names(self._job):
             return None
         try:
             return msgspec.json.decode(self._store.read(self._path), type=_Claimed)
@@ -66,7 +68,7 @@ class Claim:
         if self._claimed is not None and self._claimed.digest == digest:
             return
         word = secrets.token_hex(16)
-        savepoint = self._store.at(directory)
+        savepoint = another(self._store, directory)
         savepoint.delete(f"{folder}/{_MARK}")
         savepoint.create(f"{folder}/{_MARK}", word.encode())
         self._claimed = _Claimed(directory, folder, digest, newest_id, word)
@@ -87,7 +89,7 @@ class Claim:
         return []
 
     def _remove(self, claimed: _Claimed) -> None:
-        store = self._store.at(claimed.directory)
+        store = another(self._store, claimed.directory)
         if _MARK not in store.names(claimed.folder):
             return  # it is gone, or nobody gave it away
         mark = f"{claimed.folder}/{_MARK}"

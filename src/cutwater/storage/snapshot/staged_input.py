@@ -17,9 +17,9 @@ import xxhash
 from cutwater.data.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, FormatVersionError, SealError
 from cutwater.storage.store.base import Readable, Store
+from cutwater.storage.store.paths import INPUT_FOLDER, input_folder
 from cutwater.storage.store.seal import Seal
 
-INPUT_FOLDER = "input"
 STAGED_FILE = "_staged.json"
 _SHA = "sha256:"
 _PIECE_BYTES = 1 << 24
@@ -108,7 +108,7 @@ def differs(store: Readable, path: str, staged: Staged, name: str) -> str:
 def verify_inputs(store: Store, job: str) -> Iterator[StagedReport]:
     """Read all that a job staged, and compare it with its digests."""
     for step in store.names(f"{job}/{INPUT_FOLDER}"):
-        top = f"{job}/{INPUT_FOLDER}/{step}"
+        top = input_folder(job, step)
         names = store.names(top)
         folders = [top] if STAGED_FILE in names else [f"{top}/{n}" for n in names if n.startswith("batch-")]
         if folders:

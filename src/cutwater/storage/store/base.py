@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import BinaryIO, Protocol
 
+from cutwater.config import FileAccess
 from cutwater.storage.store.seal import Seal
 
 
@@ -28,6 +28,8 @@ class Readable(Protocol):
 class Store(Protocol):
     """A place for checkpoint data.  Paths are relative, with ``/``.  Reads see every finished write.
 
+    Stores are opened by URI (``opening``); they pickle, without their key, so that workers get the driver's.
+
     ``atomic_create`` must be true for exactly-once: the job log is a fence only where of two creators of one path
     exactly one succeeds, and nobody ever sees a part of the content.
     """
@@ -35,8 +37,22 @@ class Store(Protocol):
     atomic_create: bool
 
     @property
+    def uri(self) -> str:
+        """Where it is, absolute: what ``open_store`` opens it with in any process.  A path for a local one."""
+        ...
+
+    @property
     def seal(self) -> Seal:
         """Makes the digests of what is written here, and compares those of what is read."""
+        ...
+
+    @property
+    def access(self) -> FileAccess:
+        """Who may read and write what is made here."""
+        ...
+
+    def exists(self) -> bool:
+        """True if the place is there; who only reads does not make it."""
         ...
 
     def create(self, path: str, data: bytes) -> bool:
@@ -95,8 +111,28 @@ class Store(Protocol):
         """The same place, with another seal."""
         ...
 
-    def at(self, root: str | os.PathLike[str]) -> Store:
-        """Another folder of the file system, with the same seal."""
+    def make_folder(self, path: str) -> None:
+        """Make a folder, durably; it may be there.  Nothing to do where names alone make folders.
+
+        Raises:
+            StorageError: it cannot be made.
+        """
+        ...
+
+    def local_folder(self, path: str = "") -> str:
+        """Path of a folder, for programs that know file systems only (Spark writing Parquet, whoever reads output).
+
+        Raises:
+            ConfigError: it has none.
+        """
+        ...
+
+    def shares_device(self, directory: str) -> bool:
+        """True if a folder of this machine lies on the same device: a copy there would be lost with the original.
+
+        Raises:
+            OSError: the folder cannot be looked at.
+        """
         ...
 
     def sweep(self, prefix: str = "") -> int:

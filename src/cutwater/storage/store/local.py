@@ -73,9 +73,10 @@ class LocalStore:
             return self
         return LocalStore(self._base, seal, self.access)
 
-    def at(self, root: str | os.PathLike[str]) -> LocalStore:
-        """See ``Store.at``; access is the same, too."""
-        return LocalStore(root, self.seal, self.access)
+    @property
+    def uri(self) -> str:
+        """See ``Store.uri``: the path."""
+        return self._base
 
     @classmethod
     def open(cls, root: str | os.PathLike[str], seal: Seal = PLAIN, access: FileAccess = "owner") -> LocalStore:
@@ -168,12 +169,20 @@ class LocalStore:
             finally:
                 file.close()
 
-    def make_folder(self, path: str) -> None:
-        """Make a folder, durably; it may be there.
+    def exists(self) -> bool:
+        """See ``Store.exists``."""
+        return os.path.isdir(self._base)
 
-        Raises:
-            StorageError: it cannot be made.
-        """
+    def local_folder(self, path: str = "") -> str:
+        """See ``Store.local_folder``."""
+        return "/".join([self._base.rstrip("/"), *check_relative(path)]) or "/"
+
+    def shares_device(self, directory: str) -> bool:
+        """See ``Store.shares_device``."""
+        return os.stat(self._base).st_dev == os.stat(directory).st_dev
+
+    def make_folder(self, path: str) -> None:
+        """See ``Store.make_folder``."""
         with self._errors("create", path), self._made(check_relative(path)):
             pass
 

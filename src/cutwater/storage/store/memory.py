@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, cast
 
-from cutwater.errors import CorruptSnapshotError, StorageError
-from cutwater.storage.store.local import LocalStore
+from cutwater.config import FileAccess
+from cutwater.errors import ConfigError, CorruptSnapshotError, StorageError
 from cutwater.storage.store.seal import PLAIN, Seal
 
 Operation = Literal["create", "overwrite", "open", "append", "sync", "close", "read", "list", "names", "delete"]
@@ -55,7 +54,9 @@ class MemoryStore:
         watch: Callable[[Operation, str], None] | None = None,
         seal: Seal = PLAIN,
     ) -> None:
+        self.uri = f"memory:/{id(self):x}"
         self.seal = seal
+        self.access: FileAccess = "owner"
         self.atomic_create = True
         self.files: dict[str, bytes] = {}
         """Content by path; a test may change it, as a failing disk would."""
@@ -165,9 +166,24 @@ class MemoryStore:
         store.files, store.unsynced = self.files, self.unsynced
         return store
 
-    def at(self, root: str | os.PathLike[str]) -> LocalStore:
-        """See ``Store.at``."""
-        return LocalStore(root, self.seal)
+    def exists(self) -> bool:
+        """See ``Store.exists``."""
+        return True
+
+    def make_folder(self, path: str) -> None:
+        """See ``Store.make_folder``: names alone make folders."""
+
+    def local_folder(self, path: str = "") -> str:
+        """See ``Store.local_folder``.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(f"{self.uri}/{path} is no folder of a file system", hint="Choose a directory for it.")
+
+    def shares_device(self, directory: str) -> bool:
+        """See ``Store.shares_device``."""
+        return False
 
     def sweep(self, prefix: str = "") -> int:
         """See ``Store.sweep``: a create in memory leaves nothing half done."""

@@ -1,9 +1,21 @@
-"""Names inside a checkpoint directory: the one place that knows how files are called."""
+"""Names inside a checkpoint directory: the one place that knows how files are called and where they lie.
+
+<directory>/<job>/log/              the job log
+<directory>/<job>/chk-<id>/         files of one checkpoint
+<directory>/<job>/shared/           data that later checkpoints may name, too
+<directory>/<job>/input/<step>/     what was staged of a DataFrame
+<directory>/<job>/output/<step>/    what a sink stages beside the job, or keeps for the driver
+<directory>/<job>/shadow/<step>/    what the sinks of a fork would have been given
+<directory>/<job>/control/          signs of life, requests and answers
+<directory>/<job>/claim.json        the savepoint that the job has taken over
+<directory>/savepoints/             savepoints of a hand-over, unless another place is named
+"""
 
 from __future__ import annotations
 
 import functools
 import re
+import uuid
 
 from cutwater.errors import ConfigError
 
@@ -13,6 +25,14 @@ SHARED_FOLDER = "shared"
 
 SAVEPOINT_FILE = "savepoint.json"
 """Manifest of a savepoint, in its folder."""
+SAVEPOINTS_FOLDER = "savepoints"
+"""In the checkpoint directory."""
+
+INPUT_FOLDER = "input"
+SHADOW_FOLDER = "shadow"
+CONTROL_FOLDER = "control"
+CLAIM_FILE = "claim.json"
+SIGN_FILE = "driver.json"
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\- ]*")
 _CHECKPOINT = re.compile(r"chk-([1-9][0-9]{0,17})")
@@ -20,6 +40,50 @@ _LOG_ENTRY = re.compile(r"([0-9]{12})\.json")
 _DATA = re.compile(r"([0-9]{1,18})-[0-9]{1,18}\.data")
 _SHARED = re.compile(r"([0-9]{1,18})-([0-9]{1,18})-[0-9]{1,18}\.data")
 _MANIFEST = re.compile(r"manifest-([0-9]{1,18})\.json")
+
+
+def savepoint_folder(job: str) -> str:
+    """Folder of a new savepoint, in the directory that the user names."""
+    return f"savepoint-{job}-{uuid.uuid4().hex[:12]}"
+
+
+def input_folder(job: str, step: str) -> str:
+    """Folder of what was staged of a DataFrame.
+
+    >>> input_folder("delays", "rides")
+    'delays/input/rides'
+    """
+    return f"{job}/{INPUT_FOLDER}/{step}"
+
+
+def output_folder(job: str, step: str) -> str:
+    """Folder of a sink that stages beside the job, or keeps its rows for the driver."""
+    return f"{job}/output/{step}"
+
+
+def shadow_folder(job: str) -> str:
+    """Folder of what the sinks of a fork would have been given, with a folder for each step."""
+    return f"{job}/{SHADOW_FOLDER}"
+
+
+def control_folder(job: str) -> str:
+    """Folder of what processes tell each other of a job."""
+    return f"{job}/{CONTROL_FOLDER}"
+
+
+def sign_path(job: str) -> str:
+    """The file in which a driver says that it lives."""
+    return f"{control_folder(job)}/{SIGN_FILE}"
+
+
+def request_paths(job: str, id: str) -> tuple[str, str, str]:
+    """Of one request to a driver: itself, who took it, and the answer.
+
+    >>> request_paths("delays", "7f")
+    ('delays/control/7f-request.json', 'delays/control/7f-claim.json', 'delays/control/7f-done.json')
+    """
+    request, claim, done = (f"{control_folder(job)}/{id}-{part}.json" for part in ("request", "claim", "done"))
+    return request, claim, done
 
 
 def check_job_name(job: str) -> str:

@@ -7,6 +7,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,6 +24,7 @@ from cutwater.connectors.files.part_formats import CsvParts, JsonParts
 from cutwater.connectors.files.sink import FileSink
 from cutwater.connectors.foreach_batch import ForeachBatchSink
 from cutwater.connectors.staging import area as staging_area
+from cutwater.connectors.staging import folders as staging_folders
 from cutwater.connectors.staging import log as staging
 from cutwater.connectors.tables import epochs as table_epochs
 from cutwater.connectors.tables import sink as table_sink
@@ -98,7 +100,7 @@ def _forgets_parts_of_aborted_checkpoints(patch: pytest.MonkeyPatch) -> None:
 
 
 def _reads_behind_the_cut(patch: pytest.MonkeyPatch) -> None:
-    def whole_piece(area: staging_area.StagingArea, cut: staging.PieceCut, verify: bool) -> pa.RecordBatchReader:
+    def whole_piece(area: staging_area.StagingArea[Any], cut: staging.PieceCut, verify: bool) -> pa.RecordBatchReader:
         length = os.path.getsize(area.path(cut.file))
         return staging.open_piece(area, staging.PieceCut(cut.file, length, cut.rows, cut.digest), verify=False)
 
@@ -171,7 +173,7 @@ def _keeps_only_what_the_restored_checkpoint_needs(patch: pytest.MonkeyPatch) ->
 def _no_sync_of_the_target(patch: pytest.MonkeyPatch) -> None:
     def sync_staging_only(path: str) -> None:
         if "_cutwater" in path:
-            staging_area.fsync_path(path)
+            staging_folders.fsync_path(path)
 
     patch.setattr(part_commit, "fsync_path", sync_staging_only)
     patch.setattr(file_sink, "fsync_path", sync_staging_only)
@@ -188,9 +190,11 @@ def _forgets_epochs_of_aborted_checkpoints(patch: pytest.MonkeyPatch) -> None:
 
 
 def _removes_an_epoch_before_the_call(patch: pytest.MonkeyPatch) -> None:
-    def open_and_remove(area: staging_area.StagingArea, cut: staging.PieceCut, verify: bool) -> pa.RecordBatchReader:
+    def open_and_remove(
+        area: staging_area.StagingArea[Any], cut: staging.PieceCut, verify: bool
+    ) -> pa.RecordBatchReader:
         reader = staging.open_piece(area, cut, verify=verify)
-        area.remove([cut.file])
+        area.folder.remove([cut.file])
         return reader
 
     patch.setattr(foreach_batch, "open_piece", open_and_remove)

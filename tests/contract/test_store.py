@@ -1,19 +1,28 @@
-"""What every store must do: run over all implementations."""
+"""The rules that every store keeps, run over all implementations."""
 
 from __future__ import annotations
 
+import pickle
 import threading
 
 import pytest
 
-from cutwater.errors import CorruptSnapshotError, StorageError
-from cutwater.storage.store.local import LocalStore
+from cutwater.errors import ConfigError, CorruptSnapshotError, StorageError
 from cutwater.storage.store.memory import MemoryStore
+from cutwater.storage.store.opening import another, joined, open_existing, open_store, parted, store_at
+from elsewhere import elsewhere
+
+STORES = {
+    "local": lambda path: open_store(path / "root"),
+    "memory": lambda path: MemoryStore(),
+    "elsewhere": lambda path: open_store(elsewhere(path / "bucket", "some/prefix")),
+}
+"""A store is one line here."""
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(params=STORES)
 def store(request, tmp_path):
-    return LocalStore.open(tmp_path / "root") if request.param == "local" else MemoryStore()
+    return STORES[request.param](tmp_path)
 
 
 def write(store, path, *parts):
@@ -150,3 +159,65 @@ def test_deleting_a_file_under_its_writer_does_not_harm_the_writer(store):
     file.write(b"y" * 100_000)
     store.close_durably(file)
     assert store.list("c") == []
+
+
+def test_a_made_folder_is_there_until_it_is_deleted_whatever_comes_and_goes_in_it(store):
+    assert not store.exists("f/g")
+    store.make_folder("f/g")
+    store.make_folder("f/g")
+    assert store.exists("f/g")
+    assert (store.list(), store.names("f/g")) == ([], [])
+    store.create("f/g/x", b"")
+    assert store.delete_empty("f/g") is False
+    store.delete("f/g/x")
+    assert store.exists("f/g"), "it was made"
+    assert store.delete_empty("f/g") is True
+    assert store.delete_empty("f/g") is True, "there is none"
+    assert not store.exists("f/g")
+
+
+def test_a_folder_is_there_with_its_first_file_and_a_file_is_no_folder(store):
+    store.create("a/b/c", b"")
+    assert (store.exists(), store.exists("a"), store.exists("a/b"), store.exists("a/b/c")) == (True, True, True, False)
+
+
+def test_a_place_in_the_file_system_is_told_or_refused(store):
+    try:
+        place = store.local_folder("a/b")
+    except ConfigError:
+        return
+    assert parted(place) == (joined(store.uri, "a"), "b")
+
+
+@pytest.fixture
+def opened(store):
+    if isinstance(store, MemoryStore):
+        pytest.skip("ends with its process, so that nothing opens it")
+    return store
+
+
+def test_its_uri_opens_it_again(opened):
+    opened.create("a/b", b"x")
+    for again in (open_store(opened.uri), store_at(opened.uri), open_existing(opened.uri), another(opened, opened.uri)):
+        assert (again.uri, again.read("a/b")) == (opened.uri, b"x")
+
+
+def test_a_place_below_it_is_a_store_of_the_same_files(opened):
+    opened.create("a/b/c", b"x")
+    below = another(opened, joined(opened.uri, "a", "b"))
+    assert (below.list(), below.read("c")) == (["c"], b"x")
+    assert parted(below.uri) == (joined(opened.uri, "a"), "b")
+    assert another(opened, parted(opened.uri)[0]).list(parted(opened.uri)[1])[0].endswith("a/b/c")
+
+
+def test_a_worker_gets_it_by_pickle(opened):
+    opened.create("a", b"x")
+    assert pickle.loads(pickle.dumps(opened)).read("a") == b"x"
+
+
+def test_nothing_is_made_where_a_store_is_only_looked_for(tmp_path):
+    for uri in (str(tmp_path / "none"), elsewhere(tmp_path / "none")):
+        assert not store_at(uri).exists()
+        with pytest.raises(ConfigError, match="no folder"):
+            open_existing(uri)
+    assert list(tmp_path.iterdir()) == []

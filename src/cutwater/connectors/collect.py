@@ -16,6 +16,8 @@ from cutwater.connectors.files.part_commit import is_visible
 from cutwater.connectors.files.sink import FileSink
 from cutwater.connectors.staging.area import UNGUARDED, Guard
 from cutwater.errors import InvariantError, StorageError
+from cutwater.storage.store.opening import store_at
+from cutwater.storage.store.seal import PLAIN
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,12 @@ class CollectSink:
         return None
 
     def bind(self, directory: str) -> Self:
-        """The same sink, writing to ``directory``."""
-        return replace(self, directory=os.path.abspath(directory))
+        """The same sink, writing to ``directory``.
+
+        Raises:
+            ConfigError: it is none of the file system, where whoever reads the rows would find them.
+        """
+        return replace(self, directory=store_at(directory, PLAIN).local_folder())
 
     def guarded(self, guard: Guard) -> Self:
         """The same sink, whose staged files are guarded."""

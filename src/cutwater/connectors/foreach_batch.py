@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import traceback
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,10 +13,12 @@ import pyarrow as pa
 
 from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
 from cutwater.connectors.files.parquet_types import cast_batch, plain_schema
-from cutwater.connectors.staging.area import UNGUARDED, Guard, StagingArea, check_piece
+from cutwater.connectors.staging.area import UNGUARDED, Guard, StagingArea, check_piece, staging_in_store
+from cutwater.connectors.staging.folders import StoreFolder
 from cutwater.connectors.staging.log import EndHandle, PieceCut, StagingLog, converted, open_piece
 from cutwater.data.decoding import prepare
 from cutwater.errors import BuildError, ConfigError, InvariantError, UserCodeError
+from cutwater.storage.store.opening import absolute_uri
 
 
 class EpochHandle(msgspec.Struct, frozen=True, tag="epoch"):
@@ -72,7 +73,7 @@ class ForeachBatchSink:
 
     def bind(self, directory: str) -> ForeachBatchSink:
         """The same sink, staging below ``directory``."""
-        return replace(self, directory=os.path.abspath(directory))
+        return replace(self, directory=absolute_uri(directory))
 
     def guarded(self, guard: Guard) -> ForeachBatchSink:
         """The same sink, whose staged rows are guarded."""
@@ -113,16 +114,16 @@ class ForeachBatchSink:
                 step=step,
             ) from error
 
-    def _area(self, job_uid: str, step: str) -> StagingArea:
+    def _area(self, job_uid: str, step: str) -> StagingArea[StoreFolder]:
         if self.directory is None:
             raise InvariantError("a foreach_batch sink was started before it was bound to a directory", step=step)
-        return StagingArea(self.directory, job_uid, step, self.guard)
+        return staging_in_store(self.directory, job_uid, step, self.guard)
 
 
 class EpochWriter:
     """One subtask's writer: rows of an epoch go to one piece, which the barrier seals."""
 
-    def __init__(self, area: StagingArea, schema: pa.Schema, ctx: SinkContext) -> None:
+    def __init__(self, area: StagingArea[StoreFolder], schema: pa.Schema, ctx: SinkContext) -> None:
         self._area = area
         self._schema = schema
         self._ctx = ctx
@@ -140,7 +141,8 @@ class EpochWriter:
         uid, subtask = self._ctx.job_uid, self._ctx.subtask
         self._area.require("rows that are not handed over yet", self._pending)
         # Epochs whose checkpoint was aborted, or whose commit has not come yet, go along: their rows must not be lost.
-        self._pending = [epoch for epoch in self._pending if self._area.has(epoch.piece.file)]
+        there = self._area.folder.names() if self._pending else []
+        self._pending = [epoch for epoch in self._pending if epoch.piece.file in there]
         for cut in self._log.cuts():
             self._pending.append(EpochHandle(uid, checkpoint_id, subtask, cut.rows, cut))
             self._log.drop(1)
@@ -167,7 +169,7 @@ class EpochCommitter:
 
     takes_back = False
 
-    def __init__(self, area: StagingArea, take: Callable[[pa.Table, EpochHandle], None]) -> None:
+    def __init__(self, area: StagingArea[StoreFolder], take: Callable[[pa.Table, EpochHandle], None]) -> None:
         self._area = area
         self._take = take
 
@@ -182,12 +184,13 @@ class EpochCommitter:
         epochs = [handle for handle in own if isinstance(handle, EpochHandle)]
         if len(epochs) == len(own):  # else the job has ended, and a first commit may have taken the folder away
             self._area.require("rows that are not handed over yet", epochs)
+        there = self._area.folder.names() if epochs else []
         for epoch in sorted(epochs, key=lambda epoch: (epoch.checkpoint_id, epoch.subtask)):
-            if not self._area.has(epoch.piece.file):
+            if epoch.piece.file not in there:
                 continue
             table = open_piece(self._area, epoch.piece, verify=True).read_all()
             self._take(table, epoch)
-            self._area.remove([epoch.piece.file])
+            self._area.folder.remove([epoch.piece.file])
 
     def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
         """Hand over what ``restored`` names, and remove the epochs that no checkpoint will.

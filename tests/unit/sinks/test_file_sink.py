@@ -18,7 +18,7 @@ from cutwater.connectors.files import sink as file_sink
 from cutwater.connectors.files.part_commit import part_stem, part_suffix, write_part
 from cutwater.connectors.files.part_formats import CsvParts, JsonParts, ParquetParts, PartFormat
 from cutwater.connectors.files.sink import FileSink, PartWriter
-from cutwater.connectors.staging.area import StagingArea
+from cutwater.connectors.staging.area import staging_beside
 from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, DataError, StorageError
 from damage import flipped, truncated
 
@@ -328,7 +328,7 @@ def test_staged_rows_stay_as_long_as_a_retained_checkpoint_needs_them(out: Path)
         commit(sink, i, part.handles)
     snapshots = [snapshot(i, part) for i, part in made.items()]
     committer = sink.committer(SCHEMA, "uid", "out")
-    staged = StagingArea(str(out), "uid", "out").files
+    staged = staging_beside(str(out), "uid", "out").folder.names
     committer.retire(snapshots[0], snapshots[1:])
     (left,) = staged()
     assert made[3].state["pieces"][0]["file"] == left, "of checkpoint 1, whose rows are in a part, nothing is left"
@@ -337,7 +337,7 @@ def test_staged_rows_stay_as_long_as_a_retained_checkpoint_needs_them(out: Path)
 def test_a_piece_that_no_checkpoint_names_goes_with_its_commit(out: Path) -> None:
     sink = FileSink(str(out), roll_interval_ms=0)
     commit(sink, 1, checkpoint(sink.writer(SCHEMA, Identity(), []), 1, 1).handles)
-    assert StagingArea(str(out), "uid", "out").files() == []
+    assert staging_beside(str(out), "uid", "out").folder.names() == []
 
 
 @pytest.mark.parametrize("moment", range(3))

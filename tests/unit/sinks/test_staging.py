@@ -10,28 +10,29 @@ import psutil
 import pytest
 from sink_identity import SCHEMA, numbers
 
-from cutwater.connectors.staging.area import StagingArea
+from cutwater.connectors.staging.area import StagingArea, staging_beside
+from cutwater.connectors.staging.folders import TargetFolder
 from cutwater.connectors.staging.log import PieceCut, StagingLog, open_piece
 from cutwater.errors import CorruptSnapshotError, StorageError
 from damage import flipped, truncated
 
+Area = StagingArea[TargetFolder]
+
 
 @pytest.fixture
-def area(tmp_path: Path) -> StagingArea:
-    return StagingArea(str(tmp_path), "uid", "out")
+def area(tmp_path: Path) -> Area:
+    return staging_beside(str(tmp_path), "uid", "out")
 
 
-def log_of(
-    area: StagingArea, incarnation: int = 1, restored: list[PieceCut] | None = None, **limits: int
-) -> StagingLog:
+def log_of(area: Area, incarnation: int = 1, restored: list[PieceCut] | None = None, **limits: int) -> StagingLog:
     return StagingLog(area, SCHEMA, 0, incarnation, restored or (), **limits)
 
 
-def rows(area: StagingArea, cuts: list[PieceCut]) -> list[int]:
+def rows(area: Area, cuts: list[PieceCut]) -> list[int]:
     return [n for cut in cuts for n in open_piece(area, cut, verify=True).read_all()["n"].to_pylist()]
 
 
-def test_a_cut_holds_the_rows_before_it_and_none_behind(area: StagingArea) -> None:
+def test_a_cut_holds_the_rows_before_it_and_none_behind(area: Area) -> None:
     log = log_of(area)
     log.append(numbers(1, 2))
     log.flush()
@@ -42,7 +43,7 @@ def test_a_cut_holds_the_rows_before_it_and_none_behind(area: StagingArea) -> No
     assert rows(area, log.cuts()) == [1, 2, 3]
 
 
-def test_a_new_incarnation_reads_the_old_file_and_writes_its_own(area: StagingArea) -> None:
+def test_a_new_incarnation_reads_the_old_file_and_writes_its_own(area: Area) -> None:
     zombie = log_of(area)
     zombie.append(numbers(1, 2))
     zombie.flush()
@@ -62,7 +63,7 @@ def test_a_new_incarnation_reads_the_old_file_and_writes_its_own(area: StagingAr
     ]
 
 
-def test_no_path_is_ever_written_twice(area: StagingArea) -> None:
+def test_no_path_is_ever_written_twice(area: Area) -> None:
     first = log_of(area)
     first.append(numbers(1))
     first.flush()
@@ -72,7 +73,7 @@ def test_no_path_is_ever_written_twice(area: StagingArea) -> None:
         second.flush()
 
 
-def test_many_small_batches_become_one_message(area: StagingArea) -> None:
+def test_many_small_batches_become_one_message(area: Area) -> None:
     log = log_of(area)
     for n in range(1000):
         log.append(numbers(n))
@@ -82,16 +83,16 @@ def test_many_small_batches_become_one_message(area: StagingArea) -> None:
     assert cut.length < 1000 * 8 + 1000
 
 
-def test_empty_batches_make_no_file(area: StagingArea) -> None:
+def test_empty_batches_make_no_file(area: Area) -> None:
     log = log_of(area)
     log.append(numbers())
     log.seal()
     assert log.empty
-    assert area.files() == []
+    assert area.folder.names() == []
 
 
 @pytest.mark.parametrize("damage", ["gone", "torn", "flipped"])
-def test_a_damaged_piece_is_found_at_the_restore_and_named(area: StagingArea, damage: str) -> None:
+def test_a_damaged_piece_is_found_at_the_restore_and_named(area: Area, damage: str) -> None:
     log = log_of(area)
     log.append(numbers(*range(100)))
     log.seal()
@@ -107,7 +108,7 @@ def test_a_damaged_piece_is_found_at_the_restore_and_named(area: StagingArea, da
         log_of(area, incarnation=2, restored=cuts)
 
 
-def test_every_flipped_byte_and_every_truncation_of_a_piece_is_found(area: StagingArea) -> None:
+def test_every_flipped_byte_and_every_truncation_of_a_piece_is_found(area: Area) -> None:
     log = log_of(area)
     log.append(numbers(*range(5)))
     log.seal()
@@ -122,7 +123,7 @@ def test_every_flipped_byte_and_every_truncation_of_a_piece_is_found(area: Stagi
             open_piece(area, cut, verify=True)
 
 
-def test_a_full_disk_stops_the_writer_for_good(area: StagingArea, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_the_writer_for_good(area: Area, monkeypatch: pytest.MonkeyPatch) -> None:
     log = log_of(area)
     log.append(numbers(1))
     log.flush()
@@ -146,7 +147,7 @@ def test_a_full_disk_stops_the_writer_for_good(area: StagingArea, monkeypatch: p
         log.flush()
 
 
-def test_a_writer_that_nobody_closed_gives_its_descriptor_back(area: StagingArea) -> None:
+def test_a_writer_that_nobody_closed_gives_its_descriptor_back(area: Area) -> None:
     """A thousand of them once took a process over the 1,023 descriptors that select() can watch."""
     gc.collect()  # what other tests left
     before = psutil.Process().num_fds()
@@ -159,17 +160,17 @@ def test_a_writer_that_nobody_closed_gives_its_descriptor_back(area: StagingArea
     assert psutil.Process().num_fds() <= before
 
 
-def test_rows_that_were_removed_under_the_job_are_an_error(area: StagingArea) -> None:
+def test_rows_that_were_removed_under_the_job_are_an_error(area: Area) -> None:
     log = log_of(area)
     log.append(numbers(1))
     log.flush()
     log.make_durable(log.cuts())
-    os.rename(area.directory, area.directory + ".moved")
+    os.rename(area.folder.path, area.folder.path + ".moved")
     with pytest.raises(StorageError, match="removed while the job was running"):
         log.make_durable(log.cuts())
 
 
-def test_only_what_grew_is_synced(area: StagingArea, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_grew_is_synced(area: Area, monkeypatch: pytest.MonkeyPatch) -> None:
     log = log_of(area)
     log.append(numbers(1))
     log.flush()
@@ -177,7 +178,7 @@ def test_only_what_grew_is_synced(area: StagingArea, monkeypatch: pytest.MonkeyP
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
     log.make_durable(log.cuts())
-    assert synced == [area.path(log.cuts()[0].file), area.directory]
+    assert synced == [area.path(log.cuts()[0].file), area.folder.path]
     log.make_durable(log.cuts())
     assert len(synced) == 2
     log.append(numbers(2))
@@ -186,33 +187,29 @@ def test_only_what_grew_is_synced(area: StagingArea, monkeypatch: pytest.MonkeyP
     assert synced[2:] == synced[:1]
 
 
-def test_the_end_takes_the_folders_away_but_no_other_jobs_and_no_later_attempts(
-    area: StagingArea, tmp_path: Path
-) -> None:
-    other = StagingArea(str(tmp_path), "other", "out")
-    other.create()
-    area.create()
+def test_the_end_takes_the_folders_away_but_no_other_jobs_and_no_later_attempts(area: Area, tmp_path: Path) -> None:
+    other = staging_beside(str(tmp_path), "other", "out")
+    other.folder.create()
+    area.folder.create()
     late = "wal-00001-0000000002-000000.arrows"
     for name in ("wal-00000-0000000001-000000.arrows", late, "part-a-out-00007-0000000001-0000000001-0000.parquet"):
         Path(area.path(name)).touch()
     area.finish(1)
-    assert area.files() == [late]
+    assert area.folder.names() == [late]
     area.finish(2)
     assert os.listdir(tmp_path / "_cutwater") == ["other"]
     area.finish(2)
 
 
-def test_a_folder_survives_a_neighbour_that_ends_at_the_same_time(
-    area: StagingArea, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_survives_a_neighbour_that_ends_at_the_same_time(area: Area, monkeypatch: pytest.MonkeyPatch) -> None:
     real, failures = os.mkdir, [2]
 
     def racing(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
         if path == "uid" and failures[0]:
             failures[0] -= 1
-            os.rmdir(os.path.dirname(os.path.dirname(area.directory)))
+            os.rmdir(os.path.dirname(os.path.dirname(area.folder.path)))
         real(path, mode, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "mkdir", racing)
-    area.create()
-    assert area.exists()
+    area.folder.create()
+    assert area.folder.exists()

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from storage_world import JOB, manifest_of, segment
 
-from cutwater.connectors.staging.area import Guard, StagingArea
+from cutwater.connectors.staging.area import Guard, staging_beside
 from cutwater.errors import ConfigError, CorruptSnapshotError, ForeignDirectoryError, SealError, StorageError
 from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.any_snapshot import open_snapshot
@@ -291,8 +291,8 @@ def test_state_is_its_owners_or_the_groups_whatever_the_umask(
     old = os.umask(0o022)
     try:
         a_job(tmp_path / "chk", access=access)
-        area = StagingArea(str(tmp_path / "out"), "uid", "out", Guard(PLAIN, access))  # type: ignore[arg-type]
-        area.create()
+        area = staging_beside(str(tmp_path / "out"), "uid", "out", Guard(PLAIN, access))  # type: ignore[arg-type]
+        area.folder.create()
     finally:
         os.umask(old)
     assert modes_below(tmp_path / "chk") == {(False, file), (True, folder)}

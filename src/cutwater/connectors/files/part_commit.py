@@ -16,7 +16,8 @@ import xxhash
 
 from cutwater.connectors.base import Json, SinkSnapshot
 from cutwater.connectors.files.part_formats import PartFormat
-from cutwater.connectors.staging.area import TAMPERED, StagingArea, check_piece, fsync_path, storage_errors
+from cutwater.connectors.staging.area import TAMPERED, StagingArea, check_piece
+from cutwater.connectors.staging.folders import TargetFolder, fsync_path, storage_errors
 from cutwater.connectors.staging.log import EndHandle, PieceCut, converted
 from cutwater.data.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, StorageError
@@ -113,18 +114,18 @@ def check_part(part: PartHandle, stem: str) -> PartHandle:
     return part
 
 
-def part_status(area: StagingArea, part: PartHandle) -> Literal["staged", "committed"]:
+def part_status(area: StagingArea[TargetFolder], part: PartHandle) -> Literal["staged", "committed"]:
     """Where a part is in its life.  A committed part may have been moved on by whoever consumes the target.
 
     Raises:
         StorageError: it is in neither place although the job's staging folder, or the target, is gone: rows are lost.
     """
-    if area.has(part.staged):
+    if area.folder.has(part.staged):
         return "staged"
-    if os.path.lexists(os.path.join(area.root, part.final)) or area.exists():
+    if os.path.lexists(os.path.join(area.folder.root, part.final)) or area.folder.exists():
         return "committed"
     raise StorageError(
-        f"output part {part.final!r} ({part.rows} rows) is lost: neither {area.directory!r} nor the part exists",
+        f"output part {part.final!r} ({part.rows} rows) is lost: neither {area.folder.path!r} nor the part exists",
         hint="The target or its _cutwater folder was removed while the job needed it. Restore it, or start afresh "
         "with a new checkpoint directory.",
     )
@@ -166,7 +167,7 @@ class PartCommitter:
 
     takes_back = True
 
-    def __init__(self, area: StagingArea, parts: PartFormat, schema: pa.Schema, stem: str) -> None:
+    def __init__(self, area: StagingArea[TargetFolder], parts: PartFormat, schema: pa.Schema, stem: str) -> None:
         self._area = area
         self._parts = parts
         self._schema = schema
@@ -186,15 +187,15 @@ class PartCommitter:
         own = self._own(handles)
         parts = [handle for handle in own if isinstance(handle, PartHandle)]
         # A job that has ended took its staging away: this is the restore of its final checkpoint, all is visible.
-        if parts and (len(parts) == len(own) or self._area.exists()):
+        if parts and (len(parts) == len(own) or self._area.folder.exists()):
             if verify or self._area.guard.seal.keyed:
                 for part in parts:
                     self._verify(part)
             for part in parts:
                 self._publish(part)
-            fsync_path(self._area.root)
+            fsync_path(self._area.folder.root)
         # What is visible now stays so; the parts hold the rows of these pieces.
-        self._area.remove(piece for part in parts for piece in part.pieces)
+        self._area.folder.remove(piece for part in parts for piece in part.pieces)
 
     def _own(self, handles: list[Json]) -> list[PartHandle | EndHandle]:
         """Handles as they lie in a manifest, those of this job; what they name is checked here."""
@@ -240,7 +241,7 @@ class PartCommitter:
         """See ``Committer.retire``."""
         parts = self._own(retired.handles)
         shared = {piece for part in parts if isinstance(part, PartHandle) for piece in part.shared}
-        self._area.remove(shared.union(_pieces([retired])).difference(_pieces(retained)))
+        self._area.folder.remove(shared.union(_pieces([retired])).difference(_pieces(retained)))
 
     def finish(self, incarnation: int) -> None:
         """See ``Committer.finish``; sees to it that the target is a dataset, if an empty one.
@@ -248,7 +249,7 @@ class PartCommitter:
         Raises:
             StorageError: the target cannot be written.
         """
-        if self._area.exists():
+        if self._area.folder.exists():
             self._make_dataset()
             self._area.finish(incarnation)
 
@@ -258,7 +259,7 @@ class PartCommitter:
         Their rows lie in pieces that the restored checkpoint names, or come from the sources again.  Durably, because a
         part that came back later could not be told from one of the checkpoints then restored.
         """
-        root = self._area.root
+        root = self._area.folder.root
         with storage_errors("cannot take back output in", root):
             names = os.listdir(root) if os.path.isdir(root) else []
             later = [name for name in names if self._is_later(name, checkpoint_id, incarnation)]
@@ -280,7 +281,7 @@ class PartCommitter:
             return
         path = self._area.path(part.staged)
         try:
-            body = self._area.mapped(part.staged)
+            body = self._area.folder.mapped(part.staged)
         except OSError as error:
             if part_status(self._area, part) == "committed":  # a second committer was quicker
                 return
@@ -294,24 +295,24 @@ class PartCommitter:
     def _publish(self, part: PartHandle) -> None:
         if part_status(self._area, part) == "committed":
             return
-        final = os.path.join(self._area.root, part.final)
-        with storage_errors("cannot commit", final), opened_folder(self._area.root, []) as target:
+        final = os.path.join(self._area.folder.root, part.final)
+        with storage_errors("cannot commit", final), opened_folder(self._area.folder.root, []) as target:
             if os.path.lexists(final) and not self._holds(target, part):
                 raise StorageError(
                     f"cannot commit {final!r}: another file bears this name, not the {part.rows} rows staged for it",
                     hint="Move that file away; the job then goes on from its last checkpoint.",
                 )
             try:
-                with self._area.opened() as folder:
+                with self._area.folder.opened() as folder:
                     os.rename(part.staged, part.final, src_dir_fd=folder, dst_dir_fd=target)
             except FileNotFoundError:
                 # A second committer (the old worker, while the driver restores) was quicker, or all is gone.
                 part_status(self._area, part)
-                if not os.path.isdir(self._area.root):
+                if not os.path.isdir(self._area.folder.root):
                     raise
 
     def _make_dataset(self) -> None:
-        root = self._area.root
+        root = self._area.folder.root
         with storage_errors("cannot complete", root):
             if any(is_visible(name, self._parts.suffix) for name in os.listdir(root)):
                 return

@@ -27,7 +27,8 @@ from cutwater.connectors.files.part_commit import (
     write_part,
 )
 from cutwater.connectors.files.part_formats import ParquetParts, PartFormat
-from cutwater.connectors.staging.area import UNGUARDED, Guard, StagingArea, fsync_path, storage_errors
+from cutwater.connectors.staging.area import UNGUARDED, Guard, StagingArea, staging_beside
+from cutwater.connectors.staging.folders import TargetFolder, fsync_path, storage_errors
 from cutwater.connectors.staging.log import EndHandle, PieceCut, StagingLog, converted, open_piece
 from cutwater.errors import BuildError, ConfigError
 
@@ -123,7 +124,7 @@ class FileSink:
         return PartWriter(self, self.parts.schema(schema), ctx, restored)
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> PartCommitter:
-        area = StagingArea(self.path, job_uid, step, self.guard)
+        area = staging_beside(self.path, job_uid, step, self.guard)
         return PartCommitter(area, self.parts, self.parts.schema(schema), part_stem(job_uid, step))
 
 
@@ -134,7 +135,7 @@ class PartWriter:
         self._sink = sink
         self._schema = schema
         self._ctx = ctx
-        self._area = StagingArea(sink.path, ctx.job_uid, ctx.step, sink.guard)
+        self._area = staging_beside(sink.path, ctx.job_uid, ctx.step, sink.guard)
         states: list[LogState] = [converted(state, LogState) for state in restored if state is not None]
         own = [state for state in states if state.uid == ctx.job_uid]
         self._log = StagingLog(
@@ -246,28 +247,28 @@ class _Part:
         # Two checkpoints may be written at once, and both carry a part that the older one made.
         self._lock = threading.Lock()
 
-    def stage(self, area: StagingArea, parts: PartFormat) -> PartHandle | None:
+    def stage(self, area: StagingArea[TargetFolder], parts: PartFormat) -> PartHandle | None:
         """Make the file durable unless it is already; ``None`` once it is committed."""
         with self._lock:
             if self._handle is None:
                 self._handle = self._make(area, parts)
             elif part_status(area, self._handle) == "committed":
                 # The next manifest will not name it any more, so that the rename must not be undone by a crash.
-                fsync_path(area.root)
+                fsync_path(area.folder.root)
                 self.committed = True
                 return None
             return self._handle
 
-    def _make(self, area: StagingArea, parts: PartFormat) -> PartHandle:
+    def _make(self, area: StagingArea[TargetFolder], parts: PartFormat) -> PartHandle:
         batches = (batch for cut in self._cuts for batch in open_piece(area, cut, verify=False))
         temporary = f"{self._name}.tmp"
         path = area.path(temporary)
-        area.remove([temporary])  # of a try that failed
-        size = write_part(cast(BinaryIO, area.new_file(temporary, 0o666)), path, parts, self._schema, batches)
-        with storage_errors("cannot finish", path), area.opened() as folder:
-            digest = area.guard.seal.digest("part", area.mapped(temporary))
+        area.folder.remove([temporary])  # of a try that failed
+        size = write_part(cast(BinaryIO, area.folder.new_file(temporary, 0o666)), path, parts, self._schema, batches)
+        with storage_errors("cannot finish", path), area.folder.opened() as folder:
+            digest = area.guard.seal.digest("part", area.folder.mapped(temporary))
             os.rename(temporary, self._name, src_dir_fd=folder, dst_dir_fd=folder)
-        fsync_path(area.directory)
+        fsync_path(area.folder.path)
         rows = sum(cut.rows for cut in self._cuts)
         files = [cut.file for cut in self._cuts]
         own = [file for file in files if file not in self._shared]

@@ -8,7 +8,6 @@ appends to it or truncates it, because the old writer may still be alive (a zomb
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from cutwater.connectors.base import Json
-from cutwater.connectors.staging.area import StagingArea, check_piece, fsync_path, storage_errors
+from cutwater.connectors.staging.area import StagingArea, check_piece
+from cutwater.connectors.staging.folders import StagedFolder, storage_errors
 from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.snapshot.limits import SEGMENT_BYTES_MAX, checked_stream
 from cutwater.storage.store.seal import is_sealed
@@ -55,7 +55,7 @@ class PieceCut(msgspec.Struct, frozen=True):
     digest: str
 
 
-def open_piece(area: StagingArea, cut: PieceCut, *, verify: bool) -> pa.RecordBatchReader:
+def open_piece(area: StagingArea[StagedFolder], cut: PieceCut, *, verify: bool) -> pa.RecordBatchReader:
     """Rows of a cut, without copying them (the file is mapped).
 
     Args:
@@ -68,8 +68,9 @@ def open_piece(area: StagingArea, cut: PieceCut, *, verify: bool) -> pa.RecordBa
         SealError: it is not sealed with the job's key.
     """
     path = area.path(check_piece(cut.file))
+    length = max(0, min(cut.length, SEGMENT_BYTES_MAX))
     try:
-        whole = area.mapped(cut.file)
+        body = area.folder.read(cut.file, length)
     except FileNotFoundError as error:
         raise CorruptSnapshotError(
             f"staged output {path!r} is gone",
@@ -77,9 +78,8 @@ def open_piece(area: StagingArea, cut: PieceCut, *, verify: bool) -> pa.RecordBa
         ) from error
     except OSError as error:
         raise StorageError(f"cannot read staged output {path!r}: {error}") from error
-    if not 0 <= cut.length <= min(whole.size, SEGMENT_BYTES_MAX):
-        raise CorruptSnapshotError(f"staged output {path!r} is torn: {whole.size} of {cut.length} bytes")
-    body = whole.slice(0, cut.length)
+    if body.size != cut.length:
+        raise CorruptSnapshotError(f"staged output {path!r} is torn: {body.size} of {cut.length} bytes")
     keyed = area.guard.seal.keyed  # then nothing is read that somebody may have changed meanwhile
     if (verify or keyed) and area.problem("piece", body, cut.digest, f"staged output {path!r}"):
         raise CorruptSnapshotError(f"staged output {path!r} differs from its digest")
@@ -89,13 +89,13 @@ def open_piece(area: StagingArea, cut: PieceCut, *, verify: bool) -> pa.RecordBa
 class _PieceWriter:
     """Appends rows to one new piece.  After a failed write it takes no more: what follows would lie behind a tear."""
 
-    def __init__(self, area: StagingArea, name: str, schema: pa.Schema) -> None:
+    def __init__(self, area: StagingArea[StagedFolder], name: str, schema: pa.Schema) -> None:
         self.name = name
         self.length = 0
         self.rows = 0
         self._path = area.path(name)
         self._digest = area.guard.seal.hasher("piece")
-        self._file = area.new_file(name, 0o660 if area.guard.access == "group" else 0o600)
+        self._folder, self._file = area.folder, area.folder.new_piece(name)
         self._append(schema.serialize())
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -109,15 +109,19 @@ class _PieceWriter:
         with storage_errors("cannot write", self._path):
             try:
                 while left:
-                    left = left[os.write(self._file.fileno(), left) :]
-            except OSError:
-                self.close()
+                    left = left[self._file.write(left) :]
+            except (OSError, StorageError):
+                self._file.close()
                 raise
         self._digest.update(body)
         self.length += body.size
 
     def cut(self) -> PieceCut:
         return PieceCut(self.name, self.length, self.rows, self._digest.hexdigest())
+
+    def end(self) -> None:
+        """Take no more rows."""
+        self._folder.end_piece(self._file)
 
     def close(self) -> None:
         self._file.close()
@@ -143,7 +147,7 @@ class StagingLog:
 
     def __init__(
         self,
-        area: StagingArea,
+        area: StagingArea[StagedFolder],
         schema: pa.Schema,
         subtask: int,
         incarnation: int,
@@ -156,7 +160,7 @@ class StagingLog:
         self._schema = schema.remove_metadata()
         self._prefix = f"wal-{subtask:05}-{incarnation:010}"
         self._piece_bytes, self._piece_rows = piece_bytes, piece_rows
-        area.create()
+        area.folder.create()
         for cut in restored:
             for _ in open_piece(area, cut, verify=True):
                 pass  # all of it is looked at here
@@ -202,7 +206,7 @@ class StagingLog:
         self.flush()
         if self._open is not None:
             self._sealed.append(self._open.cut())
-            self._open.close()
+            self._open.end()
             self._open = None
 
     def cuts(self) -> list[PieceCut]:
@@ -219,14 +223,9 @@ class StagingLog:
         Raises:
             StorageError: a piece is gone (the target was removed under the job), or the disk failed.
         """
-        new_names = False
-        for cut in cuts:
-            if self._durable.get(cut.file, -1) < cut.length:
-                fsync_path(self._area.path(cut.file))
-                new_names |= cut.file not in self._durable
-                self._durable[cut.file] = cut.length
-        if new_names:
-            fsync_path(self._area.directory)
+        late = [cut for cut in cuts if self._durable.get(cut.file, -1) < cut.length]
+        self._area.folder.make_durable([cut.file for cut in late], any(cut.file not in self._durable for cut in late))
+        self._durable.update({cut.file: cut.length for cut in late})
         self._area.require("rows that are not committed yet", cuts)
 
     def close(self) -> None:
@@ -234,3 +233,4 @@ class StagingLog:
         self._buffer = []
         if self._open is not None:
             self._open.close()
+        self._area.folder.close()

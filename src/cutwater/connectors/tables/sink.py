@@ -7,7 +7,6 @@ record and does nothing.  See ``docs/decisions/0010-table-sink.md``.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -19,11 +18,13 @@ import pyarrow.compute as pc
 from cutwater.connectors.base import Json, SinkContext, SinkSnapshot
 from cutwater.connectors.files.parquet_types import plain_schema
 from cutwater.connectors.foreach_batch import EpochCommitter, EpochHandle, EpochWriter
-from cutwater.connectors.staging.area import UNGUARDED, Guard, StagingArea
+from cutwater.connectors.staging.area import UNGUARDED, Guard, StagingArea, staging_in_store
+from cutwater.connectors.staging.folders import StoreFolder
 from cutwater.connectors.tables.database import Database, database_of
 from cutwater.connectors.tables.epochs import EPOCH_COLUMN, EpochBook
 from cutwater.data.changes import OP, added_rows
 from cutwater.errors import BuildError, ConfigError, InvariantError, did_you_mean
+from cutwater.storage.store.opening import absolute_uri
 
 _COMPACT_EVERY = 100
 """Records of old epochs are removed when so many checkpoints were retired since the last time."""
@@ -79,7 +80,7 @@ class TableSink:
 
     def bind(self, directory: str) -> TableSink:
         """The same sink, staging below ``directory``."""
-        return replace(self, directory=os.path.abspath(directory))
+        return replace(self, directory=absolute_uri(directory))
 
     def guarded(self, guard: Guard) -> TableSink:
         """The same sink, whose staged rows are guarded."""
@@ -168,10 +169,10 @@ class TableSink:
                 hint=f"CREATE UNIQUE INDEX ON {database.quoted(self.name)} ({', '.join(self.key)}), or another key.",
             )
 
-    def _area(self, job_uid: str, step: str) -> StagingArea:
+    def _area(self, job_uid: str, step: str) -> StagingArea[StoreFolder]:
         if self.directory is None:
             raise InvariantError("a table sink was started before it was bound to a directory", step=step)
-        return StagingArea(self.directory, job_uid, step, self.guard)
+        return staging_in_store(self.directory, job_uid, step, self.guard)
 
 
 def table(
@@ -214,7 +215,7 @@ class TableCommitter:
         area: the step's staging.
     """
 
-    def __init__(self, sink: TableSink, schema: pa.Schema, area: StagingArea) -> None:
+    def __init__(self, sink: TableSink, schema: pa.Schema, area: StagingArea[StoreFolder]) -> None:
         self.takes_back = sink.mode == "append"
         self._sink = sink
         self._schema = sink.stored(schema)

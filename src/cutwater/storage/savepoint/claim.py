@@ -97,5 +97,4 @@ class Claim:
             return
         delete_savepoint(store, claimed.folder, claimed.digest)
         store.delete(mark)
-        if not store.names(claimed.folder):
-            store.delete(claimed.folder)
+        store.delete_empty(claimed.folder)

@@ -180,10 +180,8 @@ def delete_savepoint(store: Store, folder: str, digest: str) -> bool:
     for file in manifest.files:
         store.delete(f"{folder}/{file.path}")
     for step in {file.path.partition("/")[0] for file in manifest.files}:
-        if not store.names(f"{folder}/{step}"):
-            store.delete(f"{folder}/{step}")
-    if not store.names(folder):
-        store.delete(folder)
+        store.delete_empty(f"{folder}/{step}")
+    store.delete_empty(folder)
     return True
 
 

@@ -51,8 +51,8 @@ class Store(Protocol):
         """Who may read and write what is made here."""
         ...
 
-    def exists(self) -> bool:
-        """True if the place is there; who only reads does not make it."""
+    def exists(self, folder: str = "") -> bool:
+        """True if the place, or a folder of it that was made and not deleted, is there; who only reads makes none."""
         ...
 
     def create(self, path: str, data: bytes) -> bool:
@@ -107,12 +107,16 @@ class Store(Protocol):
         """Remove a file, or a folder with all it holds; missing is no error."""
         ...
 
+    def delete_empty(self, folder: str) -> bool:
+        """Remove a folder that holds nothing, and say whether there is none now."""
+        ...
+
     def sealed(self, seal: Seal) -> Store:
         """The same place, with another seal."""
         ...
 
     def make_folder(self, path: str) -> None:
-        """Make a folder, durably; it may be there.  Nothing to do where names alone make folders.
+        """Make a folder, durably; it may be there.  It stays until it is deleted, whatever comes and goes in it.
 
         Raises:
             StorageError: it cannot be made.

@@ -169,9 +169,13 @@ class LocalStore:
             finally:
                 file.close()
 
-    def exists(self) -> bool:
-        """See ``Store.exists``."""
-        return os.path.isdir(self._base)
+    def exists(self, folder: str = "") -> bool:
+        """See ``Store.exists``.  A link is no folder of the place."""
+        try:
+            with opened_folder(self._base, check_relative(folder)):
+                return True
+        except (OSError, CorruptSnapshotError):
+            return False
 
     def local_folder(self, path: str = "") -> str:
         """See ``Store.local_folder``."""
@@ -241,6 +245,22 @@ class LocalStore:
                         os.unlink(name, dir_fd=folder)
             except FileNotFoundError:
                 return
+
+    def delete_empty(self, folder: str) -> bool:
+        """See ``Store.delete_empty``; temporary files count, too."""
+        parent, name = _split(folder)
+        with self._errors("delete", folder):
+            try:
+                with opened_folder(self._base, parent) as above:
+                    os.rmdir(name, dir_fd=above)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                return False
+        self._synced.discard("/".join([*parent, name]))
+        return True
 
     def sweep(self, prefix: str = "") -> int:
         """See ``Store.sweep``: temporary files whose writers are dead or, of other hosts, older than a day."""

@@ -63,6 +63,8 @@ class MemoryStore:
         self.unsynced: dict[str, int] = {}
         """Paths written and not closed durably, and how many of their bytes were synced: after a crash any part of the
         others may be there."""
+        self._folders: set[str] = set()
+        """Those that were made."""
         self.operations: list[tuple[Operation, str]] = []
         """All operations so far."""
         self.watch = watch
@@ -153,25 +155,35 @@ class MemoryStore:
         if not path.strip("/"):
             raise StorageError("refused to delete the whole checkpoint directory")
         after = self._begin("delete", path)
+        gone = path.strip("/")
+        self._folders -= {f for f in self._folders if f == gone or f.startswith(f"{gone}/")}
         for found in [p for p in self.files if p == path or p.startswith(path.rstrip("/") + "/")]:
             del self.files[found]
             self.unsynced.pop(found, None)
         self._end(after, "delete", path)
+
+    def delete_empty(self, folder: str) -> bool:
+        """See ``Store.delete_empty``."""
+        if self.names(folder):
+            return False
+        self.delete(folder)
+        return True
 
     def sealed(self, seal: Seal) -> MemoryStore:
         """See ``Store.sealed``; files are those of this one."""
         if not (seal.keyed or self.seal.keyed):
             return self
         store = MemoryStore(seal=seal)
-        store.files, store.unsynced = self.files, self.unsynced
+        store.files, store.unsynced, store._folders = self.files, self.unsynced, self._folders
         return store
 
-    def exists(self) -> bool:
+    def exists(self, folder: str = "") -> bool:
         """See ``Store.exists``."""
-        return True
+        return not folder or folder in self._folders or any(p.startswith(f"{folder}/") for p in self.files)
 
     def make_folder(self, path: str) -> None:
-        """See ``Store.make_folder``: names alone make folders."""
+        """See ``Store.make_folder``."""
+        self._folders.add(path.strip("/"))
 
     def local_folder(self, path: str = "") -> str:
         """See ``Store.local_folder``.

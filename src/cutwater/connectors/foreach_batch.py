@@ -184,13 +184,14 @@ class EpochCommitter:
         epochs = [handle for handle in own if isinstance(handle, EpochHandle)]
         if len(epochs) == len(own):  # else the job has ended, and a first commit may have taken the folder away
             self._area.require("rows that are not handed over yet", epochs)
-        there = self._area.folder.names() if epochs else []
+        there = set(self._area.folder.names() if epochs else ())
         for epoch in sorted(epochs, key=lambda epoch: (epoch.checkpoint_id, epoch.subtask)):
             if epoch.piece.file not in there:
                 continue
             table = open_piece(self._area, epoch.piece, verify=True).read_all()
             self._take(table, epoch)
             self._area.folder.remove([epoch.piece.file])
+            there.discard(epoch.piece.file)
 
     def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
         """Hand over what ``restored`` names, and remove the epochs that no checkpoint will.

@@ -16,7 +16,7 @@ from cutwater.connectors.files.listing import FileEntry
 from cutwater.connectors.files.source import FileSource
 from cutwater.errors import DataError, SealError, StorageError
 from cutwater.storage.snapshot.staged_input import STAGED_FILE, Staged, differs, digest_maker, digest_text, read_staged
-from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.opening import parted, store_at
 from cutwater.storage.store.seal import PLAIN, Seal
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class StagedFiles(FileSource):
 @functools.lru_cache(maxsize=1024)  # a large file is read in many splits
 def _compare(path: str, size: int, digest: str) -> None:
     folder, name = os.path.split(path)
-    problem = differs(LocalStore(folder), name, Staged("", {name: size}, 2, {name: digest}), name)
+    problem = differs(store_at(folder, PLAIN), name, Staged("", {name: size}, 2, {name: digest}), name)
     if problem:
         raise DataError(
             f"staged file {path} was changed since it was staged: {problem}",
@@ -91,11 +91,16 @@ def list_of(folder: Path, schema: pa.Schema, seal: Seal) -> Staged:
 
 
 def read_list(folder: Path, seal: Seal) -> Staged | None:
-    store = LocalStore(folder.parent, seal)
-    if not folder.is_dir() or STAGED_FILE not in store.names(folder.name):
+    """The list in a folder; ``None`` if nothing whole was staged there.
+
+    Raises:
+        CorruptSnapshotError: as ``read_staged``.
+    """
+    above, name = parted(folder)
+    store = store_at(above, seal)  # so that a link in place of the folder is not followed
+    if not store.exists() or STAGED_FILE not in store.names(name):
         return None
-    path = f"{folder.name}/{STAGED_FILE}"
-    return read_staged(str(folder / STAGED_FILE), bytes(store.read(path)), seal)
+    return read_staged(str(folder / STAGED_FILE), bytes(store.read(f"{name}/{STAGED_FILE}")), seal)
 
 
 def make_private(folder: Path, access: FileAccess) -> None:

@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from cutwater.errors import CutwaterError
 from cutwater.plan.graph import Channel
+from cutwater.protocol.channel.receiving import EMPTY, ROWS, ReceivingEnd
 from cutwater.protocol.wire.handshake import Peer
 from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.channels.data_server import DataServer, connect
-from cutwater.runtime.channels.input import EMPTY, ROWS, InputChannel
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.transport.secret import Secret, new_secret
 from cutwater.runtime.transport.signal import Signal
@@ -55,7 +55,7 @@ def link(worker: int, pipe: multiprocessing.connection.Connection, secret: Secre
     return accepted[0]
 
 
-def pump(out: OutputChannel | None, inp: InputChannel | None, signal: Signal, total: int, batch: pa.RecordBatch) -> int:
+def pump(out: OutputChannel | None, inp: ReceivingEnd | None, signal: Signal, total: int, batch: pa.RecordBatch) -> int:
     """Send ``total`` rows while taking everything; returns the rows that came."""
     sent = received = 0
     while (out is not None and not out.ended) or (inp is not None and not inp.ended):
@@ -76,7 +76,7 @@ def pump(out: OutputChannel | None, inp: InputChannel | None, signal: Signal, to
     return received
 
 
-def echo(out: OutputChannel, inp: InputChannel, signal: Signal) -> None:
+def echo(out: OutputChannel, inp: ReceivingEnd, signal: Signal) -> None:
     while not inp.ended:
         if inp.head() == EMPTY:
             signal.wait(1.0)
@@ -88,7 +88,7 @@ def echo(out: OutputChannel, inp: InputChannel, signal: Signal) -> None:
     out.offer_end()
 
 
-def ping(out: OutputChannel, inp: InputChannel, signal: Signal, seconds: float) -> np.ndarray:
+def ping(out: OutputChannel, inp: ReceivingEnd, signal: Signal, seconds: float) -> np.ndarray:
     batch, times = batch_of(10), []
     due = time.perf_counter()
     end = due + seconds

@@ -22,13 +22,13 @@ import pytest
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import CutwaterError, InvariantError, StorageError
 from cutwater.plan.graph import Channel
+from cutwater.protocol.channel.items import Barrier, End, Item, Rows, Watermark
+from cutwater.protocol.channel.receiving import CONTROL, EMPTY, NO_LIMIT, ROWS, URGENT, ReceivingEnd
 from cutwater.protocol.wire.handshake import Peer
 from cutwater.runtime.channels import spill as net_spill
 from cutwater.runtime.channels.connection import Connection
-from cutwater.runtime.channels.input import CONTROL, EMPTY, ROWS, URGENT, InputChannel
-from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Watermark
 from cutwater.runtime.channels.output import OutputChannel
-from cutwater.runtime.channels.spill import NO_LIMIT, SpillingInputChannel, make_input
+from cutwater.runtime.channels.spill import SpillingFrames
 
 SCHEMA = pa.schema([("n", pa.int64())])
 KEY = Channel(3, 0, 1)
@@ -56,12 +56,12 @@ class Pair:
 
     def __init__(self, kind: str) -> None:
         self.kind, _, spill = kind.partition("+")
-        self.spill = {"memory_bytes": 0} if spill else {}
+        self.store = SpillingFrames(0) if spill else None
         """With it every row goes through a file."""
         self.errors: list[CutwaterError] = []
         self.connections: list[Connection] = []
         self.out: OutputChannel
-        self.inp: InputChannel
+        self.inp: ReceivingEnd
         self.output_wakeups = self.input_wakeups = self.highest_queue = 0
 
     def make(
@@ -73,14 +73,14 @@ class Pair:
         schema: pa.Schema = SCHEMA,
         output: dict[str, Any] | None = None,
         input: dict[str, Any] | None = None,
-        before_start: Callable[[InputChannel], None] = lambda inp: None,
-    ) -> tuple[OutputChannel, InputChannel]:
+        before_start: Callable[[ReceivingEnd], None] = lambda inp: None,
+    ) -> tuple[OutputChannel, ReceivingEnd]:
         sender: dict[str, Any] = dict(
             batch_rows=batch_rows, buffer_timeout_ms=buffer_timeout_ms, on_ready=self._output_ready, **(output or {})
         )
         receiver = input or {}
         if self.kind == "local":
-            self.inp = make_input(KEY, schema, capacity, self._input_ready, **self.spill, **receiver)
+            self.inp = ReceivingEnd(KEY, capacity, self._input_ready, store=self.store, **receiver)
             self.out = OutputChannel(KEY, schema, self.inp.put, **{"credit": capacity, **sender})
             self.inp.on_credit = self.out.grant
             before_start(self.inp)
@@ -90,11 +90,11 @@ class Pair:
             right = Connection(b, Peer("data", "job", 0))
             self.connections = [left, right]
             self.out = left.output(KEY, schema, **sender)
-            self.inp = right.input(KEY, schema, capacity, self._input_ready, **self.spill, **receiver)
+            self.inp = right.input(KEY, schema, capacity, self._input_ready, store=self.store, **receiver)
             before_start(self.inp)
             for connection in self.connections:
                 connection.start(lambda _, error: self.errors.append(error))
-            until(lambda: self.out._credit == capacity)  # so that tests of a full channel count the same in both
+            until(lambda: self.out._end._credit == capacity)  # so that tests of a full channel count the same in both
         return self.out, self.inp
 
     def _output_ready(self) -> None:
@@ -235,7 +235,7 @@ def test_a_batch_of_half_the_size_goes_at_once_after_what_waited(pair: Pair) -> 
     out.offer(large)
     small, passed = pair.take(2)
     assert (numbers([small]), numbers([passed])) == ([0, 1, 2], list(range(3, 53)))
-    assert pair.kind == "remote" or pair.spill or passed.batch is large, "in one process a batch goes by reference"
+    assert pair.kind == "remote" or pair.store or passed.batch is large, "in one process a batch goes by reference"
 
 
 def test_the_builder_flushes_when_due_on_the_clock_of_the_loop(pair: Pair) -> None:
@@ -755,7 +755,7 @@ def test_restored_rows_come_before_anything_that_arrives(pair: Pair) -> None:
 
 
 def test_restored_rows_must_continue_where_the_channel_stands(pair: Pair) -> None:
-    def restore(inp: InputChannel) -> None:
+    def restore(inp: ReceivingEnd) -> None:
         with pytest.raises(InvariantError, match="row 20 is missing"):
             inp.restore([Rows(batch(21, 5), 21)])
 
@@ -800,22 +800,21 @@ def test_a_feedback_channel_takes_any_number_of_rows_and_few_stay_in_memory(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(net_spill, "_FILE_BYTES", 2_000)  # so that several are needed
     pair = Pair(kind)
-    pair.spill = {"memory_bytes": memory_bytes}
+    store = pair.store = SpillingFrames(memory_bytes)
     out, inp = pair.make(capacity=NO_LIMIT, batch_rows=50, output={"credit": NO_LIMIT})
-    assert isinstance(inp, SpillingInputChannel)
     chance, taken = random.Random(3), []
     for _ in range(300):
         out.offer(batch(out.next_row, chance.choice([1, 20, 50, 70])))
         assert not out.full
-        assert inp.queued_bytes <= memory_bytes
+        assert store.queued_bytes <= memory_bytes
         if chance.random() < 0.3 and inp.head() != EMPTY:
             taken.append(inp.take(37))
     out.flush()
     assert not list(tmp_path.iterdir()), "the files have no names"
     taken += pair.take_rows(out.next_row - len(numbers(taken)))
     assert numbers(taken) == list(range(out.next_row))
-    assert inp.spilled_bytes > 20_000
-    assert inp.queued_bytes == 0
+    assert store.spilled_bytes > 20_000
+    assert store.queued_bytes == 0
     for connection in pair.connections:
         connection.close()
 
@@ -826,8 +825,8 @@ def test_a_log_of_overflowed_rows_outlives_channel_and_file(pair: Pair) -> None:
     out.offer(batch(0, 10))
     pair.take(1)
     log = inp.stop_recording(1)
-    if isinstance(inp, SpillingInputChannel):
-        inp._file.close()
+    if pair.store is not None:
+        pair.store._file.close()
     assert numbers(log) == list(range(10))
 
 
@@ -836,7 +835,7 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    inp = make_input(KEY, SCHEMA, 4, memory_bytes=0)
+    inp = ReceivingEnd(KEY, 4, store=SpillingFrames(0))
     with pytest.raises(StorageError, match="No space left on device"):
         inp.put(Rows(batch(0, 1), 0))
 

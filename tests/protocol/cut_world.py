@@ -21,12 +21,13 @@ from cut_links import Barrier, Violation, rows_of, urgent
 
 from cutwater.config import JobConfig
 from cutwater.protocol import messages as m
+from cutwater.protocol.channel.items import Head
 from cutwater.protocol.checkpoint import loops
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.reasons import CheckpointKind
-from cutwater.protocol.subtask.loop import Head, ReadSource, SubtaskLoop, TakeControl, TakeRows
+from cutwater.protocol.subtask.loop import ReadSource, SubtaskLoop, TakeControl, TakeRows
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
 

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutwater.errors import InvariantError
+from cutwater.protocol.channel.items import Head
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.replay.determinants import CONTROL, DeterminantLog, Run, Verdict
-from cutwater.protocol.subtask.loop import Follow, Head, Idle, SubtaskLoop, TakeControl, TakeRows
+from cutwater.protocol.subtask.loop import Follow, Idle, SubtaskLoop, TakeControl, TakeRows
 from cutwater.protocol.subtask.machine import SubtaskMachine
 
 runs = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4)), max_size=12)

@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 
+from cutwater.protocol.channel.items import Head
 from cutwater.protocol.messages import AbortNotice, BarrierTaken, Trigger
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.call_size import MIN_ROWS
 from cutwater.protocol.subtask.loop import (
     OUTSIDE_EVERY,
     FireTimers,
-    Head,
     Idle,
     IdleReason,
     ReadSource,

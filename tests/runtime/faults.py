@@ -202,11 +202,11 @@ def reporting_at_the_end(args: Any) -> None:
 
 def barriers_before_rows(args: Any) -> None:
     """A planted bug: a barrier is sent before the rows that wait in the builder, which lie before it."""
-    from cutwater.runtime.channels.items import Barrier
+    from cutwater.protocol.channel.items import Barrier
     from cutwater.runtime.channels.output import OutputChannel
 
     def early(self: OutputChannel, id: int, final: bool, overtake: bool, probe: bool, savepoint: bool) -> Any:
-        self._enqueue(Barrier(id, final, overtake, probe=probe, savepoint=savepoint))
+        self._end._enqueue(Barrier(id, final, overtake, probe=probe, savepoint=savepoint))
         return []
 
     OutputChannel.offer_barrier = early

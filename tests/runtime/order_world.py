@@ -23,10 +23,10 @@ from cutwater.plan.planner import make_plan
 from cutwater.plan.records import edge_records, step_records
 from cutwater.plan.regions import subtasks_of
 from cutwater.plan.upgrade import Upgrade
+from cutwater.protocol.channel.items import Rows
 from cutwater.protocol.job.regions import Division
 from cutwater.protocol.wire.handshake import Peer
 from cutwater.runtime.channels.connection import Connection
-from cutwater.runtime.channels.items import Rows
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
 from cutwater.runtime.driver.splits import Enumerator

@@ -21,9 +21,9 @@ from cutwater.process_networks.cell import Cell, CellPort
 from cutwater.process_networks.graph import ChannelSpec, Network
 from cutwater.process_networks.messages import Item, Marker
 from cutwater.process_networks.tracing import Tracer
+from cutwater.protocol.channel.items import Barrier, Rows
+from cutwater.protocol.channel.receiving import ReceivingEnd
 from cutwater.protocol.snapshot_algorithms import AlgorithmName
-from cutwater.runtime.channels.input import InputChannel
-from cutwater.runtime.channels.items import Barrier, Rows
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
@@ -78,7 +78,7 @@ class NetworkAttempt(ConnectedAttempt):
         self._cells: dict[str, Cell] = {}
         self._local: dict[str, deque[Item]] = {}
         """Per channel that ends here: what was restored, and of a channel that begins here all that waits in it."""
-        self._arrivals: dict[str, InputChannel] = {}
+        self._arrivals: dict[str, ReceivingEnd] = {}
         self._outputs: dict[str, OutputChannel] = {}
         self._unsent: dict[str, list[Message]] = {}
         """Messages for other workers, not handed to their channel yet."""
@@ -150,7 +150,7 @@ class NetworkAttempt(ConnectedAttempt):
         tracer.attempt = self.number
         return tracer
 
-    def _input(self, spec: ChannelSpec, key: Channel) -> InputChannel:
+    def _input(self, spec: ChannelSpec, key: Channel) -> ReceivingEnd:
         def ready() -> None:
             self._ready.append(spec.name)
             self._worker.signal.set()
@@ -210,7 +210,7 @@ class NetworkAttempt(ConnectedAttempt):
         self._note_timer(cell)
         return taken
 
-    def _take_arrival(self, cell: Cell, channel: str, arrivals: InputChannel, limit: int) -> int:
+    def _take_arrival(self, cell: Cell, channel: str, arrivals: ReceivingEnd, limit: int) -> int:
         item = arrivals.take(limit)
         if isinstance(item, Barrier):
             cell.take(channel, Marker(item.checkpoint_id, arrivals.next_row))

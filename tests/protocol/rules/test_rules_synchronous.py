@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cutwater.errors import InvariantError
+from cutwater.protocol.channel.items import Head
 from cutwater.protocol.messages import (
     AbortNotice,
     Acknowledge,
@@ -26,7 +27,7 @@ from cutwater.protocol.messages import (
     WriteLogs,
 )
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.protocol.subtask.loop import Head, Idle, IdleReason, SubtaskLoop, TakeControl
+from cutwater.protocol.subtask.loop import Idle, IdleReason, SubtaskLoop, TakeControl
 from cutwater.protocol.subtask.machine import SubtaskMachine
 
 

@@ -20,8 +20,8 @@ from cutwater.operators.base import Operator, Outputs
 from cutwater.plan.graph import Channel, PhysicalPlan
 from cutwater.plan.planner import make_plan
 from cutwater.plan.records import edge_records
+from cutwater.protocol.channel.items import Rows
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
-from cutwater.runtime.channels.items import Rows
 from cutwater.runtime.channels.partitioner import HashPartitioner
 from cutwater.runtime.worker.restore import Restore
 from cutwater.state.keys import key_group_range

@@ -9,13 +9,20 @@ from hypothesis import strategies as st
 
 from cutwater.errors import InvariantError, NondeterminismError
 from cutwater.plan.graph import Channel
-from cutwater.runtime.channels.input import InputChannel
-from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Watermark
+from cutwater.protocol.channel.items import Barrier, End, Item, Rows, Watermark
+from cutwater.protocol.channel.receiving import ReceivingEnd, Remaker
+from cutwater.protocol.channel.replay import ReplayBuffer
 from cutwater.runtime.channels.output import OutputChannel
-from cutwater.runtime.channels.replay_buffer import ReplayBuffer
+from cutwater.runtime.channels.spill import KeptRows
 
 SCHEMA = pa.schema([("n", pa.int64())])
 KEY = Channel(0, 0, 1)
+
+
+def keeping(memory_bytes: int) -> ReplayBuffer:
+    """A replay buffer as the runtime has it."""
+    return ReplayBuffer(KeptRows(memory_bytes), most_memory_bytes=memory_bytes)
+
 
 actions = st.one_of(
     st.tuples(st.just("rows"), st.integers(1, 9)),
@@ -33,7 +40,7 @@ class Run:
     """A channel whose receiver is replaced now and then, and what the newest completed checkpoint says of it."""
 
     def __init__(self, memory_bytes: int) -> None:
-        self.kept = ReplayBuffer(memory_bytes=memory_bytes)
+        self.kept = keeping(memory_bytes)
         self.sent: list[Item] = []
         self.out = OutputChannel(KEY, SCHEMA, self.sent.append, batch_rows=8, kept=self.kept)
         self.pending: list[tuple[int, int, int]] = []
@@ -77,7 +84,7 @@ class Run:
         self.act("take over", 0)
         self.out.flush()
         self.out.grant(1 << 20)
-        receiver = InputChannel(KEY, SCHEMA, 1 << 20, next_row=self.base[1], watermark=self.base[2])
+        receiver = ReceivingEnd(KEY, 1 << 20, next_row=self.base[1], watermark=self.base[2])
         rows: list[int] = []
         for item in self.sent:
             assert type(item) is not Barrier
@@ -111,7 +118,7 @@ def test_who_sends_to_a_lost_receiver_goes_on_until_a_limit() -> None:
     """Nothing waits in the channel, and later what comes next waits behind what is sent again."""
     ready: list[None] = []
     sent: list[Item] = []
-    kept = ReplayBuffer(memory_bytes=400)
+    kept = keeping(400)
     out = OutputChannel(KEY, SCHEMA, sent.append, batch_rows=8, kept=kept, on_ready=lambda: ready.append(None))
 
     def offer() -> None:
@@ -151,7 +158,7 @@ def test_an_end_is_kept_although_the_checkpoint_is_younger() -> None:
 
 
 def test_what_a_completed_checkpoint_covers_is_not_kept() -> None:
-    kept = ReplayBuffer(memory_bytes=1 << 20)
+    kept = keeping(1 << 20)
     batch = pa.record_batch({"n": [1]})
     for id in (1, 2, 3):
         kept.add(Rows(batch, id - 1))
@@ -197,7 +204,7 @@ def test_what_a_living_receiver_has_is_no_part_of_a_snapshot_when_a_barrier_over
     assert run.replaced()[0] == list(range(8))
 
 
-@pytest.mark.parametrize("kept", [ReplayBuffer(memory_bytes=1 << 20), None], ids=["kept", "made again only"])
+@pytest.mark.parametrize("kept", [keeping(1 << 20), None], ids=["kept", "made again only"])
 def test_what_is_made_again_although_the_receiver_has_it_is_no_part_of_a_snapshot(kept: ReplayBuffer | None) -> None:
     out = OutputChannel(KEY, SCHEMA, lambda _: None, kept=kept)
     out.arrived(5)
@@ -210,11 +217,11 @@ def test_what_is_made_again_although_the_receiver_has_it_is_no_part_of_a_snapsho
 
 def test_a_living_receiver_says_what_it_has_and_takes_only_what_is_new() -> None:
     credits: list[int] = []
-    receiver = InputChannel(KEY, SCHEMA, 4)
+    receiver = ReceivingEnd(KEY, 4)
     batch = pa.record_batch([pa.array(range(4), pa.int64())], schema=SCHEMA)
     receiver.put(Rows(batch, 0))
     receiver.put(Watermark(7))
-    receiver.take_over(credits.append, "draw")
+    receiver.take_over(credits.append, Remaker("draw", 0, 1))
     assert (receiver.places, receiver.next_arrival, receiver.end_arrived) == (2, 4, False)
     receiver.put(Rows(batch.slice(2), 2))
     receiver.put(Rows(pa.record_batch([pa.array(range(3, 6), pa.int64())], schema=SCHEMA), 3))
@@ -224,11 +231,11 @@ def test_a_living_receiver_says_what_it_has_and_takes_only_what_is_new() -> None
 
 
 def test_a_sender_that_makes_more_than_before_its_end_contradicts_itself() -> None:
-    receiver = InputChannel(KEY, SCHEMA, 4)
+    receiver = ReceivingEnd(KEY, 4)
     batch = pa.record_batch([pa.array(range(4), pa.int64())], schema=SCHEMA)
     receiver.put(Rows(batch.slice(0, 3), 0))
     receiver.put(End())
-    receiver.take_over(lambda _: None, "draw")
+    receiver.take_over(lambda _: None, Remaker("draw", 0, 1))
     receiver.put(Rows(batch.slice(0, 2), 0))
     said = f"'draw'.*subtask {KEY.source} made at least 4 rows .* where it had made 3 of the same input"
     with pytest.raises(NondeterminismError, match=said):

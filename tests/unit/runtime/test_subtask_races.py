@@ -14,14 +14,14 @@ from cutwater.errors import InvariantError
 from cutwater.operators.base import BaseOperator, Outputs
 from cutwater.plan.graph import Channel
 from cutwater.protocol import messages as m
+from cutwater.protocol.channel.items import Barrier, Item, Rows, Watermark
+from cutwater.protocol.channel.receiving import ReceivingEnd
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.loop import SubtaskLoop
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
 from cutwater.runtime.chains.chain import Chain, EdgeOut, Node
 from cutwater.runtime.chains.clock import ProcessingClock
-from cutwater.runtime.channels.input import InputChannel
-from cutwater.runtime.channels.items import Barrier, Item, Rows, Watermark
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.worker.checkpoint import WorkerCheckpoints
 from cutwater.runtime.worker.performer import SubtaskParts
@@ -70,11 +70,11 @@ class Slices(BaseOperator):
 
 def slicing(
     aligned_timeout_ms: float, outputs: tuple[OutputChannel, ...] = ()
-) -> tuple[Subtask, Slices, list[InputChannel]]:
+) -> tuple[Subtask, Slices, list[ReceivingEnd]]:
     """A subtask with two inputs under the protocol ``unaligned``; a round of it ends with the call of an operator."""
     operator, nobody = Slices(), frozenset[Any]()
     port = SimpleNamespace(submit_snapshot=lambda part: None, called=False, checkpoints=WorkerCheckpoints())
-    inputs = [InputChannel(Channel(0, source, 0), ROWS.batch.schema, 8) for source in range(2)]
+    inputs = [ReceivingEnd(Channel(0, source, 0), 8) for source in range(2)]
     keys = [channel.key for channel in inputs]
     parts = SubtaskParts(
         key=(1, 0),
@@ -129,8 +129,7 @@ def test_nothing_is_frozen_in_the_middle_of_work(
 def test_who_was_idle_at_the_cut_says_when_it_is_not_any_more() -> None:
     """Its receivers were restored as not waiting for it, and would not until its first rows."""
     sent: list[Item] = []
-    output = OutputChannel(Channel(1, 0, 0), ROWS.batch.schema, sent.append, credit=8, watermark=5)
-    output.idle = True
+    output = OutputChannel(Channel(1, 0, 0), ROWS.batch.schema, sent.append, credit=8, watermark=5, idle=True)
     subtask, _, inputs = slicing(0.0, (output,))
     subtask._merger.restore({channel.key: InputTime(5, True) for channel in inputs}, 5)
     inputs[0].put(Watermark(5))

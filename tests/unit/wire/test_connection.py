@@ -15,11 +15,11 @@ from wire_ends import NUMBERS, Ends, batch, until
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import BuildError, DataError, InvariantError
 from cutwater.plan.graph import Channel
+from cutwater.protocol.channel.items import Barrier, Rows
+from cutwater.protocol.channel.receiving import EMPTY, ReceivingEnd
 from cutwater.protocol.wire.frames import Header, Kind, encode_header
 from cutwater.protocol.wire.handshake import Peer
 from cutwater.runtime.channels.connection import Connection
-from cutwater.runtime.channels.input import EMPTY, InputChannel
-from cutwater.runtime.channels.items import Barrier, Rows
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.transport.signal import Signal
 
@@ -31,7 +31,7 @@ def rows_frame(first: int, rows: int, key: Channel = KEY, watermark: int = 0) ->
     return encode_header(Header(Kind.ROWS, 0, *key, first, rows, watermark, 0, len(body))) + body
 
 
-def values(inp: InputChannel) -> list[int]:
+def values(inp: ReceivingEnd) -> list[int]:
     taken = []
     while inp.head() != EMPTY:
         item = inp.take(1 << 30)
@@ -165,7 +165,7 @@ def test_channels_of_both_directions_with_a_thread_each_lose_nothing(ends: Ends)
     """Senders in several threads share the writer; every receiver checks its own numbers."""
     total, results = 20_000, {}
     arrived, room = [Signal() for _ in range(4)], [Signal() for _ in range(4)]
-    pairs: list[tuple[Channel, OutputChannel, InputChannel]] = []
+    pairs: list[tuple[Channel, OutputChannel, ReceivingEnd]] = []
     sides = ends.joined()
     for edge in range(4):
         side = edge % 2
@@ -182,7 +182,7 @@ def test_channels_of_both_directions_with_a_thread_each_lose_nothing(ends: Ends)
                 out.offer(batch(out.next_row, chance.choice([1, 5, 40, 100, 3000])))
         out.offer_end()
 
-    def receive(key: Channel, inp: InputChannel) -> None:
+    def receive(key: Channel, inp: ReceivingEnd) -> None:
         got = []
         while not inp.ended:
             if inp.head() == EMPTY:

@@ -8,10 +8,10 @@ import pytest
 from wire_ends import NUMBERS, Ends, batch, until
 
 from cutwater.plan.graph import Channel
+from cutwater.protocol.channel.items import Item
+from cutwater.protocol.channel.receiving import ROWS
 from cutwater.protocol.wire.frames import Header, Kind, encode_header
 from cutwater.runtime.channels import connection as net_connection
-from cutwater.runtime.channels.input import ROWS
-from cutwater.runtime.channels.items import Item
 from cutwater.runtime.control.determinant_news import DeterminantNews
 
 KEY = Channel(0, 1, 0)

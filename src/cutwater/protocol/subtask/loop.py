@@ -10,6 +10,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from cutwater.protocol.channel.items import Head
 from cutwater.protocol.messages import InputId
 from cutwater.protocol.replay.determinants import CONTROL, OWN, Order
 from cutwater.protocol.subtask.call_size import CallSize
@@ -19,17 +20,6 @@ CONTROL_RUN = 8
 """Control items taken in a row per input before waiting rows get a turn."""
 OUTSIDE_EVERY = 64
 """However much is on its way in a loop, one call in so many takes rows from outside, if there are some."""
-
-
-class Head(enum.IntEnum):
-    """What lies at the head of an input."""
-
-    EMPTY = 0
-    ROWS = 1
-    CONTROL = 2
-    """Barrier, watermark or end of data."""
-    URGENT = 3
-    """A barrier that overtakes what waits before it: taken before everything, also from a blocked input."""
 
 
 class IdleReason(enum.Enum):

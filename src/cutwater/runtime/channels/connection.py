@@ -19,6 +19,9 @@ import pyarrow as pa
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import CutwaterError, DataError, InvariantError, WireError
 from cutwater.plan.graph import Channel
+from cutwater.protocol.channel.items import Barrier, End, Item, Rows, Watermark
+from cutwater.protocol.channel.receiving import NO_LIMIT, FrameStore, ReceivingEnd, Remaker
+from cutwater.protocol.channel.replay import ReplayBuffer
 from cutwater.protocol.wire.frames import (
     CUT,
     FINAL,
@@ -32,12 +35,8 @@ from cutwater.protocol.wire.frames import (
     encode_header,
 )
 from cutwater.protocol.wire.handshake import Peer
-from cutwater.runtime.channels.input import InputChannel
-from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Watermark
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.channels.plain_types import check_plain
-from cutwater.runtime.channels.replay_buffer import ReplayBuffer
-from cutwater.runtime.channels.spill import NO_LIMIT, make_input
 from cutwater.runtime.control.determinant_news import PeerDeterminants
 from cutwater.runtime.transport.reader import FrameReader
 from cutwater.runtime.transport.signal import nothing
@@ -63,9 +62,11 @@ class Connection:
     def __init__(self, sock: socket.socket, peer: Peer, *, max_frame_bytes: int = 1 << 30) -> None:
         self.peer = peer
         self._sock, self._max_frame_bytes = sock, max_frame_bytes
-        self._inputs: dict[tuple[int, int, int], InputChannel] = {}
+        self._inputs: dict[tuple[int, int, int], ReceivingEnd] = {}
         self._outputs: dict[tuple[int, int, int], OutputChannel] = {}
-        self._survivors: list[InputChannel] = []
+        self._schemas: dict[tuple[int, int, int], pa.Schema] = {}
+        """Of the inputs."""
+        self._survivors: dict[Channel, ReceivingEnd] = {}
         self.arrived: dict[tuple[int, int, int], tuple[int, bool]] = {}
         """R3, R4: of outputs whose receivers lived on, the next row lacking, and whether the end arrived."""
         self._lock = threading.Lock()
@@ -93,25 +94,24 @@ class Connection:
         next_row: int = 0,
         watermark: int = MIN_WATERMARK,
         idle: bool = False,
-        memory_bytes: int | None = None,
-    ) -> InputChannel:
-        """The receiving end of a channel from the peer; arguments as for ``InputChannel``.
+        store: FrameStore | None = None,
+    ) -> ReceivingEnd:
+        """The receiving end of a channel from the peer; arguments as for ``ReceivingEnd``.
 
-        With ``memory_bytes`` it is a ``SpillingInputChannel``; a capacity of ``NO_LIMIT`` gives no credit (the sender
-        knows).
+        A capacity of ``NO_LIMIT`` gives no credit (the sender knows).
         """
         self._check_new(key, schema)
-        channel = self._inputs[key] = make_input(
+        self._schemas[key] = schema
+        channel = self._inputs[key] = ReceivingEnd(
             key,
-            schema,
             capacity_frames,
             on_ready,
-            memory_bytes=memory_bytes,
             on_credit=self._credit_giver(key) if capacity_frames < NO_LIMIT else None,
             credit_batch=max(1, capacity_frames // 2),
             next_row=next_row,
             watermark=watermark,
             idle=idle,
+            store=store,
         )
         return channel
 
@@ -126,6 +126,7 @@ class Connection:
         on_ready: Callable[[], None] = nothing,
         next_row: int = 0,
         watermark: int = MIN_WATERMARK,
+        idle: bool = False,
         kept: ReplayBuffer | None = None,
     ) -> OutputChannel:
         """The sending end of a channel to the peer, which grants the credit; arguments as for ``OutputChannel``.
@@ -144,6 +145,7 @@ class Connection:
             on_ready=on_ready,
             next_row=next_row,
             watermark=watermark,
+            idle=idle,
             kept=kept,
         )
         return channel
@@ -155,15 +157,15 @@ class Connection:
         """
         self._news = news
 
-    def take_over_input(self, channel: InputChannel, step: str) -> None:
+    def take_over_input(self, key: Channel, channel: ReceivingEnd, schema: pa.Schema, step: str) -> None:
         """Go on with a receiver that lives, and whose sender, of this step, was replaced (R3, R4).
 
         The peer learns what arrived.
         """
-        self._check_new(channel.key, channel.schema)
-        channel.take_over(self._credit_giver(channel.key), step)
-        self._inputs[channel.key] = channel
-        self._survivors.append(channel)
+        self._check_new(key, schema)
+        channel.take_over(self._credit_giver(key), Remaker(step, key.source, key.target))
+        self._inputs[key], self._schemas[key] = channel, schema
+        self._survivors[key] = channel
 
     def take_over_output(self, channel: OutputChannel, checkpoint_id: int) -> None:
         """Go on with a sender that lives, and whose receiver was restored from this checkpoint (R4).
@@ -189,9 +191,9 @@ class Connection:
         self._writer.start()
         if self._news is not None:
             self._send(Header(Kind.ORDER))
-        for channel in self._survivors:
+        for key, channel in self._survivors.items():
             flags = FINAL if channel.end_arrived else 0
-            self._send(Header(Kind.ARRIVED, flags, *channel.key, first_row=channel.next_arrival))
+            self._send(Header(Kind.ARRIVED, flags, *key, first_row=channel.next_arrival))
         for key, channel in self._inputs.items():
             if channel.capacity_frames < NO_LIMIT and channel.places > 0:
                 self._send(Header(Kind.CREDIT, 0, *key, first_row=channel.places))
@@ -323,7 +325,7 @@ class Connection:
             if header.flags & LATE and body is not None:
                 (late_before,) = _LATE.unpack_from(body, body.size - LATE_BYTES)
                 body = body.slice(0, body.size - LATE_BYTES)
-            batch = decode_rows(header, body, channel.schema)
+            batch = decode_rows(header, body, self._schemas[key])
             channel.put(Rows(batch, header.first_row, header.watermark, late_before))
         elif kind == Kind.WATERMARK:
             channel.put(Watermark(header.watermark, bool(header.flags & IDLE)))

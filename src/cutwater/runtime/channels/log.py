@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cutwater.errors import BuildError
 from cutwater.plan.graph import Channel, Edge
-from cutwater.runtime.channels.items import Rows, Timed, Watermark
+from cutwater.protocol.channel.items import Rows, Timed, Watermark
 from cutwater.storage.snapshot.channel_log import ChannelLog, LogItem
 
 

@@ -1,4 +1,4 @@
-"""Receiving ends that overflow to disk instead of holding their sender up."""
+"""Rows of channels that overflow to disk: what waits at a receiver, and what is kept for one that goes back."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import mmap
 import os
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
 from cutwater.errors import StorageError
-from cutwater.plan.graph import Channel
-from cutwater.runtime.channels.input import InputChannel
-from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Timed
-from cutwater.runtime.transport.signal import nothing
-
-NO_LIMIT: Final = 1 << 62
-"""Frames that a feedback channel may hold (rule C7)."""
+from cutwater.protocol.channel.items import Rows
+from cutwater.protocol.channel.replay import Kept
 
 _FILE_BYTES: Final = 64 << 20
 _ALIGNMENT: Final = 64
+_POOL = pa.system_memory_pool()
+"""Arrow's own pool gives memory back that rests for some milliseconds, and the next batches pay for its pages again."""
 
 
 class SpillFile:
@@ -96,65 +92,47 @@ class SpillFile:
         self.close()
 
 
-class SpillingInputChannel(InputChannel):
-    """An ``InputChannel`` that keeps a bounded number of bytes in memory and the rest in a ``SpillFile``.
+class SpillingFrames:
+    """Keeps a bounded number of bytes of waiting rows in memory and the rest in a ``SpillFile`` (``FrameStore``).
 
-    Two kinds of channels are made so: back-edges, whose sender has no limit (C7), and with ``spill=True`` the others,
-    so that an input that is blocked for an aligned snapshot does not hold its sender up: the subtask calls ``relieve``
+    Two kinds of channels have one: back-edges, whose sender has no limit (C7), and with ``spill=True`` the others, so
+    that an input that is blocked for an aligned snapshot does not hold its sender up: the subtask calls ``relieve``
     while it is blocked, and is woken for that by arrivals.
 
     Args:
         memory_bytes: rows beyond this go to disk.
-        others: as for ``InputChannel``.
     """
 
     __slots__ = ("_bytes_in", "_bytes_out", "_file", "_memory_bytes", "_sizes")
 
-    def __init__(
-        self,
-        key: Channel,
-        schema: pa.Schema,
-        capacity_frames: int,
-        on_ready: Callable[[], None] = nothing,
-        *,
-        memory_bytes: int,
-        **others: Any,
-    ) -> None:
-        super().__init__(key, schema, capacity_frames, on_ready, **others)
+    def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
         self._bytes_in = self._bytes_out = 0  # each has one writing thread
         self._sizes: deque[int] = deque()  # bytes in memory of each frame in the queue
         self._file = SpillFile()
 
-    def put(self, item: Item) -> None:
-        """As ``InputChannel.put``.
+    def keep(self, rows: Rows) -> Rows:
+        """See ``FrameStore.keep``.
 
         Raises:
             StorageError: the disk is full, or fails.
         """
-        if isinstance(item, Barrier | End):
-            super().put(item)
-            return
-        size = 0
-        if type(item) is Rows:
-            size = item.batch.nbytes
-            if self._bytes_in - self._bytes_out + size > self._memory_bytes:
-                item = item.part(self._file.store(item.batch), item.first_row)
-                size = 0
+        size = rows.batch.nbytes
+        if self._bytes_in - self._bytes_out + size > self._memory_bytes:
+            rows, size = rows.part(self._file.store(rows.batch), rows.first_row), 0
         self._bytes_in += size
         self._sizes.append(size)
-        super().put(item)
-        if self._blocked:
-            self.on_ready()
+        return rows
 
-    def _frame_left(self) -> None:
+    def keep_watermark(self) -> None:
+        self._sizes.append(0)
+
+    def restored(self, frames: int) -> None:
+        """What lies in a snapshot's file is not spilled again."""
+        self._sizes.extend([0] * frames)
+
+    def left(self) -> None:
         self._bytes_out += self._sizes.popleft()
-        super()._frame_left()
-
-    def restore(self, items: Iterable[Timed]) -> None:
-        """As ``InputChannel.restore``; what lies in a snapshot's file is not spilled again."""
-        super().restore(items)
-        self._sizes.extend([0] * self._uncredited)
 
     @property
     def queued_bytes(self) -> int:
@@ -167,16 +145,40 @@ class SpillingInputChannel(InputChannel):
         return self._file.stored_bytes
 
 
-def make_input(
-    key: Channel,
-    schema: pa.Schema,
-    capacity_frames: int,
-    on_ready: Callable[[], None] = nothing,
-    *,
-    memory_bytes: int | None = None,
-    **others: Any,
-) -> InputChannel:
-    """A receiving end: with ``memory_bytes`` one that overflows to disk."""
-    if memory_bytes is None:
-        return InputChannel(key, schema, capacity_frames, on_ready, **others)
-    return SpillingInputChannel(key, schema, capacity_frames, on_ready, memory_bytes=memory_bytes, **others)
+class KeptRows:
+    """Encodes the rows that a ``ReplayBuffer`` keeps, in memory as far as they fit, beyond that in a file.
+
+    Rows are kept as a connection sends them: they are encoded once, and the memory they came in is soon used again,
+    while it is still in the processor's caches.
+
+    Args:
+        memory_bytes: rows beyond this lie in a file.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._file: SpillFile | None = None
+
+    def __call__(self, rows: Rows, kept_bytes: int) -> Kept:
+        """Encode a frame that is being sent while ``kept_bytes`` lie in memory.
+
+        Raises:
+            StorageError: the disk is full, or fails.
+        """
+        body = rows.batch.serialize(memory_pool=_POOL)
+        if kept_bytes + body.size <= self._memory_bytes:
+            encoded = _in_memory_of(rows, body)
+            return Kept(encoded, encoded, body.size)
+        # What is sent now need not be read from the file's pages.
+        self._file = self._file or SpillFile()
+        return Kept(rows._replace(body=body), _in_memory_of(rows, self._file.write(body)), 0)
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Written to disk so far."""
+        return self._file.stored_bytes if self._file is not None else 0
+
+
+def _in_memory_of(rows: Rows, body: pa.Buffer) -> Rows:
+    """The same rows, in the memory of their encoded form."""
+    return rows._replace(batch=pa.ipc.read_record_batch(body, rows.batch.schema), body=body)

@@ -18,6 +18,8 @@ from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import InvariantError
 from cutwater.plan.graph import Channel, Edge
 from cutwater.protocol import messages as m
+from cutwater.protocol.channel.items import Barrier, Rows, Timed, Watermark
+from cutwater.protocol.channel.receiving import ReceivingEnd
 from cutwater.protocol.checkpoint.loops import LoopReport
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import WatermarkMerger
@@ -25,8 +27,6 @@ from cutwater.runtime.chains.chain import Chain
 from cutwater.runtime.chains.clock import ProcessingClock
 from cutwater.runtime.chains.sink_operator import SinkOperator
 from cutwater.runtime.chains.source_runner import SourceRunner
-from cutwater.runtime.channels.input import InputChannel
-from cutwater.runtime.channels.items import Barrier, Rows, Timed, Watermark
 from cutwater.runtime.channels.log import LoggedChannel
 from cutwater.runtime.worker.checkpoint import (
     FrozenSubtask,
@@ -71,7 +71,7 @@ class SubtaskParts:
     key: tuple[int, int]
     name: str
     incarnation: int
-    inputs: Sequence[InputChannel]
+    inputs: Sequence[ReceivingEnd]
     input_numbers: Sequence[int]
     """Per channel: which input of the head operator it feeds."""
     chain: Chain
@@ -116,7 +116,7 @@ class Performer:
         self._parts, self._machine, self._merger, self._port, self._on_end = parts, machine, merger, port, on_end
         self._when_idle = when_idle
         self.finished = False
-        self._inputs = {channel.key: channel for channel in parts.inputs}
+        self._inputs: dict[Channel, ReceivingEnd] = {channel.key: channel for channel in parts.inputs}
         self.outputs = [c for out in parts.chain.outs for c in out.channels]
         self._checkpoints = port.checkpoints
         self._overtaken: tuple[Channel, tuple[Timed, ...]] | None = None
@@ -144,7 +144,7 @@ class Performer:
             self._performing = False
         self._hand_over()
 
-    def barrier(self, channel: InputChannel, barrier: Barrier) -> None:
+    def barrier(self, channel: ReceivingEnd, barrier: Barrier) -> None:
         """A barrier was taken from an input."""
         checkpoint_id, final, overtake, overtaken, probe, _, savepoint = barrier
         overtook: int | None = None
@@ -294,7 +294,7 @@ class Performer:
             subtask=parts.key[1],
             incarnation=parts.incarnation,
             protocol=protocol,
-            inputs=[ChannelRecord(*c.key, c.next_row, c.watermark, c.idle, c.ended) for c in parts.inputs],
+            inputs=[ChannelRecord(*key, c.next_row, c.watermark, c.idle, c.ended) for key, c in self._inputs.items()],
             output_rows=[ChannelRecord(*c.key, c.next_row, c.watermark, c.idle, c.ended) for c in self.outputs],
             splits={source.step: source.records()} if source else {},
             processing_time_ms=parts.clock.now_ms(),

@@ -19,12 +19,12 @@ from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import NondeterminismError
 from cutwater.plan.graph import Step
 from cutwater.protocol import messages as m
+from cutwater.protocol.channel.items import End, Item, Rows, Watermark
 from cutwater.protocol.checkpoint.step_times import SubtaskTime
 from cutwater.protocol.replay.choices import ChoiceKind
 from cutwater.protocol.subtask.loop import Action, Follow
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.runtime.chains.source_runner import Read, SourceRunner
-from cutwater.runtime.channels.items import End, Item, Rows, Watermark
 from cutwater.runtime.control.messages import SplitAssignment
 from cutwater.runtime.worker.determinants import SubtaskDeterminants
 from cutwater.runtime.worker.performer import Performer

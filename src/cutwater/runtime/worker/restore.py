@@ -14,7 +14,7 @@ from cutwater.operators.base import Operator
 from cutwater.operators.evolution import Evolution
 from cutwater.plan.compatibility import check_compatible
 from cutwater.plan.graph import Channel, Edge, PhysicalPlan
-from cutwater.runtime.channels.items import Timed, Watermark
+from cutwater.protocol.channel.items import Timed, Watermark
 from cutwater.runtime.channels.log import edge_name, fitting, to_items
 from cutwater.runtime.control.messages import Deploy
 from cutwater.runtime.copies.copies import CopyReader

@@ -13,6 +13,7 @@ from collections import deque
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import CutwaterError, InvariantError
 from cutwater.protocol import messages as m
+from cutwater.protocol.channel.items import Barrier, End, Item, Rows, Watermark
 from cutwater.protocol.subtask.loop import (
     Action,
     FireTimers,
@@ -29,7 +30,6 @@ from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import WatermarkMerger
 from cutwater.runtime.chains.source_runner import Read, SourceRunner
 from cutwater.runtime.chains.step_costs import StepCosts
-from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Watermark
 from cutwater.runtime.worker.performer import Performer, SubtaskParts, SubtaskPort
 
 _ACTIONS_PER_ROUND = 8

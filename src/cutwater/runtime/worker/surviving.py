@@ -145,8 +145,9 @@ class SurvivingAttempt(ConnectedAttempt):
         wiring = self._wiring
         assert wiring is not None  # it was built
         self._share(place, connection)  # what is known goes first
-        for receiver in wiring.inputs_from(place):
-            connection.take_over_input(receiver, self._plan.edges[receiver.key.edge].source_step)
+        for key, receiver in wiring.inputs_from(place):
+            edge = self._plan.edges[key.edge]
+            connection.take_over_input(key, receiver, edge.schema, edge.source_step)
         for sender in wiring.outputs_to(place):
             connection.take_over_output(sender, self._expected[place].checkpoint_id)
         connection.start(self._lost)

@@ -21,8 +21,8 @@ from typing import Any
 from cutwater.errors import ConfigError, StorageError
 from cutwater.plan.graph import Channel, PhysicalPlan
 from cutwater.protocol import messages as m
-from cutwater.runtime.channels.input import InputChannel
-from cutwater.runtime.channels.items import Barrier, Item, Rows
+from cutwater.protocol.channel.items import Barrier, Item, Rows
+from cutwater.protocol.channel.receiving import ReceivingEnd
 from cutwater.runtime.channels.log import LoggedChannel, edge_name
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.worker.performer import Performer, SubtaskParts
@@ -169,13 +169,13 @@ class SubtaskTrace:
 
     def __init__(self, write: Callable[[e.Event], None], process: str, attempt: int, links: dict[Channel, str]) -> None:
         self._write, self._process, self._attempt, self._links = write, process, attempt, links
-        self._inputs: Sequence[InputChannel] = ()
+        self._inputs: Sequence[ReceivingEnd] = ()
         self._outputs: Sequence[OutputChannel] = ()
         self._taken: list[int] = []
         self._sent: list[int] = []
         self._gates: list[_Gate] = []
 
-    def attach(self, inputs: Sequence[InputChannel], outputs: Sequence[OutputChannel]) -> None:
+    def attach(self, inputs: Sequence[ReceivingEnd], outputs: Sequence[OutputChannel]) -> None:
         """The channels of the process, restored; nothing has gone through them yet."""
         self._inputs, self._outputs = inputs, outputs
         self._taken, self._sent = [c.next_row for c in inputs], [c.next_row for c in outputs]
@@ -229,7 +229,7 @@ class SubtaskTrace:
     def committed(self, snapshot: int) -> None:
         self._write(e.Committed(_now_ms(), self._process, self._attempt, snapshot))
 
-    def _spans(self, moves: Iterable[tuple[InputChannel | OutputChannel, int, int]]) -> tuple[e.Span, ...]:
+    def _spans(self, moves: Iterable[tuple[ReceivingEnd | OutputChannel, int, int]]) -> tuple[e.Span, ...]:
         return tuple(e.Span(self._links[c.key], start, end - start) for c, start, end in moves if end > start)
 
 
@@ -262,7 +262,7 @@ class _Gate:
 class _TracedPerformer(Performer):
     trace: SubtaskTrace
 
-    def barrier(self, channel: InputChannel, barrier: Barrier) -> None:
+    def barrier(self, channel: ReceivingEnd, barrier: Barrier) -> None:
         if not barrier.probe:
             overtook = sum(i.batch.num_rows for i in barrier.overtaken if type(i) is Rows)
             self.trace.marker_taken(barrier.checkpoint_id, channel.key, channel.next_row + overtook + barrier.behind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cutwater.config import JobConfig
@@ -13,6 +14,9 @@ from cutwater.errors import CutwaterError
 from cutwater.operators.base import BaseOperator, Operator, OperatorSpec
 from cutwater.plan.graph import Channel, Edge, EdgeType, PhysicalPlan, Vertex
 from cutwater.plan.planner import FusedNode, fuse_links
+from cutwater.protocol.channel.items import Rows
+from cutwater.protocol.channel.receiving import NO_LIMIT, ReceivingEnd
+from cutwater.protocol.channel.replay import ReplayBuffer
 from cutwater.protocol.job.regions import Division, Place
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.loop import SubtaskLoop
@@ -23,12 +27,9 @@ from cutwater.runtime.chains.clock import ProcessingClock
 from cutwater.runtime.chains.sink_operator import SinkIdentity, SinkOperator
 from cutwater.runtime.chains.source_runner import SourceRunner
 from cutwater.runtime.channels.connection import Connection
-from cutwater.runtime.channels.input import InputChannel
-from cutwater.runtime.channels.items import Rows
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.channels.partitioner import HashPartitioner
-from cutwater.runtime.channels.replay_buffer import ReplayBuffer
-from cutwater.runtime.channels.spill import NO_LIMIT, make_input
+from cutwater.runtime.channels.spill import KeptRows, SpillingFrames
 from cutwater.runtime.control.messages import Deploy
 from cutwater.runtime.worker.performer import SubtaskParts, SubtaskPort
 from cutwater.runtime.worker.restore import Restore
@@ -113,7 +114,7 @@ class Wiring:
         self._clock = ProcessingClock(restore.processing_time_ms)
         self._news = order
         self._order: SubtaskDeterminants | None = None  # of the subtask that is being built
-        self._inputs: dict[Channel, InputChannel] = {}
+        self._inputs: dict[Channel, ReceivingEnd] = {}
         self._outputs: dict[Channel, OutputChannel] = {}
         self._senders: dict[Channel, Place] = {}
         self._receivers: dict[Channel, Place] = {}
@@ -144,23 +145,21 @@ class Wiring:
         waiting = self._restore.waiting(edge, key)
         next_row = next((i.first_row for i in waiting if type(i) is Rows), sent.next_row if sent else 0)
         sender = self._senders[key] = key.source, self._region_of[edge.source, key.source]
-        make = make_input if local else self._connections[sender].input
+        make = partial(ReceivingEnd, key) if local else partial(self._connections[sender].input, key, edge.schema)
         channel = self._inputs[key] = make(
-            key,
-            edge.schema,
             NO_LIMIT if edge.back else self._frames(edge),
             self._notify,
-            memory_bytes=self._config.spill_memory_bytes if edge.back or self._spills else None,
             next_row=next_row,
             watermark=known.watermark if known else MIN_WATERMARK,
             idle=known.idle if known else False,
+            store=SpillingFrames(self._config.spill_memory_bytes) if edge.back or self._spills else None,
         )
         channel.restore(waiting)
 
     def _make_output(self, edge: Edge, key: Channel, *, local: bool) -> None:
         known = self._restore.channel(key, sending=True)
         next_row = known.next_row if known else 0
-        watermark = known.watermark if known else MIN_WATERMARK
+        watermark, idle = (known.watermark, known.idle) if known else (MIN_WATERMARK, False)
         config = self._config
         place = self._receivers[key] = key.target, self._region_of[edge.target, key.target]
         if not local:
@@ -173,9 +172,9 @@ class Wiring:
                 on_ready=self._notify,
                 next_row=next_row,
                 watermark=watermark,
+                idle=idle,
                 kept=self._keep(),
             )
-            self._outputs[key].idle = known is not None and known.idle
             if place in self._deploy.survivors:
                 self._outputs[key].restore(self._restore.overtaken(edge, key))
             return
@@ -190,8 +189,8 @@ class Wiring:
             on_ready=self._notify,
             next_row=next_row,
             watermark=watermark,
+            idle=idle,
         )
-        output.idle = known is not None and known.idle
         if not edge.back:
             receiver.on_credit = output.grant
 
@@ -204,11 +203,12 @@ class Wiring:
         if self._config.recovery != "task":
             return None
         base = self._deploy.restore.checkpoint_id if self._deploy.restore is not None else 0
-        return ReplayBuffer(memory_bytes=self._config.replay_memory_bytes, base=base)
+        most = self._config.replay_memory_bytes
+        return ReplayBuffer(KeptRows(most), most_memory_bytes=most, base=base)
 
-    def inputs_from(self, place: Place) -> list[InputChannel]:
+    def inputs_from(self, place: Place) -> list[tuple[Channel, ReceivingEnd]]:
         """Receiving ends of the channels from there."""
-        return [channel for key, channel in self._inputs.items() if self._senders[key] == place]
+        return [(key, channel) for key, channel in self._inputs.items() if self._senders[key] == place]
 
     def outputs_to(self, place: Place) -> list[OutputChannel]:
         """Sending ends of the channels to there."""

@@ -1,12 +1,30 @@
-"""What travels through a channel, as the receiver sees it."""
+"""Items of a channel, as its receiver sees them.
+
+The rows of a channel are sized: the core asks a batch for its number of rows and for slices of it, never for a value.
+A runtime's batches are Arrow's, a simulator's are tuples of numbers.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
-
-import pyarrow as pa
+import enum
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from cutwater.data.time import MIN_WATERMARK
+
+
+class Batch(Protocol):
+    """Some rows in their order."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def slice(self, offset: int = 0, length: int | None = None) -> Any:
+        """The rows from ``offset`` on, at most ``length`` of them, as a batch of the same kind."""
+        ...
 
 
 class Rows(NamedTuple):
@@ -15,22 +33,19 @@ class Rows(NamedTuple):
     A slice that is not the last of its frame repeats the watermark from before the frame.
     """
 
-    batch: pa.RecordBatch
+    batch: Any
+    """A ``Batch``, of whatever kind the host has."""
     first_row: int
     watermark: int = MIN_WATERMARK
     late_before: int = MIN_WATERMARK
     """Event time that the rows' own splits had reached before them: what ends at it or before is over for these rows,
     whatever the channel's watermark is (rule W4).  Only rows that break the promise of their split have one."""
-    body: pa.Buffer | None = None
-    """The batch as a connection sends it, if it was encoded already."""
+    body: Any = None
+    """The batch as its host sends it, if it was encoded already."""
 
-    def part(self, batch: pa.RecordBatch, first_row: int) -> Rows:
+    def part(self, batch: Batch, first_row: int) -> Rows:
         """Some of the rows."""
         return self._replace(batch=batch, first_row=first_row, body=None)
-
-    def encoded(self, body: pa.Buffer) -> Rows:
-        """The same rows, in the memory of their encoded form."""
-        return self._replace(batch=pa.ipc.read_record_batch(body, self.batch.schema), body=body)
 
 
 class Watermark(NamedTuple):
@@ -50,7 +65,7 @@ class Barrier(NamedTuple):
     checkpoint_id: int
     final: bool = False
     overtake: bool = False
-    overtaken: tuple[Rows | Watermark, ...] = ()
+    overtaken: tuple[Any, ...] = ()
     probe: bool = False
     behind: int = 0
     """So many rows it overtook at the sender: they are still to arrive."""
@@ -62,9 +77,20 @@ class End(NamedTuple):
     """End of data: no row follows; barriers may (rule A7)."""
 
 
-Item: TypeAlias = Rows | Watermark | Barrier | End
 Timed: TypeAlias = Rows | Watermark
 """What the log of a channel is made of."""
+Item: TypeAlias = Rows | Watermark | Barrier | End
+
+
+class Head(enum.IntEnum):
+    """What lies at the head of an input."""
+
+    EMPTY = 0
+    ROWS = 1
+    CONTROL = 2
+    """Barrier, watermark or end of data."""
+    URGENT = 3
+    """A barrier that overtakes what waits before it: taken before everything, also from a blocked input."""
 
 
 def through_last_row(items: list[Timed]) -> list[Timed]:
@@ -76,3 +102,12 @@ def through_last_row(items: list[Timed]) -> list[Timed]:
     while items and type(items[-1]) is Watermark:
         items.pop()
     return items
+
+
+def rows_in(items: Iterable[Any]) -> int:
+    """Number of rows in some items.
+
+    >>> rows_in([Watermark(1), End()])
+    0
+    """
+    return sum(item.batch.num_rows for item in items if type(item) is Rows)

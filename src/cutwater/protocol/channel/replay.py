@@ -3,43 +3,47 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-
-import pyarrow as pa
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from cutwater.errors import InvariantError
-from cutwater.runtime.channels.items import End, Item, Rows, Timed
-from cutwater.runtime.channels.spill import SpillFile
+from cutwater.protocol.channel.items import End, Item, Rows, Timed
 
-_POOL = pa.system_memory_pool()
-"""Arrow's own pool gives memory back that rests for some milliseconds, and the next batches pay for its pages again."""
+
+class Kept(NamedTuple):
+    """Rows of a frame, twice."""
+
+    sent: Rows
+    """As they are to be sent now."""
+    kept: Rows
+    """As they are kept."""
+    size: int
+    """Bytes of memory that they take while they are kept."""
 
 
 class ReplayBuffer:
     """The items of one channel, in the order in which they were sent, barriers left out.
 
-    Rows are kept as a connection sends them: they are encoded once, and the memory they came in is soon used again,
-    while it is still in the processor's caches.
-
     It begins at a *mark*: the place of the newest completed checkpoint's barrier among them.  What lay in the channel
     at that cut comes behind the barrier's place, or is in the snapshot.  An end of data is kept for ever, because no
     snapshot tells a receiver of it.
 
-    Belongs to its ``OutputChannel``, under whose lock everything but ``mark`` is called.
+    Belongs to its ``SendingEnd``; ``mark`` may be called while that one's owner does not hold its lock.
 
     Args:
-        memory_bytes: rows beyond this lie in a file.
+        keep: called with rows that are sent, and the bytes kept in memory before them; says what is sent and kept.
+        most_memory_bytes: kept in memory, for a sender that goes on although its receiver is lost.
         base: the checkpoint that the channel was restored from; 0: none.
 
-    >>> import pyarrow as pa
-    >>> kept, rows = ReplayBuffer(memory_bytes=1 << 20), pa.record_batch({"n": [1]})
-    >>> _ = kept.add(Rows(rows, 0)); kept.mark(1); _ = kept.add(Rows(rows, 1))
-    >>> kept.completed(1); [item.first_row for item in kept.since(1)]
-    [1]
+    >>> from cutwater.protocol.channel.items import Watermark
+    >>> kept = ReplayBuffer(lambda rows, memory_bytes: Kept(rows, rows, 0))
+    >>> _ = kept.add(Watermark(3)); kept.mark(1); _ = kept.add(Watermark(5))
+    >>> kept.completed(1); list(kept.since(1))
+    [Watermark(watermark=5, idle=False)]
     """
 
-    def __init__(self, *, memory_bytes: int, base: int = 0) -> None:
-        self.most_memory_bytes, self._base = memory_bytes, base
+    def __init__(self, keep: Callable[[Rows, int], Kept], *, most_memory_bytes: int = 1 << 62, base: int = 0) -> None:
+        self.most_memory_bytes, self._base, self._keep = most_memory_bytes, base, keep
         self._items: deque[tuple[Timed, int]] = deque()
         """With the bytes that each takes in memory."""
         self._sent: Timed | None = None
@@ -48,7 +52,6 @@ class ReplayBuffer:
         """Number of the first item that is kept, counted from the channel's beginning."""
         self._marks: dict[int, int] = {}
         self._ended = False
-        self._file: SpillFile | None = None
         self.memory_bytes = 0
         """Bytes of rows that are kept in memory now."""
 
@@ -62,19 +65,12 @@ class ReplayBuffer:
         Raises:
             StorageError: the disk is full, or fails.
         """
-        if type(item) is End:
+        if isinstance(item, End):
             self._ended = True
             return item
-        assert not isinstance(item, End)
         kept, size = item, 0
         if type(item) is Rows:
-            body = item.batch.serialize(memory_pool=_POOL)
-            if self.memory_bytes + body.size <= self.most_memory_bytes:
-                item = kept = item.encoded(body)
-                size = body.size
-            else:  # what is sent now need not be read from the file's pages
-                self._file = self._file or SpillFile()
-                item, kept = item._replace(body=body), item.encoded(self._file.write(body))
+            item, kept, size = self._keep(item, self.memory_bytes)
             self.memory_bytes += size
         self._sent = item
         self._items.append((kept, size))
@@ -127,8 +123,3 @@ class ReplayBuffer:
             yield self._items[i][0]
         if self._ended:
             yield End()
-
-    @property
-    def spilled_bytes(self) -> int:
-        """Written to disk so far."""
-        return self._file.stored_bytes if self._file is not None else 0

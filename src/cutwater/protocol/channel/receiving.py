@@ -1,70 +1,103 @@
-"""The receiving end of a channel."""
+"""The receiving end of a channel: numbering, credit, blocking, overtaking, recording.
+
+Items arrive by ``put`` and are taken by ``take``.  Rows are numbered from the job's first attempt on, so that what a
+sender repeats after a recovery is dropped here by its number.  Every waiting frame takes a place; a taken frame's place
+goes back to the sender as credit, in portions.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
-
-import pyarrow as pa
+from typing import Any, Final, NamedTuple, Protocol
 
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import InvariantError, NondeterminismError
-from cutwater.plan.graph import Channel
-from cutwater.runtime.channels.items import Barrier, End, Item, Rows, Timed, Watermark, through_last_row
-from cutwater.runtime.transport.signal import nothing
+from cutwater.protocol.channel.items import Barrier, End, Head, Item, Rows, Timed, Watermark, through_last_row
 
-EMPTY: Final = 0
-"""``head``: nothing to take (or the channel is blocked)."""
-ROWS: Final = 1
-"""``head``: the next ``take`` returns ``Rows``."""
-CONTROL: Final = 2
-"""``head``: the next ``take`` returns a ``Watermark``, ``Barrier`` or ``End``."""
-URGENT: Final = 3
-"""``head``: the next ``take`` returns a ``Barrier`` that overtakes, from a blocked channel too."""
+EMPTY: Final = int(Head.EMPTY)
+ROWS: Final = int(Head.ROWS)
+CONTROL: Final = int(Head.CONTROL)
+URGENT: Final = int(Head.URGENT)
+
+NO_LIMIT: Final = 1 << 62
+"""Frames that a feedback channel may hold (rule C7)."""
 
 _BARRIERS_ANNOUNCED: Final = 16
 
 
-class InputChannel:
+class FrameStore(Protocol):
+    """A place for the rows of waiting frames other than memory."""
+
+    def keep(self, rows: Rows) -> Rows:
+        """Take a frame that arrives; returns its rows as they are to be queued."""
+        ...
+
+    def keep_watermark(self) -> None:
+        """A frame without rows arrives."""
+        ...
+
+    def restored(self, frames: int) -> None:
+        """So many frames wait that came from a snapshot."""
+        ...
+
+    def left(self) -> None:
+        """The oldest frame was taken."""
+        ...
+
+
+class Remaker(NamedTuple):
+    """A sender that goes back without its receiver, and makes its rows again (R3, R4)."""
+
+    step: str
+    source: int
+    target: int
+
+
+class ReceivingEnd:
     """The receiving end.
 
-    ``put`` and ``put``'s callers may be any one thread at a time; everything else belongs to the subtask loop's thread.
+    One thread at a time calls ``put``, another one everything else; each counter has one writer.
 
     Args:
-        key: edge, sending subtask, receiving subtask.
-        schema: of every batch.
-        capacity_frames: frames of rows (and lone watermarks) that may wait here.
+        key: names the channel.
+        capacity_frames: frames of rows (and lone watermarks) that may wait here; ``NO_LIMIT`` of a feedback channel.
         on_ready: called (in the thread of ``put``) when there is something to take.
         on_credit: called (in the thread of ``take``) with the number of frames that the sender may send again.
         credit_batch: credit is returned in portions of this many frames.
         next_row: number of the first row that is wanted; earlier ones are dropped on arrival.
         watermark, idle: as restored from a snapshot.
+        store: where waiting rows lie; ``None``: in memory.  With one the receiver is woken while it is blocked, too, so
+            that it can give places back (``relieve``).
+
+    >>> end = ReceivingEnd("in", 1)
+    >>> end.put(Watermark(5)); end.head() == CONTROL, end.take(1)
+    (True, Watermark(watermark=5, idle=False))
     """
 
     __slots__ = (
         "_blocked", "_credit_batch", "_credited_in", "_credited_out", "_end_arrived", "_next_arrival", "_offset",
-        "_queue", "_recordings", "_rows_in", "_rows_out", "_taken", "_uncredited", "_urgent", "announced",
-        "capacity_frames", "ended", "idle", "key", "made_again_by", "next_row", "on_credit", "on_ready", "schema",
-        "watermark",
+        "_queue", "_recordings", "_rows_in", "_rows_out", "_store", "_taken", "_uncredited", "_urgent", "announced",
+        "capacity_frames", "ended", "idle", "key", "made_again_by", "next_row", "on_credit", "on_ready", "watermark",
     )  # fmt: skip
 
     def __init__(
         self,
-        key: Channel,
-        schema: pa.Schema,
+        key: Any,
         capacity_frames: int,
-        on_ready: Callable[[], None] = nothing,
+        on_ready: Callable[[], None] = lambda: None,
         *,
         on_credit: Callable[[int], None] | None = None,
         credit_batch: int = 1,
         next_row: int = 0,
         watermark: int = MIN_WATERMARK,
         idle: bool = False,
+        store: FrameStore | None = None,
     ) -> None:
-        self.key, self.schema, self.capacity_frames = key, schema, capacity_frames
+        self.key, self.capacity_frames = key, capacity_frames
         self.on_ready, self.on_credit = on_ready, on_credit
         self.next_row, self.watermark, self.idle, self.ended = next_row, watermark, idle, False
+        self._store = store
         self._queue: deque[Item] = deque()
         self._urgent: deque[tuple[Barrier, int]] = deque()  # overtaking barriers, each with its place in the row order
         self.announced: deque[Barrier] = deque(maxlen=_BARRIERS_ANNOUNCED)
@@ -77,10 +110,10 @@ class InputChannel:
         # Each counter has one writing thread; differences are exact enough without a lock.
         self._credited_in = self._credited_out = self._rows_in = self._rows_out = 0
         self._next_arrival, self._end_arrived = next_row, False
-        self.made_again_by = ""
-        """The step at the other end, once a sender that goes back makes its rows again (R3, R4)."""
+        self.made_again_by: Remaker | None = None
+        """The other end, once a sender that goes back makes its rows again."""
 
-    # -- arrival (the link's thread)
+    # -- arrival (the thread of whoever carries items)
 
     def put(self, item: Item) -> None:
         """Append an item.  Rows below the wanted number are cut off (replay after a restore).
@@ -102,11 +135,14 @@ class InputChannel:
         if self._credited_in - self._credited_out >= self.capacity_frames:
             raise InvariantError(f"{self.key}: a frame arrived although all {self.capacity_frames} places are taken")
         self._credited_in += 1
+        store = self._store
         if type(item) is Rows:
-            self._put_rows(item)
+            self._put_rows(item if store is None else store.keep(item))
         else:
+            if store is not None:
+                store.keep_watermark()
             self._queue.append(item)
-        if not self._blocked:
+        if not self._blocked or store is not None:
             self.on_ready()
 
     def _put_rows(self, item: Rows) -> None:
@@ -127,12 +163,13 @@ class InputChannel:
         self._next_arrival = wanted + rows  # after the append: see overtake
 
     def _beyond_the_end(self, item: Rows) -> InvariantError | NondeterminismError:
-        if not self.made_again_by:
+        sender = self.made_again_by
+        if sender is None:
             return InvariantError(f"{self.key}: row {item.first_row} arrived after the end of data")
         return NondeterminismError(
-            f"subtask {self.key.source} made at least {item.first_row + item.batch.num_rows} rows for subtask "
-            f"{self.key.target} once more, where it had made {self._next_arrival} of the same input",
-            step=self.made_again_by,
+            f"subtask {sender.source} made at least {item.first_row + item.batch.num_rows} rows for subtask "
+            f"{sender.target} once more, where it had made {self._next_arrival} of the same input",
+            step=sender.step,
         )
 
     def _put_barrier(self, item: Barrier) -> None:
@@ -203,6 +240,8 @@ class InputChannel:
 
     def _frame_left(self) -> None:
         """A frame's place is free again: tell the sender, in portions."""
+        if self._store is not None:
+            self._store.left()
         if self._uncredited:
             self._uncredited -= 1
             return
@@ -234,7 +273,7 @@ class InputChannel:
 
     def waits(self, checkpoint_id: int) -> bool:
         """The in-order barrier of this checkpoint lies in the queue."""
-        for i in range(len(self._queue)):  # by index: the link's thread may append meanwhile
+        for i in range(len(self._queue)):  # by index: the other thread may append meanwhile
             item = self._queue[i]
             if type(item) is Barrier and item.checkpoint_id == checkpoint_id:
                 return True
@@ -256,7 +295,7 @@ class InputChannel:
     def _rows_before(self, place: int) -> tuple[Timed, ...]:
         """Waiting rows with numbers below ``place``, and the watermarks among them."""
         found: list[Timed] = []
-        for i in range(len(self._queue)):  # by index: the link's thread may append meanwhile
+        for i in range(len(self._queue)):  # by index: the other thread may append meanwhile
             item = self._queue[i]
             if type(item) is Rows:
                 if item.first_row >= place:
@@ -296,15 +335,17 @@ class InputChannel:
             elif type(item) is Rows and item.batch.num_rows:
                 self._put_rows(item)
             self._uncredited += len(self._queue) - before
+        if self._store is not None:
+            self._store.restored(self._uncredited)
 
     # -- a sender that goes back without this end (R3, R4)
 
-    def take_over(self, on_credit: Callable[[int], None], step: str) -> None:
-        """The sender is another one of this step, which sends again what arrived: that is dropped by its number.
+    def take_over(self, on_credit: Callable[[int], None], sender: Remaker) -> None:
+        """The sender is another one, which sends again what arrived: that is dropped by its number.
 
         What waits stays; the new sender's first credit is ``places``.  Nothing of the old sender's may arrive any more.
         """
-        self.on_credit, self._taken, self.made_again_by = on_credit, 0, step
+        self.on_credit, self._taken, self.made_again_by = on_credit, 0, sender
 
     @property
     def places(self) -> int:

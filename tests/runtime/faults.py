@@ -222,11 +222,11 @@ def forgetful(args: Any) -> None:
 
 def forgetting_the_log(args: Any) -> None:
     """A planted bug: what was recorded of the channels is not written."""
-    from cutwater.runtime.worker.performer import Performer
+    from cutwater.protocol.subtask.performer import Performer
 
     overtook = Performer._overtook
 
-    def nothing(self: Performer, checkpoint_id: int, key: Any) -> None:
+    def nothing(self: Performer, effect: Any, checkpoint_id: int, key: Any) -> None:
         self._inputs[key].stop_recording(checkpoint_id)
 
     Performer._stop_recording = nothing

@@ -178,7 +178,7 @@ class Generation:
 
     def _watch(self, attempt: Attempt) -> None:
         for subtask in attempt._subtasks:
-            for channel in subtask.performer.outputs:
+            for channel in subtask.outputs:
                 note(channel, self.sent)
             for channel in subtask.inputs:
                 note_taken(channel, self.arrived)

@@ -9,7 +9,6 @@ from cutwater.protocol.checkpoint.loops import (
     FIRST_PAUSE_MS,
     LONGEST_PAUSE_MS,
     LoopMonitor,
-    LoopReport,
     LoopReported,
     ProbeWanted,
     SendVerdict,
@@ -38,6 +37,7 @@ from cutwater.protocol.messages import (
     WatermarkTaken,
 )
 from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.protocol.subtask.host import LoopReport
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
 

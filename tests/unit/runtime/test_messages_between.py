@@ -109,16 +109,24 @@ class Turns:
         self.called_at: tuple[int, ...] = ()
         self.events: list[Any] = []
         self.subtask: Any = object.__new__(Subtask)
-        self.subtask.performer = SimpleNamespace(tick=lambda now_s: None, handle=self.events.append)
+        self.waiting = deque[Any]()
+        self.subtask.core = self
         self.subtask.busy_s, self.subtask._round_s, self.subtask.interrupted = 0.0, 1.0, False
-        self.subtask._waiting, self.subtask.source = deque(), None
         self.subtask._port = SimpleNamespace(called=False)
-        self.subtask._act = self._act
+        self.subtask.act = self._act
         self._cost_s = cost_s
 
+    def tick(self, now_ms: float) -> None:
+        """The core has nothing to look after."""
+
+    @property
+    def waits(self) -> bool:
+        return bool(self.waiting)
+
     def _act(self, now_s: float) -> bool:
-        if self.subtask._waiting:
-            return self.subtask._take_waiting(now_s)
+        if self.waiting:
+            self.events.append(self.waiting.popleft())
+            return True
         self.acted += 1
         self.subtask.busy_s += self._cost_s
         self.subtask._port.called = self.acted in self.called_at
@@ -142,7 +150,7 @@ def test_a_turn_that_was_interrupted_is_as_long_as_any_other(cost_s: float, whol
 
 def test_a_trigger_is_taken_at_once_and_rows_wait_for_the_turn() -> None:
     world = Turns(0.0)
-    world.subtask._waiting.append("trigger")
+    world.waiting.append("trigger")
     assert world.subtask.attend(0.0)
     assert (world.events, world.acted) == (["trigger"], 0)
 

@@ -14,33 +14,28 @@ from cutwater.errors import InvariantError
 from cutwater.operators.base import BaseOperator, Outputs
 from cutwater.plan.graph import Channel
 from cutwater.protocol import messages as m
-from cutwater.protocol.channel.items import Barrier, Item, Rows, Watermark
+from cutwater.protocol.channel.items import Barrier, Head, Item, Rows, Watermark
 from cutwater.protocol.channel.receiving import ReceivingEnd
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.protocol.subtask.loop import SubtaskLoop
+from cutwater.protocol.subtask.loop import SubtaskLoop, TakeRows
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
 from cutwater.runtime.chains.chain import Chain, EdgeOut, Node
 from cutwater.runtime.chains.clock import ProcessingClock
 from cutwater.runtime.channels.output import OutputChannel
-from cutwater.runtime.worker.checkpoint import WorkerCheckpoints
-from cutwater.runtime.worker.performer import SubtaskParts
-from cutwater.runtime.worker.subtask import Subtask
+from cutwater.runtime.worker.subtask import Subtask, SubtaskParts
 
 ROWS = Rows(pa.record_batch({"n": [1, 2, 3]}), 0, MIN_WATERMARK)
 
 
 def test_a_barrier_that_overtakes_after_the_rows_were_looked_at_is_taken_as_a_barrier():
     """Its reader thread puts it in front of the rows at any moment; this once ended the attempt."""
-    barrier = Barrier(7, False, True)
-    channel = SimpleNamespace(take=lambda max_rows: barrier)
-    told: list[Any] = []
-    subtask: Any = object.__new__(Subtask)
-    subtask.inputs = [channel]
-    subtask.chain = SimpleNamespace(room=None)
-    subtask.performer = SimpleNamespace(barrier=lambda channel, item: told.append((channel, item)))
-    subtask._take_rows(0, 100)
-    assert told == [(channel, barrier)]
+    subtask, operator, inputs = slicing(0.0)
+    inputs[0].put(ROWS)
+    head = inputs[0].head()
+    inputs[0].put(Barrier(7, False, True))
+    subtask.core._do(TakeRows(0, 100))
+    assert (head, operator.did) == (Head.ROWS, ["freeze"])
 
 
 class Slices(BaseOperator):
@@ -73,7 +68,7 @@ def slicing(
 ) -> tuple[Subtask, Slices, list[ReceivingEnd]]:
     """A subtask with two inputs under the protocol ``unaligned``; a round of it ends with the call of an operator."""
     operator, nobody = Slices(), frozenset[Any]()
-    port = SimpleNamespace(submit_snapshot=lambda part: None, called=False, checkpoints=WorkerCheckpoints())
+    port = SimpleNamespace(submit_snapshot=lambda part: None, called=False)
     inputs = [ReceivingEnd(Channel(0, source, 0), 8) for source in range(2)]
     keys = [channel.key for channel in inputs]
     parts = SubtaskParts(
@@ -131,7 +126,7 @@ def test_who_was_idle_at_the_cut_says_when_it_is_not_any_more() -> None:
     sent: list[Item] = []
     output = OutputChannel(Channel(1, 0, 0), ROWS.batch.schema, sent.append, credit=8, watermark=5, idle=True)
     subtask, _, inputs = slicing(0.0, (output,))
-    subtask._merger.restore({channel.key: InputTime(5, True) for channel in inputs}, 5)
+    subtask.core.merger.restore({channel.key: InputTime(5, True) for channel in inputs}, 5)
     inputs[0].put(Watermark(5))
     subtask.round(0.0)
     output.flush_idle()
@@ -143,4 +138,4 @@ def test_to_freeze_in_the_middle_of_work_is_refused() -> None:
     inputs[1].put(ROWS)
     subtask.round(time.monotonic())
     with pytest.raises(InvariantError, match="in the middle of work"):
-        subtask.performer.handle(m.BarrierTaken(inputs[0].key, 1, overtook=0))
+        subtask.core.handle(m.BarrierTaken(inputs[0].key, 1, overtook=0))

@@ -21,23 +21,11 @@ from typing import TypeAlias
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import InvariantError
 from cutwater.protocol.checkpoint.messages import SubtaskId, Tick
-from cutwater.protocol.subtask.watermarks import InputTime, merged_time
+from cutwater.protocol.subtask.host import LoopReport
+from cutwater.protocol.subtask.watermarks import merged_time
 
 FIRST_PAUSE_MS = 5.0
 LONGEST_PAUSE_MS = 250.0
-_NOTHING_OUTSIDE = InputTime(MAX_WATERMARK)
-
-
-@dataclass(frozen=True, slots=True)
-class LoopReport:
-    """A subtask's view of a wave: ``quiet`` and ``outside_ended`` are those of its ``Acknowledge``."""
-
-    quiet: bool
-    outside_ended: bool
-    drained: bool
-    """``WatermarkMerger.drained`` at its freeze."""
-    outside: InputTime = _NOTHING_OUTSIDE
-    """``WatermarkMerger.outside`` at its freeze."""
 
 
 @dataclass(frozen=True, slots=True)

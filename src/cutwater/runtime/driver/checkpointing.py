@@ -15,7 +15,6 @@ from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
 from cutwater.protocol.checkpoint.loops import (
     LoopEvent,
     LoopMonitor,
-    LoopReport,
     LoopReported,
     ProbeWanted,
     SendVerdict,
@@ -24,6 +23,7 @@ from cutwater.protocol.checkpoint.loops import (
     WaveFailed,
 )
 from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
+from cutwater.protocol.subtask.host import LoopReport
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr

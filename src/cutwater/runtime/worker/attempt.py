@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import WireError
 from cutwater.protocol import messages as m
-from cutwater.protocol.checkpoint.loops import LoopReport
+from cutwater.protocol.subtask.host import LoopReport
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.determinant_news import DeterminantNews, PeerDeterminants
@@ -228,14 +228,14 @@ class Attempt(SurvivingAttempt):
                 self._complete(message)
             case c.AbortNotice(checkpoint_id=checkpoint_id, latest_completed=latest):
                 for subtask in self._subtasks:
-                    subtask.performer.outcome(m.AbortNotice(checkpoint_id, latest))
+                    subtask.core.outcome(m.AbortNotice(checkpoint_id, latest))
                 aborted = self._checkpoints.pop(checkpoint_id, None)
                 if aborted is not None and self._snapshots is not None:
                     self._snapshots.drop(aborted)
             case c.LoopVerdict(checkpoint_id=checkpoint_id, vertices=vertices, ended=ended, watermark=watermark):
                 for subtask in self._subtasks:
                     if subtask.key[0] in vertices:
-                        subtask.when_idle(m.LoopVerdict(checkpoint_id, ended, watermark))
+                        subtask.core.when_idle(m.LoopVerdict(checkpoint_id, ended, watermark))
             case Written():
                 self._on_written(message)
             case c.PeersReset():
@@ -257,7 +257,7 @@ class Attempt(SurvivingAttempt):
         if self._copies is not None and notice.files is not None:
             self._copies.completed(checkpoint_id, notice.files, completed.lengths if completed is not None else {})
         for subtask in self._subtasks:
-            subtask.performer.outcome(m.CompleteNotice(checkpoint_id, commit))
+            subtask.core.outcome(m.CompleteNotice(checkpoint_id, commit))
         if commit and notice.answer:
             self._worker.link.send(cr.Committed(self.number, checkpoint_id, self.region))
 
@@ -270,7 +270,7 @@ class Attempt(SurvivingAttempt):
         everyone = self._config.protocol == "synchronous" and not event.savepoint
         for subtask in self._subtasks:
             if everyone or subtask.source is not None:
-                subtask.when_idle(event)
+                subtask.core.when_idle(event)
 
     def _on_written(self, written: Written) -> None:
         if written.fatal is not None:
@@ -283,23 +283,19 @@ class Attempt(SurvivingAttempt):
             checkpoint.written.clear()
             checkpoint.error = written.error
             for subtask in self._subtasks:
-                subtask.performer.handle(m.WriteFailed(checkpoint_id, str(written.error)))
+                subtask.core.handle(m.WriteFailed(checkpoint_id, str(written.error)))
             return
         checkpoint.written.append(written)
         for record in written.subtasks:
-            self._by_key[record.vertex, record.subtask].performer.handle(m.Durable(checkpoint_id))
+            self._by_key[record.vertex, record.subtask].core.handle(m.Durable(checkpoint_id))
         for key in written.logs_of:
-            self._by_key[key].performer.handle(m.LogsDurable(checkpoint_id))
+            self._by_key[key].core.handle(m.LogsDurable(checkpoint_id))
 
     # ------------------------------------------------------------------------------- what subtasks ask for (port)
 
     @property
     def called(self) -> bool:
         return self._worker.called
-
-    @property
-    def checkpoints(self) -> WorkerCheckpoints:
-        return self._checkpoints
 
     def submit_snapshot(self, part: FrozenSubtask | SubtaskLogs) -> None:
         assert self._snapshots is not None

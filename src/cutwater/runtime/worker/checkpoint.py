@@ -1,20 +1,19 @@
 """The life of one checkpoint on a worker, from its first barrier to the notice of its outcome, in one record.
 
-The attempt owns the records.  Subtasks keep theirs in it, and the thread that writes snapshots keeps its own part: what
-each thread may touch is said at the field.  An abort removes the record, and with it everything that was kept.
+The attempt owns the records, and the thread that writes snapshots keeps its own part in them: what each thread may
+touch is said at the field.  An abort removes the record, and with it everything that was kept.  What the core of a
+subtask keeps of a checkpoint (``protocol.subtask.performer``) goes when it hears of the outcome.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from cutwater.errors import CutwaterError
-from cutwater.protocol.checkpoint.loops import LoopReport
 from cutwater.protocol.states import State
-from cutwater.protocol.subtask.watermarks import InputTime
+from cutwater.protocol.subtask.host import LoopReport
 from cutwater.runtime.chains.sink_operator import SinkOperator
 from cutwater.runtime.channels.log import LoggedChannel
 from cutwater.state.segments import Frozen
@@ -108,37 +107,6 @@ class PartInProgress:
             each.release()
 
 
-@dataclass(frozen=True, slots=True)
-class TimesAtFreeze:
-    """Event time and pending work of a subtask in a loop, at its freeze."""
-
-    drained: bool
-    outside: InputTime
-    """Of the inputs that do not belong to the loop."""
-    timers_pending: bool
-    """A timer may still make rows."""
-    keeps_rows: bool
-    """An operator keeps rows that it has not given yet."""
-
-
-@dataclass(slots=True)
-class SubtaskCheckpoint:
-    """One checkpoint in one subtask.  Belongs to the worker's loop thread."""
-
-    timeout_s: float | None = None
-    """When the alignment takes too long (monotonic clock); ``None``: not watched."""
-    times: TimesAtFreeze | None = None
-    """Only in a loop."""
-    frozen: FrozenSubtask | None = None
-    """State that is not handed over yet: it shows by the end of the event whether logs will follow."""
-    announced: bool = False
-    """Logs of channels will be handed over."""
-    unsent: bool = False
-    """In-order barriers may still wait in the outputs."""
-    logs: list[LoggedChannel] = field(default_factory=list[LoggedChannel])
-    """Rows on their way, batches by reference, until they are handed over."""
-
-
 class CheckpointStage(State):
     """How far a checkpoint is on a worker."""
 
@@ -155,19 +123,17 @@ class WorkerCheckpoint:
     """One checkpoint, probe or savepoint on one worker.  Belongs to the loop thread but for the fields at the end.
 
     >>> checkpoints = WorkerCheckpoints()
-    >>> checkpoints[7].subtasks[0, 1].announced = True
-    >>> 7 in checkpoints, checkpoints[7].subtasks[0, 1].announced
-    (True, True)
+    >>> checkpoints[7].folder = "/savepoints/monday"
+    >>> 7 in checkpoints, checkpoints[7].folder
+    (True, '/savepoints/monday')
     >>> aborted = checkpoints.pop(7)
-    >>> 7 in checkpoints, checkpoints[7].subtasks[0, 1].announced
-    (False, False)
+    >>> 7 in checkpoints, checkpoints[7].folder
+    (False, '')
     """
 
     checkpoint_id: int
     stage: CheckpointStage = CheckpointStage.UNDER_WAY
     """Set in the loop thread; the snapshot thread sees it at once."""
-    subtasks: dict[Key, SubtaskCheckpoint] = field(default_factory=lambda: defaultdict(SubtaskCheckpoint))
-    """What each subtask keeps."""
     folder: str = ""
     """Of a savepoint, known from the trigger on."""
     homeless: list[FrozenSubtask | SubtaskLogs] = field(default_factory=list[FrozenSubtask | SubtaskLogs])

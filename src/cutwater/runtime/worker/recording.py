@@ -11,7 +11,7 @@ Only where a recovery wants it are the classes here in use, and this module is l
 from __future__ import annotations
 
 import time
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
@@ -22,12 +22,10 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.channel.items import End, Item, Rows, Watermark
 from cutwater.protocol.checkpoint.step_times import SubtaskTime
 from cutwater.protocol.replay.choices import ChoiceKind
-from cutwater.protocol.subtask.loop import Action, Follow
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.runtime.chains.source_runner import Read, SourceRunner
 from cutwater.runtime.control.messages import SplitAssignment
 from cutwater.runtime.worker.determinants import SubtaskDeterminants
-from cutwater.runtime.worker.performer import Performer
 from cutwater.runtime.worker.subtask import Subtask
 
 _POLL_S = 0.01
@@ -153,47 +151,12 @@ class RecordingSource(SourceRunner):
         )
 
 
-class _RecordingPerformer(Performer):
-    order: SubtaskDeterminants
-
-    def handle(self, event: m.Event) -> None:
-        if type(event) is m.LoopVerdict:
-            self._choose(event)
-        super().handle(event)
-
-    def _choose(self, verdict: m.LoopVerdict) -> None:
-        """What a verdict on the loop changes is a choice; nothing has come of it yet."""
-        passes = max(self._merger.combined, self._merger.passing(verdict.checkpoint_id, verdict.watermark))
-        ends = verdict.ended and self._machine.loop_open
-        if ends or passes > self._merger.combined:
-            self.order.chose(ChoiceKind.VERDICT, int(ends), value=passes)
-
-    def hear_again(self, watermark: int, ends: bool) -> None:
-        """What a verdict changed before, it changes once more."""
-        risen = self._merger.let_pass(watermark)
-        if risen is not None:
-            self._parts.chain.start_watermark(risen)
-        if ends:
-            super().handle(m.LoopVerdict(self._machine.newest_id, True))
-
-    def _freeze(self, effect: m.Freeze) -> None:
-        super()._freeze(effect)
-        if effect.probe:
-            return
-        self.order.mark(effect.checkpoint_id)
-        self.order.on_mark()
-        if isinstance(self._parts.source, RecordingSource):
-            self._parts.source.told_again()
-
-
 class RecordingSubtask(Subtask):
     """A subtask that logs its choices, or follows its log."""
 
-    performer_class = _RecordingPerformer
-
     def __init__(self, *arguments: Any, order: SubtaskDeterminants) -> None:
         super().__init__(*arguments)
-        self.order = cast(_RecordingPerformer, self.performer).order = order
+        self.order = order
         order.on_mark = self._begin_turns
         self._times = self._seen()
         self._gathered: list[Rows] = []
@@ -209,24 +172,24 @@ class RecordingSubtask(Subtask):
         self.order.begin(entries)
         self._behind = True
         if entries:
-            self._loop.follow(self.order)
+            self.core.loop.follow(self.order)
 
     def _begin_turns(self) -> None:
         for out in self.chain.outs:
             out.begin_turns()
 
     def _seen(self) -> list[InputTime]:
-        times = self._merger.snapshot()
+        times = self.core.merger.snapshot()
         return [times[channel.key] for channel in self.inputs]
 
-    def _act(self, now_s: float) -> bool:
+    def act(self, now_s: float) -> bool:
         self.order.clock.shows_ms = None
         if self.order.following and not self.chain.pending:
             self.order.next_run()  # there may be none
         if self._behind and not self.order.following and not self.chain.pending:
             self._catch_up()
             return True
-        worked = super()._act(now_s)
+        worked = super().act(now_s)
         if not worked and self.order.following:
             # Somebody cannot send what is wanted for want of room in another input: the order of then need not fit into
             # the frames of now.
@@ -242,8 +205,8 @@ class RecordingSubtask(Subtask):
             if seen.watermark != MAX_WATERMARK and (channel.watermark > seen.watermark or channel.idle != seen.idle):
                 now = Watermark(max(channel.watermark, seen.watermark), channel.idle)
                 self._times = times
-                self._took(index, now)
-                self._advance(index, now.watermark, now.idle)
+                self._chose(index, now)
+                self.core.advance(index, now.watermark, now.idle)
                 return
         self._behind, self._times = False, times
         if isinstance(self.source, RecordingSource):
@@ -251,9 +214,13 @@ class RecordingSubtask(Subtask):
 
     # ---------------------------------------------------------------------------------------------------- recording
 
-    def _took(self, index: int, item: Rows | Watermark | End) -> None:
+    def took(self, index: int, item: Item) -> Item | None:
         if self.order.following:
-            return
+            return self._took_again(index, item)
+        self._chose(index, item)
+        return item
+
+    def _chose(self, index: int, item: Item) -> None:
         if type(item) is End:
             self._times[index] = InputTime(MAX_WATERMARK)
             self.order.chose(ChoiceKind.END, index)
@@ -272,31 +239,39 @@ class RecordingSubtask(Subtask):
             self.order.chose(ChoiceKind.IDLE if idle else ChoiceKind.WATERMARK, index, value=watermark)
 
     @property
-    def _pending(self) -> bool:
-        return self.chain.pending or (not self.order.following and self.chain.answered)
+    def answered(self) -> bool:
+        return not self.order.following and self.chain.answered
 
-    def _answered(self, place: int, taken: bytes) -> None:
+    def took_answers(self, place: int, taken: bytes) -> None:
         self.order.chose(ChoiceKind.ANSWERS, place, body=taken)
 
-    def _fire_timers(self) -> None:
+    def fire_timers(self) -> None:
         now_ms = self._clock.now_ms()
         self.order.chose(ChoiceKind.TIMERS, value=now_ms)
-        self._fire(now_ms)
+        self.fire_at(now_ms)
 
-    def _fire(self, now_ms: int) -> None:
+    def fire_at(self, now_ms: int) -> None:
         self.order.clock.shows_ms = now_ms
-        started = time.perf_counter()
-        self.chain.on_processing_time(now_ms)
-        self.busy_s += time.perf_counter() - started
+        super().fire_at(now_ms)
+
+    def heard(self, verdict: m.LoopVerdict) -> None:
+        """What a verdict on the loop changes is a choice."""
+        merger = self.core.merger
+        passes = max(merger.combined, merger.passing(verdict.checkpoint_id, verdict.watermark))
+        ends = verdict.ended and self.core.machine.loop_open
+        if ends or passes > merger.combined:
+            self.order.chose(ChoiceKind.VERDICT, int(ends), value=passes)
+
+    def freeze(self, effect: m.Freeze) -> None:
+        super().freeze(effect)
+        self.order.mark(effect.checkpoint_id)
+        self.order.on_mark()
+        if isinstance(self.source, RecordingSource):
+            self.source.told_again()
 
     # ---------------------------------------------------------------------------------------------------- following
 
-    def _do(self, action: Action, now_s: float) -> bool:
-        if type(action) is Follow and not self._follow(now_s):
-            return False
-        return super()._do(action, now_s)
-
-    def _follow(self, now_s: float) -> bool:
+    def follow(self) -> bool:
         """The next choice of the log, which needs no input; false if what it needs is not there yet."""
         choice = self.order.peek()
         assert choice is not None
@@ -304,13 +279,13 @@ class RecordingSubtask(Subtask):
         source = self.source
         if kind in (ChoiceKind.WATERMARK, ChoiceKind.IDLE):
             self.order.made(kind)
-            self._advance(place, value, kind is ChoiceKind.IDLE)
+            self.core.advance(place, value, kind is ChoiceKind.IDLE)
         elif kind is ChoiceKind.TIMERS:
             self.order.made(kind)
-            self._fire(value)
+            self.fire_at(value)
         elif kind is ChoiceKind.VERDICT:
             self.order.made(kind)
-            cast(_RecordingPerformer, self.performer).hear_again(value, bool(place))
+            self._hear_again(value, bool(place))
         elif kind is ChoiceKind.ANSWERS:
             self.order.made(kind)
             self.chain.repeat_answers(place, body)
@@ -319,39 +294,38 @@ class RecordingSubtask(Subtask):
             source.reveal(place)
         elif isinstance(source, RecordingSource):
             started = time.perf_counter()
-            there, got = source.read_again(now_s)
+            there, got = source.read_again(self._now_s)
             if got is not None:
-                self._hand_on(got, source, started)
+                self.hand_on(got, source, started)
             return there
         else:
             self.order.made(ChoiceKind.WATERMARK)
         return True
 
-    def _take_rows(self, index: int, max_rows: int) -> None:
-        if not self.order.following:
-            super()._take_rows(index, max_rows)
-            return
-        item = self.inputs[index].take(max_rows)
-        if not isinstance(item, Rows):
-            self._control(index, item)
-            return
+    def _hear_again(self, watermark: int, ends: bool) -> None:
+        """What a verdict changed before, it changes once more."""
+        risen = self.core.merger.let_pass(watermark)
+        if risen is not None:
+            self.chain.start_watermark(risen)
+        if ends:
+            self.core.handle(m.LoopVerdict(self.core.machine.newest_id, True))
+
+    def _took_again(self, index: int, item: Item) -> Item | None:
+        """The item as it was taken before: rows in as many calls as then, and time only where the log tells of it."""
+        if type(item) is Watermark:
+            return None  # what the log says of time holds
+        if type(item) is not Rows:
+            self.order.made(ChoiceKind.END)
+            return item
         self._gathered.append(item)
         self.order.gathered += item.batch.num_rows
         choice = self.order.peek()
         assert choice is not None
         if self.order.gathered < choice.rows:
-            return
+            return None
         self.order.made(choice.kind)
         self.order.gathered = 0
         parts, self._gathered = self._gathered, []
         batch = parts[0].batch if len(parts) == 1 else pa.concat_batches([part.batch for part in parts])
         watermark = MIN_WATERMARK if choice.kind is ChoiceKind.ROWS else choice.value
-        self._process(index, Rows(batch, parts[0].first_row, watermark, parts[0].late_before))
-
-    def _control(self, index: int, item: Item) -> None:
-        if self.order.following:
-            if type(item) is Watermark:
-                return  # what the log says of time holds
-            if type(item) is End:
-                self.order.made(ChoiceKind.END)
-        super()._control(index, item)
+        return Rows(batch, parts[0].first_row, watermark, parts[0].late_before)

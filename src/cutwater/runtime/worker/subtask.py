@@ -1,43 +1,94 @@
-"""One subtask: rows through operators.
+"""One subtask in a worker: rows through operators, and what the core wants done with their state.
 
-``SubtaskLoop`` says what to do next and ``Performer`` does what the protocol demands; here rows are moved and operators
-are called.  Everything runs in the worker's one loop thread.
+``SubtaskCore`` says what to do next, in which order; here operators are called, state is captured and handed to the
+thread that writes it.  Everything runs in the worker's one loop thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from cutwater.data.time import MAX_WATERMARK
-from cutwater.errors import CutwaterError, InvariantError
+from cutwater.errors import CutwaterError
+from cutwater.plan.graph import Channel, Edge
 from cutwater.protocol import messages as m
-from cutwater.protocol.channel.items import Barrier, End, Item, Rows, Watermark
-from cutwater.protocol.subtask.loop import (
-    Action,
-    FireTimers,
-    Follow,
-    Idle,
-    IdleReason,
-    ReadSource,
-    Resume,
-    SubtaskLoop,
-    TakeControl,
-    TakeRows,
-)
+from cutwater.protocol.channel.items import Barrier, Item, Rows
+from cutwater.protocol.channel.receiving import ReceivingEnd
+from cutwater.protocol.subtask.core import SubtaskCore
+from cutwater.protocol.subtask.host import ChannelLog, LoopReport, SubtaskChannels
+from cutwater.protocol.subtask.loop import IdleReason, SubtaskLoop
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import WatermarkMerger
+from cutwater.runtime.chains.chain import Chain
+from cutwater.runtime.chains.clock import ProcessingClock
+from cutwater.runtime.chains.sink_operator import SinkOperator
 from cutwater.runtime.chains.source_runner import Read, SourceRunner
 from cutwater.runtime.chains.step_costs import StepCosts
-from cutwater.runtime.worker.performer import Performer, SubtaskParts, SubtaskPort
+from cutwater.runtime.channels.log import LoggedChannel
+from cutwater.runtime.channels.output import OutputChannel
+from cutwater.runtime.worker.checkpoint import FrozenSubtask, SubtaskLogs
+from cutwater.storage.snapshot.manifest import ChannelRecord, SubtaskRecord
 
 _ACTIONS_PER_ROUND = 8
 """A subtask does at most this much before its neighbours in the worker have their turn."""
 
 
+class SubtaskPort(Protocol):
+    """What a subtask asks of its worker."""
+
+    @property
+    def called(self) -> bool:
+        """The coordinator, or the snapshot thread, waits for the worker's attention."""
+        ...
+
+    def submit_snapshot(self, part: FrozenSubtask | SubtaskLogs) -> None: ...
+
+    def forget_snapshot(self, checkpoint_id: int) -> None: ...
+
+    def acknowledge(self, subtask: tuple[int, int], checkpoint_id: int, report: LoopReport | None) -> None: ...
+
+    def decline(self, subtask: tuple[int, int], effect: m.Decline) -> None: ...
+
+    def finished(self, subtask: tuple[int, int]) -> None: ...
+
+    def probe_wanted(self, subtask: tuple[int, int]) -> None: ...
+
+
+@dataclass(slots=True)
+class SubtaskParts:
+    """What the worker builds a subtask from."""
+
+    key: tuple[int, int]
+    name: str
+    incarnation: int
+    inputs: Sequence[ReceivingEnd]
+    input_numbers: Sequence[int]
+    """Per channel: which input of the head operator it feeds."""
+    chain: Chain
+    clock: ProcessingClock
+    source: SourceRunner | None
+    sinks: Sequence[SinkOperator]
+    edges: dict[Channel, Edge]
+    """Of all its channels."""
+    back_edges: frozenset[Channel]
+    """Inputs that close a loop."""
+    loop_inputs: frozenset[Channel]
+    """Inputs from the same loop, back-edges among them."""
+    loop_outputs: frozenset[Channel]
+    """Outputs to the same loop."""
+    key_groups: range
+    """Those that the subtask owns."""
+    aligned_timeout_ms: float
+    spill: bool
+    """Blocked inputs do not hold their senders up."""
+
+
 class Subtask:
-    """A running subtask.
+    """A running subtask: the host of a ``SubtaskCore`` (its port is ``SubtaskHost``).
 
     Args:
         parts: channels and operators.
@@ -45,8 +96,6 @@ class Subtask:
         port: the worker.
         slice_budget_ms: a round ends when the operators have worked for so long.
     """
-
-    performer_class: type[Performer] = Performer
 
     def __init__(
         self,
@@ -60,22 +109,29 @@ class Subtask:
         self.key, self.name = parts.key, parts.name
         self.inputs = list(parts.inputs)
         self.chain, self.source, self.sinks = parts.chain, parts.source, list(parts.sinks)
+        self.reads = self.source is not None
+        self.outputs = [c for out in parts.chain.outs for c in out.channels]
+        self._parts, self._port, self._clock = parts, port, parts.clock
         self._input_numbers = list(parts.input_numbers)
-        self._clock = parts.clock
-        self._in_loop = bool(parts.loop_inputs)
-        self._loop_first = [self.inputs[i] for i in loop.loop_first]
-        self._machine, self._loop, self._merger, self._port = machine, loop, merger, port
-        self.performer = self.performer_class(parts, machine, merger, port, self._no_more_rows, self.when_idle)
-        self._outputs = self.performer.outputs
-        self._waiting: deque[m.Trigger | m.LoopVerdict | m.AlignmentTimeout] = deque()
-        self._ending = False
-        self._idle = any(channel.idle for channel in self._outputs)  # as it was at the cut
+        self.core = SubtaskCore(
+            self,
+            SubtaskChannels(self.inputs, self.outputs, parts.back_edges, parts.loop_inputs, parts.loop_outputs),
+            machine,
+            loop,
+            merger,
+            aligned_timeout_ms=parts.aligned_timeout_ms,
+            relieves=parts.spill,
+            idle=any(channel.idle for channel in self.outputs),  # as it was at the cut
+        )
+        self._frozen: dict[int, FrozenSubtask] = {}
+        """State between its freeze and the end of that event."""
         self._round_s = slice_budget_ms / 1000
         self._actions_left, self._enough_s = 0, 0.0
         self.interrupted = False
         """The worker was called before the end of the turn, which goes on afterwards."""
         self.costs = StepCosts(self.chain.nodes, loop.calls)
         self.busy_s = 0.0
+        self._now_s = 0.0
         self._full_s = 0.0
         self._full_since_s: float | None = None
 
@@ -86,12 +142,13 @@ class Subtask:
 
     def round(self, now_s: float) -> bool:
         """Some actions, or the rest of those that were interrupted; False if there was nothing to do."""
-        self.performer.tick(now_s)
+        self._now_s = now_s
+        self.core.tick(now_s * 1000)
         worked = False
         if not self.interrupted:
             self._actions_left, self._enough_s = _ACTIONS_PER_ROUND, self.busy_s + self._round_s
         self.interrupted = False
-        while self._act(now_s):
+        while self.act(now_s):
             worked = True
             self._actions_left -= 1
             if not self._actions_left or self.busy_s > self._enough_s:
@@ -105,36 +162,95 @@ class Subtask:
         """Take what the coordinator wants, as soon as no work is pending; rows wait for the turn.  False: nothing."""
         worked = False
         for _ in range(_ACTIONS_PER_ROUND):
-            if not self._waiting or not self._act(now_s):
+            if not self.core.waits or not self.act(now_s):
                 break
             worked = True
         return worked
 
+    def act(self, now_s: float) -> bool:
+        """One action of the core; False if there was nothing to do."""
+        self._now_s = now_s
+        worked = self.core.act(self.following)
+        if worked:
+            if self._full_since_s is not None:
+                self._full_s += now_s - self._full_since_s
+                self._full_since_s = None
+        elif self.core.why_idle is IdleReason.OUTPUTS_FULL and self._full_since_s is None:
+            self._full_since_s = now_s
+        return worked
+
+    def full_s(self, now_s: float) -> float:
+        """How long, up to now, rows were not made for want of room in an output; it may be so for minutes on end."""
+        return self._full_s if self._full_since_s is None else self._full_s + max(0.0, now_s - self._full_since_s)
+
     def flush_if_due(self, now_s: float) -> float:
         """Send what waited long enough in the builders; returns when the next is due (seconds, monotonic)."""
-        return min((c.flush_if_due(now_s) for c in self._outputs), default=float("inf"))
+        return min((c.flush_if_due(now_s) for c in self.outputs), default=float("inf"))
 
     def flush_idle(self) -> bool:
         """Send what waits in the builders; says whether anything did."""
         sent = False
-        for channel in self._outputs:
+        for channel in self.outputs:
             sent |= channel.flush_idle()
         return sent
 
     def wait_s(self, now_s: float) -> float:
         """How long the loop may sleep for this subtask if nothing wakes it."""
-        due = self.performer.due_s - now_s
+        core = self.core
+        due = core.performer.due_ms / 1000 - now_s
         timer_ms = self._next_timer_ms
-        if timer_ms is not None and not self.chain.full and self._machine.may_read:
+        if timer_ms is not None and not self.chain.full and core.machine.may_read:
             due = min(due, (timer_ms - self._clock.now_ms()) / 1000)
         if self.source is not None:
             due = min(due, self.source.report_in_s(now_s))
-        if self.source is None or self._ending or self.chain.full or self._machine.halted:
+        if self.source is None or core.ending or self.chain.full or core.machine.halted:
             return due
         if self.chain.room == 0 and not self.following:
             return due
         wait = self.source.wait_s(now_s)
         return due if wait is None else min(wait, due)
+
+    def close(self) -> None:
+        """Release operators, writers and readers; commits nothing."""
+        self.chain.close()
+        if self.source is not None:
+            with contextlib.suppress(Exception):
+                self.source.close()
+
+    # ------------------------------------------------------------------------------------- operators (SubtaskHost)
+
+    @property
+    def working(self) -> bool:
+        return self.chain.pending
+
+    @property
+    def answered(self) -> bool:
+        return self.chain.answered
+
+    @property
+    def keeps_rows(self) -> bool:
+        return self.chain.keeps_rows
+
+    @property
+    def timers_pending(self) -> bool:
+        return self.chain.timers_pending
+
+    @property
+    def timers_due(self) -> bool:
+        timer_ms = self._next_timer_ms
+        return timer_ms is not None and timer_ms <= self._clock.now_ms()
+
+    @property
+    def watermark(self) -> int:
+        return self.chain.watermark
+
+    @property
+    def full(self) -> bool:
+        return self.chain.full
+
+    @property
+    def room(self) -> int | None:
+        return self.chain.room
 
     @property
     def _next_timer_ms(self) -> int | None:
@@ -142,160 +258,82 @@ class Subtask:
 
         After the last watermark nothing is made any more, except in a loop, which it may start again.
         """
-        over = self._ending or (self.chain.watermark == MAX_WATERMARK and not self._in_loop)
+        over = self.core.ending or (self.chain.watermark == MAX_WATERMARK and not self._parts.loop_inputs)
         return None if over else self.chain.next_processing_time_ms
 
-    def _act(self, now_s: float) -> bool:
-        chain, source = self.chain, self.source
-        pending = self._pending
-        if self._waiting:
-            if pending:  # over full outputs too: it is bounded, and the barrier must not wait for the slowest consumer
-                return self._resume()
-            return self._take_waiting(now_s)
-        over = self._ending and not pending and not chain.keeps_rows
-        if over and not self.performer.finished and not self._machine.halted:
-            return self._end()
-        ready = False
-        if source is not None and not self._ending:
-            wait = source.wait_s(now_s)
-            ready = wait is not None and wait <= 0
-            self._tell_idle(source.idle)
-            if not pending and source.exhausted and not self._machine.halted:
-                self.performer.handle(m.SourceExhausted())
-                return True
-        timer_ms = self._next_timer_ms
-        action = self._loop.decide(
-            [channel.head() for channel in self.inputs],
-            outputs_full=chain.full or (not pending and not self.following and chain.room == 0),
-            operator_pending=pending,
-            source_ready=ready,
-            timers_due=timer_ms is not None and timer_ms <= self._clock.now_ms(),
-            loop_rows=sum(channel.queued_rows for channel in self._loop_first),
-        )
-        return self._do(action, now_s)
+    def process(self, index: int, rows: Rows) -> None:
+        self.costs.begin()
+        started = time.perf_counter()
+        try:
+            self.chain.process(self._input_numbers[index], rows.batch, rows.late_before)
+        except CutwaterError as e:
+            raise self._positioned(e, f"channel {tuple(self.inputs[index].key)}", rows.first_row) from e
+        self._observe(rows.batch.num_rows, time.perf_counter() - started)
 
-    def _do(self, action: Action, now_s: float) -> bool:
-        match action:
-            case TakeRows(input=index, max_rows=max_rows):
-                self._take_rows(index, max_rows)
-            case ReadSource(max_rows=max_rows):
-                return self._read(max_rows, now_s)
-            case TakeControl(input=index):
-                self._control(index, self.inputs[index].take(1))
-            case Resume():
-                self._resume()
-            case FireTimers():
-                self._fire_timers()
-            case Follow():
-                pass  # done, where a determinant log is followed
-            case Idle(reason=reason):
-                if reason is IdleReason.OUTPUTS_FULL and self._full_since_s is None:
-                    self._full_since_s = now_s
-                return False
-        if self._full_since_s is not None:
-            self._full_s += now_s - self._full_since_s
-            self._full_since_s = None
-        return True
+    def start_watermark(self, watermark: int) -> None:
+        self.chain.start_watermark(watermark)
 
-    def full_s(self, now_s: float) -> float:
-        """How long, up to now, rows were not made for want of room in an output; it may be so for minutes on end."""
-        return self._full_s if self._full_since_s is None else self._full_s + max(0.0, now_s - self._full_since_s)
-
-    @property
-    def _pending(self) -> bool:
-        """Whether something is to be done that needs no input."""
-        return self.chain.pending or self.chain.answered
-
-    def _resume(self) -> bool:
+    def resume(self) -> None:
         started = time.perf_counter()
         if self.chain.pending:
             self.chain.resume()
         else:
-            self.chain.take_answers(self._answered)
+            self.chain.take_answers(self.took_answers)
         self.busy_s += time.perf_counter() - started
-        return True
 
-    def _answered(self, place: int, taken: bytes) -> None:
+    def took_answers(self, place: int, taken: bytes) -> None:
         """An operator took what came from outside; nothing has come of it yet."""
 
-    def _fire_timers(self) -> None:
+    def fire_timers(self) -> None:
+        self.fire_at(self._clock.now_ms())
+
+    def fire_at(self, now_ms: int) -> None:
+        """A slice of what is due at this moment of the clock."""
         started = time.perf_counter()
-        self.chain.on_processing_time(self._clock.now_ms())
+        self.chain.on_processing_time(now_ms)
         self.busy_s += time.perf_counter() - started
 
-    def _take_rows(self, index: int, max_rows: int) -> None:
-        channel = self.inputs[index]
-        item = channel.take(self._fitting(max_rows))
-        if not isinstance(item, Rows):  # a barrier that overtakes has arrived since the rows were looked at
-            self._control(index, item)
-            return
-        self._merger.rows(channel.key)
-        self._took(index, item)
-        self._process(index, item)
+    def offer_idle(self, idle: bool) -> None:
+        self.chain.offer_idle(idle)
 
-    def _took(self, index: int, item: Rows | Watermark | End) -> None:
-        """Something that counts was taken from an input; nothing has come of it yet."""
+    def _observe(self, rows: int, elapsed_s: float) -> None:
+        """A call of the operators, from the first to the last."""
+        self.busy_s += elapsed_s
+        if rows:
+            self.core.loop.observe(rows, elapsed_s * 1000)
+            self.costs.observe(rows)
 
-    def _process(self, index: int, item: Rows) -> None:
-        channel = self.inputs[index]
-        self.costs.begin()
-        started = time.perf_counter()
-        try:
-            self.chain.process(self._input_numbers[index], item.batch, item.late_before)
-        except CutwaterError as e:
-            raise self._positioned(e, f"channel {tuple(channel.key)}", item.first_row) from e
-        rows = item.batch.num_rows
-        self._observe(rows, time.perf_counter() - started)
-        if self._machine.recording(channel.key):
-            self.performer.handle(m.RowsTaken(channel.key, rows))
-        self._advance(index, item.watermark, False)
+    # --------------------------------------------------------------------------------------------------- the source
 
-    def _fitting(self, max_rows: int) -> int:
-        """No more rows than the operators have room for."""
-        room = self.chain.room
-        return max_rows if room is None else max(1, min(max_rows, room))
+    @property
+    def source_ready(self) -> bool:
+        wait = self.source.wait_s(self._now_s) if self.source is not None else None
+        return wait is not None and wait <= 0
 
-    def _control(self, index: int, item: Item) -> None:
-        channel = self.inputs[index]
-        match item:
-            case Barrier():
-                self.performer.barrier(channel, item)
-            case Watermark(watermark=watermark, idle=idle):
-                self._took(index, item)
-                if self._machine.recording(channel.key):
-                    self.performer.handle(m.WatermarkTaken(channel.key))
-                self._advance(index, watermark, idle)
-            case End():
-                self._took(index, item)
-                self._advance(index, MAX_WATERMARK, False)
-                self.performer.handle(m.EndTaken(channel.key))
-            case Rows():
-                raise InvariantError(f"{self.name}: rows where a control item was announced")
+    @property
+    def source_idle(self) -> bool:
+        return self.source is not None and self.source.idle
 
-    def _advance(self, index: int, watermark: int, idle: bool) -> None:
-        risen = self._merger.update(self.inputs[index].key, watermark, idle)
-        if risen is not None:
-            self.chain.start_watermark(risen)
-        if (idle or self._idle) and not self._in_loop:  # what circulates in a loop is still to come
-            self._tell_idle(self._merger.idle)
+    @property
+    def source_queued(self) -> bool:
+        return self.source is not None and bool(self.source.queued)
 
-    def _tell_idle(self, idle: bool) -> None:
-        if idle != self._idle and not (idle and (self.chain.pending or self.chain.keeps_rows)):
-            self._idle = idle
-            self.chain.offer_idle(idle)
+    @property
+    def exhausted(self) -> bool:
+        return self.source is not None and self.source.exhausted
 
-    def _read(self, max_rows: int, now_s: float) -> bool:
+    def read(self, max_rows: int) -> bool:
         source = self.source
         assert source is not None
         started = time.perf_counter()
-        got = source.read(self._fitting(max_rows), now_s)
+        got = source.read(max_rows, self._now_s)
         if got is None:
             return False
-        self._hand_on(got, source, started)
+        self.hand_on(got, source, started)
         return True
 
-    def _hand_on(self, got: Read, source: SourceRunner, started: float) -> None:
-        """What was read goes through the operators."""
+    def hand_on(self, got: Read, source: SourceRunner, started: float) -> None:
+        """Let what was read go through the operators."""
         self.costs.begin()
         self.chain.nodes[0].busy_s += time.perf_counter() - started
         rows = sum(b.num_rows for o, b in got.outputs if o == 0)
@@ -307,43 +345,87 @@ class Subtask:
             raise self._positioned(e, source.origin, None) from e
         self._observe(rows, time.perf_counter() - started)
 
-    def _observe(self, rows: int, elapsed_s: float) -> None:
-        """A call of the operators, from the first to the last."""
-        self.busy_s += elapsed_s
-        if rows:
-            self._loop.observe(rows, elapsed_s * 1000)
-            self.costs.observe(rows)
+    # ---------------------------------------------------------------------------------------------------- snapshots
 
-    # ------------------------------------------------------------------------------------------------ the protocol
+    def now_ms(self) -> float:
+        return time.monotonic() * 1000
 
-    def when_idle(self, event: m.Trigger | m.LoopVerdict | m.AlignmentTimeout) -> None:
-        """An event that must not come in the middle of a batch, or of what it makes (A1)."""
-        self._waiting.append(event)
+    def freeze(self, effect: m.Freeze) -> None:
+        checkpoint_id = effect.checkpoint_id
+        started = time.perf_counter()
+        record = self._record("aligned" if effect.savepoint else self.core.machine.protocol.name)
+        states = self.chain.freeze(checkpoint_id)
+        ends = effect.final and self.core.finished  # a job that was stopped in the middle goes on some day
+        sinks = [(sink, sink.pre_commit(checkpoint_id, ends, effect.savepoint)) for sink in self.sinks]
+        freeze_ms = (time.perf_counter() - started) * 1000
+        frozen = FrozenSubtask(checkpoint_id, record, states, sinks, freeze_ms, self._parts.key_groups)
+        frozen.savepoint, frozen.checkpoint = effect.savepoint, effect.final or not effect.savepoint
+        self._frozen[checkpoint_id] = frozen
 
-    def _take_waiting(self, now_s: float) -> bool:
-        """Rows that the reader gave already lie before the barrier; they must leave first."""
-        if self.source is not None and self.source.queued:
-            return self._read(1, now_s)
-        self.performer.handle(self._waiting.popleft())
-        return True
+    def _record(self, protocol: str) -> SubtaskRecord:
+        source = self.source
+        return SubtaskRecord(
+            vertex=self.key[0],
+            subtask=self.key[1],
+            incarnation=self._parts.incarnation,
+            protocol=protocol,
+            inputs=[_channel_record(c) for c in self.inputs],
+            output_rows=[_channel_record(c) for c in self.outputs],
+            splits={source.step: source.records()} if source else {},
+            processing_time_ms=self._clock.now_ms(),
+            watermark=self.chain.watermark,
+            finished=self.core.finished,
+        )
 
-    def _no_more_rows(self) -> None:
-        self._ending = True
+    def hand_over(self, checkpoint_id: int, logs_follow: bool) -> None:
+        frozen = self._frozen.pop(checkpoint_id)
+        frozen.logs_follow = logs_follow
+        self._port.submit_snapshot(frozen)
 
-    def _end(self) -> bool:
-        """Everything is worked off: say so downstream and to the coordinator (A7)."""
-        for channel in self._outputs:
-            channel.offer_end()
-        self.performer.finished = True
+    def write_logs(self, checkpoint_id: int, logs: list[ChannelLog]) -> None:
+        edges = self._parts.edges
+        logged = [LoggedChannel(edges[log.channel], log.channel, log.side, log.items) for log in logs]
+        self._port.submit_snapshot(SubtaskLogs(checkpoint_id, self.key, logged))
+
+    def commit(self, checkpoint_id: int) -> None:
+        for sink in self.sinks:
+            sink.commit(checkpoint_id)
+
+    def forget(self, checkpoint_id: int) -> None:
+        self._port.forget_snapshot(checkpoint_id)
+
+    # ------------------------------------------------------------------------------------------------- coordination
+
+    def acknowledge(self, checkpoint_id: int, report: LoopReport | None) -> None:
+        self._port.acknowledge(self.key, checkpoint_id, report)
+
+    def decline(self, effect: m.Decline) -> None:
+        self._port.decline(self.key, effect)
+
+    def finished(self) -> None:
         self._port.finished(self.key)
+
+    def probe_wanted(self) -> None:
+        self._port.probe_wanted(self.key)
+
+    # ------------------------------------------------------------------- choices and traces: nobody asks for them here
+
+    def took(self, index: int, item: Item) -> Item | None:
+        return item
+
+    def heard(self, verdict: m.LoopVerdict) -> None:
+        """No log keeps it."""
+
+    def follow(self) -> bool:
         return True
 
-    def close(self) -> None:
-        """Release operators, writers and readers; commits nothing."""
-        self.chain.close()
-        if self.source is not None:
-            with contextlib.suppress(Exception):
-                self.source.close()
+    def barrier_taken(self, index: int, barrier: Barrier) -> None:
+        """No trace is written."""
+
+    def barrier_leaves(self, effect: m.BroadcastBarrier) -> None:
+        """No trace is written."""
+
+    # -------------------------------------------------------------------------------------------------------- errors
 
     def _positioned(self, error: CutwaterError, origin: str, first_row: int | None) -> CutwaterError:
         """The same error, saying also where the row came from."""
@@ -357,3 +439,8 @@ class Subtask:
             headline, newline, story = error.message.partition("\n")  # a user's traceback stays below
             error.message = f"{headline} (in {where}){newline}{story}"
         return error
+
+
+def _channel_record(end: ReceivingEnd | OutputChannel) -> ChannelRecord:
+    key: Channel = end.key
+    return ChannelRecord(*key, end.next_row, end.watermark, end.idle, end.ended)

@@ -21,12 +21,12 @@ from typing import Any
 from cutwater.errors import ConfigError, StorageError
 from cutwater.plan.graph import Channel, PhysicalPlan
 from cutwater.protocol import messages as m
-from cutwater.protocol.channel.items import Barrier, Item, Rows
+from cutwater.protocol.channel.items import Barrier, Item, Rows, rows_in
 from cutwater.protocol.channel.receiving import ReceivingEnd
-from cutwater.runtime.channels.log import LoggedChannel, edge_name
+from cutwater.protocol.subtask.host import ChannelLog
+from cutwater.runtime.channels.log import edge_name
 from cutwater.runtime.channels.output import OutputChannel
-from cutwater.runtime.worker.performer import Performer, SubtaskParts
-from cutwater.runtime.worker.subtask import Subtask
+from cutwater.runtime.worker.subtask import Subtask, SubtaskParts
 from cutwater.trace import events as e
 from cutwater.trace.parts import SUFFIX
 
@@ -219,7 +219,7 @@ class SubtaskTrace:
         self.moved()
         self._write(e.MarkerTaken(_now_ms(), self._process, self._attempt, snapshot, self._links[channel], position))
 
-    def recorded(self, snapshot: int, log: LoggedChannel) -> None:
+    def recorded(self, snapshot: int, log: ChannelLog) -> None:
         rows = [i for i in log.items if type(i) is Rows]
         if rows:
             name = self._links[log.channel]
@@ -259,49 +259,42 @@ class _Gate:
                 self._send(item)
 
 
-class _TracedPerformer(Performer):
-    trace: SubtaskTrace
-
-    def barrier(self, channel: ReceivingEnd, barrier: Barrier) -> None:
-        if not barrier.probe:
-            overtook = sum(i.batch.num_rows for i in barrier.overtaken if type(i) is Rows)
-            self.trace.marker_taken(barrier.checkpoint_id, channel.key, channel.next_row + overtook + barrier.behind)
-        super().barrier(channel, barrier)
-
-    def _freeze(self, effect: m.Freeze) -> None:
-        super()._freeze(effect)
-        if not effect.probe:
-            self.trace.cut(effect.checkpoint_id)
-
-    def _broadcast(self, effect: m.BroadcastBarrier) -> None:
-        if not effect.probe:
-            for channel in self.outputs:
-                self.trace.marker_sent(effect.checkpoint_id, channel.key, channel.next_row)
-        super()._broadcast(effect)
-
-    def _write_logs(self, checkpoint_id: int, logs: list[LoggedChannel]) -> None:
-        for log in sorted(logs, key=lambda log: log.side):  # the receiver's before the sender's
-            self.trace.recorded(checkpoint_id, log)
-        super()._write_logs(checkpoint_id, logs)
-
-    def _commit(self, checkpoint_id: int) -> None:
-        super()._commit(checkpoint_id)
-        if self.commits:
-            self.trace.committed(checkpoint_id)
-
-
 class _TracedSubtask(Subtask):
-    performer_class = _TracedPerformer
+    """Tells the trace of what it does, before anybody else can see it."""
 
     def __init__(self, *arguments: Any, trace: SubtaskTrace) -> None:
         super().__init__(*arguments)
-        assert isinstance(self.performer, _TracedPerformer)
-        self._trace = self.performer.trace = trace
-        trace.attach(self.inputs, self.performer.outputs)
+        self._trace = trace
+        trace.attach(self.inputs, self.outputs)
 
-    def _act(self, now_s: float) -> bool:
+    def act(self, now_s: float) -> bool:
         self._trace.begin()
         try:
-            return super()._act(now_s)
+            return super().act(now_s)
         finally:
             self._trace.end()
+
+    def barrier_taken(self, index: int, barrier: Barrier) -> None:
+        if not barrier.probe:
+            channel = self.inputs[index]
+            position = channel.next_row + rows_in(barrier.overtaken) + barrier.behind
+            self._trace.marker_taken(barrier.checkpoint_id, channel.key, position)
+
+    def barrier_leaves(self, effect: m.BroadcastBarrier) -> None:
+        if not effect.probe:
+            for channel in self.outputs:
+                self._trace.marker_sent(effect.checkpoint_id, channel.key, channel.next_row)
+
+    def freeze(self, effect: m.Freeze) -> None:
+        super().freeze(effect)
+        self._trace.cut(effect.checkpoint_id)
+
+    def write_logs(self, checkpoint_id: int, logs: list[ChannelLog]) -> None:
+        for log in sorted(logs, key=lambda log: log.side):  # the receiver's before the sender's
+            self._trace.recorded(checkpoint_id, log)
+        super().write_logs(checkpoint_id, logs)
+
+    def commit(self, checkpoint_id: int) -> None:
+        super().commit(checkpoint_id)
+        if self.sinks:
+            self._trace.committed(checkpoint_id)

@@ -31,9 +31,8 @@ from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.channels.partitioner import HashPartitioner
 from cutwater.runtime.channels.spill import KeptRows, SpillingFrames
 from cutwater.runtime.control.messages import Deploy
-from cutwater.runtime.worker.performer import SubtaskParts, SubtaskPort
 from cutwater.runtime.worker.restore import Restore
-from cutwater.runtime.worker.subtask import Subtask
+from cutwater.runtime.worker.subtask import Subtask, SubtaskParts, SubtaskPort
 from cutwater.state.keys import key_group_range
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.checkpoint.loops import (
     LoopEvent,
-    LoopReport,
     LoopReported,
     StartProbe,
     WaveCompleted,
@@ -17,6 +16,7 @@ from cutwater.protocol.checkpoint.loops import (
 )
 from cutwater.protocol.protocols import FreezeOn
 from cutwater.protocol.reasons import CheckpointKind
+from cutwater.protocol.subtask.host import LoopReport
 from cutwater.sim.explorer.world import END, Barrier, Cut, Item, rows_of
 from cutwater.sim.world.oracle import Violation
 from cutwater.trace import events as e

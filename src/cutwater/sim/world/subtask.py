@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.protocol import messages as m
-from cutwater.protocol.checkpoint.loops import LoopReport
 from cutwater.protocol.replay.determinants import CONTROL
+from cutwater.protocol.subtask.host import LoopReport
 from cutwater.protocol.subtask.loop import Follow, ReadSource, Resume, TakeControl, TakeRows
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.sim.schedules.graphs import source_row

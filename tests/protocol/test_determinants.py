@@ -87,7 +87,7 @@ def test_r0_a_loop_that_follows_takes_nothing_else() -> None:
 def test_r0_what_a_verdict_on_the_loop_changed_is_a_choice() -> None:
     log, verdict = DeterminantLog(), Verdict(watermark=8, ended=False)
     log.took("in", 1)
-    log.heard(verdict)
+    log.chose(verdict)
     log.took("back", 1)
     log.go_back(0, known=3)
     machine = SubtaskMachine("loop 0", ["in", "back"], protocol=PROTOCOLS["aligned"], back_edges=frozenset({"back"}))
@@ -100,8 +100,8 @@ def test_r0_what_a_verdict_on_the_loop_changed_is_a_choice() -> None:
     assert decide() == TakeRows(0, 1)
     log.took("in", 1)
     assert decide() == Follow()
-    assert log.next_verdict() == verdict
+    assert log.next_own() == verdict
     with pytest.raises(InvariantError, match="choice 1 was"):
-        log.heard(Verdict(watermark=9, ended=False))
-    log.heard(verdict)
+        log.chose(Verdict(watermark=9, ended=False))
+    log.chose(verdict)
     assert decide() == TakeRows(1, 1)

@@ -222,7 +222,7 @@ def test_a_living_receiver_says_what_it_has_and_takes_only_what_is_new() -> None
     receiver.put(Rows(batch, 0))
     receiver.put(Watermark(7))
     receiver.take_over(credits.append, Remaker("draw", 0, 1))
-    assert (receiver.places, receiver.next_arrival, receiver.end_arrived) == (2, 4, False)
+    assert (receiver.places, receiver.next_arrival) == (2, 4)
     receiver.put(Rows(batch.slice(2), 2))
     receiver.put(Rows(pa.record_batch([pa.array(range(3, 6), pa.int64())], schema=SCHEMA), 3))
     taken = [receiver.take(10) for _ in range(4)]

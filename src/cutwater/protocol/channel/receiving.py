@@ -352,11 +352,6 @@ class ReceivingEnd:
         """Frames that the sender may send now, if nothing of them is on its way."""
         return self.capacity_frames - (self._credited_in - self._credited_out)
 
-    @property
-    def end_arrived(self) -> bool:
-        """The end of data arrived; it may not have been taken."""
-        return self._end_arrived
-
     # -- what a status shows
 
     @property

@@ -42,7 +42,17 @@ class Verdict(NamedTuple):
     """Its back-edges ended."""
 
 
-_Choice: TypeAlias = tuple[InputId, bool] | Verdict
+class InputWatermark(NamedTuple):
+    """A watermark that was taken from an input, alone or behind rows; where it stood among them is not the sender's."""
+
+    input: InputId
+    watermark: int
+    """In microseconds since the epoch."""
+
+
+OwnChoice: TypeAlias = Verdict | InputWatermark
+"""A choice that needs nothing from outside."""
+_Choice: TypeAlias = tuple[InputId, bool] | OwnChoice
 
 
 class Order(Protocol):
@@ -85,13 +95,13 @@ class DeterminantLog:
         for choice in [(input, False)] if rows == CONTROL else [(input, True)] * rows:
             self._chose(choice)
 
-    def heard(self, verdict: Verdict) -> None:
-        """A verdict on the loop of the subtask changed something.
+    def chose(self, choice: OwnChoice) -> None:
+        """A verdict on the loop of the subtask, or the watermark of an input, changed something.
 
         Raises:
             InvariantError: the log says that something else comes next.
         """
-        self._chose(verdict)
+        self._chose(choice)
 
     def go_back(self, position: int, known: int) -> None:
         """The subtask is at ``position`` again; choices from ``known`` on are known to nobody, and forgotten.
@@ -108,26 +118,26 @@ class DeterminantLog:
         self.position = position
 
     def next_run(self) -> Run | None:
-        """What comes next, ``OWN`` for a verdict; ``None`` where the log ends."""
+        """What comes next, ``OWN`` for a verdict or a watermark; ``None`` where the log ends."""
         choices, end = self._choices, self.position
         if end == len(choices):
             return None
         first = choices[end]
-        if isinstance(first, Verdict):
+        if isinstance(first, Verdict | InputWatermark):
             return OWN, CONTROL
         while first[1] and end < len(choices) and choices[end] == first:
             end += 1
         return first[0], end - self.position
 
-    def next_verdict(self) -> Verdict:
+    def next_own(self) -> OwnChoice:
         """What comes next, where that is ``OWN``.
 
         Raises:
             InvariantError: it is something else.
         """
         choice = self._choices[self.position] if self.position < len(self._choices) else None
-        if not isinstance(choice, Verdict):
-            raise InvariantError(f"choice {self.position} is {choice} in the determinant log, and no verdict")
+        if not isinstance(choice, Verdict | InputWatermark):
+            raise InvariantError(f"choice {self.position} is {choice} in the determinant log, and needs an input")
         return choice
 
     def copy(self) -> DeterminantLog:

@@ -47,6 +47,7 @@ class SubtaskCore:
         aligned_timeout_ms: an unaligned checkpoint overtakes after so long; 0: at once.
         relieves: blocked inputs give their places back, so that their senders go on.
         idle: it had said so before the snapshot that it goes on from.
+        performer: what performs the effects of the machine.
     """
 
     def __init__(
@@ -60,9 +61,10 @@ class SubtaskCore:
         aligned_timeout_ms: float = 0.0,
         relieves: bool = False,
         idle: bool = False,
+        performer: type[Performer] = Performer,
     ) -> None:
         self._host, self.channels, self.machine, self.loop, self.merger = host, channels, machine, loop, merger
-        self.performer = Performer(
+        self.performer = performer(
             host,
             channels,
             machine,
@@ -125,7 +127,7 @@ class SubtaskCore:
             operator_pending=pending,
             source_ready=ready,
             timers_due=host.timers_due,
-            loop_rows=sum(end.queued_rows for end in self._loop_first),
+            loop_rows=sum([end.queued_rows for end in self._loop_first]) if self._loop_first else 0,
         )
         return self._do(action)
 

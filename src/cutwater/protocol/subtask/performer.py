@@ -159,6 +159,8 @@ class Performer:
     @property
     def due_ms(self) -> float:
         """When ``tick`` is wanted at the latest."""
+        if not self._under_way:
+            return math.inf
         return min((w.timeout_ms for w in self._under_way.values() if w.timeout_ms is not None), default=math.inf)
 
     @property

@@ -67,8 +67,8 @@ class Connection:
         self._schemas: dict[tuple[int, int, int], pa.Schema] = {}
         """Of the inputs."""
         self._survivors: dict[Channel, ReceivingEnd] = {}
-        self.arrived: dict[tuple[int, int, int], tuple[int, bool]] = {}
-        """R3, R4: of outputs whose receivers lived on, the next row lacking, and whether the end arrived."""
+        self.arrived: dict[tuple[int, int, int], int] = {}
+        """R3, R4: of outputs whose receivers lived on, the next row lacking."""
         self._lock = threading.Lock()
         self._over = self._started = self._peer_left = self._hung_up = False
         self._on_lost: Callable[[Connection, CutwaterError], None] | None = None
@@ -192,8 +192,7 @@ class Connection:
         if self._news is not None:
             self._send(Header(Kind.ORDER))
         for key, channel in self._survivors.items():
-            flags = FINAL if channel.end_arrived else 0
-            self._send(Header(Kind.ARRIVED, flags, *key, first_row=channel.next_arrival))
+            self._send(Header(Kind.ARRIVED, 0, *key, first_row=channel.next_arrival))
         for key, channel in self._inputs.items():
             if channel.capacity_frames < NO_LIMIT and channel.places > 0:
                 self._send(Header(Kind.CREDIT, 0, *key, first_row=channel.places))
@@ -315,7 +314,7 @@ class Connection:
             if output is None:
                 raise WireError(f"an arrival for an unknown channel: {header}")
             output.arrived(header.first_row)
-            self.arrived[key] = header.first_row, bool(header.flags & FINAL)
+            self.arrived[key] = header.first_row
             return
         channel = self._inputs.get(key)
         if channel is None:

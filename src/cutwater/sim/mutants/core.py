@@ -15,6 +15,7 @@ from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.sim.mutants.ends import PLANTED_ENDS
 from cutwater.sim.mutants.hosts import PLANTED_HOSTS
 from cutwater.sim.mutants.scopes import PLANTED_SCOPES
+from cutwater.sim.mutants.shared import MUTANTS_OF_SHARED_CODE
 from cutwater.sim.schedules.schedule import Fault
 
 if TYPE_CHECKING:
@@ -95,15 +96,6 @@ class _LeavesEarlyBackEdgesOpen(SubtaskMachine):
 class _RecordsNothing(SubtaskMachine):
     def _on_rows(self, event: m.RowsTaken) -> list[m.Effect]:
         return []
-
-
-class _RecordsTooLate(SubtaskMachine):
-    """Leaves out the first rows after the freeze."""
-
-    def _on_rows(self, event: m.RowsTaken) -> list[m.Effect]:
-        late = [s for s in self._recorders.get(event.input, ()) if s.logs[event.input] == 0]
-        effects = super()._on_rows(event)
-        return [] if late else effects
 
 
 class _RecordsBeforeTheFreeze(SubtaskMachine):
@@ -325,7 +317,6 @@ PLANTED = {
         Plant("commits before the complete notice", machine=_rewriting(_commit_at_acknowledgement)),
         Plant("leaves early back-edges open (C2)", "self_loop", machine=_LeavesEarlyBackEdgesOpen),
         Plant("records no back-edge", "self_loop", machine=_RecordsNothing),
-        Plant("records too late", "self_loop", machine=_RecordsTooLate),
         Plant("records back-edges whose barrier came before the freeze", "self_loop", machine=_RecordsBeforeTheFreeze),
         Plant("forgets one channel", "sources", "chandy_lamport", machine=_ForgetsOneChannel),
         Plant("drops the snapshot id", "sources", "chandy_lamport", machine=_DropsTheId),
@@ -361,7 +352,12 @@ PLANTED = {
         Plant("one head does not wait for the others (W3)", "two_heads", monitor=_ReleasesAtOnce),
         *(
             Plant(name, world, protocol, prepare=prepare, settings=settings)
-            for name, world, protocol, settings, prepare in (*PLANTED_HOSTS, *PLANTED_SCOPES, *PLANTED_ENDS)
+            for name, world, protocol, settings, prepare in (
+                *PLANTED_HOSTS,
+                *PLANTED_SCOPES,
+                *PLANTED_ENDS,
+                *MUTANTS_OF_SHARED_CODE,
+            )
         ),
     )
 }

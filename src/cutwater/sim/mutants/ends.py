@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cutwater.data.time import MAX_WATERMARK
+from cutwater.protocol.channel.items import Rows, Watermark
 from cutwater.protocol.job.redistribution import OldChannel, Passed, RedistributedEdge
+from cutwater.protocol.subtask.core import SubtaskCore
 from cutwater.protocol.subtask.watermarks import InputTime, merged_time
-from cutwater.sim.mutants.planting import of_subtasks
+from cutwater.sim.mutants.planting import of_cores, of_subtasks
 from cutwater.sim.schedules.schedule import Fault
-from cutwater.sim.world.channels import WATERMARK
+from cutwater.sim.world.part import Part
 from cutwater.sim.world.subtask import SimSubtask
-from cutwater.sim.world.subtask_state import Part
 
 if TYPE_CHECKING:
     from cutwater.sim.world.attempt import Attempt
@@ -60,24 +62,18 @@ class _EndsOnce(SimSubtask):
 
     def __init__(self, worker: SimWorker, attempt: Attempt, task: int, part: Part | None) -> None:
         super().__init__(worker, attempt, task, part)
-        self._had_ended = part is not None and part.has_ended
-
-    def _end(self) -> bool:
-        if not self._had_ended:
-            return super()._end()
-        self.finished = True
-        self.worker.tell("finished", self.attempt.number, self.task)
-        return True
+        if part is not None and part.has_ended:
+            self.core.channels = replace(self.core.channels, outputs=[])
 
 
-class _EndOfTimeFirst(SimSubtask):
+class _EndOfTimeFirst(SubtaskCore):
     """The end of time is told as soon as a source has read its last row, ahead of what it still has to send (W5)."""
 
     def _end(self) -> bool:
-        for out in self.outputs:
-            rows = [item for item in out.waiting if type(item) is int]
-            if rows and not out.back:
-                out.waiting.appendleft((WATERMARK, MAX_WATERMARK))
+        for out in cast(SimSubtask, self._host).outputs:
+            waiting = out.sending._waiting  # pyright: ignore[reportPrivateUsage]
+            if any(type(item) is Rows for item in waiting) and not out.back:
+                waiting.appendleft(Watermark(MAX_WATERMARK))
         return super()._end()
 
 
@@ -98,6 +94,6 @@ PLANTED_ENDS: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], No
     ("a rescale takes channels as far as what was on its way (W5)", "side_by_side", "aligned", _TO_TWO,
      _redistributes(_AsFarAsWhatConcerns)),
     ("ends do not come again (W5)", "spread", "aligned", _KILLED_AT_THE_END, of_subtasks(_EndsOnce)),
-    ("the end of time overtakes rows (W5)", "spread", "aligned", {}, of_subtasks(_EndOfTimeFirst)),
+    ("the end of time overtakes rows (W5)", "spread", "aligned", {}, of_cores(_EndOfTimeFirst)),
 )  # fmt: skip
 """Name, world, protocol, settings, and how the world is prepared."""

@@ -2,114 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from cutwater.config import RestartConfig
 from cutwater.protocol import messages as m
-from cutwater.sim.mutants.planting import of_attempts, of_subtasks
+from cutwater.protocol.channel.items import Barrier, Rows, Timed, Watermark
+from cutwater.protocol.subtask.core import Deferred, SubtaskCore
+from cutwater.protocol.subtask.performer import Performer
+from cutwater.sim.mutants.planting import of_attempts, of_cores, of_performers, of_subtasks
 from cutwater.sim.schedules.schedule import Fault
 from cutwater.sim.world.attempt import Attempt
-from cutwater.sim.world.channels import Item, Link
 from cutwater.sim.world.output import Handle, Output, Settle, retire, settle
+from cutwater.sim.world.part import Part
 from cutwater.sim.world.subtask import SimSubtask
-from cutwater.sim.world.subtask_state import Part
 
 if TYPE_CHECKING:
     from cutwater.sim.world.disk import Done
     from cutwater.sim.world.world import World
 
 
-class _MarkerAfterAMessage(SimSubtask):
+class _MarkerAfterAMessage(Performer):
     """A barrier leaves a little later than the freeze: rows slip in before it."""
 
-    def _broadcast(self, effect: m.BroadcastBarrier, _: object) -> None:
+    def _broadcast(self, effect: m.BroadcastBarrier) -> None:
+        subtask = cast(SimSubtask, self._host)
+
         def late(_: object) -> None:
-            if not self.worker.dead:
-                super(_MarkerAfterAMessage, self)._broadcast(effect, None)
+            if not (subtask.worker.dead or subtask.dropped):
+                super(_MarkerAfterAMessage, self)._broadcast(effect)
 
-        self.world.after(1.0, late)
+        subtask.world.after(1.0, late)
 
 
-class _MarkerBeforeAMessage(SimSubtask):
+class _MarkerBeforeAMessage(Performer):
     """A barrier that should go in its turn slips before the row ahead of it."""
 
-    def _broadcast(self, effect: m.BroadcastBarrier, _: object) -> None:
-        super()._broadcast(effect, None)
-        for link in self.outputs:
-            if len(link.waiting) > 1 and type(link.waiting[-2]) is int:
-                barrier = link.waiting.pop()
-                link.waiting.insert(len(link.waiting) - 1, barrier)
+    def _broadcast(self, effect: m.BroadcastBarrier) -> None:
+        super()._broadcast(effect)
+        for link in cast(SimSubtask, self._host).outputs:
+            waiting = link.sending._waiting  # pyright: ignore[reportPrivateUsage]
+            if len(waiting) > 1 and type(waiting[-2]) is Rows:
+                barrier = waiting.pop()
+                waiting.insert(len(waiting) - 1, barrier)
 
 
 class _CommitsOnlyThisId(SimSubtask):
     """Older pre-commits, of checkpoints that were given up, stay behind."""
 
-    def _commit(self, effect: m.Commit, _: object) -> None:
+    def commit(self, checkpoint_id: int) -> None:
         if self.sink is not None:
-            for id in [i for i in self.sink.handles if i < effect.checkpoint_id]:
+            for id in [i for i in self.sink.handles if i < checkpoint_id]:
                 del self.sink.handles[id]
-        super()._commit(effect, None)
+        super().commit(checkpoint_id)
 
 
 class _AbortsDropRows(SimSubtask):
     """What was staged for a checkpoint that is given up is thrown away with it."""
 
-    def _forget(self, effect: m.Forget, _: object) -> None:
-        super()._forget(effect, None)
+    def forget(self, checkpoint_id: int) -> None:
+        super().forget(checkpoint_id)
         if self.sink is not None:
-            self.sink.handles.pop(effect.checkpoint_id, None)
+            self.sink.handles.pop(checkpoint_id, None)
 
 
-class _ForgetsOvertakenOutputs(SimSubtask):
+class _ForgetsOvertakenOutputs(Performer):
     """The rows that a barrier overtook at the sender are not kept."""
 
-    def _overtaken(self, id: int, found: list[tuple[Link, list[Item]]]) -> None:
-        super()._overtaken(id, [(link, []) for link, _ in found])
+    def _overtook(self, checkpoint_id: int, overtaken: Sequence[tuple[Any, list[Timed]]], keep: bool) -> None:
+        super()._overtook(checkpoint_id, [(key, []) for key, _ in overtaken], keep)
 
 
-class _ForgetsOvertakenInputs(SimSubtask):
+class _ForgetsOvertakenInputs(Performer):
     """The rows that a barrier overtook at the receiver are not kept."""
 
-    def _take_urgent(self, link: Link) -> None:
-        before = link.take_urgent
-        barrier, _ = before()
-        self.handle(m.BarrierTaken(link.index, barrier[1], barrier[2], barrier[3], 0, False), [])
+    def barrier(self, index: int, barrier: Barrier) -> None:
+        super().barrier(index, barrier._replace(overtaken=()))
 
 
 class _FreezesWhileProcessing(SimSubtask):
     """The position of a source is written a row too far."""
 
-    def _freeze(self, effect: m.Freeze, _: object) -> None:
+    def freeze(self, effect: m.Freeze) -> None:
         before = self.positions
         rows = self.world.schedule.rows
         self.positions = {split: n + (0 < n < rows) for split, n in before.items()}
-        super()._freeze(effect, None)
+        super().freeze(effect)
         self.positions = before
 
 
 def _in_the_middle_of_work(kind: type[m.Event]) -> Callable[[World], None]:
     """An event that may freeze the state is heard while a part of what was made has not left."""
 
-    class Mutant(SimSubtask):
-        def when_idle(self, event: m.Event) -> None:
-            if type(event) is kind:
-                self.hear(event)
+    class Mutant(SubtaskCore):
+        def when_idle(self, event: Deferred) -> None:
+            if type(event) is kind and self._host.working:
+                self.handle(event)
             else:
                 super().when_idle(event)
 
-    return of_subtasks(Mutant)
+    return of_cores(Mutant)
 
 
 class _DropsChannelState(Attempt):
     @staticmethod
-    def log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Item]:
-        return [i for i in Attempt.log(sender, receiver, channel, back) if type(i) is not int]
+    def log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Timed]:
+        return [item for item in Attempt.log(sender, receiver, channel, back) if type(item) is Watermark]
 
 
 class _SendersPartFirst(Attempt):
     @staticmethod
-    def log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Item]:
+    def log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Timed]:
         swapped = Attempt.log(sender, receiver, channel, back)
         first = len(receiver.logs.get(channel, ()))
         second = first + len(sender.overtaken.get(channel, ()))
@@ -295,12 +298,12 @@ _ROLLING_AND_GOING_BACK = _MANY_CHECKPOINTS | {
 """Parts are of the rows of several checkpoints, and not the newest one is restored."""
 
 PLANTED_HOSTS: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], None]], ...] = (
-    ("a marker after a message", "four", "aligned", {}, of_subtasks(_MarkerAfterAMessage)),
-    ("a marker before a message", "four", "aligned", {}, of_subtasks(_MarkerBeforeAMessage)),
+    ("a marker after a message", "four", "aligned", {}, of_performers(_MarkerAfterAMessage)),
+    ("a marker before a message", "four", "aligned", {}, of_performers(_MarkerBeforeAMessage)),
     ("commits only the completed id", "four", "aligned", {}, of_subtasks(_CommitsOnlyThisId)),
     ("an abort throws staged rows away", "four", "aligned", {}, of_subtasks(_AbortsDropRows)),
-    ("forgets rows overtaken in the outputs", "shuffle", "unaligned", {}, of_subtasks(_ForgetsOvertakenOutputs)),
-    ("forgets rows overtaken in the inputs", "shuffle", "unaligned", {}, of_subtasks(_ForgetsOvertakenInputs)),
+    ("forgets rows overtaken in the outputs", "shuffle", "unaligned", {}, of_performers(_ForgetsOvertakenOutputs)),
+    ("forgets rows overtaken in the inputs", "shuffle", "unaligned", {}, of_performers(_ForgetsOvertakenInputs)),
     ("a source's position is a row ahead", "four", "aligned", {}, of_subtasks(_FreezesWhileProcessing)),
     ("a restore drops the state of channels", "four", "chandy_lamport", {}, of_attempts(_DropsChannelState)),
     ("a restore mixes up the parts of a log", "shuffle", "unaligned", {}, of_attempts(_SendersPartFirst)),

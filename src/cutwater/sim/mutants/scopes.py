@@ -9,9 +9,10 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.job.machine import JobMachine
 from cutwater.protocol.job.regions import Division, Region, lost_together, units_of
 from cutwater.protocol.replay.determinants import DeterminantLog
-from cutwater.sim.mutants.planting import of_attempts, of_subtasks
+from cutwater.sim.mutants.planting import of_attempts, of_choices, of_subtasks
 from cutwater.sim.schedules.schedule import Fault
 from cutwater.sim.world.attempt import Attempt
+from cutwater.sim.world.choices import Choices
 from cutwater.sim.world.subtask import SimSubtask
 
 if TYPE_CHECKING:
@@ -19,18 +20,20 @@ if TYPE_CHECKING:
     from cutwater.sim.world.world import World
 
 
-class _ChoosesAnew(SimSubtask):
+class _ChoosesAnew(Choices):
     """A replacement takes its inputs in another order than survivors know of: dropping by number alone."""
 
     def follow(self) -> None:
-        self.order = DeterminantLog()
+        super().follow()
+        self.log, self.behind = DeterminantLog(), False
+        self._subtask.core.loop.follow(self.log)
 
 
-class _ForgetsVerdicts(SimSubtask):
+class _ForgetsVerdicts(Choices):
     """What a verdict on the loop changed is in no determinant log."""
 
-    def verdict(self, verdict: m.LoopVerdict) -> None:
-        self.handle(verdict)
+    def heard(self, verdict: m.LoopVerdict) -> None:
+        """Nothing is logged."""
 
 
 class _ForgetsOvertaken(Attempt):
@@ -39,7 +42,8 @@ class _ForgetsOvertaken(Attempt):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         for link in self.links:
-            link.overtaken = []
+            if link.owed is None:
+                link.sending._waiting.clear()  # pyright: ignore[reportPrivateUsage]
 
 
 class _TakesAgain(SimSubtask):
@@ -50,7 +54,8 @@ class _TakesAgain(SimSubtask):
         super().survive(attempt)
         for old, link in zip(before, self.inputs, strict=True):
             if link is not old:
-                link.again = 0
+                link.receiving._next_arrival = link.sending.next_row  # pyright: ignore[reportPrivateUsage]
+                link.sending.arrived(0)
 
 
 class _AsksEarly(Attempt):
@@ -141,10 +146,10 @@ _LATE_AND_HEARD = _UPSTREAM | {
 """The driver gives a worker up that lives, and goes on telling another one, which hears from the driver late."""
 
 PLANTED_SCOPES: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], None]], ...] = (
-    ("a replacement chooses its own order (R0)", "sources", "aligned", _TASK, of_subtasks(_ChoosesAnew)),
+    ("a replacement chooses its own order (R0)", "sources", "aligned", _TASK, of_choices(_ChoosesAnew)),
     ("choices are told to neighbours only (R0)", "wide", "aligned", _TWO_AT_ONCE, _knows_only_its_own),
     ("a checkpoint does not wait for a replacement (R4)", "shuffle", "aligned", _TASK, _does_not_wait),
-    ("a verdict is no choice (R0)", "moody_loop", "aligned", _UPSTREAM, of_subtasks(_ForgetsVerdicts)),
+    ("a verdict is no choice (R0)", "moody_loop", "aligned", _UPSTREAM, of_choices(_ForgetsVerdicts)),
     ("a replacement asks for its own choices only (R0)", "moody_crossing", "aligned", _RARE_CHECKPOINTS,
      _asks_for_its_own),
     ("what was overtaken is not sent again (R4)", "shuffle", "unaligned", _SLOW_RECEIVER,

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from cutwater.protocol.channel.items import Timed, Watermark
 from cutwater.protocol.replay.determinants import DeterminantLog
 from cutwater.sim.schedules.graphs import Plan
-from cutwater.sim.world.channels import WATERMARK, Item, Link
+from cutwater.sim.world.channels import Link
 from cutwater.sim.world.disk import Done
+from cutwater.sim.world.part import Part, numbers_in
 from cutwater.sim.world.redistribution import Redealt
 
 if TYPE_CHECKING:
     from cutwater.sim.schedules.graphs import Channel
-    from cutwater.sim.world.subtask_state import Part
+    from cutwater.sim.world.part import Part
     from cutwater.sim.world.worker import SimWorker
     from cutwater.sim.world.world import World
 
@@ -64,32 +66,38 @@ class Attempt:
         self.lineage = number if before is None else before.lineage
         """The attempt that all subtasks began with at last."""
         self._orders: dict[int, DeterminantLog] = {} if before is None else before._orders.copy()
-        self.links: list[Link] = []
-        for spec in graph.channels:
-            sender_lives = before is not None and region_of[spec.source] not in regions
-            receiver_lives = before is not None and region_of[spec.target] not in regions
-            if before is not None and sender_lives and receiver_lives:
-                self.links.append(before.links[spec.index])
-            elif before is not None and sender_lives:
-                self.links.append(Link.after_receiver(spec, before.links[spec.index], self.parts.get(spec.target)))
-            elif before is not None and receiver_lives:
-                self.links.append(Link.after_sender(spec, before.links[spec.index], self.parts.get(spec.source)))
-            elif self.parts:
-                self.links.append(self._restored(world, spec))
-            else:
-                self.links.append(Link(world, spec, 0, 0, [], []))
+        self.links: list[Link] = [self._link(world, spec, before) for spec in graph.channels]
 
-    def _restored(self, world: World, spec: Channel) -> Link:
+    def _link(self, world: World, spec: Channel, before: Attempt | None) -> Link:
+        parts, id = self.parts, self.restored.checkpoint_id if self.restored else 0
+        if before is not None:
+            regions, region_of, old = self.regions, self.plan.region_of, before.links[spec.index]
+            sender_lives, receiver_lives = region_of[spec.source] not in regions, region_of[spec.target] not in regions
+            if sender_lives and receiver_lives:
+                return old
+            if sender_lives:
+                log = self._log_between(spec)
+                return Link.after_receiver(spec, old, parts.get(spec.target), log, id)
+            if receiver_lives:
+                return Link.after_sender(spec, old, parts.get(spec.source), id)
+        if not parts:
+            return Link(world, spec)
+        return self._restored(world, spec, id)
+
+    def _log_between(self, spec: Channel) -> list[Timed]:
+        """What the checkpoint holds of a channel."""
+        if not self.parts:
+            return []
+        return self.log(self.parts[spec.source], self.parts[spec.target], spec.index, spec.back)
+
+    def _restored(self, world: World, spec: Channel, id: int) -> Link:
         """A channel whose ends both go back to the checkpoint."""
         c, sender, receiver = spec.index, self.parts[spec.source], self.parts[spec.target]
-        log, taken, sent = self.log(sender, receiver, c, spec.back), receiver.ins[c], sender.outs[c]
-        really = [item for item in log if type(item) is int]
+        log = self._log_between(spec)
+        really = numbers_in(log)
         if not self.rescales:
-            known = world.attempts[sender.attempt].links[c]
-            really = known.history[taken - known.base : sent - known.base]
-        link = Link(world, spec, taken, sent, log, really)
-        link.said, link.heard = sender.said[c], receiver.heard[c]
-        return link
+            really = world.attempts[sender.attempt].links[c].rows_on_their_way(receiver.ins[c], sender.outs[c])
+        return Link(world, spec, (sender, receiver), log, really, id)
 
     def order(self, task: int) -> DeterminantLog:
         """The determinant log of a subtask that begins with this attempt.
@@ -112,10 +120,10 @@ class Attempt:
         return all(s.attempt is self for w in workers if not w.dead for s in w.subtasks if s.task in going)
 
     @staticmethod
-    def log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Item]:
+    def log(sender: Part, receiver: Part, channel: int, back: bool) -> list[Timed]:
         """What is on its way: the receiver's part, the sender's part, and what the sender had said of time."""
         log = [*receiver.logs.get(channel, ()), *sender.overtaken.get(channel, ())]
-        known = max([receiver.heard[channel], *(item[1] for item in log if type(item) is tuple)])
+        known = max([receiver.heard[channel], *(item.watermark for item in log)])
         if not back and sender.said[channel] > known:
-            log.append((WATERMARK, sender.said[channel]))
+            log.append(Watermark(sender.said[channel]))
         return log

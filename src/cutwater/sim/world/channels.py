@@ -1,342 +1,289 @@
-"""Simulated network: FIFO channels with credits between subtasks, FIFO pipes for control messages."""
+"""Simulated network: channels with the product's two ends and a wire between them, and pipes for control messages."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from cutwater.data.time import MIN_WATERMARK
+from cutwater.protocol.channel.items import Item, Rows, Timed, rows_in
+from cutwater.protocol.channel.receiving import NO_LIMIT, Remaker
+from cutwater.protocol.channel.replay import Kept, ReplayBuffer
+from cutwater.sim.world.part import Part, numbers_in
 
 if TYPE_CHECKING:
     from cutwater.sim.schedules.graphs import Channel
     from cutwater.sim.world.subtask import SimSubtask
-    from cutwater.sim.world.subtask_state import Part
     from cutwater.sim.world.world import World
 
-BARRIER, WATERMARK, END = "barrier", "watermark", "end"
+FRAMES = 4
+"""Frames that wait at the receiver at most; a back-edge has no limit (C7)."""
+KEPT_BYTES = 30 * 8
+"""A sender whose receiver is lost goes on for so many rows (R4)."""
 
-Item: TypeAlias = "int | tuple[Any, ...]"
-"""A row, or (BARRIER, id, final, probe, position, savepoint), (WATERMARK, time), (END,)."""
 
-CREDIT = 6
-"""Rows that wait at the receiver at most; a back-edge has no limit (C7)."""
-SENDER_FULL = 4
-"""Rows without credit at which a sender counts as full."""
-PER_DELIVERY = 4
+class Numbers(tuple[int, ...]):
+    """Rows of the simulator: a batch of numbers.
+
+    >>> Numbers((1, 2, 3)).slice(1)
+    (2, 3)
+    """
+
+    @property
+    def num_rows(self) -> int:
+        return len(self)
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * len(self)
+
+    def slice(self, offset: int = 0, length: int | None = None) -> Numbers:
+        return Numbers(self[offset:] if length is None else self[offset : offset + length])
 
 
 class Link:
-    """One channel of one attempt.  Rows wait at the sender until there is credit; a barrier may overtake them there.
+    """One channel of one attempt: its ends decide as in the product, what is between them takes its time.
 
     Rows are numbered from the job's first attempt on: ``history[k - base]`` is row ``k`` of the channel, as it was
-    really sent.  After a restore ``log`` is what the snapshot says to be on its way, ``on_its_way`` what really was.
+    really sent.  An end that lives on while the other one goes back is taken over from the channel ``before``.
+
+    Args:
+        restored: part of the checkpoint of the sender and of the receiver; ``None``: the channel is new.
+        log: what that holds of the channel itself.
+        history: what was really on its way then.
+        id: of that checkpoint; 0: none.
+        credit: of the sender; ``None``: all places of the receiver.
     """
 
     __slots__ = (
-        "_came", "_end_came", "_ended", "_pumping", "_took", "again", "back", "base", "before", "clogs", "dead",
-        "heard", "history", "index", "items", "keeps", "keeps_output", "kept", "log_items", "overtaken", "queue",
-        "receiver", "rows_in", "rows_out", "said", "sender", "sent", "serial", "taken", "urgent", "waiting", "world",
+        "_buffer", "_pumping", "back", "base", "before", "clogs", "credits", "dead", "history", "index", "owed",
+        "receiver", "receiving", "sender", "sending", "wire", "world",
     )  # fmt: skip
 
     def __init__(
-        self, world: World, spec: Channel, taken: int, sent: int, log: list[Item], on_its_way: list[int]
+        self,
+        world: World,
+        spec: Channel,
+        restored: tuple[Part | None, Part | None] = (None, None),
+        log: list[Timed] | None = None,
+        history: list[int] | None = None,
+        id: int = 0,
+        credit: int | None = None,
     ) -> None:
         self.world, self.index, self.back = world, spec.index, spec.back
-        self.base = self.taken = min(taken, sent)
-        self.sent = sent
-        self.history = on_its_way
-        self.waiting: deque[Item] = deque()
-        """At the sender."""
-        self.queue: deque[Item] = deque(log)
-        """At the receiver."""
-        self.urgent: deque[tuple[tuple[Any, ...], int]] = deque()
-        """At the receiver: barriers that overtook, with the number of the next item that they were ahead of."""
-        self.rows_out, self.rows_in = 0, sum(type(item) is int for item in log)
+        sender, receiver = restored
+        index, frames = spec.index, NO_LIMIT if spec.back else FRAMES
+        sent = sender.outs[index] if sender else receiver.ins[index] if receiver else 0
+        self.base = min(receiver.ins[index], sent) if receiver else sent
+        self.sending = world.sending_class(
+            index,
+            self._to_wire,
+            credit=frames if credit is None else credit,
+            next_row=sent,
+            watermark=sender.said[index] if sender else MIN_WATERMARK,
+            kept=ReplayBuffer(_keep, most_memory_bytes=KEPT_BYTES, base=id) if world.keeps_output else None,
+        )
+        log = log or []
+        self.receiving = world.receiving_class(
+            index,
+            frames,
+            on_credit=None if spec.back else self._credit,
+            credit_batch=FRAMES // 2,
+            next_row=next((item.first_row for item in log if type(item) is Rows), sent),
+            watermark=receiver.heard[index] if receiver else MIN_WATERMARK,
+        )
+        self.receiving.restore(log)
+        self.history = history if history is not None else []
+        self._buffer: list[int] = []
+        """Rows of the call under way."""
+        self.wire: deque[Item] = deque()
+        self.credits = 0
+        """Held up where the channel is clogged."""
         self.clogs = 0
-        self.dead = False
-        self.said = self.heard = MIN_WATERMARK
-        """The last watermark sent, and the last one taken."""
-        self._ended = self._end_came = False
-        """The sender has said its end; it has come.  Ends come again after a restore, and count once."""
-        self._pumping = False
-        self._came, self._took = len(log), 0
+        self.dead = self._pumping = False
         self.sender: SimSubtask | None = None
         self.receiver: SimSubtask | None = None
-        self.keeps, self.keeps_output = world.keeps_order, world.keeps_output
-        self.kept: list[Item] = list(log)
-        """R4: all rows and watermarks that were sent, from the beginning of the channel's ``serial`` on."""
-        self.log_items = len(log)
-        self.items = 0
-        """How much of that was taken."""
-        self.serial = world.next_serial()
         self.before: Link | None = None
         """The channel that this one goes on for, until whoever survived has taken it over."""
-        self.again = 0
-        """Items that come again, and that the receiver has."""
-        self.overtaken: list[Item] = []
-        """The end of what the sender's part holds, for a receiver that does not have it."""
+        self.owed: int | None = 0
+        """Next row that a receiver lacks which lived on; ``None``: not known yet."""
 
     # ------------------------------------------------------------------------------------------- one end went back
 
     @classmethod
-    def after_sender(cls, spec: Channel, old: Link, part: Part | None) -> Link:
+    def after_sender(cls, spec: Channel, old: Link, part: Part | None, id: int) -> Link:
         """The receiver lives; the sender sends again from its part of the checkpoint on."""
-        link = cls(old.world, spec, 0, part.outs[spec.index] if part else 0, [], [])
-        link.before, link.serial, link.log_items = old, old.serial, old.log_items
-        link.again = -old.mark(part.kept if part else {}, old.log_items)
+        link = cls(old.world, spec, (part, None), id=id, credit=0)
+        link.before, link.owed = old, None
         if part:
-            link.said, link.overtaken = part.said[spec.index], [*part.overtaken.get(spec.index, ())]
+            link.sending.restore([*part.overtaken.get(spec.index, ())])
         return link
 
     @classmethod
-    def after_receiver(cls, spec: Channel, old: Link, part: Part | None) -> Link:
+    def after_receiver(cls, spec: Channel, old: Link, part: Part | None, log: list[Timed], id: int) -> Link:
         """The sender lives; it sends again what it keeps, from the receiver's part of the checkpoint on."""
-        taken = part.ins[spec.index] if part else 0
-        link = cls(old.world, spec, taken, taken, [], [])
-        if not link.keeps_output:
+        link = cls(old.world, spec, (None, part), log, id=id)
+        if not old.sending.keeps:
             old.world.judge.broken("replay", f"nobody keeps what was sent on channel {spec.index}")
-        link.before, link.serial, link.log_items = old, old.serial, old.log_items
-        link.items = old.mark(part.items if part else {}, 0)
-        link.heard = part.heard[spec.index] if part else MIN_WATERMARK
+        link.before = old
         return link
-
-    def mark(self, marks: dict[int, tuple[int, int]], first: int) -> int:
-        """Where the channel was at a checkpoint: ``first``, if that is from before the channel began."""
-        serial, items = marks.get(self.index, (-1, 0))
-        return items if serial == self.serial else first
-
-    def head(self) -> int:
-        """0: nothing, 1: rows, 2: control item, 3: a barrier that overtook (``protocol.subtask.loop.Head``)."""
-        if self.urgent:
-            return 3
-        if not self.queue:
-            return 0
-        return 1 if type(self.queue[0]) is int else 2
 
     def take_over_receiver(self, receiver: SimSubtask) -> None:
         """The receiver lives, and takes nothing more of the old sender's: what it has comes again, and is dropped."""
         old = self.before
         assert old is not None
-        self.queue, self.urgent, self._came, self._took = old.queue, old.urgent, old._came, old._took
-        self.base, self.taken, self.items, self.rows_in = old.base, old.taken, old.items, old.rows_in
-        self.heard, self._end_came = old.heard, old._end_came
-        self.history = old.history[: old.taken + old.rows_in - old.base]
-        first = -self.again
-        has = old.items + sum(_is_kept(item) for item in old.queue)
-        self.kept, self.again = old.kept[:first], max(has - first, 0)
-        if has < first:  # a barrier had overtaken the rest at the sender
-            self._send_first(self.overtaken[has - first :], old)
+        end = self.receiving = old.receiving
+        end.take_over(self._credit, Remaker(f"channel {self.index}", 0, 0))
+        again, first = self.history, self.base
+        self.base = old.base  # of what follows the cut only that is sure which has arrived
+        self.history = old.history[: max(end.next_arrival, first) - old.base]
+        self._remember(first, again)
         self.receiver, self.before, old.dead = receiver, None, True
+        self.owed = end.next_arrival
+        self.sending.arrived(end.next_arrival)
+        self._granted(NO_LIMIT if self.back else end.places)
 
-    def _send_first(self, items: list[Item], old: Link) -> None:
-        """What the sender's part holds of the channel, and the receiver does not have."""
-        rows = [item for item in items if type(item) is int]
-        self.world.seen["sent again what was overtaken"] += 1
-        place = old.taken + old.rows_in - old.base
-        if old.history[place : place + len(rows)] != rows:
-            text = f"channel {self.index}: {rows} were overtaken, sent was {old.history[place : place + len(rows)]}"
-            self.world.judge.broken("replay", text)
-        self.history += rows
-        self.waiting.extend(items)
-        self.rows_out += len(rows)
-
-    def take_over_sender(self, sender: SimSubtask) -> None:
+    def take_over_sender(self, sender: SimSubtask, id: int) -> None:
         """The sender lives, and sends again what the receiver's part of the checkpoint does not hold."""
         old = self.before
         assert old is not None
-        self.base, self.history, self.sent, self.kept = old.base, old.history, old.sent, old.kept
-        del self.history[self.sent - self.base :]  # what it had yet to send again was for who is gone
-        self.waiting = deque(self.kept[self.items :])
-        self.rows_out = sum(type(item) is int for item in self.waiting)
-        self.said, self._ended = old.said, old._ended
-        if self._ended:
-            self.waiting.append((END,))
+        self.sending, self.base, self.history, self._buffer = old.sending, old.base, old.history, old._buffer
         self.sender, self.before, old.dead = sender, None, True
-        self.flush()
+        self.sending.take_over(self._to_wire, id)
+        self._granted(NO_LIMIT if self.back else self.receiving.places)
+
+    def die(self) -> None:
+        """One end is gone, or both: nothing passes any more; a sender that lives hears of it and goes on (R4)."""
+        self.dead = True
+        sender, receiver = self.sender, self.receiver
+        if sender is not None and not sender.dropped and receiver is not None and receiver.dropped:
+            self.world.after(self.world.latency(), self._let_go)
+
+    def _let_go(self, _: None) -> None:
+        sender = self.sender
+        if sender is not None and not sender.dropped and self.dead and sender.outputs_hold(self):
+            self.sending.let_go()
+            sender.wake()
 
     @property
     def behind(self) -> bool:
         """The sender has not yet sent again what the receiver had."""
-        return self.again > 0
+        return self.owed is None or self.sending.next_row < self.owed
 
-    def _comes_again(self, item: Item) -> bool:
-        """Keep what is sent; true if the receiver has it, and drops it by its number."""
-        self.kept.append(item)
-        if self.again <= 0:
-            return False
-        self.again -= 1
-        if type(item) is int and not self.dead:
-            was = self.history[self.sent - self.base : self.sent - self.base + 1]
-            if was != [item]:
-                text = f"row {self.sent} of channel {self.index} was {was} and is {item} now"
-                self.world.judge.broken("replay", text)
-        return True
+    # ---------------------------------------------------------------------------------------------- the sending end
+
+    @property
+    def key(self) -> int:
+        return self.index
 
     def send(self, row: int) -> None:
-        if self.keeps and self._comes_again(row):
-            self.sent += 1
+        """A row leaves with its neighbours of the same call."""
+        self._buffer.append(row)
+
+    def flush_rows(self) -> None:
+        """A call is over: what it made for this channel is one frame."""
+        if not self._buffer:
             return
-        self.waiting.append(row)
-        self.history.append(row)
-        self.sent += 1
-        self.rows_out += 1
+        rows, self._buffer = self._buffer, []
+        self._remember(self.sending.next_row, rows)
+        self.sending.offer(Numbers(rows))
 
-    def send_control(self, item: tuple[Any, ...]) -> None:
-        if item[0] == END:
-            self._ended = True
-        elif item[0] == WATERMARK:
-            self.said = item[1]
-        if self.keeps and _is_kept(item) and self._comes_again(item):
-            return
-        self.waiting.append(item)
-        self.flush()
+    def _remember(self, first: int, rows: list[int]) -> None:
+        """Rows are sent, the first time or again."""
+        place = first - self.base
+        known = self.history[place : place + len(rows)]
+        if known != rows[: len(known)] and not self.dead:
+            text = f"rows from {first} on of channel {self.index} were {known} and are {rows} now"
+            self.world.judge.broken("replay", text)
+        self.history += rows[len(known) :]
 
-    def flush(self) -> None:
-        """What waits at the sender is on its way, if there is credit."""
-        moves = self.receiver is not None and not (self._pumping or self.clogs or self.dead or self.before)
-        if moves and self.waiting:
-            self._pumping = True
-            self.world.after(self.world.latency(), self._pump)
+    def offer_barrier(
+        self, checkpoint_id: int, final: bool, overtake: bool, probe: bool, savepoint: bool
+    ) -> list[Timed]:
+        overtaken = self.sending.offer_barrier(checkpoint_id, final, overtake, probe, savepoint)
+        self.world.seen["overtook at the sender"] += bool(rows_in(overtaken))
+        return overtaken
 
-    def take_rows(self, most: int) -> list[int]:
-        """The next rows, at most so many, none behind a control item."""
-        queue, rows = self.queue, list[int]()
-        while queue and len(rows) < most and type(queue[0]) is int:
-            rows.append(queue.popleft())  # type: ignore[arg-type]
-        self.rows_in -= len(rows)
-        self.taken += len(rows)
-        self.items += len(rows)
-        self._took += len(rows)
-        if self.waiting:
-            self.flush()
-        return rows
+    def overtake(self, checkpoint_id: int) -> list[Timed]:
+        overtaken = self.sending.overtake(checkpoint_id)
+        self.world.seen["overtook at the sender"] += bool(rows_in(overtaken))
+        return overtaken
 
-    def take_control(self) -> tuple[Any, ...]:
-        item = self.queue.popleft()
-        self._took += 1
-        assert type(item) is tuple
-        self.items += _is_kept(item)
-        if item[0] == WATERMARK:
-            self.heard = max(self.heard, item[1])
-        if self.waiting:
-            self.flush()
-        return item
+    def holds(self, checkpoint_id: int) -> bool:
+        return self.sending.holds(checkpoint_id)
 
-    # ---------------------------------------------------------------------------------------------------- overtaking
+    def mark(self, checkpoint_id: int) -> None:
+        self.sending.mark(checkpoint_id)
 
-    def take_urgent(self) -> tuple[tuple[Any, ...], list[Item]]:
-        """A barrier that overtook, and a copy of what it left behind here: rows and watermarks in their order."""
-        barrier, ahead_of = self.urgent.popleft()
-        left = [self.queue[i] for i in range(min(ahead_of - self._took, len(self.queue)))]
-        return barrier, _logged(left)
+    def settled(self, checkpoint_id: int, completed: bool) -> None:
+        self.sending.settled(checkpoint_id, completed)
 
-    def send_urgent(self, barrier: tuple[Any, ...]) -> list[Item]:
-        """The barrier goes before everything that waits at the sender; a copy of that."""
-        waiting = self.waiting
-        place = 0
-        while place < len(waiting) and _is_urgent(waiting[place]):
-            place += 1
-        left = [waiting[i] for i in range(place, len(waiting))]
-        waiting.insert(place, (*barrier, "urgent"))
-        self.flush()
-        return _logged(left)
-
-    def overtake(self, id: int) -> list[Item] | None:
-        """The barrier that waits at the sender goes first; a copy of what it overtakes (``None``: it has left)."""
-        for place, item in enumerate(self.waiting):
-            if type(item) is tuple and item[0] == BARRIER and item[1] == id:
-                left = [self.waiting[i] for i in range(place)]
-                del self.waiting[place]
-                first = sum(map(_is_urgent, left))
-                self.waiting.insert(first, (*item, "urgent"))
-                self.flush()
-                return _logged(left)
-        return None
-
-    def expedite(self, id: int) -> None:
-        """The barrier that waits at the receiver comes first."""
-        for place, item in enumerate(self.queue):
-            if type(item) is tuple and item[0] == BARRIER and item[1] == id:
-                del self.queue[place]
-                self._came -= 1
-                self.urgent.append((item, self._took + place))
-                return
-
-    def holds_barrier(self, id: int) -> bool:
-        """The barrier has not left the sender."""
-        return any(type(item) is tuple and item[0] == BARRIER and item[1] == id for item in self.waiting)
+    def offer_end(self) -> None:
+        self.sending.offer_end()
 
     # ------------------------------------------------------------------------------------------------------ delivery
 
-    def _pump(self, _: None) -> None:
-        self._pumping = False
-        if self.dead or self.clogs:
-            return
-        waiting, queue = self.waiting, self.queue
-        left, was_full = PER_DELIVERY, self.rows_out >= SENDER_FULL
-        barriers: list[tuple[Any, ...]] = []
-        while waiting and left:
-            item = waiting[0]
-            if isinstance(item, int):
-                if self.rows_in >= CREDIT and not self.back:
-                    break
-                self.rows_in += 1
-                self.rows_out -= 1
-                left -= 1
-                if self.world.reorders and queue and self.world.draws.chance(64):  # a network without FIFO
-                    queue.appendleft(waiting.popleft())
-                    self._came += 1
-                    continue
-            elif item[0] == BARRIER:
-                waiting.popleft()
-                if item[-1] == "urgent":
-                    self.urgent.append((item, self._came))
-                    continue
-                barriers.append(item)
-                queue.append(item)
-                self._came += 1
-                continue
-            elif item[0] == END:
-                if self._end_came:
-                    waiting.popleft()
-                    continue
-                self._end_came = True
-            queue.append(waiting.popleft())
-            self._came += 1
-        receiver = self.receiver
-        if receiver is not None:
-            if self.keeps and self.sender is not None:
-                receiver.hear_of(self.sender)
-            if barriers and self.world.row.switches:
-                self._tell_of(barriers)
-            receiver.wake()
-        if was_full and self.sender is not None and self.rows_out < SENDER_FULL:
-            self.sender.wake()
-        if waiting and (self.back or self.rows_in < CREDIT or type(waiting[0]) is tuple):
+    def _to_wire(self, item: Item) -> None:
+        self.wire.append(item)
+        self.flush()
+
+    def flush(self) -> None:
+        """What has left the sender is on its way."""
+        moves = self.receiver is not None and not (self._pumping or self.clogs or self.dead or self.before)
+        if moves and self.wire:
+            self._pumping = True
+            self.world.after(self.world.latency(), self._pump)
+
+    def unclog(self) -> None:
+        self.clogs -= 1
+        if not self.clogs:
+            credits, self.credits = self.credits, 0
+            if credits:
+                self._granted(credits)
             self.flush()
 
-    def _tell_of(self, barriers: list[tuple[Any, ...]]) -> None:
-        """Row ``unaligned`` wants to know where barriers wait that go in their turn."""
-        for barrier in barriers:
-            if self.sender is not None:
-                self.sender.barrier_left(barrier[1])
-            if self.receiver is not None and self.queue and self.queue[0] is not barrier:
-                self.receiver.barrier_waits(self, barrier)
+    def _pump(self, _: None) -> None:
+        self._pumping = False
+        receiver = self.receiver
+        if self.dead or self.clogs or receiver is None:
+            return
+        wire, put = self.wire, self.receiving.put
+        if self.sender is not None:
+            receiver.choices.hear_of(self.sender.choices)
+        while wire:
+            item = wire.popleft()
+            if self.world.reorders and wire and self.world.draws.chance(64):  # a network without FIFO
+                put(wire.popleft())
+            put(item)
+        receiver.wake()
+
+    def _credit(self, frames: int) -> None:
+        self.world.after(self.world.latency(), self._granted, frames)
+
+    def _granted(self, frames: int) -> None:
+        if self.dead:
+            return
+        if self.clogs:
+            self.credits += frames
+            return
+        waited = self.sending.waiting_frames
+        self.sending.grant(frames)
+        if waited and self.sender is not None:
+            self.sender.wake()
+
+    def rows_on_their_way(self, first: int, last: int) -> list[int]:
+        """What was really sent, from one row on and before another one."""
+        return self.history[first - self.base : last - self.base]
 
 
-def _is_kept(item: Item) -> bool:
-    """Who goes back gets it again by its number; an end has none, and is said again."""
-    return type(item) is int or item[0] == WATERMARK  # type: ignore[index]
+def _keep(rows: Rows, memory_bytes: int) -> Kept:
+    return Kept(rows, rows, 0)
 
 
-def _is_urgent(item: Item) -> bool:
-    return type(item) is tuple and item[-1] == "urgent"
-
-
-def _logged(items: list[Item]) -> list[Item]:
-    """What of the items belongs to a channel's log: an end comes again."""
-    return [item for item in items if isinstance(item, int) or item[0] == WATERMARK]
+def log_of(sender: Part, receiver: Part, channel: int) -> list[int]:
+    """The rows that two parts of a checkpoint hold of the channel between them."""
+    return numbers_in([*receiver.logs.get(channel, ()), *sender.overtaken.get(channel, ())])
 
 
 class Pipe:

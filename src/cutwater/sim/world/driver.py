@@ -149,7 +149,7 @@ class Driver(DriverProcess):
         elif kind == "finished":
             self.job(j.SubtaskFinished(attempt or 0, self.plan.graph.tasks[rest[0]]))
         elif kind == "ack":
-            if self.plan.graph.cyclic:
+            if rest[3] is not None:
                 self._hear_of(rest[4])
                 self._watch_loops(LoopReported(rest[0], rest[1], rest[3]))
             return self.coordinate(cm.AckReceived(rest[0], attempt or 0, rest[1], rest[2], now)) > 1

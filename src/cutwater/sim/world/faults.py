@@ -117,11 +117,7 @@ def _clog(world: World, fault: Fault) -> None:
 def _clog_link(world: World, link: Link, for_ms: float) -> None:
     link.clogs += 1
 
-    def free(_: None) -> None:
-        link.clogs -= 1
-        link.flush()
-
-    world.after(for_ms, free)
+    world.after(for_ms, lambda _: link.unclog())
 
 
 def _swizzle(world: World, fault: Fault) -> None:

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NoReturn
 
+from cutwater.protocol.channel.items import rows_in
+from cutwater.sim.world.channels import log_of
+
 if TYPE_CHECKING:
     from cutwater.sim.schedules.graphs import Plan
     from cutwater.sim.world.disk import Done
     from cutwater.sim.world.output import Handle
-    from cutwater.sim.world.subtask_state import Part
+    from cutwater.sim.world.part import Part
     from cutwater.sim.world.world import World
 
 
@@ -76,28 +79,26 @@ class Judge:
             for name in part.files:
                 if name not in world.disk.files:
                     self.broken("not durable", f"checkpoint {id} completed, but {name} is not durable (A6)")
-        links = world.attempts[done.attempt].links
         for spec in graph.channels:
             if not logged and not spec.back and spec.index in parts[spec.target].logs:
                 self.broken("savepoint with rows", f"savepoint {id} has a log of {graph.channel_names[spec.index]}")
-            self._check_channel(id, parts[spec.source], parts[spec.target], spec.index, links[spec.index].base)
+            self._check_channel(id, parts[spec.source], parts[spec.target], spec.index)
         world.note("completed", 0, done.attempt, id)
 
-    def _check_channel(self, id: int, sender: Part, receiver: Part, channel: int, base: int) -> None:
+    def _check_channel(self, id: int, sender: Part, receiver: Part, channel: int) -> None:
         world = self._world
         sent, taken = sender.outs[channel], receiver.ins[channel]
-        log = [*receiver.logs.get(channel, ()), *sender.overtaken.get(channel, ())]
-        rows = [item for item in log if type(item) is int]
+        rows = log_of(sender, receiver, channel)
         if rows:
             self._note_recorded(id, sender, receiver, channel)
-        history = world.attempts[sender.attempt].links[channel].history
-        if rows == history[taken - base : sent - base] and (taken <= sent or not self.exactly):
+        really = world.attempts[sender.attempt].links[channel].rows_on_their_way(taken, sent)
+        if rows == really and (taken <= sent or not self.exactly):
             return
         name = world.attempts[sender.attempt].plan.graph.channel_names[channel]
         self.broken(
             "inconsistent cut",
             f"checkpoint {id}, {name}: {sent} rows sent before the cut, {taken} taken before it, "
-            f"{len(rows)} recorded: {rows}, sent were {history[taken - base : sent - base]} (CL6)",
+            f"{len(rows)} recorded: {rows}, sent were {really} (CL6)",
         )
 
     def _note_recorded(self, id: int, sender: Part, receiver: Part, channel: int) -> None:
@@ -105,7 +106,7 @@ class Judge:
             (receiver, receiver.logs.get(channel, ()), None),
             (sender, sender.overtaken.get(channel, ()), sender.outs[channel]),
         ):
-            count = sum(type(item) is int for item in log)
+            count = rows_in(log)
             if count:
                 first = receiver.ins[channel] if end is None else end - count
                 self._world.note("recorded", part.task, part.attempt, id, channel, first, count)

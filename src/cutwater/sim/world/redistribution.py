@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
+from cutwater.protocol.channel.items import Rows, Timed, Watermark, rows_in
 from cutwater.protocol.job.redistribution import OldChannel, RedistributedEdge
 from cutwater.protocol.subtask.watermarks import InputTime, merged_time
 from cutwater.sim.schedules.graphs import Channel, Graph, How, key_of
-from cutwater.sim.world.channels import WATERMARK, Item
-from cutwater.sim.world.subtask_state import Part
+from cutwater.sim.world.channels import Numbers
+from cutwater.sim.world.part import Part
 
 Rerouting: TypeAlias = Callable[[How, int, int, int, int], bool]
 """Whether a row on its way belongs to a new receiver: kind of edge, row, old receiver, new one, number of new ones."""
@@ -63,17 +64,16 @@ class Redealt:
         new, (step, index) = self._new, self._new.tasks[task]
         before, parallelism = self._parts_of(step), self._new.steps[step].parallelism
         mine = before[index::parallelism]
-        part = Part()
-        part.task, part.attempt, part.files, part.handles = task, 0, [], []
         read = {split: position for p in before for split, position in p.positions.items()}
-        part.positions = {split: read[split] for split in new.splits.get(task, ())}
-        part.sign = sum(p.sign for p in before)
-        part.counts = _counts(mine if task in new.sinks else before, task in new.sinks, index, parallelism)
-        part.pieces = tuple(piece for p in mine for piece in p.pieces)
-        part.watermark, part.ended, part.has_ended = reached, frozenset(), False
-        part.logs, part.overtaken = {}, {}
-        part.ins, part.outs, part.heard, part.said = {}, {}, {}, {}
-        part.items, part.kept, part.choice = {}, {}, (0, 0)
+        part = Part(
+            task=task,
+            attempt=0,
+            positions={split: read[split] for split in new.splits.get(task, ())},
+            counts=_counts(mine if task in new.sinks else before, task in new.sinks, index, parallelism),
+            sign=sum(p.sign for p in before),
+            watermark=reached,
+            pieces=tuple(piece for p in mine for piece in p.pieces),
+        )
         return part
 
     def _begin(self, channel: Channel) -> None:
@@ -83,7 +83,7 @@ class Redealt:
         targets = new.steps[new.edges[channel.edge].target].parallelism
         sender, receiver = self.parts[channel.source], self.parts[channel.target]
         sender.said[c] = receiver.heard[c] = MIN_WATERMARK if channel.back else edge.begins
-        log: list[Item] = []
+        log: list[Timed] = []
         if new.tasks[channel.source][1] == (target if how == "forward" else 0):
             owners = [o for o in self._of_edge[channel.edge] if how == "hash" or self._receiver(o) % targets == target]
             concerned = [self._old_channel(o, (how, target, targets)) for o in owners]
@@ -91,11 +91,11 @@ class Redealt:
                 receiver.heard[c] = edge.receives(concerned)
             for passed in edge.replayed(concerned, lambda row: row):
                 if passed.rows is not None:
-                    log.append(passed.rows)
+                    log.append(Rows(Numbers((passed.rows,)), rows_in(log)))
                 if not channel.back and passed.rises:
-                    log.append((WATERMARK, passed.watermark))
+                    log.append(Watermark(passed.watermark))
         receiver.logs[c], receiver.ins[c] = log, 0
-        sender.outs[c] = sum(type(item) is int for item in log)
+        sender.outs[c] = rows_in(log)
 
     def _receiver(self, channel: Channel) -> int:
         return self._old.tasks[channel.target][1]
@@ -105,10 +105,10 @@ class Redealt:
         c, sender, receiver = channel.index, self._before[channel.source], self._before[channel.target]
         items: list[tuple[int | None, InputTime]] = []
         for item in (*receiver.logs.get(c, ()), *sender.overtaken.get(c, ())):
-            if type(item) is tuple:
-                items.append((None, InputTime(item[1])))
-            elif mine is not None and self._rerouting(mine[0], item, self._receiver(channel), *mine[1:]):  # type: ignore[arg-type]
-                items.append((item, InputTime()))  # type: ignore[arg-type]
+            for row in item.batch if type(item) is Rows else ():
+                if mine is not None and self._rerouting(mine[0], row, self._receiver(channel), *mine[1:]):
+                    items.append((row, InputTime()))
+            items.append((None, InputTime(item.watermark)))
         sent = InputTime(MAX_WATERMARK if sender.has_ended else sender.said[c])
         return OldChannel(InputTime(receiver.heard[c]), items, sent)
 

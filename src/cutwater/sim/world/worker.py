@@ -216,7 +216,7 @@ class SimWorker:
             for region in {attempt.plan.region_of[s.task] for s in fresh}:
                 self._ask(attempt, region)
         for subtask in fresh:
-            subtask.follow()
+            subtask.choices.follow()
         for region in {attempt.plan.region_of[s.task]: None for s in fresh}:
             self.tell("ready", attempt.number, region)
 
@@ -259,4 +259,4 @@ class SimWorker:
         for subtask in subtasks:
             subtask.dropped, subtask.running = True, False
             for link in (*subtask.inputs, *subtask.outputs):
-                link.dead = True
+                link.die()

@@ -8,16 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 from cutwater.config import JobConfig
+from cutwater.protocol.channel.receiving import ReceivingEnd
+from cutwater.protocol.channel.sending import SendingEnd
 from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
 from cutwater.protocol.checkpoint.loops import LoopMonitor
 from cutwater.protocol.job.redistribution import RedistributedEdge
 from cutwater.protocol.protocols import PROTOCOLS, FreezeOn
+from cutwater.protocol.subtask.core import SubtaskCore
 from cutwater.protocol.subtask.machine import SubtaskMachine
+from cutwater.protocol.subtask.performer import Performer
 from cutwater.sim.schedules.choice_tape import ChoiceTape
 from cutwater.sim.schedules.dataflows import dataflow
 from cutwater.sim.schedules.graphs import Plan
 from cutwater.sim.schedules.schedule import Fault, Schedule
 from cutwater.sim.world.attempt import Attempt
+from cutwater.sim.world.choices import Choices
 from cutwater.sim.world.cores import Cores
 from cutwater.sim.world.disk import Disk
 from cutwater.sim.world.driver import Driver
@@ -55,7 +60,9 @@ class World:
     ) -> None:
         self.schedule, self.graph, self.row = schedule, dataflow(schedule.world), PROTOCOLS[schedule.protocol]
         self.machine_class, self.coordinator_class, self._monitor_class = machine, coordinator, monitor
-        self.subtask_class, self.attempt_class = SimSubtask, Attempt
+        self.subtask_class, self.attempt_class, self.choices_class = SimSubtask, Attempt, Choices
+        self.core_class, self.performer_class = SubtaskCore, Performer
+        self.sending_class, self.receiving_class = SendingEnd, ReceivingEnd
         self.settings = JobConfig(
             protocol=schedule.protocol,  # type: ignore[arg-type]
             interval_ms=schedule.interval_ms,
@@ -69,7 +76,6 @@ class World:
         self.keeps_order = schedule.recovery in ("task", "upstream")
         self.keeps_output = schedule.recovery == "task"
         self.passes_on = self.waits = self.asks_for_all = self.forgets = True
-        self._serial = 0
         self.judge = Judge(self)
         self.triggers_all = self.row.freeze_on is FreezeOn.TRIGGER
         self.judges_lateness = self.judge.exactly
@@ -175,11 +181,6 @@ class World:
                 self.driver = others[-1]
             else:  # who took the job from it is gone, too: somebody starts it again
                 self.after(5.0, lambda _: self.start_driver())
-
-    def next_serial(self) -> int:
-        """Of a channel whose items are counted anew."""
-        self._serial += 1
-        return self._serial
 
     def plan_at(self, parallelism: int) -> Plan:
         """The dataflow at a parallelism; 0: at what it begins with."""

@@ -1,4 +1,4 @@
-"""The operator seam: what a step does to a batch.
+"""The operator seam: a step's specification, and its operator, which does to a batch what the step says.
 
 The subtask loop calls an operator from one thread only, with *slices*: ``process`` must not block, must not read a
 clock and should stay near ``slice_budget_ms`` for the rows it is given (the loop adapts their number).  Barriers never
@@ -7,13 +7,17 @@ reach an operator: the loop calls ``freeze`` when the protocol says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.state.segments import EMPTY, Frozen, Segment
+
+if TYPE_CHECKING:
+    from cutwater.operators.evolution import Evolution, Former
 
 Outputs: TypeAlias = list[tuple[int, pa.RecordBatch]]
 """Batches with the number of the output they go to (0 is the main output; side outputs count from 1)."""
@@ -226,21 +230,85 @@ class BaseOperator:
         return None
 
 
-class OperatorSpec(Protocol):
-    """What the plan carries of a step: a frozen value that builds an operator in the worker.
+class OperatorSpec(ABC):
+    """A step as the plan carries it: a frozen value that says what the step makes, what it keeps and what may be done
+    with it, and builds its operator in the worker.
 
-    Spark ships it with the worker's code; building checks everything that can be checked before rows flow, and raises
-    ``BuildError`` then.
+    Spark ships it with the worker's code; making one checks everything that can be checked before rows flow, and raises
+    ``BuildError`` then.  Whatever the rest of the house wants to know of a step it asks here.
     """
 
+    repeatable: ClassVar[bool] = False
+    """True: given the same state, rows and choices, an operator that is made anew sends the same rows under the same
+    numbers (R0).  Recovery of a part of a job relies on it (R3, R4)."""
+    ends_chain: ClassVar[bool] = False
+    """True: its rows leave the chain in any case, because it keeps some back, and watermarks behind them."""
+
     @property
+    @abstractmethod
     def outputs(self) -> tuple[pa.Schema, ...]:
         """Schema of each output, main output first."""
-        ...
+
+    @abstractmethod
+    def build(self) -> Operator:
+        """An operator for one subtask.  Called in the worker; only then kernels may be loaded."""
+
+    @property
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        """Schema of the rows that each input takes, as far as the step says so."""
+        return ()
+
+    @property
+    def columns_read(self) -> frozenset[str] | None:
+        """Input columns that output 0 depends on; ``None``: all.  The others need not be sent if only it is read."""
+        return None
+
+    @property
+    def keeps_every_row(self) -> bool:
+        """True if output 0 has at least one row for each row: alone in a loop such steps would go round for ever."""
+        return False
+
+    def fused(self, after: OperatorSpec) -> OperatorSpec | None:
+        """This step and the one after it as one; ``None``: they stay two."""
+        return None
+
+    def pinned(self) -> OperatorSpec:
+        """The step with files outside the job, that it reads, as they are now: every worker then reads the same.
+
+        Raises:
+            BuildError: they cannot be read.
+        """
+        return self
 
     @property
     def state_schema(self) -> pa.Schema | None:
         """Schema of the keyed state (for upgrade checks), ``None`` for a stateless step."""
-        ...
+        return None
 
-    def build(self) -> Operator: ...
+    @property
+    def state_parts(self) -> dict[str, str]:
+        """Function or kind of each part of the state, by name: of each aggregate, of each state of user logic."""
+        return {}
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Meaning of the state besides its schema, as text by name: a snapshot whose settings differ does not fit.
+
+        A lateness is none of it, for example: it only says when state goes.
+        """
+        return {}
+
+    def evolve(self, former: Former, renames: Mapping[tuple[str, ...], str], *, drop: bool) -> Evolution | None:
+        """The way from the state of an earlier version to this one; ``None``: both must be the same.
+
+        Args:
+            former: the state as the snapshot tells it.
+            renames: new names by old ones: ``(aggregate or state,)``, ``(state, column)``.
+            drop: whether states that the program no longer has may go.
+        """
+        return None
+
+    def explanation(self) -> Iterator[str]:
+        """Parts of the step's line in ``flow.explain()``."""
+        if self.settings:
+            yield ", ".join(f"{name} {value}" for name, value in self.settings.items())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -67,29 +67,6 @@ class Evolution:
     refusals: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     convert: Callable[[Segment], Segment | None] | None = None
-
-
-@runtime_checkable
-class Evolving(Protocol):
-    """An ``OperatorSpec`` whose state may have another form in the next version of the program."""
-
-    @property
-    def state_schema(self) -> pa.Schema | None: ...
-
-    @property
-    def state_parts(self) -> dict[str, str]:
-        """What each part of the state is, by its name."""
-        ...
-
-    def evolve(self, former: Former, renames: Mapping[tuple[str, ...], str], *, drop: bool) -> Evolution:
-        """What becomes of the state of an earlier version.
-
-        Args:
-            former: what the snapshot says of it.
-            renames: new names by old ones: ``(aggregate or state,)``, ``(state, column)``.
-            drop: whether states that the program no longer has may go.
-        """
-        ...
 
 
 def refusals(old: pa.DataType, new: pa.DataType, renames: Renames, where: str = "") -> Iterator[str]:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
 
 _DISCARD = "or discard it on purpose: .write('id', cw.discard())."
-_ROW_FOR_ROW = frozenset({"loop", "union", "select", "with_columns", "rename", "drop", "aggregate"})
-"""Kinds of steps whose main output has a row for each row."""
 
 
 def check_complete(graph: LogicalGraph) -> None:
@@ -100,7 +98,7 @@ def _handle(graph: LogicalGraph, nodes: Iterable[str]) -> str:
 def _row_for_row(graph: LogicalGraph) -> dict[str, list[str]]:
     """The steps that give exactly one row for each row, or more, and their edges to each other."""
     steps = graph.steps
-    keeping = [s.id for s in steps.values() if s.kind in _ROW_FOR_ROW or getattr(s.spec, "how", None) == "left"]
+    keeping = [s.id for s in steps.values() if s.operator is not None and s.operator.keeps_every_row]
     found: dict[str, list[str]] = {id: [] for id in keeping}
     for id in keeping:
         for source in steps[id].inputs:

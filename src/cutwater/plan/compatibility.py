@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from cutwater.errors import BuildError
-from cutwater.operators.evolution import Change, Evolution, Evolving, Former
+from cutwater.operators.evolution import Change, Evolution, Former
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.records import edge_records, step_records
 from cutwater.plan.restore_report import Compatibility, EdgeOutlook, StepOutlook, Verdict
@@ -191,13 +191,14 @@ class _Matching:
 
     def _evolution(self, old: StepRecord, new: StepRecord) -> Evolution:
         """What becomes of the state; refusals are whole sentences."""
-        spec = self._plan.steps[new.id].spec
+        spec = self._plan.steps[new.id].operator
         same = {"aggregates"} if old.parts else set[str]()
         evolution = Evolution()
-        if isinstance(spec, Evolving) and old.types and _tells(old, new):
+        found = None
+        if spec is not None and old.types and _tells(old, new):
             former = Former(pa.ipc.read_schema(pa.py_buffer(old.types)), dict(old.parts), self._rows_by_name(old.id))
-            renames = self._upgrade.renames(new.id)
-            found = spec.evolve(former, renames, drop=self._upgrade.allow_dropped_state)
+            found = spec.evolve(former, self._upgrade.renames(new.id), drop=self._upgrade.allow_dropped_state)
+        if found is not None:
             told = tuple(f"step {old.id!r}, {reason}" for reason in found.refusals)
             evolution = Evolution(found.changes, told, found.dropped, found.convert)
             old = msgspec.structs.replace(old, state=new.state)

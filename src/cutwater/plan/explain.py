@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from cutwater.config import ProtocolName, format_us
 from cutwater.errors import BuildError
@@ -110,29 +110,16 @@ def _details(step: Step) -> Iterator[str]:
     elif step.role == "sink":
         sink = cast("Sink", step.spec)
         yield f"{type(sink).__name__}, {sink.guarantee}"
-    else:
-        yield from _operator_details(step)
+    elif step.operator is not None:
+        yield from _operator_details(step.operator)
     if step.parallelism is not None:
         yield f"parallelism {step.parallelism}"
 
 
-def _operator_details(step: Step) -> Iterator[str]:
-    spec: Any = step.spec
-    if hasattr(spec, "window"):
-        lateness = getattr(spec, "allowed_lateness_us", 0)
-        late = f", lateness {format_us(lateness)}" if lateness else ""
-        early = f", early {spec.early}" if spec.early is not None else ""
-        discarding = ", discarding" if spec.discarding else ""
-        yield f"window {step.options.get('window')}: {spec.window}{late}{early}{discarding}"
-    if hasattr(spec, "aggregates"):
-        yield ", ".join(f"{a.name} = {a}" for a in spec.aggregates)
-    if hasattr(spec, "lower_us"):
-        yield f"within {format_us(spec.lower_us)} to {format_us(spec.upper_us)}"
-    if hasattr(spec, "meaning"):
-        yield ", ".join(f"{name} {value}" for name, value in spec.meaning.items())
-    state = cast("OperatorSpec", spec).state_schema
-    if state is not None:
-        yield f"state ({', '.join(state.names)})"
+def _operator_details(spec: OperatorSpec) -> Iterator[str]:
+    yield from spec.explanation()
+    if spec.state_schema is not None:
+        yield f"state ({', '.join(spec.state_schema.names)})"
 
 
 def _guarantees(graph: LogicalGraph, protocol: ProtocolName) -> Iterator[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -75,7 +75,7 @@ class Step:
     outputs: tuple[StreamType, ...] = ()
     parallelism: int | None = None
     options: dict[str, object] = field(default_factory=dict[str, object])
-    """read: event_time, out_of_order_us, bad_rows.  aggregate of a window: window (its label)."""
+    """read: event_time, out_of_order_us, bad_rows."""
 
     @property
     def role(self) -> Literal["source", "operator", "sink"]:
@@ -83,6 +83,11 @@ class Step:
         if not self.inputs and self.kind != "loop":
             return "source"
         return "operator" if self.outputs else "sink"
+
+    @property
+    def operator(self) -> OperatorSpec | None:
+        """``spec`` of a step that is neither source nor sink."""
+        return cast("OperatorSpec", self.spec) if self.role == "operator" else None
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ class _Planner:
     def _schema(self, step: Step, source: Input) -> pa.Schema:
         """Columns that go over an edge: where the step passes no whole rows on to anybody, those that it reads."""
         schema = self._graph.source_of(source).schema
-        read: frozenset[str] | None = getattr(step.spec, "columns_read", None)
+        read = None if step.operator is None else step.operator.columns_read
         sides = range(1, len(step.outputs))
         if read is None or any(self._graph.consumers(step.id, output) for output in sides):
             return schema
@@ -189,8 +189,8 @@ class _Planner:
         return step.parallelism == self._graph.steps[source.step].parallelism
 
     def _ends_chain(self, source: Input) -> bool:
-        """Whether the rows of a step leave its chain in any case: it keeps some back, and watermarks behind them."""
-        return bool(getattr(self._graph.steps[source.step].spec, "ends_chain", False))
+        spec = self._graph.steps[source.step].operator
+        return spec is not None and spec.ends_chain
 
     def _closes_loop(self, step: Step, source: Input) -> bool:
         return (source.step, step.id) in self._graph.cycles.back_edges
@@ -217,10 +217,9 @@ def _loops(vertices: int, edges: Sequence[Edge]) -> tuple[frozenset[int], ...]:
 
 
 def fuse_links(plan: PhysicalPlan, vertex: Vertex) -> FusedChain:
-    """A vertex with neighbouring expression steps fused into one operator.
+    """A vertex with neighbouring steps fused into one operator, where they can be one (``OperatorSpec.fused``).
 
-    A step is fused with the one before it if both are expressions and nobody else reads the one before; rows that go
-    back in a loop leave at the step they were written at.
+    Nobody else may read the first of them; rows that go back in a loop leave at the step they were written at.
     """
     nodes: list[FusedNode] = []
     node_of: list[int] = []
@@ -228,10 +227,10 @@ def fuse_links(plan: PhysicalPlan, vertex: Vertex) -> FusedChain:
     for position, id in enumerate(vertex.steps):
         link = into.get(position)
         spec = plan.steps[id].spec
-        if link is not None and _fusible(plan, vertex, link):
-            node = node_of[link.source]
-            before = nodes[node]
-            nodes[node] = FusedNode((*before.steps, id), cast(Any, before.spec).then(spec))
+        node = len(nodes) if link is None else node_of[link.source]
+        one = None if link is None else _as_one(plan, vertex, link, nodes[node])
+        if one is not None:
+            nodes[node] = FusedNode((*nodes[node].steps, id), one)
             node_of.append(node)
         else:
             node_of.append(len(nodes))
@@ -244,12 +243,14 @@ def fuse_links(plan: PhysicalPlan, vertex: Vertex) -> FusedChain:
     return FusedChain(nodes, links)
 
 
-def _fusible(plan: PhysicalPlan, vertex: Vertex, link: Link) -> bool:
-    before, after = vertex.steps[link.source], vertex.steps[link.target]
+def _as_one(plan: PhysicalPlan, vertex: Vertex, link: Link, node: FusedNode) -> OperatorSpec | None:
+    """The node that the link begins at, with the step at its end; ``None``: they stay apart."""
+    before, after = (plan.steps[vertex.steps[position]] for position in (link.source, link.target))
     readers = [other for other in vertex.links if other.source == link.source]
-    leaves = any(edge.source_step == before for edge in plan.edges)
-    both = all(hasattr(plan.steps[id].spec, "then") for id in (before, after))
-    return both and len(readers) == 1 and not leaves
+    leaves = any(edge.source_step == before.id for edge in plan.edges)
+    if before.operator is None or after.operator is None or len(readers) > 1 or leaves:
+        return None
+    return cast("OperatorSpec", node.spec).fused(after.operator)
 
 
 # -------------------------------------------------------------------------------------------------------- validation
@@ -319,16 +320,17 @@ def _loop_problems(plan: PhysicalPlan) -> Iterator[str]:
 
 
 def _step_problems(plan: PhysicalPlan, step: Step) -> Iterator[str]:
-    if step.role == "operator":
+    if step.operator is not None:
         promised = [o.schema for o in step.outputs]
-        made = list(cast("OperatorSpec", step.spec).outputs)
+        made = list(step.operator.outputs)
         if len(promised) != len(made) or any(not _same(a, b) for a, b in zip(promised, made, strict=True)):
             yield f"step {step.id!r} promises other rows than its operator makes"
     for source in step.inputs:
         if source.step not in plan.steps or source.output >= len(plan.steps[source.step].outputs):
             yield f"step {step.id!r} reads output {source.output} of step {source.step!r}, which is not there"
             return
-    for number, (source, wanted) in enumerate(zip(step.inputs, _input_schemas(step), strict=False)):
+    taken = () if step.operator is None else step.operator.input_schemas
+    for number, (source, wanted) in enumerate(zip(step.inputs, taken, strict=False)):
         if not _same(plan.steps[source.step].outputs[source.output].schema, wanted):
             yield f"input {number} of step {step.id!r} brings other rows than its operator takes"
     if step.kind == "join" and len({len(i.keys) for i in step.inputs} | {0}) != 2:
@@ -337,13 +339,3 @@ def _step_problems(plan: PhysicalPlan, step: Step) -> Iterator[str]:
 
 def _same(a: Any, b: Any) -> bool:
     return a.names == b.names and a.types == b.types
-
-
-def _input_schemas(step: Step) -> list[Any]:
-    """What the operator takes, by input, where its specification says so."""
-    spec: Any = step.spec
-    if hasattr(spec, "left_schema"):
-        return [spec.left_schema, spec.right_schema]
-    if step.kind in ("union", "loop"):
-        return [spec.schema] * len(step.inputs)
-    return [spec.input_schema] if step.role == "operator" and hasattr(spec, "input_schema") else []

@@ -11,11 +11,10 @@ import pyarrow as pa
 
 from cutwater.config import parse_duration_ms
 from cutwater.data.words import fixed_view, from_words
-from cutwater.operators.aggregate.accumulators import Aggregate, make_accumulator
 from cutwater.state.index.nullable import NullableIndex
 from cutwater.state.segments import GROUP_COLUMN
 from cutwater.state_reader.layout import WINDOW_START, TableLayout
-from cutwater.state_reader.values import AggregateColumns, aggregate_columns
+from cutwater.state_reader.values import stored_aggregates
 
 _SLIDING = re.compile(r"sliding (?P<size>.+?), every (?P<every>.+?), offset (?P<offset>[^,]+)")
 
@@ -48,7 +47,7 @@ def sliding_of(layout: TableLayout) -> Sliding | None:
     """How the windows lie; ``None`` for others, and where an aggregate is not known here."""
     assert layout.record is not None
     found = _SLIDING.match(layout.record.settings.get("windows", ""))
-    if found is None or len(aggregate_columns(layout)) < len(layout.record.parts):
+    if found is None or len(stored_aggregates(layout)) < len(layout.record.parts):
         return None
     return Sliding(*(round(1000 * parse_duration_ms(found[name])) for name in ("size", "every", "offset")))
 
@@ -78,21 +77,10 @@ def open_windows(layout: TableLayout, slices: pa.RecordBatch, watermarks: Times,
     start, *found = index.columns(everything)
     columns = {WINDOW_START: start, **dict(zip(layout.record.keys, found, strict=True))}
     columns[GROUP_COLUMN] = pa.array(of_slot.astype(np.uint16))
-    for aggregate in aggregate_columns(layout):
-        accumulator = make_accumulator(*_as_declared(aggregate, layout.stored))
+    for of in stored_aggregates(layout):
+        accumulator = of.aggregate.function.accumulator(of.aggregate, of.column_type(layout.stored))
         accumulator.reserve(len(index))
-        accumulator.merge(slots, [parts.column(name) for name in aggregate.stored])
-        columns |= zip(aggregate.stored, accumulator.state(everything), strict=True)
+        accumulator.merge(slots, [parts.column(name) for name in of.stored])
+        columns |= zip(of.stored, accumulator.state(everything), strict=True)
     columns["window_fired"] = pa.array(np.zeros(len(index), np.bool_))
     return pa.RecordBatch.from_arrays([columns[name] for name in layout.stored.names], schema=layout.stored)
-
-
-def _as_declared(aggregate: AggregateColumns, stored: pa.Schema) -> tuple[Aggregate, pa.Schema]:
-    """An aggregate that has the same state."""
-    kind = stored.field(aggregate.stored[0]).type
-    if not aggregate.plain:
-        kind = kind.value_type if aggregate.kind == "count_distinct" else pa.float64()
-    column = None if aggregate.kind == "count" else "value"
-    ordered = f"{aggregate.name}.order" in aggregate.stored
-    made = Aggregate("value", aggregate.kind, column, aggregate.precision, ordered)
-    return made, pa.schema([pa.field("value", kind)])

@@ -13,7 +13,7 @@ from cutwater.state.index.nullable import NullableIndex
 from cutwater.state.keys import NullableKeys, hash_keys, key_groups, require_valid_keys, show_row
 from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.state_reader.layout import VALUE, WINDOW_START, Shape, TableLayout
-from cutwater.state_reader.values import AggregateColumns, aggregate_columns
+from cutwater.state_reader.values import StoredAggregate, stored_aggregates
 
 _SEGMENT_ROWS = 1 << 17
 _WRITABLE = (Shape.AGGREGATES, Shape.TABLE, Shape.TOP, Shape.OBJECT, Shape.ROWS)
@@ -121,7 +121,8 @@ def _left_out(layout: TableLayout, field: pa.Field, table: pa.Table, address: st
         return pa.array([_DEFAULTS[field.name]] * table.num_rows, field.type)
     if of is not None and not of.plain:
         raise BuildError(
-            f"state {address}: {of.kind} {of.name!r} is stored as {', '.join(of.stored)}, which are not given",
+            f"state {address}: {of.aggregate.kind} {of.name!r} is stored as {', '.join(of.stored)}, which are not "
+            "given",
             hint="What Snapshot.table(..., raw=True) reads can be written; a result does not say what it was made of.",
         )
     has = ", ".join(table.column_names)
@@ -131,10 +132,10 @@ def _left_out(layout: TableLayout, field: pa.Field, table: pa.Table, address: st
     )
 
 
-def _aggregate_of(layout: TableLayout, column: str) -> AggregateColumns | None:
+def _aggregate_of(layout: TableLayout, column: str) -> StoredAggregate | None:
     if layout.shape is not Shape.AGGREGATES:
         return None
-    return next((a for a in aggregate_columns(layout) if column in a.stored), None)
+    return next((a for a in stored_aggregates(layout) if column in a.stored), None)
 
 
 def _with_expiry(field: pa.Field, table: pa.Table, address: str) -> pa.Array:

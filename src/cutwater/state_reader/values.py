@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ import pyarrow.compute
 from cutwater.config import parse_duration_ms
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import ConfigError
-from cutwater.operators.aggregate.accumulators import KINDS, Aggregate, make_accumulator
+from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.top_rows import ROWS
 from cutwater.state.keys import key_group_owner
 from cutwater.state.objects.ttl import stamped_type
@@ -23,7 +22,6 @@ from cutwater.state_reader.layout import SUBTASK, VALUE, WINDOW_START, Shape, Ta
 
 _compute: Any = pyarrow.compute
 
-_REGISTERS = re.compile(r", 2\*\*([0-9]+) registers\)")
 _WINDOW_END = "window_end"
 TIME, DOMAIN, RANK = "__time", "__domain", "__rank"
 _EVENT, _CLOCK = pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC")
@@ -41,47 +39,40 @@ class Column:
 
 
 @dataclass(frozen=True)
-class AggregateColumns:
-    """An aggregate, and the stored columns that hold it.
+class StoredAggregate:
+    """An aggregate, and the stored columns that hold its state."""
 
-    >>> kept = AggregateColumns("speed", "mean", ("speed.sum", "speed.count"))
-    >>> kept.plain
-    False
-    """
-
-    name: str
-    kind: str
+    aggregate: Aggregate
     stored: tuple[str, ...]
-    precision: int | None = None
-    """Of ``approx_count_distinct``."""
+
+    @property
+    def name(self) -> str:
+        return self.aggregate.name
 
     @property
     def plain(self) -> bool:
-        """Whether what is stored (in the first column) is the result."""
-        return self.kind not in _COMPUTED
+        """True if what is stored (in the first column) is the result."""
+        return self.aggregate.function.plain
+
+    def column_type(self, schema: pa.Schema) -> pa.DataType:
+        """A type of column whose aggregate is stored so in rows of ``schema``."""
+        return self.aggregate.function.column_of([schema.field(name).type for name in self.stored])
 
 
-_PARTS = {
-    "mean": ("sum", "count"),
-    **dict.fromkeys(("variance", "variance_pop", "stddev", "stddev_pop"), ("count", "mean", "squares")),
-}
-_COMPUTED = (*_PARTS, "count_distinct", "approx_count_distinct")
-
-
-def aggregate_columns(layout: TableLayout) -> list[AggregateColumns]:
+def stored_aggregates(layout: TableLayout) -> list[StoredAggregate]:
     """The aggregates of a table, as far as their columns are there."""
     assert layout.record is not None
-    found: list[AggregateColumns] = []
-    for name, function in layout.record.parts:
-        kind = function.partition("(")[0]
-        if kind not in KINDS:
+    found: list[StoredAggregate] = []
+    for name, text in layout.record.parts:
+        aggregate = Aggregate.parse(name, text)
+        if aggregate is None:
             continue  # rows of a top: they are stored as they are meant
-        stored = tuple(f"{name}.{part}" for part in _PARTS[kind]) if kind in _PARTS else (name,)
-        if f"{name}.order" in layout.stored.names and kind in ("first", "last"):
-            stored = (name, f"{name}.order")
+        parts = aggregate.function.state(pa.float64())
+        stored = tuple(f"{name}.{part}" if part else name for part in parts)
+        if f"{name}.order" in layout.stored.names and aggregate.function.by_arrival:
+            aggregate, stored = aggregate.mergeable(), (*stored, f"{name}.order")
         if all(part in layout.stored.names for part in stored):
-            registers = _REGISTERS.search(function)
-            found.append(AggregateColumns(name, kind, stored, int(registers[1]) if registers else None))
+            found.append(StoredAggregate(aggregate, stored))
     return found
 
 
@@ -152,7 +143,7 @@ def _owner(shown: Sequence[Column], parallelism: int, max_parallelism: int) -> C
 
 def _aggregates(layout: TableLayout, stored: list[pa.Field]) -> list[Column]:
     """Keys and window as stored, its end where it follows from the start, then results."""
-    aggregates = aggregate_columns(layout)
+    aggregates = stored_aggregates(layout)
     parts = {name: aggregate for aggregate in aggregates for name in aggregate.stored}
     sliced = layout.segments == ("slice",)
     shown: list[Column] = []
@@ -185,27 +176,15 @@ def _end(layout: TableLayout, start: pa.Field) -> list[Column]:
     return [Column(_WINDOW_END, start.type, lambda batch: _compute.add(batch.column(start.name), size))]
 
 
-def _result(aggregate: AggregateColumns, stored: pa.Schema) -> Column:
-    first = stored.field(aggregate.stored[0])
-    if aggregate.plain:
-        return _renamed(first, aggregate.name)
-    if aggregate.kind == "count_distinct":
-        return Column(aggregate.name, pa.int64(), lambda batch: _length(batch.column(first.name)))
-    rows = pa.schema([pa.field("value", pa.float64())])
-    made = Aggregate("value", aggregate.kind, "value", aggregate.precision)
+def _result(of: StoredAggregate, stored: pa.Schema) -> Column:
+    if of.plain:
+        return _renamed(stored.field(of.stored[0]), of.name)
+    function = of.aggregate.function
 
     def result(batch: pa.RecordBatch) -> pa.Array:
-        accumulator = make_accumulator(made, rows)
-        slots = np.arange(batch.num_rows, dtype=np.int32)
-        accumulator.reserve(batch.num_rows)
-        accumulator.restore(slots, [batch.column(name) for name in aggregate.stored])
-        return accumulator.result(slots)
+        return function.results(of.aggregate, [batch.column(name) for name in of.stored])
 
-    return Column(aggregate.name, made.result_type(rows), result)
-
-
-def _length(lists: pa.Array) -> pa.Array:
-    return _compute.list_value_length(lists).cast(pa.int64())
+    return Column(of.name, function.result_type(of.column_type(stored)), result)
 
 
 # --------------------------------------------------------------------------------------------------- user logic

@@ -135,7 +135,7 @@ class TestKeyedSteps:
         assert (out.type.event_time, out.type.span) == ("window_start", (HOUR_US, 0))
         assert out.late.schema == flights.schema
         assert out.late.type.event_time is None
-        assert flow.graph.steps["worst"].options == {"window": "hourly"}
+        assert flow.graph.steps["worst"].spec.label == "hourly"
         assert "hourly" not in flow.graph.steps
 
     def test_windows_nest(self, flights):

@@ -16,6 +16,7 @@ import cutwater as cw
 from cutwater.api.streams.stream import Stream
 from cutwater.config import JobConfig
 from cutwater.errors import BuildError, ConfigError, DataError
+from cutwater.operators.base import BaseOperator, Operator, OperatorSpec
 from cutwater.plan import regions
 from cutwater.plan.planner import make_plan
 from cutwater.plan.regions import recovery_division, widened
@@ -112,12 +113,23 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert caught.value.step == "named"
 
 
+class NewSpec(OperatorSpec):
+    """Says no more than it must."""
+
+    @property
+    def outputs(self) -> tuple[pa.Schema, ...]:
+        return (pa.schema({"value": pa.int64()}),)
+
+    def build(self) -> Operator:
+        return BaseOperator()
+
+
 def test_a_kind_of_step_that_nobody_has_judged_is_refused() -> None:
     flow = cw.Dataflow("new")
     rows = flow.read("in", cw.rate(None, rows=10))
     rows.key_by("value").aggregate("count", n=cw.count()).write("out", cw.discard())
     plan = make_plan(flow, 2, 128)
-    plan = replace(plan, steps=plan.steps | {"count": replace(plan.steps["count"], spec=object(), kind="new")})
+    plan = replace(plan, steps=plan.steps | {"count": replace(plan.steps["count"], spec=NewSpec(), kind="new")})
     with pytest.raises(BuildError, match="of kind 'new' may send its rows in another order") as caught:
         check_recovery(plan, JobConfig(recovery="task"))
     assert caught.value.step == "count"

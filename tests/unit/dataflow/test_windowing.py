@@ -48,15 +48,13 @@ def test_a_global_window_needs_no_event_time(flow):
 
 
 def test_windows_by_processing_time_need_no_event_time_and_have_none(flow):
-    from cutwater.plan.records import describe_state
-
     rows = flow.read("rows", cw.memory([], schema="k long, v long")).key_by("k")
     window = cw.tumbling("10s", offset="1s", time="processing")
     made = rows.window("w", window).aggregate("a", n=cw.count())
     assert [str(kind) for kind in made.schema.types] == ["int64", *["timestamp[us, tz=UTC]"] * 2, "int64"]
     said = "tumbling 10s, offset 1s, by processing time"
     assert f"window w: {said}" in flow.explain()
-    assert describe_state(flow.graph.steps["a"])["windows"] == said, "it differs from windows by event time"
+    assert flow.graph.steps["a"].spec.settings["windows"] == said, "it differs from windows by event time"
     with pytest.raises(BuildError, match="event time was lost at step 'a': its windows go by processing time"):
         made.key_by("k").window("x", cw.tumbling("1m"))
     made.key_by("k").window("y", cw.sliding("1m", "10s", time="processing")).aggregate("b", n=cw.sum("n"))
@@ -84,15 +82,13 @@ def test_windows_over_windows_must_not_cut_them(keyed):
 
 
 def test_explain_and_the_snapshot_say_which_windows(flow, keyed):
-    from cutwater.plan.records import describe_state
-
     window = cw.sliding("1h", "5m", offset="-1m")
     keyed.window("w", window, allowed_lateness="2m", early=cw.every(event_time="1m"), discarding=True).aggregate(
         "a", n=cw.count()
     ).write("out", cw.discard())
     said = "sliding 1h, every 5m, offset -1m"
     assert f"window w: {said}, lateness 2m, early every 1m of event time, discarding" in flow.explain()
-    settings = describe_state(flow.graph.steps["a"])
+    settings = flow.graph.steps["a"].spec.settings
     assert settings["windows"] == said
     assert (settings["early results"], settings["results"]) == ("every 1m of event time", "discarding")
 

@@ -161,11 +161,11 @@ def test_then_fuses_neighbours_into_the_same_result() -> None:
     batch = flights(100)
     first = ExpressionSpec(batch.schema, (Filter(c("delay") > 0), WithColumns([(c("delay") * 2).alias("twice")])))
     second = ExpressionSpec(first.outputs[0], (Select(["twice", "origin"]), Filter(c("origin") == "JFK")))
-    fused = first.then(second)
+    fused = first.fused(second)
     assert fused.outputs == second.outputs
     assert run(fused, batch) == run(second, pa.concat_batches(run(first, batch).to_batches()))
     with pytest.raises(BuildError, match="different schemas"):
-        second.then(first)
+        second.fused(first)
 
 
 def test_spec_survives_pickling() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import pyarrow as pa
 from hypothesis import strategies as st
@@ -81,34 +82,6 @@ class Near:
     by: float
 
 
-def aggregate(kind: str, values: list[object]) -> object:
-    """An aggregate over values in order, nulls among them, in plain Python."""
-    seen = [v for v in values if v is not None]
-    if kind == "count":
-        return len(seen)
-    if kind.endswith("count_distinct"):
-        distinct = len({"NaN" if isinstance(v, float) and math.isnan(v) else v for v in seen})
-        return distinct if kind == "count_distinct" else Near(distinct, 3)
-    if kind.startswith(("variance", "stddev")):
-        return spread(kind, seen)
-    if not seen:
-        return None
-    if kind == "sum":
-        return sum(seen)  # type: ignore[arg-type]
-    if kind == "mean":
-        return sum(map(float, seen)) / len(seen)  # type: ignore[arg-type]
-    if kind in ("any", "all"):
-        return any(seen) if kind == "any" else all(seen)
-    if kind in ("first", "last"):
-        return seen[0] if kind == "first" else seen[-1]
-
-    def spark_order(value: object) -> tuple[bool, object]:
-        nan = isinstance(value, float) and math.isnan(value)
-        return nan, 0 if nan else value
-
-    return (min if kind == "min" else max)(seen, key=spark_order)
-
-
 def spread(kind: str, seen: list[object]) -> object:
     """Variance or standard deviation in exact arithmetic; doubles miss it in proportion to the largest square."""
     less = 0 if kind.endswith("_pop") else 1
@@ -155,14 +128,56 @@ NUMERIC = ("int8", "int64", "uint64", "bool", "float32", "float64")
 UNORDERED = ("list", "struct")
 
 
+ORDERED = tuple(name for name in VALUES if name not in UNORDERED)
+KEYS = tuple(name for name in ORDERED if name != "duration")
+
+Oracle = Callable[[list[Any]], object]
+
+
+def seen_or(empty: object, of: Oracle) -> Oracle:
+    """The oracle for values of which some are null."""
+
+    def oracle(values: list[Any]) -> object:
+        seen = [v for v in values if v is not None]
+        return of(seen) if seen else empty
+
+    return oracle
+
+
+def spark_order(value: Any) -> tuple[bool, Any]:
+    nan = isinstance(value, float) and math.isnan(value)
+    return nan, 0 if nan else value
+
+
+def distinct(seen: list[Any]) -> int:
+    return len({"NaN" if isinstance(v, float) and math.isnan(v) else v for v in seen})
+
+
+AGGREGATES: dict[str, tuple[tuple[str, ...], Oracle]] = {
+    "count": (tuple(VALUES), seen_or(0, len)),
+    "sum": (NUMERIC, seen_or(None, sum)),
+    "mean": (NUMERIC, seen_or(None, lambda seen: sum(map(float, seen)) / len(seen))),
+    "min": (ORDERED, seen_or(None, lambda seen: min(seen, key=spark_order))),
+    "max": (ORDERED, seen_or(None, lambda seen: max(seen, key=spark_order))),
+    "first": (tuple(VALUES), seen_or(None, lambda seen: seen[0])),
+    "last": (tuple(VALUES), seen_or(None, lambda seen: seen[-1])),
+    "any": (("bool",), seen_or(None, any)),
+    "all": (("bool",), seen_or(None, all)),
+    "variance": (NUMERIC, seen_or(None, lambda seen: spread("variance", seen))),
+    "variance_pop": (NUMERIC, seen_or(None, lambda seen: spread("variance_pop", seen))),
+    "stddev": (NUMERIC, seen_or(None, lambda seen: spread("stddev", seen))),
+    "stddev_pop": (NUMERIC, seen_or(None, lambda seen: spread("stddev_pop", seen))),
+    "count_distinct": (KEYS, seen_or(0, distinct)),
+    "approx_count_distinct": (KEYS, seen_or(0, lambda seen: Near(distinct(seen), 3))),
+}
+"""The contract suite of aggregates, by kind: the types of column that fit, and the result in plain Python."""
+
+
+def aggregate(kind: str, values: list[object]) -> object:
+    """An aggregate over values in order, nulls among them, in plain Python."""
+    return AGGREGATES[kind][1](values)
+
+
 def fitting(kind: str) -> tuple[str, ...]:
     """Names of ``VALUES`` that an aggregate takes."""
-    if kind in ("sum", "mean") or kind.startswith(("variance", "stddev")):
-        return NUMERIC
-    if kind in ("any", "all"):
-        return ("bool",)
-    if kind.endswith("count_distinct"):
-        return tuple(name for name in VALUES if name not in (*UNORDERED, "duration"))
-    if kind in ("min", "max"):
-        return tuple(name for name in VALUES if name not in UNORDERED)
-    return tuple(VALUES)
+    return AGGREGATES[kind][0]

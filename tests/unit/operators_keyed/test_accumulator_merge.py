@@ -5,11 +5,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from keyed_world import VALUES, aggregate, fitting, same
+from keyed_world import AGGREGATES, VALUES, aggregate, fitting, same
 
-from cutwater.operators.aggregate.accumulators import KINDS, Aggregate, make_accumulator
+from cutwater.operators.aggregate.accumulators import Aggregate
 
-CASES = [(kind, name) for kind in KINDS for name in fitting(kind)]
+CASES = [(kind, name) for kind in AGGREGATES for name in fitting(kind)]
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
@@ -21,7 +21,7 @@ def test_merged_parts_equal_the_whole(kind: str, name: str, data: st.DataObject)
     rows = data.draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.none() | values), max_size=12))
     schema = pa.schema([("v", arrow)])
     call = Aggregate("x", kind, "v")
-    into, parts = make_accumulator(call, schema), make_accumulator(call, schema)
+    into, parts = call.accumulator(schema), call.accumulator(schema)
     into.reserve(2)
     parts.reserve(8)
     for part, slots, target in ((0, 1, into), (1, 4, parts)):  # part 0 is held already, 1 .. 3 are merged in order

@@ -14,7 +14,7 @@ from keyed_world import opened, rescaled, rows_of, snapshot
 
 import cutwater as cw
 from cutwater.errors import BuildError
-from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate, make_accumulator
+from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate
 from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.window.kinds import TumblingWindow
 from cutwater.operators.window.spec import WindowAggregateSpec
@@ -26,7 +26,7 @@ MASK = 2**64 - 1
 
 def sketch_of(values: Any, precision: int = 12) -> Accumulator:
     batch = pa.record_batch({"v": values})
-    accumulator = make_accumulator(Aggregate("x", "approx_count_distinct", "v", precision), batch.schema)
+    accumulator = Aggregate("x", "approx_count_distinct", "v", precision).accumulator(batch.schema)
     accumulator.reserve(1)
     accumulator.update(np.zeros(batch.num_rows, np.int32), batch)
     return accumulator

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from keyed_world import VALUES, aggregate, cuts, feed, fitting, opened, rescaled, rows_of, same, snapshot
+from keyed_world import AGGREGATES, VALUES, aggregate, cuts, feed, fitting, opened, rescaled, rows_of, same, snapshot
 
 from cutwater.errors import BuildError, DataError, StorageError
-from cutwater.operators.aggregate.accumulators import KINDS, Aggregate
+from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.base import Operator, Outputs
 from cutwater.state.index.key_index import Slots
@@ -79,7 +79,7 @@ def test_it_agrees_with_duckdb_over_several_keys_and_batches() -> None:
             assert left == [int(v) if isinstance(w := v, float) else w for v in right], name
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", AGGREGATES)
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_any_type_with_nulls_in_any_cut_equals_plain_python(kind: str, data: st.DataObject) -> None:
@@ -123,7 +123,7 @@ def test_freeze_and_restore_at_any_point_and_parallelism_equals_never_having_sto
         }
     )
     keys = ("a", "b") if data.draw(st.booleans()) else ("a",)
-    kinds = [k for k in KINDS if name in fitting(k)]
+    kinds = [k for k in AGGREGATES if name in fitting(k)]
     spec = RunningAggregateSpec(batch.schema, keys, tuple(Aggregate(f"{k}_v", k, "v") for k in kinds), "row")
     expected = rows_of(opened(spec).process(0, batch))
 

@@ -113,6 +113,7 @@ def window_aggregate(
             lateness_us,
             windowing.early,
             windowing.discarding,
+            windowing.label,
         )
         schema = distinct_columns(spec.outputs[0])
         lost = _why_no_event_time(spec)
@@ -121,10 +122,7 @@ def window_aggregate(
         else:
             out = StreamType(schema, None, upstream.keys)
         late = StreamType(spec.outputs[1], None, upstream.keys)
-        options: dict[str, object] = {"window": windowing.label}
-        made = builder.add(
-            id, "window", spec, [upstream], [out, late], parallelism=parallelism, lost=lost, options=options
-        )
+        made = builder.add(id, "window", spec, [upstream], [out, late], parallelism=parallelism, lost=lost)
         return made[:1] if window.processing_time else made
 
 

@@ -1,64 +1,28 @@
-"""Aggregates: what the user asks for, its types, and the accumulator that keeps it by key.
+"""Aggregates: an ``Aggregate`` is a column to compute, an ``AggregateFunction`` its kind, an ``Accumulator`` its state.
 
 Nulls are skipped, as in SQL; a result is null while no value has been seen (a count is 0).
-
-| kind        | columns                                         | result                          | state            |
-|-------------|-------------------------------------------------|---------------------------------|------------------|
-| count       | any, or none (rows)                             | int64                           | name             |
-| sum         | integers, bool; floats                          | int64 (overflow fails); float64 | name             |
-| mean        | integers, bool, floats                          | float64                         | name.{sum,count} |
-| min, max    | numbers, bool, times, text, binary, decimals    | as the column                   | name             |
-| first, last | any                                             | as the column                   | name             |
-| any, all    | bool                                            | bool                            | name             |
-
-- ``variance``, ``variance_pop``, ``stddev``, ``stddev_pop`` take what ``mean`` takes and give float64; their state is
-  name.{count,mean,squares}.  Those of a sample are null for one value, those of a population are 0 then.
-- ``count_distinct`` and ``approx_count_distinct`` take what can be a key and give int64; their state is a list of the
-  values, or a sketch (binary, see ``distinct_accumulators``).
-
-Among floats NaN is the largest, as in Spark: ``max`` is NaN once one is seen, ``min`` only while nothing else is; and
--0.0 counts, and comes out, as 0.0 in ``min`` and ``max``.
 """
 
 from __future__ import annotations
 
+import importlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import pyarrow as pa
 
-from cutwater.data.words import is_word_type
 from cutwater.errors import BuildError, did_you_mean
-from cutwater.state.keys import is_key_type
 
 if TYPE_CHECKING:
     from cutwater.state.growing_array import GrowingArray, Values
     from cutwater.state.index.key_index import Slots
 
-KINDS = (
-    "count",
-    "sum",
-    "mean",
-    "min",
-    "max",
-    "first",
-    "last",
-    "any",
-    "all",
-    "variance",
-    "variance_pop",
-    "stddev",
-    "stddev_pop",
-    "count_distinct",
-    "approx_count_distinct",
-)
-_COUNTS = ("count", "count_distinct", "approx_count_distinct")
-_SPREADS = ("variance", "variance_pop", "stddev", "stddev_pop")
-
-DEFAULT_PRECISION = 12
-"""Of ``approx_count_distinct``: log2 of the number of registers."""
+_HOMES = ["cutwater.operators.aggregate.functions"]
+"""Modules that hold aggregate functions."""
+_REGISTERS = re.compile(r"(.*), 2\*\*([0-9]+) registers\)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -72,7 +36,7 @@ class AggregateCall:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One aggregate column: its name in the output, its kind (one of ``KINDS``) and the column it reads.
+    """One aggregate column: its name in the output, its kind (that of a function) and the column it reads.
 
     ``precision`` is for ``approx_count_distinct``: log2 of its registers, 4 to 16.
 
@@ -86,23 +50,51 @@ class Aggregate:
     column: str | None = None
     precision: int | None = None
     ordered: bool = False
-    """Keep the order of arrival of a ``first`` or ``last`` in the state, so that states merge in any order."""
+    """True: the state keeps the order of arrival of its value, so that states merge in any order."""
 
     def __str__(self) -> str:
         registers = "" if self.precision is None else f", 2**{self.precision} registers"
         return f"{self.kind}({self.column or ''}{registers})"
 
-    def result_type(self, schema: pa.Schema) -> pa.DataType:
-        """Arrow type of the result.
+    @classmethod
+    def parse(cls, name: str, text: str) -> Aggregate | None:
+        """The aggregate that a snapshot describes by the text that ``str`` made; ``None``: an unknown kind.
+
+        >>> Aggregate.parse("n", str(Aggregate("n", "approx_count_distinct", "user", 12)))
+        Aggregate(name='n', kind='approx_count_distinct', column='user', precision=12, ordered=False)
+        >>> Aggregate.parse("n", "top 3 by price")
+        """
+        kind, _, rest = text.partition("(")
+        function = aggregate_functions().get(kind)
+        if function is None:
+            return None
+        if function.has_precision and (found := _REGISTERS.match(rest)):
+            return cls(name, kind, found[1], int(found[2]))
+        return cls(name, kind, rest.rpartition(")")[0] or None)
+
+    @property
+    def function(self) -> AggregateFunction:
+        """The function of its kind.
+
+        Raises:
+            BuildError: there is none.
+        """
+        found = aggregate_functions().get(self.kind)
+        if found is None:
+            hint = did_you_mean(self.kind, tuple(aggregate_functions()))
+            raise BuildError(f"no such aggregate {self.kind!r}", hint=hint)
+        return found
+
+    def column_type(self, schema: pa.Schema) -> pa.DataType:
+        """Arrow type of the column it reads, null without one.
 
         Raises:
             BuildError: unknown kind or column, no column where one is needed, or a type that does not fit.
         """
-        if self.kind not in KINDS:
-            raise BuildError(f"no such aggregate {self.kind!r}", hint=did_you_mean(self.kind, KINDS))
+        function = self.function
         if self.column is None:
-            if self.kind == "count":
-                return pa.int64()
+            if not function.needs_column:
+                return pa.null()
             raise BuildError(f"{self.kind} {self.name!r} needs a column", hint=f"Write {self.kind}('column').")
         if schema.get_field_index(self.column) < 0:
             raise BuildError(
@@ -110,39 +102,141 @@ class Aggregate:
                 hint=did_you_mean(self.column, schema.names),
             )
         kind = schema.field(self.column).type
-        fits, wanted = _FITS.get(self.kind, (_is_anything, ""))
-        if not fits(kind):
+        if not function.fits(kind):
             raise BuildError(
                 f"{self.kind} {self.name!r}: column {self.column!r} of type {kind} does not fit",
-                hint=f"{self.kind} takes {wanted}: cast it first.",
+                hint=f"{self.kind} takes {function.takes}: cast it first.",
             )
-        if self.kind in _COUNTS:
-            return pa.int64()
-        if self.kind == "mean" or self.kind in _SPREADS:
-            return pa.float64()
-        if self.kind == "sum":
-            return pa.float64() if pa.types.is_floating(kind) else pa.int64()
         return kind
+
+    def result_type(self, schema: pa.Schema) -> pa.DataType:
+        """Arrow type of the result.
+
+        Raises:
+            BuildError: as ``column_type``.
+        """
+        return self.function.result_type(self.column_type(schema))
 
     def state_fields(self, schema: pa.Schema) -> list[pa.Field]:
         """Columns of the aggregate's state in a segment, readable as they are."""
-        result = self.result_type(schema)
-        if self.kind == "mean":
-            return [pa.field(f"{self.name}.sum", pa.float64()), pa.field(f"{self.name}.count", pa.int64())]
-        if self.kind in _SPREADS:
-            parts = {"count": pa.int64(), "mean": pa.float64(), "squares": pa.float64()}
-            return [pa.field(f"{self.name}.{part}", kind) for part, kind in parts.items()]
-        if self.kind == "count_distinct":
-            return [pa.field(self.name, pa.list_(schema.field(self.column).type))]
-        if self.kind == "approx_count_distinct":
-            return [pa.field(self.name, pa.binary())]
-        if self.ordered:
-            return [pa.field(self.name, result), pa.field(f"{self.name}.order", pa.int64())]
-        return [pa.field(self.name, result)]
+        parts = self.function.state(self.column_type(schema))
+        fields = [pa.field(f"{self.name}.{part}" if part else self.name, kind) for part, kind in parts.items()]
+        return [*fields, pa.field(f"{self.name}.order", pa.int64())] if self.ordered else fields
+
+    @property
+    def columns_read(self) -> frozenset[str] | None:
+        """Columns that it reads; ``None``: whole rows."""
+        return frozenset(() if self.column is None else (self.column,))
+
+    def mergeable(self) -> Aggregate:
+        """The same with a state that can be put together with others in any order."""
+        return replace(self, ordered=True) if self.function.by_arrival else self
+
+    def description(self, schema: pa.Schema) -> str:
+        """A text that is the same for two aggregates over ``schema`` only if their states are."""
+        return f"{self}{self.function.state_text(self.column_type(schema))}"
+
+    def accumulator(self, schema: pa.Schema) -> Accumulator:
+        """An empty accumulator for rows of ``schema``.
+
+        Raises:
+            BuildError: as ``column_type``.
+        """
+        return self.function.accumulator(self, self.column_type(schema))
+
+
+class AggregateFunction(ABC):
+    """A kind of aggregate: which columns it takes, what comes out, what a snapshot keeps of it, and how it is computed.
+
+    A class is registered for one kind or several by ``aggregate_function``, in a module that ``_HOMES`` names.  Such a
+    module must not load Numba, because a dataflow is built with it: accumulators with kernels are imported by
+    ``accumulator``, where rows flow.
+    """
+
+    takes: ClassVar[str] = "any column"
+    """Types that fit, in words."""
+    needs_column: ClassVar[bool] = True
+    has_precision: ClassVar[bool] = False
+    """True: it is an estimate of a chosen ``precision``."""
+    by_arrival: ClassVar[bool] = False
+    """True: the result depends on the order of rows, so that parts put together later keep it (``ordered``)."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def fits(self, column: pa.DataType) -> bool:
+        """True for the types of column that it takes."""
+        return True
+
+    @abstractmethod
+    def result_type(self, column: pa.DataType) -> pa.DataType:
+        """Type of the result over a column of a type that fits."""
+
+    def state(self, column: pa.DataType) -> dict[str, pa.DataType]:
+        """Types of the columns that a snapshot keeps, by name; "" is the column named like the aggregate.
+
+        The names must not depend on the type.
+        """
+        return {"": self.result_type(column)}
+
+    @abstractmethod
+    def accumulator(self, aggregate: Aggregate, column: pa.DataType) -> Accumulator:
+        """An empty accumulator."""
+
+    def state_text(self, column: pa.DataType) -> str:
+        """Words that tell states apart which the column's name does not: " of integers"; empty for none."""
+        return ""
+
+    # -- reading snapshots
+
+    def column_of(self, stored: Sequence[pa.DataType]) -> pa.DataType:
+        """A type of column whose state is stored in columns of these types: the reverse of ``state``."""
+        return stored[0]
+
+    @property
+    def plain(self) -> bool:
+        """True if what is stored is the result."""
+        return list(self.state(pa.float64())) == [""]
+
+    def results(self, aggregate: Aggregate, stored: Sequence[pa.Array]) -> pa.Array:
+        """Results of stored states, one row each; not called where they are plain."""
+        import numpy as np
+
+        rows = np.arange(len(stored[0]), dtype=np.int32)
+        accumulator = self.accumulator(aggregate, self.column_of([array.type for array in stored]))
+        accumulator.reserve(len(rows))
+        accumulator.restore(rows, list(stored))
+        return accumulator.result(rows)
+
+
+F = TypeVar("F", bound=AggregateFunction)
+_functions: dict[str, AggregateFunction] = {}
+
+
+def aggregate_function(*kinds: str) -> Callable[[type[F]], type[F]]:
+    """Register a class for these kinds."""
+
+    def register(cls: type[F]) -> type[F]:
+        for kind in kinds:
+            _functions[kind] = cls(kind)
+        return cls
+
+    return register
+
+
+def aggregate_functions() -> dict[str, AggregateFunction]:
+    """All functions by kind.
+
+    >>> list(aggregate_functions())[:3]
+    ['count', 'sum', 'mean']
+    """
+    for home in _HOMES:
+        importlib.import_module(home)
+    return _functions
 
 
 class Accumulator(ABC):
-    """One aggregate's state, in arrays by slot.  Called from one thread; a frozen one serves another thread.
+    """State of one aggregate, in arrays by slot.  Called from one thread; a frozen one serves another thread.
 
     ``columns`` are the arrays that change in place.  A table captures them for a snapshot before it lets rows change
     (see ``cutwater.state.table.capture``); whatever else an accumulator holds must never be changed in place.
@@ -197,71 +291,3 @@ class Accumulator(ABC):
         Args:
             columns: captured copies of ``columns``, filled by the time they are read.
         """
-
-
-def make_accumulator(aggregate: Aggregate, schema: pa.Schema) -> Accumulator:
-    """An empty accumulator for rows of ``schema``.
-
-    Raises:
-        BuildError: as ``Aggregate.result_type``.
-    """
-    # Numba: only where rows flow.
-    from cutwater.operators.aggregate import distinct_accumulators, ranked_rows, value_accumulators, word_accumulators
-    from cutwater.operators.aggregate.top_rows import TopRows
-
-    if isinstance(aggregate, TopRows):
-        return ranked_rows.RankedRows(aggregate, schema)
-    result = aggregate.result_type(schema)
-    if aggregate.kind == "count":
-        return word_accumulators.Count(aggregate.column)
-    assert aggregate.column is not None
-    if aggregate.kind == "mean":
-        return word_accumulators.Mean(aggregate.column)
-    if aggregate.kind == "sum":
-        return word_accumulators.Sum(aggregate.column, result)
-    if aggregate.kind in ("any", "all"):
-        return word_accumulators.Pick("max" if aggregate.kind == "any" else "min", aggregate.column, result)
-    if aggregate.kind in _SPREADS:
-        return word_accumulators.Spread(aggregate.kind, aggregate.column)
-    if aggregate.kind == "count_distinct":
-        return distinct_accumulators.CountDistinct(aggregate.column, schema.field(aggregate.column).type)
-    if aggregate.kind == "approx_count_distinct":
-        return distinct_accumulators.ApproxCountDistinct(aggregate.column, aggregate.precision or DEFAULT_PRECISION)
-    pick = word_accumulators.Pick if is_word_type(result) else value_accumulators.PickValue
-    accumulator = pick(aggregate.kind, aggregate.column, result)
-    if not aggregate.ordered:
-        return accumulator
-    from cutwater.operators.aggregate.ordered_accumulator import Ordered
-
-    return Ordered(accumulator, aggregate.column, first=aggregate.kind == "first")
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    t = pa.types
-    return t.is_integer(kind) or t.is_boolean(kind) or t.is_float32(kind) or t.is_float64(kind)
-
-
-def _is_ordered(kind: pa.DataType) -> bool:
-    t = pa.types
-    text = t.is_string(kind) or t.is_large_string(kind) or t.is_binary(kind) or t.is_large_binary(kind)
-    return is_word_type(kind) or text or t.is_decimal128(kind) or t.is_decimal256(kind)
-
-
-def _is_anything(kind: pa.DataType) -> bool:
-    return True
-
-
-_NUMBERS = (_is_number, "integers, bool and floats")
-_ORDERED = (_is_ordered, "any type with an order")
-_KEYS = (is_key_type, "integers, bool, floats, texts, binary, dates, timestamps and decimal128")
-_FITS: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
-    "sum": _NUMBERS,
-    "mean": _NUMBERS,
-    **dict.fromkeys(_SPREADS, _NUMBERS),
-    "min": _ORDERED,
-    "max": _ORDERED,
-    **dict.fromkeys(("any", "all"), (pa.types.is_boolean, "bool")),
-    "count_distinct": _KEYS,
-    "approx_count_distinct": _KEYS,
-}
-"""What the column of a kind must be, as a test and in words."""

@@ -9,26 +9,18 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from cutwater.operators.aggregate.accumulators import Aggregate, make_accumulator
+from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.evolution import Change, Evolution, Former, converted, refusals
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
 
 def aggregate_parts(aggregates: Sequence[Aggregate], schema: pa.Schema) -> dict[str, str]:
-    """What each aggregate is, by name: two with the same text have the same state.
+    """Descriptions of aggregates by name: two with the same text have the same state.
 
     >>> aggregate_parts([Aggregate("n", "count"), Aggregate("most", "max", "v")], pa.schema({"v": pa.int32()}))
     {'n': 'count()', 'most': 'max(v)'}
     """
-    return {a.name: f"{a}{_hashed(a, schema)}" for a in aggregates}
-
-
-def _hashed(aggregate: Aggregate, schema: pa.Schema) -> str:
-    """A sketch is of hashes, in which all integers are alike and other types are not."""
-    if aggregate.kind != "approx_count_distinct":
-        return ""
-    kind = schema.field(aggregate.column).type
-    return " of integers" if pa.types.is_integer(kind) else f" of {kind}"
+    return {a.name: a.description(schema) for a in aggregates}
 
 
 def evolve_aggregates(
@@ -141,7 +133,7 @@ class _Empty:
 
     @cached_property
     def _row(self) -> pa.Array:
-        accumulator = make_accumulator(self.aggregate, self.input_schema)
+        accumulator = self.aggregate.accumulator(self.input_schema)
         accumulator.reserve(1)
         return accumulator.state(np.zeros(1, np.int32))[self.position]
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate, make_accumulator
+from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate
 from cutwater.state.growing_array import GrowingArray, Values
 from cutwater.state.index.key_index import KeyIndex, Slots
 from cutwater.state.index.nullable import NullableIndex
@@ -44,7 +44,7 @@ class KeyedTable:
         books: Sequence[npt.DTypeLike] = (),
     ) -> None:
         self.index: KeyIndex = NullableIndex(key_types, expected)
-        self.accumulators: list[Accumulator] = [make_accumulator(a, schema) for a in aggregates]
+        self.accumulators: list[Accumulator] = [a.accumulator(schema) for a in aggregates]
         self.book_types = list(books)
         self._aggregates, self._schema = aggregates, schema
         self._state_widths = [len(a.state_fields(schema)) for a in aggregates]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -10,13 +10,13 @@ import pyarrow as pa
 from cutwater.errors import BuildError
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.evolution import aggregate_parts, evolve_aggregates
-from cutwater.operators.base import Operator
+from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.operators.evolution import Evolution, Former
 from cutwater.state.keys import check_key_types
 
 
 @dataclass(frozen=True)
-class RunningAggregateSpec:
+class RunningAggregateSpec(OperatorSpec):
     """One output row per input row: the key columns, the event time if there is one, and the aggregates up to this row.
 
     Args:
@@ -33,6 +33,8 @@ class RunningAggregateSpec:
     >>> spec.outputs[0].names
     ['user', 'total']
     """
+
+    repeatable = True
 
     input_schema: pa.Schema
     keys: tuple[str, ...]
@@ -55,9 +57,16 @@ class RunningAggregateSpec:
         return self.keys if event_time is None or event_time in self.keys else (*self.keys, event_time)
 
     @property
-    def columns_read(self) -> frozenset[str]:
-        """Input columns that the result depends on; the others need not come."""
-        return frozenset((*self.passed_columns, *(a.column for a in self.aggregates if a.column is not None)))
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return (self.input_schema,)
+
+    @property
+    def keeps_every_row(self) -> bool:
+        return True
+
+    @property
+    def columns_read(self) -> frozenset[str] | None:
+        return read_by(self.aggregates, self.passed_columns)
 
     @property
     def outputs(self) -> tuple[pa.Schema, ...]:
@@ -72,17 +81,32 @@ class RunningAggregateSpec:
 
     @property
     def state_parts(self) -> dict[str, str]:
-        """What each aggregate is, by name."""
         return aggregate_parts(self.aggregates, self.input_schema)
 
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"aggregates": ", ".join(f"{a.name}={a}" for a in self.aggregates)}
+
     def evolve(self, former: Former, renames: Mapping[tuple[str, ...], str], *, drop: bool) -> Evolution:
-        """What becomes of the state of an earlier version; see ``Evolving``."""
         return evolve_aggregates(former, self.state_schema, self.aggregates, self.input_schema, renames)
+
+    def explanation(self) -> Iterator[str]:
+        yield ", ".join(f"{a.name} = {a}" for a in self.aggregates)
 
     def build(self) -> Operator:
         from cutwater.operators.aggregate.running_operator import RunningAggregate  # Numba: only where rows flow
 
         return RunningAggregate(self)
+
+
+def read_by(aggregates: Sequence[Aggregate], others: Iterable[str]) -> frozenset[str] | None:
+    """Columns that aggregates read, and ``others``; ``None``: all columns."""
+    found = frozenset(others)
+    for aggregate in aggregates:
+        if aggregate.columns_read is None:
+            return None
+        found |= aggregate.columns_read
+    return found
 
 
 def check_names(names: Sequence[str]) -> None:

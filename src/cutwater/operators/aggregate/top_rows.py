@@ -9,7 +9,7 @@ import pyarrow as pa
 from cutwater.data.changes import row_type
 from cutwater.data.words import is_word_type
 from cutwater.errors import BuildError
-from cutwater.operators.aggregate.accumulators import Aggregate
+from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate
 from cutwater.operators.stateless.expression_checks import unknown_column
 
 ROWS = ".rows"
@@ -42,6 +42,21 @@ class TopRows(Aggregate):
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
         return pa.list_(row_type(schema))
+
+    def accumulator(self, schema: pa.Schema) -> Accumulator:
+        from cutwater.operators.aggregate.ranked_rows import RankedRows  # Numba: only where rows flow
+
+        return RankedRows(self, schema)
+
+    @property
+    def columns_read(self) -> frozenset[str] | None:
+        return None
+
+    def mergeable(self) -> Aggregate:
+        return self
+
+    def description(self, schema: pa.Schema) -> str:
+        return str(self)
 
     def state_fields(self, schema: pa.Schema) -> list[pa.Field]:
         return [pa.field(self.name, self.result_type(schema))]

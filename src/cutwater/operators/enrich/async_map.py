@@ -29,7 +29,7 @@ from cutwater.data.rows import describe_row, row_contents
 from cutwater.data.schema_text import as_schema
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import BuildError, CutwaterError, NondeterminismError, UserCodeError
-from cutwater.operators.base import BaseOperator, Context, Outputs
+from cutwater.operators.base import BaseOperator, Context, OperatorSpec, Outputs
 from cutwater.operators.enrich.async_calls import AsyncCalls, Call
 from cutwater.operators.enrich.async_results import Run, decode_answers, encode_answers
 from cutwater.operators.row_output import RowBuilder, function_name, rows_of, to_dicts, user_error
@@ -43,7 +43,7 @@ _LATE_BEFORE = b"cutwater.late_before"
 
 
 @dataclass(frozen=True)
-class AsyncMapSpec:
+class AsyncMapSpec(OperatorSpec):
     """One row for each row, from a function that is called for many rows at a time.
 
     Args:
@@ -62,6 +62,9 @@ class AsyncMapSpec:
     Raises:
         BuildError: ``fn`` is not callable, the schema is none, or a number is out of range.
     """
+
+    repeatable = True
+    ends_chain = True
 
     input_schema: pa.Schema
     fn: AsyncFunction
@@ -102,13 +105,8 @@ class AsyncMapSpec:
         return (self.output_schema, *sides)
 
     @property
-    def state_schema(self) -> pa.Schema | None:
-        return None
-
-    @property
-    def ends_chain(self) -> bool:
-        """What reads its rows stands elsewhere: a watermark stops here, between the operators of a chain it cannot."""
-        return True
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return (self.input_schema,)
 
     def build(self) -> AsyncMapOperator:
         return AsyncMapOperator(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from cutwater.data.rows import describe_row
 from cutwater.errors import BuildError, CutwaterError, DataError
-from cutwater.operators.base import BaseOperator, Context, Operator, Outputs
+from cutwater.operators.base import BaseOperator, Context, Operator, OperatorSpec, Outputs
 from cutwater.operators.deterministic_batches import DeterministicBatches
 from cutwater.operators.enrich.table import EnrichmentTable, table_digest
 from cutwater.operators.join.columns import common_key_type, joined_fields, pairs_per_batch, widest_row_bytes
@@ -22,7 +22,7 @@ from cutwater.state.table.value_store import ValueStore
 
 
 @dataclass(frozen=True, eq=False)
-class EnrichSpec:
+class EnrichSpec(OperatorSpec):
     """Look each row's key up in ``table`` and add the table's other columns.
 
     The order of the rows is kept.  A null (or NaN) key matches nothing.  Key columns of the table do not come out; its
@@ -40,12 +40,14 @@ class EnrichSpec:
             (Files are checked for that by each worker when it loads them: ``DataError``.)
     """
 
+    repeatable = True
+
     input_schema: pa.Schema
     table: EnrichmentTable
     on: tuple[tuple[str, str], ...]
     how: Literal["left", "inner"] = "left"
     suffix: str = "_right"
-    outputs: tuple[pa.Schema, ...] = field(init=False, repr=False)
+    _output: pa.Schema = field(init=False, repr=False)
     table_schema: pa.Schema = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -62,7 +64,7 @@ class EnrichSpec:
         fields = joined_fields(
             self.input_schema, self.table_schema, self.right_keys, self.suffix, nullable=self.how == "left"
         )
-        object.__setattr__(self, "outputs", (pa.schema([*self.input_schema, *fields]),))
+        object.__setattr__(self, "_output", pa.schema([*self.input_schema, *fields]))
         if self.table.in_memory and self.table.duplicates == "refuse":
             _refuse_duplicates(self.table.load(), self.right_keys, kinds)
 
@@ -80,8 +82,19 @@ class EnrichSpec:
         return [common_key_type(left, right) for left, right in pairs]
 
     @property
-    def state_schema(self) -> pa.Schema | None:
-        return None
+    def outputs(self) -> tuple[pa.Schema, ...]:
+        return (self._output,)
+
+    @property
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return (self.input_schema,)
+
+    @property
+    def keeps_every_row(self) -> bool:
+        return self.how == "left"
+
+    def pinned(self) -> EnrichSpec:
+        return self if self.table.in_memory else replace(self, table=self.table.pinned())
 
     def build(self) -> Operator:
         return EnrichOperator(self)

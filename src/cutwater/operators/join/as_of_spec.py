@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
 
 from cutwater.errors import BuildError
 from cutwater.operators.base import Operator
-from cutwater.operators.join.columns import check_times, common_key_types, joined_fields
+from cutwater.operators.join.columns import joined_fields
+from cutwater.operators.join.spec import TimedJoinSpec
 
 
 @dataclass(frozen=True, eq=False)
-class AsOfJoinSpec:
+class AsOfJoinSpec(TimedJoinSpec):
     """Each left row with the right row of its key that has the highest event time at or before its own.
 
     A right row is a *version*: it is valid from its event time until the next one of its key; of versions of one time
@@ -45,45 +46,22 @@ class AsOfJoinSpec:
     ['currency', 't', 'amount', 'since', 'rate']
     """
 
-    left_schema: pa.Schema
-    right_schema: pa.Schema
-    left_keys: tuple[str, ...]
-    right_keys: tuple[str, ...]
-    left_time: str
-    right_time: str
     how: Literal["inner", "left"] = "inner"
     suffix: str = "_right"
-    outputs: tuple[pa.Schema, ...] = field(init=False, repr=False)
-    key_types: tuple[pa.DataType, ...] = field(init=False, repr=False)
-    """The types in which keys are compared."""
 
     def __post_init__(self) -> None:
         if self.how not in ("inner", "left"):
             raise BuildError(f"how is 'inner' or 'left', not {self.how!r}")
-        kinds = common_key_types(self.left_schema, self.right_schema, self.left_keys, self.right_keys)
-        object.__setattr__(self, "key_types", kinds)
-        check_times(self.left_schema, self.right_schema, self.left_time, self.right_time)
-        right = joined_fields(
-            self.left_schema, self.right_schema, self.dropped, self.suffix, nullable=self.how == "left"
-        )
-        joined = pa.schema([*self.left_schema, *right])
-        object.__setattr__(self, "outputs", (joined, self.left_schema, self.right_schema))
+        super().__post_init__()
+
+    def _joined_fields(self) -> list[pa.Field]:
+        outer = self.how == "left"
+        right = joined_fields(self.left_schema, self.right_schema, self.dropped, self.suffix, nullable=outer)
+        return [*self.left_schema, *right]
 
     @property
-    def dropped(self) -> tuple[str, ...]:
-        """Right columns that do not come out: keys that the left side has under the same name."""
-        return tuple(b for a, b in zip(self.left_keys, self.right_keys, strict=True) if a == b)
-
-    @property
-    def meaning(self) -> dict[str, str]:
-        """What the state's meaning depends on besides its schema."""
-        times = f"{self.left_time}, {self.right_time}"
-        return {"event time": times, "right keys": ", ".join(self.right_keys)}
-
-    @property
-    def state_schema(self) -> pa.Schema:
-        """A row type per side."""
-        return pa.schema({"left": pa.struct(list(self.left_schema)), "right": pa.struct(list(self.right_schema))})
+    def keeps_every_row(self) -> bool:
+        return self.how == "left"
 
     def build(self) -> Operator:
         from cutwater.operators.join.as_of_operator import AsOfJoin  # Numba: only where rows flow

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 
+from cutwater.config import format_us
 from cutwater.errors import BuildError
 from cutwater.operators.base import Operator
-from cutwater.operators.join.columns import check_times, common_key_types, joined_fields
+from cutwater.operators.join.columns import joined_fields
+from cutwater.operators.join.spec import TimedJoinSpec
 
 MAX_BOUND_US = 2**61
 """Largest distance of an interval's bound, some 73,000 years: times plus bounds stay within 64 bits."""
 
 
 @dataclass(frozen=True, eq=False)
-class IntervalJoinSpec:
+class IntervalJoinSpec(TimedJoinSpec):
     """All pairs with equal keys and ``left.time + lower_us <= right.time <= left.time + upper_us``.
 
     Input 0 is the left stream, input 1 the right.  A pair comes out when its later row arrives: pairs of one arriving
@@ -45,29 +48,11 @@ class IntervalJoinSpec:
     ['k', 't', 'v', 't_right', 'v_right']
     """
 
-    left_schema: pa.Schema
-    right_schema: pa.Schema
-    left_keys: tuple[str, ...]
-    right_keys: tuple[str, ...]
-    left_time: str
-    right_time: str
     lower_us: int
     upper_us: int
     suffix: str = "_right"
-    outputs: tuple[pa.Schema, ...] = field(init=False, repr=False)
-    key_types: tuple[pa.DataType, ...] = field(init=False, repr=False)
-    """The types in which keys are compared."""
 
     def __post_init__(self) -> None:
-        self._check_bounds()
-        kinds = common_key_types(self.left_schema, self.right_schema, self.left_keys, self.right_keys)
-        object.__setattr__(self, "key_types", kinds)
-        check_times(self.left_schema, self.right_schema, self.left_time, self.right_time)
-        right = joined_fields(self.left_schema, self.right_schema, self.dropped, self.suffix, nullable=False)
-        joined = pa.schema([*self.left_schema, *right])
-        object.__setattr__(self, "outputs", (joined, self.left_schema, self.right_schema))
-
-    def _check_bounds(self) -> None:
         if self.lower_us > self.upper_us:
             raise BuildError(
                 f"the interval is empty: its lower bound {self.lower_us} us is above its upper {self.upper_us} us",
@@ -75,16 +60,22 @@ class IntervalJoinSpec:
             )
         if max(abs(self.lower_us), abs(self.upper_us)) > MAX_BOUND_US:
             raise BuildError(f"an interval's bound may be {MAX_BOUND_US} us at most")
+        super().__post_init__()
+
+    def _joined_fields(self) -> list[pa.Field]:
+        right = joined_fields(self.left_schema, self.right_schema, self.dropped, self.suffix, nullable=False)
+        return [*self.left_schema, *right]
 
     @property
-    def dropped(self) -> tuple[str, ...]:
-        """Right columns that do not come out: keys that the left side has under the same name."""
-        return tuple(b for a, b in zip(self.left_keys, self.right_keys, strict=True) if a == b)
+    def _within(self) -> str:
+        return f"{format_us(self.lower_us)} to {format_us(self.upper_us)}"
 
     @property
-    def state_schema(self) -> pa.Schema:
-        """A row type per side."""
-        return pa.schema({"left": pa.struct(list(self.left_schema)), "right": pa.struct(list(self.right_schema))})
+    def settings(self) -> dict[str, str]:
+        return {"within": self._within, **super().settings}
+
+    def explanation(self) -> Iterator[str]:
+        yield f"within {self._within}"
 
     def build(self) -> Operator:
         from cutwater.operators.join.interval_operator import IntervalJoin  # Numba: only where rows flow

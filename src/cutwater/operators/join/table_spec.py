@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import pyarrow as pa
@@ -11,7 +11,8 @@ from cutwater.data.changes import OP, marked_schema, row_type
 from cutwater.errors import BuildError
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.base import Operator
-from cutwater.operators.join.columns import common_key_types, joined_fields
+from cutwater.operators.join.columns import joined_fields
+from cutwater.operators.join.spec import JoinSpec
 
 JoinType = Literal["inner", "left", "right", "full"]
 TABLES = (".left", ".right")
@@ -19,7 +20,7 @@ TABLES = (".left", ".right")
 
 
 @dataclass(frozen=True, eq=False)
-class TableJoinSpec:
+class TableJoinSpec(JoinSpec):
     """An updating stream (see ``changes``) of the join of two tables by key.
 
     A row that comes replaces the row of its key in its table.  An input that is an updating stream itself sets a row
@@ -47,22 +48,16 @@ class TableJoinSpec:
     ['op', 'k', 'v', 'v_right']
     """
 
-    left_schema: pa.Schema
-    right_schema: pa.Schema
-    left_keys: tuple[str, ...]
-    right_keys: tuple[str, ...]
     how: JoinType = "inner"
     suffix: str = "_right"
     updating: tuple[bool, bool] = (False, False)
-    outputs: tuple[pa.Schema, ...] = field(init=False, repr=False)
-    key_types: tuple[pa.DataType, ...] = field(init=False, repr=False)
-    """The types in which keys are compared."""
 
     def __post_init__(self) -> None:
         if self.how not in get_args(JoinType):
             raise BuildError(f"how is one of {', '.join(map(repr, get_args(JoinType)))}, not {self.how!r}")
-        kinds = common_key_types(self.left_schema, self.right_schema, self.left_keys, self.right_keys)
-        object.__setattr__(self, "key_types", kinds)
+        super().__post_init__()
+
+    def _joined_fields(self) -> list[pa.Field]:
         left, right = self.tables
         of_left: list[pa.Field] = []
         for column in left:
@@ -71,7 +66,7 @@ class TableJoinSpec:
             else:
                 of_left.append(column.with_nullable(column.nullable or self.outer[1]))
         of_right = joined_fields(left, right, self.shared_keys, self.suffix, nullable=self.outer[0])
-        object.__setattr__(self, "outputs", (marked_schema(pa.schema([*of_left, *of_right])),))
+        return list(marked_schema(pa.schema([*of_left, *of_right])))
 
     @property
     def tables(self) -> tuple[pa.Schema, pa.Schema]:
@@ -103,9 +98,8 @@ class TableJoinSpec:
         return tuple(Aggregate(name, "last", name) for name in TABLES)
 
     @property
-    def meaning(self) -> dict[str, str]:
-        """What the state's meaning depends on besides its schema."""
-        return {"right keys": ", ".join(self.right_keys)}
+    def keeps_every_row(self) -> bool:
+        return self.how == "left"
 
     @property
     def state_schema(self) -> pa.Schema:

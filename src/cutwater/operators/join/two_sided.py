@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ from cutwater.state.table.intervals import RESTORED, History, Intervals
 from cutwater.state.table.keyed_segments import keyed_rows
 from cutwater.state.table.spill import open_spill
 
+if TYPE_CHECKING:
+    from cutwater.operators.join.spec import TimedJoinSpec
+
 LEFT, RIGHT = 0, 1
 SIDES = ("left", "right")
 _NO_ROWS: References = np.empty(0, np.int64)
@@ -43,29 +46,6 @@ Counts: TypeAlias = tuple[int, int, int]
 """Rows of the left and of the right side, and the epoch: how many freezes there were."""
 
 
-class TwoSidedJoinSpec(Protocol):
-    """What the specs of such joins have in common."""
-
-    @property
-    def left_schema(self) -> pa.Schema: ...
-    @property
-    def right_schema(self) -> pa.Schema: ...
-    @property
-    def left_keys(self) -> tuple[str, ...]: ...
-    @property
-    def right_keys(self) -> tuple[str, ...]: ...
-    @property
-    def left_time(self) -> str: ...
-    @property
-    def right_time(self) -> str: ...
-    @property
-    def key_types(self) -> tuple[pa.DataType, ...]: ...
-    @property
-    def outputs(self) -> tuple[pa.Schema, ...]: ...
-    @property
-    def dropped(self) -> tuple[str, ...]: ...
-
-
 class TwoSidedJoin(BaseOperator):
     """One index over the keys of both sides; the rows of each side in chains by key.
 
@@ -73,7 +53,7 @@ class TwoSidedJoin(BaseOperator):
     come are written to a journal, too, by epoch.
     """
 
-    def __init__(self, spec: TwoSidedJoinSpec) -> None:
+    def __init__(self, spec: TimedJoinSpec) -> None:
         schemas, keys = (spec.left_schema, spec.right_schema), (spec.left_keys, spec.right_keys)
         self._types = JoinTypes(spec.key_types, schemas, keys, (spec.left_time, spec.right_time))
         self._schemas, self._keys, self._joined_schema = schemas, keys, spec.outputs[0]

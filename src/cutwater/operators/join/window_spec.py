@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
 from cutwater.errors import BuildError
 from cutwater.operators.base import Operator
-from cutwater.operators.join.columns import check_times, common_key_types, joined_fields
+from cutwater.operators.join.columns import joined_fields
+from cutwater.operators.join.spec import TimedJoinSpec
 from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow
 from cutwater.operators.window.spec import WINDOW_END, WINDOW_START
 
@@ -17,7 +18,7 @@ WindowJoinType: TypeAlias = Literal["inner", "left", "right", "full", "semi", "a
 
 
 @dataclass(frozen=True, eq=False)
-class WindowJoinSpec:
+class WindowJoinSpec(TimedJoinSpec):
     """Rows with equal keys that lie in the same window [start, end), once the watermark has reached its last instant.
 
     Input 0 is the left stream, input 1 the right.  Windows come out in the order of time, the rows of one in the order
@@ -49,30 +50,18 @@ class WindowJoinSpec:
     ['window_start', 'window_end', 'k', 't', 'v', 't_right', 'v_right']
     """
 
-    left_schema: pa.Schema
-    right_schema: pa.Schema
-    left_keys: tuple[str, ...]
-    right_keys: tuple[str, ...]
-    left_time: str
-    right_time: str
     windows: TumblingWindow | SlidingWindow
     how: WindowJoinType = "inner"
     suffix: str = "_right"
-    outputs: tuple[pa.Schema, ...] = field(init=False, repr=False)
-    key_types: tuple[pa.DataType, ...] = field(init=False, repr=False)
-    """The types in which keys are compared."""
 
     def __post_init__(self) -> None:
         if self.how not in get_args(WindowJoinType):
             raise BuildError(f"how is one of {', '.join(map(repr, get_args(WindowJoinType)))}, not {self.how!r}")
         if self.windows.processing_time:
             raise BuildError("a window join goes by event time", hint="Leave time='processing' out.")
-        kinds = common_key_types(self.left_schema, self.right_schema, self.left_keys, self.right_keys)
-        object.__setattr__(self, "key_types", kinds)
-        check_times(self.left_schema, self.right_schema, self.left_time, self.right_time)
-        object.__setattr__(self, "outputs", (self._joined(), self.left_schema, self.right_schema))
+        super().__post_init__()
 
-    def _joined(self) -> pa.Schema:
+    def _joined_fields(self) -> list[pa.Field]:
         time = self.left_schema.field(self.left_time).type
         fields = [pa.field(WINDOW_START, time), pa.field(WINDOW_END, time)]
         for column in self.left_schema:
@@ -88,7 +77,7 @@ class WindowJoinSpec:
             fields += joined_fields(
                 pa.schema(fields), self.right_schema, self.dropped, self.suffix, nullable=self.outer[0]
             )
-        return pa.schema(fields)
+        return fields
 
     @property
     def outer(self) -> tuple[bool, bool]:
@@ -96,20 +85,12 @@ class WindowJoinSpec:
         return self.how in ("left", "full"), self.how in ("right", "full")
 
     @property
-    def dropped(self) -> tuple[str, ...]:
-        """Right columns that do not come out: keys that the left side has under the same name."""
-        return tuple(b for a, b in zip(self.left_keys, self.right_keys, strict=True) if a == b)
+    def keeps_every_row(self) -> bool:
+        return self.how == "left"
 
     @property
-    def meaning(self) -> dict[str, str]:
-        """What the state's meaning depends on besides its schema."""
-        times = f"{self.left_time}, {self.right_time}"
-        return {"windows": str(self.windows), "event time": times, "right keys": ", ".join(self.right_keys)}
-
-    @property
-    def state_schema(self) -> pa.Schema:
-        """A row type per side."""
-        return pa.schema({"left": pa.struct(list(self.left_schema)), "right": pa.struct(list(self.right_schema))})
+    def settings(self) -> dict[str, str]:
+        return {"windows": str(self.windows), **super().settings}
 
     def build(self) -> Operator:
         from cutwater.operators.join.window_operator import WindowJoin  # Numba: only where rows flow

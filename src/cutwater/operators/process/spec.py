@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError
+from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.operators.join.columns import common_key_type
 from cutwater.operators.process.evolution import StateForm, evolve_states
 from cutwater.operators.process.functions import (
@@ -29,7 +30,6 @@ from cutwater.state.keys import check_key_types
 from cutwater.state.objects.timers import EVENT, PROCESSING, timers_segment
 
 if TYPE_CHECKING:
-    from cutwater.operators.base import Operator
     from cutwater.operators.evolution import Evolution, Former
 
 
@@ -43,7 +43,7 @@ class ProcessInput:
 
 
 @dataclass(frozen=True)
-class ProcessSpec:
+class ProcessSpec(OperatorSpec):
     """A process function over the rows of one stream or two.
 
     Args:
@@ -59,6 +59,8 @@ class ProcessSpec:
         BuildError: not the process function that fits, states that need a key where there is none, no schema, a key
             column that cannot be a key, or keys of the two streams that do not fit each other.
     """
+
+    repeatable = True
 
     input_schema: pa.Schema
     keys: tuple[str, ...]
@@ -106,6 +108,10 @@ class ProcessSpec:
         return type(self.function).on_timer is not StatefulFunction.on_timer
 
     @property
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return tuple(side.schema for side in self.inputs)
+
+    @property
     def outputs(self) -> tuple[pa.Schema, ...]:
         return (self.output_schema, *(schema for _, schema in self.side))
 
@@ -119,15 +125,22 @@ class ProcessSpec:
 
     @property
     def state_parts(self) -> dict[str, str]:
-        """Kinds of the states by name."""
         return {name: state.kind for name, state in self._states.items()}
+
+    @property
+    def settings(self) -> dict[str, str]:
+        if self.right is None:
+            return {}
+        return {"right keys": ", ".join(self.right.keys) or ("broadcast" if self.right.broadcast else "none")}
+
+    def explanation(self) -> Iterator[str]:
+        return iter(())  # keys stand at the inputs
 
     @property
     def _states(self) -> dict[str, KeyedState | OperatorState]:
         return {**declared_states(self.function), **declared_operator_states(self.function)}
 
     def evolve(self, former: Former, renames: Mapping[tuple[str, ...], str], *, drop: bool) -> Evolution:
-        """What becomes of the states of an earlier version; see ``Evolving``."""
         found = evolve_states(
             former,
             self.key_fields,

@@ -11,7 +11,7 @@ from cutwater.data.changes import marked_schema, row_type
 from cutwater.data.time import MAX_SPAN_US
 from cutwater.errors import BuildError
 from cutwater.operators.aggregate.accumulators import Aggregate
-from cutwater.operators.base import Operator
+from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.state.keys import check_key_types
 
 ROW = ".row"
@@ -21,7 +21,7 @@ EXPIRES = ".expires"
 
 
 @dataclass(frozen=True)
-class DeduplicateSpec:
+class DeduplicateSpec(OperatorSpec):
     """Output 0: ``keep="first"`` lets the first row of each key through; ``"last"`` is an updating stream (see
     ``changes``) of the latest row.  First and latest are meant in the order in which the rows come.
 
@@ -44,6 +44,8 @@ class DeduplicateSpec:
     >>> DeduplicateSpec(rows, ("id",), "last").outputs[0].names
     ['op', 'id', 'text']
     """
+
+    repeatable = True
 
     input_schema: pa.Schema
     keys: tuple[str, ...]
@@ -90,8 +92,11 @@ class DeduplicateSpec:
         return tuple(Aggregate(name, "last", name) for name in self.held_schema.names)
 
     @property
-    def meaning(self) -> dict[str, str]:
-        """What the state's meaning depends on besides its schema."""
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return (self.input_schema,)
+
+    @property
+    def settings(self) -> dict[str, str]:
         return {"keep": self.keep}
 
     @property

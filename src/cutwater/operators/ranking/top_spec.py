@@ -10,12 +10,12 @@ from cutwater.data.changes import OP, marked_schema
 from cutwater.data.words import is_word_type
 from cutwater.errors import BuildError
 from cutwater.operators.aggregate.top_rows import TopRows, check_order
-from cutwater.operators.base import Operator
+from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.state.keys import check_key_types, is_key_type
 
 
 @dataclass(frozen=True)
-class TopSpec:
+class TopSpec(OperatorSpec):
     """An updating stream (see ``changes``) of the first ``n`` rows of each key.
 
     Without ``rank`` a row comes (``+I``) when it enters the first n and goes (``-D``) when it leaves them; with it the
@@ -38,6 +38,8 @@ class TopSpec:
     >>> TopSpec(rows, ("shop",), TopRows(ROWS, "top", by=("price",), descending=(True,), n=3), "rank").outputs[0].names
     ['op', 'shop', 'price', 'rank']
     """
+
+    repeatable = True
 
     input_schema: pa.Schema
     keys: tuple[str, ...]
@@ -75,8 +77,11 @@ class TopSpec:
         return (marked_schema(pa.schema([*self.table, *rank])),)
 
     @property
-    def meaning(self) -> dict[str, str]:
-        """What the state's meaning depends on besides its schema."""
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return (self.input_schema,)
+
+    @property
+    def settings(self) -> dict[str, str]:
         return {"rows": str(self.rows)}
 
     @property

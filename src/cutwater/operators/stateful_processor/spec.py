@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
 from cutwater.errors import BuildError, CutwaterError
+from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.operators.enrich.table import EnrichmentTable
 from cutwater.operators.process.evolution import StateForm, evolve_states
 from cutwater.operators.row_output import user_error
@@ -20,7 +21,6 @@ from cutwater.operators.stateful_processor.time_mode import TimeMode
 from cutwater.state.keys import check_key_types
 
 if TYPE_CHECKING:
-    from cutwater.operators.base import Operator
     from cutwater.operators.evolution import Evolution, Former
 
 Form = Literal["rows", "pandas"]
@@ -28,7 +28,7 @@ Form = Literal["rows", "pandas"]
 
 
 @dataclass(frozen=True)
-class ProcessorSpec:
+class ProcessorSpec(OperatorSpec):
     """A ``StatefulProcessor`` over the rows of one keyed stream.
 
     Output 0 are its rows; with event time, output 1 are the rows that came too late for it.
@@ -48,6 +48,8 @@ class ProcessorSpec:
         BuildError: not a processor, its ``init`` fails or declares what cannot be, no schema, a key column that cannot
             be a key, or an initial state without the key columns.
     """
+
+    repeatable = True
 
     input_schema: pa.Schema
     keys: tuple[str, ...]
@@ -92,6 +94,10 @@ class ProcessorSpec:
         return [self.input_schema.field(name) for name in self.keys]
 
     @property
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return (self.input_schema,)
+
+    @property
     def outputs(self) -> tuple[pa.Schema, ...]:
         if self.time_mode is TimeMode.EVENT:
             return (self.output_schema, self.input_schema)
@@ -104,11 +110,19 @@ class ProcessorSpec:
 
     @property
     def state_parts(self) -> dict[str, str]:
-        """Kinds of the states by name."""
         return {name: state.kind for name, state in self.states.items()}
 
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"time mode": self.time_mode.value}
+
+    def explanation(self) -> Iterator[str]:
+        return iter(())
+
+    def pinned(self) -> ProcessorSpec:
+        return self if self.initial is None else replace(self, initial=self.initial.pinned())
+
     def evolve(self, former: Former, renames: Mapping[tuple[str, ...], str], *, drop: bool) -> Evolution:
-        """What becomes of the states of an earlier version; see ``Evolving``."""
         own = {(old,) if isinstance(old, str) else old: new for old, new in self.renames.items()}
         return evolve_states(
             former,

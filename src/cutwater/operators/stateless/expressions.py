@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cutwater.data.rows import describe_row, row_contents
 from cutwater.errors import BuildError, CutwaterError, DataError, UserCodeError
-from cutwater.operators.base import BaseOperator, Outputs
+from cutwater.operators.base import BaseOperator, OperatorSpec, Outputs
 from cutwater.operators.stateless.expression_checks import check_row_local, probe_rows, unknown_column
 from cutwater.operators.stateless.expression_plan import (
     MAX_SINGLE,
@@ -73,13 +73,13 @@ Stage: TypeAlias = Filter | Select | WithColumns | Drop | Rename
 
 
 @dataclass(frozen=True, eq=False)
-class ExpressionSpec:
+class ExpressionSpec(OperatorSpec):
     """A chain of stages over rows of ``input_schema``.
 
     Args:
         input_schema: schema of the rows that come in.
         stages: what to do to them, in order.
-        checked: the stages were found local to a row before (set by ``then``).
+        checked: the stages were found local to a row before (set by ``fused``).
 
     Raises:
         BuildError: a stage cannot work on such rows, or looks across rows; the message says why.
@@ -90,31 +90,43 @@ class ExpressionSpec:
     {'n': [4, 6]}
     """
 
+    repeatable = True
+
     input_schema: pa.Schema
     stages: tuple[Stage, ...]
     checked: bool = field(default=False, repr=False)
-    outputs: tuple[pa.Schema, ...] = field(init=False, repr=False)
+    _output: pa.Schema = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", tuple(self.stages))
         compiler = _Compiler(self.input_schema, trial=not self.checked)
         for stage in self.stages:
             compiler.add(stage)
-        object.__setattr__(self, "outputs", (compiler.schema,))
+        object.__setattr__(self, "_output", compiler.schema)
 
     @property
-    def state_schema(self) -> pa.Schema | None:
-        return None
+    def outputs(self) -> tuple[pa.Schema, ...]:
+        return (self._output,)
 
-    def then(self, other: ExpressionSpec) -> ExpressionSpec:
-        """Both specs as one: rows pass through a single operator.
+    @property
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return (self.input_schema,)
+
+    @property
+    def keeps_every_row(self) -> bool:
+        return not any(isinstance(stage, Filter) for stage in self.stages)
+
+    def fused(self, after: OperatorSpec) -> ExpressionSpec | None:
+        """Both as one, if ``after`` has expressions too: rows pass through a single operator.
 
         Raises:
-            BuildError: ``other`` expects other columns than this one makes.
+            BuildError: ``after`` expects other columns than this one makes.
         """
-        if other.input_schema != self.outputs[0]:
+        if not isinstance(after, ExpressionSpec):
+            return None
+        if after.input_schema != self.outputs[0]:
             raise BuildError("expression steps of different schemas cannot be fused")
-        return ExpressionSpec(self.input_schema, self.stages + other.stages, checked=True)
+        return ExpressionSpec(self.input_schema, self.stages + after.stages, checked=True)
 
     def build(self) -> ExpressionOperator:
         compiler = _Compiler(self.input_schema, trial=False)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from cutwater.data.rows import Row, row_contents
 from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.base import BaseOperator, Outputs
+from cutwater.operators.base import BaseOperator, OperatorSpec, Outputs
 from cutwater.operators.row_output import RowBuilder, conform_batch, function_name, rows_of, to_dicts, user_error
 
 BatchFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
@@ -39,8 +39,10 @@ def _check(function: object, schema: pa.Schema) -> None:
 
 
 @dataclass(frozen=True)
-class _FunctionSpec:
+class _FunctionSpec(OperatorSpec):
     """What the three specs share: a function and the schema of what it makes (an Arrow schema, or a text)."""
+
+    repeatable = True
 
     input_schema: pa.Schema
     fn: Callable[..., Any]
@@ -55,8 +57,8 @@ class _FunctionSpec:
         return (self.output_schema,)
 
     @property
-    def state_schema(self) -> pa.Schema | None:
-        return None
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return (self.input_schema,)
 
 
 class MapBatchesSpec(_FunctionSpec):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from cutwater.errors import BuildError
-from cutwater.operators.base import BaseOperator, Outputs
+from cutwater.operators.base import BaseOperator, OperatorSpec, Outputs
 from cutwater.state.keys import check_key_types, valid_key_mask
 
 
 @dataclass(frozen=True)
-class KeyCheckSpec:
+class KeyCheckSpec(OperatorSpec):
     """Divert rows with a null or NaN in a key column.
 
     Output 0 holds the rows with a key, output 1 the others as they came, so that they can be repaired and read again.
@@ -25,6 +25,8 @@ class KeyCheckSpec:
     >>> [(n, b.to_pydict()) for n, b in KeyCheck(spec).process(0, pa.record_batch({"k": [1, 2]}))]
     [(0, {'k': [1, 2]})]
     """
+
+    repeatable = True
 
     input_schema: pa.Schema
     keys: tuple[str, ...]
@@ -39,8 +41,8 @@ class KeyCheckSpec:
         return (self.input_schema, self.input_schema)
 
     @property
-    def state_schema(self) -> pa.Schema | None:
-        return None
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return (self.input_schema,)
 
     def build(self) -> KeyCheck:
         return KeyCheck(self)

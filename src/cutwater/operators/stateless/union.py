@@ -10,7 +10,7 @@ import pyarrow as pa
 from cutwater.data.schema_differences import schema_differences
 from cutwater.data.schema_text import ZONES_DIFFER_HINT, zones_differ
 from cutwater.errors import BuildError
-from cutwater.operators.base import BaseOperator
+from cutwater.operators.base import BaseOperator, OperatorSpec
 
 _HINT = "Bring them to one schema with select, rename or a cast before the union."
 
@@ -37,12 +37,14 @@ def check_same_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class UnionSpec:
+class UnionSpec(OperatorSpec):
     """``inputs`` streams that all have ``schema``.
 
     Raises:
         BuildError: fewer than one input.
     """
+
+    repeatable = True
 
     schema: pa.Schema
     inputs: int
@@ -56,8 +58,12 @@ class UnionSpec:
         return (self.schema,)
 
     @property
-    def state_schema(self) -> pa.Schema | None:
-        return None
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return (self.schema,) * self.inputs
+
+    @property
+    def keeps_every_row(self) -> bool:
+        return True
 
     def build(self) -> UnionOperator:
         return UnionOperator(self.schema)

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from cutwater.errors import BuildError
-from cutwater.operators.base import BaseOperator, Outputs
+from cutwater.operators.base import BaseOperator, OperatorSpec, Outputs
 
 
 @dataclass(frozen=True)
-class UnnestSpec:
+class UnnestSpec(OperatorSpec):
     """The columns of the rows that lists of rows hold, then the place in its list (from 1 on).
 
     Args:
@@ -31,6 +31,8 @@ class UnnestSpec:
     >>> [b.to_pylist() for _, b in Unnest(spec).process(0, batch)]
     [[{'k': 1, 'v': 5, 'rank': 1}, {'k': 1, 'v': 6, 'rank': 2}]]
     """
+
+    repeatable = True
 
     input_schema: pa.Schema
     column: str
@@ -54,8 +56,8 @@ class UnnestSpec:
         return (pa.schema([*kept, *inner, pa.field(self.place, pa.int64(), nullable=False)]),)
 
     @property
-    def state_schema(self) -> pa.Schema | None:
-        return None
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return (self.input_schema,)
 
     def build(self) -> Unnest:
         return Unnest(self)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate, make_accumulator
+from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate
 from cutwater.operators.aggregate.keyed_table import KeyedTable
 from cutwater.operators.window import kernels
 from cutwater.state.index.key_index import Slots
@@ -50,7 +50,7 @@ class Fold:
         mask = pa.array(fire)
         results: list[pa.Array] = []
         for accumulator, aggregate in zip(into, self._aggregates, strict=True):
-            scratch = make_accumulator(aggregate, self._schema)
+            scratch = aggregate.accumulator(self._schema)
             scratch.reserve(count)
             scratch.restore(begun, accumulator.state(touched))
             results.append(scratch.running(local, batch).filter(mask))
@@ -66,6 +66,6 @@ class Fold:
         """From now on these slots have seen nothing."""
         table.touch(slots)
         for accumulator, aggregate in zip(table.accumulators, self._aggregates, strict=True):
-            fresh = make_accumulator(aggregate, self._schema)
+            fresh = aggregate.accumulator(self._schema)
             fresh.reserve(1)
             accumulator.restore(slots, fresh.state(np.zeros(len(slots), np.int32)))

@@ -21,18 +21,18 @@ What comes out by event time does not depend on where batches end.  Event times 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 
+from cutwater.config import format_us
 from cutwater.data.time import MAX_SPAN_US
 from cutwater.errors import BuildError
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.evolution import aggregate_parts, evolve_aggregates
-from cutwater.operators.aggregate.running_spec import check_names
-from cutwater.operators.aggregate.top_rows import TopRows
-from cutwater.operators.base import Operator
+from cutwater.operators.aggregate.running_spec import check_names, read_by
+from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.operators.evolution import Evolution, Former
 from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, Window
 from cutwater.state.keys import check_key_types
@@ -46,7 +46,7 @@ WINDOW_PENDING = "window_pending"
 
 
 @dataclass(frozen=True)
-class WindowAggregateSpec:
+class WindowAggregateSpec(OperatorSpec):
     """Aggregates by key and window.
 
     Outputs: 0 = key columns, ``window_start``, ``window_end`` (of the type of the event time; by processing time UTC;
@@ -62,10 +62,13 @@ class WindowAggregateSpec:
         allowed_lateness_us: how long after its end a window still takes rows.
         early: when a window comes out before its end.
         discarding: whether a result holds only what has not come out before.
+        label: name of the windows, for people.
 
     Raises:
         BuildError: a column is missing, a type does not fit, or two columns would have the same name.
     """
+
+    repeatable = True
 
     input_schema: pa.Schema
     keys: tuple[str, ...]
@@ -75,6 +78,7 @@ class WindowAggregateSpec:
     allowed_lateness_us: int = 0
     early: Early | None = None
     discarding: bool = False
+    label: str = ""
 
     def __post_init__(self) -> None:
         check_key_types(self.input_schema, self.keys)
@@ -138,15 +142,15 @@ class WindowAggregateSpec:
         """The aggregates as the state keeps them: parts that are put together must know their order."""
         if not (self.sliced or isinstance(self.window, SessionWindow)):
             return self.aggregates
-        return tuple(replace(a, ordered=True) if a.kind in ("first", "last") else a for a in self.aggregates)
+        return tuple(a.mergeable() for a in self.aggregates)
+
+    @property
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return (self.input_schema,)
 
     @property
     def columns_read(self) -> frozenset[str] | None:
-        """Input columns that output 0 depends on, ``None`` for all; output 1 has whole rows."""
-        if any(isinstance(a, TopRows) for a in self.aggregates):
-            return None
-        read = (*self.keys, self.event_time, *(a.column for a in self.aggregates))
-        return frozenset(name for name in read if name is not None)
+        return read_by(self.aggregates, self.keys if self.event_time is None else (*self.keys, self.event_time))
 
     @property
     def outputs(self) -> tuple[pa.Schema, ...]:
@@ -173,12 +177,30 @@ class WindowAggregateSpec:
 
     @property
     def state_parts(self) -> dict[str, str]:
-        """What each aggregate is, by name."""
         return aggregate_parts(self.aggregates, self.input_schema)
 
+    @property
+    def settings(self) -> dict[str, str]:
+        found = {
+            "aggregates": ", ".join(f"{a.name}={a}" for a in self.aggregates),
+            "windows": str(self.window),
+            "event time": self.event_time or "none",
+        }
+        if self.early is not None:
+            found["early results"] = str(self.early)
+        if self.discarding:
+            found["results"] = "discarding"
+        return found
+
     def evolve(self, former: Former, renames: Mapping[tuple[str, ...], str], *, drop: bool) -> Evolution:
-        """What becomes of the state of an earlier version; see ``Evolving``."""
         return evolve_aggregates(former, self.state_schema, self.kept, self.input_schema, renames)
+
+    def explanation(self) -> Iterator[str]:
+        late = f", lateness {format_us(self.allowed_lateness_us)}" if self.allowed_lateness_us else ""
+        early = f", early {self.early}" if self.early is not None else ""
+        discarding = ", discarding" if self.discarding else ""
+        yield f"window {self.label}: {self.window}{late}{early}{discarding}"
+        yield ", ".join(f"{a.name} = {a}" for a in self.aggregates)
 
     def build(self) -> Operator:
         if isinstance(self.window, SessionWindow):  # Numba: only where rows flow

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 import pyarrow as pa
 
-from cutwater.operators.aggregate.accumulators import KINDS, Aggregate
+from cutwater.operators.aggregate.accumulators import Aggregate, aggregate_functions
 from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.window.kinds import SessionWindow, SlidingWindow, TumblingWindow
 from cutwater.operators.window.spec import WindowAggregateSpec
@@ -88,8 +88,8 @@ def warm_up() -> None:
         HashPartitioner(batch.schema, keys, 2, _GROUPS).split(batch)
         aggregates = tuple(
             Aggregate(f"{kind}_{column}", kind, column)
-            for kind in KINDS
-            for column in (("flag",) if kind in ("any", "all") else ("value", "ratio"))
+            for kind, function in aggregate_functions().items()
+            for column in (("value", "ratio") if function.fits(pa.float64()) else ("flag",))
         )
         running = RunningAggregateSpec(batch.schema, keys, aggregates).build()
         kinds = (TumblingWindow(4), SlidingWindow(4, 2), SessionWindow(1))

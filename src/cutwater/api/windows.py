@@ -31,7 +31,8 @@ def tumbling(size: Duration, *, offset: Duration = 0, time: TimeDomain = "event"
     from cutwater.operators.window.kinds import TumblingWindow
 
     size_us = _positive_us(size, "window size", "cw.tumbling('1h')")
-    return TumblingWindow(size_us, duration_us(offset, "window offset", signed=True), _by_clock(time))
+    offset_us = duration_us(offset, "window offset", signed=True)
+    return TumblingWindow(size_us, offset_us, processing_time=_by_clock(time))
 
 
 def sliding(size: Duration, every: Duration, *, offset: Duration = 0, time: TimeDomain = "event") -> SlidingWindow:
@@ -57,7 +58,8 @@ def sliding(size: Duration, every: Duration, *, offset: Duration = 0, time: Time
 
     size_us = _positive_us(size, "window size", "cw.sliding('1h', '5m')")
     every_us = _positive_us(every, "every", "cw.sliding('1h', '5m')")
-    return SlidingWindow(size_us, every_us, duration_us(offset, "window offset", signed=True), _by_clock(time))
+    offset_us = duration_us(offset, "window offset", signed=True)
+    return SlidingWindow(size_us, every_us, offset_us, processing_time=_by_clock(time))
 
 
 def session(gap: Duration, *, time: TimeDomain = "event") -> SessionWindow:
@@ -78,7 +80,7 @@ def session(gap: Duration, *, time: TimeDomain = "event") -> SessionWindow:
     """
     from cutwater.operators.window.kinds import SessionWindow
 
-    return SessionWindow(_positive_us(gap, "session gap", "cw.session('30m')"), _by_clock(time))
+    return SessionWindow(_positive_us(gap, "session gap", "cw.session('30m')"), processing_time=_by_clock(time))
 
 
 def global_window() -> GlobalWindow:

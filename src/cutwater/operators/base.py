@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.state.segments import EMPTY, Frozen, Segment
+from cutwater.storage.snapshot.manifest import TableRecord
 
 if TYPE_CHECKING:
     from cutwater.operators.evolution import Evolution, Former
@@ -289,6 +290,11 @@ class OperatorSpec(ABC):
     def state_parts(self) -> dict[str, str]:
         """Function or kind of each part of the state, by name: of each aggregate, of each state of user logic."""
         return {}
+
+    @property
+    def state_tables(self) -> tuple[TableRecord, ...]:
+        """Tables of the state, for those who read a snapshot: by default one of keys and values, "table"."""
+        return () if self.state_schema is None else (TableRecord("table"),)
 
     @property
     def settings(self) -> dict[str, str]:

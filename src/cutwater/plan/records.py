@@ -29,8 +29,11 @@ def _record(step: Step, parallelism: int, vertex: int) -> StepRecord:
         outputs=[[(f.name, str(f.type)) for f in o.schema] for o in step.outputs],
         vertex=vertex,
     )
-    state = spec.state_schema if spec is not None else None
-    if spec is None or state is None:
+    if spec is None:
+        return record
+    record = msgspec.structs.replace(record, tables=list(spec.state_tables))
+    state = spec.state_schema
+    if state is None:
         return record
     return msgspec.structs.replace(
         record,

@@ -1,4 +1,4 @@
-"""Which tables a snapshot holds.  A state is a named list of segments, as the operator of its step writes them.
+"""Tables of a snapshot.  A state is a named list of segments, as the operator of its step writes them.
 
 | table                      | of                                         | rows                                 |
 |----------------------------|--------------------------------------------|--------------------------------------|
@@ -17,50 +17,23 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import pyarrow as pa
 
+from cutwater.operators.window.kinds import Period
 from cutwater.state.segments import GROUP_COLUMN
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
-from cutwater.storage.snapshot.manifest import Entry, Manifest, StepRecord
+from cutwater.storage.snapshot.manifest import Entry, Manifest, Shape, StepRecord, TableRecord
 
 _TIMERS = ("__event_timers", "__processing_timers")
-_AGGREGATES = ("aggregate", "window")
-_JOINS = ("join", "window_join", "join_as_of")
-_LOGIC = ("process", "processor")
-_WATERMARK = "watermark"
+_WATERMARKS = ("__watermark", "watermark")
 _NOTHING = pa.schema([])
 VALUE = "__value"
 SUBTASK = "__subtask"
 WINDOW_START = "window_start"
-
-
-class Shape(enum.Enum):
-    """How the segments of a table become rows."""
-
-    AGGREGATES = "aggregates"
-    """Keys (and window), then accumulators."""
-    TABLE = "table"
-    """Keys, then values as they are."""
-    TOP = "top"
-    """Keys, then the list of rows that are kept."""
-    ROWS = "rows"
-    """Whole rows; none replaces another."""
-    OBJECT = "object"
-    """Keys, then a value of user logic."""
-    ELEMENTS = "elements"
-    """Operator state: elements of subtasks."""
-    TIMERS = "timers"
-    WATERMARKS = "watermarks"
-    REQUESTS = "requests"
-    """Rows without key group."""
-    CHANNEL = "channel"
-    POSITIONS = "positions"
-    HANDLES = "handles"
 
 
 SchemaOf: TypeAlias = Callable[[Entry], pa.Schema]
@@ -81,6 +54,8 @@ class TableLayout:
         identity: stored columns that tell its rows apart; none if rows never replace each other.
         record: what the manifest says of the step; ``None`` for an edge.
         main: whether the name of the step alone may mean it.
+        keys: columns that decide in which key group a row lies.
+        period: places of the windows that its rows are of, if they have one.
     """
 
     step: str
@@ -92,6 +67,8 @@ class TableLayout:
     identity: tuple[str, ...] = ()
     record: StepRecord | None = None
     main: bool = True
+    keys: tuple[str, ...] = ()
+    period: Period | None = None
     beside: tuple[TableLayout, ...] = ()
     """Of sliding windows: the slices that they are made of, and the watermarks that say which have come out."""
 
@@ -100,10 +77,8 @@ class TableLayout:
         """The stored columns whose hash decides in which key group a row lies; none if no key does."""
         if self.record is None or self.shape in (Shape.POSITIONS, Shape.HANDLES, Shape.REQUESTS, Shape.ELEMENTS):
             return []
-        keys = self.record.keys
-        if self.shape is Shape.ROWS and self.segments == ("right",):
-            keys = self.record.settings["right keys"].split(", ")
-        return keys if all(name in self.stored.names for name in keys) else []
+        keys = self.keys or self.record.keys
+        return list(keys) if all(name in self.stored.names for name in keys) else []
 
 
 def layouts(manifest: Manifest, schema_of: SchemaOf) -> list[TableLayout]:
@@ -134,51 +109,43 @@ def layouts(manifest: Manifest, schema_of: SchemaOf) -> list[TableLayout]:
 def _of_step(record: StepRecord, entries: dict[str, list[Entry]], schema_of: SchemaOf) -> list[TableLayout]:
     tables = list(_plain_tables(record, entries, schema_of))
     beside = tuple(t for t in tables if t.name in ("slices", "watermarks"))
-    if record.kind == "window" and len(beside) == 2:
+    if len(beside) == 2 and beside[0].shape is Shape.AGGREGATES:
         tables = [replace(t, beside=beside) if t.name == "windows" else t for t in tables]
     return tables
 
 
 def _plain_tables(record: StepRecord, entries: dict[str, list[Entry]], schema_of: SchemaOf) -> Iterator[TableLayout]:
-    declared = _declared(record)
-    columns = {name: _columns(found, schema_of) or declared.get(name) for name, found in entries.items()}
-    columns = {**declared, **{name: found for name, found in columns.items() if found is not None}}
-    logic = record.kind in _LOGIC
-    states = {name: f for name, f in columns.items() if not (name.startswith("__") if logic else name == _WATERMARK)}
-    for name, stored in states.items():
-        yield from _of_state(record, name, stored, tuple(entries.get(name, ())))
+    found = {name: _columns(of, schema_of) for name, of in entries.items()}
+    columns = {name: schema for name, schema in found.items() if schema is not None}
+    told = {table.segments: table for table in record.tables or tables_of_older(record, columns)}
+    columns = {**_declared(record, told.values()), **columns}
+    for name, stored in columns.items():
+        if name in told:
+            yield _of_state(record, told[name], stored, tuple(entries.get(name, ())))
+    names = {told[name].name or name for name in columns if name in told}
 
-    def beside(name: str, shape: Shape, segments: tuple[str, ...]) -> TableLayout:
-        found = tuple(entry for segment in segments for entry in entries.get(segment, ()))
-        stored = next(columns[segment] for segment in segments if segment in columns)
-        while name in states:
+    def beside(name: str, shape: Shape, wanted: tuple[str, ...]) -> Iterator[TableLayout]:
+        segments = tuple(segment for segment in wanted if segment in columns and segment not in told)
+        while name in names:
             name = f"_{name}"  # the user has a state of this name
-        return TableLayout(record.id, name, shape, stored, segments, found, record=record, main=False)
+        if segments:
+            of = tuple(entry for segment in segments for entry in entries.get(segment, ()))
+            stored = columns[segments[0]]
+            yield TableLayout(record.id, name, shape, stored, segments, of, record=record, main=False)
 
-    if any(name in columns for name in _TIMERS):
-        yield beside("timers", Shape.TIMERS, _TIMERS)
-    watermark = f"__{_WATERMARK}" if logic else _WATERMARK
-    if watermark in columns:
-        yield beside("watermarks", Shape.WATERMARKS, (watermark,))
+    yield from beside("timers", Shape.TIMERS, _TIMERS)
+    yield from beside("watermarks", Shape.WATERMARKS, _WATERMARKS)
 
 
-def _of_state(record: StepRecord, name: str, stored: pa.Schema, entries: tuple[Entry, ...]) -> Iterator[TableLayout]:
-    shape, title, identity, main = Shape.TABLE, "table", tuple(record.keys), True
-    if record.kind in _AGGREGATES:
-        shape, title = Shape.AGGREGATES, {"window": "windows", "slice": "slices"}.get(name, "aggregates")
-        if WINDOW_START in stored.names:
-            identity = (*identity, WINDOW_START)
-        main = title != "slices"
-    elif record.kind in _JOINS:
-        shape, title, identity = Shape.ROWS, name, ()
-    elif record.kind == "map_async":
-        shape, title, identity = Shape.REQUESTS, "requests", ()
-    elif record.kind in _LOGIC:
-        elements = SUBTASK in stored.names
-        shape, title, identity = Shape.ELEMENTS if elements else Shape.OBJECT, name, () if elements else identity
-    elif record.kind == "top":
-        shape = Shape.TOP
-    yield TableLayout(record.id, title, shape, stored, (name,), entries, identity, record, main)
+def _of_state(record: StepRecord, told: TableRecord, stored: pa.Schema, entries: tuple[Entry, ...]) -> TableLayout:
+    name, shape, keys = told.name or told.segments, Shape(told.shape), tuple(told.keys or record.keys)
+    identity = () if shape in (Shape.ROWS, Shape.REQUESTS, Shape.ELEMENTS) else keys
+    if shape is Shape.AGGREGATES and WINDOW_START in stored.names:
+        identity = (*identity, WINDOW_START)
+    period = None if told.period is None else Period(*told.period)
+    return TableLayout(
+        record.id, name, shape, stored, (told.segments,), entries, identity, record, told.main, keys=keys, period=period
+    )
 
 
 def _columns(entries: list[Entry], schema_of: SchemaOf) -> pa.Schema | None:
@@ -187,7 +154,7 @@ def _columns(entries: list[Entry], schema_of: SchemaOf) -> pa.Schema | None:
     return schema_of(min(rows, key=lambda entry: entry.length)) if rows else None
 
 
-def _declared(record: StepRecord) -> dict[str, pa.Schema]:
+def _declared(record: StepRecord, tables: Iterable[TableRecord]) -> dict[str, pa.Schema]:
     """By segment name the columns of the states, as far as the manifest tells them: there may be no rows of one."""
     if not record.types:
         return {}
@@ -197,12 +164,41 @@ def _declared(record: StepRecord) -> dict[str, pa.Schema]:
     def keyed(*fields: pa.Field) -> pa.Schema:
         return pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *fields])
 
-    if record.kind in _JOINS:
-        return {side.name: keyed(*(side.type.field(i) for i in range(side.type.num_fields))) for side in state}
-    if record.kind in _LOGIC:
+    declared: dict[str, pa.Schema] = {}
+    for table in tables:
+        name, shape = table.segments, Shape(table.shape)
+        if shape is Shape.ROWS:
+            side = state.field(name).type
+            declared[name] = keyed(*(side.field(i) for i in range(side.num_fields)))
+        elif shape is Shape.OBJECT:
+            declared[name] = keyed(*keys, pa.field(VALUE, state.field(name).type))
+        elif shape in (Shape.AGGREGATES, Shape.TABLE, Shape.TOP) and table.main:
+            declared[name] = keyed(*state)
+    return declared
+
+
+def tables_of_older(record: StepRecord, columns: Mapping[str, pa.Schema]) -> list[TableRecord]:
+    """Tables of a step in a manifest that does not tell them: the kinds of steps that there were then.
+
+    Args:
+        record: of the step.
+        columns: of the segments that there are, by name.
+    """
+    if record.kind == "aggregate":
+        return [TableRecord("agg", "aggregates", Shape.AGGREGATES)]
+    if record.kind == "window":
+        period = Period.parse(record.settings.get("windows", ""))
+        windows = TableRecord("window", "windows", Shape.AGGREGATES, period=period)
+        return [windows, TableRecord("slice", "slices", Shape.AGGREGATES, main=False)]
+    if record.kind in ("join", "window_join", "join_as_of"):
+        right = record.settings.get("right keys", "").split(", ")
+        return [TableRecord("left", shape=Shape.ROWS), TableRecord("right", shape=Shape.ROWS, keys=right)]
+    if record.kind in ("process", "processor"):
         unkeyed = {name for name, kind in record.parts if kind in ("elements", "union", "broadcast")}
-        values = [field for field in list(state)[len(keys) :] if field.name not in unkeyed]
-        return {value.name: keyed(*keys, pa.field(VALUE, value.type)) for value in values}
-    if record.kind in _AGGREGATES:
-        return {"window" if "windows" in record.settings else "agg": keyed(*state)}
-    return {"table": keyed(*state)}
+        unkeyed |= {name for name, stored in columns.items() if SUBTASK in stored.names}
+        declared = [name for name, _ in (record.state or [])[len(record.keys) :]]
+        names = [name for name in dict.fromkeys([*declared, *columns]) if not name.startswith("__")]
+        return [TableRecord(name, shape=Shape.ELEMENTS if name in unkeyed else Shape.OBJECT) for name in names]
+    if record.kind == "map_async":
+        return [TableRecord("in flight", "requests", Shape.REQUESTS)]
+    return [TableRecord("table", shape=Shape.TOP if record.kind == "top" else Shape.TABLE)]

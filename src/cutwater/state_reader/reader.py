@@ -16,14 +16,13 @@ from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import ConfigError, did_you_mean
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.segments import GROUP_COLUMN
-from cutwater.state_reader.layout import Shape, TableLayout, layouts
+from cutwater.state_reader.layout import TableLayout, layouts
 from cutwater.state_reader.manifest_tables import HANDLES, PLACES, POSITIONS, handles, positions, rows_on_their_way
 from cutwater.state_reader.merge import Segments, chunks, merged, with_clocks
-from cutwater.state_reader.sliding import open_windows, sliding_of
-from cutwater.state_reader.values import Column, columns_of, exploded
+from cutwater.state_reader.values import Column, can_be_put_together, columns_of, exploded, open_windows
 from cutwater.storage.reading.addresses import resolve_snapshot
 from cutwater.storage.reading.any_snapshot import open_snapshot
-from cutwater.storage.snapshot.manifest import Entry
+from cutwater.storage.snapshot.manifest import Entry, Shape
 from cutwater.storage.store.keys import seal_of
 
 _compute: Any = pyarrow.compute
@@ -304,15 +303,14 @@ class Snapshot:
     def _not_out_yet(self, layout: TableLayout, groups: range) -> Iterator[pa.RecordBatch]:
         """Sliding windows that only their slices tell of."""
         slices, marks = layout.beside
-        sliding = sliding_of(layout)
-        if sliding is None:
+        if not can_be_put_together(layout):
             return
         watermarks = np.full(self.max_parallelism, MIN_WATERMARK, np.int64)
         for batch in self._merged(marks, groups):
             watermarks[batch.column(GROUP_COLUMN).to_numpy()] = batch.column(1).to_numpy()
         parts = list(self._merged(slices, groups))
         if parts:
-            yield open_windows(layout, pa.concat_batches(parts), watermarks, sliding)
+            yield open_windows(layout, pa.concat_batches(parts), watermarks)
 
 
 def _schema_of(columns: Sequence[Column]) -> pa.Schema:

@@ -12,8 +12,9 @@ from cutwater.errors import BuildError, DataError
 from cutwater.state.index.nullable import NullableIndex
 from cutwater.state.keys import NullableKeys, hash_keys, key_groups, require_valid_keys, show_row
 from cutwater.state.segments import GROUP_COLUMN, Segment
-from cutwater.state_reader.layout import VALUE, WINDOW_START, Shape, TableLayout
+from cutwater.state_reader.layout import VALUE, WINDOW_START, TableLayout
 from cutwater.state_reader.values import StoredAggregate, stored_aggregates
+from cutwater.storage.snapshot.manifest import Shape
 
 _SEGMENT_ROWS = 1 << 17
 _WRITABLE = (Shape.AGGREGATES, Shape.TABLE, Shape.TOP, Shape.OBJECT, Shape.ROWS)

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
-from cutwater.config import parse_duration_ms
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
-from cutwater.errors import ConfigError
+from cutwater.data.words import fixed_view, from_words
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.top_rows import ROWS
+from cutwater.operators.window.kinds import Period
+from cutwater.state.index.nullable import NullableIndex
 from cutwater.state.keys import key_group_owner
 from cutwater.state.objects.ttl import stamped_type
 from cutwater.state.segments import GROUP_COLUMN
-from cutwater.state_reader.layout import SUBTASK, VALUE, WINDOW_START, Shape, TableLayout
+from cutwater.state_reader.layout import SUBTASK, VALUE, WINDOW_START, TableLayout
+from cutwater.storage.snapshot.manifest import Shape
 
 _compute: Any = pyarrow.compute
 
@@ -26,6 +29,7 @@ _WINDOW_END = "window_end"
 TIME, DOMAIN, RANK = "__time", "__domain", "__rank"
 _EVENT, _CLOCK = pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC")
 
+Times = npt.NDArray[np.int64]
 Compute = Callable[[pa.RecordBatch], pa.Array]
 
 
@@ -164,15 +168,9 @@ def _aggregates(layout: TableLayout, stored: list[pa.Field]) -> list[Column]:
 
 
 def _end(layout: TableLayout, start: pa.Field) -> list[Column]:
-    assert layout.record is not None
-    kind, _, sizes = layout.record.settings.get("windows", "").partition(" ")
-    try:
-        size_us = round(1000 * parse_duration_ms(sizes.partition(",")[0]))
-    except ConfigError:
+    if layout.period is None:
         return []
-    if kind not in ("tumbling", "sliding"):
-        return []
-    size = pa.scalar(size_us, pa.duration("us"))
+    size = pa.scalar(layout.period.size_us, pa.duration("us"))
     return [Column(_WINDOW_END, start.type, lambda batch: _compute.add(batch.column(start.name), size))]
 
 
@@ -247,3 +245,61 @@ def exploded(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [batch.column(GROUP_COLUMN).take(parents), ranks, *rows.flatten()], names=[GROUP_COLUMN, RANK, *names]
     )
+
+
+# ------------------------------------------------------------------------------------------------- windows of slices
+
+
+def windows_of(period: Period, starts: Times) -> tuple[npt.NDArray[np.int64], Times]:
+    """For each window of each slice: the number of the slice, and the start of the window.
+
+    >>> numbers, begins = windows_of(Period(20, 10, 0), np.array([5, 30]))
+    >>> numbers.tolist(), begins.tolist()
+    ([0, 0, 1, 1], [0, -10, 30, 20])
+    """
+    last = (starts - period.offset_us) // period.every_us * period.every_us + period.offset_us
+    counts = np.maximum((period.size_us - 1 - (starts - last)) // period.every_us + 1, 0)
+    numbers = np.repeat(np.arange(len(starts)), counts)
+    back = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return numbers, last[numbers] - back * period.every_us
+
+
+def can_be_put_together(layout: TableLayout) -> bool:
+    """True if the places of the windows and all their aggregates are known here."""
+    assert layout.record is not None
+    return layout.period is not None and len(stored_aggregates(layout)) == len(layout.record.parts)
+
+
+def open_windows(layout: TableLayout, slices: pa.RecordBatch, watermarks: Times) -> pa.RecordBatch:
+    """The windows that will still come out, put together from the slices that they share as the operator will do: what
+    they hold so far, as the columns of ``layout.stored``.
+
+    Args:
+        layout: of the windows.
+        slices: stored rows of the slices.
+        watermarks: by key group: what ends at or before it has come out.
+    """
+    assert layout.record is not None
+    assert layout.period is not None
+    numbers, begins = windows_of(layout.period, fixed_view(slices.column(WINDOW_START), np.int64))
+    groups = slices.column(GROUP_COLUMN).to_numpy()[numbers]
+    ahead = begins + (layout.period.size_us - 1) > watermarks[groups]
+    numbers, begins, groups = numbers[ahead], begins[ahead], groups[ahead]
+    parts = slices.take(pa.array(numbers))
+    keys = [parts.column(name) for name in layout.record.keys]
+    kind = layout.stored.field(WINDOW_START).type
+    index = NullableIndex([kind, *(key.type for key in keys)], len(numbers))
+    slots = index.upsert([from_words(begins, kind), *keys])
+    of_slot = np.empty(len(index), np.int64)
+    of_slot[slots] = groups
+    everything = np.arange(len(index), dtype=np.int32)
+    start, *found = index.columns(everything)
+    columns = {WINDOW_START: start, **dict(zip(layout.record.keys, found, strict=True))}
+    columns[GROUP_COLUMN] = pa.array(of_slot.astype(np.uint16))
+    for of in stored_aggregates(layout):
+        accumulator = of.aggregate.function.accumulator(of.aggregate, of.column_type(layout.stored))
+        accumulator.reserve(len(index))
+        accumulator.merge(slots, [parts.column(name) for name in of.stored])
+        columns |= zip(of.stored, accumulator.state(everything), strict=True)
+    columns["window_fired"] = pa.array(np.zeros(len(index), np.bool_))
+    return pa.RecordBatch.from_arrays([columns[name] for name in layout.stored.names], schema=layout.stored)

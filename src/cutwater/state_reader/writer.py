@@ -23,14 +23,14 @@ from cutwater.plan.planner import make_plan
 from cutwater.plan.records import step_records
 from cutwater.state.keys import key_group_range
 from cutwater.state.segments import Segment
-from cutwater.state_reader.layout import Shape, TableLayout, layouts
+from cutwater.state_reader.layout import TableLayout, layouts
 from cutwater.state_reader.merge import chunks, merged
 from cutwater.state_reader.reader import Snapshot
 from cutwater.state_reader.stored import as_table, segments_of
 from cutwater.storage.savepoint.files import SavepointFile, SavepointWriter
 from cutwater.storage.savepoint.manifest import SavepointManifest, is_savepoint, load_savepoint, publish_savepoint
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND, ChannelLog, read_log
-from cutwater.storage.snapshot.manifest import Manifest
+from cutwater.storage.snapshot.manifest import Manifest, Shape
 from cutwater.storage.snapshot.segment_files import read_segment
 from cutwater.storage.store.opening import joined, open_store, parted
 

@@ -54,7 +54,7 @@ class Model:
 
     def starts(self, time: int) -> list[int]:
         w = self.windows
-        return [s for s in range(time - w.size_us + 1, time + 1) if (s - w.offset_us) % w.every_us == 0]
+        return [s for s in range(time - w.size_us + 1, time + 1) if (s - w.period.offset_us) % w.period.every_us == 0]
 
     def take(self, side: int, rows: list[Row], first: int) -> None:
         for number, (key, time) in enumerate(rows, first):
@@ -167,12 +167,13 @@ def test_it_agrees_with_duckdb(windows: Windows, how: WindowJoinType) -> None:
     connection = duckdb.connect()
     for side, name in enumerate("lr"):
         connection.register(name, pa.Table.from_batches([batch_of(side, rows[side], 0)]))
-        time, first = ("t", "u")[side], windows.offset_us - 10 * windows.every_us
+        size_us, every_us, offset_us = windows.period
+        time, first = ("t", "u")[side], offset_us - 10 * every_us
         connection.execute(
             f"""create view {name}w as select {name}.*, make_timestamp(s) as s from {name}, range({first}, 31000,
-            {windows.every_us}) starts(s) where epoch_us({time}) >= s and epoch_us({time}) < s + {windows.size_us}"""
+            {every_us}) starts(s) where epoch_us({time}) >= s and epoch_us({time}) < s + {size_us}"""
         )
-    size = f"interval {windows.size_us} microseconds"
+    size = f"interval {windows.period.size_us} microseconds"
     query = f"""select coalesce(l.s, r.s), coalesce(l.s, r.s) + {size}, coalesce(l.k, r.k), t, n, u, text
         from lw l {how if how != "inner" else ""} join rw r on l.k = r.k and l.s = r.s"""
     if how in SQL:

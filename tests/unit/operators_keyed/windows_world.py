@@ -17,7 +17,7 @@ from cutwater.operators.window import operator as window_operator
 from cutwater.operators.window import session_keys
 from cutwater.operators.window import sliced_operator as window_slices
 from cutwater.operators.window import table as window_table
-from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow, Window
+from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, Window
 from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.state.disk.rocks import RocksStore
 from cutwater.state.table import keyed_segments, spill
@@ -102,10 +102,11 @@ class Model:
                 return [(0, MAX_WATERMARK + 1)]
             case SessionWindow():
                 return [(time, time + window.gap_us)]
-            case TumblingWindow() | SlidingWindow():
-                first = window.offset_us + (time - window.offset_us) // window.every_us * window.every_us
-                starts = range(first, time - window.size_us, -window.every_us)
-                return [(s, s + window.size_us) for s in starts if s <= time < s + window.size_us]
+            case _:
+                assert window.period is not None
+                size, every, offset = window.period
+                first = offset + (time - offset) // every * every
+                return [(s, s + size) for s in range(first, time - size, -every) if s <= time < s + size]
 
     def row(self, row: Row) -> list[Result]:
         results: list[Result] = []

@@ -40,7 +40,8 @@ def some_window(chance: random.Random) -> Window:
 def spans(window: Window, seconds: int) -> list[tuple[int, int]]:
     """All windows over a time, in seconds."""
     assert isinstance(window, TumblingWindow | SlidingWindow)
-    size, every = window.size_us // SECOND, window.every_us // SECOND
+    assert window.period is not None
+    size, every = window.period.size_us // SECOND, window.period.every_us // SECOND
     last = (ZERO // SECOND + seconds) // every * every - ZERO // SECOND
     return [(start, start + size) for start in range(last, seconds - size, -every)]
 

@@ -89,7 +89,6 @@ def window_aggregate(
     parallelism: int | None,
 ) -> tuple[Upstream, ...]:
     from cutwater.api.steps.window_names import INNER, apart
-    from cutwater.operators.window.kinds import GlobalWindow, TumblingWindow
     from cutwater.operators.window.spec import WindowAggregateSpec
 
     window, lateness_us = windowing.window, windowing.allowed_lateness_us
@@ -99,7 +98,7 @@ def window_aggregate(
         upstream, renames = apart(builder, id, upstream, window, INNER, upstream.keys)
         aggregates = _aggregates(upstream.type.schema, calls, renames)
         event_time = None if window.processing_time else upstream.type.event_time
-        if event_time is None and not (isinstance(window, GlobalWindow) or window.processing_time):
+        if event_time is None and not (window.endless or window.processing_time):
             story, hint = builder.event_time_story(upstream)
             raise BuildError(f"a window needs event time, but {story}", hint=hint)
         if not window.processing_time:
@@ -117,10 +116,8 @@ def window_aggregate(
         )
         schema = distinct_columns(spec.outputs[0])
         lost = _why_no_event_time(spec)
-        if lost is None and isinstance(window, TumblingWindow):
-            out = StreamType(schema, "window_start", upstream.keys, (window.size_us, window.offset_us))
-        else:
-            out = StreamType(schema, None, upstream.keys)
+        event_time, span = (None, None) if lost is not None else ("window_start", window.span)
+        out = StreamType(schema, event_time, upstream.keys, span)
         late = StreamType(spec.outputs[1], None, upstream.keys)
         made = builder.add(id, "window", spec, [upstream], [out, late], parallelism=parallelism, lost=lost)
         return made[:1] if window.processing_time else made
@@ -128,9 +125,7 @@ def window_aggregate(
 
 def _why_no_event_time(spec: WindowAggregateSpec) -> str | None:
     """Why the results of windows have no event time of their own accord; ``None`` if they have."""
-    from cutwater.operators.window.kinds import GlobalWindow, TumblingWindow
-
-    if isinstance(spec.window, GlobalWindow):
+    if spec.window.endless:
         return "the global window has no borders"
     if spec.window.processing_time:
         return "its windows go by processing time"
@@ -138,9 +133,7 @@ def _why_no_event_time(spec: WindowAggregateSpec) -> str | None:
         return "with allowed_lateness a window may come out again, updated, and would count twice"
     if spec.early is not None:
         return "with early results a window comes out several times, and would count as often"
-    if not isinstance(spec.window, TumblingWindow):
-        return _OVERLAPPING
-    return None
+    return _OVERLAPPING if spec.window.span is None else None
 
 
 def interval_join(
@@ -197,15 +190,9 @@ def window_join(
 ) -> tuple[Upstream, ...]:
     from cutwater.api.steps.window_names import LEFT, apart
     from cutwater.operators.join.window_spec import WindowJoinSpec
-    from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow
 
     left, right = sides
     with located(builder.check_id(id)), builder.together():
-        if not isinstance(window, TumblingWindow | SlidingWindow):
-            raise BuildError(
-                f"{window} is no window of a join: both sides must have the same windows",
-                hint="Write for example window=cw.tumbling('1h').",
-            )
         for side in sides:
             refuse_changes(builder, side, "a window join")
             _check_nesting(side.type, window)
@@ -217,10 +204,8 @@ def window_join(
         schema = distinct_columns(spec.outputs[0])
         # A row without a left side has no left key, unless both keys have one name.
         keys = left.keys if left.keys == right.keys or not spec.outer[1] else ()
-        if isinstance(window, TumblingWindow):
-            out, lost = StreamType(schema, "window_start", keys, (window.size_us, window.offset_us)), None
-        else:
-            out, lost = StreamType(schema, None, keys), _OVERLAPPING
+        event_time, lost = (None, _OVERLAPPING) if window.span is None else ("window_start", None)
+        out = StreamType(schema, event_time, keys, window.span)
         late = [StreamType(s, None, u.keys) for s, u in zip(spec.outputs[1:], sides, strict=True)]
         return builder.add(id, "window_join", spec, sides, [out, *late], parallelism=parallelism, lost=lost)
 
@@ -257,22 +242,18 @@ def _aggregates(
 
 def _check_nesting(upstream: StreamType, window: Window) -> None:
     """Windows over the results of windows: each result must lie in exactly one of the larger."""
-    from cutwater.operators.window.kinds import GlobalWindow, SessionWindow, SlidingWindow
-
-    if upstream.span is None or isinstance(window, GlobalWindow):
+    if upstream.span is None or window.endless:
         return
     size_us, offset_us = upstream.span
-    if isinstance(window, SessionWindow):
+    if window.period is None:
         raise BuildError(
             "sessions of the results of windows: a result stands for a stretch of time, a session is made of instants",
             hint="Take the end of the window as event time: .with_event_time('window_end').",
         )
-    borders = [window.size_us, window.offset_us - offset_us]
-    if isinstance(window, SlidingWindow):
-        borders.append(window.every_us)
-    if any(border % size_us for border in borders):
+    of = window.period
+    if any(border % size_us for border in (of.size_us, of.every_us, of.offset_us - offset_us)):
         raise BuildError(
-            f"windows of {format_us(window.size_us)} cut the results of windows of {format_us(size_us)} in two",
+            f"windows of {format_us(of.size_us)} cut the results of windows of {format_us(size_us)} in two",
             hint="Choose a multiple of the inner size, with borders on its borders.",
         )
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from cutwater.api.steps.build import GraphBuilder, Upstream
 from cutwater.api.steps.expression_steps import rename
-from cutwater.operators.window.kinds import GlobalWindow
 from cutwater.operators.window.spec import WINDOW_END, WINDOW_START
 from cutwater.plan.graph import EdgeType
 
@@ -39,7 +38,7 @@ def apart(
     """
     names = upstream.type.schema.names
     renames: dict[str, str] = {}
-    for border in () if isinstance(window, GlobalWindow) else (WINDOW_START, WINDOW_END):
+    for border in () if window.endless else (WINDOW_START, WINDOW_END):
         if border in columns and border in names:
             new = f"{border}_{ending}"
             while new in names:

@@ -76,15 +76,15 @@ class KeyedStream(Stream):
         Raises:
             BuildError: the stream has no event time (the message says where it was lost), or a wrong argument.
         """
-        from cutwater.operators.window.kinds import Early, GlobalWindow, is_window
+        from cutwater.operators.window.kinds import Early, Window
 
         with located(self._builder.check_id(id)):
-            if not is_window(window):
+            if not isinstance(window, Window):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise BuildError(f"{window!r} is not a window", hint="Write for example cw.tumbling('1h').")
             if early is not None and not isinstance(early, Early):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise BuildError(f"early={early!r} says not when", hint="Write for example early=cw.every(rows=100).")
             refuse_changes(self._builder, self._upstream, "a window")
-            timeless = isinstance(window, GlobalWindow) or window.processing_time
+            timeless = window.endless or window.processing_time
             if self._upstream.type.event_time is None and not timeless:
                 story, hint = self._builder.event_time_story(self._upstream)
                 raise BuildError(f"a window needs event time, but {story}", hint=hint)

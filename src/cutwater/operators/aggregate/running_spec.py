@@ -13,6 +13,7 @@ from cutwater.operators.aggregate.evolution import aggregate_parts, evolve_aggre
 from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.operators.evolution import Evolution, Former
 from cutwater.state.keys import check_key_types
+from cutwater.storage.snapshot.manifest import Shape, TableRecord
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,10 @@ class RunningAggregateSpec(OperatorSpec):
     @property
     def state_parts(self) -> dict[str, str]:
         return aggregate_parts(self.aggregates, self.input_schema)
+
+    @property
+    def state_tables(self) -> tuple[TableRecord, ...]:
+        return (TableRecord("agg", "aggregates", Shape.AGGREGATES),)
 
     @property
     def settings(self) -> dict[str, str]:

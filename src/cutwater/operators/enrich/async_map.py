@@ -34,6 +34,7 @@ from cutwater.operators.enrich.async_calls import AsyncCalls, Call
 from cutwater.operators.enrich.async_results import Run, decode_answers, encode_answers
 from cutwater.operators.row_output import RowBuilder, function_name, rows_of, to_dicts, user_error
 from cutwater.state.segments import Frozen, FrozenSegments, Segment
+from cutwater.storage.snapshot.manifest import Shape, TableRecord
 
 _Result: TypeAlias = Mapping[str, Any] | None
 AsyncFunction: TypeAlias = Callable[..., Awaitable[_Result | Sequence[_Result]] | _Result | Sequence[_Result]]
@@ -107,6 +108,10 @@ class AsyncMapSpec(OperatorSpec):
     @property
     def input_schemas(self) -> tuple[pa.Schema, ...]:
         return (self.input_schema,)
+
+    @property
+    def state_tables(self) -> tuple[TableRecord, ...]:
+        return (TableRecord(_STATE, "requests", Shape.REQUESTS),)
 
     def build(self) -> AsyncMapOperator:
         return AsyncMapOperator(self)

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from cutwater.operators.base import OperatorSpec
 from cutwater.operators.join.columns import check_times, common_key_types
+from cutwater.storage.snapshot.manifest import Shape, TableRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +88,13 @@ class TimedJoinSpec(JoinSpec):
     @property
     def outputs(self) -> tuple[pa.Schema, ...]:
         return self._joined, self.left_schema, self.right_schema
+
+    @property
+    def state_tables(self) -> tuple[TableRecord, ...]:
+        return (
+            TableRecord("left", shape=Shape.ROWS),
+            TableRecord("right", shape=Shape.ROWS, keys=list(self.right_keys)),
+        )
 
     @property
     def settings(self) -> dict[str, str]:

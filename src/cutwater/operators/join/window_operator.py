@@ -17,7 +17,6 @@ from cutwater.operators.join.columns import pairs_per_batch
 from cutwater.operators.join.side import JoinSide, References
 from cutwater.operators.join.two_sided import LEFT, RIGHT, TwoSidedJoin
 from cutwater.operators.window.aggregate_operator import expand
-from cutwater.operators.window.kinds import first_close
 from cutwater.state.disk.spill_queue import NEVER
 from cutwater.state.index.key_index import Slots
 from cutwater.state.keys import NullableKeys, hash_keys, key_groups, null_key_mask, require_valid_keys
@@ -52,7 +51,7 @@ class WindowJoin(TwoSidedJoin):
     def __init__(self, spec: WindowJoinSpec) -> None:
         super().__init__(spec)
         self._spec = spec
-        self._window = spec.windows
+        self._window = spec.period
         self._paired = spec.how not in ("semi", "anti")
         self._lonely = (spec.outer[LEFT] or spec.how == "anti", spec.outer[RIGHT])
 
@@ -73,7 +72,8 @@ class WindowJoin(TwoSidedJoin):
         times = self._event_times(input, batch)
         last = _last_instants(self._spec, times)
         inside = times <= last
-        over = first_close(self._window, times) <= self.late_before  # all its windows or none, whatever has come out
+        # All its windows or none, whatever has come out.
+        over = self._spec.windows.first_close(times) <= self.late_before
         late = inside & (over | (last <= self._reached(input, batch)))
         taken = inside & ~late
         if not taken.all():
@@ -268,5 +268,5 @@ class WindowJoin(TwoSidedJoin):
 
 def _last_instants(spec: WindowJoinSpec, times: Any) -> Any:
     """The last instant of the last window that begins at or before each time; the window may end before it."""
-    window = spec.windows
+    window = spec.period
     return times - (times - window.offset_us) % window.every_us + (window.size_us - 1)

@@ -11,7 +11,7 @@ from cutwater.errors import BuildError
 from cutwater.operators.base import Operator
 from cutwater.operators.join.columns import joined_fields
 from cutwater.operators.join.spec import TimedJoinSpec
-from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow
+from cutwater.operators.window.kinds import Period, Window
 from cutwater.operators.window.spec import WINDOW_END, WINDOW_START
 
 WindowJoinType: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
@@ -37,7 +37,7 @@ class WindowJoinSpec(TimedJoinSpec):
         right_keys: their partners on the right side, in the same order.
         left_time: event-time column of the left side, ``timestamp[us]``.
         right_time: event-time column of the right side, ``timestamp[us]``.
-        windows: how time is cut.
+        windows: a kind with a period, so that both sides have the same.
         how: pairs only ("inner"), or also rows without a partner: of one side ("left", "right") or of both ("full");
             left rows that have a partner ("semi"), or that have none ("anti"), each once for each of its windows.
         suffix: appended to a right name that is taken.
@@ -45,18 +45,24 @@ class WindowJoinSpec(TimedJoinSpec):
     Raises:
         BuildError: unknown columns, keys or times of types that do not fit, colliding names.
 
+    >>> from cutwater.operators.window.kinds import TumblingWindow
     >>> rows = pa.schema({"k": pa.int64(), "t": pa.timestamp("us"), "v": pa.string()})
     >>> WindowJoinSpec(rows, rows, ("k",), ("k",), "t", "t", TumblingWindow(3_600_000_000)).outputs[0].names
     ['window_start', 'window_end', 'k', 't', 'v', 't_right', 'v_right']
     """
 
-    windows: TumblingWindow | SlidingWindow
+    windows: Window
     how: WindowJoinType = "inner"
     suffix: str = "_right"
 
     def __post_init__(self) -> None:
         if self.how not in get_args(WindowJoinType):
             raise BuildError(f"how is one of {', '.join(map(repr, get_args(WindowJoinType)))}, not {self.how!r}")
+        if self.windows.period is None:
+            raise BuildError(
+                f"{self.windows} is no window of a join: both sides must have the same windows",
+                hint="Write for example window=cw.tumbling('1h').",
+            )
         if self.windows.processing_time:
             raise BuildError("a window join goes by event time", hint="Leave time='processing' out.")
         super().__post_init__()
@@ -83,6 +89,12 @@ class WindowJoinSpec(TimedJoinSpec):
     def outer(self) -> tuple[bool, bool]:
         """Whether rows of the left, and of the right side come out without a partner, as well as with one."""
         return self.how in ("left", "full"), self.how in ("right", "full")
+
+    @property
+    def period(self) -> Period:
+        """Places of the windows."""
+        assert self.windows.period is not None
+        return self.windows.period
 
     @property
     def keeps_every_row(self) -> bool:

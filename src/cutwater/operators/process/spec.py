@@ -28,6 +28,7 @@ from cutwater.operators.process.keyed_state import KeyedState
 from cutwater.operators.process.operator_state import BroadcastState, OperatorState
 from cutwater.state.keys import check_key_types
 from cutwater.state.objects.timers import EVENT, PROCESSING, timers_segment
+from cutwater.storage.snapshot.manifest import Shape, TableRecord
 
 if TYPE_CHECKING:
     from cutwater.operators.evolution import Evolution, Former
@@ -126,6 +127,14 @@ class ProcessSpec(OperatorSpec):
     @property
     def state_parts(self) -> dict[str, str]:
         return {name: state.kind for name, state in self._states.items()}
+
+    @property
+    def state_tables(self) -> tuple[TableRecord, ...]:
+        keyed = [TableRecord(name, shape=Shape.OBJECT) for name in declared_states(self.function)]
+        return (
+            *keyed,
+            *(TableRecord(name, shape=Shape.ELEMENTS) for name in declared_operator_states(self.function)),
+        )
 
     @property
     def settings(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from cutwater.errors import BuildError
 from cutwater.operators.aggregate.top_rows import TopRows, check_order
 from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.state.keys import check_key_types, is_key_type
+from cutwater.storage.snapshot.manifest import Shape, TableRecord
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,10 @@ class TopSpec(OperatorSpec):
     @property
     def input_schemas(self) -> tuple[pa.Schema, ...]:
         return (self.input_schema,)
+
+    @property
+    def state_tables(self) -> tuple[TableRecord, ...]:
+        return (TableRecord("table", shape=Shape.TOP),)
 
     @property
     def settings(self) -> dict[str, str]:

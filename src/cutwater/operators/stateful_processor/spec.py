@@ -19,6 +19,7 @@ from cutwater.operators.stateful_processor.spark_types import arrow_schema, hand
 from cutwater.operators.stateful_processor.states import StateDeclaration
 from cutwater.operators.stateful_processor.time_mode import TimeMode
 from cutwater.state.keys import check_key_types
+from cutwater.storage.snapshot.manifest import Shape, TableRecord
 
 if TYPE_CHECKING:
     from cutwater.operators.evolution import Evolution, Former
@@ -111,6 +112,10 @@ class ProcessorSpec(OperatorSpec):
     @property
     def state_parts(self) -> dict[str, str]:
         return {name: state.kind for name, state in self.states.items()}
+
+    @property
+    def state_tables(self) -> tuple[TableRecord, ...]:
+        return tuple(TableRecord(name, shape=Shape.OBJECT) for name in self.states)
 
     @property
     def settings(self) -> dict[str, str]:

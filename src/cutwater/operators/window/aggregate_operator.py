@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from cutwater.operators.base import Outputs
 from cutwater.operators.window import kernels
-from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow
+from cutwater.operators.window.kinds import Period
 from cutwater.operators.window.operator import WindowOperator
 from cutwater.operators.window.stored_windows import Times
 from cutwater.operators.window.table import WindowTable
@@ -24,13 +24,13 @@ class WindowAggregate(WindowOperator[WindowTable]):
 
     def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
         self._windows.table.make_room()
-        window = self._spec.window
-        if isinstance(window, SlidingWindow):
-            return self._slide(window, batch, reached)
+        period = self._spec.window.period
+        if period is not None and period.size_us != period.every_us:
+            return self._slide(period, batch, reached)
         starts: Times = np.zeros(batch.num_rows, np.int64)
         first = 0
-        if isinstance(window, TumblingWindow):
-            first, _ = kernels.assign(self._times(batch), window.size_us, 0, window.offset_us, starts)
+        if period is not None:
+            first, _ = kernels.assign(self._times(batch), period.size_us, 0, period.offset_us, starts)
         outputs: Outputs = []
         takes_us = self._windows.reach_us + self._spec.allowed_lateness_us
         if int(first) + takes_us <= int(reached.max()):
@@ -41,37 +41,35 @@ class WindowAggregate(WindowOperator[WindowTable]):
                 reached = reached if len(reached) == 1 else reached[~late]
         return outputs + self._windows.add(batch, starts, reached)
 
-    def _slide(self, window: SlidingWindow, batch: pa.RecordBatch, reached: Times) -> Outputs:
+    def _slide(self, period: Period, batch: pa.RecordBatch, reached: Times) -> Outputs:
         times, lateness = self._times(batch), self._spec.allowed_lateness_us
-        rows, starts = expand(window, times, lateness, reached, complete=False)
+        rows, starts = expand(period, times, lateness, reached, complete=False)
         if len(rows) and len(np.unique(rows)) == batch.num_rows:
             outputs: Outputs = []
         else:
-            outputs = self._outside(window, batch, times, rows)
+            outputs = self._outside(period, batch, times, rows)
         reached = reached if len(reached) == 1 else reached[rows]
         return outputs + self._windows.add(batch.take(pa.array(rows)), starts, reached)
 
-    def _outside(self, window: SlidingWindow, batch: pa.RecordBatch, times: Times, rows: Times) -> Outputs:
+    def _outside(self, period: Period, batch: pa.RecordBatch, times: Times, rows: Times) -> Outputs:
         """Rows that go nowhere: late, or between two windows."""
         lost = np.ones(batch.num_rows, np.bool_)
         lost[rows] = False
-        between = lost & ((times - window.offset_us) % window.every_us >= window.size_us)
+        between = lost & ((times - period.offset_us) % period.every_us >= period.size_us)
         if between.any():
             self.ctx.count("rows_outside_windows", int(between.sum()))
         late = lost & ~between
         return self._late(batch, late) if late.any() else []
 
 
-def expand(
-    window: TumblingWindow | SlidingWindow, times: Times, lateness_us: int, reached: Times, *, complete: bool
-) -> tuple[Times, Times]:
+def expand(period: Period, times: Times, lateness_us: int, reached: Times, *, complete: bool) -> tuple[Times, Times]:
     """Every (row, window start) such that the row lies in the window and the window still takes it.
 
     Args:
         complete: only windows that have fired.
     """
     nowhere: Times = np.empty(0, np.int64)
-    arguments = (times, window.size_us, window.every_us, window.offset_us, lateness_us, complete, reached)
+    arguments = (times, period.size_us, period.every_us, period.offset_us, lateness_us, complete, reached)
     count = kernels.expand(*arguments, nowhere, nowhere)
     rows: Times = np.empty(count, np.int64)
     starts: Times = np.empty(count, np.int64)

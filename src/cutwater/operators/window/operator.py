@@ -20,7 +20,6 @@ from cutwater.operators.base import BaseOperator, Context, Outputs
 from cutwater.operators.emission_order import EmissionOrder
 from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.window.early_clock import EarlyClock
-from cutwater.operators.window.kinds import first_close
 from cutwater.operators.window.stored_windows import Times, Windows
 from cutwater.state.index.key_index import Slots
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
@@ -111,7 +110,7 @@ class WindowOperator(BaseOperator, Generic[W]):
 
         In none if the first of these was over for their split: whether it has come out here hangs on other splits, too.
         """
-        closes = first_close(self._spec.window, self._times(batch))
+        closes = self._spec.window.first_close(self._times(batch))
         late = closes <= max(MIN_WATERMARK, self.late_before - self._spec.allowed_lateness_us)
         return (batch.filter(pa.array(~late)), self._late(batch, late)) if late.any() else (batch, [])
 

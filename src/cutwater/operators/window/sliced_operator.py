@@ -21,7 +21,6 @@ from cutwater.operators.aggregate.keyed_table import FrozenTable, KeyedTable
 from cutwater.operators.base import Outputs
 from cutwater.operators.window import kernels
 from cutwater.operators.window.aggregate_operator import expand
-from cutwater.operators.window.kinds import SlidingWindow
 from cutwater.operators.window.open_windows import OpenWindows, join_slots
 from cutwater.operators.window.operator import NO_SLOTS, SLICE_ROWS, STATE, WindowOperator
 from cutwater.operators.window.stored_windows import Times
@@ -47,9 +46,9 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
 
     def __init__(self, spec: WindowAggregateSpec) -> None:
         super().__init__(spec)
-        assert isinstance(spec.window, SlidingWindow)
-        self._window = spec.window
-        self._reach_us = spec.window.size_us - 1
+        assert spec.window.period is not None
+        self._window = spec.window.period
+        self._reach_us = self._window.size_us - 1
 
     def _clear(self) -> None:
         super()._clear()

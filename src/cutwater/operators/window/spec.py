@@ -34,8 +34,9 @@ from cutwater.operators.aggregate.evolution import aggregate_parts, evolve_aggre
 from cutwater.operators.aggregate.running_spec import check_names, read_by
 from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.operators.evolution import Evolution, Former
-from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, Window
+from cutwater.operators.window.kinds import Early, Window
 from cutwater.state.keys import check_key_types
+from cutwater.storage.snapshot.manifest import Shape, TableRecord
 
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
@@ -85,7 +86,7 @@ class WindowAggregateSpec(OperatorSpec):
         self._check_time()
         if not 0 <= self.allowed_lateness_us <= MAX_SPAN_US:
             raise BuildError(f"allowed lateness {self.allowed_lateness_us} us is not between 0 and {MAX_SPAN_US}")
-        if isinstance(self.window, GlobalWindow) and self.allowed_lateness_us:
+        if self.window.endless and self.allowed_lateness_us:
             raise BuildError("the global window has no late rows: it ends with the input", hint="Leave lateness out.")
         if self.window.processing_time:
             self._check_clock()
@@ -105,7 +106,7 @@ class WindowAggregateSpec(OperatorSpec):
 
     def _check_time(self) -> None:
         if self.event_time is None:
-            if isinstance(self.window, GlobalWindow) or self.window.processing_time:
+            if self.window.endless or self.window.processing_time:
                 return
             raise BuildError("a window needs event time")
         if self.input_schema.get_field_index(self.event_time) < 0:
@@ -130,17 +131,17 @@ class WindowAggregateSpec(OperatorSpec):
 
     @property
     def sliced(self) -> bool:
-        """Whether rows go into slices that windows share.
+        """True if rows go into slices that windows share.
 
         Not with early results: what has come out is a matter of each window, so each keeps its own values.
         """
-        window = self.window
-        return isinstance(window, SlidingWindow) and window.size_us > window.every_us and self.early is None
+        period = self.window.period
+        return period is not None and period.overlaps and self.early is None
 
     @property
     def kept(self) -> tuple[Aggregate, ...]:
         """The aggregates as the state keeps them: parts that are put together must know their order."""
-        if not (self.sliced or isinstance(self.window, SessionWindow)):
+        if not (self.sliced or self.window.merges):
             return self.aggregates
         return tuple(a.mergeable() for a in self.aggregates)
 
@@ -155,7 +156,7 @@ class WindowAggregateSpec(OperatorSpec):
     @property
     def outputs(self) -> tuple[pa.Schema, ...]:
         keys = [self.input_schema.field(name) for name in self.keys]
-        borders = () if isinstance(self.window, GlobalWindow) else (WINDOW_START, WINDOW_END)
+        borders = () if self.window.endless else (WINDOW_START, WINDOW_END)
         window = [pa.field(name, self.time_type) for name in borders]
         results = [pa.field(a.name, a.result_type(self.input_schema)) for a in self.aggregates]
         return pa.schema([*keys, *window, *results]), self.input_schema
@@ -163,8 +164,8 @@ class WindowAggregateSpec(OperatorSpec):
     @property
     def window_fields(self) -> list[pa.Field]:
         """What the state says of a window besides keys and values."""
-        fields = [] if isinstance(self.window, GlobalWindow) else [pa.field(WINDOW_START, self.time_type)]
-        if isinstance(self.window, SessionWindow):
+        fields = [] if self.window.endless else [pa.field(WINDOW_START, self.time_type)]
+        if self.window.merges:
             fields.append(pa.field(WINDOW_END, self.time_type))
         fields.append(pa.field(WINDOW_FIRED, pa.bool_()))
         return [*fields, pa.field(WINDOW_PENDING, pa.int64())] if self.early is not None else fields
@@ -178,6 +179,12 @@ class WindowAggregateSpec(OperatorSpec):
     @property
     def state_parts(self) -> dict[str, str]:
         return aggregate_parts(self.aggregates, self.input_schema)
+
+    @property
+    def state_tables(self) -> tuple[TableRecord, ...]:
+        windows = TableRecord("window", "windows", Shape.AGGREGATES, period=self.window.period)
+        slices = TableRecord("slice", "slices", Shape.AGGREGATES, main=False)
+        return (windows, slices) if self.sliced else (windows,)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -203,14 +210,4 @@ class WindowAggregateSpec(OperatorSpec):
         yield ", ".join(f"{a.name} = {a}" for a in self.aggregates)
 
     def build(self) -> Operator:
-        if isinstance(self.window, SessionWindow):  # Numba: only where rows flow
-            from cutwater.operators.window.session_operator import SessionAggregate
-
-            return SessionAggregate(self)
-        if self.sliced:
-            from cutwater.operators.window.sliced_operator import SlicedWindowAggregate
-
-            return SlicedWindowAggregate(self)
-        from cutwater.operators.window.aggregate_operator import WindowAggregate
-
-        return WindowAggregate(self)
+        return self.window.operator(self)

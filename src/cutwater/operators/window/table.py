@@ -16,7 +16,6 @@ from cutwater.operators.aggregate.keyed_table import KeyedTable
 from cutwater.operators.base import Outputs
 from cutwater.operators.window import kernels
 from cutwater.operators.window.fold import Fold
-from cutwater.operators.window.kinds import GlobalWindow, SessionWindow
 from cutwater.operators.window.open_windows import OpenWindows, join_slots
 from cutwater.state.disk.spill_queue import NEVER, SpillQueue
 from cutwater.state.growing_array import GrowingArray
@@ -46,10 +45,9 @@ class WindowTable:
     """
 
     def __init__(self, spec: WindowAggregateSpec) -> None:
-        assert not isinstance(spec.window, SessionWindow)
         self._spec = spec
-        self._endless = isinstance(spec.window, GlobalWindow)
-        self._size_us = 0 if isinstance(spec.window, GlobalWindow) else spec.window.size_us
+        self._endless = spec.window.endless
+        self._size_us = 0 if spec.window.period is None else spec.window.period.size_us
         self.reach_us = MAX_WATERMARK if self._endless else self._size_us - 1
         types = [spec.time_type, *(spec.input_schema.field(name).type for name in spec.keys)]
         self._counted = spec.early is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 import msgspec
@@ -94,6 +95,47 @@ class SubtaskRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """End of data was handled: the subtask's work is done."""
 
 
+class Shape(enum.StrEnum):
+    """Form of the rows of a table, in its segments."""
+
+    AGGREGATES = "aggregates"
+    """Keys (and window), then accumulators."""
+    TABLE = "table"
+    """Keys, then values as they are."""
+    TOP = "top"
+    """Keys, then the list of rows that are kept."""
+    ROWS = "rows"
+    """Whole rows; none replaces another."""
+    OBJECT = "object"
+    """Keys, then a value of user logic."""
+    ELEMENTS = "elements"
+    """Operator state: elements of subtasks."""
+    TIMERS = "timers"
+    WATERMARKS = "watermarks"
+    REQUESTS = "requests"
+    """Rows without key group."""
+    CHANNEL = "channel"
+    POSITIONS = "positions"
+    HANDLES = "handles"
+
+
+class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A table of a step's state, as a reader shows it."""
+
+    segments: str
+    """Name of its segments."""
+    name: str = ""
+    """Of the table, if it is not that of its segments."""
+    shape: str = Shape.TABLE
+    """One of ``Shape``: those for states."""
+    keys: list[str] = []
+    """Key columns, if they are not those of the step."""
+    main: bool = True
+    """The name of the step alone may mean it."""
+    period: tuple[int, int, int] | None = None
+    """Of windows that begin at the same places for every key: size, distance, offset, in microseconds."""
+
+
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the upgrade check needs to know of a step."""
 
@@ -112,6 +154,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of aggregates and user logic, in order: name of an aggregate or state, and which function or kind it is."""
     vertex: int = -1
     """Number of the chain that the step lies in."""
+    tables: list[TableRecord] = []
+    """Tables of the state; older releases did not tell."""
 
 
 class EdgeRecord(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -63,10 +63,11 @@ class Period(NamedTuple):
         if found is None:
             return None
         try:
-            us = {name: round(1000 * parse_duration_ms(value)) for name, value in found.groupdict().items()}
+            us = {name: round(1000 * parse_duration_ms(text.lstrip("-"))) for name, text in found.groupdict().items()}
         except ConfigError:
             return None
-        return cls(us["size"], us.get("every", us["size"]), us["offset"])
+        sign = -1 if found["offset"].startswith("-") else 1
+        return cls(us["size"], us.get("every", us["size"]), sign * us["offset"])
 
 
 @dataclass(frozen=True)

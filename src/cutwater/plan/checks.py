@@ -5,12 +5,13 @@ job demands.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, cast
 
 from cutwater.config import ProtocolName
 from cutwater.errors import BuildError, ConfigError
 from cutwater.plan.cycles import components, reachable
 from cutwater.plan.graph import LogicalGraph, Step
+from cutwater.protocol.protocols import PROTOCOLS, Guarantee
 
 if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
@@ -107,10 +108,8 @@ def _row_for_row(graph: LogicalGraph) -> dict[str, list[str]]:
     return found
 
 
-def guarantee_of(protocol: ProtocolName) -> str:
-    """What a job under this protocol promises: "at-most-once", "at-least-once" or "exactly-once".
-
-    Every protocol keeps its promise on loops too.
+def guarantee_of(protocol: ProtocolName) -> Guarantee:
+    """The promise of a job under this protocol.
 
     Raises:
         ConfigError: there is no such protocol.
@@ -118,10 +117,10 @@ def guarantee_of(protocol: ProtocolName) -> str:
     >>> guarantee_of("aligned")
     'exactly-once'
     """
-    if protocol not in get_args(ProtocolName):
-        names = get_args(ProtocolName)
-        raise ConfigError(f"protocol {protocol!r} is unknown", hint=f"Choose one of {', '.join(names)}.")
-    return {"none": "at-most-once", "at_least_once": "at-least-once"}.get(protocol, "exactly-once")
+    row = PROTOCOLS.get(protocol)
+    if row is None:
+        raise ConfigError(f"protocol {protocol!r} is unknown", hint=f"Choose one of {', '.join(PROTOCOLS)}.")
+    return row.guarantee
 
 
 def check_guarantees(graph: LogicalGraph, protocol: ProtocolName) -> None:

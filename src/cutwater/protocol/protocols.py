@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 
 class FreezeOn(enum.Enum):
@@ -42,6 +43,9 @@ class AfterFreeze(enum.Enum):
     RECORD_ALL = "record_all"
 
 
+Guarantee: TypeAlias = Literal["at-most-once", "at-least-once", "exactly-once"]
+
+
 @dataclass(frozen=True, slots=True)
 class ProtocolSpec:
     """One protocol of the family.
@@ -54,6 +58,10 @@ class ProtocolSpec:
     freeze_on: FreezeOn
     before_freeze: BeforeFreeze
     after_freeze: AfterFreeze
+    guarantee: Guarantee = "exactly-once"
+    """Promise of a job under it, on loops too."""
+    concurrent: bool = True
+    """Several of its checkpoints may be under way."""
     switches: bool = False
     """A checkpoint may go over from this row to freezing at once, with overtaking barriers and all inputs recorded."""
     halts: bool = False
@@ -68,14 +76,27 @@ class ProtocolSpec:
 PROTOCOLS: dict[str, ProtocolSpec] = {
     row.name: row
     for row in (
-        ProtocolSpec("none", FreezeOn.NEVER, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES),
+        ProtocolSpec("none", FreezeOn.NEVER, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES, "at-most-once"),
         ProtocolSpec("aligned", FreezeOn.ALL_REGULAR, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES),
-        ProtocolSpec("at_least_once", FreezeOn.ALL_REGULAR, BeforeFreeze.OPEN, AfterFreeze.RECORD_BACK_EDGES),
+        ProtocolSpec(
+            "at_least_once",
+            FreezeOn.ALL_REGULAR,
+            BeforeFreeze.OPEN,
+            AfterFreeze.RECORD_BACK_EDGES,
+            guarantee="at-least-once",
+        ),
         ProtocolSpec("chandy_lamport", FreezeOn.FIRST, BeforeFreeze.OPEN, AfterFreeze.RECORD_ALL),
         ProtocolSpec(
-            "unaligned", FreezeOn.ALL_REGULAR, BeforeFreeze.BLOCK, AfterFreeze.RECORD_BACK_EDGES, switches=True
+            "unaligned",
+            FreezeOn.ALL_REGULAR,
+            BeforeFreeze.BLOCK,
+            AfterFreeze.RECORD_BACK_EDGES,
+            concurrent=False,
+            switches=True,
         ),
-        ProtocolSpec("synchronous", FreezeOn.TRIGGER, BeforeFreeze.OPEN, AfterFreeze.RECORD_ALL, halts=True),
+        ProtocolSpec(
+            "synchronous", FreezeOn.TRIGGER, BeforeFreeze.OPEN, AfterFreeze.RECORD_ALL, concurrent=False, halts=True
+        ),
     )
 }
 """All protocols that run today, by the name in ``JobConfig.protocol``."""

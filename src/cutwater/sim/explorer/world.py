@@ -108,7 +108,7 @@ class JobWorld:
         self.graph, self.budget, self.plant = graph, budget, plant
         self.recovery: Recovery = recovery
         self.row = PROTOCOLS[protocol]
-        self.exactly = protocol != "at_least_once"
+        self.exactly = self.row.guarantee != "at-least-once"
         self.queued = (self.row.switches or self.row.halts) and not budget.direct
         takes = self.row.freeze_on is not FreezeOn.NEVER
         self.requests, self.savepoints = (budget.requests, budget.savepoints) if takes else (0, 0)

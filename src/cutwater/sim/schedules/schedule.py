@@ -159,6 +159,6 @@ def _recovery(graph: Graph, row: ProtocolSpec, chance: Callable[[], float]) -> R
     """Whatever the world allows; ``task`` and ``upstream`` where every row is there once."""
     if len(graph.regions) > 1 and chance() < 0.5:
         return "region"
-    if graph.workers == 1 or row.name in ("none", "at_least_once"):
+    if graph.workers == 1 or row.guarantee != "exactly-once":
         return "job"
     return ("job", "job", "task", "upstream")[int(chance() * 4)]

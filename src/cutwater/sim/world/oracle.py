@@ -39,7 +39,7 @@ class Judge:
     def __init__(self, world: World) -> None:
         self._world = world
         self._final: Done | None = None
-        self.exactly = world.row.name != "at_least_once"
+        self.exactly = world.row.guarantee != "at-least-once"
 
     def broken(self, kind: str, text: str) -> NoReturn:
         """A promise is broken.

@@ -19,7 +19,7 @@ from cutwater.api.steps.build import (
 )
 from cutwater.api.streams.loop import LoopStream
 from cutwater.api.streams.stream import Stream
-from cutwater.connectors.base import dead_letter_schema
+from cutwater.connectors.base import SourceHooks, dead_letter_schema
 from cutwater.errors import BuildError, JobCancelledError
 from cutwater.plan.checks import check_complete
 from cutwater.plan.graph import LogicalGraph, StreamType
@@ -308,14 +308,13 @@ def _with_bad_rows(source: Source, bad_rows: BadRows | None) -> tuple[Source, Ba
     """The source told what to do with bad rows, and what it does."""
     if bad_rows not in (None, "fail", "dead_letter"):
         raise BuildError(f"bad_rows={bad_rows!r} is unknown", hint="Choose 'fail' or 'dead_letter'.")
-    own = cast("BadRows | None", getattr(source, "bad_rows", None))
+    hooks = SourceHooks(source)
+    own = hooks.bad_rows
     if bad_rows is None or bad_rows == own:
         return source, own or "fail"
     if own is None and bad_rows == "fail":
         return source, "fail"
-    if not hasattr(source, "with_bad_rows"):
-        raise BuildError(f"a {type(source).__name__} has no bad rows to divert", hint="Leave bad_rows out.")
-    return cast("Source", cast(Any, source).with_bad_rows(bad_rows)), bad_rows
+    return hooks.with_bad_rows(bad_rows), bad_rows
 
 
 def _idle_timeout_ms(given: Duration) -> float:

@@ -23,6 +23,7 @@ from cutwater.connectors.base import (
     SinkWriter,
     Source,
     SourceContext,
+    SourceHooks,
     Split,
     SplitReader,
     SubtaskCommitter,
@@ -158,12 +159,12 @@ class PacedSource:
     @property
     def interleave(self) -> bool:
         """True if splits are read in turns (asked by the reading subtask)."""
-        return bool(getattr(self.inner, "interleave", False))
+        return SourceHooks(self.inner).interleave
 
     @property
     def time_ordered(self) -> bool:
         """True if its splits follow each other in time (asked by the reading subtask)."""
-        return bool(getattr(self.inner, "time_ordered", False))
+        return SourceHooks(self.inner).time_ordered
 
     def earliest_time(self, split: Split, column: str, bound_us: int) -> int | None:
         """Begin of a split's rows in event time (asked by the reading subtask); that is not reading them."""
@@ -171,8 +172,7 @@ class PacedSource:
 
     def stage(self, directory: str, *guards: object) -> PacedSource:
         """The same, of a source that is staged before the job begins."""
-        staged = getattr(self.inner, "stage", None)
-        return self if staged is None else replace(self, inner=staged(directory, *guards))
+        return replace(self, inner=SourceHooks(self.inner).stage(directory, *guards))
 
     def discover(self) -> list[Split]:
         """Those that were there at the start."""

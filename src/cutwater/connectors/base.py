@@ -8,8 +8,9 @@ told that the checkpoint completed; commit is idempotent.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import msgspec
 import pyarrow as pa
@@ -100,7 +101,7 @@ class SplitReader(Protocol):
 
 
 class Source(Protocol):
-    """What the user passes to ``flow.read``: a picklable value."""
+    """What the user passes to ``flow.read``: a picklable value.  ``SourceHooks`` has what it may have besides."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -257,11 +258,7 @@ class SubtaskCommitter(Committer, Protocol):
 
 
 class Sink(Protocol):
-    """What the user passes to ``stream.write``: a picklable value.
-
-    One that can delete rows has a method ``applying(changes)`` too: it returns the sink for an updating stream whose
-    rows the columns ``changes`` tell apart (none if unknown), or raises ``BuildError``.  Others write what comes.
-    """
+    """What the user passes to ``stream.write``: a picklable value.  ``SinkHooks`` has what it may have besides."""
 
     @property
     def guarantee(self) -> Literal["exactly-once", "at-least-once"]: ...
@@ -284,3 +281,100 @@ class Sink(Protocol):
         ...
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> Committer: ...
+
+
+@dataclass(frozen=True)
+class SourceHooks:
+    """Optional parts of a source, by the names they have there; each has a default for a source without it."""
+
+    source: Source
+
+    @property
+    def interleave(self) -> bool:
+        """Splits are read in turns, a batch of each; by default one after the other."""
+        return getattr(self.source, "interleave", False)
+
+    @property
+    def time_ordered(self) -> bool:
+        """Each split begins no earlier in event time than the one before; by default nothing is known."""
+        return getattr(self.source, "time_ordered", False)
+
+    @property
+    def ended(self) -> bool:
+        """Of an unbounded source: no split will come any more.  By default some may always come."""
+        return getattr(self.source, "ended", False)
+
+    @property
+    def bad_rows(self) -> BadRows | None:
+        """Fate of rows that cannot be read; by default the source knows none."""
+        return getattr(self.source, "bad_rows", None)
+
+    def with_bad_rows(self, bad_rows: BadRows) -> Source:
+        """The source with another fate for rows that cannot be read.
+
+        Raises:
+            BuildError: it knows none.
+        """
+        own = getattr(self.source, "with_bad_rows", None)
+        if own is None:
+            kind = type(self.source).__name__
+            raise BuildError(f"a {kind} has no bad rows to divert", hint="Leave bad_rows out.")
+        return own(bad_rows)
+
+    @property
+    def earliest_time(self) -> Callable[[Split, str, int], int | None] | None:
+        """A function of a split, its event-time column and the bound: see ``earliest_time`` in ``connectors.files``."""
+        return getattr(self.source, "earliest_time", None)
+
+    @property
+    def is_staged(self) -> bool:
+        """``stage`` copies the rows into a folder of the job before they are read."""
+        return hasattr(self.source, "stage")
+
+    def stage(self, *where: object) -> Source:
+        """The source over a copy of its rows in a folder; by default itself."""
+        return cast(Any, self.source).stage(*where) if self.is_staged else self.source
+
+    def stop(self) -> None:
+        """End whatever stages rows all the time; by default nothing does."""
+        own = getattr(self.source, "stop", None)
+        if own is not None:
+            own()
+
+
+@dataclass(frozen=True)
+class SinkHooks:
+    """Optional parts of a sink, by the names they have there; each has a default for a sink without it."""
+
+    sink: Sink
+
+    @property
+    def for_people_only(self) -> bool:
+        """Rows that come twice do no harm, whatever the job promises; by default they do."""
+        return getattr(self.sink, "for_people_only", False)
+
+    def bind(self, directory: str) -> Sink:
+        """The sink with a directory of the job for its own use; by default it needs none."""
+        return self._changed("bind", directory)
+
+    def guarded(self, guard: object) -> Sink:
+        """The sink that guards what it stages; by default it stages nothing."""
+        return self._changed("guarded", guard)
+
+    def applying(self, changes: tuple[str, ...]) -> Sink:
+        """The sink for an updating stream, whose rows these columns tell apart (none if unknown); by default it writes
+        what comes.
+
+        Raises:
+            BuildError: it cannot.
+        """
+        return self._changed("applying", changes)
+
+    def _changed(self, hook: str, argument: object) -> Sink:
+        own = getattr(self.sink, hook, None)
+        return self.sink if own is None else own(argument)
+
+
+def settles_subtasks(committer: Committer) -> bool:
+    """True for a ``SubtaskCommitter``."""
+    return hasattr(committer, "settle_subtasks")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 from cutwater.config import ProtocolName
+from cutwater.connectors.base import SinkHooks
 from cutwater.errors import BuildError, ConfigError
 from cutwater.plan.cycles import components, reachable
 from cutwater.plan.graph import LogicalGraph, Step
@@ -141,8 +142,9 @@ def check_guarantees(graph: LogicalGraph, protocol: ProtocolName) -> None:
                 hint="Stage its rows in files first, or accept the loss: protocol='none'.",
             )
         if step.role == "sink" and wanted == "exactly-once":
-            offered = cast("Sink", step.spec).guarantee
-            if offered != wanted and not getattr(step.spec, "for_people_only", False):
+            sink = cast("Sink", step.spec)
+            offered = sink.guarantee
+            if offered != wanted and not SinkHooks(sink).for_people_only:
                 raise BuildError(
                     f"its sink gives {offered} only, the job wants {wanted}",
                     step=step.id,

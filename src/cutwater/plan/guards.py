@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
+from cutwater.connectors.base import Sink, SinkHooks
 from cutwater.connectors.staging.area import Guard
 from cutwater.plan.graph import PhysicalPlan
 
@@ -13,6 +14,6 @@ def guarded_plan(plan: PhysicalPlan, guard: Guard) -> PhysicalPlan:
     """The plan with sinks that guard what they stage; with a key it cannot be shipped any more."""
     steps = dict(plan.steps)
     for step in plan.steps.values():
-        if step.role == "sink" and hasattr(step.spec, "guarded"):
-            steps[step.id] = replace(step, spec=cast(Any, step.spec).guarded(guard))
+        if step.role == "sink":
+            steps[step.id] = replace(step, spec=SinkHooks(cast(Sink, step.spec)).guarded(guard))
     return replace(plan, steps=steps)

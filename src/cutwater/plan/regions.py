@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import cast
 
 from cutwater.config import RecoveryName
-from cutwater.connectors.base import Sink
+from cutwater.connectors.base import Sink, settles_subtasks
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.job.regions import Division, Subtask, divide
 
@@ -55,4 +55,4 @@ def _settles_subtasks(plan: PhysicalPlan, step_id: str) -> bool:
         return True
     source = step.inputs[0]
     schema = plan.steps[source.step].outputs[source.output].schema
-    return hasattr(cast(Sink, step.spec).committer(schema, "any", step_id), "settle_subtasks")
+    return settles_subtasks(cast(Sink, step.spec).committer(schema, "any", step_id))

@@ -117,7 +117,9 @@ def _of_step(record: StepRecord, entries: dict[str, list[Entry]], schema_of: Sch
 def _plain_tables(record: StepRecord, entries: dict[str, list[Entry]], schema_of: SchemaOf) -> Iterator[TableLayout]:
     found = {name: _columns(of, schema_of) for name, of in entries.items()}
     columns = {name: schema for name, schema in found.items() if schema is not None}
-    told = {table.segments: table for table in record.tables or tables_of_older(record, columns)}
+    known = {shape.value for shape in Shape}
+    tables = record.tables or tables_of_older(record, columns)
+    told = {table.segments: table for table in tables if table.shape in known}  # others are of a newer release
     columns = {**_declared(record, told.values()), **columns}
     for name, stored in columns.items():
         if name in told:
@@ -167,6 +169,8 @@ def _declared(record: StepRecord, tables: Iterable[TableRecord]) -> dict[str, pa
     declared: dict[str, pa.Schema] = {}
     for table in tables:
         name, shape = table.segments, Shape(table.shape)
+        if shape in (Shape.ROWS, Shape.OBJECT) and name not in state.names:
+            continue
         if shape is Shape.ROWS:
             side = state.field(name).type
             declared[name] = keyed(*(side.field(i) for i in range(side.num_fields)))

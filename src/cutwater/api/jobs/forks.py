@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cutwater.api.jobs import job
 from cutwater.api.steps.build import GraphBuilder
-from cutwater.connectors.base import Source
+from cutwater.connectors.base import Source, SourceHooks
 from cutwater.errors import BuildError, ConfigError
 from cutwater.plan.graph import LogicalGraph, Step
 from cutwater.storage.log.entries import Fork
@@ -81,7 +81,7 @@ def _check_source(step: Step) -> None:
             step=step.id,
             hint="Write its rows somewhere first, and read them from there.",
         )
-    if not source.bounded and hasattr(source, "stage"):
+    if not source.bounded and SourceHooks(source).is_staged:
         raise BuildError(
             "its source is a streaming query, whose rows the first job stages for itself",
             step=step.id,

@@ -27,6 +27,7 @@ from cutwater.api.steps.build import (
     plain_schema,
     require_column,
 )
+from cutwater.connectors.base import SinkHooks
 from cutwater.errors import BuildError
 from cutwater.plan.graph import EdgeType, StreamType
 
@@ -270,7 +271,7 @@ def _sink_step(
     fixed = cast("int | None", sink.parallelism)
     if fixed is not None and parallelism not in (None, fixed):
         raise BuildError(f"the sink runs at parallelism {fixed}, not {parallelism}")
-    if upstream.type.changes is not None and hasattr(sink, "applying"):
-        sink = sink.applying(upstream.type.changes)
+    if upstream.type.changes is not None:
+        sink = SinkHooks(sink).applying(upstream.type.changes)
     sink.check(upstream.type.schema)
     builder.add(id, kind, sink, [upstream], [], parallelism=fixed if fixed is not None else parallelism)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cutwater.connectors.base import Source, Split, SplitReader
+from cutwater.connectors.base import Source, SourceHooks, Split, SplitReader
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import CutwaterError
 
@@ -38,7 +38,7 @@ def earliest_time(source: Source, split: Split, column: str, bound_us: int) -> i
     Returns:
         the largest integer for a split without rows; ``None`` where it cannot be told.
     """
-    told = getattr(source, "earliest_time", None)
+    told = SourceHooks(source).earliest_time
     try:
         if told is not None:
             return told(split, column, bound_us)

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from cutwater.connectors.base import Source, Split, SplitReader, dead_letter_schema
+from cutwater.connectors.base import Source, SourceHooks, Split, SplitReader, dead_letter_schema
 from cutwater.connectors.files.earliest import earliest_time
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError, DataError
@@ -107,8 +107,8 @@ class SourceRunner:
         self._bound_us = cast(int, options.get("out_of_order_us", 0))
         self._bad_rows = options.get("bad_rows", "fail")
         self._schema = self.plan_step.outputs[0].schema
-        self._interleave = bool(getattr(self.source, "interleave", False))
-        self._ordered = bool(getattr(self.source, "time_ordered", False))
+        self._interleave = SourceHooks(self.source).interleave
+        self._ordered = SourceHooks(self.source).time_ordered
         idle_timeout_ms = cast("float | None", options.get("idle_timeout_ms"))
         self._idle_timeout_s = None if idle_timeout_ms is None else idle_timeout_ms / 1000
         self._times = SplitTimes(self._bound_us, self._ordered)

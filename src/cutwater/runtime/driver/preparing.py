@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from cutwater.config import JobConfig
-from cutwater.connectors.base import Sink, Source, Split
+from cutwater.connectors.base import Sink, SinkHooks, Source, SourceHooks, Split
 from cutwater.connectors.staging.area import Guard
 from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.plan.checks import check_guarantees
@@ -112,12 +112,12 @@ def prepare(
     steps: dict[str, Step] = {}
     for step in plan.steps.values():
         spec: Any = step.spec
-        if step.role == "source" and hasattr(spec, "stage"):
-            spec = spec.stage(
+        if step.role == "source" and SourceHooks(spec).is_staged:
+            spec = SourceHooks(spec).stage(
                 inputs.local_folder(input_folder(job, old.get(step.id, step.id))), guard.seal, guard.access
             )
-        elif step.role == "sink" and hasattr(spec, "bind"):
-            spec = spec.bind(joined(store.uri, output_folder(plan.name, step.id)))
+        elif step.role == "sink":
+            spec = SinkHooks(spec).bind(joined(store.uri, output_folder(plan.name, step.id)))
         steps[step.id] = replace(step, spec=cast("Source | Sink", spec))
     return replace(plan, steps=steps)
 

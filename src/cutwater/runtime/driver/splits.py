@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from cutwater.connectors.base import Source, Split
+from cutwater.connectors.base import Source, SourceHooks, Split
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.checkpoint.step_times import StepTimes, SubtaskTime
@@ -121,9 +121,8 @@ class Splits:
         """No more discovery; sources that stage rows all the time (a streaming DataFrame) end too."""
         self._stopping.set()
         for step in self.plan.steps.values():
-            stop = getattr(step.spec, "stop", None) if step.role == "source" else None
-            if stop is not None:
-                stop()
+            if step.role == "source":
+                SourceHooks(cast(Source, step.spec)).stop()
 
     def _discover(
         self,
@@ -135,7 +134,7 @@ class Splits:
         ended = False
         while not ended and not self._stopping.wait(source.discover_interval_ms / 1000):
             try:
-                ended = bool(getattr(source, "ended", False))  # asked before: what comes after it is none
+                ended = SourceHooks(source).ended  # asked before: what comes after it is none
                 found(step, source.discover(), ended)
             except Exception as e:
                 failed(step, e)

@@ -1,1 +1,1 @@
-"""What the user writes and starts: streams, steps, jobs.  Building runs nothing."""
+"""The API of users: streams, steps, jobs.  Building runs nothing."""

@@ -69,12 +69,12 @@ def last(column: str) -> AggregateCall:
 
 
 def any(column: str) -> AggregateCall:
-    """Whether a value is true, of a column of booleans; null before the first value."""
+    """True if a value of a column of booleans is; null before the first value."""
     return _of("any", column)
 
 
 def all(column: str) -> AggregateCall:
-    """Whether no value is false, of a column of booleans; null before the first value."""
+    """True if all values of a column of booleans are; null before the first value."""
     return _of("all", column)
 
 

@@ -171,7 +171,7 @@ class Dataflow:
         state_names: Mapping[str, str] | None = None,
         allow_dropped_state: bool = False,
     ) -> RestorePlan:
-        """What would happen if the job began from a snapshot; starts and changes nothing.  Print it to read it.
+        """Forecast of a job that begins from a snapshot; starts and changes nothing.  Print it to read it.
 
         Args:
             snapshot: as ``restore=`` of ``start`` takes it: ``DIR/JOB``, ``DIR/JOB@7``, ``DIR/JOB/chk-7``, a savepoint.

@@ -1,4 +1,4 @@
-"""How to cut a stream into windows: what ``keyed.window("id", ...)`` takes."""
+"""Windows of a stream: arguments of ``keyed.window("id", ...)``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow
 
 TimeDomain: TypeAlias = Literal["event", "processing"]
-"""What time a window goes by: that of the rows, or that of the clock at which they are processed."""
+"""Time that a window goes by: that of the rows, or that of the clock at which they are processed."""
 
 
 def tumbling(size: Duration, *, offset: Duration = 0, time: TimeDomain = "event") -> TumblingWindow:
@@ -100,7 +100,7 @@ def global_window() -> GlobalWindow:
 def every(
     *, rows: int | None = None, event_time: Duration | None = None, processing_time: Duration | None = None
 ) -> Early:
-    """When a window comes out before its end: one of these, counted for each key and window.
+    """Results of a window before its end: after one of these, counted for each key and window.
 
     Args:
         rows: with every so many rows since it last came out.

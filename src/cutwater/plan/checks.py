@@ -153,5 +153,5 @@ def check_guarantees(graph: LogicalGraph, protocol: ProtocolName) -> None:
 
 
 def _diverts(step: Step) -> bool:
-    """Whether output 1 of the step takes rows that would otherwise fail the job."""
+    """True if output 1 of the step takes rows that would otherwise fail the job."""
     return step.kind == "key_check" or "dead_letter" in (step.options.get("bad_rows"), step.options.get("on_timeout"))

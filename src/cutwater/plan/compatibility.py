@@ -1,4 +1,4 @@
-"""What would happen to every step if a program began from a checkpoint that another version of it wrote.
+"""Fate of every step if a program began from a checkpoint that another version of it wrote.
 
 Steps are matched by id.  Stateless steps may come, go and change; a new step with state begins empty; what a checkpoint
 holds of a step that is gone is lost only where the user says so.
@@ -139,7 +139,7 @@ class _Matching:
         )
 
     def _renamed_sink(self, id: str, old: StepRecord) -> bool:
-        """Whether a write step has another id now, and something that is named by the old one."""
+        """True for a write step that has another id now, and something that is named by the old one."""
         return id in self._was and self._was[id] != id and self._holds(old) == "uncommitted rows"
 
     def _not_in_program(self, old: StepRecord) -> StepOutlook:
@@ -170,7 +170,7 @@ class _Matching:
         )
 
     def _likely(self, old: StepRecord) -> str:
-        """What this step may be called now: the one new step that is as it was, or else could take its state."""
+        """Likely name of this step now: the one new step that is as it was, or else could take its state."""
         near = [
             new
             for new in self._new.values()
@@ -184,13 +184,13 @@ class _Matching:
         return found[0].id if len(found) == 1 else ""
 
     def _could_take(self, old: StepRecord, new: StepRecord) -> bool:
-        """Whether something of the state would go on there, and nothing refuses it."""
+        """True if something of the state would go on there, and nothing refuses it."""
         evolution = self._evolution(old, new)
         dropped = sum(change.what == "dropped" for change in evolution.changes)
         return not evolution.refusals and dropped < len(old.parts)
 
     def _evolution(self, old: StepRecord, new: StepRecord) -> Evolution:
-        """What becomes of the state; refusals are whole sentences."""
+        """Fate of the state; refusals are whole sentences."""
         spec = self._plan.steps[new.id].operator
         same = {"aggregates"} if old.parts else set[str]()
         evolution = Evolution()
@@ -220,7 +220,7 @@ class _Matching:
         return sum(e.rows for e in mine if e.kind != "delete"), sum(e.length for e in mine)
 
     def _holds(self, step: StepRecord) -> str:
-        """What the checkpoint holds of a step, in a word; nothing for a step that can be left out."""
+        """Kind of data that the checkpoint holds of a step, in a word; empty for a step that can be left out."""
         subtasks = self._manifest.subtasks
         if step.state is not None:
             return "state"
@@ -266,7 +266,7 @@ class _Matching:
 
 
 def _tells(old: StepRecord, new: StepRecord) -> bool:
-    """Whether enough is known of the old state; older releases told less of some, which must be as it was then."""
+    """True if enough is known of the old state; older releases told less of some, which must be as it was then."""
     return bool(old.parts) or ("time mode" in old.settings and old.state != new.state)
 
 

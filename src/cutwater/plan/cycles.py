@@ -38,7 +38,7 @@ class Loop(Generic[Node]):
 
 @dataclass(frozen=True)
 class Cycles(Generic[Node]):
-    """What a graph's cycles are."""
+    """Cycles of a graph."""
 
     back_edges: frozenset[tuple[Node, Node]]
     loops: tuple[Loop[Node], ...]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class EdgeType(enum.Enum):
-    """How rows find the receiving subtask.  A closed list."""
+    """Ways of rows to the receiving subtask.  A closed list."""
 
     FORWARD = "forward"
     """To the subtask of the same number."""
@@ -40,7 +40,7 @@ class EdgeType(enum.Enum):
 
 @dataclass(frozen=True)
 class StreamType:
-    """What flows out of a step's output: schema, the event-time column (``timestamp[us]``) if any, and the key."""
+    """Type of the rows of a step's output: schema, the event-time column (``timestamp[us]``) if any, and the key."""
 
     schema: pa.Schema
     event_time: str | None = None
@@ -54,7 +54,7 @@ class StreamType:
 
 @dataclass(frozen=True)
 class Input:
-    """Where a step takes rows from."""
+    """Output of another step that a step reads."""
 
     step: str
     output: int
@@ -69,7 +69,7 @@ class Step:
 
     id: str
     kind: str
-    """What the user called: "read", "filter", "aggregate", "window", "join", "write" ..."""
+    """Name of the method called: "read", "filter", "aggregate", "window", "join", "write" ..."""
     spec: Source | OperatorSpec | Sink
     inputs: tuple[Input, ...] = ()
     outputs: tuple[StreamType, ...] = ()
@@ -79,7 +79,7 @@ class Step:
 
     @property
     def role(self) -> Literal["source", "operator", "sink"]:
-        """What ``spec`` is: a source has no inputs, a sink no outputs (a loop not closed yet may have no input)."""
+        """Kind of ``spec``: a source has no inputs, a sink no outputs (a loop not closed yet may have no input)."""
         if not self.inputs and self.kind != "loop":
             return "source"
         return "operator" if self.outputs else "sink"
@@ -92,7 +92,7 @@ class Step:
 
 @dataclass(frozen=True)
 class LogicalGraph:
-    """What the user wrote: all steps, each after the steps it reads; a loop alone also reads what comes later."""
+    """Dataflow as written: all steps, each after the steps it reads; a loop alone also reads what comes later."""
 
     name: str
     steps: MappingProxyType[str, Step]

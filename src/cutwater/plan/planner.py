@@ -185,7 +185,7 @@ class _Planner:
         )
 
     def _alike(self, step: Step, source: Input) -> bool:
-        """Whether two steps have the same parallelism whatever that of the job is."""
+        """True if two steps have the same parallelism whatever that of the job is."""
         return step.parallelism == self._graph.steps[source.step].parallelism
 
     def _ends_chain(self, source: Input) -> bool:
@@ -297,7 +297,7 @@ def _problems(plan: PhysicalPlan) -> Iterator[str]:
 
 
 def _loop_problems(plan: PhysicalPlan) -> Iterator[str]:
-    """What is wrong with the back-edges: without them no loop is left, and every step still has an input (C1)."""
+    """Find faults in the back-edges: without them no loop is left, and every step still has an input (C1)."""
     if any(i.step not in plan.steps for s in plan.steps.values() for i in s.inputs):
         return  # a problem of another kind, named elsewhere
     successors = step_successors(plan.steps)

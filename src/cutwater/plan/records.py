@@ -1,4 +1,4 @@
-"""What a manifest says of every step: enough for a later program to see whether it can go on from there."""
+"""Records of steps and edges in a manifest: enough for a later program to see whether it can go on from there."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cutwater.storage.snapshot.manifest import EdgeRecord, StepRecord
 
 
 def step_records(plan: PhysicalPlan) -> list[StepRecord]:
-    """What the manifest says of every step, for the upgrade check of a later program."""
+    """Records of all steps, for the upgrade check of a later program."""
     vertices = {id: v for v in plan.vertices for id in v.steps}
     return [_record(step, vertices[step.id].parallelism, vertices[step.id].index) for step in plan.steps.values()]
 
 
 def edge_records(plan: PhysicalPlan) -> list[EdgeRecord]:
-    """What the manifest says of every edge: a later program may give it another number, or other columns."""
+    """Records of all edges: a later program may give an edge another number, or other columns."""
     return [EdgeRecord(e.name, [(f.name, str(f.type)) for f in e.schema]) for e in plan.edges]
 
 

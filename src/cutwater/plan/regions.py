@@ -1,4 +1,4 @@
-"""What of a physical plan can be restarted by itself."""
+"""Regions of a physical plan: parts that can be restarted by themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def subtasks_of(plan: PhysicalPlan) -> frozenset[Subtask]:
 
 
 def recovery_division(plan: PhysicalPlan, recovery: RecoveryName) -> Division:
-    """What of a plan goes back by itself (``protocol.job.regions.divide``), and what its sinks tie together."""
+    """Parts of a plan that go back by themselves (``divide``), and those that its sinks tie together."""
     return divide(recovery, subtasks_of(plan), _connected(plan), plan.parallelism, tied=_settled_together(plan))
 
 

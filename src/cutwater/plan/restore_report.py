@@ -1,4 +1,4 @@
-"""What becomes of each step and edge of a checkpoint in another program: plain values, for people and as JSON."""
+"""Fate of each step and edge of a checkpoint in another program: plain values, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ same, and the user lets it go.  ``refused``: cannot be taken."""
 
 
 class StepOutlook(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of one step."""
+    """Fate of one step."""
 
     id: str
     kind: str
     verdict: Verdict
     holds: str = ""
-    """What the checkpoint has of it: "state", "read positions", "uncommitted rows"; empty for nothing."""
+    """Data that the checkpoint has of it: "state", "read positions", "uncommitted rows"; empty for nothing."""
     rows: int = 0
     bytes: int = 0
     """Of state, in the checkpoint."""
@@ -32,13 +32,13 @@ class StepOutlook(msgspec.Struct, frozen=True, kw_only=True):
     was_parallelism: int = 0
     """Subtasks in the checkpoint; 0 if it is not there."""
     changes: list[Change] = []
-    """What is taken although it is not as it was."""
+    """Differences that are taken."""
     reasons: list[str] = []
     """Why it cannot be taken."""
     likely: str = ""
     """Of an orphaned step: what it may be called now."""
     advice: str = ""
-    """What to do about the reasons."""
+    """Advice for the reasons."""
 
     @property
     def rescaled(self) -> bool:
@@ -46,7 +46,7 @@ class StepOutlook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeOutlook(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of rows that were on their way at the cut."""
+    """Fate of rows that were on their way at the cut."""
 
     name: str
     rows: int
@@ -64,7 +64,7 @@ class Compatibility(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the program can go on from the checkpoint."""
+        """True if the program can go on from the checkpoint."""
         return not self.all_reasons
 
     @property
@@ -75,7 +75,7 @@ class Compatibility(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def advice(self) -> list[str]:
-        """What to do about the reasons."""
+        """Advice for the reasons."""
         found = [s.advice for s in self.steps if s.reasons and s.advice]
         if any(edge.verdict == "refused" for edge in self.edges):
             found.append("Take a savepoint with the old program: it is aligned, and no rows are on their way in it.")
@@ -83,7 +83,7 @@ class Compatibility(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def warnings(self) -> list[str]:
-        """What the user must be told of state that goes."""
+        """Warnings of state that goes."""
         told = [
             f"{step.holds.capitalize()} of step {step.id!r} ({step.kind}) dropped: {step.rows:,} rows, "
             f"{step.bytes:,} bytes."

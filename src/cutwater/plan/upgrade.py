@@ -1,4 +1,4 @@
-"""What the user says of the way from an older version of a program to this one, and a manifest told in new ids."""
+"""Names of an older version of a program in this one, as the user tells them, and a manifest told in new ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cutwater.storage.snapshot.manifest import Entry, Manifest, SubtaskRecord
 
 
 class Upgrade(msgspec.Struct, frozen=True):
-    """How a snapshot of an older version is to be read.
+    """Directions for reading a snapshot of an older version.
 
     It may stay where it was given once the new version has a checkpoint of its own: old names that are no longer there
     are passed over.
@@ -63,7 +63,7 @@ prepare(Upgrade)
 
 
 def upgrade_of(settings: Mapping[str, Any]) -> tuple[Upgrade, dict[str, Any]]:
-    """What keyword arguments say of an upgrade, and the others.
+    """Split keyword arguments into those about an upgrade, and the others.
 
     Raises:
         ConfigError: a value is of the wrong kind.

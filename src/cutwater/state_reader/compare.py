@@ -1,4 +1,4 @@
-"""What two snapshots hold differently: rows added, removed and changed, a stretch of key groups in memory at a time."""
+"""Differences of two snapshots: rows added, removed and changed, a stretch of key groups in memory at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cutwater.state_reader.reader import Snapshot, StateTable
 _PLACES = ("key_group", "subtask")
 """Columns that say where a row lies: it may lie elsewhere and be the same."""
 _OUTSIDE = ("read", "write", "edge")
-"""What is no state of a step: positions, handles, rows on their way."""
+"""Tables that are no state of a step: positions, handles, rows on their way."""
 _LEFT, _RIGHT, _AFTER = "__in_first", "__in_second", "__after"
 
 Kind = Literal["added", "removed", "changed"]

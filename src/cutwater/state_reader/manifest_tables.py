@@ -21,11 +21,11 @@ POSITIONS = pa.schema(
 HANDLES = pa.schema({"subtask": _INT, "handle": _TEXT})
 """Handles are JSON."""
 PLACES = pa.schema({"__sender": _INT, "__receiver": _INT, "__side": _TEXT, "__row_number": pa.int64()})
-"""What is said of a row on its way besides its own columns."""
+"""Columns of a row on its way besides its own."""
 
 
 def positions(manifest: Manifest, step: str) -> pa.RecordBatch:
-    """How far a source had been read, by split."""
+    """Positions of a source, by split."""
     rows = [
         {
             "subtask": record.subtask,
@@ -42,7 +42,7 @@ def positions(manifest: Manifest, step: str) -> pa.RecordBatch:
 
 
 def handles(manifest: Manifest, step: str) -> pa.RecordBatch:
-    """What a sink was to commit when the checkpoint counted."""
+    """Handles that a sink was to commit when the checkpoint counted."""
     rows = [
         {"subtask": record.subtask, "handle": json.dumps(handle)}
         for record in manifest.subtasks

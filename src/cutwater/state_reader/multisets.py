@@ -1,4 +1,4 @@
-"""Where two tables differ as multisets of rows, column by column and with nothing done per row in Python."""
+"""Differences of two tables as multisets of rows, found column by column."""
 
 from __future__ import annotations
 

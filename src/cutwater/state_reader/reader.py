@@ -53,11 +53,11 @@ class StateTable:
     partitioning: tuple[str, ...]
     """Key columns that say in which key group a row lies."""
     main: bool
-    """Whether the step's id alone may mean this table."""
+    """True if the step's id alone may mean this table."""
 
     @property
     def address(self) -> str:
-        """What names it: ``STEP.NAME``."""
+        """Full name: ``STEP.NAME``."""
         return f"{self.step}.{self.name}"
 
 
@@ -113,7 +113,7 @@ class Snapshot:
 
     @cached_property
     def layouts(self) -> list[TableLayout]:
-        """How the tables lie on disk, as many as ``states``."""
+        """Layouts of the tables on disk, as many as ``states``."""
         return layouts(self.manifest, self._schema)
 
     def _schema(self, entry: Entry) -> pa.Schema:
@@ -185,7 +185,7 @@ class Snapshot:
         return int(key_groups(hash_keys(list(arrays.values())), self.max_parallelism)[0])
 
     def entries(self, name: str) -> tuple[Entry, ...]:
-        """Where the segments of a table lie, in the order they apply."""
+        """Places of the segments of a table, in the order they apply."""
         return self._entries_of(self.layouts[self._find(name)])
 
     def _entries_of(self, layout: TableLayout) -> tuple[Entry, ...]:

@@ -81,7 +81,7 @@ def stored_aggregates(layout: TableLayout) -> list[StoredAggregate]:
 
 
 def columns_of(layout: TableLayout, max_parallelism: int, *, raw: bool = False) -> list[Column]:
-    """What a table shows, for the shapes that have key groups.
+    """Columns that a table shows, for the shapes that have key groups.
 
     Args:
         layout: the table.

@@ -106,7 +106,7 @@ def _no_schema(_: object) -> pa.Schema:
 
 
 def _empty(flow: HasGraph, max_parallelism: int) -> Manifest:
-    """What a snapshot of a flow that never ran would say of it."""
+    """Manifest of a flow that never ran."""
     check_complete(flow.graph)
     plan = make_plan(flow, 1, max_parallelism)
     now_ms = time.time_ns() // 1_000_000

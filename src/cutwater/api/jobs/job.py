@@ -97,7 +97,7 @@ class Job:
 
     @property
     def status(self) -> JobStatus:
-        """What the job does now."""
+        """Present state of the job."""
         return msgspec.structs.replace(self._coordinator.board.status, checkpoint_dir=self.checkpoint_dir)
 
     @property
@@ -107,7 +107,7 @@ class Job:
 
     @property
     def outcome(self) -> str:
-        """How it ended: "finished", "stopped", "cancelled" or "failed"; empty while it runs."""
+        """End of the job: "finished", "stopped", "cancelled" or "failed"; empty while it runs."""
         return self._coordinator.board.status.outcome
 
     @property
@@ -115,7 +115,7 @@ class Job:
         return not self._coordinator.driver.ended.is_set()
 
     def exception(self) -> CutwaterError | None:
-        """What made the job fail; ``None`` while it runs or if it did not fail."""
+        """Error that made the job fail; ``None`` while it runs or if it did not fail."""
         return self._coordinator.driver.error if self._coordinator.driver.ended.is_set() else None
 
     def await_termination(self, timeout_s: float | None = None) -> bool:

@@ -21,7 +21,7 @@ TIMES_READ = 2
 
 
 class ReadingTime(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the snapshot takes to be read; starting Spark and building tables come on top."""
+    """Time for reading the snapshot; starting Spark and building tables come on top."""
 
     bytes: int
     """Of the snapshot's data."""
@@ -37,7 +37,7 @@ class ReadingTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What would happen if a program began from a snapshot.
+    """Forecast of a program that begins from a snapshot.
 
     ``print`` shows it as the command line does.
     """
@@ -54,12 +54,12 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the program can begin from the snapshot."""
+        """True if the program can begin from the snapshot."""
         return self.outlook.ok
 
     @property
     def foreign(self) -> bool:
-        """Whether another job would begin from it: the one that wrote it keeps its uncommitted rows."""
+        """True if another job would begin from it: the one that wrote it keeps its uncommitted rows."""
         return self.program != self.job
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def plan_restore(
     max_parallelism: int = 128,
     upgrade: Upgrade | None = None,
 ) -> RestorePlan:
-    """What would happen if the dataflow began from the snapshot; see ``Dataflow.plan_restore``."""
+    """Forecast of a dataflow that begins from the snapshot; see ``Dataflow.plan_restore``."""
     found: Snapshot = open_snapshot(snapshot)
     manifest = found.manifest
     plan = make_plan(flow, parallelism, max_parallelism)

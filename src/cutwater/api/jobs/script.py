@@ -1,4 +1,4 @@
-"""What ``Dataflow.run`` shows in a plain script: how far it is, on standard error; standard output is the user's."""
+"""Progress of ``Dataflow.run`` in a plain script, on standard error; standard output is the user's."""
 
 from __future__ import annotations
 

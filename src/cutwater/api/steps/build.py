@@ -159,7 +159,7 @@ class GraphBuilder:
             step, output = inputs[0].step, inputs[0].output
 
     def has_watermark(self, upstream: Upstream) -> bool:
-        """Whether every source above reads with an event time, so that a watermark comes."""
+        """True if every source above reads with an event time, so that a watermark comes."""
         if upstream.type.event_time is not None:
             return True
         step = self.steps[upstream.step]
@@ -246,7 +246,7 @@ def check_parallelism(step: str, parallelism: object) -> None:
 
 
 def listed(values: Sequence[object]) -> list[Any]:
-    """What was given one by one, or as a single list, as Spark and Polars take both.
+    """Arguments given one by one, or as a single list, as Spark and Polars take both.
 
     >>> listed(("k", "v")), listed((["k", "v"],))
     (['k', 'v'], ['k', 'v'])
@@ -330,7 +330,7 @@ def _plain_column(value: object) -> str | None:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name can stand in a path as it is."""
+    """True if a name can stand in a path as it is."""
     return bool(_STEP_ID.fullmatch(name)) and not name.startswith(".") and len(name) <= _STEP_ID_MAX_CHARS
 
 

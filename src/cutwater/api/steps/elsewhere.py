@@ -1,4 +1,4 @@
-"""What to say to whoever asks a stream for a method that it does not have."""
+"""Hints for a method that a stream does not have."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HERE = {
     **dict.fromkeys(("show", "print"), "write('id', cw.console())"),
     **dict.fromkeys(("writeStream", "sink", "sink_to", "add_sink", "sinkTo"), "write('id', sink)"),
 }
-"""What Spark, Flink and Polars call what is here."""
+"""Names of other libraries for methods that are here."""
 _OVER_ALL = ("aggregate", "window", "top")
 
 

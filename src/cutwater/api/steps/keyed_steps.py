@@ -32,7 +32,7 @@ _OVERLAPPING = "its windows overlap or have no common size; with_event_time('win
 
 @dataclass(frozen=True)
 class Windowing:
-    """What ``KeyedStream.window`` was told."""
+    """Arguments of ``KeyedStream.window``."""
 
     label: str
     window: Window
@@ -211,7 +211,7 @@ def window_join(
 
 
 def _right_name(joined: pa.Schema, left: pa.Schema, name: str, suffix: str) -> str:
-    """How a right column is named in the result; a key that did not come out is the left side's column."""
+    """Name of a right column in the result; a key that did not come out is the left side's column."""
     other = name + suffix if name in left.names else name
     return other if other in joined.names else name
 

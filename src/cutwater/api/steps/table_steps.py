@@ -213,7 +213,7 @@ def _tell_what_replaces(builder: GraphBuilder, id: str, left: Upstream, right: U
 
 
 def _holds_latest(builder: GraphBuilder, side: Upstream) -> bool:
-    """Whether a row of a stream stands for its key: one that replaces those before it, or the only one."""
+    """True if a row of a stream stands for its key: one that replaces those before it, or the only one."""
     step = builder.steps[side.step]
     while step.kind in _ROW_WISE:
         step = builder.steps[step.inputs[0].step]

@@ -1,4 +1,4 @@
-"""What the steps of keyed streams give besides a stream: windows to fill, and rows that came too late."""
+"""Results of steps of keyed streams besides a stream: windows to fill, and rows that came too late."""
 
 from __future__ import annotations
 

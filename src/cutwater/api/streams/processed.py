@@ -87,7 +87,7 @@ class ConnectedStreams:
 
 
 class ProcessedStream(Stream):
-    """What a process function yields, with its side outputs."""
+    """Stream of a process function, with its side outputs."""
 
     def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...], names: tuple[str, ...]) -> None:
         super().__init__(builder, outputs[0])

@@ -82,7 +82,7 @@ def _with_event_time(builder: GraphBuilder, upstream: Upstream, out: StreamType,
 
 
 class TransformedStream(Stream):
-    """What a processor yields, with the rows that came too late for it."""
+    """Stream of a processor, with the rows that came too late for it."""
 
     def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
         super().__init__(builder, outputs[0])

@@ -112,7 +112,7 @@ def in_tree(tree: Path, *arguments: str) -> str:
 
 
 def test_there_is_a_walk_for_each_kind_of_addition() -> None:
-    assert [walk.title for walk in walks()] == ["An aggregate", "A kind of windows", "A step", "A sink"]
+    assert [walk.title for walk in walks()] == ["An aggregate", "A kind of windows", "A step", "A sink", "A store"]
 
 
 @pytest.mark.parametrize("walk", walks(), ids=lambda walk: walk.title)

@@ -77,7 +77,9 @@ def test_an_older_incarnation_never_takes_a_slot_back() -> None:
     assert m.workers == {0: 7}
 
 
-@pytest.mark.parametrize("event", [j.WorkerReady(0, 1, 1.0), j.SubtaskFinished(1, (0, 0)), j.FinalCommitted(1)])
+@pytest.mark.parametrize(
+    "event", [j.WorkerReady(0, 1, 1.0), j.SubtaskFinished(1, (0, 0), 0.0), j.FinalCommitted(1, 0.0)]
+)
 def test_news_of_an_older_attempt_are_ignored(event: j.Event) -> None:
     m = running(machine())
     m.handle(j.WorkerLost(0, 1, "killed", 50.0))
@@ -119,19 +121,21 @@ def test_a_failure_that_no_restart_can_help_ends_the_job_at_once() -> None:
 
 def test_A7_the_final_checkpoint_comes_after_the_last_subtask_finished() -> None:
     m = running(machine())
-    assert m.handle(j.SubtaskFinished(1, (0, 0))) == []
-    assert m.handle(j.SubtaskFinished(1, (0, 0))) == []
-    assert m.handle(j.SubtaskFinished(1, (0, 1))) == [j.TakeFinalCheckpoint(1)]
-    assert m.handle(j.FinalCommitted(1)) == [j.ShutDown(j.Outcome.FINISHED, "every row is processed and committed")]
+    assert m.handle(j.SubtaskFinished(1, (0, 0), 0.0)) == []
+    assert m.handle(j.SubtaskFinished(1, (0, 0), 0.0)) == []
+    assert m.handle(j.SubtaskFinished(1, (0, 1), 0.0)) == [j.TakeFinalCheckpoint(1)]
+    assert m.handle(j.FinalCommitted(1, 0.0)) == [
+        j.ShutDown(j.Outcome.FINISHED, "every row is processed and committed")
+    ]
     assert m.handle(j.WorkerLost(0, 1, "left", 5.0)) == []
     assert m.handle(j.WorkerLost(1, 2, "left", 6.0)) == []  # a closed connection is not yet a process that is gone
-    assert m.handle(j.WorkersGone()) == [j.Ended(j.Outcome.FINISHED, "every row is processed and committed")]
+    assert m.handle(j.WorkersGone(0.0)) == [j.Ended(j.Outcome.FINISHED, "every row is processed and committed")]
 
 
 def test_a_worker_lost_while_the_final_checkpoint_runs_restarts_the_job() -> None:
     m = running(machine())
     for subtask in SUBTASKS:
-        m.handle(j.SubtaskFinished(1, subtask))
+        m.handle(j.SubtaskFinished(1, subtask, 0.0))
     (effect,) = m.handle(j.WorkerLost(1, 2, "killed", 5.0))
     assert isinstance(effect, j.StopAttempt)
 
@@ -140,7 +144,9 @@ def test_a_restored_final_checkpoint_ends_the_job_without_running_it() -> None:
     m = machine()
     m.handle(j.WorkerJoined(0, 1, 1.0))
     m.handle(j.WorkerJoined(1, 2, 1.0))
-    assert m.handle(j.FinalCommitted(1)) == [j.ShutDown(j.Outcome.FINISHED, "every row is processed and committed")]
+    assert m.handle(j.FinalCommitted(1, 0.0)) == [
+        j.ShutDown(j.Outcome.FINISHED, "every row is processed and committed")
+    ]
 
 
 @pytest.mark.parametrize("phase", ["forming", "running", "restarting"])
@@ -153,7 +159,7 @@ def test_cancel_ends_the_job_in_every_phase(phase: str) -> None:
     ending = m.handle(j.EndRequested(j.Outcome.CANCELLED, "the user", 20.0))
     assert ending == [j.ShutDown(j.Outcome.CANCELLED, "the user")]
     assert m.phase is j.JobPhase.ENDING
-    assert m.handle(j.WorkersGone()) == [j.Ended(j.Outcome.CANCELLED, "the user")]
+    assert m.handle(j.WorkersGone(0.0)) == [j.Ended(j.Outcome.CANCELLED, "the user")]
     assert m.phase is j.JobPhase.ENDED
     assert m.handle(j.EndRequested(j.Outcome.STOPPED, "again", 30.0)) == []
 
@@ -183,7 +189,7 @@ def test_whatever_happens_the_invariants_hold_and_the_job_can_end(seed: int) -> 
                     lost,
                     j.WorkerReady(slot, attempt, now),
                     j.WorkerReady(1 - slot, attempt, now),
-                    j.SubtaskFinished(attempt, (0, slot)),
+                    j.SubtaskFinished(attempt, (0, slot), 0.0),
                     j.TaskFailed(attempt, f"failure {incarnation}", True, now),
                     j.CheckpointCompleted(attempt, now),
                     j.Tick(now),
@@ -191,5 +197,5 @@ def test_whatever_happens_the_invariants_hold_and_the_job_can_end(seed: int) -> 
             )
         )
     m.handle(j.EndRequested(j.Outcome.CANCELLED, "enough", now))
-    m.handle(j.WorkersGone())
+    m.handle(j.WorkersGone(0.0))
     assert m.phase is j.JobPhase.ENDED

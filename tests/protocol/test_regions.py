@@ -152,13 +152,13 @@ def test_a_failure_of_what_is_down_already_is_none() -> None:
 def test_a_region_counts_as_unfinished_when_it_goes_back() -> None:
     m = job()
     for subtask in sorted(A | C):
-        assert m.handle(j.SubtaskFinished(1, subtask)) == []
+        assert m.handle(j.SubtaskFinished(1, subtask, 0.0)) == []
     failed(m, 2, 1)
     m.handle(j.Tick(1.0))
     ready(m, 2, 2)
-    assert [e for subtask in sorted(B) for e in m.handle(j.SubtaskFinished(1, subtask))] == []
-    assert m.handle(j.SubtaskFinished(1, (2, 2))) == []  # of the attempt that is over
-    assert m.handle(j.SubtaskFinished(2, (2, 2))) == [j.TakeFinalCheckpoint(2)]
+    assert [e for subtask in sorted(B) for e in m.handle(j.SubtaskFinished(1, subtask, 0.0))] == []
+    assert m.handle(j.SubtaskFinished(1, (2, 2), 0.0)) == []  # of the attempt that is over
+    assert m.handle(j.SubtaskFinished(2, (2, 2), 0.0)) == [j.TakeFinalCheckpoint(2)]
 
 
 @pytest.mark.parametrize("region", [0, None])

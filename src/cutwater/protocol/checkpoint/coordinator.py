@@ -201,6 +201,15 @@ class CheckpointCoordinator:
         """The newest completed checkpoint of this run that a recovery may rely on."""
         return self._completed.get(self._latest_completed)
 
+    def completed(self, checkpoint_id: int) -> CompletedCheckpoint | None:
+        """A checkpoint that completed in this run, if it is not too long ago."""
+        return self._completed.get(checkpoint_id)
+
+    def request_of(self, checkpoint_id: int) -> Hashable | None:
+        """The request that a checkpoint under way answers, if there is one."""
+        pending = self._pending.get(checkpoint_id)
+        return pending.request_id if pending is not None else None
+
     @property
     def last_id(self) -> int:
         """The highest id used so far."""

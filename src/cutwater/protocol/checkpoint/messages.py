@@ -88,11 +88,13 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class PublishFailed:
-    """The checkpoint is certainly not in the log; ``reason`` is for people."""
+    """The checkpoint is not in the log, as far as this attempt may know; ``reason`` is for people."""
 
     checkpoint_id: int
     reason: str
     now_ms: float
+    in_doubt: bool = False
+    """It may be in the log nevertheless: whoever restores next looks, and the attempt must end before that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,9 +130,7 @@ class JobMachine:
     def handle(self, event: Event) -> list[Effect]:
         """Take one event; the effects are to be performed in order."""
         self._story.append((self.phase, event))
-        now = getattr(event, "now_ms", None)
-        if now is not None:
-            self.now_ms = max(self.now_ms, now)
+        self.now_ms = max(self.now_ms, event.now_ms)
         effects = self._dispatch(event)
         self.waiting.look(self.workers, self.slots, self.now_ms)
         self.validate()

@@ -89,6 +89,7 @@ class SubtaskFinished:
 
     attempt: int
     subtask: tuple[int, int]
+    now_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,7 @@ class FinalCommitted:
     """The final checkpoint is complete and every sink committed it."""
 
     attempt: int
+    now_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,8 @@ class Reshape:
 @dataclass(frozen=True, slots=True)
 class WorkersGone:
     """After ``ShutDown``: no worker is left (or the patience is)."""
+
+    now_ms: float
 
 
 @dataclass(frozen=True, slots=True)

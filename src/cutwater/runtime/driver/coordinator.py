@@ -126,7 +126,7 @@ class Coordinator(Duties):
             case cr.Decline():
                 self._checkpointing.declined(message)
             case cr.Finished(attempt=attempt, vertex=vertex, subtask=subtask):
-                self.driver.handle(j.SubtaskFinished(attempt, (vertex, subtask)))
+                self.driver.handle(j.SubtaskFinished(attempt, (vertex, subtask), now_ms()))
             case cr.Committed(checkpoint_id=checkpoint_id, region=region):
                 self._committed((link.slot, region), checkpoint_id)
             case cr.Log(level=cr.CONSOLE, message=text):
@@ -142,7 +142,7 @@ class Coordinator(Duties):
         if checkpoint_id == self._final_id:
             self._committing.discard(part)
             if not self._committing:
-                self.driver.handle(j.FinalCommitted(self._machine.attempt))
+                self.driver.handle(j.FinalCommitted(self._machine.attempt, now_ms()))
 
     def _new_splits(self, step: str, splits: list[Split], no_more: bool) -> None:
         for subtask, fresh in self._splits.found(step, splits, no_more):
@@ -299,7 +299,7 @@ class Coordinator(Duties):
             self.board.restored(manifest)
             if manifest is not None and manifest.final and not self.publisher.foreign:  # nothing is left to do (A7)
                 self._final_id = manifest.checkpoint_id
-                self.driver.handle(j.FinalCommitted(attempt))
+                self.driver.handle(j.FinalCommitted(attempt, now_ms()))
             else:
                 self._deploy_from(attempt, restorable)
         except FencedError:

@@ -376,7 +376,7 @@ class Driver:
                     self._duties.shutting_down(reason)
                     timeout_s = self.config.cancel_timeout_ms / 1000
                     self.group.shut_down(
-                        outcome.value, timeout_s, lambda: self.later(lambda: self.handle(j.WorkersGone()))
+                        outcome.value, timeout_s, lambda: self.later(lambda: self.handle(j.WorkersGone(now_ms())))
                     )
                 case j.Ended(outcome=outcome, reason=reason):
                     if outcome is j.Outcome.FAILED:

@@ -14,6 +14,8 @@ from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.sim.mutants.ends import PLANTED_ENDS
 from cutwater.sim.mutants.hosts import PLANTED_HOSTS
+from cutwater.sim.mutants.jobs import PLANTED_JOBS, HearsAnyone
+from cutwater.sim.mutants.planting import of_job_cores
 from cutwater.sim.mutants.scopes import PLANTED_SCOPES
 from cutwater.sim.mutants.shared import MUTANTS_OF_SHARED_CODE
 from cutwater.sim.schedules.schedule import Fault
@@ -283,10 +285,6 @@ class _ReleasesAtOnce(LoopMonitor):
         ]
 
 
-def _no_fences(world: World) -> None:
-    world.fences = False
-
-
 _CLOGGED: Mapping[str, Any] = {
     "recovery": "job",
     "rows": 32,
@@ -346,7 +344,11 @@ PLANTED = {
         Plant("uses ids again", coordinator=_ReusesIds),
         Plant("starts ids anew in a new driver (A1)", coordinator=_StartsIdsAnew),
         Plant("subsumes nothing", coordinator=_SubsumesNothing),
-        Plant("takes acknowledgements of an older attempt", coordinator=_CountsAnyAttempt, prepare=_no_fences),
+        Plant(
+            "takes acknowledgements of an older attempt",
+            coordinator=_CountsAnyAttempt,
+            prepare=of_job_cores(HearsAnyone),
+        ),
         Plant("never gives a checkpoint up", coordinator=_NeverExpires),
         Plant("ends every quiet loop (C6)", "self_loop", monitor=_EndsEveryLoop),
         Plant("one head does not wait for the others (W3)", "two_heads", monitor=_ReleasesAtOnce),
@@ -354,6 +356,7 @@ PLANTED = {
             Plant(name, world, protocol, prepare=prepare, settings=settings)
             for name, world, protocol, settings, prepare in (
                 *PLANTED_HOSTS,
+                *PLANTED_JOBS,
                 *PLANTED_SCOPES,
                 *PLANTED_ENDS,
                 *MUTANTS_OF_SHARED_CODE,

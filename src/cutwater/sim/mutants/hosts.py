@@ -239,18 +239,6 @@ def _sweeps_everything(
     output.sweep = sweep
 
 
-def _forgets_survivors(world: World) -> None:
-    """What a driver tells its workers when a region goes back, it does not tell those whose subtasks run on."""
-    driver = world.driver
-    broadcast = driver.broadcast
-
-    def told(*message: Any) -> None:
-        if message[0] != "abort" or not driver.machine.down:
-            broadcast(*message)
-
-    driver.broadcast = told
-
-
 _MANY_CHECKPOINTS: Mapping[str, Any] = {
     "recovery": "job",
     "rows": 32,
@@ -323,7 +311,6 @@ PLANTED_HOSTS: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], N
     ("hands a savepoint out before a checkpoint follows", "diamond", "aligned", _STOPPED_IN_A_SAVEPOINT,
      _savepoints_at_once),
     ("a region's restore sweeps what others have staged", "side_by_side", "aligned", {}, _settling(_sweeps_everything)),
-    ("survivors never hear that a checkpoint was given up", "side_by_side", "synchronous", {}, _forgets_survivors),
     ("an alignment that takes too long does not wait for work (A1)", "sliced_join", "unaligned",
      {"aligned_timeout_ms": 2.0}, _in_the_middle_of_work(m.AlignmentTimeout)),
     ("a barrier that is seen to wait does not wait for work (A1)", "sliced_join", "unaligned",

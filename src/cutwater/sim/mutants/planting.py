@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cutwater.protocol.channel.receiving import ReceivingEnd
     from cutwater.protocol.channel.sending import SendingEnd
+    from cutwater.protocol.job.core import JobCore
     from cutwater.protocol.subtask.core import SubtaskCore
     from cutwater.protocol.subtask.performer import Performer
     from cutwater.sim.world.attempt import Attempt
@@ -69,5 +70,15 @@ def of_choices(mutant: type[Choices]) -> Callable[[World], None]:
 
     def prepare(world: World) -> None:
         world.choices_class = mutant
+
+    return prepare
+
+
+def of_job_cores(mutant: type[JobCore]) -> Callable[[World], None]:
+    """Prepares a world in which such a core decides over the job."""
+
+    def prepare(world: World) -> None:
+        world.job_core_class = mutant
+        world.driver.core = world.driver.make_core()
 
     return prepare

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cutwater.protocol import messages as m
-from cutwater.protocol.job.machine import JobMachine
 from cutwater.protocol.job.regions import Division, Region, lost_together, units_of
 from cutwater.protocol.replay.determinants import DeterminantLog
 from cutwater.sim.mutants.planting import of_attempts, of_choices, of_subtasks
@@ -70,26 +69,14 @@ def _knows_only_its_own(world: World) -> None:
     world.passes_on = False
 
 
-def _does_not_wait(world: World) -> None:
-    """Checkpoints go on although a replacement still sends what its receivers have."""
-    world.waits = False
-
-
 def _asks_for_its_own(world: World) -> None:
     """A replacement asks for its own choices only, and is the only one left who follows what others chose."""
     world.asks_for_all = False
 
 
 def _divide(world: World, regions: tuple[Region, ...], upstream: tuple[frozenset[int], ...]) -> None:
-    machine = world.driver.machine
     world.driver.plan.divide(Division(regions, upstream, world.graph.workers))
-    world.driver.machine = JobMachine(
-        machine.slots,
-        machine.subtasks,
-        machine.restart,
-        regions=regions,
-        upstream=upstream,
-    )
+    world.driver.core = world.driver.make_core()
 
 
 def _goes_back_alone(world: World) -> None:
@@ -148,7 +135,6 @@ _LATE_AND_HEARD = _UPSTREAM | {
 PLANTED_SCOPES: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], None]], ...] = (
     ("a replacement chooses its own order (R0)", "sources", "aligned", _TASK, of_choices(_ChoosesAnew)),
     ("choices are told to neighbours only (R0)", "wide", "aligned", _TWO_AT_ONCE, _knows_only_its_own),
-    ("a checkpoint does not wait for a replacement (R4)", "shuffle", "aligned", _TASK, _does_not_wait),
     ("a verdict is no choice (R0)", "moody_loop", "aligned", _UPSTREAM, of_choices(_ForgetsVerdicts)),
     ("a replacement asks for its own choices only (R0)", "moody_crossing", "aligned", _RARE_CHECKPOINTS,
      _asks_for_its_own),

@@ -7,13 +7,14 @@ does to a row depends on nothing but the row, so that the result of a run is kno
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from cutwater.config import RecoveryName
-from cutwater.protocol.job.regions import Division, divide
+from cutwater.protocol.job.hosts import Topology
+from cutwater.protocol.job.regions import Division, Subtask, divide
 
 How: TypeAlias = Literal["forward", "hash", "rebalance"]
 
@@ -299,7 +300,26 @@ class Plan:
     def divide(self, division: Division) -> None:
         """Set the division of subtasks into parts that go back together, and what goes back with each (R1-R4)."""
         self.division = division
-        self.region_of = [division.region_of[t] for t in self.graph.tasks]
+        graph, tasks = self.graph, self.graph.tasks
+        self.region_of = [division.region_of[t] for t in tasks]
+        self.topology = Topology(
+            graph.workers,
+            frozenset(tasks),
+            frozenset(tasks[t] for t in graph.sources),
+            {loop: frozenset(tasks[t] for t in found) for loop, found in graph.loop_tasks.items()},
+            division.regions,
+            division.upstream,
+        )
+
+    def name_of(self, task: int) -> Subtask:
+        """Step and index of a subtask; of one at another parallelism, nobody's."""
+        tasks = self.graph.tasks
+        return tasks[task] if task < len(tasks) else (-1, task)
+
+    def by_task(self, parts: Iterable[tuple[Any, Any]]) -> dict[int, Any]:
+        """What each subtask, named by step and index, has said."""
+        number = {subtask: task for task, subtask in enumerate(self.graph.tasks)}
+        return {number[subtask]: part for subtask, part in parts}
 
     @property
     def everything(self) -> tuple[int, ...]:

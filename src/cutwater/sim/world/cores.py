@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cutwater.sim.world.driver_process import DriverProcess
+    from cutwater.sim.world.driver import Driver
     from cutwater.sim.world.worker import SimWorker
     from cutwater.sim.world.world import World
 
@@ -38,7 +38,7 @@ class Cores:
             self._free += 1
             self._serve()
 
-    def withdraw(self, driver: DriverProcess, slots: int) -> None:
+    def withdraw(self, driver: Driver, slots: int) -> None:
         """A driver wants no process any more for its slots from this number on."""
         self._queue = [(w, boot) for w, boot in self._queue if w.driver is not driver or w.slot < slots]
 

@@ -61,30 +61,30 @@ class DriverStorage:
     def _append(self, entry: Entry, attempt: int, then: Callable[[], None]) -> None:
         """Write to the log while the driver waits; ``then`` it goes on, unless another driver or an error forbids."""
         driver = self._driver
-        driver.wait()
+        driver.thread.wait()
 
         def done(answer: str) -> None:
             if answer == "ok":
                 self._known += 1
                 then()
                 return
-            driver.stop_waiting()
+            driver.thread.stop_waiting()
             if answer == "taken":
                 driver.fenced()
             else:
-                driver.job(j.TaskFailed(attempt, f"log: {answer}", True, driver.clock_ms))
-            driver.go_on()
+                driver.core.handle(j.TaskFailed(attempt, f"log: {answer}", True, driver.thread.clock_ms))
+            driver.thread.go_on()
 
-        self._world.disk.append(driver, self._known, entry, driver.when_awake(done))
+        self._world.disk.append(driver, self._known, entry, driver.thread.when_awake(done))
 
     def _restore(self, attempt: int, regions: tuple[int, ...]) -> None:
         retained = self._world.disk.retained
         chosen = self._choose(retained)
         everything = self._driver.plan.everything
         if regions and self._world.disk.owner != attempt:  # what runs on here is no cut with another one's checkpoint
-            self._driver.stop_waiting()
+            self._driver.thread.stop_waiting()
             self._driver.fenced()
-            self._driver.go_on()
+            self._driver.thread.go_on()
         elif regions:
             if chosen is (retained[-1] if retained else None):
                 self._settle(attempt, chosen, regions)
@@ -125,7 +125,7 @@ class DriverStorage:
                 return
             self._settled(attempt, restored, regions)
 
-        next_step = driver.when_awake(step)
+        next_step = driver.thread.when_awake(step)
         step(None)
 
     def _settled(self, attempt: int, restored: Done | None, regions: tuple[int, ...]) -> None:
@@ -135,25 +135,25 @@ class DriverStorage:
         if restored is not None and not world.disk.whole(restored):
             self._fail(attempt, f"checkpoint {restored.checkpoint_id} is damaged")
             return
-        driver.stop_waiting()
+        driver.thread.stop_waiting()
         if restored is not None:
             world.judge.restored(restored)
         if restored is not None and restored.final:
-            driver.job(j.FinalCommitted(attempt))
+            driver.core.handle(j.FinalCommitted(attempt, driver.thread.clock_ms))
         else:
             driver.deploy(attempt, restored, regions)
-        driver.go_on()
+        driver.thread.go_on()
 
     def _widen(self, attempt: int, what: str) -> None:
         self._world.seen["widened"] += 1
-        self._driver.stop_waiting()
-        self._driver.job(j.Widened(attempt, what, self._driver.clock_ms))
-        self._driver.go_on()
+        self._driver.thread.stop_waiting()
+        self._driver.core.handle(j.Widened(attempt, what, self._driver.thread.clock_ms))
+        self._driver.thread.go_on()
 
     def _fail(self, attempt: int, what: str) -> None:
-        self._driver.stop_waiting()
-        self._driver.job(j.TaskFailed(attempt, what, True, self._driver.clock_ms))
-        self._driver.go_on()
+        self._driver.thread.stop_waiting()
+        self._driver.core.handle(j.TaskFailed(attempt, what, True, self._driver.thread.clock_ms))
+        self._driver.thread.go_on()
 
     # ------------------------------------------------------------------------------------------------------- publish
 
@@ -163,28 +163,30 @@ class DriverStorage:
         As with a large manifest: one that lies in the log comes to be in the same step, which leaves less to go wrong.
         """
         world, driver, id, attempt = self._world, self._driver, effect.checkpoint_id, self._taken
-        done = Done(id, attempt, effect.kind is CheckpointKind.FINAL, dict(effect.payloads))
+        done = Done(id, attempt, effect.kind is CheckpointKind.FINAL, driver.plan.by_task(effect.payloads))
         self._publishing = True
         if not world.schedule.publishes_aside:
-            driver.wait()
+            driver.thread.wait()
 
         def written(error: str) -> None:
             if error:
                 self._published(done, "failed")
             elif effect.kind.commits:
-                world.disk.append(driver, self._known, done, driver.when_awake(lambda a: self._published(done, a)))
+                world.disk.append(
+                    driver, self._known, done, driver.thread.when_awake(lambda a: self._published(done, a))
+                )
             else:  # a savepoint is the user's: no recovery depends on it, the log does not name it
                 self._saved.append(done)
                 if not world.savepoints_wait:
                     self._hand_out(None)
                 self._published(done, "saved")
 
-        world.disk.write(driver, f"{id}/manifest-{attempt}", driver.when_awake(written))
+        world.disk.write(driver, f"{id}/manifest-{attempt}", driver.thread.when_awake(written))
 
     def _published(self, done: Done, answer: str) -> None:
         driver, id = self._driver, done.checkpoint_id
         self._publishing = False
-        driver.stop_waiting()
+        driver.thread.stop_waiting()
         if answer == "taken":
             driver.fenced()
         elif answer in ("ok", "saved"):
@@ -193,17 +195,14 @@ class DriverStorage:
                 self._done[id] = done
                 self._origin = 0
                 self._hand_out(done)
-            driver.coordinate(cm.Published(id, driver.clock_ms))
+            driver.core.published(cm.Published(id, driver.thread.clock_ms))
             self._collect()
         else:
-            driver.coordinate(cm.PublishFailed(id, answer, driver.clock_ms))
-            if answer == "doubt":  # it may count for the next attempt, which looks
-                what = "it is not known what was published"
-                driver.job(j.TaskFailed(done.attempt, what, True, driver.clock_ms))
+            driver.core.published(cm.PublishFailed(id, answer, driver.thread.clock_ms, in_doubt=answer == "doubt"))
         if self._begins and not driver.over:
             begins, self._begins = self._begins, None
             self.begin(*begins)
-        driver.go_on()
+        driver.thread.go_on()
 
     def _hand_out(self, behind: Done | None) -> None:
         """An entry of the log is behind these savepoints: no other driver had the job, and their rows are committed."""

@@ -57,12 +57,12 @@ def _kill_driver(world: World, fault: Fault) -> None:
 def _zombie_driver(world: World, fault: Fault) -> None:
     """The driver is stopped, another one takes over, and then the first wakes up."""
     driver = world.driver
-    if driver.over or driver.machine.phase is JobPhase.FORMING:
+    if driver.over or driver.core.machine.phase is JobPhase.FORMING:
         return
     world.strike("zombie_driver")
-    driver.pause()
+    driver.thread.pause()
     world.after(1.0, lambda _: world.start_driver())
-    world.after(fault.for_ms, lambda _: driver.resume())
+    world.after(fault.for_ms, lambda _: driver.thread.resume())
 
 
 def _pause(world: World, fault: Fault) -> None:
@@ -103,7 +103,7 @@ def _clog_pipe(world: World, pipe: Pipe, for_ms: float) -> None:
 
 
 def _links(world: World) -> list[Link]:
-    attempt = world.attempts.get(world.driver.machine.attempt)
+    attempt = world.attempts.get(world.driver.core.machine.attempt)
     return attempt.links if attempt is not None else []
 
 
@@ -141,7 +141,7 @@ def _clock_jump(world: World, fault: Fault) -> None:
     """Forward by much, or back a little: what a driver's clock may do when its machine sleeps."""
     if not world.driver.over:
         world.strike("clock_jump")
-        world.driver.jump(-fault.for_ms / 4 if fault.place & 1 else fault.for_ms * 10)
+        world.driver.thread.jump(-fault.for_ms / 4 if fault.place & 1 else fault.for_ms * 10)
 
 
 def _rot(world: World, fault: Fault) -> None:

@@ -11,7 +11,7 @@ from cutwater.sim.world.channels import Pipe
 
 if TYPE_CHECKING:
     from cutwater.sim.world.attempt import Attempt
-    from cutwater.sim.world.driver_process import DriverProcess
+    from cutwater.sim.world.driver import Driver
     from cutwater.sim.world.subtask import SimSubtask
     from cutwater.sim.world.world import World
 
@@ -21,7 +21,7 @@ ACTIONS_PER_ROUND = 2
 class SimWorker:
     """A process that fills a slot of a driver's group."""
 
-    def __init__(self, world: World, driver: DriverProcess, slot: int, incarnation: int) -> None:
+    def __init__(self, world: World, driver: Driver, slot: int, incarnation: int) -> None:
         self.world, self.driver, self.slot, self.incarnation = world, driver, slot, incarnation
         self.dead = False
         self.number = 0

@@ -12,6 +12,7 @@ from cutwater.protocol.channel.receiving import ReceivingEnd
 from cutwater.protocol.channel.sending import SendingEnd
 from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
 from cutwater.protocol.checkpoint.loops import LoopMonitor
+from cutwater.protocol.job.core import JobCore
 from cutwater.protocol.job.redistribution import RedistributedEdge
 from cutwater.protocol.protocols import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask.core import SubtaskCore
@@ -59,10 +60,11 @@ class World:
         monitor: type[LoopMonitor] = LoopMonitor,
     ) -> None:
         self.schedule, self.graph, self.row = schedule, dataflow(schedule.world), PROTOCOLS[schedule.protocol]
-        self.machine_class, self.coordinator_class, self._monitor_class = machine, coordinator, monitor
+        self.machine_class, self.coordinator_class, self.monitor_class = machine, coordinator, monitor
         self.subtask_class, self.attempt_class, self.choices_class = SimSubtask, Attempt, Choices
         self.core_class, self.performer_class = SubtaskCore, Performer
         self.sending_class, self.receiving_class = SendingEnd, ReceivingEnd
+        self.job_core_class = JobCore
         self.settings = JobConfig(
             protocol=schedule.protocol,  # type: ignore[arg-type]
             interval_ms=schedule.interval_ms,
@@ -75,14 +77,14 @@ class World:
         self._plans: dict[int, Plan] = {}
         self.keeps_order = schedule.recovery in ("task", "upstream")
         self.keeps_output = schedule.recovery == "task"
-        self.passes_on = self.waits = self.asks_for_all = self.forgets = True
+        self.passes_on = self.asks_for_all = self.forgets = True
         self.judge = Judge(self)
         self.triggers_all = self.row.freeze_on is FreezeOn.TRIGGER
         self.judges_lateness = self.judge.exactly
         self.settle: Settle = settle
         self.redistributed_edge, self.rerouting = RedistributedEdge, reroute
         self.retire = retire
-        self.fences = self.rolls_back = self.savepoints_wait = True
+        self.rolls_back = self.savepoints_wait = True
         self.goes_back = 0
         """The next driver begins so many checkpoints before the newest: a user wants that."""
         self.reorders = False
@@ -192,9 +194,6 @@ class World:
     def rescaled(self) -> bool:
         """The job has had another parallelism."""
         return any(attempt.plan.parallelism for attempt in self.attempts.values())
-
-    def new_monitor(self, plan: Plan) -> LoopMonitor:
-        return self._monitor_class(plan.graph.loop_tasks)
 
     def dissolve(self) -> None:
         """Cut the references that run in circles, so that everything goes at once.  Nothing works afterwards."""

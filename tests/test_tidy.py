@@ -143,7 +143,6 @@ CONTINUED_ELSEWHERE = {
     "cutwater.protocol.subtask.state.SubtaskState",
     "cutwater.protocol.subtask.steps.SubtaskSteps",
     "cutwater.runtime.worker.surviving.SurvivingAttempt",
-    "cutwater.sim.world.driver_process.DriverProcess",
     "cutwater.sim.world.replaying.ReplayingSubtask",
     "cutwater.sim.world.subtask_state.SubtaskState",
     "cutwater.sim.world.working.WorkingSubtask",

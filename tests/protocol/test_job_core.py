@@ -38,7 +38,7 @@ class Host:
         self.told.append(("begin", attempt, regions))
         self.core.log_taken(10)
 
-    def start(self, attempt: int, regions: tuple[int, ...] | None) -> None:
+    def start_rows(self, attempt: int, regions: tuple[int, ...] | None) -> None:
         self.told.append(("start", attempt, regions))
 
     def runs(self) -> None:
@@ -68,7 +68,7 @@ class Host:
         self.told.append(("shut down", outcome))
         self.core.handle(j.WorkersGone(0.0))
 
-    def ended(self, outcome: j.Outcome, reason: str) -> None:
+    def job_over(self, outcome: j.Outcome, reason: str) -> None:
         self.told.append(("ended", outcome))
 
     def note(self, text: str) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -14,7 +13,8 @@ from fake_host import Cores
 from runtime_world import assert_ids, assert_running_counts, counting, gated, open_gate, wait_until
 
 import cutwater as cw
-from cutwater.runtime.driver.coordinator import Coordinator
+from cutwater.protocol.job import rescale as r
+from cutwater.protocol.job.core import JobCore
 
 ROWS = 24_000
 
@@ -38,13 +38,14 @@ def test_a_rescale_right_after_another_knows_who_is_there(
 ) -> None:
     """A worker that had just been sent away still counted: the snapshot was taken, and its successor missed."""
     there: list[set[int]] = []
-    real = Coordinator.snapshot
+    real = JobCore._perform_rescale
 
-    def watched(coordinator: Coordinator, done: Any) -> None:
-        there.append(set(coordinator.driver.group.links))
-        real(coordinator, done)
+    def watched(core: JobCore, effect: r.RescaleEffect) -> None:
+        if isinstance(effect, r.TakeSnapshot):
+            there.append(set(job._coordinator.driver.group.links))
+        real(core, effect)
 
-    monkeypatch.setattr(Coordinator, "snapshot", watched)
+    monkeypatch.setattr(JobCore, "_perform_rescale", watched)
     job = start(counting("wider", gated(tmp_path, 2_000), tmp_path / "out"))
     wait_until(lambda: job.status.rows_read > 0, "rows", job=job)
     for parallelism in (3, 1, 2, 1, 3):

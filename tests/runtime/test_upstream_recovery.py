@@ -122,8 +122,8 @@ def test_what_is_asked_for_while_a_part_goes_back_is_taken_when_it_is_there_agai
     kill(job, 1)
     with ThreadPoolExecutor(2) as users:
         checkpoint, savepoint = users.submit(job.checkpoint), users.submit(job.savepoint, tmp_path / "save")
-        core = job._coordinator._checkpointing._core
-        wait_until(lambda: len(core._held) == 2, "the requests", job=job)
+        checkpoints = job._coordinator.driver.core.checkpoints
+        wait_until(lambda: checkpoints is not None and len(checkpoints._held) == 2, "the requests", job=job)
         newest = job.status.checkpoints.last_completed_id
         (tmp_path / "late").unlink()
         assert checkpoint.result(60) > newest

@@ -9,12 +9,23 @@ from typing import cast
 from cutwater.config import RecoveryName
 from cutwater.connectors.base import Sink, settles_subtasks
 from cutwater.plan.graph import PhysicalPlan
+from cutwater.protocol.job.hosts import Topology
 from cutwater.protocol.job.regions import Division, Subtask, divide
 
 
 def subtasks_of(plan: PhysicalPlan) -> frozenset[Subtask]:
     """All subtasks of a plan."""
     return frozenset((v.index, i) for v in plan.vertices for i in range(v.parallelism))
+
+
+def topology_of(plan: PhysicalPlan, division: Division) -> Topology:
+    """A plan as the machines of a job know it, with what goes back together."""
+    sources = frozenset((v.index, i) for v in plan.vertices if not plan.inputs(v.index) for i in range(v.parallelism))
+    loops = {
+        loop: frozenset((v, i) for v in vertices for i in range(plan.vertices[v].parallelism))
+        for loop, vertices in enumerate(plan.loops)
+    }
+    return Topology(plan.parallelism, subtasks_of(plan), sources, loops, division.regions, division.upstream)
 
 
 def recovery_division(plan: PhysicalPlan, recovery: RecoveryName) -> Division:

@@ -16,6 +16,8 @@ from cutwater.process_networks.saving import NetworkStore
 from cutwater.process_networks.snapshot import GlobalSnapshot
 from cutwater.process_networks.tracing import Tracer
 from cutwater.protocol.job import messages as j
+from cutwater.protocol.job import rescale as r
+from cutwater.protocol.job.hosts import Topology
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.links import WorkerLink
@@ -102,7 +104,9 @@ class NetworkCoordinator(Duties):
         self.name = job.network.name
         self._trace: PartFile | None = None
         self._tracer = self._open_trace(config)
-        self.driver = Driver(self, self.name, config.parallelism, config, host, self)
+        slots = config.parallelism
+        topology, rescaler = Topology(slots, frozenset({(0, 0)})), r.Rescaler(r.Shape(slots, slots))
+        self.driver = Driver(self, self.name, config, host, self, topology=topology, rescaler=rescaler)
 
     # ----------------------------------------------------------------------------------------- from other threads
 
@@ -174,7 +178,7 @@ class NetworkCoordinator(Duties):
             seed=self._seed,
         )
 
-    def deploy(self, attempt: int) -> None:
+    def deploy(self, attempt: int, regions: tuple[int, ...] | None) -> None:
         last = self._job_handle.last_snapshot
         self._restored = last.id if last is not None else None
         if self._tracer is not None:
@@ -207,7 +211,7 @@ class NetworkCoordinator(Duties):
         if self._every_ms is not None:
             self._next_ms = now_ms() + self._every_ms
 
-    def stopped(self, reason: str) -> None:
+    def going_back(self, reason: str, regions: tuple[int, ...] | None) -> None:
         reason = first_line(reason)
         self._told.append(reason)
         self._next_ms = None

@@ -14,6 +14,9 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from cutwater.runtime.channels.input import InputChannel
+from cutwater.runtime.channels.items import Barrier, Item, Rows
+from cutwater.runtime.worker.performer import SubtaskParts
 
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.operators.base import BaseOperator, Outputs
@@ -24,14 +27,11 @@ from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import WatermarkMerger
 from cutwater.runtime.chains.chain import Chain, EdgeOut, Node
 from cutwater.runtime.chains.clock import ProcessingClock
-from cutwater.runtime.channels.input import InputChannel
-from cutwater.runtime.channels.items import Barrier, Item, Rows
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
 from cutwater.runtime.worker.attempt import Attempt
 from cutwater.runtime.worker.checkpoint import CheckpointStage, WorkerCheckpoints, Written
-from cutwater.runtime.worker.performer import SubtaskParts
 from cutwater.runtime.worker.snapshots import SnapshotService
 from cutwater.runtime.worker.subtask import Subtask
 from cutwater.state.segments import FrozenSegments, Segment

@@ -93,7 +93,7 @@ class JobCore:
     begin 1 None
     >>> core.log_taken(newest_id=0)
     >>> core.handle(j.WorkerReady(slot=0, attempt=1, now_ms=5.0))
-    start 1 None
+    start_rows 1 None
     runs
     changed
     >>> core.hears(slot=0, incarnation=1, attempt=1), core.hears(slot=0, incarnation=1, attempt=0)
@@ -179,7 +179,7 @@ class JobCore:
         return self._coordinator.last_id
 
     def hears(self, slot: int, incarnation: int, attempt: int | None = None, region: int | None = None) -> bool:
-        """Whether a worker's message counts (fencing).
+        """True if a worker's message counts (fencing).
 
         Args:
             slot, incarnation: of the worker; one that was replaced is never heard.
@@ -383,7 +383,7 @@ class JobCore:
         return frozenset[Subtask]().union(*(self.machine.regions[region] for region in regions))
 
     def _start(self, attempt: int) -> None:
-        self._host.start(attempt, None)
+        self._host.start_rows(attempt, None)
         self._monitor = self._monitor_class(self.topology.loops)
         self._goes_on()
 
@@ -525,7 +525,7 @@ class JobCore:
             case j.BeginRegions(attempt=attempt, regions=regions):
                 self._begin_regions(attempt, regions)
             case j.StartRegions(attempt=attempt, regions=regions):
-                self._host.start(attempt, regions)
+                self._host.start_rows(attempt, regions)
                 self._resume()
             case j.GroupShort(workers=workers, reason=reason):
                 self._rescale(r.Short(workers, reason, self._now_ms))
@@ -538,7 +538,7 @@ class JobCore:
                 self._stop(reason)
                 self._then(self._shut_down, effect)
             case j.Ended(outcome=outcome, reason=reason):
-                self._host.ended(outcome, reason)
+                self._host.job_over(outcome, reason)
 
     def _perform_checkpoint(self, effect: cm.CoordinatorEffect) -> None:
         host = self._checkpoint_host

@@ -54,7 +54,7 @@ class JobHost(Protocol):
         """
         ...
 
-    def start(self, attempt: int, regions: tuple[int, ...] | None) -> None:
+    def start_rows(self, attempt: int, regions: tuple[int, ...] | None) -> None:
         """Let the rows of an attempt flow; ``None``: of all regions."""
         ...
 
@@ -90,7 +90,7 @@ class JobHost(Protocol):
         """Have all workers leave; answered by ``WorkersGone``."""
         ...
 
-    def ended(self, outcome: j.Outcome, reason: str) -> None:
+    def job_over(self, outcome: j.Outcome, reason: str) -> None:
         """Hear that the job is over."""
         ...
 

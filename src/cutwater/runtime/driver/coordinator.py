@@ -10,24 +10,27 @@ import msgspec
 
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Split
-from cutwater.errors import CutwaterError, FencedError, InvariantError, NondeterminismError
+from cutwater.errors import CutwaterError, FencedError, NondeterminismError
 from cutwater.plan.graph import PhysicalPlan
-from cutwater.plan.regions import recovery_division, subtasks_of, widened
+from cutwater.plan.planner import replan
+from cutwater.plan.regions import recovery_division, topology_of, widened
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
-from cutwater.protocol.reasons import CheckpointKind, FailureReason
+from cutwater.protocol.job.hosts import Topology
+from cutwater.protocol.job.regions import Subtask
+from cutwater.protocol.reasons import CheckpointKind
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.links import WorkerLink
 from cutwater.runtime.control.read_limit import Limits
 from cutwater.runtime.driver.checkpointing import Checkpointing, now_ms
 from cutwater.runtime.driver.cutover import Cutover
-from cutwater.runtime.driver.deploying import Deploying, held_by
+from cutwater.runtime.driver.deploying import Deploying, held_by, passes_rows
 from cutwater.runtime.driver.driver import Driver, Duties, MakeHost
 from cutwater.runtime.driver.finished import finished_text
 from cutwater.runtime.driver.publisher import Publisher
-from cutwater.runtime.driver.rescaling import Rescaling
+from cutwater.runtime.driver.rescaling import rescaler_of
 from cutwater.runtime.driver.splits import Splits
 from cutwater.runtime.driver.user_calls import UserCalls
 from cutwater.runtime.status.board import StatusBoard
@@ -67,29 +70,34 @@ class Coordinator(Duties):
         self.board = StatusBoard(plan, config, publisher)
         self._store = store
         self._splits = Splits(plan, splits)
-        self._rescaling = Rescaling(plan, publisher.parallelism, config, self)
-        self.checkpoints: Checkpointing | None = None
-        self._committing: set[tuple[int, int]] = set()
-        """Slots and regions whose sinks have not committed the final checkpoint yet."""
         self._final_id = 0
         self._trace = _open_trace(config, plan, publisher)
         self._handing_over = Cutover(publisher, self)
         self._division = recovery_division(plan, config.recovery)
+        self.checkpoints = Checkpointing(
+            config,
+            publisher,
+            self.board,
+            driver=lambda: self.driver,
+            completed=self._checkpoint_completed,
+            committed=self._handing_over.committed,
+            trace=self._trace,
+        )
         self.driver = Driver(
             self,
             publisher.job,
-            plan.parallelism,
             config,
             host,
             self.board,
-            subtasks=subtasks_of(plan),
+            topology=topology_of(plan, self._division),
+            rescaler=rescaler_of(plan, publisher.parallelism, config),
+            checkpoints=self.checkpoints,
             attempt=publisher.log.state.attempt,
-            division=self._division,
+            catch_up_ms=config.catch_up_timeout_ms if passes_rows(config.recovery) else None,
         )
         self._machine, self._group = self.driver.machine, self.driver.group
         self._deploying = Deploying(publisher, self._splits, self._machine, config, self.driver.secret)
-        self.calls = UserCalls(self.driver, publisher, self._rescaling, self._handing_over, self)
-        self._machine.fewest = self._rescaling.core.fewest
+        self.calls = UserCalls(self.driver, publisher, self.checkpoints, self._handing_over)
 
     # ------------------------------------------------------------------------------------------ from other threads
 
@@ -110,25 +118,23 @@ class Coordinator(Duties):
             case cr.Metrics():
                 self.board.metrics(link.slot, message)
             case cr.Ack():
-                region = self._machine.regions[message.region]
-                held = sorted(subtask for subtask in region if subtask[1] == link.slot)
+                held = self._held(link.slot, message.region)
                 self._deploying.hear(message.news)  # first: a verdict rests on it
-                self._checkpointing.acknowledged(held, message)
+                self.checkpoints.hear_ack(held, message)
             case cr.SourceTime():
                 for slot, told in self._splits.reported(message):
                     if (reader := self._group.links.get(slot)) is not None:
                         reader.send(msgspec.structs.replace(told, attempt=self._machine.attempt))
             case cr.ProbeWanted():
-                self._checkpointing.probe_wanted(message)
+                self.driver.core.probe_wanted((message.vertex, message.subtask), now_ms())
             case cr.CaughtUp(region=region):
-                if self._deploying.caught_up((link.slot, region)) and not self._machine.down:
-                    self.resumed()
+                self.driver.core.caught_up(self._held(link.slot, region), now_ms())
             case cr.Decline():
-                self._checkpointing.declined(message)
+                self.checkpoints.hear_decline(message)
             case cr.Finished(attempt=attempt, vertex=vertex, subtask=subtask):
                 self.driver.handle(j.SubtaskFinished(attempt, (vertex, subtask), now_ms()))
             case cr.Committed(checkpoint_id=checkpoint_id, region=region):
-                self._committed((link.slot, region), checkpoint_id)
+                self.driver.core.committed([(link.slot, region)], checkpoint_id, now_ms())
             case cr.Log(level=cr.CONSOLE, message=text):
                 sys.stdout.write(f"{text}\n")
                 sys.stdout.flush()
@@ -137,12 +143,9 @@ class Coordinator(Duties):
             case _:
                 pass  # hello, sign of life; parts of global snapshots belong to networks
 
-    def _committed(self, part: tuple[int, int], checkpoint_id: int) -> None:
-        self._handing_over.committed(part, checkpoint_id)
-        if checkpoint_id == self._final_id:
-            self._committing.discard(part)
-            if not self._committing:
-                self.driver.handle(j.FinalCommitted(self._machine.attempt, now_ms()))
+    def _held(self, slot: int, region: int) -> list[Subtask]:
+        """The subtasks of a region in a worker."""
+        return sorted(subtask for subtask in self._machine.regions[region] if subtask[1] == slot)
 
     def _new_splits(self, step: str, splits: list[Split], no_more: bool) -> None:
         for subtask, fresh in self._splits.found(step, splits, no_more):
@@ -159,60 +162,20 @@ class Coordinator(Duties):
             self.board.warn(f"everything goes back, because a part of it cannot alone: {failure.message}")
         return alone
 
-    def due_ms(self) -> float | None:
-        checkpoint_ms = self.checkpoints.next_due_ms if self.checkpoints else None
-        dues = [checkpoint_ms, self._rescaling.next_due_ms, self._deploying.due_ms]
-        return min((due for due in dues if due is not None), default=None)
-
-    def on_time(self) -> None:
-        self._rescaling.on_time(frozenset(self._group.links))
-        if late := self._deploying.overdue(now_ms()):
-            self.driver.fail(
-                "JobFailedError", late, hint="Checkpoints at shorter intervals leave less to catch up with."
-            )
-        due = self.checkpoints.next_due_ms if self.checkpoints else None
-        runs = self._machine.phase in (j.JobPhase.RUNNING, j.JobPhase.DRAINING) and not self._machine.down
-        if due is not None and now_ms() >= due and runs:
-            self._checkpointing.on_time()
-
     def stepped(self) -> None:
-        self.board.phase(self._machine, self._deploying.awaited)
+        self.board.phase(self._machine, self.driver.core.awaited)
 
     # ---------------------------------------------------------------------------------------------------- rescale
 
-    @property
-    def cores(self) -> frozenset[int]:
-        return self._group.cores
-
-    @property
-    def waits(self) -> bool:
-        return self._machine.waits
-
-    def recruit(self, workers: int) -> None:
-        self._group.recruit(workers)
-
-    def dismiss(self) -> None:
-        for lost in self._group.resize(self._group.slots, "the job goes on without it"):
-            self.driver.handle(lost)
-
-    def snapshot(self, done: Callable[[cm.RequestAnswered], None]) -> None:
-        if self.checkpoints is None:
-            done(cm.RequestAnswered(done, None, FailureReason.JOB_NOT_RUNNING))
-        else:
-            self.checkpoints.request(lambda answer: self.driver.later(lambda: done(answer)))
-
-    def switch(self, plan: PhysicalPlan, parallelism: int, reason: str) -> None:
-        if self.checkpoints is not None:
-            self.checkpoints.stopped(reason)
-            self.checkpoints.reshape(plan)
-        self._group.broadcast(c.Reset(self._machine.attempt))
-        self._group.resize(plan.parallelism, reason)
+    def switch(self, shape: r.Shape, reason: str) -> Topology:
+        rescales = shape.parallelism != self.publisher.parallelism
+        plan = replan(self.plan, shape.parallelism) if rescales else self.plan
         self.plan = self.publisher.plan = self._splits.plan = plan
-        self.publisher.parallelism, self.publisher.wanted = parallelism, self._rescaling.core.wanted.parallelism
+        self.publisher.parallelism = shape.parallelism
+        self.publisher.wanted = self.driver.core.rescaler.wanted.parallelism
         self.board.rescaled(plan, reason)
-        divided = self._division = recovery_division(plan, self.config.recovery)
-        fewest, subtasks = self._rescaling.core.fewest, subtasks_of(plan)
-        self.driver.handle(j.Reshape(plan.parallelism, subtasks, fewest, now_ms(), divided.regions, divided.upstream))
+        self._division = recovery_division(plan, self.config.recovery)
+        return topology_of(plan, self._division)
 
     def note(self, text: str) -> None:
         self.board.warn(text)
@@ -221,8 +184,17 @@ class Coordinator(Duties):
 
     @property
     def running_attempt(self) -> int:
-        running = self._machine.phase is j.JobPhase.RUNNING and not self._machine.down
-        return self._machine.attempt if running else 0
+        return self.driver.core.running_attempt
+
+    @property
+    def committed_id(self) -> int:
+        return self.driver.core.committed_id
+
+    def snapshot(self, done: Callable[[cm.RequestAnswered], None]) -> None:
+        self.checkpoints.request(done)
+
+    def begin_anew(self, reason: str) -> None:
+        self.driver.core.begin_anew(reason, now_ms())
 
     def later(self, function: Callable[[], None]) -> None:
         self.driver.later(function)
@@ -246,32 +218,14 @@ class Coordinator(Duties):
 
     def running(self) -> None:
         self.board.running()
-        self._checkpointing.running(self._machine.attempt)
-        self._rescaling.handle(r.AttemptRuns(now_ms()))
-        self._machine.fewest = self._rescaling.core.fewest
 
-    def _tell_restart(self, reason: str) -> None:
+    def going_back(self, reason: str, regions: tuple[int, ...] | None) -> None:
+        why = reason if regions is None else f"{reason} ({self._deploying.going_back(regions)} go back)"
         restart = self._machine.restart
-        self.board.restarting(reason, *self.driver.failures.budget(reason, restart.budget), restart.latest.delay_ms)
-
-    def stopped(self, reason: str) -> None:
-        self._tell_restart(reason)
-        self._deploying.behind.clear()
-        if self.checkpoints is not None:
-            self.checkpoints.stopped(reason)
+        self.board.restarting(why, *self.driver.failures.budget(why, restart.budget), restart.latest.delay_ms)
         self._handing_over.stopped(reason)
-        self._rescaling.handle(r.AttemptFailed(reason, now_ms()))
-
-    def short(self, workers: int, reason: str) -> None:
-        self._rescaling.handle(r.Short(workers, reason, now_ms()))
-
-    def take_final(self) -> None:
-        self._checkpointing.handle(cm.RequestFinal(now_ms()))
 
     def shutting_down(self, reason: str) -> None:
-        self._deploying.behind.clear()
-        if self.checkpoints is not None:
-            self.checkpoints.stopped(reason)
         self._splits.stop()
 
     def end(self, outcome: j.Outcome, reason: str) -> None:
@@ -288,14 +242,19 @@ class Coordinator(Duties):
         if self._trace is not None:
             self._trace.close()
 
-    def deploy(self, attempt: int) -> None:
+    def deploy(self, attempt: int, regions: tuple[int, ...] | None) -> None:
+        if regions is None:
+            self._begin_everything(attempt)
+        else:
+            self._begin_regions(attempt, regions)
+
+    def _begin_everything(self, attempt: int) -> None:
         try:
             self.publisher.begin_attempt(attempt)
             restorable = self.publisher.choose(held_by(self._group.links.values()))
             manifest = restorable.manifest if restorable else None
             self.publisher.settle_sinks(manifest)
-            if self.checkpoints is None:
-                self.checkpoints = self._make_checkpointing()
+            self.driver.core.log_taken(self.publisher.next_checkpoint_id() - 1)
             self.board.restored(manifest)
             if manifest is not None and manifest.final and not self.publisher.foreign:  # nothing is left to do (A7)
                 self._final_id = manifest.checkpoint_id
@@ -318,18 +277,7 @@ class Coordinator(Duties):
 
     # ---------------------------------------------------------------------------------------------------- regions
 
-    def stop_regions(self, regions: tuple[int, ...], reason: str) -> None:
-        if self._checkpointing.final_under_way:  # the others may have passed it, and read no more
-            self.driver.handle(j.Widened(self._machine.attempt, reason, now_ms()))
-            return
-        why = f"{reason} ({self._deploying.stopped(regions)} go back)"
-        self._tell_restart(why)
-        self._checkpointing.suspended(reason)
-        self._handing_over.stopped(reason)
-        self._rescaling.handle(r.AttemptFailed(reason, now_ms()))
-        self._group.broadcast(c.Reset(self._machine.attempt, list(regions)))
-
-    def begin_regions(self, attempt: int, regions: tuple[int, ...]) -> None:
+    def _begin_regions(self, attempt: int, regions: tuple[int, ...]) -> None:
         subtasks = frozenset[tuple[int, int]]().union(*(self._machine.regions[region] for region in regions))
         try:
             restorable = self.publisher.restore_subtasks(attempt, subtasks, held_by(self._group.links.values()))
@@ -350,44 +298,17 @@ class Coordinator(Duties):
         splits: dict[tuple[str, int], list[c.SplitAssignment]],
     ) -> None:
         links = [self._group.links[slot] for slot in range(self.plan.parallelism)]
-        last_id, limits = self._checkpointing.last_id, self._handing_over.limits
+        last_id, limits = self.driver.core.last_id, self._handing_over.limits
         for link, message in self._deploying.messages(attempt, restorable, regions, links, splits, last_id, limits):
             link.send(message)
 
-    def resumed(self) -> None:
-        if self._deploying.behind:
-            return
-        self.board.running()
-        self._checkpointing.resumed(self._machine.attempt)
-        self._rescaling.handle(r.AttemptRuns(now_ms()))
-        self._machine.fewest = self._rescaling.core.fewest
-
-    # ------------------------------------------------------------------------------------------------------ parts
-
-    @property
-    def _checkpointing(self) -> Checkpointing:
-        if self.checkpoints is None:
-            raise InvariantError("a checkpoint before the first attempt")
-        return self.checkpoints
-
-    def _make_checkpointing(self) -> Checkpointing:
-        return Checkpointing(
-            self.config,
-            self.plan,
-            self.publisher,
-            self.board,
-            broadcast=self._group.broadcast,
-            completed=self._checkpoint_completed,
-            failed=lambda e: self.driver.fail(type(e).__name__, e.message, step=e.step or "", hint=e.hint),
-            trace=self._trace,
-        )
-
     def _checkpoint_completed(self, checkpoint_id: int, kind: CheckpointKind) -> None:
+        if not kind.commits:
+            return
         if kind is CheckpointKind.FINAL:
-            self._final_id, self._committing = checkpoint_id, set(self._machine.parts)
+            self._final_id = checkpoint_id
         self.driver.failures.progressed()
-        self.driver.handle(j.CheckpointCompleted(self._machine.attempt, now_ms()))
-        self._handing_over.completed(checkpoint_id, self._machine.parts if kind.final else ())
+        self._handing_over.look()
         self._deploying.completed(checkpoint_id)
 
     def worker_args(self, slot: int) -> WorkerArgs:

@@ -8,12 +8,11 @@ sinks are real: from that entry on it serves.  Each of both does its part as oft
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from cutwater.errors import CutwaterError
-from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.runtime.control.read_limit import Limits
 from cutwater.runtime.cutover.following import Following, Lead, Leader, is_at_rest
@@ -54,6 +53,11 @@ class CutoverHost(Protocol):
         """The attempt whose subtasks all run; 0: none."""
         ...
 
+    @property
+    def committed_id(self) -> int:
+        """The checkpoint behind which nothing is read in this attempt, once all its output is committed; 0: none."""
+        ...
+
     def later(self, function: Callable[[], None]) -> None:
         """Call it in the driver's thread; from any thread."""
         ...
@@ -70,8 +74,8 @@ class CutoverHost(Protocol):
         """Take a checkpoint."""
         ...
 
-    def switch(self, plan: PhysicalPlan, parallelism: int, reason: str) -> None:
-        """Go on with another plan from the newest checkpoint."""
+    def begin_anew(self, reason: str) -> None:
+        """Go on from the newest checkpoint."""
         ...
 
     def retire(self, reason: str) -> None:
@@ -85,8 +89,6 @@ class Cutover:
     def __init__(self, publisher: Publisher, host: CutoverHost) -> None:
         self._publisher, self._host = publisher, host
         self._wanted: CutoverOrder | None = None
-        self._committing: set[tuple[int, int]] = set()
-        self._committing_id = 0
         self._following: Following | None = None
         self._promotions: list[queue.SimpleQueue[str]] = []
         self._asked = False
@@ -116,33 +118,22 @@ class Cutover:
     def request(self, wanted: CutoverOrder) -> None:
         """The job has stopped reading, and is to be handed over as soon as all output is committed."""
         self._wanted = wanted
-        self._hand_over()
-
-    def completed(self, checkpoint_id: int, parts: Iterable[tuple[int, int]]) -> None:
-        """A checkpoint is in the log; these slots and regions will say when they have committed its output."""
-        self._committing_id, self._committing = checkpoint_id, set(parts)
-        self.look()
-
-    def committed(self, part: tuple[int, int], checkpoint_id: int) -> None:
-        """One of them has."""
-        if checkpoint_id == self._committing_id:
-            self._committing.discard(part)
-            self._hand_over()
+        self.committed()
 
     def stopped(self, reason: str) -> None:
         """The attempt is over; the next one reads on."""
-        self._committing_id = 0
         if self._wanted is not None:
             wanted, self._wanted = self._wanted, None
             wanted.done.put(f"it restarted meanwhile, and goes on: {reason}")
 
-    def _hand_over(self) -> None:
+    def committed(self) -> None:
+        """Hand over, if that is wanted and all output is committed."""
         wanted = self._wanted
         if wanted is None:
             return
         if self._host.running_attempt != wanted.attempt:
             self.stopped("a failure came between")
-        elif self._committing_id >= wanted.checkpoint_id and not self._committing:
+        elif self._host.committed_id >= wanted.checkpoint_id:
             self._wanted = None
             try:
                 self._publisher.forks.hand_over(wanted.to, wanted.savepoint)
@@ -216,7 +207,7 @@ class Cutover:
         following.close()
         self._following = None
         reason = f"takes over from job {self._leader!r} at checkpoint {newest.checkpoint_id}"
-        self._host.switch(publisher.plan, publisher.parallelism, reason)
+        self._host.begin_anew(reason)
         for done in self._promotions:
             done.put("")
         self._promotions.clear()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias, cast
 
-from cutwater.config import JobConfig
+from cutwater.config import JobConfig, RecoveryName
 from cutwater.protocol.job.machine import JobMachine
-from cutwater.protocol.job.regions import Place
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.determinant_news import DeterminantNews
@@ -15,7 +14,6 @@ from cutwater.runtime.control.links import WorkerLink
 from cutwater.runtime.control.messages import CopyPlaces
 from cutwater.runtime.control.read_limit import Limits
 from cutwater.runtime.copies.copies import choose_holders
-from cutwater.runtime.driver.checkpointing import now_ms
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.splits import Splits
 from cutwater.runtime.transport.secret import Secret, hidden
@@ -23,6 +21,11 @@ from cutwater.storage.reading.recovery import Restorable
 
 Assigned: TypeAlias = Mapping[tuple[str, int], list[c.SplitAssignment]]
 """By read step and subtask, what it reads."""
+
+
+def passes_rows(recovery: RecoveryName) -> bool:
+    """True if rows pass between what goes back and what runs on."""
+    return recovery in ("upstream", "task")
 
 
 def held_by(links: Iterable[WorkerLink]) -> frozenset[str]:
@@ -45,41 +48,13 @@ class Deploying:
     ) -> None:
         self._publisher, self._splits, self._machine = publisher, splits, machine
         self._secret = secret
-        self._recovery, self._timeout_ms = config.recovery, config.catch_up_timeout_ms
+        self._recovery: RecoveryName = config.recovery
         self._attempts: dict[int, int] = {}
         self._news = DeterminantNews()
         """Determinant logs as told by acknowledgements, where the job has loops."""
-        self.behind: dict[Place, float] = {}
-        """Who has not sent again yet what survivors have, and the end of the time that they have for it: no checkpoint
-        may begin (R3, R4)."""
 
-    @property
-    def due_ms(self) -> float | None:
-        """Monotonic time by which somebody should have caught up."""
-        return min(self.behind.values(), default=None)
-
-    @property
-    def awaited(self) -> list[int]:
-        """Workers that are not there, or not where the others are: checkpoints wait for them."""
-        if not self._machine.down and not self.behind:
-            return []
-        down = {slot for slot, region in self._machine.parts if region in self._machine.down}
-        return sorted(down | {slot for slot, _ in self.behind})
-
-    def overdue(self, now_ms: float) -> str:
-        """Text on those that should have caught up by now, for users; empty if there are none, or once asked."""
-        late = sorted({slot for (slot, _), due_ms in self.behind.items() if due_ms <= now_ms})
-        if not late:
-            return ""
-        self.behind.clear()
-        who = ", ".join(f"worker {slot}" for slot in late)
-        took = f"within {self._timeout_ms / 1000:g} s (catch_up_timeout)"
-        return f"{who} did not catch up with the others {took}, and no checkpoint could begin: everything goes back"
-
-    def stopped(self, regions: Iterable[int]) -> str:
-        """These go back (again); in a user's words."""
-        regions = list(regions)
-        self.behind = {place: due_ms for place, due_ms in self.behind.items() if place[1] not in regions}
+    def going_back(self, regions: Sequence[int]) -> str:
+        """How much goes back with these regions, in a user's words."""
         everything = self._machine.regions
         if self._recovery == "upstream":
             return f"{sum(len(everything[r]) for r in regions)} of {sum(map(len, everything))} subtasks"
@@ -93,13 +68,6 @@ class Deploying:
     def completed(self, checkpoint_id: int) -> None:
         """Nobody goes back behind this checkpoint any more."""
         self._news.completed(checkpoint_id)
-
-    def caught_up(self, place: Place) -> bool:
-        """One has; returns whether it was the last one.
-
-        Its word may come when it is not waited for any more: its attempt has failed meanwhile, but no other has begun.
-        """
-        return self.behind.pop(place, None) is not None and not self.behind
 
     def messages(
         self,
@@ -128,12 +96,10 @@ class Deploying:
         survivors = sorted(place for place in self._machine.parts if place[1] not in begins)
         incarnations, restored = [k.incarnation for k in links], restorable.completed.checkpoint_id if restorable else 0
         if not survivors:
-            self.behind, self._news = {}, DeterminantNews(restored)
+            self._news = DeterminantNews(restored)
         self._attempts |= dict.fromkeys(begins, attempt)
-        passing = self._recovery in ("upstream", "task")  # rows, between regions
+        passing = passes_rows(self._recovery)
         if passing and survivors:
-            due_ms = now_ms() + self._timeout_ms
-            self.behind |= {(slot, region): due_ms for region, slots in begins.items() for slot in slots}
             for slot in sorted({slot for slot, _ in survivors}):  # first: nobody else lets the replacements in
                 yield links[slot], c.PeersReset(attempt, list(begins), incarnations, restored)
         for region, slots in begins.items():

@@ -10,14 +10,16 @@ import abc
 import queue
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from random import Random
+from typing import cast
 
 from cutwater.config import JobConfig
 from cutwater.errors import CutwaterError, FencedError, InvariantError
 from cutwater.protocol.job import messages as j
-from cutwater.protocol.job.machine import JobMachine
-from cutwater.protocol.job.regions import Division
+from cutwater.protocol.job import rescale as r
+from cutwater.protocol.job.core import JobCore
+from cutwater.protocol.job.hosts import CheckpointHost, Topology
 from cutwater.protocol.job.restart import RestartDecider
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control import reports as cr
@@ -57,16 +59,16 @@ class Duties(abc.ABC):
         """The arguments that the worker of a slot is started with."""
 
     @abc.abstractmethod
-    def deploy(self, attempt: int) -> None:
-        """Tell every worker what to build."""
+    def deploy(self, attempt: int, regions: tuple[int, ...] | None) -> None:
+        """Tell every worker what to build; ``regions``: of these only, from the newest checkpoint."""
 
     @abc.abstractmethod
     def running(self) -> None:
-        """Every worker is ready, and has just been told to start."""
+        """Every subtask runs; a worker that begins has just been told to start."""
 
     @abc.abstractmethod
-    def stopped(self, reason: str) -> None:
-        """The attempt is over, another one will begin."""
+    def going_back(self, reason: str, regions: tuple[int, ...] | None) -> None:
+        """An attempt, or that of these regions, is over, and another one will begin."""
 
     @abc.abstractmethod
     def shutting_down(self, reason: str) -> None:
@@ -80,12 +82,11 @@ class Duties(abc.ABC):
     def note(self, text: str) -> None:
         """Tell the user."""
 
-    @abc.abstractmethod
     def due_ms(self) -> float | None:
-        """Monotonic time at which ``on_time`` is wanted."""
+        """Monotonic time at which ``on_time`` is wanted, beside what the core has due."""
+        return None
 
-    @abc.abstractmethod
-    def on_time(self) -> None:
+    def on_time(self) -> None:  # noqa: B027 - a hook
         """Do what time has made due."""
 
     def launched(self) -> None:  # noqa: B027 - a hook
@@ -95,22 +96,9 @@ class Duties(abc.ABC):
         """A worker told of a failure; false if everything must go back, although it concerns one region."""
         return True
 
-    def stop_regions(self, regions: tuple[int, ...], reason: str) -> None:
-        """Reset these regions, no others; only where ``regions`` were given."""
-        raise InvariantError(f"{reason}: there are no regions that go back by themselves")
-
-    def begin_regions(self, attempt: int, regions: tuple[int, ...]) -> None:
-        """Deploy these regions from the newest checkpoint; only where ``regions`` were given."""
-        raise InvariantError("there are no regions that go back by themselves")
-
-    def resumed(self) -> None:  # noqa: B027 - a hook
-        """Everything runs again after regions went back."""
-
-    def short(self, workers: int, reason: str) -> None:  # noqa: B027 - a hook
-        """The group did not become complete, but is large enough to go on."""
-
-    def take_final(self) -> None:  # noqa: B027 - a hook
-        """Every subtask is finished."""
+    def switch(self, shape: r.Shape, reason: str) -> Topology:
+        """Take on another shape, or begin anew; only where that was asked for."""
+        raise InvariantError(f"{reason}: there is no other parallelism")
 
     def end(self, outcome: j.Outcome, reason: str) -> None:  # noqa: B027 - a hook
         """All workers are gone; ``ended`` is set when this returns."""
@@ -131,28 +119,30 @@ class Driver:
     Args:
         duties: what the workers are started with and told, and what their messages mean.
         name: of the job; a worker of another job is refused.
-        slots: number of workers.
         config: settings.
         host: makes the host.
         roster: is told of workers that come and go.
-        subtasks: once all of them have said that they are finished the job ends; what has no end has one that never
-            says it.
+        topology: once all its subtasks have said that they are finished the job ends; what has no end has one that
+            never says it.
+        rescaler: decides over the parallelism.
+        checkpoints: performs checkpoints; ``None``: there are none.
         attempt: the last one known.
-        division: of ``subtasks`` into what goes back by itself; ``None``: only all together.
+        catch_up_ms: how long what went back may send again what others have; ``None``: no rows pass between regions.
     """
 
     def __init__(
         self,
         duties: Duties,
         name: str,
-        slots: int,
         config: JobConfig,
         host: MakeHost,
         roster: Roster,
         *,
-        subtasks: frozenset[tuple[int, int]] = frozenset({(0, 0)}),
+        topology: Topology,
+        rescaler: r.Rescaler,
+        checkpoints: CheckpointHost | None = None,
         attempt: int = 0,
-        division: Division | None = None,
+        catch_up_ms: float | None = None,
     ) -> None:
         self.config = config
         self._duties = duties
@@ -162,19 +152,21 @@ class Driver:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.failures = FailureLedger()
         self._polled_ms = self._looked_ms = 0.0
-        self.machine = JobMachine(
-            slots,
-            subtasks,
-            RestartDecider(config.restart, Random(secrets.randbits(64))),
-            config.resource_timeout_ms,
-            config.resource_stabilization_timeout_ms,
-            now_ms=now_ms(),
+        restart = RestartDecider(config.restart, Random(secrets.randbits(64)))
+        self.core = JobCore(
+            self,
+            checkpoints,
+            config,
+            topology,
+            restart,
+            rescaler,
             attempt=attempt,
-            regions=division.regions if division is not None else (),
-            upstream=division.upstream if division is not None else (),
+            catch_up_ms=catch_up_ms,
+            now_ms=now_ms(),
         )
+        self.machine = self.core.machine
         made = host(lambda slot, error: self.later(lambda: self._slot_ended(slot, error)))
-        self.group = Group(slots, made, roster, self._duties.worker_args, self._after)
+        self.group = Group(topology.slots, made, roster, self._duties.worker_args, self._after)
         self._server = ControlServer(
             made.address,
             self.secret,
@@ -246,7 +238,7 @@ class Driver:
             self._duties.stepped()
 
     def _step(self) -> None:
-        dues = [d for d in (self.machine.next_due_ms, self._duties.due_ms()) if d is not None]
+        dues = [d for d in (self.core.next_due_ms, self._duties.due_ms()) if d is not None]
         due = min([*dues, self._looked_ms + _LOOK_MS])
         try:
             function = self._calls.get(timeout=max(0.0, due - now_ms()) / 1000)
@@ -272,9 +264,8 @@ class Driver:
             self.handle(progress)
             for text in self.group.end_hung(progress, self.config.boot_timeout_ms):
                 self._duties.note(text)
-        due = self.machine.next_due_ms
-        if due is not None and due <= now:
-            self.handle(j.Tick(now))
+        self.core.on_time(now)
+        self.core.look(now)
         self._duties.on_time()
         for link in self.group.silent(self.config.heartbeat_timeout_ms):
             silence = f"it was silent for {self.config.heartbeat_timeout_ms / 1000:.0f} s"
@@ -285,8 +276,7 @@ class Driver:
     def _received(self, link: WorkerLink, message: c.FromWorker) -> None:
         link.seen_ms = now_ms()
         attempt: int | None = getattr(message, "attempt", None)
-        current = attempt is None or self.machine.is_current(attempt, getattr(message, "region", 0))
-        if not current or not self.group.is_current(link):
+        if not self.core.hears(link.slot, link.incarnation, attempt, getattr(message, "region", 0)):
             return
         match message:
             case cr.Ready():
@@ -342,45 +332,68 @@ class Driver:
             reason, number = str(self.failures.error), attempt or self.machine.attempt
             self.handle(j.TaskFailed(number, reason, retryable, now_ms(), region))
 
-    # ------------------------------------------------------------------------------------------ effects of the job
-
     def handle(self, event: j.Event | None) -> None:
-        """Feed the job machine and perform what it asks for."""
-        if event is None:
-            return
-        for effect in self.machine.handle(event):
-            match effect:
-                case j.BeginAttempt(attempt=attempt):
-                    self._duties.deploy(attempt)
-                case j.StartProcessing(attempt=attempt):
-                    self.group.broadcast(c.Start(attempt))
-                    self._duties.running()
-                case j.StopAttempt(reason=reason):
-                    self._duties.stepped()  # first: whoever sees that the job restarts must not see that it runs
-                    self._duties.stopped(reason)
-                    self.group.broadcast(c.Reset(self.machine.attempt))
-                case j.StopRegions(regions=regions, reason=reason):
-                    self._duties.stop_regions(regions, reason)
-                case j.BeginRegions(attempt=attempt, regions=regions):
-                    self._duties.begin_regions(attempt, regions)
-                case j.StartRegions(attempt=attempt):
-                    self.group.broadcast(c.Start(attempt))
-                    self._duties.resumed()
-                case j.GroupShort(workers=workers, reason=reason):
-                    self._duties.short(workers, reason)
-                case j.Wait(text=text):
-                    self._duties.note(text)
-                case j.TakeFinalCheckpoint():
-                    self._duties.take_final()
-                case j.ShutDown(outcome=outcome, reason=reason):
-                    self._duties.shutting_down(reason)
-                    timeout_s = self.config.cancel_timeout_ms / 1000
-                    self.group.shut_down(
-                        outcome.value, timeout_s, lambda: self.later(lambda: self.handle(j.WorkersGone(now_ms())))
-                    )
-                case j.Ended(outcome=outcome, reason=reason):
-                    if outcome is j.Outcome.FAILED:
-                        self.error = self.failures.final(reason)
-                        reason = str(self.error)
-                    self._duties.end(outcome, reason)
-                    self.ended.set()
+        """Tell the core, and perform what comes of it."""
+        if event is not None:
+            self.core.handle(event)
+
+    # ------------------------------------------------------------------------------------------------ see ``JobHost``
+
+    @property
+    def cores(self) -> frozenset[int]:
+        return self.group.cores
+
+    def begin(self, attempt: int, regions: tuple[int, ...] | None) -> None:
+        self._duties.deploy(attempt, regions)
+
+    def start_rows(self, attempt: int, regions: tuple[int, ...] | None) -> None:
+        self.group.broadcast(c.Start(attempt))
+
+    def runs(self) -> None:
+        self._duties.running()
+
+    def going_back(self, reason: str, regions: tuple[int, ...] | None) -> None:
+        if regions is None:
+            self._duties.stepped()  # first: whoever sees that the job restarts must not see that it runs
+        self._duties.going_back(reason, regions)
+
+    def reset(self, regions: tuple[int, ...] | None) -> None:
+        self.group.broadcast(c.Reset(self.machine.attempt, None if regions is None else list(regions)))
+
+    def overdue(self, slots: list[int]) -> None:
+        who = ", ".join(f"worker {slot}" for slot in slots)
+        took = f"within {self.config.catch_up_timeout_ms / 1000:g} s (catch_up_timeout)"
+        self.fail(
+            "JobFailedError",
+            f"{who} did not catch up with the others {took}, and no checkpoint could begin: everything goes back",
+            hint="Checkpoints at shorter intervals leave less to catch up with.",
+        )
+
+    def recruit(self, workers: int) -> None:
+        self.group.recruit(workers)
+
+    def dismiss(self) -> None:
+        self.group.resize(self.group.slots, "the job goes on without it")
+
+    def switch(self, shape: r.Shape, reason: str) -> Topology:
+        self.group.resize(shape.workers, reason)
+        return self._duties.switch(shape, reason)
+
+    def shut_down(self, outcome: j.Outcome, reason: str) -> None:
+        self._duties.shutting_down(reason)
+        timeout_s = self.config.cancel_timeout_ms / 1000
+        gone = lambda: self.later(lambda: self.handle(j.WorkersGone(now_ms())))  # noqa: E731
+        self.group.shut_down(outcome.value, timeout_s, gone)
+
+    def job_over(self, outcome: j.Outcome, reason: str) -> None:
+        if outcome is j.Outcome.FAILED:
+            self.error = self.failures.final(reason)
+            reason = str(self.error)
+        self._duties.end(outcome, reason)
+        self.ended.set()
+
+    def note(self, text: str) -> None:
+        self._duties.note(text)
+
+    def rescaled(self, request: Hashable, error: str) -> None:
+        cast("queue.SimpleQueue[str]", request).put(error)

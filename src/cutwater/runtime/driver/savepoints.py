@@ -10,11 +10,12 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from cutwater.config import FileAccess
 from cutwater.errors import CutwaterError, StorageError
 from cutwater.protocol.checkpoint import messages as cm
+from cutwater.protocol.job.hosts import Follow
 from cutwater.protocol.reasons import FailureReason
 from cutwater.storage.savepoint.files import SavepointFile
 from cutwater.storage.savepoint.manifest import SavepointManifest, publish_savepoint
@@ -23,9 +24,6 @@ from cutwater.storage.store.base import Store
 from cutwater.storage.store.opening import joined, open_store
 from cutwater.storage.store.paths import savepoint_folder
 from cutwater.storage.store.seal import Seal
-
-if TYPE_CHECKING:
-    from cutwater.runtime.driver.checkpointing import Checkpointing
 
 SavepointKind = Literal["savepoint", "stop", "drain"]
 """The job goes on; it stops behind it; it ends as if its sources were exhausted."""
@@ -64,13 +62,6 @@ class SavepointRequest:
         """Where the savepoint will lie."""
         return joined(self.store.uri, self.folder)
 
-    def hand_to(self, checkpoints: Checkpointing | None) -> None:
-        """Ask, if there is somebody to ask."""
-        if checkpoints is None:
-            self.answer(CutwaterError(f"the savepoint failed: {FailureReason.JOB_NOT_RUNNING.message}"))
-        else:
-            checkpoints.request_savepoint(self)
-
     def result(self, wait: Callable[[], CutwaterError | None]) -> str:
         """Where the savepoint lies.
 
@@ -98,13 +89,6 @@ class SavepointRequest:
             except StorageError as e:
                 error.hint = f"{error.hint} Remove what lies in {self.path}: {e}".strip()
         self.done.put(error)
-
-
-@dataclass(frozen=True)
-class Follow:
-    """Asks for the checkpoint that commits what was handed out before a savepoint."""
-
-    request: SavepointRequest
 
 
 class Savepoints:
@@ -136,22 +120,17 @@ class Savepoints:
             else:
                 request.answer(None)
 
-    def answered(self, answer: cm.RequestAnswered) -> Follow | None:
-        """What the core says of a request; the follow-up that a plain savepoint needs."""
+    def answered(self, request: SavepointRequest, answer: cm.RequestAnswered) -> None:
+        """Hear what became of a request, or of that for the checkpoint behind its savepoint."""
         follows = isinstance(answer.request_id, Follow)
-        request = answer.request_id.request if isinstance(answer.request_id, Follow) else answer.request_id
-        assert isinstance(request, SavepointRequest)
-        if answer.reason is None:
-            return Follow(request) if request.kind == "savepoint" and not follows else None
-        if follows and answer.reason is FailureReason.JOB_ENDING:
-            return None  # the final checkpoint does as well
+        if answer.reason is None or (follows and answer.reason is FailureReason.JOB_ENDING):
+            return  # in the latter case the final checkpoint does as well
         held = [id for id, (holder, _, _) in self._held.items() if holder is request]
         for id in held:
             del self._held[id]
         if held or not follows:
             what = "the checkpoint behind the savepoint" if follows else "the savepoint"
             request.answer(CutwaterError(f"{what} failed: {answer.reason.message} {answer.detail}".rstrip()))
-        return None
 
     def stopped(self, reason: str) -> None:
         """The attempt is over: nothing commits what was handed out before those that wait."""

@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from cutwater.errors import CutwaterError
+from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.runtime.cutover.log import Successor
-from cutwater.runtime.driver.checkpointing import Checkpointing
+from cutwater.runtime.driver.checkpointing import Checkpointing, now_ms
 from cutwater.runtime.driver.cutover import Cutover, CutoverOrder
 from cutwater.runtime.driver.driver import Driver
 from cutwater.runtime.driver.publisher import Publisher
-from cutwater.runtime.driver.rescaling import Rescaling
+from cutwater.runtime.driver.rescaling import asked_shape
 from cutwater.runtime.driver.savepoints import SavepointKind, SavepointRequest
 
 T = TypeVar("T")
-
-
-class CheckpointTaker(Protocol):
-    """The coordinator; everything is called in the driver's thread."""
-
-    @property
-    def checkpoints(self) -> Checkpointing | None:
-        """The checkpoints of the job, from the first attempt on."""
-        ...
-
-    def snapshot(self, done: Callable[[cm.RequestAnswered], None]) -> None:
-        """Take a checkpoint."""
-        ...
 
 
 class UserCalls:
@@ -38,16 +24,13 @@ class UserCalls:
     Args:
         driver: has the thread in which everything is done.
         publisher: of the job.
-        rescaling: performs rescales.
+        checkpoints: takes checkpoints and savepoints.
         cutover: performs hand-overs and promotions.
-        taker: takes checkpoints and savepoints.
     """
 
-    def __init__(
-        self, driver: Driver, publisher: Publisher, rescaling: Rescaling, cutover: Cutover, taker: CheckpointTaker
-    ) -> None:
+    def __init__(self, driver: Driver, publisher: Publisher, checkpoints: Checkpointing, cutover: Cutover) -> None:
         self._driver, self._publisher = driver, publisher
-        self._rescaling, self._cutover, self._taker = rescaling, cutover, taker
+        self._checkpoints, self._cutover = checkpoints, cutover
 
     def checkpoint(self) -> int:
         """Take a checkpoint now and wait for it; returns its id.
@@ -56,7 +39,7 @@ class UserCalls:
             CutwaterError: it failed, with the reason.
         """
         done: queue.SimpleQueue[cm.RequestAnswered] = queue.SimpleQueue()
-        self._driver.later(lambda: self._taker.snapshot(done.put))
+        self._driver.later(lambda: self._checkpoints.request(done.put))
         answer = self._wait(done, "the checkpoint was taken")
         if answer.reason is not None or answer.checkpoint_id is None:
             why = answer.reason.message if answer.reason else "nothing was taken"
@@ -70,9 +53,17 @@ class UserCalls:
             CutwaterError: it does not, with the reason; it goes on as it was, unless it has ended.
         """
         done: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._driver.later(lambda: self._rescaling.request(parallelism, done))
+        self._driver.later(lambda: self._ask_for(parallelism, done))
         if error := self._wait(done, "it was rescaled"):
             raise CutwaterError(f"not rescaled to {parallelism}: {error}")
+
+    def _ask_for(self, parallelism: int, done: queue.SimpleQueue[str]) -> None:
+        try:
+            shape = asked_shape(self._publisher.plan, parallelism, self._driver.config)
+        except (BuildError, ConfigError) as e:
+            done.put(str(e))
+        else:
+            self._driver.core.request_rescale(shape, done, now_ms())
 
     def savepoint(self, kind: SavepointKind, directory: str) -> str:
         """Take a savepoint and wait until it is whole; returns its folder, or raises why there is none."""
@@ -80,7 +71,7 @@ class UserCalls:
         request = SavepointRequest.prepare(
             kind, directory, publisher.job, publisher.seal, self._driver.config.file_access
         )
-        self._driver.later(lambda: request.hand_to(self._taker.checkpoints))
+        self._driver.later(lambda: self._checkpoints.request_savepoint(request))
         return request.result(lambda: self._wait(request.done, "the savepoint was whole"))
 
     def hand_over(self, to: Successor, directory: str) -> str:

@@ -74,7 +74,7 @@ class _KeepsTheMonitor(JobCore):
     """A new attempt goes on with what the monitor knew of the old one."""
 
     def _start(self, attempt: int) -> None:
-        self._host.start(attempt, None)
+        self._host.start_rows(attempt, None)
         self._goes_on()
 
 
@@ -120,7 +120,8 @@ PLANTED_JOBS: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], No
      of_job_cores(_ForgetsSurvivors)),
     ("a checkpoint does not wait for a replacement (R4)", "shuffle", "aligned", _TASK, of_job_cores(_WaitsForNobody)),
     ("the first that has caught up stands for all (R4)", "shuffle", "aligned", _TASK, of_job_cores(_ResumesAtOnce)),
-    ("workers hear of a checkpoint before it is published", "four", "aligned", {}, of_job_cores(_TellsBeforePublishing)),
+    ("workers hear of a checkpoint before it is published", "four", "aligned", {},
+     of_job_cores(_TellsBeforePublishing)),
     ("regions go back alone behind the last wave", "shuffle", "aligned", _TASK, of_job_cores(_NeverWidens)),
     ("a wave that never began is waited for (C6)", "moody_loop", "aligned", _KILLED_AMID_PROBES,
      of_job_cores(_ResumesWithoutWord)),

@@ -206,12 +206,12 @@ class Driver:
         world.attempts[attempt] = self._deployed
         self._group.broadcast("deploy", self._deployed)
 
-    def start(self, attempt: int, regions: tuple[int, ...] | None) -> None:
+    def start_rows(self, attempt: int, regions: tuple[int, ...] | None) -> None:
         self.world.seen["started" if regions is None else "regions restarted"] += 1
         self._group.broadcast("start", attempt)
 
     def runs(self) -> None:
-        pass
+        """Nobody looks at a simulated job."""
 
     def going_back(self, reason: str, regions: tuple[int, ...] | None) -> None:
         self.world.seen["restart" if regions is None else "regions stopped"] += 1
@@ -239,14 +239,14 @@ class Driver:
         self._group.broadcast("leave")
         self.core.handle(j.WorkersGone(self.thread.clock_ms))
 
-    def ended(self, outcome: j.Outcome, reason: str) -> None:
+    def job_over(self, outcome: j.Outcome, reason: str) -> None:
         self.outcome = outcome.value
         if outcome is j.Outcome.FINISHED:
             self._storage.finish()
         self.world.ended(self, reason)
 
     def note(self, text: str) -> None:
-        pass
+        """No simulated user reads."""
 
     def rescaled(self, request: Hashable, error: str) -> None:
         self.world.seen["not rescaled" if error else "rescaled"] += 1
@@ -287,7 +287,7 @@ class Driver:
         self._group.broadcast("abort", attempt, id, effect.latest_completed)
 
     def stopped(self, reason: str) -> None:
-        pass
+        """Savepoints without a checkpoint behind them are forgotten when the next attempt begins."""
 
     def acknowledged(self, effect: cm.AckAnswered) -> None:
         self.world.seen[f"ack {effect.answer.value}"] += 1

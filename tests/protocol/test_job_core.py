@@ -9,13 +9,14 @@ import pytest
 
 from cutwater.config import JobConfig, RestartConfig
 from cutwater.protocol.checkpoint import messages as cm
-from cutwater.protocol.checkpoint.loops import LoopReport, SendVerdict
+from cutwater.protocol.checkpoint.loops import SendVerdict
 from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.core import JobCore
 from cutwater.protocol.job.hosts import Follow, Topology
 from cutwater.protocol.job.restart import RestartDecider
 from cutwater.protocol.reasons import CheckpointKind, FailureReason
+from cutwater.protocol.subtask.host import LoopReport
 
 A, B = (0, 0), (0, 1)
 BOTH = frozenset({A, B})

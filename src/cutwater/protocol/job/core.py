@@ -56,8 +56,6 @@ from cutwater.protocol.job.regions import Place, Subtask
 from cutwater.protocol.job.restart import RestartDecider
 from cutwater.protocol.reasons import CheckpointKind, FailureReason
 
-_RUNS = frozenset({j.JobPhase.RUNNING, j.JobPhase.DRAINING})
-
 
 @dataclass(frozen=True)
 class _ForRescale:
@@ -154,10 +152,19 @@ class JobCore:
     @property
     def next_due_ms(self) -> float | None:
         """Time at which ``on_time`` is wanted; ``None`` if only events can change things."""
-        dues = [self.machine.next_due_ms, self.rescaler.next_due_ms, *self.behind.values()]
-        if self.machine.phase in _RUNS and self.checkpoints is not None:
-            dues += (self.checkpoints.next_due_ms, self._monitor.next_due_ms)
-        return min((due for due in dues if due is not None), default=None)
+        due = self.machine.next_due_ms
+        others = [self.rescaler.next_due_ms, *self.behind.values()]
+        if self._runs and self.checkpoints is not None:
+            others += (self.checkpoints.next_due_ms, self._monitor.next_due_ms)
+        for other in others:
+            if other is not None and (due is None or other < due):
+                due = other
+        return due
+
+    @property
+    def _runs(self) -> bool:
+        phase = self.machine.phase
+        return phase is j.JobPhase.RUNNING or phase is j.JobPhase.DRAINING
 
     @property
     def running_attempt(self) -> int:
@@ -229,12 +236,11 @@ class JobCore:
             self._rescale(self._group_seen())
             self._rescale(r.Tick(now_ms))
             self._perform()
-        late = sorted({slot for (_, slot), due_ms in self.behind.items() if due_ms <= now_ms})
-        if late:
+        if late := sorted({slot for (_, slot), due_ms in self.behind.items() if due_ms <= now_ms}):
             self.behind.clear()
             self._then(self._host.overdue, late)
             self._perform()
-        if self.machine.phase in _RUNS and self.checkpoints is not None:
+        if self._runs and self.checkpoints is not None:
             if _is_due(self.checkpoints.next_due_ms, now_ms):
                 self._coordinate(cm.Tick(now_ms))
                 self._perform()
@@ -488,13 +494,15 @@ class JobCore:
             self._queue.clear()  # there is something left only if a call raised: then the job ends
 
     def _job(self, event: j.Event) -> None:
-        self._queue.extend((self._perform_job, effect) for effect in self.machine.handle(event))
+        for effect in self.machine.handle(event):
+            self._queue.append((self._perform_job, effect))
 
     def _coordinate(self, event: cm.CoordinatorEvent) -> None:
         if self.checkpoints is None:
             return
         effects = self.checkpoints.handle(event)
-        self._queue.extend((self._perform_checkpoint, effect) for effect in effects)
+        for effect in effects:
+            self._queue.append((self._perform_checkpoint, effect))
         if len(effects) > 1 or not isinstance(event, cm.AckReceived):
             self._checkpoint_host.changed()
 
@@ -508,7 +516,8 @@ class JobCore:
                     self._checkpoint_host.verdict(effect)
 
     def _rescale(self, event: r.RescaleEvent) -> None:
-        self._queue.extend((self._perform_rescale, effect) for effect in self.rescaler.handle(event))
+        for effect in self.rescaler.handle(event):
+            self._queue.append((self._perform_rescale, effect))
         if isinstance(event, r.AttemptRuns):
             self.machine.fewest = self.rescaler.fewest
 

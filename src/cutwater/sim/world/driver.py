@@ -291,7 +291,8 @@ class Driver:
 
     def acknowledged(self, effect: cm.AckAnswered) -> None:
         self.world.seen[f"ack {effect.answer.value}"] += 1
-        self._validate()
+        if not self._changed:
+            self._validate()
 
     def answered(self, answer: cm.RequestAnswered) -> None:
         if answer.request_id == "stop":

@@ -18,6 +18,7 @@ from cutwater.sim.mutants.jobs import PLANTED_JOBS, HearsAnyone
 from cutwater.sim.mutants.planting import of_job_cores
 from cutwater.sim.mutants.scopes import PLANTED_SCOPES
 from cutwater.sim.mutants.shared import MUTANTS_OF_SHARED_CODE
+from cutwater.sim.mutants.waves import MUTANTS_OF_WAVES
 from cutwater.sim.schedules.schedule import Fault
 
 if TYPE_CHECKING:
@@ -360,6 +361,7 @@ PLANTED = {
                 *PLANTED_SCOPES,
                 *PLANTED_ENDS,
                 *MUTANTS_OF_SHARED_CODE,
+                *MUTANTS_OF_WAVES,
             )
         ),
     )

@@ -14,7 +14,7 @@ from cutwater.protocol.channel.items import Barrier, Item, Rows, rows_in
 from cutwater.protocol.subtask.core import Deferred, SubtaskCore
 from cutwater.protocol.subtask.host import ChannelLog, LoopReport, SubtaskChannels
 from cutwater.protocol.subtask.loop import SubtaskLoop
-from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
+from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.sim.schedules.graphs import MOOD_AT, key_of, row_time, source_row
 from cutwater.sim.world.channels import Link
 from cutwater.sim.world.output import SinkWriter
@@ -99,7 +99,7 @@ class SimSubtask:
             loop_inputs=graph.loop_inputs[task],
             last_checkpoint_id=self.attempt.first_id,
         )
-        merger = WatermarkMerger(inputs, back, graph.loop_inputs[task])
+        merger = world.merger_class(inputs, back, graph.loop_inputs[task])
         if part:
             times: dict[Any, InputTime] = {c: InputTime(time) for c, time in part.heard.items()}
             if world.keeps_order:  # an end that was taken before the cut is not in the log

@@ -18,6 +18,7 @@ from cutwater.protocol.protocols import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask.core import SubtaskCore
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.performer import Performer
+from cutwater.protocol.subtask.watermarks import WatermarkMerger
 from cutwater.sim.schedules.choice_tape import ChoiceTape
 from cutwater.sim.schedules.dataflows import dataflow
 from cutwater.sim.schedules.graphs import Plan
@@ -62,7 +63,7 @@ class World:
         self.schedule, self.graph, self.row = schedule, dataflow(schedule.world), PROTOCOLS[schedule.protocol]
         self.machine_class, self.coordinator_class, self.monitor_class = machine, coordinator, monitor
         self.subtask_class, self.attempt_class, self.choices_class = SimSubtask, Attempt, Choices
-        self.core_class, self.performer_class = SubtaskCore, Performer
+        self.core_class, self.performer_class, self.merger_class = SubtaskCore, Performer, WatermarkMerger
         self.sending_class, self.receiving_class = SendingEnd, ReceivingEnd
         self.job_core_class = JobCore
         self.settings = JobConfig(

@@ -26,7 +26,7 @@ from cutwater.connectors.foreach_batch import ForeachBatchSink
 from cutwater.connectors.staging import area as staging_area
 from cutwater.connectors.staging import folders as staging_folders
 from cutwater.connectors.staging import log as staging
-from cutwater.connectors.tables import epochs as table_epochs
+from cutwater.connectors.tables import sink as table_epochs
 from cutwater.connectors.tables import sink as table_sink
 from cutwater.connectors.tables.sink import table
 from cutwater.errors import CutwaterError

@@ -62,7 +62,7 @@ class Split(msgspec.Struct, frozen=True):
 
 
 class SourceContext(Protocol):
-    """What a reader may ask of the runtime."""
+    """Services of the runtime for a reader."""
 
     step: str
     subtask: int
@@ -84,7 +84,7 @@ class SplitReader(Protocol):
 
     @property
     def position(self) -> Json:
-        """Where the next read starts.  A reader opened at this position returns exactly the rows not yet returned."""
+        """Position of the next read.  A reader opened at this position returns exactly the rows not yet returned."""
         ...
 
     @property
@@ -101,7 +101,7 @@ class SplitReader(Protocol):
 
 
 class Source(Protocol):
-    """What the user passes to ``flow.read``: a picklable value.  ``SourceHooks`` has what it may have besides."""
+    """A source as passed to ``flow.read``: a picklable value.  ``SourceHooks`` has what it may have besides."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -129,7 +129,7 @@ class Source(Protocol):
 
     @property
     def discover_interval_ms(self) -> float:
-        """How often an unbounded source is asked for new splits."""
+        """Time between two questions for new splits to an unbounded source."""
         ...
 
     def discover(self) -> list[Split]:
@@ -153,7 +153,7 @@ class SinkContext(Protocol):
 
 
 class PreCommit(msgspec.Struct, frozen=True):
-    """What a sink's part of a snapshot consists of.
+    """A sink's part of a snapshot.
 
     ``handles`` are committed when the checkpoint completes; ``state`` is given to the writer that continues after a
     restore (for example the file in progress and its durable length).  Both lie in the manifest.
@@ -188,7 +188,7 @@ class SinkWriter(Protocol):
 
 
 class SinkSnapshot(msgspec.Struct, frozen=True):
-    """What a checkpoint says of one write step: the ``PreCommit`` of all its subtasks."""
+    """One write step in a checkpoint: the ``PreCommit`` of all its subtasks."""
 
     checkpoint_id: int
     handles: list[Json] = []
@@ -202,7 +202,7 @@ class Committer(Protocol):
     """
 
     takes_back: bool
-    """Whether ``settle`` undoes what later checkpoints committed."""
+    """True if ``settle`` undoes what later checkpoints committed."""
 
     def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
         """Make the rows visible.  Idempotent: handles already committed are skipped."""
@@ -258,7 +258,7 @@ class SubtaskCommitter(Committer, Protocol):
 
 
 class Sink(Protocol):
-    """What the user passes to ``stream.write``: a picklable value.  ``SinkHooks`` has what it may have besides."""
+    """A sink as passed to ``stream.write``: a picklable value.  ``SinkHooks`` has what it may have besides."""
 
     @property
     def guarantee(self) -> Literal["exactly-once", "at-least-once"]: ...

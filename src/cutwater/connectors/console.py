@@ -15,7 +15,7 @@ from cutwater.data.rows import row_contents
 from cutwater.errors import ConfigError
 
 CONSOLE_LOGGER = "cutwater.console"
-"""What is logged under this name in a worker is printed by the driver as it is."""
+"""Name of the logger whose lines of workers the driver prints as they are."""
 
 _CELL_CHARS = 60
 

@@ -19,7 +19,7 @@ from cutwater.errors import BuildError
 
 
 class DiscardState(msgspec.Struct, frozen=True):
-    """What the snapshot of a discarding subtask says."""
+    """State of a discarding subtask."""
 
     rows: int = 0
     buckets: list[tuple[int, int]] = []

@@ -23,7 +23,7 @@ from cutwater.state_reader.values import Column, can_be_put_together, columns_of
 from cutwater.storage.reading.addresses import resolve_snapshot
 from cutwater.storage.reading.any_snapshot import open_snapshot
 from cutwater.storage.snapshot.manifest import Entry, Shape
-from cutwater.storage.store.keys import seal_of
+from cutwater.storage.store.seal import seal_of
 
 _compute: Any = pyarrow.compute
 _BATCH_ROWS = 1 << 16

@@ -1,1 +1,1 @@
-"""Where snapshots live: store, log, manifest, retention, integrity."""
+"""Storage of snapshots: store, log, manifest, retention, integrity."""

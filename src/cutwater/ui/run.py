@@ -23,7 +23,7 @@ from cutwater.runtime.settings import make_config
 from cutwater.runtime.status.status import JobStatus
 from cutwater.spark.session import session
 from cutwater.storage.reading.addresses import resolve_snapshot
-from cutwater.storage.store.keys import seal_of
+from cutwater.storage.store.seal import seal_of
 from cutwater.ui.program import Program, load_program
 from cutwater.ui.views import View
 

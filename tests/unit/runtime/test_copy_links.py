@@ -15,8 +15,7 @@ from cutwater.errors import CorruptSnapshotError, WireError
 from cutwater.protocol.wire.handshake import Peer
 from cutwater.runtime.channels.data_server import DataServer
 from cutwater.runtime.copies import links as copy_links
-from cutwater.runtime.copies.copier import Copier
-from cutwater.runtime.copies.copies import choose_holders
+from cutwater.runtime.copies.copies import Copier, choose_holders
 from cutwater.runtime.copies.links import CopyLink, CopyServer, dial_copies
 from cutwater.runtime.transport.secret import Secret
 from cutwater.storage.snapshot.copies import MemoryShelf

@@ -19,7 +19,7 @@ from cutwater.connectors.files import line_blocks, text_reader
 from cutwater.connectors.files.line_blocks import LineBlocks
 from cutwater.connectors.files.listing import FileEntry
 from cutwater.connectors.files.source import FileSource
-from cutwater.connectors.files.time_texts import parse_times
+from cutwater.connectors.files.text_formats import parse_times
 from cutwater.errors import BuildError, DataError
 
 UTC = dt.UTC

@@ -27,9 +27,8 @@ from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.retention import list_jobs
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest
 from cutwater.storage.snapshot.staged_input import Staged, read_staged, sealed_staged, verify_inputs
-from cutwater.storage.store.keys import environment_seal, seal_of
 from cutwater.storage.store.local import LocalStore
-from cutwater.storage.store.seal import PLAIN, Kind, Seal
+from cutwater.storage.store.seal import PLAIN, Kind, Seal, environment_seal, seal_of
 
 KEY, OTHER = b"0123456789abcdef", b"fedcba9876543210"
 

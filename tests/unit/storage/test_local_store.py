@@ -18,9 +18,8 @@ from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
 from cutwater.storage.store import local
-from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.local import TEMP_PREFIX, LocalStore
 from cutwater.storage.store.opening import open_store, require_exactly_once
-from cutwater.storage.store.temporary import TEMP_PREFIX
 
 
 @pytest.fixture

@@ -18,10 +18,9 @@ from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.storage.reading.addresses import resolve_snapshot
 from cutwater.storage.reading.any_snapshot import open_snapshot, snapshots_at
 from cutwater.storage.reading.recovery import choose
-from cutwater.storage.savepoint import canonical as canonical_module
-from cutwater.storage.savepoint.canonical import canonical
+from cutwater.storage.savepoint import files as canonical_module
 from cutwater.storage.savepoint.claim import Claim
-from cutwater.storage.savepoint.files import SavepointWriter
+from cutwater.storage.savepoint.files import SavepointWriter, canonical
 from cutwater.storage.savepoint.manifest import SavepointManifest, delete_savepoint, publish_savepoint
 from cutwater.storage.snapshot.channel_log import ChannelLog, LogItem
 from cutwater.storage.snapshot.manifest import Manifest, SplitRecord, StepRecord, SubtaskRecord

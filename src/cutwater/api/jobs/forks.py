@@ -14,8 +14,8 @@ from cutwater.storage.log.entries import Fork
 from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.addresses import SnapshotAddress, resolve_snapshot
 from cutwater.storage.reading.any_snapshot import open_snapshot
-from cutwater.storage.store.keys import seal_of
 from cutwater.storage.store.opening import absolute_uri, store_at
+from cutwater.storage.store.seal import seal_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,7 @@ from cutwater.plan.compatibility import compare
 from cutwater.plan.planner import HasGraph, make_plan
 from cutwater.plan.restore_report import Compatibility
 from cutwater.plan.upgrade import Upgrade
-from cutwater.storage.reading.any_snapshot import Snapshot, open_snapshot
-from cutwater.storage.reading.read_rate import measure_read_rate
+from cutwater.storage.reading.any_snapshot import Snapshot, measure_read_rate, open_snapshot
 
 if TYPE_CHECKING:
     from cutwater.storage.reading.addresses import SnapshotAddress

@@ -1,4 +1,4 @@
-"""When the rows of a split begin, before anybody reads it: until then its unread rows hold time back (rule W4)."""
+"""The earliest event time of a split, before it is read: its unread rows hold time back until then (rule W4)."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Block(NamedTuple):
 
     data: bytes
     offset: int
-    """Where ``data`` begins in the file."""
+    """Position of ``data`` in the file."""
     starts: Offsets
     ends: Offsets
     lines: Offsets
@@ -111,7 +111,7 @@ class LineBlocks:
 
     @property
     def offset(self) -> int:
-        """Where the next block begins."""
+        """Position of the next block."""
         return self._offset
 
     @property

@@ -1,4 +1,4 @@
-"""Which files a path, directory or glob stands for, and whether an open file is still the one that was listed."""
+"""Files that a path, directory or glob stands for, and a check that an open file is still the one that was listed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def absolute_paths(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str
 
 
 def marker_path(marker: str | os.PathLike[str], paths: Sequence[str]) -> str:
-    """Where the end marker of watched paths lies: a bare name in the watched directory, else where its path says.
+    """Path of the end marker of watched paths: a bare name in the watched directory, else where its path says.
 
     Args:
         marker: as the user gave it.

@@ -1,4 +1,4 @@
-"""Which Arrow types a Parquet file for Spark has, and how rows get them."""
+"""Arrow types of Parquet files for Spark, and the casts to them."""
 
 from __future__ import annotations
 

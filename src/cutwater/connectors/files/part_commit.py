@@ -86,7 +86,7 @@ def part_stem(job_uid: str, step: str) -> str:
 
 
 def is_visible(name: str, extension: str) -> bool:
-    """Whether a reader such as ``spark.read.parquet`` takes the file for data.
+    """True if a reader such as ``spark.read.parquet`` takes the file for data.
 
     >>> [is_visible(name, ".parquet") for name in ("part-0.parquet", "_SUCCESS", ".part-0.parquet.crc")]
     [True, False, False]
@@ -115,7 +115,7 @@ def check_part(part: PartHandle, stem: str) -> PartHandle:
 
 
 def part_status(area: StagingArea[TargetFolder], part: PartHandle) -> Literal["staged", "committed"]:
-    """Where a part is in its life.  A committed part may have been moved on by whoever consumes the target.
+    """The stage of a part.  A committed part may have been moved on by whoever consumes the target.
 
     Raises:
         StorageError: it is in neither place although the job's staging folder, or the target, is gone: rows are lost.

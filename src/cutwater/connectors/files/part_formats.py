@@ -52,7 +52,7 @@ class PartFormat(Protocol):
         ...
 
     def holds(self, file: BinaryIO, rows: int) -> bool:
-        """Whether a file of the right size may be one of ours with ``rows`` rows."""
+        """True if a file of the right size may be one of ours with ``rows`` rows."""
         ...
 
     def neighbour_schema(self, path: str) -> pa.Schema | None:
@@ -107,7 +107,7 @@ class ParquetParts:
 
 @dataclass(frozen=True)
 class _TextParts:
-    """What JSON lines and CSV share: chunks of text, perhaps compressed."""
+    """Base of JSON lines and CSV: chunks of text, perhaps compressed."""
 
     compression: Literal["gzip"] | None = None
 

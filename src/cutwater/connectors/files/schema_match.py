@@ -1,4 +1,4 @@
-"""Whether the columns of one file fit the schema of the source."""
+"""A check that the columns of one file fit the schema of the source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow.types as pt
 
 
 class SchemaOrigin(NamedTuple):
-    """Where the source's schema comes from."""
+    """Origin of the source's schema."""
 
     name: str
     """The first file, or the words "the given schema"."""
@@ -18,7 +18,7 @@ class SchemaOrigin(NamedTuple):
 
 
 def column_differences(found: pa.Schema, wanted: pa.Schema, origin: SchemaOrigin) -> list[str]:
-    """What keeps a file from being read with the source's schema; empty if nothing does.
+    """The reason why a file cannot be read with the source's schema; empty if it can.
 
     Columns may stand in any order.  A type may be narrower than the source's (``int32`` for ``int64``, ``float32``
     for ``float64``), never wider.

@@ -271,7 +271,7 @@ class FileSource:
         return known[1]
 
     def _listed(self, entry: FileEntry) -> FileEntry:
-        """What is remembered of a file to tell whether it changed."""
+        """Identity of a file, by which a change of it is noticed."""
         return entry
 
     def _formats(self) -> set[FileFormat]:

@@ -18,9 +18,9 @@ from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFo
 from cutwater.errors import DataError
 
 BLOCK_BYTES = 1 << 18
-"""How much of a file is parsed at once: a few milliseconds' work."""
+"""Bytes of a file that are parsed at once: a few milliseconds' work."""
 _INFER_BYTES = 1 << 20
-"""How much of a file is looked at to guess a schema."""
+"""Bytes of a file that are looked at to guess a schema."""
 _MAX_RAW = 10_000
 
 
@@ -35,13 +35,13 @@ class _Bad(NamedTuple):
 class _Parsed(NamedTuple):
     rows: pa.RecordBatch
     offsets: npt.NDArray[np.int64]
-    """Where each good row begins in the file; one more for the end of the block."""
+    """Position of each good row in the file; one more for the end of the block."""
     lines: npt.NDArray[np.int64]
     bad: list[_Bad]
 
 
 class _Start(NamedTuple):
-    """Where the rows of a file begin, and its columns (of a CSV file)."""
+    """Position of the first row of a file, and its columns (of a CSV file)."""
 
     offset: int
     line: int

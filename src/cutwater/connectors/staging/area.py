@@ -18,12 +18,12 @@ from cutwater.storage.store.seal import PLAIN, Kind, Seal
 TAMPERED = "Somebody changed the snapshot: look who can write there, and restore an older one, restore='DIR/JOB@ID'."
 _PIECE = re.compile(r"wal-\d{5,19}-\d{10,19}-\d{6,19}\.arrows", re.ASCII)
 _STAGED = re.compile(r"(?:wal|part)-.*-\d{10,19}-\d{4,19}\.[a-z.]+", re.ASCII)
-"""What lies in a staging folder that is ours, files half written included."""
+"""Names of files in a staging folder that are ours, files half written included."""
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Who may read what is staged, and how it is known to be what was."""
+    """Access to staged files, and the seal by which changes are noticed."""
 
     seal: Seal = PLAIN
     access: FileAccess = "owner"
@@ -84,7 +84,7 @@ class StagingArea(Generic[F_co]):
         self.folder.remove(name for name in old if subtasks is None or subtask_of(name) in subtasks)
 
     def problem(self, kind: Kind, data: pa.Buffer, digest: str, what: str) -> str:
-        """What is wrong with bytes that another process wrote; empty if nothing is.
+        """The fault of bytes that another process wrote; empty if there is none.
 
         Raises:
             SealError: nobody who is known sealed them.

@@ -72,7 +72,7 @@ def fsync_path(path: str) -> None:
 
 
 class StagedFolder(Protocol):
-    """What staging asks of a folder; file names are plain, paths are for messages."""
+    """A folder for staging; file names are plain, paths are for messages."""
 
     path: str
 

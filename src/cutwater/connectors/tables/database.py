@@ -45,7 +45,7 @@ class Database(ABC):
 
     @abstractmethod
     def check(self) -> bool:
-        """Whether it is there; raises ``BuildError`` if it can be neither used nor made."""
+        """True if it is there; raises ``BuildError`` if it can be neither used nor made."""
 
     @abstractmethod
     def column_type(self, field: pa.Field) -> str:

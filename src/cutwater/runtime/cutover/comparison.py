@@ -1,4 +1,4 @@
-"""Where two forks of one job differ: what their shadows kept, up to the same position of every source."""
+"""Differences of two forks of one job: of their shadows' rows, up to the same position of every source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _POLL_S = 0.1
 
 
 class StepComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What two forks would have written in one step, as multisets of rows."""
+    """Rows of two forks in one write step, compared as multisets."""
 
     step: str
     rows_one: int = 0

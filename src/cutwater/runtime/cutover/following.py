@@ -32,12 +32,12 @@ _PATIENCE = 20
 
 @dataclass(frozen=True)
 class Lead:
-    """What the leader has done."""
+    """The leader's progress."""
 
     checkpoint_id: int
     """Its newest checkpoint."""
     limits: Limits
-    """What it had read at that checkpoint, by the fork's names of the read steps."""
+    """Its positions at that checkpoint, by the fork's names of the read steps."""
     handed_over: HandedOver | None
     finished: bool
 
@@ -62,7 +62,7 @@ class Leader:
         return open_existing(self.fork.directory, self.seal)
 
     def look(self) -> Lead | None:
-        """What is so now; ``None`` if nothing is new since the last look.
+        """The leader's progress now; ``None`` if nothing is new since the last look.
 
         Raises:
             CutwaterError: its directory cannot be read, or it has no checkpoint.
@@ -84,7 +84,7 @@ class Leader:
 
 
 def limits_of(manifest: Manifest, step_ids: Mapping[str, str], *, announce: bool = False) -> Limits:
-    """How far a checkpoint has read."""
+    """Positions of a checkpoint in its sources."""
     limits: dict[str, dict[str, ReadLimit]] = {}
     for record in manifest.subtasks:
         for step, splits in record.splits.items():
@@ -106,7 +106,7 @@ def _idle(record: SubtaskRecord) -> bool:
 
 
 def not_reached(manifest: Manifest, limits: Limits) -> str:
-    """Where a checkpoint has not read exactly up to the limits: a split for messages; empty if it has everywhere.
+    """A split that a checkpoint has not read exactly up to the limits, for messages; empty if there is none.
 
     A split that the leader has read to its end must be at its end here too; elsewhere, the position must be the same.
     """
@@ -133,7 +133,7 @@ def _same(own: SplitRecord, limit: ReadLimit) -> bool:
 
 
 def is_at_rest(manifest: Manifest, limits: Limits) -> bool:
-    """Whether a checkpoint holds exactly the effects of the rows before the limits, with none on its way."""
+    """True if a checkpoint holds exactly the effects of the rows before the limits, with none on its way."""
     return not any(e.kind == CHANNEL_KIND for e in manifest.entries) and not not_reached(manifest, limits)
 
 

@@ -1,4 +1,4 @@
-"""What the log of a job says of forks: whose fork it is, and to which fork it was handed over."""
+"""Forks in the log of a job: the leader that it was forked from, and the fork that it was handed over to."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class ForkLog:
     def __init__(self, log: JobLog, store: Store) -> None:
         self._log, self._store = log, store
         self.shadow_dir = joined(store.uri, shadow_folder(log.job))
-        """Where a fork keeps the rows that its sinks would have been given."""
+        """Folder (URI) of the rows that a fork's sinks would have been given."""
         self.held: Limits | None = None
-        """How far the job may read at all: its driver is there to hand it over only."""
+        """Limits of reading, where the driver is there to hand the job over only."""
 
     @property
     def fork(self) -> Fork | None:
-        """Whose fork the job is."""
+        """The leader of the job, if it is a fork."""
         return self._log.state.fork
 
     @property
@@ -91,11 +91,11 @@ class ForkLog:
             )
 
     def fresh_sinks(self, checkpoint_id: int) -> bool:
-        """Whether a checkpoint of this job tells of shadows, where the sinks are real by now."""
+        """True if a checkpoint of this job tells of shadows, where the sinks are real by now."""
         return checkpoint_id <= self.promoted
 
     def without_shadows(self, manifest: Manifest) -> Manifest:
-        """What a checkpoint says, without what shadows said that are no more."""
+        """A checkpoint's manifest, without the words of shadows that are no more."""
         if manifest.uid != self._log.state.uid or not self.fresh_sinks(manifest.checkpoint_id):
             return manifest
         records = [msgspec.structs.replace(r, handles={}, sinks={}) for r in manifest.subtasks]
@@ -128,7 +128,7 @@ class ForkLog:
         self._log.append(Promoted(self._log.attempt, self._log.state.newest_id, wall_clock_ms()))
 
     def drop_shadows(self) -> None:
-        """What they kept was the leader's to write, once the fork serves."""
+        """Remove the rows of shadows once the fork serves: they were the leader's to write."""
         if self.promoted:
             with contextlib.suppress(StorageError):  # they are in nobody's way
                 self._store.delete(shadow_folder(self._log.job))

@@ -18,8 +18,8 @@ from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.snapshot.manifest import Manifest, StepRecord
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.store.base import Store
-from cutwater.storage.store.keys import seal_of
 from cutwater.storage.store.opening import open_store, require_exactly_once
+from cutwater.storage.store.seal import seal_of
 
 _ADVICE = (
     "To run {what}, give another job name (name=, --name) or checkpoint directory (checkpoint=, --checkpoint); with "

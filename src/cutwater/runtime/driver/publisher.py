@@ -65,7 +65,7 @@ class Publisher:
     ) -> None:
         self.job = plan.name
         self.upgrade = upgrade or Upgrade()
-        """How a checkpoint of another version of the program is read."""
+        """Names for reading a checkpoint of another version of the program."""
         self.upgrade.check(plan)
         self._store, self.plan, self._config, self.seal = store, plan, config, store.seal
         self._described: tuple[PhysicalPlan, list[StepRecord], list[EdgeRecord]] | None = None
@@ -82,7 +82,7 @@ class Publisher:
         self.warnings: list[str] = []
         """Of restores, for the user."""
         self.parallelism = self.wanted = self._resumed_parallelism(config.parallelism)
-        """What the job runs at: the program's, unless it was rescaled since the program last asked for another one."""
+        """The job's parallelism: the program's, unless it was rescaled since that last asked for another one."""
         self._origin = origin
         if claim and (origin is None or not origin.is_savepoint):
             raise ConfigError(
@@ -108,7 +108,7 @@ class Publisher:
 
     @property
     def replicas(self) -> int | None:
-        """How many other workers hold copies of what each writes; ``None``: nobody keeps copies of anything."""
+        """Number of other workers that hold copies of each one's files; ``None``: there are no copies at all."""
         return self._config.state_replicas if self._config.keeps_copies else None
 
     @property
@@ -125,7 +125,7 @@ class Publisher:
         return Sinks(guarded_plan(self.forks.writing(self.plan), guard), self.uid)
 
     def has_fresh_sinks(self, restorable: Restorable | None) -> bool:
-        """What the checkpoint to restore says of sinks was said by shadows that are no more."""
+        """True if shadows that are no more wrote the sinks' part of the checkpoint to restore."""
         if restorable is None or self.foreign:
             return False
         return self.forks.fresh_sinks(restorable.completed.checkpoint_id)
@@ -170,7 +170,7 @@ class Publisher:
         return found
 
     def _believed(self, held: Collection[str]) -> Collection[str]:
-        """What need not be read before the workers read it: unless the last restore found damage behind its copies."""
+        """Files that only workers verify, as they read them: none if the last restore found damage behind copies."""
         doubted, self._doubted = self._doubted, False
         return () if doubted else held
 
@@ -305,7 +305,7 @@ class Publisher:
         triggered_ms: int,
         parts: Iterable[tuple[SubtaskRecord, list[Entry]]],
     ) -> Manifest:
-        """What a checkpoint consists of, from what the subtasks acknowledged."""
+        """The manifest of a checkpoint, made of the subtasks' acknowledgements."""
         subtasks: list[SubtaskRecord] = []
         entries: list[Entry] = []
         for record, segments in parts:

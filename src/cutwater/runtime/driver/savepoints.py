@@ -59,11 +59,11 @@ class SavepointRequest:
 
     @property
     def path(self) -> str:
-        """Where the savepoint will lie."""
+        """Place (URI) of the savepoint to be."""
         return joined(self.store.uri, self.folder)
 
     def result(self, wait: Callable[[], CutwaterError | None]) -> str:
-        """Where the savepoint lies.
+        """Wait for the savepoint, and give its place (URI).
 
         Args:
             wait: for the answer; raises if the job has ended, so that nobody will answer unless somebody just did.

@@ -98,7 +98,7 @@ class Sinks:
 
 
 def _snapshot(manifest: Manifest, step: str) -> SinkSnapshot:
-    """What the records of all subtasks say of one write step."""
+    """One write step in the records of all subtasks."""
     return SinkSnapshot(
         manifest.checkpoint_id,
         [handle for record in manifest.subtasks for handle in record.handles.get(step, [])],

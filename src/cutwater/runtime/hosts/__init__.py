@@ -1,1 +1,1 @@
-"""Where workers run: as Spark jobs, one for each slot."""
+"""Hosts of workers: Spark jobs, one for each slot."""

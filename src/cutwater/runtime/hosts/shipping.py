@@ -26,7 +26,7 @@ def own_modules(folder: Path) -> list[ModuleType]:
 
 
 def _lies_in(folder: Path, module: ModuleType) -> bool:
-    """Whether the way from the folder to the module's file is the module's name."""
+    """True if the way from the folder to the module's file is the module's name."""
     file = getattr(module, "__file__", None)
     if file is None or not Path(file).is_relative_to(folder):
         return False
@@ -35,7 +35,7 @@ def _lies_in(folder: Path, module: ModuleType) -> bool:
 
 
 def main_folder() -> Path | None:
-    """Where the program lies that runs in this process; in a notebook or a shell the current folder.
+    """Folder of the program that runs in this process; in a notebook or a shell the current one.
 
     ``None`` if the program is an installed one, such as a test runner.
     """

@@ -39,7 +39,7 @@ _PACKING = threading.Lock()
 
 
 def _slot_function(args: SlotArgs) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What Spark runs in a slot.
+    """The task that Spark runs in a slot.
 
     The program is bytes in the closure and loaded here: a module that the workers do not have is then an answer that
     the driver can show, not a task that Spark tries again ten thousand times.
@@ -104,7 +104,7 @@ class SlotTask(NamedTuple):
 
 
 def is_local(master: str) -> bool:
-    """Whether a Spark master keeps everything on this machine.  The address of any other says nothing about executors.
+    """True if a Spark master keeps everything on this machine.  The address of any other says nothing about executors.
 
     >>> [is_local(m) for m in ("local", "local[4]", "local[*,3]", "local-cluster[2,2,1024]")]
     [True, True, True, True]
@@ -187,7 +187,7 @@ class SparkHost:
 
     @property
     def address(self) -> str:
-        """Where workers find the driver: loopback when everything runs on this machine."""
+        """Address of the driver for workers: loopback if everything runs on this machine."""
         if self._spark is None or is_local(str(self._context.master)):
             return "127.0.0.1"
         return str(self._context.getConf().get("spark.driver.host", "127.0.0.1"))

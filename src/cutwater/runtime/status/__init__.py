@@ -1,1 +1,1 @@
-"""What can be known of a running job: one status value, who fills it in, and its text."""
+"""Status of a running job: one value, its collector, and its text."""

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -19,7 +20,6 @@ from cutwater.protocol.job.messages import JobPhase
 from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.reports import CopiesHeld
 from cutwater.runtime.failures import headline
-from cutwater.runtime.status.late_rows import LateRows
 from cutwater.runtime.status.status import (
     CheckpointStatus,
     CopiesStatus,
@@ -27,12 +27,188 @@ from cutwater.runtime.status.status import (
     RestartEvent,
     StartingStatus,
     StepStatus,
+    SubtaskLoad,
     WaitingStatus,
     WorkerStatus,
     failure_text,
 )
-from cutwater.runtime.status.step_loads import SlowCalls, StepLoads
 from cutwater.storage.snapshot.manifest import Manifest
+
+_TOLD_AFTER = 5
+"""Reports in a row that say so before the user is told: a fit may be wrong for a moment."""
+
+
+class StepLoads:
+    """Shares of the time between the last two reports of each worker."""
+
+    def __init__(self) -> None:
+        self._loads: dict[tuple[int, int], dict[str, SubtaskLoad]] = {}
+        """By slot and region, then by step."""
+
+    def clear(self, regions: Collection[int] | None = None) -> None:
+        """These regions begin anew; ``None``: all do."""
+        self._loads = {w: found for w, found in self._loads.items() if regions is not None and w[1] not in regions}
+
+    def report(self, slot: int, before: cr.Metrics, now: cr.Metrics) -> None:
+        """Two reports of one attempt of a worker."""
+        span_ms = now.time_ms - before.time_ms
+        if span_ms > 0:
+            self._loads[slot, now.region] = {
+                step: SubtaskLoad(
+                    subtask=slot,
+                    busy=_share(busy_ms - before.busy_ms.get(step, 0.0), span_ms),
+                    backpressured=_share(
+                        now.backpressured_ms.get(step, 0.0) - before.backpressured_ms.get(step, 0.0), span_ms
+                    ),
+                )
+                for step, busy_ms in now.busy_ms.items()
+            }
+
+    def of_step(self, step: str) -> list[SubtaskLoad]:
+        """One for each subtask that has told, by its number."""
+        found = [loads[step] for loads in self._loads.values() if step in loads]
+        return sorted(found, key=lambda load: load.subtask)
+
+    def mean(self, step: str) -> tuple[float, float]:
+        """Busy and backpressured, over the subtasks; zeros if none has told."""
+        loads = self.of_step(step)
+        count = max(len(loads), 1)
+        return round(sum(x.busy for x in loads) / count, 3), round(sum(x.backpressured for x in loads) / count, 3)
+
+    def of_worker(self, slot: int) -> tuple[float, float]:
+        """Busy is the sum of its steps, which share one thread; backpressured the most of any step."""
+        loads = [load for where, found in self._loads.items() if where[0] == slot for load in found.values()]
+        busy = round(min(sum((load.busy for load in loads), 0.0), 1.0), 3)
+        return busy, max((load.backpressured for load in loads), default=0.0)
+
+
+def _share(part_ms: float, span_ms: float) -> float:
+    return round(max(0.0, min(part_ms / span_ms, 1.0)), 3)
+
+
+class SlowCalls:
+    """Makes the warnings on steps whose calls cost more than the budget without any row: one for each.
+
+    >>> from cutwater.runtime.control.messages import FixedCost, Metrics
+    >>> calls = SlowCalls(JobConfig())
+    >>> costs = {"call": FixedCost("call", 50, 50, 350, 9000)}
+    >>> report = Metrics(1, 0.0, {}, {}, {}, {}, {}, {}, 0.0, fixed_costs=costs)
+    >>> told = [calls.fresh(0, report) for _ in range(6)]
+    >>> len(told[0]), told[4][0].partition(". ")[0], len(told[5])
+    (0, "step 'call': a call costs 50 ms whatever the number of its rows, and slice_budget_ms is 10", 0)
+    """
+
+    def __init__(self, config: JobConfig) -> None:
+        self._budget_ms, self._max_ms = config.slice_budget_ms, config.max_call_ms
+        self._seen: dict[tuple[int, int, str], int] = {}
+        """By slot, region and step: reports in a row."""
+        self._told: set[str] = set()
+
+    def fresh(self, slot: int, report: cr.Metrics) -> list[str]:
+        """Warnings of what a report of a worker says for some time now, and nobody said before."""
+        place = slot, report.region
+        for where in [w for w in self._seen if w[:2] == place and w[2] not in report.fixed_costs]:
+            del self._seen[where]
+        new: list[str] = []
+        for step, cost in report.fixed_costs.items():
+            seen = self._seen[*place, step] = self._seen.get((*place, step), 0) + 1
+            if seen >= _TOLD_AFTER and step not in self._told:
+                self._told.add(step)
+                new.append(self._text(step, cost))
+        return new
+
+    def _text(self, step: str, cost: cr.FixedCost) -> str:
+        name = f"step {step!r}" if cost.first == step else f"steps {cost.first!r} to {step!r}, which run as one"
+        chain = f" (its whole chain {cost.chain_ms:.0f} ms)" if cost.chain_ms > 1.2 * cost.step_ms else ""
+        limit = "at most" if cost.call_ms <= self._max_ms else "more than"
+        return (
+            f"{name}: a call costs {cost.step_ms:.0f} ms{chain} whatever the number of its rows, and slice_budget_ms "
+            f"is {self._budget_ms:g}. So that rows get on, calls have {cost.rows:,} rows and last {cost.call_ms:.0f} "
+            f"ms, {limit} max_call_ms ({self._max_ms:g}); barriers wait for them. Make a call cheaper, or set "
+            "max_call_ms: lower for quicker checkpoints, higher for more rows per second."
+        )
+
+
+_SIDES = {1: "late_left", 2: "late_right"}
+_STREAMS: Mapping[str, Mapping[int, str]] = {
+    "window": {1: "late"},
+    "deduplicate": {1: "late"},
+    "processor": {1: "late"},
+    "join": _SIDES,
+    "window_join": _SIDES,
+    "join_as_of": _SIDES,
+}
+"""By kind of step and number of its output: what the stream of late rows is called."""
+
+
+class LateRows:
+    """Makes the warnings: one for each stream of late rows when its first ones are seen, one with the sum in the end.
+
+    >>> from cutwater.runtime.control.reports import Metrics
+    >>> import cutwater as cw
+    >>> from cutwater.plan.planner import make_plan
+    >>> flow = cw.Dataflow("example")
+    >>> rows = flow.read("in", cw.rate(10), event_time="timestamp")
+    >>> rows.key_by("value").deduplicate("once", within="1s").write("out", cw.discard())
+    >>> late = LateRows(make_plan(flow, 1))
+    >>> late.count([Metrics(1, 0.0, {"once": 9}, {}, {}, {}, {}, {}, 0.0, rows_unread={"once": {1: 7}})])
+    >>> [warning.partition(". ")[0] for warning in late.fresh()], late.fresh()
+    (["step 'once': rows come too late and are dropped (7 so far)"], [])
+    >>> [warning.partition(". ")[0] for warning in late.total(3)]
+    ["step 'once': 7 of 9 rows came too late and were dropped, since checkpoint 3"]
+    """
+
+    def __init__(self, plan: PhysicalPlan) -> None:
+        self._kinds = {step.id: step.kind for step in plan.steps.values()}
+        self._late: dict[tuple[str, int], int] = {}
+        self._rows_in: dict[str, int] = {}
+        self._told: set[tuple[str, int]] = set()
+
+    def count(self, reports: Iterable[cr.Metrics]) -> None:
+        """The newest reports of all workers."""
+        self._late.clear()
+        self._rows_in.clear()
+        for report in reports:
+            for step, rows in report.rows_in.items():
+                self._rows_in[step] = self._rows_in.get(step, 0) + rows
+            for step, outputs in report.rows_unread.items():
+                for output, rows in outputs.items():
+                    if output in _STREAMS.get(self._kinds[step], {}):
+                        self._late[step, output] = self._late.get((step, output), 0) + rows
+
+    def fresh(self) -> list[str]:
+        """Warnings of what has begun to come late."""
+        new = [where for where in self._late if where not in self._told]
+        self._told.update(new)
+        return [
+            f"step {step!r}: rows come too late and are {self._fate(step, output)} "
+            f"({self._late[step, output]:,} so far). {self._advice(step, output)}"
+            for step, output in new
+        ]
+
+    def total(self, restored_id: int) -> list[str]:
+        """Warnings with the sums.
+
+        Args:
+            restored_id: the checkpoint since which rows are counted; 0: the beginning.
+        """
+        since = f", since checkpoint {restored_id}" if restored_id else ""
+        return [
+            f"step {step!r}: {rows:,} of {self._rows_in[step]:,} rows came too late and were "
+            f"{self._fate(step, output)}{since}. {self._advice(step, output)}"
+            for (step, output), rows in self._late.items()
+        ]
+
+    def _fate(self, step: str, output: int) -> str:
+        versions = self._kinds[step] == "join_as_of" and output == 2  # they count for rows to come
+        return "missing in what is out already" if versions else "dropped"
+
+    def _advice(self, step: str, output: int) -> str:
+        kind = self._kinds[step]
+        stream = _STREAMS[kind][output]
+        lateness = ", or window(...) a larger allowed_lateness=" if kind == "window" else ""
+        return f"Read them as .{stream}, or give read(...) a larger out_of_order={lateness}."
+
 
 _RATE_WINDOW_S = 3.0
 _LOG = logging.getLogger("cutwater.job")
@@ -40,7 +216,7 @@ _WORKER_LOG = logging.getLogger("cutwater.worker")
 
 
 class JobRecord(Protocol):
-    """What lies in storage of the job that is watched."""
+    """Newest checkpoints in storage of the job that is watched."""
 
     warnings: list[str]
 
@@ -103,7 +279,7 @@ class StatusBoard:
     # ------------------------------------------------------------------------------------------- what happens
 
     def phase(self, machine: JobMachine, awaited: list[int]) -> None:
-        """Where the job is, and the workers that its checkpoints wait for."""
+        """Phase of the job, and the workers that its checkpoints wait for."""
         if self._checkpoints.waits_for != awaited:
             with self._lock:
                 self._checkpoints = msgspec.structs.replace(self._checkpoints, waits_for=awaited)
@@ -312,7 +488,7 @@ class StatusBoard:
 
 
 def _waiting(machine: JobMachine) -> WaitingStatus | None:
-    """What the job waits for as of now, if it lacks workers and nothing else."""
+    """The lack of workers as of now, if the job waits for nothing else."""
     found, now = machine.waiting, time.monotonic() * 1000
     if not machine.waits or found.since_ms is None:
         return None

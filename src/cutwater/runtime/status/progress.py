@@ -31,7 +31,7 @@ class Event:
 
 
 def events(before: JobStatus | None, now: JobStatus) -> list[Event]:
-    """What happened from one state to the next, in the order in which it is told.
+    """Events between one state and the next, in the order in which they are told.
 
     >>> before = JobStatus(name="delays", uid="", phase="deploying")
     >>> [e.text for e in events(before, msgspec.structs.replace(before, phase="running", attempt=1, parallelism=2))]
@@ -83,7 +83,7 @@ def _warnings(old: JobStatus, now: JobStatus) -> Iterator[Event]:
 
 
 def _appended(old: Sequence[str], now: Sequence[str]) -> Sequence[str]:
-    """What was added to a list that also loses its oldest items.
+    """Items added to a list that also loses its oldest ones.
 
     >>> _appended(["a", "b", "c"], ["b", "c", "d"]), _appended([], ["x"]), _appended(["x"], ["x"])
     (['d'], ['x'], [])
@@ -170,7 +170,7 @@ def bottleneck_text(status: JobStatus) -> str:
 
 
 def lag_text(status: JobStatus, now_ms: int) -> str:
-    """How far the event time of the sources is behind the wall clock; of old data, the event time itself.
+    """Delay of the sources' event time against the wall clock; of old data, the event time itself.
 
     >>> lag_text(JobStatus(name="", uid="", phase="running", watermark_ms=1_000), 3_500)
     'lag 2.5 s'

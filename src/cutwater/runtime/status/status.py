@@ -1,4 +1,4 @@
-"""What can be known of a running job: one value that the handle, the command line and tests read."""
+"""Status of a running job: one value that the handle, the command line and tests read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, written for it; the rest lies in files of older checkpoints."""
     last_freeze_ms: float = 0.0
     restored_id: int = 0
-    """What the job, or the part of it that went back last, was restored from; 0: the beginning."""
+    """Checkpoint that the job, or the part of it that went back last, was restored from; 0: the beginning."""
     waits_for: list[int] = []
     """Workers that go back beside others, or in part (every ``recovery`` but ``"job"``): no checkpoint begins until
     they are where the others are."""
@@ -47,7 +47,7 @@ class CopiesStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubtaskLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What one subtask of a step did between its worker's last two reports, as shares of the time."""
+    """Shares of time of one subtask of a step, between its worker's last two reports."""
 
     subtask: int
     busy: float = 0.0
@@ -66,7 +66,7 @@ class StepStatus(msgspec.Struct, frozen=True, kw_only=True):
     backpressured: float = 0.0
     """Mean of the subtasks."""
     call_fixed_ms: float = 0.0
-    """What a call costs whatever the number of its rows, where that is above ``slice_budget_ms``; else 0."""
+    """Cost of a call whatever the number of its rows, where that is above ``slice_budget_ms``; else 0."""
     counters: dict[str, int] = {}
     subtasks: list[SubtaskLoad] = []
 
@@ -82,7 +82,7 @@ class StartingStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitingStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job waits for that lacks workers."""
+    """The lack of workers that a job waits for."""
 
     text: str
     """All of it in one line."""
@@ -116,12 +116,12 @@ class RestartEvent(msgspec.Struct, frozen=True, kw_only=True):
     failed_ms: float
     """Monotonic, milliseconds: when the failure was noticed."""
     running_ms: float | None = None
-    """When all subtasks of the next attempt ran."""
+    """Time at which all subtasks of the next attempt ran."""
     restored_id: int = 0
     again: bool = False
     """The reason is that of the failure before, and no checkpoint was completed in between."""
     counted: int = 0
-    """How many failures counted then, of those that ``restart`` allows."""
+    """Number of failures that counted then, of those that ``restart`` allows."""
     allowed: int = 0
     pause_ms: float = 0.0
     """Before the next attempt."""
@@ -140,7 +140,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     parallelism: int = 0
     restarts: int = 0
     rescales: int = 0
-    """How often the job went on at another parallelism; no restart is counted for it."""
+    """Number of changes of parallelism; no restart is counted for them."""
     checkpoint_dir: str = ""
     rows_read: int = 0
     """Rows that left the sources in the current attempt."""

@@ -30,7 +30,7 @@ def as_line(status: JobStatus) -> str:
 
 
 def as_text(status: JobStatus) -> str:
-    """What is worth knowing, on a page."""
+    """A job's state on a page."""
     lines = [f"job {status.name}"]
     lines += [f"  {name:<11} {text}" for name, text in _facts(status)]
     if status.steps:

@@ -63,9 +63,9 @@ class Written:
 
     checkpoint_id: int
     subtasks: list[SubtaskRecord]
-    """Whose state is durable."""
+    """Subtasks whose state is durable."""
     logs_of: list[Key]
-    """Whose logs are durable."""
+    """Subtasks whose logs are durable."""
     entries: list[Entry]
     files: list[SavepointFile] = field(default_factory=list[SavepointFile])
     """Of a savepoint."""
@@ -91,7 +91,7 @@ class PartInProgress:
     early: set[Key] = field(default_factory=set[Key])
     """Subtasks whose logs came before their state."""
     frozen: list[FrozenSubtask] = field(default_factory=list[FrozenSubtask])
-    """Whose memory is what the files are written from."""
+    """State whose memory the files are written from."""
 
     def abort(self) -> None:
         """Drop what was written."""
@@ -108,7 +108,7 @@ class PartInProgress:
 
 
 class CheckpointStage(State):
-    """How far a checkpoint is on a worker."""
+    """Progress of a checkpoint on a worker."""
 
     UNDER_WAY = "under way"
     """Some subtask has not acknowledged."""

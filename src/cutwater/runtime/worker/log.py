@@ -1,4 +1,4 @@
-"""What is logged in a worker, by a user's functions for example, comes to the driver."""
+"""Log records of a worker, of a user's functions for example, go to the driver."""
 
 from __future__ import annotations
 

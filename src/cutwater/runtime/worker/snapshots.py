@@ -310,7 +310,7 @@ class SnapshotService:
 
 
 def _not_pre_committed(error: Exception, checkpoint_id: int, step: str) -> CutwaterError:
-    """What other systems raise is theirs, and may be over when it is tried again."""
+    """Error for a sink that failed: what other systems raise may be over when it is tried again."""
     if isinstance(error, CutwaterError) and not isinstance(error, StorageError):
         return snapshot_error(error, "", step)
     story = "".join(traceback.format_exception(error))

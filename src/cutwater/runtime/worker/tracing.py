@@ -140,7 +140,7 @@ class DriverTrace:
 
 
 class WorkerTrace:
-    """What the subtasks of one worker do in one attempt.
+    """Trace of the subtasks of one worker in one attempt.
 
     Args:
         file: of this worker and attempt.

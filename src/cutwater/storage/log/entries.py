@@ -33,7 +33,7 @@ class Fork(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     uid: str
     """Of the leader."""
     snapshot: str
-    """Where the fork began, as ``resolve_snapshot`` takes it."""
+    """Snapshot that the fork began from, as ``resolve_snapshot`` takes it."""
     follow: bool = True
     """It reads what the leader has checkpointed, and not beyond."""
     cut: int = 0
@@ -56,7 +56,7 @@ class AttemptBegan(msgspec.Struct, frozen=True, tag="attempt_began", forbid_unkn
 
     attempt: int
     driver: str
-    """Who: host, process, start time - for people."""
+    """Host, process and start time of the driver, for people."""
     time_ms: int
     rescaled: tuple[int, int] | None = None
     """The parallelism that the program asks for, and the one that the job was rescaled to; ``None``: they agree."""
@@ -163,7 +163,7 @@ Event: TypeAlias = (
 
 
 class LogState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the log says after its newest entry."""
+    """State of the log after its newest entry."""
 
     uid: str = ""
     """Empty: the job was never started."""
@@ -179,19 +179,19 @@ class LogState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     finished: bool = False
     """Nothing is left to do."""
     ended: EndedEarly | None = None
-    """How the driver gave the job up; ``None``: it finished, runs, or its driver could not tell."""
+    """Last word of a driver that gave the job up; ``None``: it finished, runs, or its driver could not tell."""
     reason: str = ""
     """Of ``ended``, one line."""
     rescaled: tuple[int, int] | None = None
     """Of the attempt (``AttemptBegan``)."""
     fork: Fork | None = None
-    """Whose fork the job is."""
+    """The leader of the job, if it is a fork."""
     handed_over: HandedOver | None = None
     """To whom the job was handed over."""
 
     @property
     def outcome(self) -> str:
-        """How it ended: "finished", "stopped", "cancelled", "failed"; empty while an attempt owns the job."""
+        """Outcome: "finished", "stopped", "cancelled", "failed"; empty while an attempt owns the job."""
         return "finished" if self.finished else self.ended or ""
 
     @property
@@ -290,7 +290,7 @@ def next_entry(
 
 
 def attached_to(data: bytes | memoryview) -> bytes:
-    """What lies behind an entry in its file; nothing where the entry is not whole."""
+    """Bytes behind an entry in its file; none where the entry is not whole."""
     return b"".join(bytes(data).split(b"\n", 2)[2:])
 
 

@@ -23,11 +23,19 @@ That alone would break the fence: a driver that slept long enough would find its
 What a late driver leaves at a deleted number lies below the base: nobody reads it, and the next trim removes it.
 
 What somebody removes is another matter.  Without the newest entries the log says what it said before, so a driver
-whose own newest entry is gone stops at once: others may have begun, and be gone, too.  Older ones: see ``log_chain``.
+whose own newest entry is gone stops at once: others may have begun, and be gone, too.  Older ones: see the end.
 
 If storing fails in a way that leaves open whether the entry is there (the file was made, but is not known to be
 durable), this log refuses all further appends.  The next attempt reads what is there and makes it durable with its own
 first entry, whose create syncs the same folder.
+
+Entries below the newest one.  Who owns the job, and which checkpoints count, is what the newest entry says.  Of the
+others only the manifests behind them are needed.  So one that somebody removed or damaged is told, and costs no more
+than its manifest; the next attempt fills its number with ``LOST``, or a late driver would find it free.
+
+The log is refused where the newest does not follow the one before it, which is there, and where none below the newest
+is left: then the newest may be what a late driver wrote at a number that had been trimmed, and all newer ones be lost
+(trimming runs upwards, so that nothing lies below such an entry).  So it is where more are gone than anybody loses.
 """
 
 from __future__ import annotations
@@ -35,7 +43,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import partial
 
 from cutwater.errors import (
@@ -45,14 +54,6 @@ from cutwater.errors import (
     ForeignDirectoryError,
     InvariantError,
     StorageError,
-)
-from cutwater.storage.log.chain import (
-    LOST,
-    TRIMMED,
-    check_not_lost,
-    damaged_below,
-    refuse_foreign,
-    vanished_error,
 )
 from cutwater.storage.log.entries import (
     DAMAGED_HINT,
@@ -72,10 +73,130 @@ from cutwater.storage.log.entries import (
     next_entry,
     parse_entry,
 )
-from cutwater.storage.log.fenced import fenced_error
 from cutwater.storage.store.base import Store
-from cutwater.storage.store.paths import LOG_FOLDER, check_job_name, log_path, log_seq_of
+from cutwater.storage.store.paths import LOG_FOLDER, check_job_name, checkpoint_id_of, log_path, log_seq_of
 from cutwater.storage.store.seal import Seal
+
+TRIMMED = "trimmed"
+_OUR_FOLDERS = frozenset({LOG_FOLDER, "shared", "input", "output", "control"})
+LOST = b"This entry of the log was lost.\n"
+"""Stands at the number of an entry that was."""
+_MOST_LOST = 1_000
+"""Each is looked for and filled, and how many there were to be is only the newest entry's word."""
+
+
+class _LostEntryError(CorruptSnapshotError):
+    """An entry was lost, and an attempt that began since then has told it."""
+
+
+def check_not_lost(path: str, data: bytes | memoryview) -> None:
+    """True if the file of an entry holds one.
+
+    Raises:
+        CorruptSnapshotError: it was lost.
+    """
+    if data == LOST:
+        raise _LostEntryError(f"log entry {path} was lost", hint=DAMAGED_HINT)
+
+
+def damaged_below(
+    newest: StoredEntry, read: Callable[[int], StoredEntry], path: Callable[[int], str], *, lenient: bool
+) -> dict[int, str]:
+    """Check everything that the newest entry says to be there; returns what is wrong, by number (empty: it was told).
+
+    Args:
+        newest: the newest entry.
+        read: reads another one.
+        path: of an entry.
+        lenient: some may be wrong.
+
+    Raises:
+        CorruptSnapshotError: some are, or all of them, or too many, or the newest does not belong here; names the file.
+    """
+    damaged: dict[int, str] = {}
+    after, base, uid = newest, newest.entry.base, newest.entry.state.uid
+    for seq in range(newest.entry.seq - 1, base - 1, -1):
+        try:
+            before = read(seq)
+            if after.entry.seq == seq + 1 and after.entry.previous != before.digest:
+                lenient = lenient and after is not newest
+                raise CorruptSnapshotError(f"log entry {path(seq + 1)} does not follow {path(seq)}", hint=DAMAGED_HINT)
+            if before.entry.state.uid != uid:
+                raise CorruptSnapshotError(f"log entry {path(seq)} is of another job", hint=DAMAGED_HINT)
+        except CorruptSnapshotError as error:
+            damaged[seq] = "" if isinstance(error, _LostEntryError) else error.message
+            if not lenient or len(damaged) == newest.entry.seq - base:
+                raise
+            if len(damaged) > _MOST_LOST:
+                raise CorruptSnapshotError(
+                    f"more than {_MOST_LOST} entries before log entry {path(newest.entry.seq)} are lost or damaged",
+                    hint=DAMAGED_HINT,
+                ) from error
+        else:
+            after = before
+    return damaged
+
+
+def refuse_foreign(job: str, names: Sequence[str], log_names: Sequence[str]) -> None:
+    """Without a log, the job's folder must be empty, or hold only what is made before the log.
+
+    Args:
+        job: its folder.
+        names: what lies in it.
+        log_names: what lies in its log's folder.
+
+    Raises:
+        ForeignDirectoryError: it is another program's.
+        CorruptSnapshotError: it had a log.
+    """
+    foreign = [n for n in names if n not in _OUR_FOLDERS and checkpoint_id_of(n) is None]
+    foreign += [f"{LOG_FOLDER}/{n}" for n in log_names if n != TRIMMED]
+    if foreign:
+        raise ForeignDirectoryError(
+            f"folder {job!r} holds {foreign[0]!r} and no job log: it is not Cutwater's",
+            hint="Give the job another name, or the checkpoints another directory.",
+        )
+    if TRIMMED in log_names or any(checkpoint_id_of(n) is not None for n in names):
+        raise CorruptSnapshotError(
+            f"the entries of {job}/{LOG_FOLDER} are missing although the job has run", hint=DAMAGED_HINT
+        )
+
+
+def vanished_error(path: str, attempt: int) -> FencedError:
+    """The entry that a driver's attempt rests on is not what it was."""
+    return FencedError(
+        f"log entry {path}, the newest that attempt {attempt} knew, is gone or was changed: nobody can say any more "
+        "who owns the job",
+        hint="Nothing was committed after it. Make sure that no other driver runs the job, then start it again.",
+    )
+
+
+def fenced_error(job: str, attempt: int, state: LogState) -> FencedError:
+    """Error that names the new owner of an attempt's job.
+
+    Args:
+        job: its folder.
+        attempt: of the driver that is told.
+        state: what the log says.
+    """
+    since = datetime.fromtimestamp(state.began_ms / 1000, UTC).isoformat(timespec="seconds")
+    if state.finished:
+        return FencedError(
+            f"job {job!r} finished, with attempt {state.attempt} of {state.driver or 'nobody'}",
+            hint="Nothing is left to do; stop this driver.",
+        )
+    if (over := state.handed_over) is not None:
+        return FencedError(
+            f"job {job!r} was handed over to job {over.job!r} at checkpoint {over.checkpoint_id}",
+            hint=f"Job {over.job!r} goes on in {over.directory}. To take this one back: stop that one, then start "
+            f"with restore={over.savepoint!r}.",
+        )
+    return FencedError(
+        f"attempt {attempt} of job {job!r} was superseded by attempt {state.attempt} "
+        f"of {state.driver or 'nobody'}, begun {since}",
+        hint="Nothing was committed; stop this driver, the other one goes on.",
+    )
+
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,10 +9,9 @@ from cutwater.errors import ConfigError
 from cutwater.storage.savepoint.manifest import is_savepoint
 from cutwater.storage.snapshot.retention import list_jobs
 from cutwater.storage.store.base import Store
-from cutwater.storage.store.keys import environment_seal
 from cutwater.storage.store.opening import absolute_uri, another, joined, parted, store_at
 from cutwater.storage.store.paths import SAVEPOINT_FILE, checkpoint_id_of
-from cutwater.storage.store.seal import Seal
+from cutwater.storage.store.seal import Seal, environment_seal
 
 
 @dataclass(frozen=True)

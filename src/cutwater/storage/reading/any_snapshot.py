@@ -6,6 +6,7 @@ that folder is meant; ``snapshots_at`` makes one up for a savepoint, which no lo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from cutwater.storage.reading.addresses import SnapshotAddress, resolve_snapshot
 from cutwater.storage.savepoint.manifest import load_savepoint, savepoint_state
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND, LogItem, read_log
 from cutwater.storage.snapshot.manifest import Entry, Manifest
-from cutwater.storage.snapshot.segment_files import load_manifest, read_segment
+from cutwater.storage.snapshot.segment_files import load_manifest, read_segment, read_verified
 from cutwater.storage.store.base import Store
 from cutwater.storage.store.paths import SAVEPOINT_FILE
 from cutwater.storage.store.seal import Seal
@@ -95,7 +96,7 @@ def open_snapshot(address: SnapshotAddress | str, seal: Seal | None = None) -> S
 
 
 def snapshots_at(address: SnapshotAddress) -> LogState:
-    """What an address offers to a restore, newest first: the log of a job, or the one savepoint.
+    """Snapshots at an address that can be restored, newest first: those in the log of a job, or the one savepoint.
 
     Raises:
         CorruptSnapshotError: the log, or the savepoint's manifest, is damaged.
@@ -123,3 +124,42 @@ def load_snapshot(store: Store, folder: str, completed: CheckpointCompleted) -> 
     if savepoint_state(store, folder).completed != (completed,):
         raise CorruptSnapshotError(f"{folder}/{SAVEPOINT_FILE} is not the one that was chosen: it changed since")
     return load_savepoint(store, folder).to_manifest()
+
+
+MOST_BYTES = 64 << 20
+MOST_S = 0.5
+LEAST_BYTES = 1 << 20
+"""Below this nothing can be said of a rate."""
+
+
+@dataclass(frozen=True)
+class ReadRate:
+    """Bytes read and verified, and the time that it took."""
+
+    bytes: int
+    seconds: float
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """``None`` if too little was read to tell."""
+        return self.bytes / self.seconds if self.bytes >= LEAST_BYTES and self.seconds > 0 else None
+
+
+def measure_read_rate(snapshot: Snapshot) -> ReadRate:
+    """Read the largest pieces of a snapshot, up to 64 MiB and for half a second, and compare them with their digests.
+
+    Raises:
+        CorruptSnapshotError: a piece is damaged.
+    """
+    entries = sorted((e for e in snapshot.manifest.entries if e.file), key=_length, reverse=True)
+    read, started = 0, time.perf_counter()
+    for entry in entries:
+        if read >= MOST_BYTES or time.perf_counter() - started > MOST_S:
+            break
+        read_verified(snapshot.store, snapshot.folder, entry)
+        read += entry.length
+    return ReadRate(read, time.perf_counter() - started)
+
+
+def _length(entry: Entry) -> int:
+    return entry.length

@@ -54,7 +54,7 @@ class Restorable:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the user must be told: one sentence per checkpoint passed over."""
+        """Warnings for the user: one sentence per checkpoint passed over."""
         return tuple(
             f"Checkpoint {report.checkpoint_id} is damaged ({report.problems[0].what}); the job restores checkpoint "
             f"{self.completed.checkpoint_id} instead, and output that {report.checkpoint_id} committed is taken back."

@@ -20,7 +20,7 @@ from cutwater.storage.store.paths import CLAIM_FILE
 
 
 class _Claimed(msgspec.Struct, frozen=True):
-    """What lies in ``claim.json`` in the job's folder, so that a later driver knows it."""
+    """Content of ``claim.json`` in the job's folder, so that a later driver knows it."""
 
     directory: str
     folder: str
@@ -29,7 +29,7 @@ class _Claimed(msgspec.Struct, frozen=True):
     newest_id: int
     """Highest checkpoint id of the job when it claimed the savepoint."""
     word: str = ""
-    """What lies in the savepoint's folder, too; older releases left none there, and what they claimed stays."""
+    """Text that lies in the savepoint's folder, too; older releases left none there, and what they claimed stays."""
 
 
 prepare(_Claimed)

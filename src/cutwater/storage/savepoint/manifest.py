@@ -29,7 +29,7 @@ KNOWN_VERSIONS = (1, 2)
 
 
 class SavepointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What ``savepoint.json`` says; see ``Manifest`` for fields of the same name."""
+    """Content of ``savepoint.json``; see ``Manifest`` for fields of the same name."""
 
     format_version: int
     job: str
@@ -96,7 +96,7 @@ def publish_savepoint(store: Store, folder: str, manifest: SavepointManifest) ->
 
 
 def is_savepoint(store: Store, folder: str) -> bool:
-    """Whether a folder holds a savepoint that was completed."""
+    """True if a folder holds a savepoint that was completed."""
     return SAVEPOINT_FILE in store.names(folder)
 
 
@@ -126,7 +126,7 @@ def savepoint_state(store: Store, folder: str) -> LogState:
 
 
 def load_savepoint(store: Store, folder: str) -> SavepointManifest:
-    """What a savepoint says of itself, verified.
+    """The manifest of a savepoint, verified.
 
     Raises:
         CorruptSnapshotError: the manifest is missing or damaged.

@@ -1,1 +1,1 @@
-"""What a checkpoint consists of, on its way into a store and back."""
+"""Parts of a checkpoint, on their way into a store and back."""

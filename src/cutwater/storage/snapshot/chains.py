@@ -74,7 +74,7 @@ def chains_of(entries: Iterable[Entry], seal: Seal) -> dict[StepKey, list[Entry]
 
 
 def worth_extending(chain: Iterable[Entry]) -> bool:
-    """Whether one more delta is better than a new base: fewer than ``MAX_DELTAS``, and smaller together than half of
+    """True if one more delta is better than a new base: fewer than ``MAX_DELTAS``, and smaller together than half of
     what they change.
 
     A delta of many rows is cut into pieces, which lie in the same file.

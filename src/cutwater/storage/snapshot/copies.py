@@ -20,13 +20,13 @@ from cutwater.errors import CorruptSnapshotError
 from cutwater.state.disk.private_folder import PrivateFolder
 
 ShelfAnswer: TypeAlias = Literal["send", "have", "full", "stale"]
-"""What a shelf says to an offer: send it; it is here; there is no room; a newer checkpoint does not name it."""
+"""Answer of a shelf to an offer: send it; it is here; there is no room; a newer checkpoint does not name it."""
 
 _PART = ".part"
 
 
 def copies_folder(directory: str) -> str:
-    """Where below a user's directory the processes of this user keep their copies."""
+    """Folder of this user's copies below a directory."""
     return os.path.join(directory, f"cutwater-copies-{os.getuid()}")
 
 
@@ -70,7 +70,7 @@ class Shelf(abc.ABC):
 
     @property
     def files(self) -> list[str]:
-        """What can be read, sorted."""
+        """Files that can be read, sorted."""
         with self._lock:
             return sorted(file for file, held in self._held.items() if held.whole)
 
@@ -124,7 +124,7 @@ class Shelf(abc.ABC):
                 self._drop(file)
 
     def has(self, file: str) -> bool:
-        """Whether it can be read."""
+        """True if it can be read."""
         with self._lock:
             held = self._held.get(file)
             return held is not None and held.whole

@@ -177,7 +177,7 @@ def _refuse_compressed(buffer: pa.Buffer, *, alone: bool, all: bool = False) -> 
 
 
 def _batch_of(metadata: memoryview) -> tuple[int, bool]:
-    """What kind of message it is (Arrow's number), and whether the batch in it is compressed."""
+    """Kind of a message (Arrow's number), and whether the batch in it is compressed."""
     message = _u32(metadata, 0)
     at = _field(metadata, message, 1)
     kind = metadata[at] if at else 0
@@ -194,7 +194,7 @@ def _batch_of(metadata: memoryview) -> tuple[int, bool]:
 
 
 def _field(metadata: memoryview, table: int, number: int) -> int:
-    """Where the field of a table of a flat buffer lies; 0: it is not there."""
+    """Position of a field of a table in a flat buffer; 0: it is not there."""
     vtable = table - struct.unpack_from("<i", metadata, table)[0]
     if vtable < 0 or table < 0:
         raise ValueError("its metadata leads out of itself")

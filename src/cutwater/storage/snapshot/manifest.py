@@ -17,7 +17,7 @@ KNOWN_VERSIONS = (1, 2, 3, 4)
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where one segment lies: a byte range of a file, or inline."""
+    """Place of one segment: a byte range of a file, or inline."""
 
     step: str
     subtask: int
@@ -137,7 +137,7 @@ class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the upgrade check needs to know of a step."""
+    """A step, as the upgrade check needs to know it."""
 
     id: str
     kind: str
@@ -147,7 +147,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """Per output: (column, type)."""
     state: list[tuple[str, str]] | None = None
     settings: dict[str, str] = {}
-    """What else the meaning of the state depends on: which aggregates, which windows, which bounds."""
+    """Settings that the meaning of the state depends on: aggregates, windows, bounds."""
     types: bytes = b""
     """``state`` as an Arrow IPC schema; older releases wrote it of steps whose state may evolve only."""
     parts: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, and removing the others."""
+"""Retention of checkpoints: some are kept, the others removed."""
 
 from __future__ import annotations
 

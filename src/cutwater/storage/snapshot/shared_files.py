@@ -33,7 +33,7 @@ def shared_files(entries: Iterable[Entry]) -> frozenset[str]:
 
 
 def older_entries(manifest: Manifest) -> list[Entry]:
-    """What a checkpoint names that an older one wrote."""
+    """Entries of a checkpoint that an older one wrote."""
     return [
         e
         for e in manifest.entries
@@ -61,7 +61,7 @@ class SharedFiles:
         self._named: dict[CheckpointCompleted, frozenset[str]] = {}
         """By retained checkpoint."""
         self._kept: frozenset[str] = frozenset()
-        """What the last collection left."""
+        """Files that the last collection left."""
         self._leaving: set[str] = set()
         """Named by those that were retired since then."""
         self._unreadable: set[CheckpointCompleted] = set()
@@ -136,7 +136,7 @@ class SharedFiles:
                     )
 
     def _may_be_named(self, writer: tuple[int, int]) -> bool:
-        """Whether a manifest that nobody can read may name what was written for this checkpoint, by this attempt."""
+        """True if a manifest that nobody can read may name what was written for this checkpoint, by this attempt."""
         return any(writer[0] <= each.checkpoint_id for each in self._unreadable)
 
     def published(self, completed: CheckpointCompleted, manifest: Manifest) -> None:
@@ -151,6 +151,6 @@ class SharedFiles:
 
 
 def _checkpoint_of(file: str) -> int | None:
-    """What it was written for.  Workers that survived a restart of others write under an older attempt (R2)."""
+    """Checkpoint that a file was written for; who survived a restart of others writes under an older attempt (R2)."""
     writer = writer_of_shared(file)
     return writer[0] if writer is not None else None

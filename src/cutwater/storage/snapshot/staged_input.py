@@ -1,4 +1,4 @@
-"""What a job staged of a DataFrame: files in ``input/<step>``, each folder with a list of them and their digests.
+"""Staged rows of a DataFrame: files in ``input/<step>``, each folder with a list of them and their digests.
 
 The list lies in ``_staged.json`` of each folder that holds files: that of the step, or one for each batch of a stream.
 With a key it is sealed, and the digests in it are SHA-256: so workers need no key to compare them.
@@ -26,7 +26,7 @@ _PIECE_BYTES = 1 << 24
 
 
 class Staged(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was staged into one folder."""
+    """Files staged into one folder."""
 
     columns: str
     files: dict[str, int]
@@ -92,7 +92,7 @@ def read_staged(path: str, data: bytes, seal: Seal) -> Staged:
 
 
 def differs(store: Readable, path: str, staged: Staged, name: str) -> str:
-    """What is wrong with a staged file; empty if nothing is.  Of lists without digests only the size is compared."""
+    """The fault of a staged file; empty if there is none.  Of lists without digests only the size is compared."""
     size, digest = staged.files[name], staged.digests.get(name, "")
     hasher = digest_maker(digest)
     try:

@@ -1,1 +1,1 @@
-"""Where bytes lie: stores, their names, seals and safe ways to open what lies in them."""
+"""Stores: their names, seals and safe ways to open what lies in them."""

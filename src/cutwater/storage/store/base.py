@@ -9,11 +9,11 @@ from cutwater.storage.store.seal import Seal
 
 
 class Readable(Protocol):
-    """Where the bytes of a snapshot can be read."""
+    """A place that the bytes of a snapshot can be read from."""
 
     @property
     def seal(self) -> Seal:
-        """What they are compared with."""
+        """The seal that they are compared with."""
         ...
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes | memoryview:
@@ -38,7 +38,7 @@ class Store(Protocol):
 
     @property
     def uri(self) -> str:
-        """Where it is, absolute: what ``open_store`` opens it with in any process.  A path for a local one."""
+        """Absolute address, with which ``open_store`` opens it in any process.  A path for a local one."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class Store(Protocol):
 
     @property
     def access(self) -> FileAccess:
-        """Who may read and write what is made here."""
+        """Users that may read and write what is made here."""
         ...
 
     def exists(self, folder: str = "") -> bool:

@@ -106,7 +106,7 @@ def open_to_read(name: str, folder: int, shown: str) -> tuple[int, os.stat_resul
 
 
 def is_link(name: str, folder: int) -> bool:
-    """Whether there is a link of this name."""
+    """True if there is a link of this name."""
     try:
         return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     except OSError:

@@ -6,20 +6,58 @@ import errno
 import itertools
 import os
 import shutil
+import socket
 import stat
+import time
+import uuid
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import pyarrow as pa
+import xxhash
 
 from cutwater.config import FileAccess
 from cutwater.errors import ConfigError, CorruptSnapshotError, StorageError
 from cutwater.storage.store.beneath import check_relative, open_folder, open_to_read, opened_folder
 from cutwater.storage.store.new_file import NewFile, write_all
 from cutwater.storage.store.seal import PLAIN, Seal
-from cutwater.storage.store.temporary import TEMP_PREFIX, is_abandoned, temp_tag
+
+TEMP_PREFIX = ".cw-tmp-"
+_STALE_S = 24 * 3600.0
+
+
+def temp_tag() -> str:
+    """Prefix of the names of this process's temporary files."""
+    return f"{TEMP_PREFIX}{_pid_space()}-{os.getpid()}-{uuid.uuid4().hex[:8]}-"
+
+
+def _pid_space() -> str:
+    """Names the host and process-id name space in which a process id means something."""
+    try:
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        space = 0
+    return xxhash.xxh32_hexdigest(f"{socket.gethostname()}/{space}".encode())
+
+
+def is_abandoned(name: str, folder: int) -> bool:
+    """True if the writer of a temporary file in a folder is dead or, on another host, has been silent for a day."""
+    space, _, rest = name.removeprefix(TEMP_PREFIX).partition("-")
+    pid = rest.partition("-")[0]
+    if space == _pid_space() and pid.isdigit():
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+    try:
+        return time.time() - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > _STALE_S
+    except FileNotFoundError:
+        return False
+
 
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -27,7 +65,7 @@ _NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _KNOWN_FOLDERS_LIMIT = 1_024
 _POOLED_BYTES = 1 << 20
 _READ_BYTES_MAX = 1 << 28
-"""What is read whole, log entries and manifests, is no larger; segments say their length, which has a bound, too."""
+"""Largest file that is read whole (log entries, manifests); segments say their length, which has a bound, too."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -20,7 +20,7 @@ class SimulatedCrash(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, and when.
+    """A fault, and its moment.
 
     Attributes:
         nth: at which operation, counted from 1 over all that match.
@@ -73,7 +73,7 @@ class MemoryStore:
         self._dead = False
 
     def after_crash(self, *, keep: float = 0.0) -> MemoryStore:
-        """What the next process finds: durable files, and this fraction of the bytes of the others."""
+        """The store of the next process: durable files, and this fraction of the bytes of the others."""
         store = MemoryStore(seal=self.seal)
         store.atomic_create = self.atomic_create
         for path, data in self.files.items():

@@ -22,9 +22,9 @@ _PIECES_PER_CALL = 1_024  # the system takes no more
 _DIRECT_BYTES = 1 << 25
 """So much of what is written until a flush goes to the device directly."""
 _STAGE_BYTES = 4 << 20
-"""What goes to the device at once: more than it takes in one call of most checkpoints."""
+"""Bytes that go to the device at once: more than it takes in one call of most checkpoints."""
 _BLOCK_BYTES = 4_096
-"""What places in a file and in memory are multiples of where nothing is copied."""
+"""Alignment of places in a file and in memory where nothing is copied."""
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 _STAGES: list[mmap.mmap] = []
 """Memory to use again.  It is of the shared kind, of which a fork makes no copies while a device reads it; so a child
@@ -120,7 +120,7 @@ class _Direct:
                 self._pass_on(_STAGE_BYTES)
 
     def end(self) -> None:
-        """What is written from now on goes the ordinary way, as does what is left of a block."""
+        """Write the ordinary way from now on, as what is left of a block."""
         filled, whole = self._filled, self._filled // _BLOCK_BYTES * _BLOCK_BYTES
         if whole:
             self._pass_on(whole)

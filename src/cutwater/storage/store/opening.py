@@ -16,9 +16,8 @@ from urllib.parse import unquote, urlsplit
 from cutwater.config import FileAccess
 from cutwater.errors import ConfigError
 from cutwater.storage.store.base import Store
-from cutwater.storage.store.keys import environment_seal
 from cutwater.storage.store.local import LocalStore
-from cutwater.storage.store.seal import Seal
+from cutwater.storage.store.seal import Seal, environment_seal
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 

@@ -149,7 +149,7 @@ def writer_of_shared(file: str) -> tuple[int, int] | None:
 
 
 def is_data_path(file: str) -> bool:
-    """Whether a file, relative to the job's folder, is a data file of a checkpoint.
+    """True if a file, relative to the job's folder, is a data file of a checkpoint.
 
     >>> is_data_path("chk-7/1-0.data"), is_data_path("shared/7-1-0.data"), is_data_path("chk-7/../../x")
     (True, True, False)

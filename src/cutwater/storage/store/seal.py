@@ -10,13 +10,17 @@ one seal that is checked before anything is decoded vouches for everything behin
 
 The id of a key tells keys apart and tells nothing else of them.  The first key seals; all others are of earlier times,
 and what they sealed is still read.
+
+Keys come from a file or the environment, never from an argument or a setting.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+import os
+import stat
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import xxhash
@@ -24,7 +28,7 @@ import xxhash
 from cutwater.errors import ConfigError, SealError
 
 Kind: TypeAlias = Literal["log", "manifest", "segment", "savepoint", "file", "piece", "part", "input", "request"]
-"""What is sealed: one kind cannot stand in for another."""
+"""Kinds of sealed things: one cannot stand in for another."""
 
 _PREFIX = "hs256:"
 _ID_CHARS = 8
@@ -45,7 +49,7 @@ class Hasher(Protocol):
 
 
 def is_sealed(digest: str) -> bool:
-    """Whether a digest is a seal, of whatever key.
+    """True if a digest is a seal, of whatever key.
 
     >>> is_sealed("hs256:1f2e3d4c:00"), is_sealed("99aa06d3014798d86001c324468d497f")
     (True, False)
@@ -119,12 +123,12 @@ class Seal:
 
     @property
     def keyed(self) -> bool:
-        """Whether there is a key."""
+        """True if there is a key."""
         return bool(self._keys)
 
     @property
     def key_ids(self) -> list[str]:
-        """Which keys, by their ids, the one that seals first."""
+        """Ids of the keys, the one that seals first."""
         return [key.id for key in self._keys]
 
     def reveal(self) -> tuple[list[bytes], bool]:
@@ -152,11 +156,11 @@ class Seal:
         return hasher.hexdigest()
 
     def is_current(self, digest: str) -> bool:
-        """Whether the key that seals now made it; without a key, whether none did."""
+        """True if the key that seals now made it; without a key, if none did."""
         return digest.startswith(f"{_PREFIX}{self._keys[0].id}:") if self._keys else not is_sealed(digest)
 
     def problem(self, kind: Kind, data: Any, digest: str) -> str:
-        """What is wrong with bytes that are to have this digest; empty if nothing is.
+        """The fault of bytes that are to have this digest; empty if there is none.
 
         Of a seal that differs the right one is not told: whoever reads messages could make use of it.
 
@@ -202,3 +206,69 @@ class Seal:
 
 PLAIN = Seal()
 """Digests without a key."""
+
+
+KEY_VARIABLE = "CUTWATER_KEY"
+KEY_FILE_VARIABLE = "CUTWATER_KEY_FILE"
+
+_FILE_BYTES_MAX = 1 << 16
+
+
+def seal_of(key_file: str | None, *, accept_unsealed: bool = False) -> Seal:
+    """The seal of a job.
+
+    Args:
+        key_file: the setting; ``None`` leaves it to the environment.
+        accept_unsealed: what nobody sealed is read, too.
+
+    Raises:
+        ConfigError: the file cannot be read, or by everybody; a key is too short; or there is nothing to accept.
+    """
+    seal = environment_seal() if key_file is None else _from_file(key_file)
+    if not accept_unsealed:
+        return seal
+    if not seal.keyed:
+        raise ConfigError(
+            "accept_unsealed is for a job with a key, and there is none",
+            hint=f"Set {KEY_FILE_VARIABLE}, or leave accept_unsealed away.",
+        )
+    return seal.accepting_unsealed()
+
+
+def environment_seal(environment: Mapping[str, str] = os.environ) -> Seal:
+    """The environment's word: the key itself, or the file that holds it.
+
+    Raises:
+        ConfigError: it says both, or as ``seal_of``.
+    """
+    key, file = environment.get(KEY_VARIABLE, ""), environment.get(KEY_FILE_VARIABLE, "")
+    if key and file:
+        raise ConfigError(f"{KEY_VARIABLE} and {KEY_FILE_VARIABLE} are both set", hint="Leave one of them.")
+    if file:
+        return _from_file(file)
+    return Seal([key.strip().encode()]) if key else PLAIN
+
+
+def _from_file(path: str) -> Seal:
+    """A key on each line, the one that seals first; lines that begin with ``#`` are notes."""
+    try:
+        with open(path, "rb", buffering=0, opener=_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"the key file {path} is not a file", hint="Give a file with one key on each line.")
+            if status.st_mode & 0o027:
+                raise ConfigError(
+                    f"the key file {path} can be read by everybody, or written by others",
+                    hint=f"chmod 600 {path}, and change the key if others may have seen it.",
+                )
+            data = file.read(_FILE_BYTES_MAX)
+    except OSError as error:
+        raise ConfigError(f"the key file {path} cannot be read: {error.strerror}") from error
+    keys = [line for line in map(bytes.strip, data.splitlines()) if line and not line.startswith(b"#")]
+    if not keys:
+        raise ConfigError(f"the key file {path} holds no key", hint="One key on each line, the one that seals first.")
+    return Seal(keys)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -21,7 +21,7 @@ from cutwater.connectors.base import Source
 from cutwater.plan.graph import Channel
 from cutwater.plan.planner import make_plan
 from cutwater.plan.records import edge_records, step_records
-from cutwater.plan.regions import subtasks_of
+from cutwater.plan.recovery import subtasks_of
 from cutwater.plan.upgrade import Upgrade
 from cutwater.protocol.channel.items import Rows
 from cutwater.protocol.job.regions import Division

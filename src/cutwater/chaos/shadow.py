@@ -32,7 +32,7 @@ from cutwater.connectors.collect import CollectSink
 from cutwater.connectors.files.earliest import earliest_time
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.plan.graph import LogicalGraph, Step
-from cutwater.plan.shadows import shadow_of
+from cutwater.plan.other_sinks import shadow_of
 
 HOOKS = ("read", "write", "pre-commit", "commit")
 """Calls in which a worker can be told to raise."""

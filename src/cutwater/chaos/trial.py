@@ -27,7 +27,7 @@ from cutwater.plan.checks import guarantee_of
 from cutwater.plan.graph import LogicalGraph
 from cutwater.plan.planner import make_plan
 from cutwater.runtime.settings import make_config
-from cutwater.state_reader.multisets import OF_ONE, OF_OTHER, PLACE, differing_rows, rows_of
+from cutwater.state_reader.compare import OF_ONE, OF_OTHER, PLACE, differing_rows, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

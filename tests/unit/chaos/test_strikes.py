@@ -11,9 +11,10 @@ from cutwater.chaos.shadow import Orders, Pace, shadowed
 from cutwater.chaos.storm import _kill_living
 from cutwater.connectors.staging.area import UNGUARDED
 from cutwater.plan.planner import make_plan
-from cutwater.plan.regions import recovery_division
+from cutwater.plan.recovery import recovery_division
 from cutwater.runtime.driver.preparing import prepare
 from cutwater.runtime.status.status import WorkerStatus
+from cutwater.storage.store.local import LocalStore
 
 
 def test_only_a_kill_of_a_living_process_counts() -> None:
@@ -30,5 +31,5 @@ def test_regions_of_a_shadowed_dataflow_are_those_of_the_users(tmp_path: Path) -
     flow = cw.Dataflow("aside")
     flow.read("in", cw.rate(None, rows=10)).write("out", cw.files(str(tmp_path)))
     graphs = flow.graph, shadowed(flow.graph, Orders(str(tmp_path)), Pace({}))
-    plans = [prepare(make_plan(graph, 3, 8), tmp_path, None, {}, UNGUARDED) for graph in graphs]
+    plans = [prepare(make_plan(graph, 3, 8), LocalStore.open(tmp_path), None, {}, UNGUARDED) for graph in graphs]
     assert [len(recovery_division(plan, "region").regions) for plan in plans] == [3, 3]

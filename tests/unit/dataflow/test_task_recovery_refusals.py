@@ -17,10 +17,9 @@ from cutwater.api.streams.stream import Stream
 from cutwater.config import JobConfig
 from cutwater.errors import BuildError, ConfigError, DataError
 from cutwater.operators.base import BaseOperator, Operator, OperatorSpec
-from cutwater.plan import regions
+from cutwater.plan import recovery
 from cutwater.plan.planner import make_plan
-from cutwater.plan.regions import recovery_division, widened
-from cutwater.plan.repeatable import check_recovery, pin_tables
+from cutwater.plan.recovery import check_recovery, pin_tables, recovery_division, widened
 from cutwater.protocol.job.regions import partners
 
 Build = Callable[[Stream, Stream], Any]
@@ -149,7 +148,7 @@ def test_what_lives_in_one_worker_goes_back_and_what_its_sinks_tie_to_it(monkeyp
     plan = make_plan(flow, 3, 128)
     assert [{slot for _, slot in region} for region in recovery_division(plan, "task").regions] == [{0}, {1}, {2}]
     assert not widened(plan, "task")
-    monkeypatch.setattr(regions, "_settles_subtasks", lambda plan, step: step != "out")
+    monkeypatch.setattr(recovery, "_settles_subtasks", lambda plan, step: step != "out")
     assert len(recovery_division(plan, "task").regions) == 1
     assert "'out' go back together" in widened(plan, "task")
     assert not widened(plan, "region")
@@ -168,6 +167,6 @@ def test_who_goes_back_upstream_is_connected_with_all_behind_and_these_with_nobo
     assert partners(division, "upstream", (0, 0)) == {(1, 0), (0, 1), (1, 2)}
     assert partners(division, "upstream", (0, 1)) == {(0, 0), (1, 0)}
     assert not widened(plan, "upstream")
-    monkeypatch.setattr(regions, "_settles_subtasks", lambda plan, step: step != "out")
+    monkeypatch.setattr(recovery, "_settles_subtasks", lambda plan, step: step != "out")
     assert len(recovery_division(plan, "upstream").regions) == 1
     assert "'out' go back together" in widened(plan, "upstream")

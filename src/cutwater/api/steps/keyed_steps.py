@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,9 +17,11 @@ from cutwater.api.steps.build import (
     refuse_changes,
     require_column,
 )
+from cutwater.api.steps.expression_steps import rename
 from cutwater.config import format_us
 from cutwater.errors import BuildError
-from cutwater.plan.graph import StreamType
+from cutwater.operators.window.spec import WINDOW_END, WINDOW_START
+from cutwater.plan.graph import EdgeType, StreamType
 
 if TYPE_CHECKING:
     from cutwater.operators.aggregate.accumulators import Aggregate, AggregateCall
@@ -88,7 +90,7 @@ def window_aggregate(
     windowing: Windowing,
     parallelism: int | None,
 ) -> tuple[Upstream, ...]:
-    from cutwater.api.steps.window_names import INNER, apart
+    from cutwater.api.steps.keyed_steps import INNER, apart
     from cutwater.operators.window.spec import WindowAggregateSpec
 
     window, lateness_us = windowing.window, windowing.allowed_lateness_us
@@ -188,7 +190,7 @@ def window_join(
     suffix: str,
     parallelism: int | None,
 ) -> tuple[Upstream, ...]:
-    from cutwater.api.steps.window_names import LEFT, apart
+    from cutwater.api.steps.keyed_steps import LEFT, apart
     from cutwater.operators.join.window_spec import WindowJoinSpec
 
     left, right = sides
@@ -273,3 +275,42 @@ def _side_time(builder: GraphBuilder, side: str, upstream: Upstream) -> str:
         story, hint = builder.event_time_story(upstream)
         raise BuildError(f"a join needs event time, but on its {side} side {story}", hint=hint)
     return upstream.type.event_time
+
+
+INNER, LEFT = "inner", "left"
+
+
+def apart(
+    builder: GraphBuilder, id: str, upstream: Upstream, window: Window, ending: str, columns: Collection[str]
+) -> tuple[Upstream, dict[str, str]]:
+    """The upstream with other names where its columns have those of a window's borders.
+
+    A step ``<id>.<ending>`` renames them; where nothing collides there is none.
+
+    Args:
+        id: of the step with the window.
+        window: the global one has no borders.
+        ending: what the new names end with: ``window_start_inner``.
+        columns: those that come out beside the borders.
+
+    Returns:
+        The upstream, with the same key under its new names, and new names by old ones.
+
+    Raises:
+        BuildError: the id of the step that renames is taken.
+    """
+    names = upstream.type.schema.names
+    renames: dict[str, str] = {}
+    for border in () if window.endless else (WINDOW_START, WINDOW_END):
+        if border in columns and border in names:
+            new = f"{border}_{ending}"
+            while new in names:
+                new += f"_{ending}"
+            renames[border] = new
+    if not renames:
+        return upstream, {}
+    plain = replace(upstream, edge=EdgeType.FORWARD, keys=())
+    beside = builder.steps[upstream.step].parallelism if upstream.edge is EdgeType.FORWARD else None
+    renamed = rename(builder, f"{id}.{ending}", plain, renames, beside)
+    keys = type(upstream.keys)(renames.get(name, name) for name in upstream.keys)
+    return replace(renamed, edge=upstream.edge, keys=keys), renames

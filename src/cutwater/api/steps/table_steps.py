@@ -134,7 +134,7 @@ def window_top(
     parallelism: int | None,
 ) -> tuple[Upstream, ...]:
     """A window step that collects the first rows, and a step that takes its lists apart."""
-    from cutwater.api.steps.window_names import INNER, apart
+    from cutwater.api.steps.keyed_steps import INNER, apart
     from cutwater.operators.aggregate.top_rows import ROWS, check_order
     from cutwater.operators.stateless.unnest import UnnestSpec
 

@@ -15,7 +15,14 @@ import pyarrow as pa
 from cutwater.data.rows import describe_row, row_contents
 from cutwater.errors import BuildError, CutwaterError, DataError, UserCodeError
 from cutwater.operators.base import BaseOperator, OperatorSpec, Outputs
-from cutwater.operators.stateless.expression_checks import check_row_local, probe_rows, unknown_column
+from cutwater.operators.stateless.expression_checks import (
+    advice,
+    check_row_local,
+    columns_read,
+    probe_rows,
+    reason,
+    unknown_column,
+)
 from cutwater.operators.stateless.expression_plan import (
     MAX_SINGLE,
     Compute,
@@ -28,7 +35,6 @@ from cutwater.operators.stateless.expression_plan import (
     readable,
     run,
 )
-from cutwater.operators.stateless.polars_reasons import advice, columns_read, reason
 
 if TYPE_CHECKING:
     import polars as pl

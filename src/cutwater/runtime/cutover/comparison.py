@@ -15,7 +15,7 @@ from cutwater.connectors.files.part_commit import checkpoint_of_part, is_visible
 from cutwater.data.changes import OP
 from cutwater.errors import ConfigError, CorruptSnapshotError
 from cutwater.runtime.cutover.following import limits_of, not_reached
-from cutwater.state_reader.multisets import OF_ONE, OF_OTHER, PLACE, TIMES, differing_rows, rows_of
+from cutwater.state_reader.compare import OF_ONE, OF_OTHER, PLACE, TIMES, differing_rows, rows_of
 from cutwater.storage.log.entries import Fork
 from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.addresses import resolve_snapshot

@@ -9,7 +9,7 @@ import msgspec
 
 from cutwater.errors import ConfigError, StorageError
 from cutwater.plan.graph import PhysicalPlan
-from cutwater.plan.shadows import shadowed_plan
+from cutwater.plan.other_sinks import shadowed_plan
 from cutwater.runtime.control.read_limit import Limits
 from cutwater.storage.log.entries import Fork, Forked, HandedOver, Promoted
 from cutwater.storage.log.job_log import JobLog, wall_clock_ms

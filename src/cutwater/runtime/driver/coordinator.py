@@ -13,7 +13,7 @@ from cutwater.connectors.base import Split
 from cutwater.errors import CutwaterError, FencedError, NondeterminismError
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.planner import replan
-from cutwater.plan.regions import recovery_division, topology_of, widened
+from cutwater.plan.recovery import recovery_division, topology_of, widened
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r

@@ -12,9 +12,9 @@ from cutwater.connectors.staging.area import Guard
 from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.plan.checks import check_guarantees
 from cutwater.plan.graph import LogicalGraph, PhysicalPlan, Step
+from cutwater.plan.other_sinks import shadowed_plan
 from cutwater.plan.planner import make_plan
-from cutwater.plan.repeatable import check_recovery, pin_tables
-from cutwater.plan.shadows import shadowed_plan
+from cutwater.plan.recovery import check_recovery, pin_tables
 from cutwater.plan.upgrade import Upgrade
 from cutwater.runtime.cutover.following import limits_of
 from cutwater.runtime.driver.publisher import Publisher

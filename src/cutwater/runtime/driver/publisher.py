@@ -22,9 +22,9 @@ from cutwater.connectors.staging.area import Guard
 from cutwater.errors import ConfigError, CorruptSnapshotError, FencedError
 from cutwater.plan.compatibility import check_compatible
 from cutwater.plan.graph import PhysicalPlan
-from cutwater.plan.guards import guarded_plan
+from cutwater.plan.other_sinks import guarded_plan
 from cutwater.plan.records import edge_records, step_records
-from cutwater.plan.regions import subtasks_of
+from cutwater.plan.recovery import subtasks_of
 from cutwater.plan.upgrade import Upgrade
 from cutwater.protocol.job.messages import Outcome
 from cutwater.protocol.job.regions import Region

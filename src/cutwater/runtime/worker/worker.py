@@ -24,10 +24,9 @@ from cutwater.config import JobConfig
 from cutwater.connectors.staging.area import Guard
 from cutwater.errors import CutwaterError, FencedError, WireError
 from cutwater.plan.graph import PhysicalPlan
-from cutwater.plan.guards import guarded_plan
+from cutwater.plan.other_sinks import guarded_plan, shadowed_plan
 from cutwater.plan.planner import replan
-from cutwater.plan.regions import recovery_division
-from cutwater.plan.shadows import shadowed_plan
+from cutwater.plan.recovery import recovery_division
 from cutwater.protocol.job.regions import Division
 from cutwater.protocol.wire.handshake import Peer, Refusal
 from cutwater.runtime.channels.connection import Connection

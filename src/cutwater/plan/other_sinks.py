@@ -1,12 +1,17 @@
-"""Shadows of sinks: what a sink would have been given lies, exactly once, in a folder of the job."""
+"""A plan with other sinks: such as guard what they stage, and shadows.
+
+What a sink would have been given lies in its shadow, exactly once, in a folder of the job.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
+from cutwater.connectors.base import Sink, SinkHooks
+from cutwater.connectors.staging.area import Guard
 from cutwater.errors import BuildError
 from cutwater.plan.graph import LogicalGraph, PhysicalPlan, Step
 from cutwater.storage.store.opening import joined
@@ -47,4 +52,13 @@ def shadowed_plan(plan: PhysicalPlan, folder: str) -> PhysicalPlan:
         if step.role == "sink":
             shadow = shadow_of(plan, step, CollectSink(joined(folder, step.id)))
             steps[step.id] = replace(shadow, kind=step.kind)  # what checkpoints say of it
+    return replace(plan, steps=steps)
+
+
+def guarded_plan(plan: PhysicalPlan, guard: Guard) -> PhysicalPlan:
+    """The plan with sinks that guard what they stage; with a key it cannot be shipped any more."""
+    steps = dict(plan.steps)
+    for step in plan.steps.values():
+        if step.role == "sink":
+            steps[step.id] = replace(step, spec=SinkHooks(cast(Sink, step.spec)).guarded(guard))
     return replace(plan, steps=steps)

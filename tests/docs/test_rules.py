@@ -26,7 +26,7 @@ NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 ROW = re.compile(r"^\| (?!word \|)([^|]+?) \| ([^|]+?) \| ([^|]*?) ?\|$", re.MULTILINE)
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
-OLD_WORDS = ("gallery", "sharp")
+OLD_WORDS = ("gallery", "sharp", "loose")
 """Words of our own that are gone from the source; the last column of the glossary has them beside those used now."""
 
 

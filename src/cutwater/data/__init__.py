@@ -1,1 +1,1 @@
-"""What every room says about rows: schemas as text, values, times, the column ``op``, words of 64 bits."""
+"""Rows, as all rooms speak of them: schemas as text, values, times, the column ``op``, words of 64 bits."""

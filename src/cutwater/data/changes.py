@@ -70,7 +70,7 @@ def op_column(codes: npt.NDArray[np.int8]) -> pa.Array:
 
 
 def added_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-    """Which rows of an updating stream are added (``+I``, ``+U``); the others are removed.
+    """Mask of the rows of an updating stream that are added (``+I``, ``+U``); the others are removed.
 
     Raises:
         DataError: another ``op``, or none.

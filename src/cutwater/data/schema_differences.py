@@ -1,4 +1,4 @@
-"""Where two schemas differ, in words."""
+"""Differences of two schemas, in words."""
 
 from __future__ import annotations
 

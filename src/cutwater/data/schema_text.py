@@ -221,7 +221,7 @@ def as_schema(schema: pa.Schema | str) -> pa.Schema:
 
 
 def zones_differ(a: pa.DataType, b: pa.DataType) -> bool:
-    """Whether two types are times of which only one has a zone.
+    """True if two types are times of which only one has a zone.
 
     >>> zones_differ(pa.timestamp("us"), pa.timestamp("us", "UTC")), zones_differ(pa.timestamp("us"), pa.int64())
     (True, False)

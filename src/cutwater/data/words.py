@@ -19,7 +19,7 @@ _SIGN = np.int64(-(2**63))
 
 
 def is_word_type(kind: pa.DataType) -> bool:
-    """Whether a value of the type fits one 64-bit word: integers, bool, floats up to 64 bits, dates, times, timestamps.
+    """True if a value of the type fits one 64-bit word: integers, bool, floats up to 64 bits, dates, times, timestamps.
 
     >>> is_word_type(pa.timestamp("us", "UTC")), is_word_type(pa.string())
     (True, False)

@@ -36,7 +36,7 @@ class Context(Protocol):
     incremental: bool
     """Whether a snapshot may ask for what changed since an older one: then changes are to be kept track of."""
     state_memory_bytes: int | None
-    """Keyed state lies on this worker's disk, and so much of it in memory; ``None``: all lies in memory."""
+    """Memory that keyed state may take, the rest lying elsewhere; ``None``: all of it lies in memory."""
     repeatable: bool
     """Calls may be made once more after a restore, and must give out the same rows in the same order (R0): what comes
     out together is then ordered by what it is, not by where it happens to lie."""

@@ -1,4 +1,4 @@
-"""Where batches of joined rows end, if calls may have to be repeated (R0): their rows say so, and nothing else does.
+"""Ends of batches of joined rows, if calls may have to be repeated (R0): their rows say so, and nothing else does.
 
 How many rows a join puts into a batch depends on the widest row that it has seen, and on how far it came in one call:
 both change with a restore.  What is dealt out batch by batch would then go elsewhere.
@@ -6,19 +6,12 @@ both change with a restore.  What is dealt out batch by batch would then go else
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as pt
 
+from cutwater.data.row_sizes import MAX_BATCH_ROWS, row_bytes
 from cutwater.operators.base import Outputs
 
-MAX_PAIRS = 65_536
-"""Most rows in one batch that a join emits."""
 _PORTION_BYTES = 1 << 26
 
 
@@ -39,7 +32,7 @@ class DeterministicBatches:
         portion_bytes: a batch ends with the row that reaches this size.
     """
 
-    def __init__(self, rows: int = MAX_PAIRS, portion_bytes: int = _PORTION_BYTES) -> None:
+    def __init__(self, rows: int = MAX_BATCH_ROWS, portion_bytes: int = _PORTION_BYTES) -> None:
         self._rows, self._bytes = rows, portion_bytes
         self._held: list[pa.RecordBatch] = []
         self._held_rows = self._held_bytes = 0
@@ -61,7 +54,7 @@ class DeterministicBatches:
         return made + self._flush() if last else made
 
     def _fitting(self, batch: pa.RecordBatch) -> int:
-        """How many rows go to those that are held; at least one."""
+        """Number of rows that go to those that are held; at least one."""
         most = min(batch.num_rows, self._rows - self._held_rows)
         ends = self._held_bytes + np.cumsum(row_bytes(batch.slice(0, most)))
         count = min(most, int(np.searchsorted(ends, self._bytes)) + 1)
@@ -76,39 +69,3 @@ class DeterministicBatches:
         held, self._held = self._held, []
         self._held_rows = self._held_bytes = 0
         return [(0, held[0] if len(held) == 1 else pa.concat_batches(held))] if held else []
-
-
-def row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """The size of each row, roughly; the same wherever the row lies.
-
-    >>> row_bytes(pa.record_batch({"n": [1, 2], "s": ["a", "long"], "l": [[1, 2], None]})).tolist()
-    [37, 24]
-    """
-    return _sum_of(batch.columns, batch.num_rows)
-
-
-def _value_bytes(values: Any) -> npt.NDArray[np.int64]:
-    kind = values.type
-    if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind):
-        lengths = pc.call_function("coalesce", [pc.call_function("binary_length", [values]), pa.scalar(0, pa.int64())])
-        return lengths.to_numpy(zero_copy_only=False).astype(np.int64) + 4
-    if pt.is_struct(kind):
-        return _sum_of(values.flatten(), len(values))
-    if pt.is_map(kind):
-        offsets = values.offsets.to_numpy()
-        begin, end = int(offsets[0]), int(offsets[-1])
-        inner = _sum_of([values.keys[begin:end], values.items[begin:end]], end - begin)
-        ends = np.concatenate([[0], np.cumsum(inner)])[offsets - begin]
-        return np.where(values.is_valid().to_numpy(zero_copy_only=False), np.diff(ends), 0) + 8
-    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
-        parents = pc.call_function("list_parent_indices", [values]).to_numpy()
-        inner = _value_bytes(pc.call_function("list_flatten", [values]))
-        return np.bincount(parents, inner, len(values)).astype(np.int64) + 8
-    return np.full(len(values), 8, np.int64)
-
-
-def _sum_of(columns: Iterable[pa.Array], rows: int) -> npt.NDArray[np.int64]:
-    total = np.zeros(rows, np.int64)
-    for column in columns:
-        total += _value_bytes(column)
-    return total

@@ -36,7 +36,7 @@ class GroupWatermarks:
         self._floors: npt.NDArray[np.int64] | None = None
 
     def advance(self, watermark: int) -> bool:
-        """Whether it rose."""
+        """True if it rose."""
         if watermark <= self.current:
             return False
         self.current = watermark
@@ -50,7 +50,7 @@ class GroupWatermarks:
 
     @property
     def differ(self) -> bool:
-        """Whether rows of different key groups have different watermarks."""
+        """True if rows of different key groups have different watermarks."""
         return self._floors is not None
 
     def of(self, groups: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:

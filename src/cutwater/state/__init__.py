@@ -1,1 +1,1 @@
-"""What a subtask remembers: keys and key groups, columnar tables, segments."""
+"""The memory of a subtask: keys and key groups, columnar tables, segments."""

@@ -65,7 +65,7 @@ def mark(slots: Any, bits: Any) -> None:
 
 @kernel
 def in_a_row(slots: Any) -> Any:
-    """Whether each slot is the one after that before it."""
+    """True if each slot is the one after that before it."""
     gaps = 0
     for i in range(1, slots.shape[0]):
         gaps |= slots[i] - slots[i - 1] - 1
@@ -74,7 +74,7 @@ def in_a_row(slots: Any) -> Any:
 
 @kernel
 def count_marked(bits: Any) -> Any:
-    """How many bits are set."""
+    """Number of bits that are set."""
     count = 0
     for byte in range(bits.shape[0]):
         rest = np.int64(bits[byte])

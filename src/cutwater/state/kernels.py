@@ -1,4 +1,4 @@
-"""How compiled kernels are made: one decorator, one cache directory.
+"""Making compiled kernels: one decorator, one cache directory.
 
 A kernel is a function over numpy views of Arrow buffers that Numba compiles to machine code.  It runs without the GIL,
 is compiled per *physical* type on its first call (never by importing), and the result is kept on disk, so that no
@@ -35,7 +35,7 @@ _settings: Any = config
 
 @lru_cache(maxsize=1)
 def cache_directory() -> str | None:
-    """Where compiled kernels are kept; ``None`` if no place is writable, then every process compiles for itself.
+    """The folder of compiled kernels; ``None`` if no place is writable, then every process compiles for itself.
 
     >>> cache_directory() == cache_directory()
     True
@@ -58,7 +58,7 @@ def _user() -> int:
 
 
 def _usable(path: str) -> bool:
-    """Whether we can write there and nobody else can: what lies in the cache is loaded as code."""
+    """True if we can write there and nobody else can: what lies in the cache is loaded as code."""
     try:
         os.makedirs(path, mode=0o700, exist_ok=True)
         found = os.stat(path)

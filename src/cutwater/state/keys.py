@@ -74,14 +74,14 @@ def key_group_owner(group: int, parallelism: int, max_parallelism: int) -> int:
 
 
 def is_word_key(kind: pa.DataType) -> bool:
-    """Whether a key column of this type fits one 64-bit word."""
+    """True if a key column of this type fits one 64-bit word."""
     t = pa.types
     number = t.is_integer(kind) or t.is_boolean(kind) or t.is_float32(kind) or t.is_float64(kind)
     return number or t.is_date(kind) or t.is_timestamp(kind)
 
 
 def is_key_type(kind: pa.DataType) -> bool:
-    """Whether values of the type have a stable hash, so that rows can be keyed by them."""
+    """True if values of the type have a stable hash, so that rows can be keyed by them."""
     return is_word_key(kind) or _is_bytes_key(kind) or pa.types.is_decimal128(kind)
 
 
@@ -113,7 +113,7 @@ def check_key_types(schema: pa.Schema, keys: Sequence[str]) -> None:
 
 
 def valid_key_mask(batch: pa.RecordBatch, keys: Sequence[str]) -> npt.NDArray[np.bool_] | None:
-    """Which rows have a usable key, that is no NaN and (but in ``NullableKeys``) no null in any key column.
+    """Mask of the rows with a usable key, that is no NaN and (but in ``NullableKeys``) no null in any key column.
 
     ``None`` if all have.
 
@@ -139,7 +139,7 @@ def valid_key_mask(batch: pa.RecordBatch, keys: Sequence[str]) -> npt.NDArray[np
 
 
 def null_key_mask(columns: Sequence[pa.Array]) -> npt.NDArray[np.bool_] | None:
-    """Which rows have a null in any key column, so that they are equal to no row of a join; ``None`` if none has.
+    """Mask of the rows with a null in any key column, so that they are equal to no row of a join; ``None`` if none has.
 
     >>> null_key_mask([pa.array([1, None])]).tolist()
     [False, True]

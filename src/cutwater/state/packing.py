@@ -94,7 +94,7 @@ class KeyPacker:
 
 
 def _plain(value: Any) -> Any:
-    """What else there is of numbers."""
+    """Types of other numbers."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} has no form in MessagePack")
@@ -109,7 +109,7 @@ def _positive_zero(value: Any) -> float:
 
 
 def _pair(kind: pa.DataType) -> _Pair | None:
-    """How values of a type are packed; ``None``: as they are."""
+    """The way in which values of a type are packed; ``None``: as they are."""
     if pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind) or pt.is_null(kind):
         return None
     if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind):

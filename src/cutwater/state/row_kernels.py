@@ -23,7 +23,7 @@ def join_spans(data: Any, offsets: Any, cursors: Any, out: Any) -> None:
 
 @kernel
 def row_starts(data: Any, offsets: Any, width: Any, lengths: Any, starts: Any, counts: Any) -> Any:
-    """Where the rows begin that lie one behind the other in each value; returns how many there are.
+    """Find the beginnings of the rows that lie one behind the other in each value; returns their number.
 
     A row has ``width`` bytes, and behind them as many as the four bytes at each of ``lengths`` in it say.
     """

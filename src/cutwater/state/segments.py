@@ -4,7 +4,7 @@ An operator *freezes* its state in the loop thread (cheap, no I/O); the snapshot
 its *segments* and writes them while the stream goes on.  A restore hands segments back.  Keyed segments are sorted by
 key group, with the group of each row in the column ``GROUP_COLUMN``, so that any key-group range of them can be cut
 out: that is what makes one snapshot restorable at any parallelism.  Whoever writes a checkpoint may leave that to the
-one that reads it (*loose* segments): most checkpoints are never read.
+one that reads it (*unsorted* segments): most checkpoints are never read.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Segment:
         name: which state of the operator ("agg", "window", "left" ...).
         kind: "base" replaces what came before it, "delta" updates it by key, "delete" holds only keys, which are gone.
             Segments are applied in order.
-        batch: the rows.  A keyed segment carries ``GROUP_COLUMN`` and is sorted by it, if it is not loose.
+        batch: the rows.  A keyed segment carries ``GROUP_COLUMN`` and is sorted by it, if it is not unsorted.
         key_groups: half-open range of the key groups whose owners are offered the rows, as a rule that which the rows
             lie in; ``None`` for state that belongs to subtask numbers.
         identity: so many columns after ``GROUP_COLUMN`` tell the rows of the state apart, and their order says nothing;
             0: the order is part of the state.
         to_come: at a restore, how many rows of this state come from here on, roughly, where no later segment takes rows
             of this one away: they can be set at once.  0: later segments may, or nobody looked.
-        ungrouped: of a loose segment, whose rows are in any order and lack ``GROUP_COLUMN``: the hash of how many
+        ungrouped: of a unsorted segment, whose rows are in any order and lack ``GROUP_COLUMN``: the hash of how many
             columns, the first ones, decides the key group, and how many groups there are.
     """
 
@@ -54,19 +54,19 @@ class Frozen(Protocol):
 
     @property
     def incremental(self) -> bool:
-        """Whether ``changes`` may give anything, now or later."""
+        """True if ``changes`` may give anything, now or later."""
         ...
 
-    def segments(self, *, loose: bool = False) -> Iterator[Segment]:
+    def segments(self, *, unsorted: bool = False) -> Iterator[Segment]:
         """The segments, in the order a restore applies them.  May take long; releases the GIL where it can.
 
         Args:
-            loose: some may be loose.
+            unsorted: some may be unsorted.
         """
         ...
 
     def changes(self, since: int) -> Iterator[Segment] | None:
-        """What changed since the freeze of an older, completed checkpoint; ``None``: not known, or not worth it.
+        """The changes since the freeze of an older, completed checkpoint; ``None``: not known, or not worth it.
 
         Deltas and deletions go behind the segments that the older checkpoint holds.  A name that has a base among them
         begins anew, one without any segment is as it was.
@@ -89,7 +89,7 @@ class FrozenSegments:
     def __init__(self, make: Sequence[Segment] | Callable[[], Iterable[Segment]] = ()) -> None:
         self._make = make
 
-    def segments(self, *, loose: bool = False) -> Iterator[Segment]:
+    def segments(self, *, unsorted: bool = False) -> Iterator[Segment]:
         yield from self._make() if callable(self._make) else self._make
 
     @property
@@ -104,4 +104,4 @@ class FrozenSegments:
 
 
 EMPTY = FrozenSegments()
-"""What a stateless operator freezes to."""
+"""The frozen state of a stateless operator."""

@@ -15,10 +15,10 @@ import pytest
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import BuildError, DataError, StorageError
 from cutwater.operators.join import interval_operator as join_operator
-from cutwater.operators.join import two_sided as two_sided_join
 from cutwater.operators.join.interval_operator import IntervalJoin
 from cutwater.operators.join.interval_spec import IntervalJoinSpec
 from cutwater.state.keys import hash_keys, key_group_owner, key_groups
+from cutwater.state.rows import rows as rows_by_key
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
 LEFT = pa.schema({"k": pa.int64(), "t": pa.timestamp("us"), "id": pa.int64(), "note": pa.string()})
@@ -317,7 +317,7 @@ def test_rows_that_can_match_nothing_any_more_are_not_in_the_snapshot(make_conte
 def test_memory_is_given_back_while_the_watermark_moves(
     make_context: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 64)
+    monkeypatch.setattr(rows_by_key, "_SLACK_ROWS", 64)
     events: list[Event] = []
     for step in range(200):
         events += [Event(0, left([step % 7] * 10, list(range(step * 10, step * 10 + 10))))]
@@ -331,7 +331,7 @@ def test_memory_is_given_back_while_the_watermark_moves(
 def test_sweeping_at_every_step_changes_no_result(
     make_context: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 0)
+    monkeypatch.setattr(rows_by_key, "_SLACK_ROWS", 0)
     events = history(41, events=120)
     assert Driver(spec(), make_context()).feed(events).out == brute_force(events, -50, 30)
 
@@ -339,7 +339,7 @@ def test_sweeping_at_every_step_changes_no_result(
 def test_sweep_spares_the_row_that_can_just_be_matched(
     make_context: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 0)
+    monkeypatch.setattr(rows_by_key, "_SLACK_ROWS", 0)
     driver = Driver(spec(-50, 30), make_context())
     driver.feed([Event(0, left([1] * 11, [0] * 10 + [100])), Event(watermark=129), Event(1, right([1], [130]))])
     assert driver.operator._sides[0].rows == 1
@@ -388,7 +388,7 @@ def test_ten_megabyte_texts_are_joined_stored_and_restored(make_context: Callabl
 def test_snapshot_of_wide_rows_of_one_key_is_cut_into_base_and_deltas(
     make_context: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cutwater.operators.join.side.pairs_per_batch", lambda _: 4)
+    monkeypatch.setattr("cutwater.state.rows.chains.rows_per_batch", lambda _: 4)
     driver = Driver(spec(), make_context()).feed([Event(0, left([1] * 10 + [2] * 3, list(range(13))))])
     segments = driver.snapshot()
     assert [s.batch.num_rows for s in segments[1:]] == [4, 4, 4, 1]

@@ -164,6 +164,6 @@ def written(
     known = chains.of(STEP)
     changes = frozen.changes(known[0]) if frozen.incremental and known and worth(known[1]) else None
     if changes is None:
-        return writer.add(*STEP, frozen.segments(loose=True), shared=True)
+        return writer.add(*STEP, frozen.segments(unsorted=True), shared=True)
     assert known is not None
     return extended(known[1], writer.add(*STEP, changes, shared=True))

@@ -16,8 +16,8 @@ from table_world import Change, Running, pieces, values
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import BuildError, DataError
-from cutwater.operators.join import two_sided as two_sided_join
 from cutwater.operators.join.as_of_spec import AsOfJoinSpec
+from cutwater.state.rows import rows as rows_by_key
 
 LEFT = pa.schema({"k": pa.int32(), "t": pa.timestamp("us"), "n": pa.int64()})
 RIGHT = pa.schema({"k": pa.int64(), "since": pa.timestamp("us"), "rate": pa.string()})
@@ -89,8 +89,8 @@ def test_any_history_cut_anywhere_and_restored_anywhere_equals_the_model(
     slack: int, events: list[Any], how: Literal["inner", "left"], data: st.DataObject
 ) -> None:
     """With little slack rows are swept all the time."""
-    before = two_sided_join._SLACK_ROWS
-    two_sided_join._SLACK_ROWS = slack
+    before = rows_by_key._SLACK_ROWS
+    rows_by_key._SLACK_ROWS = slack
     try:
         model, running = Model(how), Running(spec_of(how), KEYS)
         late: tuple[list[Any], list[Any]] = ([], [])
@@ -113,7 +113,7 @@ def test_any_history_cut_anywhere_and_restored_anywhere_equals_the_model(
         assert [Counter(rows) for rows in late] == [Counter(rows) for rows in model.late]
         assert running.count()["rows_late"] == len(late[0]) + len(late[1])
     finally:
-        two_sided_join._SLACK_ROWS = before
+        rows_by_key._SLACK_ROWS = before
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
@@ -141,7 +141,7 @@ def test_it_agrees_with_duckdb(how: Literal["inner", "left"]) -> None:
 
 
 def test_versions_that_nobody_can_see_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 100)
+    monkeypatch.setattr(rows_by_key, "_SLACK_ROWS", 100)
     running = Running(spec_of("left"), KEYS)
     for step in range(100):
         times = range(100 * step, 100 * step + 100)

@@ -6,7 +6,7 @@ import pytest
 from subtask_context import Subtask
 
 from cutwater.operators.group_watermarks import GroupWatermarks
-from cutwater.operators.window.early_clock import EarlyClock
+from cutwater.operators.window.operator import EarlyClock
 from cutwater.state.segments import Segment
 
 

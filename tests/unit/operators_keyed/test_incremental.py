@@ -16,15 +16,18 @@ from subtask_context import Subtask
 
 from cutwater.errors import StorageError
 from cutwater.operators.aggregate.accumulators import Aggregate
-from cutwater.operators.aggregate.keyed_table import FrozenTable, KeyedTable
+from cutwater.operators.aggregate.layout import aggregate_layout
 from cutwater.state.disk.rocks import RocksStore
-from cutwater.state.disk.spilled_rows import SpilledRows
+from cutwater.state.disk.tables import SpilledRows
 from cutwater.state.index.key_index import Slots
 from cutwater.state.segments import Frozen, Segment
 from cutwater.state.table import spill
 from cutwater.state.table.changes import Changed, ChangeLog, Changes
+from cutwater.state.table.frozen_table import FrozenTable
 from cutwater.state.table.intervals import History
 from cutwater.state.table.keyed_segments import deleted_segments, group_segments, restore_rows
+from cutwater.state.table.keyed_table import KeyedTable
+from cutwater.state.table.spill import Room
 from cutwater.storage.reading.recovery import next_checkpoint_id
 from cutwater.storage.snapshot import shared_files as shared_module
 from cutwater.storage.snapshot.chains import Chains
@@ -37,6 +40,7 @@ needs_rocksdb = pytest.mark.skipif(find_spec("rocksdict") is None, reason="rocks
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("v", pa.int64())])
 KEYS = pa.schema(list(SCHEMA)[:2])
 AGGREGATES = (Aggregate("n", "count"), Aggregate("total", "sum", "v"), Aggregate("latest", "last", "v"))
+LAYOUT = aggregate_layout(AGGREGATES, SCHEMA)
 STATE = pa.schema([*KEYS, *(f for a in AGGREGATES for f in a.state_fields(SCHEMA))])
 
 Model = dict[tuple[int, str], tuple[int, int, int]]
@@ -52,7 +56,7 @@ class Keyed:
     def __init__(self, subtask: int, parallelism: int) -> None:
         self.ctx = Subtask(subtask, parallelism)
         self.model: Model = {}
-        self.table = KeyedTable(list(KEYS.types), AGGREGATES, SCHEMA)
+        self.table = KeyedTable(list(KEYS.types), LAYOUT)
         self.dead: set[int] = set()
         self.table.track()
 
@@ -98,8 +102,8 @@ class Keyed:
 
         owned = self.ctx.key_groups
 
-        def segments(changed: Changed | None = None, loose: bool = False) -> Iterator[Segment]:
-            whole = owned if loose else None
+        def segments(changed: Changed | None = None, unsorted: bool = False) -> Iterator[Segment]:
+            whole = owned if unsorted else None
             if changed is not None:
                 yield from deleted_segments("state", KEYS, changed.deleted, list, groups)
             for part, slots, kind in table.parts(changed):
@@ -131,8 +135,7 @@ class Spilled(Keyed):
 
     def __init__(self, subtask: int, parallelism: int) -> None:
         super().__init__(subtask, parallelism)
-        self.table = KeyedTable(list(KEYS.types), AGGREGATES, SCHEMA)
-        self.table.spill_to(store(), Subtask(subtask, parallelism, state_memory_bytes=1_200))
+        self.table = KeyedTable(list(KEYS.types), LAYOUT, room=Room(store(), self.ctx.max_parallelism, 600))
         self.table.track()
 
     def change(self, dice: random.Random) -> None:

@@ -17,17 +17,18 @@ from stage_world import SCHEMA, SPECS, Stage
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import StorageError
 from cutwater.operators.aggregate import keyed_operator
-from cutwater.operators.aggregate.keyed_table import KeyedTable
 from cutwater.operators.base import Operator, Outputs
 from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.join import two_sided as two_sided_join
 from cutwater.operators.join.as_of_operator import AsOfJoin
-from cutwater.operators.join.two_sided import TwoSidedJoin
-from cutwater.operators.window import open_windows, session_table
-from cutwater.operators.window.session_table import SessionTable
-from cutwater.operators.window.table import WindowTable
+from cutwater.operators.window import session_operator
+from cutwater.operators.window.session_operator import SessionTable
+from cutwater.state.rows import rows as rows_by_key
+from cutwater.state.rows.rows import Rows
 from cutwater.state.segments import Segment
+from cutwater.state.table import time_buckets
 from cutwater.state.table.intervals import Intervals
+from cutwater.state.table.keyed_table import KeyedTable
+from cutwater.state.table.timed_table import Portions, TimedTable
 from cutwater.storage.snapshot.chains import Chains, extended
 from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
@@ -43,10 +44,10 @@ BY_TIME = {"interval join", "as-of join", "window join"}
 def little_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is dead is swept out as soon as it is half of all."""
     for module, name in (
-        (open_windows, "_DEAD_SLOTS"),
+        (time_buckets, "_DEAD_ROWS"),
         (keyed_operator, "_SLACK_KEYS"),
-        (two_sided_join, "_SLACK_ROWS"),
-        (session_table, "_SWEEP_SLOTS"),
+        (rows_by_key, "_SLACK_ROWS"),
+        (session_operator, "_SWEEP_SLOTS"),
     ):
         monkeypatch.setattr(module, name, 4)
 
@@ -209,20 +210,20 @@ def sessions_swept(_: str) -> None:
 JOINS_SWEPT = test_rows_that_time_forgets_are_not_counted_as_new
 
 
-def _one_row_too_many(join: TwoSidedJoin) -> tuple[int, int, int]:
-    left, right = join._sides
-    return left.rows + 1, right.rows, join._epoch
+def _one_row_too_many(rows: Rows) -> tuple[int, int, int]:
+    left, right = rows.sides
+    return left.rows + 1, right.rows, rows._epoch
 
 
 def _touches_no_anchor(self: SessionTable, slots: Any) -> None:
     self.table.touch(slots)
 
 
-def _forgets_what_fired(self: WindowTable, watermark: int) -> Any:
-    slots = self._windows.due(watermark)
-    slots = slots[~self._fired[slots]]
-    self._fired[slots] = True
-    return slots
+def _forgets_what_fired(self: TimedTable[Any, Any], watermark: int) -> Any:
+    slots = self._buckets.due(watermark)
+    slots = slots[~self.fired[slots]]
+    self.fired[slots] = True
+    return Portions(lambda rows: self._read(self.table, rows), slots)
 
 
 @pytest.mark.parametrize(
@@ -230,11 +231,11 @@ def _forgets_what_fired(self: WindowTable, watermark: int) -> Any:
     [
         (run, ["tumbling", "slices"], KeyedTable, "delete", lambda self, slots: None),
         (test_keys_that_are_swept_out_are_deleted, sorted(SWEEPING), KeyedTable, "delete", lambda self, slots: None),
-        (run, ["tumbling"], WindowTable, "due", _forgets_what_fired),
+        (run, ["tumbling"], TimedTable, "due", _forgets_what_fired),
         (sessions_swept, ["sessions"], SessionTable, "_touch", _touches_no_anchor),
         (test_a_freeze_is_of_its_moment, ["sessions"], KeyedTable, "capturing", property(lambda self: False)),
         (JOINS_SWEPT, ["as-of join"], Intervals, "change", lambda self, change: None),
-        (run, ["as-of join"], TwoSidedJoin, "_counts_now", property(_one_row_too_many)),
+        (run, ["as-of join"], Rows, "_counts_now", property(_one_row_too_many)),
     ],
     ids=["deletion", "sweep", "fired", "anchor", "captured", "renumbered", "first"],
 )

@@ -22,16 +22,13 @@ from subtask_context import Subtask
 
 import cutwater as cw
 from cutwater.connectors.generate import RateSource
-from cutwater.operators import emission_order as firing_order
+from cutwater.data import row_sizes
 from cutwater.operators.deterministic_batches import DeterministicBatches
-from cutwater.operators.join import columns as join_columns
 from cutwater.operators.join import interval_operator as join_operator
-from cutwater.operators.join import two_sided as two_sided_join
-from cutwater.operators.window import session_keys
-from cutwater.operators.window import sliced_operator as window_slices
-from cutwater.operators.window import table as window_table
 from cutwater.plan.planner import make_plan
-from cutwater.state.table import keyed_segments, spill
+from cutwater.state.disk import tables
+from cutwater.state.rows import rows as rows_by_key
+from cutwater.state.table import bundles, keyed_segments, spill, timed_table
 
 SCHEMA = pa.schema(
     [
@@ -252,8 +249,8 @@ def test_a_restored_operator_repeats_itself(name: str) -> None:
     assert_repeats_itself(STEPS[name], 1)
 
 
-WIDE = [(join_columns, "_MAX_BATCH_BYTES", 4_000), (join_operator, "_MAX_STEPS", 40)]
-WIDE += [(two_sided_join, "_SLACK_ROWS", 100)]
+WIDE = [(row_sizes, "_MAX_BATCH_BYTES", 4_000), (join_operator, "_MAX_STEPS", 40)]
+WIDE += [(rows_by_key, "_SLACK_ROWS", 100)]
 
 
 @pytest.mark.parametrize("name", list(JOINS))
@@ -265,8 +262,8 @@ def test_a_restored_join_repeats_itself(name: str, monkeypatch: pytest.MonkeyPat
 
 
 LITTLE, PLENTY = 4_000, 1 << 22
-PORTIONS = [(spill, "_PORTION_ROWS"), (window_table, "PORTION_ROWS"), (window_slices, "PORTION_ROWS")]
-PORTIONS += [(session_keys, "PORTION_KEYS"), (two_sided_join, "PORTION_KEYS"), (keyed_segments, "_FEW_ROWS")]
+PORTIONS = [(spill, "_PORTION_ROWS"), (timed_table, "PORTION_ROWS")]
+PORTIONS += [(bundles, "PORTION_KEYS"), (rows_by_key, "PORTION_KEYS"), (keyed_segments, "_FEW_ROWS")]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +283,7 @@ def test_what_lies_on_disk_is_repeated_in_the_same_order(
         monkeypatch.setattr(module, limit, 7)
     for module, limit, value in WIDE:
         monkeypatch.setattr(module, limit, value)
-    monkeypatch.setattr(firing_order, "_HELD_BYTES", held_bytes)
+    monkeypatch.setattr(tables, "_HELD_BYTES", held_bytes)
     inputs = 2 if name in JOINS else 1
     make = JOINS[name] if name in JOINS else STEPS[name]
     assert_repeats_itself(make, inputs, (LITTLE, PLENTY), (PLENTY, LITTLE), (LITTLE, LITTLE))

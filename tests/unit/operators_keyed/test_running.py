@@ -323,11 +323,11 @@ def test_a_small_table_is_written_as_it_lies_and_sorted_when_it_is_read() -> Non
     entries: list[Entry] = []
     for subtask, operator in enumerate(operators):
         frozen = operator.freeze(1)
-        (loose,), (ordered,) = frozen.segments(loose=True), frozen.segments()
-        assert GROUP_COLUMN not in loose.batch.schema.names
-        assert loose.key_groups == (8 * subtask, 8 * subtask + 8), "all that the subtask owns, which a base replaces"
+        (unsorted,), (ordered,) = frozen.segments(unsorted=True), frozen.segments()
+        assert GROUP_COLUMN not in unsorted.batch.schema.names
+        assert unsorted.key_groups == (8 * subtask, 8 * subtask + 8), "all that the subtask owns, which a base replaces"
         writer = SnapshotWriter(store, "job", 1, 1, subtask, 0)
-        (entry,) = writer.add("agg", subtask, [loose])
+        (entry,) = writer.add("agg", subtask, [unsorted])
         writer.close()
         frozen.release()
         assert read_segment(store, "job", entry).batch.equals(ordered.batch)

@@ -18,27 +18,22 @@ from subtask_context import Subtask
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.operators.aggregate import keyed_operator
 from cutwater.operators.aggregate.keyed_operator import KeyedOperator
-from cutwater.operators.aggregate.keyed_table import KeyedTable
 from cutwater.operators.base import BaseOperator, Operator, OperatorSpec, Outputs
 from cutwater.operators.group_watermarks import WATERMARK
-from cutwater.operators.join import two_sided as two_sided_join
-from cutwater.operators.join.rows import FrozenJoinRows, JoinRows
-from cutwater.operators.window import operator as window_operator
-from cutwater.operators.window import session_keys, session_rows
-from cutwater.operators.window import sliced_operator as window_slices
-from cutwater.operators.window import table as window_table
 from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow
-from cutwater.operators.window.open_windows import OpenWindows
-from cutwater.operators.window.session_keys import SessionKeys
-from cutwater.operators.window.session_rows import FrozenSessions
-from cutwater.operators.window.table import WindowTable
+from cutwater.state import backend
 from cutwater.state.disk.rocks import RocksStore
-from cutwater.state.disk.spill_queue import SpillQueue
-from cutwater.state.disk.spilled_rows import FrozenSpilledRows
+from cutwater.state.disk.tables import FrozenSpilledRows, SpillQueue
 from cutwater.state.index.nullable import NullableIndex
+from cutwater.state.rows import rows as rows_by_key
+from cutwater.state.rows.keyed_rows import FrozenKeyedRows, KeyedRows
 from cutwater.state.segments import Frozen, Segment
-from cutwater.state.table import keyed_segments, spill
+from cutwater.state.table import bundles, keyed_segments, spill, timed_table
+from cutwater.state.table.bundles import Bundles, FrozenBundles
+from cutwater.state.table.keyed_table import KeyedTable
 from cutwater.state.table.spill import Spill
+from cutwater.state.table.time_buckets import TimeBuckets
+from cutwater.state.table.timed_table import TimedTable
 from cutwater.storage.snapshot.chains import extended
 
 pytest.importorskip("rocksdict")
@@ -148,14 +143,12 @@ def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(spill, "_SLACK_KEYS", 4)
     monkeypatch.setattr(keyed_operator, "_SLACK_KEYS", 4)
     monkeypatch.setattr(keyed_segments, "_FEW_ROWS", 4)
-    monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 4)
-    for module in (two_sided_join, session_keys):
+    monkeypatch.setattr(rows_by_key, "_SLACK_ROWS", 4)
+    for module in (rows_by_key, bundles):
         monkeypatch.setattr(module, "PORTION_KEYS", 3)
     store = RocksStore(1 << 20)
-    for module in (keyed_operator, window_operator, two_sided_join):
-        monkeypatch.setattr(module, "open_spill", lambda memory_bytes: memory_bytes and store)
-    for module in (window_table, window_slices):
-        monkeypatch.setattr(module, "PORTION_ROWS", 3)
+    monkeypatch.setattr(backend, "open_store", lambda memory_bytes: store)
+    monkeypatch.setattr(timed_table, "PORTION_ROWS", 3)
     yield
     store.close()
 
@@ -293,11 +286,10 @@ def test_sessions_that_left_memory_in_several_epochs_are_in_the_increment_once()
     sessions_in_journal()
 
 
-def _all_that_left(self: FrozenSessions, epoch: int) -> Iterator[SessionKeys]:
+def _all_that_left(self: FrozenBundles[Any], epoch: int) -> Iterator[Bundles[Any]]:
     """Without a thought of keys that left several times."""
-    assert self._table.spilled is not None
-    assert self._keys is not None
-    return (self._keys[1](chunk.keys, chunk.values) for chunk in self._table.spilled.rows.journal(epoch))
+    assert self.table.spilled is not None
+    return (self._page(chunk.keys, chunk.values) for chunk in self.table.spilled.rows.journal(epoch))
 
 
 def _nothing_was_there(self: Spill, slots: Any) -> Any:
@@ -309,22 +301,22 @@ def _nothing_was_there(self: Spill, slots: Any) -> Any:
     [
         (partial(run, "first"), Spill, "fetched", _nothing_was_there),
         (expire, Spill, "clean", lambda self, live, log: None),
-        (partial(fire, "tumbling"), WindowTable, "_page_fires", lambda self, page, slots, start: []),
+        (partial(fire, "tumbling"), TimedTable, "_fire_page", lambda self, page, slots: []),
         (partial(fire, "late"), KeyedTable, "put_page", lambda self, page, slots, came=False: None),
         (partial(fire, "tumbling"), KeyedTable, "delete_page", lambda self, page, slots: None),
         (partial(fire, "cut slices"), FrozenSpilledRows, "beginning", lambda self, key, groups, most: iter(())),
-        (partial(fire, "late slices", late=False), OpenWindows, "fired", lambda self, start: None),
-        (partial(run, "window join", range(1, 4)), JoinRows, "came_out", lambda self, slots, watermark: None),
+        (partial(fire, "late slices", late=False), TimeBuckets, "fired", lambda self, start: None),
+        (partial(run, "window join", range(1, 4)), KeyedRows, "came_out", lambda self, slots, watermark: None),
         (partial(run, "window join", range(1, 4)), SpillQueue, "put", lambda self, keys, instants: None),
         (partial(fire, "early"), SpillQueue, "put", lambda self, keys, instants: None),
-        (partial(run, "interval join", range(1, 4)), FrozenJoinRows, "added", lambda self, epoch, live: []),
-        (partial(fire, "sessions"), SessionKeys, "bring_due", lambda self, watermark: iter(())),
-        (partial(fire, "early sessions"), SessionKeys, "bring_waiting", lambda self: iter(())),
-        (partial(fire, "late sessions"), SessionKeys, "forget", lambda self, anchors: None),
-        (partial(run, "sessions", range(1, 4)), SessionKeys, "use", lambda self, anchors: None),
-        (sessions_in_journal, FrozenSessions, "_journal", lambda self, epoch: iter(())),
-        (sessions_in_journal, FrozenSessions, "_journal", _all_that_left),
-        (partial(run, "long sessions", range(1, 4)), session_rows, "_copy", lambda index: NullableIndex(index.types)),
+        (partial(run, "interval join", range(1, 4)), FrozenKeyedRows, "added", lambda self, epoch, live: []),
+        (partial(fire, "sessions"), Bundles, "bring_due", lambda self, watermark: iter(())),
+        (partial(fire, "early sessions"), Bundles, "bring_waiting", lambda self: iter(())),
+        (partial(fire, "late sessions"), Bundles, "forget", lambda self, anchors: None),
+        (partial(run, "sessions", range(1, 4)), Bundles, "use", lambda self, anchors: None),
+        (sessions_in_journal, FrozenBundles, "journal", lambda self, epoch: iter(())),
+        (sessions_in_journal, FrozenBundles, "journal", _all_that_left),
+        (partial(run, "long sessions", range(1, 4)), bundles, "_copy", lambda index: NullableIndex(index.types)),
     ],
     ids=(
         *("known", "cleaning", "windows on disk", "fired on disk", "gone from disk", "slices", "forgotten windows"),

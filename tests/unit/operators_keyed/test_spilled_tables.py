@@ -193,7 +193,7 @@ def test_interval_joins_agree_with_duckdb_over_a_restore_with_another_parallelis
     assert sorted(found) == wanted
     assert len(wanted) > 3_000
     for operator, memory_bytes in ((operators[0], before), *((r, after) for r in restored)):
-        kept: Any = operator._rows  # type: ignore[attr-defined]
+        kept: Any = operator._rows._rows  # type: ignore[attr-defined]
         if memory_bytes is not None:
             assert kept.spill.rows.used
             assert kept.memory_bytes < memory_bytes, "most rows are on disk only"
@@ -238,7 +238,7 @@ def test_keys_that_every_batch_asks_for_are_not_moved_for_every_batch(
             operator.process(first // 100 % 2, pa.RecordBatch.from_arrays(arrays, schema=wide))
             operator.on_watermark(first - 2_000)
 
-    kept: Any = operator._rows  # type: ignore[attr-defined]
+    kept: Any = operator._rows._rows  # type: ignore[attr-defined]
     give(0, 6_000, 7)
     assert kept.spill.full
     assert written[0] < 6_000 * 1_000

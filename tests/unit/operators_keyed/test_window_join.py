@@ -16,10 +16,10 @@ from table_world import Change, Running, pieces, values
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import BuildError
-from cutwater.operators.join import two_sided as two_sided_join
 from cutwater.operators.join import window_operator as window_join_operator
 from cutwater.operators.join.window_spec import WindowJoinSpec, WindowJoinType
 from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow
+from cutwater.state.rows import rows as rows_by_key
 
 LEFT = pa.schema({"k": pa.int32(), "t": pa.timestamp("us"), "n": pa.int64()})
 RIGHT = pa.schema({"k": pa.int64(), "u": pa.timestamp("us"), "text": pa.string()})
@@ -115,8 +115,8 @@ def test_any_history_cut_anywhere_and_restored_anywhere_equals_the_model(
 ) -> None:
     """With little slack rows are swept all the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(two_sided_join, "_SLACK_ROWS", slack)
-        patch.setattr(window_join_operator, "pairs_per_batch", lambda _: portion)
+        patch.setattr(rows_by_key, "_SLACK_ROWS", slack)
+        patch.setattr(window_join_operator, "rows_per_batch", lambda _: portion)
         model, running = Model(windows, how), Running(spec_of(windows, how), KEYS)
         late: tuple[list[Any], list[Any]] = ([], [])
         count = 0
@@ -236,7 +236,7 @@ def test_the_rows_of_a_large_window_come_in_bounded_batches() -> None:
 
 
 def test_rows_of_closed_windows_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_sided_join, "_SLACK_ROWS", 100)
+    monkeypatch.setattr(rows_by_key, "_SLACK_ROWS", 100)
     running = Running(spec_of(SlidingWindow(20, 10), "left"), KEYS)
     for step in range(100):
         times = range(100 * step, 100 * step + 100)

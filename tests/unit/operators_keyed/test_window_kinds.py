@@ -19,7 +19,7 @@ from cutwater.operators.aggregate import kernels as aggregate_kernels
 from cutwater.operators.aggregate import word_accumulators
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.base import Operator, Outputs
-from cutwater.operators.window import session_table
+from cutwater.operators.window import session_operator
 from cutwater.operators.window import sliced_operator as window_slices
 from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow, Window
 from cutwater.operators.window.spec import WindowAggregateSpec
@@ -102,7 +102,7 @@ def test_a_row_of_a_sliding_window_is_taken_once() -> None:
     spec = spec_of(SlidingWindow(60, 1))
     operator = opened(spec)
     updates: list[int] = []
-    table = operator._slices  # type: ignore[attr-defined]
+    table = operator._slices.table  # type: ignore[attr-defined]
     count = table.accumulators[0]
     inner = count.update
     count.update = lambda slots, batch: (updates.append(len(slots)), inner(slots, batch))
@@ -257,7 +257,7 @@ class TestPlantedBugs:
             test_sliding_windows_agree_with_duckdb(10, 2)
 
     def test_a_merge_that_forgets_one_side(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(session_table.SessionTable, "_swallow", lambda self, gone: None)
+        monkeypatch.setattr(session_operator.SessionTable, "_swallow", lambda self, gone: None)
         with pytest.raises(AssertionError):
             test_sessions_agree_with_duckdb()
 

@@ -24,11 +24,12 @@ from windows_world import (
 )
 
 from cutwater.data.time import MAX_WATERMARK
-from cutwater.operators.window import open_windows, session_table
 from cutwater.operators.window import operator as window_operator
+from cutwater.operators.window import session_operator
 from cutwater.operators.window import sliced_operator as window_slices
 from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow
 from cutwater.operators.window.spec import WindowAggregateSpec
+from cutwater.state.table import time_buckets
 
 KEYS = ("", "a", "b")
 TIMES = st.integers(-40, 60)
@@ -73,8 +74,8 @@ class Models:
 def bounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is; with slices of a few rows and sweeping at every chance; and with memory for hardly a key."""
     if request.param:
-        monkeypatch.setattr(open_windows, "_DEAD_SLOTS", 0)
-        monkeypatch.setattr(session_table, "_SWEEP_SLOTS", 0)
+        monkeypatch.setattr(time_buckets, "_DEAD_ROWS", 0)
+        monkeypatch.setattr(session_operator, "_SWEEP_SLOTS", 0)
         monkeypatch.setattr(window_operator, "SLICE_ROWS", 3)
         monkeypatch.setattr(window_slices, "SLICE_ROWS", 2)
     if request.param == "disk":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,13 +16,11 @@ from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.base import Operator, Outputs
 from cutwater.operators.window import operator as window_operator
-from cutwater.operators.window import session_keys
-from cutwater.operators.window import sliced_operator as window_slices
-from cutwater.operators.window import table as window_table
 from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, Window
 from cutwater.operators.window.spec import WindowAggregateSpec
+from cutwater.state import backend
 from cutwater.state.disk.rocks import RocksStore
-from cutwater.state.table import keyed_segments, spill
+from cutwater.state.table import bundles, keyed_segments, spill, timed_table
 
 KINDS = ("count", "sum", "max", "first", "last", "mean")
 AGGREGATES = (
@@ -228,12 +228,18 @@ def hardly_any_memory(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     pytest.importorskip("rocksdict")
     for module, name in (
         (spill, "_PORTION_ROWS"),
-        (window_table, "PORTION_ROWS"),
-        (window_slices, "PORTION_ROWS"),
-        (session_keys, "PORTION_KEYS"),
+        (timed_table, "PORTION_ROWS"),
+        (bundles, "PORTION_KEYS"),
         (keyed_segments, "_FEW_ROWS"),
     ):
         monkeypatch.setattr(module, name, 1)
     store = RocksStore(1 << 20)
     request.addfinalizer(store.close)
-    monkeypatch.setattr(window_operator, "open_spill", lambda ctx: store)
+    monkeypatch.setattr(backend, "open_store", lambda memory_bytes: store)
+    made = backend.StateBackend
+
+    def scarce(ctx: Any, tables: int) -> backend.StateBackend:
+        memory = SimpleNamespace(key_groups=ctx.key_groups, max_parallelism=ctx.max_parallelism, state_memory_bytes=0)
+        return made(memory, tables)
+
+    monkeypatch.setattr(window_operator, "StateBackend", scarce)

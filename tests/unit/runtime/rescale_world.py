@@ -196,7 +196,7 @@ class Cut:
         subtasks: list[SubtaskRecord] = []
         for receiver in receivers:
             frozen = receiver.operator.freeze(1)
-            entries += writer.add("count", receiver.subtask, frozen.segments(loose=True))
+            entries += writer.add("count", receiver.subtask, frozen.segments(unsorted=True))
             frozen.release()
             inputs = [ends[False][c] for c in receiver.channels]
             record: dict[str, Any] = {"incarnation": 1, "protocol": "unaligned", "subtask": receiver.subtask}

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 
 from cutwater.operators.aggregate.accumulators import Aggregate
-from cutwater.operators.aggregate.keyed_table import KeyedTable
+from cutwater.operators.aggregate.layout import AggregateTable, aggregate_layout
 from cutwater.runtime.worker.restore import Restore
 from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
 from cutwater.state.table.keyed_segments import restore_rows
+from cutwater.state.table.keyed_table import KeyedTable
 from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.segment_files import SnapshotWriter
 from cutwater.storage.store.memory import MemoryStore
@@ -73,11 +74,11 @@ def restore_of(store: MemoryStore, entries: list[Entry]) -> Restore:
     return Restore(store, "job", cast(Any, manifest), True, cast(Any, None))
 
 
-def make_table() -> KeyedTable:
-    return KeyedTable([pa.int64()], (Aggregate("n", "count"),), ROWS)
+def make_table() -> AggregateTable:
+    return KeyedTable([pa.int64()], aggregate_layout((Aggregate("n", "count"),), ROWS))
 
 
-def content_of(table: KeyedTable) -> Content:
+def content_of(table: AggregateTable) -> Content:
     keys, counts = table.rows(np.arange(len(table), dtype=np.int32))
     return dict(zip(keys.to_pylist(), counts.to_pylist(), strict=True))
 

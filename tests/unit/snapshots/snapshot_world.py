@@ -66,7 +66,7 @@ class Running:
             known = self.chains.of(place)
             changes = frozen.changes(known[0]) if frozen.incremental and known else None
             if changes is None or known is None:
-                chain = writer.add(*place, frozen.segments(loose=True), shared=True)
+                chain = writer.add(*place, frozen.segments(unsorted=True), shared=True)
             else:
                 chain = extended(known[1], writer.add(*place, changes, shared=True))
             frozen.release()

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from cutwater.state.index import next_table
+from cutwater.state.index import key_index
 from cutwater.state.index.key_index import KeyIndex, make_index
 
 FIRST = 1 << 17
@@ -38,7 +38,7 @@ class Later:
 @pytest.fixture(autouse=True)
 def _later(monkeypatch: pytest.MonkeyPatch) -> None:
     Later.all = []
-    monkeypatch.setattr(next_table, "in_background", Later)
+    monkeypatch.setattr(key_index, "in_background", Later)
 
 
 def kinds() -> list[tuple[list[pa.DataType], Callable[[np.ndarray], list[pa.Array]]]]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutwater.data.words import from_words, to_words, valid_rows
-from cutwater.state.table.value_store import ValueStore
+from cutwater.state.table.row_store import ValueStore
 
 WORD_VALUES: dict[pa.DataType, st.SearchStrategy[object]] = {
     pa.bool_(): st.booleans(),

@@ -47,8 +47,8 @@ def test_older_releases_refuse_only_what_they_cannot_read():
     store = MemoryStore()
     log, _ = begun(store, 1)
     plain = SnapshotWriter(store, JOB, 1, 1, 0, 100).add("count", 0, [segment(1, 0, 40)])
-    loose = SnapshotWriter(store, JOB, 3, 1, 0, 100).add("count", 0, [loose_segment(40)])
-    for entries, version in ((plain, 1), (write_shared(store, 2, 1, []), 2), (loose, 3)):
+    unsorted = SnapshotWriter(store, JOB, 3, 1, 0, 100).add("count", 0, [unsorted_segment(40)])
+    for entries, version in ((plain, 1), (write_shared(store, 2, 1, []), 2), (unsorted, 3)):
         data, _ = dumps_manifest(manifest_of(log, 1, entries), PLAIN)
         assert msgspec.json.decode(data).get("format_version", 1) == version
 
@@ -197,14 +197,14 @@ def test_format_version_2_is_read_for_ever():
     assert rows == [[1000 + i for i in range(40)], [1007], [2000 + i for i in range(40)]]
 
 
-def loose_segment(rows: int) -> Segment:
+def unsorted_segment(rows: int) -> Segment:
     keys = [7 * number for number in range(rows)]
     batch = pa.record_batch({"key": keys, "value": [key + 1 for key in keys]})
     return Segment("agg", "base", batch, (0, 64), 1, ungrouped=(1, 64))
 
 
 def test_format_version_3_is_read_for_ever():
-    """Files made by the first release that leaves some segments loose (``make_golden_3`` below); they never change."""
+    """Files made by the first release with unsorted segments (``make_golden_3`` below); they never change."""
     store = LocalStore(GOLDEN / "format-3")
     (completed,) = JobLog(store, JOB).read().completed
     assert verify_checkpoint(store, JOB, completed).ok
@@ -227,7 +227,7 @@ def make_golden_3(root):
         log = JobLog(store, JOB, clock_ms=lambda: 1_000)
         log.begin_attempt("golden")
         writer = SnapshotWriter(store, JOB, 1, 1, 0, 100)
-        entries = writer.add("count", 0, [loose_segment(40)])
+        entries = writer.add("count", 0, [unsorted_segment(40)])
         writer.close()
         publish(store, log, manifest_of(log, 1, entries))
 

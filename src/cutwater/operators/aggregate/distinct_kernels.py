@@ -106,7 +106,7 @@ def _make_room(
 def _put(
     arena: Any, slot: Any, registers: Any, index: Any, rank: Any, offsets: Any, sizes: Any, filled: Any, sums: Any
 ) -> Any:
-    """Raise a register and keep the books; returns whether anything changed."""
+    """Raise a register and keep its counts; returns whether anything changed."""
     old = _raise(arena, offsets[slot], np.int64(sizes[slot]), registers, index, rank)
     if rank <= old:
         return False

@@ -218,7 +218,7 @@ def localise(slots: Any, numbers: Any, local: Any, touched: Any) -> Any:
 
 @kernel
 def pick(local: Any, valid: Any, ranks: Any, how: Any, current: Any, out: Any) -> None:
-    """Which pool row each number holds after each row; the rows of the batch follow the earlier values in the pool.
+    """The pool row that each number holds after each row; the rows of the batch follow the earlier values in the pool.
 
     ``how``: 0 first, 1 last, 2 min, 3 max.  ``current``: pool row by number, -1 for none.
     """

@@ -1,4 +1,4 @@
-"""What operators share whose state is one keyed table, and the watermark if they go by event time."""
+"""Operators whose state is one keyed table, and the watermark if they go by event time."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import pyarrow as pa
 from cutwater.data.event_times import event_times
 from cutwater.operators.aggregate import kernels as aggregate_kernels
 from cutwater.operators.aggregate.accumulators import Aggregate
-from cutwater.operators.aggregate.keyed_table import FrozenTable, KeyedTable
+from cutwater.operators.aggregate.layout import AggregateTable, aggregate_layout
 from cutwater.operators.base import BaseOperator, Context, Outputs
 from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
+from cutwater.state.backend import StateBackend
 from cutwater.state.growing_array import GrowingArray
 from cutwater.state.index.key_index import Slots
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.segments import Frozen, Segment
-from cutwater.state.table.changes import Changed
-from cutwater.state.table.keyed_segments import deleted_segments, group_segments, restore_rows
-from cutwater.state.table.spill import Spill, open_spill
+from cutwater.state.table.frozen_table import freeze_table, restore_table
 
 STATE = "table"
 _SLACK_KEYS = 1 << 12
@@ -42,12 +41,10 @@ class Touched:
         known: by number, whether the key was there before the batch.
     """
 
-    def __init__(self, rows: Slots, before: int, scratch: GrowingArray, spill: Spill[KeyedTable] | None) -> None:
+    def __init__(self, table: AggregateTable, rows: Slots, before: int, scratch: GrowingArray) -> None:
         self.local, slots = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
         self.slots: Slots = slots[: aggregate_kernels.localise(rows, scratch.values, self.local, slots)]
-        self.known: npt.NDArray[np.bool_] = self.slots < before
-        if spill is not None:
-            self.known |= spill.fetched(self.slots)
+        self.known: npt.NDArray[np.bool_] = table.known(self.slots, before)
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -78,7 +75,7 @@ class KeyedOperator(BaseOperator):
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
-        self._store = open_spill(ctx.state_memory_bytes)
+        self._backend = StateBackend(ctx)
         self._clear()
         self._track()
 
@@ -87,13 +84,10 @@ class KeyedOperator(BaseOperator):
             self._table.track(restored=restored)
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
+        self._backend.close()
 
     def _clear(self) -> None:
-        self._table = KeyedTable(self._key_types, self._held, self._held_schema)
-        if self._store is not None:
-            self._table.spill_to(self._store, self.ctx)
+        self._table = self._backend.table(self._key_types, aggregate_layout(self._held, self._held_schema))
         self._scratch = GrowingArray(np.int32)
         self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
         self._sweep_at = _SLACK_KEYS
@@ -106,12 +100,11 @@ class KeyedOperator(BaseOperator):
         before = len(self._table)
         rows = self._table.upsert(keys)
         self._scratch.reserve(len(self._table))
-        return Touched(rows, before, self._scratch, self._table.spill)
+        return Touched(self._table, rows, before, self._scratch)
 
     def _make_room(self) -> None:
-        """Between batches: move rows to disk that memory does not hold, if they are live."""
-        spill = self._table.spill
-        if spill is not None and spill.full and not spill.busy:
+        """Between batches: forget what is not live before rows have to leave memory."""
+        if self._table.crowded:
             live = self._live(self._table, self._all_slots)
             if not live.all():
                 self._forget(live)
@@ -136,8 +129,8 @@ class KeyedOperator(BaseOperator):
 
     # -- forgetting
 
-    def _live(self, table: KeyedTable, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Which slots of a table hold anything that is still needed."""
+    def _live(self, table: AggregateTable, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Mask of the slots of a table that hold anything that is still needed."""
         return np.ones(len(slots), np.bool_)
 
     def _worth_a_sweep(self) -> bool:
@@ -164,26 +157,13 @@ class KeyedOperator(BaseOperator):
     # -- snapshots
 
     def freeze(self, checkpoint_id: int) -> Frozen:
-        table, groups = self._table.frozen(checkpoint_id), self.ctx.max_parallelism
         watermarks = [self._watermarks.segment()] if self._timed else []
-        keys, owned = pa.schema(list(self._state)[: len(self._key_types)]), self.ctx.key_groups
-
-        def segments(changed: Changed | None = None, loose: bool = False) -> Iterator[Segment]:
-            whole = owned if loose else None
-            yield from watermarks
-            if changed is not None:
-                yield from deleted_segments(STATE, keys, changed.deleted, list, groups)
-            for part, slots, kind in table.parts(changed):
-                of, rows = part.index.columns, part.rows
-                yield from group_segments(STATE, self._state, slots, of, rows, groups, kind, len(keys), whole)
-
-        return FrozenTable([table], segments)
+        owned, groups = self.ctx.key_groups, self.ctx.max_parallelism
+        return freeze_table(self._table, checkpoint_id, STATE, self._state, owned, groups, watermarks)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         self._clear()
-        keys = len(self._key_types)
-        for batch in restore_rows(self._table, self._of_table(segments), self._state, self.ctx.key_groups):
-            self._table.restore(batch.columns[:keys], batch.columns[keys:])
+        restore_table(self._table, self._of_table(segments), self._state, self.ctx.key_groups)
         self._watermarks.restored()
         self._track(restored=True)
 

@@ -19,7 +19,7 @@ from cutwater.state.kernels import kernel
 DONE, ARENA_FULL, OUTPUT_FULL = range(3)
 _FIRST_ENTRIES = 2
 _WORDS = 2
-"""Where the words begin in an entry."""
+"""The place of the words in an entry."""
 
 
 @kernel
@@ -35,7 +35,7 @@ def _compare(arena: Any, at: Any, words: Any, row: Any) -> Any:
 
 @kernel
 def _position(arena: Any, first: Any, count: Any, words: Any, row: Any, least: Any) -> Any:
-    """How many entries come before a row: those not above it (``least`` 1), or those below it (``least`` 0)."""
+    """Number of entries before a row: those not above it (``least`` 1), or those below it (``least`` 0)."""
     low = np.int64(0)
     high = np.int64(count)
     while low < high:
@@ -59,9 +59,9 @@ def _find(arena: Any, first: Any, count: Any, words: Any, prints: Any, row: Any)
 
 
 @kernel
-def _make_room(arena: Any, used: Any, slot: Any, more: Any, epoch: Any, books: Any) -> Any:
+def _make_room(arena: Any, used: Any, slot: Any, more: Any, epoch: Any, sides: Any) -> Any:
     """The block is of this epoch and has room for ``more`` entries; returns the entries in use, -1 if none are left."""
-    epochs, offsets, sizes, counts = books
+    epochs, offsets, sizes, counts = sides
     size = np.int64(sizes[slot])
     wanted = size
     while wanted < counts[slot] + more:
@@ -146,7 +146,7 @@ def _add_row(
     row: Any,
     reference: Any,
     epoch: Any,
-    books: Any,
+    sides: Any,
     rules: Any,
     emitted: Any,
     out: Any,
@@ -154,40 +154,40 @@ def _add_row(
     """Returns (entries in use, -1 if the arena is full; changes; whether the row is in the list)."""
     words, prints = content
     limit, keep_all, ranked = rules
-    counts = books[3]
+    counts = sides[3]
     count = np.int64(counts[slot])
-    at = _position(arena, books[1][slot], count, words, row, 1)
+    at = _position(arena, sides[1][slot], count, words, row, 1)
     if at >= limit and not keep_all:
         return used, emitted, False
-    used = _make_room(arena, used, slot, 1, epoch, books)
+    used = _make_room(arena, used, slot, 1, epoch, sides)
     if used < 0:
         return used, emitted, False
-    last = books[1][slot] + count
+    last = sides[1][slot] + count
     arena[last, 0] = reference
     arena[last, 1] = prints[row]
     for c in range(words.shape[1]):
         arena[last, _WORDS + c] = words[row, c]
-    emitted = _insert(arena, books[1][slot], count, at, limit, ranked, emitted, out)
+    emitted = _insert(arena, sides[1][slot], count, at, limit, ranked, emitted, out)
     counts[slot] = count + 1 if keep_all else min(count + 1, limit)
     return used, emitted, True
 
 
 @kernel
 def _remove_row(
-    arena: Any, used: Any, slot: Any, content: Any, row: Any, epoch: Any, books: Any, rules: Any, emitted: Any, out: Any
+    arena: Any, used: Any, slot: Any, content: Any, row: Any, epoch: Any, sides: Any, rules: Any, emitted: Any, out: Any
 ) -> Any:
     """Returns (entries in use, -1 if the arena is full; changes; whether the row was there)."""
     words, prints = content
     limit, _, ranked = rules
-    counts = books[3]
+    counts = sides[3]
     count = np.int64(counts[slot])
-    at = _find(arena, books[1][slot], count, words, prints, row)
+    at = _find(arena, sides[1][slot], count, words, prints, row)
     if at < 0:
         return used, emitted, False
-    used = _make_room(arena, used, slot, 0, epoch, books)
+    used = _make_room(arena, used, slot, 0, epoch, sides)
     if used < 0:
         return used, emitted, False
-    emitted = _remove(arena, books[1][slot], count, at, limit, ranked, emitted, out)
+    emitted = _remove(arena, sides[1][slot], count, at, limit, ranked, emitted, out)
     counts[slot] = count - 1
     return used, emitted, True
 
@@ -203,7 +203,7 @@ def change(
     arena: Any,
     used: Any,
     epoch: Any,
-    books: Any,
+    sides: Any,
     accepted: Any,
     out: Any,
 ) -> Any:
@@ -215,7 +215,7 @@ def change(
         rules: ``limit``, whether entries behind it stay (because rows may be removed), and whether ranks are part of
             the rows, so that a row that moves is updated.
         reference: of the first row that is accepted; the others follow it.
-        books: epochs, offsets, sizes, counts.
+        sides: epochs, offsets, sizes, counts.
         accepted: gets the rows that are now referred to.
         out: gets references, codes of changes, ranks from 1 on.
 
@@ -229,13 +229,13 @@ def change(
             return OUTPUT_FULL, np.int64(i), used, taken, emitted, missing
         if added[i]:
             room, emitted, done = _add_row(
-                arena, used, slots[i], content, i, reference + taken, epoch, books, rules, emitted, out
+                arena, used, slots[i], content, i, reference + taken, epoch, sides, rules, emitted, out
             )
             if done:
                 accepted[taken] = i
                 taken += 1
         else:
-            room, emitted, done = _remove_row(arena, used, slots[i], content, i, epoch, books, rules, emitted, out)
+            room, emitted, done = _remove_row(arena, used, slots[i], content, i, epoch, sides, rules, emitted, out)
             if not done and room >= 0:
                 missing += 1
         if room < 0:

@@ -18,7 +18,7 @@ from cutwater.state.growing_array import GrowingArray, Values
 from cutwater.state.hashing import combine
 from cutwater.state.index.key_index import Slots
 from cutwater.state.keys import hash_keys
-from cutwater.state.table.value_store import ValueStore
+from cutwater.state.table.row_store import ValueStore
 
 if TYPE_CHECKING:
     from cutwater.operators.aggregate.top_rows import TopRows
@@ -49,7 +49,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a portion of the work changed among the first n rows."""
+    """The changes of a portion of the work among the first n rows."""
 
     rows: list[pa.Array]
     """Columns of the rows."""
@@ -224,7 +224,7 @@ class RankedRows(Accumulator):
         self._pack()
 
     def used(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Which of some slots hold a row."""
+        """Mask of those of some slots that hold a row."""
         return self._books[_COUNTS][slots] > 0
 
     def frozen(self, columns: Sequence[Values]) -> Accumulator:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from cutwater.operators.aggregate.keyed_table import FrozenTable, KeyedTable
+from cutwater.operators.aggregate.layout import AggregateTable, aggregate_layout
 from cutwater.operators.base import BaseOperator, Context, Outputs
-from cutwater.state.disk.rocks import RocksStore
+from cutwater.state.backend import StateBackend
 from cutwater.state.keys import require_valid_keys
 from cutwater.state.segments import Frozen, Segment
-from cutwater.state.table.changes import Changed
-from cutwater.state.table.keyed_segments import group_segments, restore_rows
-from cutwater.state.table.spill import open_spill
+from cutwater.state.table.frozen_table import freeze_table, restore_table
 
 if TYPE_CHECKING:
     from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
@@ -29,14 +27,10 @@ class RunningAggregate(BaseOperator):
         self._spec = spec
         self._output = spec.outputs[0]
         self._state = spec.state_schema
-        self._store: RocksStore | None = None
 
-    def _empty(self) -> KeyedTable:
+    def _empty(self) -> AggregateTable:
         types = [self._spec.input_schema.field(name).type for name in self._spec.keys]
-        table = KeyedTable(types, self._spec.aggregates, self._spec.input_schema)
-        if self._store is not None:
-            table.spill_to(self._store, self.ctx)
-        return table
+        return self._backend.table(types, aggregate_layout(self._spec.aggregates, self._spec.input_schema))
 
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
         if batch.num_rows == 0:
@@ -49,32 +43,21 @@ class RunningAggregate(BaseOperator):
         return [(0, pa.RecordBatch.from_arrays([*passed, *results], schema=self._output))]
 
     def freeze(self, checkpoint_id: int) -> Frozen:
-        table, groups = self._table.frozen(checkpoint_id), self.ctx.max_parallelism
-        keys, owned = len(self._spec.keys), self.ctx.key_groups
-
-        def segments(changed: Changed | None = None, loose: bool = False) -> Iterator[Segment]:
-            whole = owned if loose else None
-            for part, slots, kind in table.parts(changed):
-                of, rows = part.index.columns, part.rows
-                yield from group_segments(STATE, self._state, slots, of, rows, groups, kind, keys, whole)
-
-        return FrozenTable([table], segments)
+        owned, groups = self.ctx.key_groups, self.ctx.max_parallelism
+        return freeze_table(self._table, checkpoint_id, STATE, self._state, owned, groups)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         self._table = self._empty()
-        keys = len(self._spec.keys)
-        for batch in restore_rows(self._table, segments, self._state, self.ctx.key_groups):
-            self._table.restore(batch.columns[:keys], batch.columns[keys:])
+        restore_table(self._table, segments, self._state, self.ctx.key_groups)
         if self.ctx.incremental:
             self._table.track(restored=True, lasting=True)
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
-        self._store = open_spill(ctx.state_memory_bytes)
+        self._backend = StateBackend(ctx)
         self._table = self._empty()
         if ctx.incremental:
             self._table.track(lasting=True)
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
+        self._backend.close()

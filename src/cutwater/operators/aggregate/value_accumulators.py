@@ -15,7 +15,7 @@ from cutwater.operators.aggregate import kernels
 from cutwater.operators.aggregate.accumulators import Accumulator
 from cutwater.state.growing_array import GrowingArray, Values
 from cutwater.state.index.key_index import Slots
-from cutwater.state.table.value_store import ValueStore
+from cutwater.state.table.row_store import ValueStore
 
 _compute: Any = pyarrow.compute  # the stubs do not know ``rank``
 

@@ -10,15 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cutwater.data.row_sizes import rows_per_batch, widest_row_bytes
 from cutwater.data.rows import describe_row
 from cutwater.errors import BuildError, CutwaterError, DataError
 from cutwater.operators.base import BaseOperator, Context, Operator, OperatorSpec, Outputs
 from cutwater.operators.deterministic_batches import DeterministicBatches
 from cutwater.operators.enrich.table import EnrichmentTable, table_digest
-from cutwater.operators.join.columns import common_key_type, joined_fields, pairs_per_batch, widest_row_bytes
+from cutwater.operators.join.columns import common_key_type, joined_fields
 from cutwater.operators.stateless.expression_checks import unknown_column
 from cutwater.state.keys import check_key_types, valid_key_mask
-from cutwater.state.table.value_store import ValueStore
+from cutwater.state.table.row_store import ValueStore
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +182,7 @@ class EnrichOperator(BaseOperator):
         counts = np.where(slots >= 0, self._starts[slots + 1] - self._starts[slots], 0)
         if self._spec.how == "left":
             counts = np.maximum(counts, 1)
-        limit = pairs_per_batch(self._widest + widest_row_bytes(batch))
+        limit = rows_per_batch(self._widest + widest_row_bytes(batch))
         self._waiting = _Matches(batch, slots, counts, limit)
         return self.resume()
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cutwater.data.row_sizes import rows_per_batch
 from cutwater.operators.base import Outputs
-from cutwater.operators.join.columns import pairs_per_batch
-from cutwater.operators.join.side import JoinSide, References
 from cutwater.operators.join.two_sided import LEFT, RIGHT, TwoSidedJoin
-from cutwater.state.disk.spill_queue import NEVER
 from cutwater.state.index.key_index import Slots
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
+from cutwater.state.rows.chains import References, RowChains
+from cutwater.state.rows.keyed_rows import NEVER
 
 if TYPE_CHECKING:
     from cutwater.operators.join.as_of_spec import AsOfJoinSpec
@@ -33,8 +33,8 @@ class AsOfJoin(TwoSidedJoin):
     def _clear(self) -> None:
         super()._clear()
         self._due = _NO_ROWS
-        self._bringing = False
-        """Whether keys on disk may have rows that come out now."""
+        self._brought: Iterator[int] | None = None
+        """Keys with rows that come out now, as they are brought into memory: the first slot of each portion."""
         self._before = self._watermarks.copy()
 
     # -- rows
@@ -57,8 +57,8 @@ class AsOfJoin(TwoSidedJoin):
         if input == RIGHT or self._spec.how == "inner":
             batch, times = self._with_whole_keys(input, batch, times)
         if batch.num_rows:
-            self._make_room()
-            self._add(input, batch, times)
+            self._rows.make_room(self._watermarks.current)
+            self._rows.add(input, batch, times)
         return outputs
 
     # -- time
@@ -71,9 +71,9 @@ class AsOfJoin(TwoSidedJoin):
         if self._watermarks.advance(watermark):
             self._before = before
             self._due = self._due_rows(0)
-            self._bringing = True
+            self._brought = self._rows.due(watermark)
             self._fires()
-            self._clean()
+            self._rows.clean(self._watermarks.current)
         return outputs + self.resume()
 
     def _due_rows(self, first: int) -> References:
@@ -93,17 +93,19 @@ class AsOfJoin(TwoSidedJoin):
 
     @property
     def _firing(self) -> bool:
-        return len(self._due) > 0 or self._bringing
+        return len(self._due) > 0 or self._brought is not None
 
     def _next_rows(self) -> Outputs:
-        if len(self._due) == 0 and self._bringing:
-            first = self._bring()
-            self._bringing = first is not None
-            self._due = _NO_ROWS if first is None else self._due_rows(first)
+        if len(self._due) == 0 and self._brought is not None:
+            first = next(self._brought, None)
+            if first is None:
+                self._brought = None
+            else:
+                self._due = self._due_rows(first)
         if len(self._due) == 0:
             return []
         left, right = self._sides
-        portion = pairs_per_batch(left.widest + right.widest)
+        portion = rows_per_batch(left.widest + right.widest)
         rows, self._due = self._due[:portion], self._due[portion:]
         versions = right.latest_at(left.slots[rows], left.times[rows], self._before.current)
         if self._spec.how == "inner":
@@ -120,7 +122,7 @@ class AsOfJoin(TwoSidedJoin):
         waits = (times > self._watermarks.current) if side == LEFT else np.zeros(len(times), np.bool_)
         return np.where(waits, times, NEVER)
 
-    def _live(self, sides: Sequence[JoinSide], watermark: int) -> list[References]:
+    def _live(self, sides: Sequence[RowChains], watermark: int) -> list[References]:
         """Rows that have not come out, and versions that a row to come may see."""
         left, right = sides
         return [_waiting(left, watermark), _visible(right, watermark)]
@@ -129,12 +131,12 @@ class AsOfJoin(TwoSidedJoin):
         return times > self._reached(side, batch) if side == LEFT else np.ones(len(times), np.bool_)
 
 
-def _waiting(left: JoinSide, watermark: int) -> References:
+def _waiting(left: RowChains, watermark: int) -> References:
     """Rows that have not come out."""
     return np.flatnonzero(left.times > watermark)
 
 
-def _visible(right: JoinSide, watermark: int) -> References:
+def _visible(right: RowChains, watermark: int) -> References:
     """Versions that a row later than the watermark may see: those after it, and the last of each key before it."""
     times, slots = right.times, right.slots
     past = np.flatnonzero(times <= watermark)

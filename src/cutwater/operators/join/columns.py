@@ -1,20 +1,16 @@
-"""What joins agree on: key types that match, names of the columns that come out, rows that are not too many at once."""
+"""The common ground of joins: key types that match, and names of the columns that come out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from cutwater.data.schema_text import ZONES_DIFFER_HINT, zones_differ
 from cutwater.errors import BuildError
-from cutwater.operators.deterministic_batches import MAX_PAIRS
 from cutwater.operators.stateless.expression_checks import unknown_column
 from cutwater.state.keys import check_key_types
-
-_MAX_BATCH_BYTES = 1 << 28
 
 
 def common_key_type(left: pa.Field, right: pa.Field) -> pa.DataType:
@@ -110,29 +106,3 @@ def joined_fields(
         taken.add(name)
         fields.append(field.with_name(name).with_nullable(nullable or field.nullable))
     return fields
-
-
-def widest_row_bytes(batch: pa.RecordBatch) -> int:
-    """An upper bound of the size of one row: texts are measured, nested columns counted as if one row held all.
-
-    >>> widest_row_bytes(pa.record_batch({"n": [1, 2], "s": ["a", "long"]}))
-    16
-    """
-    return sum(_widest(column) for column in batch.columns) if batch.num_rows else 0
-
-
-def _widest(column: pa.Array) -> int:
-    kind = column.type
-    if pt.is_string(kind) or pt.is_large_string(kind) or pt.is_binary(kind) or pt.is_large_binary(kind):
-        longest = pc.call_function("max", [pc.call_function("binary_length", [column])])
-        return (longest.as_py() or 0) + 4
-    return column.nbytes if pt.is_nested(kind) else 8
-
-
-def pairs_per_batch(row_bytes: int) -> int:
-    """How many rows of a join one batch may have if a row has up to ``row_bytes``.
-
-    >>> pairs_per_batch(100), pairs_per_batch(10_000_000)
-    (65536, 26)
-    """
-    return max(1, min(MAX_PAIRS, _MAX_BATCH_BYTES // max(row_bytes, 1)))

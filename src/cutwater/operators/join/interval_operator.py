@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cutwater.data.row_sizes import rows_per_batch, widest_row_bytes
 from cutwater.operators.base import Outputs
-from cutwater.operators.join.columns import pairs_per_batch, widest_row_bytes
-from cutwater.operators.join.kernels import FROM_HEAD
-from cutwater.operators.join.side import JoinSide, References
 from cutwater.operators.join.two_sided import LEFT, TwoSidedJoin
 from cutwater.state.index.key_index import Slots
 from cutwater.state.keys import require_valid_keys
+from cutwater.state.rows.chains import References, RowChains
+from cutwater.state.rows.kernels import FROM_HEAD
 
 if TYPE_CHECKING:
     from cutwater.operators.join.interval_spec import IntervalJoinSpec
@@ -62,9 +62,9 @@ class IntervalJoin(TwoSidedJoin):
         batch, times = self._with_whole_keys(input, batch, times)
         if batch.num_rows == 0:
             return outputs
-        self._make_room()
-        slots = self._add(input, batch, times)
-        limit = pairs_per_batch(self._sides[1 - input].widest + widest_row_bytes(batch))
+        self._rows.make_room(self._watermarks.current)
+        slots = self._rows.add(input, batch, times)
+        limit = rows_per_batch(self._sides[1 - input].widest + widest_row_bytes(batch))
         self._waiting = _Arrivals(input, batch, slots, times, limit)
         return outputs + self.resume()
 
@@ -121,8 +121,8 @@ class IntervalJoin(TwoSidedJoin):
             outputs += self.resume()
         if self._watermarks.advance(watermark):
             if all(side.latest < self._dead_below(number) for number, side in enumerate(self._sides)):
-                self._forget_rows()
-            self._clean()
+                self._rows.forget_all()
+            self._rows.clean(self._watermarks.current)
         return outputs
 
     def _dead_below(self, side: int, watermark: int | None = None) -> int:
@@ -131,7 +131,7 @@ class IntervalJoin(TwoSidedJoin):
         reached = self._watermarks.current if watermark is None else watermark
         return min(max(reached + 1 - self._reach[side][1], low), high)
 
-    def _live(self, sides: Sequence[JoinSide], watermark: int) -> list[References]:
+    def _live(self, sides: Sequence[RowChains], watermark: int) -> list[References]:
         return [np.flatnonzero(side.times >= self._dead_below(n, watermark)) for n, side in enumerate(sides)]
 
     def _counts(self, side: int, batch: pa.RecordBatch, times: References) -> npt.NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from cutwater.data.words import valid_rows
 from cutwater.operators import table_kernels as kernels
 from cutwater.operators.aggregate.accumulators import Accumulator
 from cutwater.operators.aggregate.keyed_operator import KeyedOperator, Touched, as_rows
-from cutwater.operators.aggregate.keyed_table import KeyedTable
+from cutwater.operators.aggregate.layout import AggregateTable
 from cutwater.operators.base import Outputs
 from cutwater.operators.join.table_spec import TABLES
 from cutwater.state.index.key_index import Slots
@@ -95,7 +95,7 @@ class TableJoin(KeyedOperator):
             self._removed = 0
             self._keep(self._live(self._table, self._all_slots))
 
-    def _live(self, table: KeyedTable, slots: Slots) -> npt.NDArray[np.bool_]:
+    def _live(self, table: AggregateTable, slots: Slots) -> npt.NDArray[np.bool_]:
         left, right = (_is_valid(side.result(slots)) for side in table.accumulators)
         return left | right
 

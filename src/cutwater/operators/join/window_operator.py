@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
+from cutwater.data.row_sizes import rows_per_batch
 from cutwater.data.words import from_words
 from cutwater.operators.base import Outputs
-from cutwater.operators.join.columns import pairs_per_batch
-from cutwater.operators.join.side import JoinSide, References
 from cutwater.operators.join.two_sided import LEFT, RIGHT, TwoSidedJoin
 from cutwater.operators.window.aggregate_operator import expand
-from cutwater.state.disk.spill_queue import NEVER
 from cutwater.state.index.key_index import Slots
 from cutwater.state.keys import NullableKeys, hash_keys, key_groups, null_key_mask, require_valid_keys
+from cutwater.state.rows.chains import References, RowChains
+from cutwater.state.rows.keyed_rows import NEVER
 
 if TYPE_CHECKING:
     from cutwater.operators.join.window_spec import WindowJoinSpec
@@ -29,14 +29,14 @@ _compute: Any = pyarrow.compute
 
 @dataclass(slots=True)
 class _Closing:
-    """What comes out of the windows that close: a number of *entries*, each of which makes one row or several."""
+    """The output of the windows that close: a number of *entries*, each of which makes one row or several."""
 
     starts: References
     """Of the window of each entry."""
     lefts: References
     """Its left row, -1 for none."""
     first: References
-    """Where its right rows begin in ``rights``, -1 if it has none."""
+    """The place where its right rows begin in ``rights``, -1 if it has none."""
     bounds: References
     """0, then how many rows each entry and those before it make."""
     rights: References
@@ -58,8 +58,8 @@ class WindowJoin(TwoSidedJoin):
     def _clear(self) -> None:
         super()._clear()
         self._closing: _Closing | None = None
-        self._bringing = False
-        """Whether keys on disk may have rows in the windows that close."""
+        self._brought: Iterator[int] | None = None
+        """Keys with rows in the windows that close, as they are brought into memory: the first slot of each portion."""
         self._before = self._watermarks.copy()
 
     # -- rows
@@ -82,8 +82,8 @@ class WindowJoin(TwoSidedJoin):
         if not self._lonely[input]:
             batch, times = self._with_whole_keys(input, batch, times)
         if batch.num_rows:
-            self._make_room()
-            self._add(input, batch, times)
+            self._rows.make_room(self._watermarks.current)
+            self._rows.add(input, batch, times)
         return outputs
 
     def _divert(self, side: int, batch: pa.RecordBatch, late: Any, outside: int) -> Outputs:
@@ -103,12 +103,12 @@ class WindowJoin(TwoSidedJoin):
         if self._watermarks.advance(watermark) and self._closes(before.current):
             self._before = before
             self._closing = self._close(0)
-            self._bringing = True
+            self._brought = self._rows.due(watermark)
             self._fires()
         return outputs + self.resume()
 
     def _closes(self, before: int) -> bool:
-        """Whether the watermark has passed the last instant of any window since."""
+        """True if the watermark has passed the last instant of any window since."""
         window = self._window
         first, now = (w + 1 - window.offset_us - window.size_us for w in (before, self._watermarks.current))
         return first // window.every_us < now // window.every_us
@@ -166,7 +166,7 @@ class WindowJoin(TwoSidedJoin):
         if before.differ and len(rows):
             keys = self._index.columns(stored.slots[rows])
             reached = before.of(key_groups(hash_keys(keys), self.ctx.max_parallelism))
-        if self._rows.spill is not None and (done > before.current).any():
+        if (done > before.current).any():
             reached = np.maximum(reached, done)
         times = stored.times[rows]
         times.flags.writeable = False  # as event times are: one specialisation of the kernel
@@ -176,7 +176,7 @@ class WindowJoin(TwoSidedJoin):
 
     @property
     def _firing(self) -> bool:
-        return self._closing is not None or self._bringing
+        return self._closing is not None or self._brought is not None
 
     def _drained(self) -> Outputs:
         outputs: Outputs = []
@@ -185,17 +185,18 @@ class WindowJoin(TwoSidedJoin):
         return outputs
 
     def _next_rows(self) -> Outputs:
-        if self._closing is None and self._bringing:
-            slot = self._bring()
-            self._bringing = slot is not None
-            self._closing = None if slot is None else self._close(slot)
+        if self._closing is None and self._brought is not None:
+            slot = next(self._brought, None)
             if slot is None:
+                self._brought = None
                 self._tidy()
+            else:
+                self._closing = self._close(slot)
         work = self._closing
         if work is None:
             return []
         total = int(work.bounds[-1])
-        portion = pairs_per_batch(sum(side.widest for side in self._sides))
+        portion = rows_per_batch(sum(side.widest for side in self._sides))
         numbers = np.arange(work.done, min(work.done + portion, total))
         work.done += len(numbers)
         entries = np.searchsorted(work.bounds, numbers, side="right") - 1
@@ -246,8 +247,8 @@ class WindowJoin(TwoSidedJoin):
     def _tidy(self) -> None:
         """Nothing is left to come out: forget everything if no row counts any more."""
         if all(_last_instants(self._spec, side.latest) <= self._watermarks.current for side in self._sides):
-            self._forget_rows()
-        self._clean()
+            self._rows.forget_all()
+        self._rows.clean(self._watermarks.current)
 
     def _wakes(self, side: int, times: References) -> References:
         """A row waits for the next window over it to close."""
@@ -258,7 +259,7 @@ class WindowJoin(TwoSidedJoin):
         last = _last_instants(self._spec, times)
         return np.where((last > now) & (closes <= last), closes, NEVER)
 
-    def _live(self, sides: Sequence[JoinSide], watermark: int) -> list[References]:
+    def _live(self, sides: Sequence[RowChains], watermark: int) -> list[References]:
         """Rows that lie in a window which has not closed."""
         return [np.flatnonzero(_last_instants(self._spec, side.times) > watermark) for side in sides]
 

@@ -13,8 +13,7 @@ import pyarrow.types as pt
 
 from cutwater.errors import UserCodeError
 from cutwater.operators.process.state_types import as_type, checked, value_check
-from cutwater.state.disk.rocks import RocksStore
-from cutwater.state.objects.on_disk import RocksObjects, RocksTable
+from cutwater.state.backend import StateBackend
 from cutwater.state.objects.table import FrozenObjects, KeyedObjects, ObjectTable
 from cutwater.state.objects.ttl import Expiries, Stamped, TimeToLive, TtlUpdate, stamped, stamped_type
 
@@ -54,6 +53,8 @@ class KeyedState:
     """
 
     kind: ClassVar[str]
+    _container: ClassVar[type[Any] | None] = None
+    """Type of a content that is changed in place, which makes copies."""
 
     def __init__(self, *types: str | pa.DataType, ttl: Any = None, ttl_update: TtlUpdate = "on_write") -> None:
         self.types = tuple(as_type(t) for t in types)
@@ -67,7 +68,7 @@ class KeyedState:
 
     def _clear_all(self) -> None:
         self._cursor = Cursor()
-        self._table: KeyedObjects[Any] = self._make_table()
+        self._table: KeyedObjects[Any] = ObjectTable(self._container)
         self._expiries = None if self._ttl is None else Expiries(self._ttl.ms)
 
     @property
@@ -85,17 +86,9 @@ class KeyedState:
         """Let key and time be those of a cursor, which all states of a subtask share."""
         self._cursor = cursor
 
-    def move_to(self, store: RocksStore, key_types: Sequence[pa.DataType], groups: int, memory_bytes: int) -> None:
-        """Keep what comes on disk; the state is empty.
-
-        Args:
-            store: where.
-            key_types: types of the key columns.
-            groups: number of all key groups.
-            memory_bytes: what may lie in memory, roughly.
-        """
-        table = RocksTable(key_types, self.stored_type, self.stored, self._revive, groups, memory_bytes)
-        self._table = RocksObjects(store, table)
+    def open(self, backend: StateBackend, key_types: Sequence[pa.DataType]) -> None:
+        """Keep what comes where a backend says; the state is empty."""
+        self._table = backend.objects(key_types, self.stored_type, self.stored, self._revive, self._container)
 
     def bind(self, key: Hashable) -> None:
         """The key that the next calls are about."""
@@ -118,18 +111,9 @@ class KeyedState:
         self._table.get_many(keys)
 
     @property
-    def on_disk(self) -> bool:
-        """Whether ``move_to`` was called."""
-        return isinstance(self._table, RocksObjects)
-
-    def remove(self, key: Hashable) -> None:
-        """Forget what is kept of a key."""
-        self._table.remove(key)
-
-    def remove_groups(self, groups: range) -> None:
-        """Forget all keys of some key groups; the state is on disk."""
-        assert isinstance(self._table, RocksObjects)
-        self._table.remove_groups(groups)
+    def objects(self) -> KeyedObjects[Any]:
+        """The contents by key."""
+        return self._table
 
     def restore(self, key: Hashable, stored: Any) -> None:
         """Set a key to what a snapshot held of it."""
@@ -194,9 +178,6 @@ class KeyedState:
     def _revive(self, value: Any) -> Any:
         """The content of a key, from what Arrow gave."""
         return value if self._ttl is None else stamped(value)
-
-    def _make_table(self) -> KeyedObjects[Any]:
-        return ObjectTable()
 
     def _element_type(self, position: int) -> pa.DataType:
         kind = self.types[position]

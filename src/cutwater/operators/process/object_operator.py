@@ -16,9 +16,9 @@ from cutwater.errors import StorageError
 from cutwater.operators.base import BaseOperator, Context, Outputs
 from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
 from cutwater.operators.process.keyed_state import VALUE, Cursor, KeyedState
-from cutwater.state.disk.rocks import RocksStore
+from cutwater.state.backend import StateBackend
 from cutwater.state.keys import hash_keys, key_groups
-from cutwater.state.objects.segments import FrozenObjectStates, FrozenPart, as_written, object_keys, object_rows
+from cutwater.state.objects.segments import FrozenObjectStates, FrozenPart, as_written, object_rows, restore_objects
 from cutwater.state.objects.timers import (
     EVENT,
     PREFIX,
@@ -37,7 +37,7 @@ TIME = pa.field("__time", pa.int64())
 TIMERS_PER_SLICE = 128
 KEYS_PER_CLEANUP = 512
 KEYS_AHEAD = 256
-"""Keys whose states are read from disk at once."""
+"""Keys whose states are asked for at once."""
 
 
 class ObjectOperator(BaseOperator):
@@ -65,7 +65,6 @@ class ObjectOperator(BaseOperator):
         self._fires, self._user, self._handler = fires, name, handler
         self._firing = False  # event-time timers of the current watermark are left
         self._patience = 0
-        self._store: RocksStore | None = None
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
@@ -73,12 +72,9 @@ class ObjectOperator(BaseOperator):
         for timers in self._timers.values():
             timers.by_key = ctx.repeatable
         self._watermarks = GroupWatermarks(ctx.key_groups, ctx.max_parallelism)
-        if ctx.state_memory_bytes is not None and self._states:
-            half_bytes = ctx.state_memory_bytes // 2
-            self._store = RocksStore(half_bytes)
-            types, share_bytes = [field.type for field in self._keys], half_bytes // len(self._states)
-            for state in self._states.values():
-                state.move_to(self._store, types, ctx.max_parallelism, share_bytes)
+        self._backend = StateBackend(ctx, len(self._states))
+        for state in self._states.values():
+            state.open(self._backend, [field.type for field in self._keys])
         self._track()
 
     def _track(self, *, restored: bool = False) -> None:
@@ -87,8 +83,8 @@ class ObjectOperator(BaseOperator):
                 table.track(restored=restored)
 
     def _ahead(self, keys: Iterable[Key]) -> Iterable[Key]:
-        """The keys; what lies on disk of their states is read for many at once, before they are given out."""
-        return keys if self._store is None else self._read_ahead(iter(keys))
+        """The keys; those of many have been asked for at once before they are given out, where that saves time."""
+        return keys if self._backend.in_memory else self._read_ahead(iter(keys))
 
     def _read_ahead(self, keys: Iterator[Key]) -> Iterator[Key]:
         while part := list(islice(keys, KEYS_AHEAD)):
@@ -98,8 +94,7 @@ class ObjectOperator(BaseOperator):
             yield from part
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
+        self._backend.close()
 
     @abstractmethod
     def _fire(self, domain: TimerDomain, until: int) -> Outputs:
@@ -186,18 +181,8 @@ class ObjectOperator(BaseOperator):
         return ()
 
     def restore(self, segments: Iterable[Segment]) -> None:
-        found: dict[str, list[Segment]] = {}
-        known = True
-        for segment in segments:
-            state = self._states.get(segment.name)
-            if state is not None and state.on_disk:
-                known = self._apply(state, segment) and known
-            else:
-                found.setdefault(segment.name, []).append(segment)
         owned = self.ctx.key_groups
-        for name, state in self._states.items():
-            for key, value in object_rows(found.get(name, ()), self._keys, _value_field(state), owned):
-                state.restore(key, value)
+        found, known = restore_objects(self._states, segments, self._keys, VALUE, owned)
         for domain, timers in self._timers.items():
             timers.restore(object_rows(found.get(timers_segment(domain), ()), self._keys, TIME, owned))
             if len(timers) and not self._fires:
@@ -225,22 +210,6 @@ class ObjectOperator(BaseOperator):
         return found.keys() <= values.keys() | others and all(
             as_written(found.get(name, ()), self._keys, value) for name, value in values.items()
         )
-
-    def _apply(self, state: KeyedState, segment: Segment) -> bool:
-        """Apply a segment to a state on disk, after those before it: they are never all in memory.
-
-        Returns whether this program would have written such a segment.
-        """
-        owned, value = self.ctx.key_groups, _value_field(state)
-        if segment.kind == "delete":
-            for key in object_keys(segment, self._keys, owned):
-                state.remove(key)
-        else:
-            if segment.kind == "base" and segment.key_groups is not None:
-                state.remove_groups(range(*segment.key_groups))
-            for key, content in object_rows([segment], self._keys, value, owned):
-                state.restore(key, content)
-        return as_written([segment], self._keys, value)
 
     def _restore_more(self, segments: Mapping[str, list[Segment]]) -> None:
         """Take back what ``_more_parts`` gave; segments by name."""

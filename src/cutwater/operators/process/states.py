@@ -14,7 +14,6 @@ import pyarrow as pa
 from cutwater.data.rows import shorten_value
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.process.keyed_state import KeyedState
-from cutwater.state.objects.table import KeyedObjects, ObjectTable
 from cutwater.state.objects.ttl import TtlUpdate, stamped, unstamped
 
 
@@ -153,6 +152,7 @@ class ListState(KeyedState):
     """
 
     kind = "list"
+    _container = list
 
     def __init__(self, type: str | pa.DataType, *, ttl: Any = None, ttl_update: TtlUpdate = "on_write") -> None:
         super().__init__(type, ttl=ttl, ttl_update=ttl_update)
@@ -218,9 +218,6 @@ class ListState(KeyedState):
     def _revive(self, value: Any) -> Any:
         return value if self._ttl is None else [stamped(v) for v in value]
 
-    def _make_table(self) -> KeyedObjects[Any]:
-        return ObjectTable(list)
-
 
 class MapState(KeyedState, MutableMapping[Any, Any]):
     """A dict for each key, in the order of insertion.  With a time to live each entry expires on its own.
@@ -232,6 +229,7 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
     """
 
     kind = "map"
+    _container = dict
 
     def __init__(
         self,
@@ -312,6 +310,3 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
 
     def _unexpired(self, value: Any, now_ms: int) -> Any:
         return {key: stamped for key, stamped in value.items() if stamped[1] > now_ms}
-
-    def _make_table(self) -> KeyedObjects[Any]:
-        return ObjectTable(dict)

@@ -12,7 +12,7 @@ from cutwater.data.changes import op_column
 from cutwater.data.words import from_words, to_words, valid_rows
 from cutwater.operators import table_kernels as kernels
 from cutwater.operators.aggregate.keyed_operator import KeyedOperator, Touched, as_rows
-from cutwater.operators.aggregate.keyed_table import KeyedTable
+from cutwater.operators.aggregate.layout import AggregateTable
 from cutwater.operators.base import Outputs
 from cutwater.operators.ranking.deduplicate_spec import EXPIRES, ROW
 from cutwater.state.index.key_index import Slots
@@ -107,7 +107,7 @@ class Deduplicate(KeyedOperator):
             self._table.clean(self._live)
         return []
 
-    def _live(self, table: KeyedTable, slots: Slots) -> npt.NDArray[np.bool_]:
+    def _live(self, table: AggregateTable, slots: Slots) -> npt.NDArray[np.bool_]:
         if not self._timed:
             return super()._live(table, slots)
         return to_words(table.accumulators[0].result(slots)) - 1 > self._watermarks.current

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from cutwater.data.changes import OP, added_rows, op_column
 from cutwater.operators.aggregate.keyed_operator import KeyedOperator, as_rows
-from cutwater.operators.aggregate.keyed_table import KeyedTable
+from cutwater.operators.aggregate.layout import AggregateTable
 from cutwater.operators.aggregate.ranked_rows import RankedRows, Work
 from cutwater.operators.base import Outputs
 from cutwater.state.index.key_index import Slots
@@ -55,7 +55,7 @@ class Top(KeyedOperator):
                 outputs = [(0, pa.concat_batches([rows for _, rows in outputs]))]
         return outputs
 
-    def _live(self, table: KeyedTable, slots: Slots) -> npt.NDArray[np.bool_]:
+    def _live(self, table: AggregateTable, slots: Slots) -> npt.NDArray[np.bool_]:
         return cast("RankedRows", table.accumulators[0]).used(slots)
 
     @property

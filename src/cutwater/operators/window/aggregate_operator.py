@@ -8,8 +8,7 @@ import pyarrow as pa
 from cutwater.operators.base import Outputs
 from cutwater.operators.window import kernels
 from cutwater.operators.window.kinds import Period
-from cutwater.operators.window.operator import WindowOperator
-from cutwater.operators.window.stored_windows import Times
+from cutwater.operators.window.operator import Times, WindowOperator
 from cutwater.operators.window.table import WindowTable
 
 
@@ -18,9 +17,7 @@ class WindowAggregate(WindowOperator[WindowTable]):
 
     def _clear(self) -> None:
         super()._clear()
-        self._windows = WindowTable(self._spec)
-        if self._store is not None:
-            self._windows.spill_to(self._store, self.ctx)
+        self._windows = WindowTable(self._spec, self._backend)
 
     def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
         self._windows.table.make_room()

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate
-from cutwater.operators.aggregate.keyed_table import KeyedTable
+from cutwater.operators.aggregate.layout import AggregateTable
 from cutwater.operators.window import kernels
 from cutwater.state.index.key_index import Slots
 
@@ -30,7 +30,7 @@ class Fold:
         self._schema = schema
         self._discarding = discarding
 
-    def rows(self, table: KeyedTable, slots: Slots, batch: pa.RecordBatch, fire: Mask) -> list[pa.Array]:
+    def rows(self, table: AggregateTable, slots: Slots, batch: pa.RecordBatch, fire: Mask) -> list[pa.Array]:
         """Take rows of slots that may change now.
 
         Returns a column per aggregate: the results after those rows that fire.
@@ -57,12 +57,12 @@ class Fold:
             accumulator.restore(touched, scratch.state(current))
         return results
 
-    def begin_anew(self, table: KeyedTable, slots: Slots) -> None:
+    def begin_anew(self, table: AggregateTable, slots: Slots) -> None:
         """Slots whose results have come out: with ``discarding`` they hold nothing now."""
         if self._discarding:
             self.clear(table, slots)
 
-    def clear(self, table: KeyedTable, slots: Slots) -> None:
+    def clear(self, table: AggregateTable, slots: Slots) -> None:
         """From now on these slots have seen nothing."""
         table.touch(slots)
         for accumulator, aggregate in zip(table.accumulators, self._aggregates, strict=True):

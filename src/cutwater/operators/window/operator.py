@@ -1,11 +1,11 @@
-"""What the operators of all windows have in common: time, firing in slices, late rows."""
+"""The operator of windows of all kinds: time, firing in slices, late rows."""
 
 from __future__ import annotations
 
-import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,28 +14,149 @@ import pyarrow as pa
 from cutwater.data.event_times import event_times
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.data.words import to_words
-from cutwater.operators.aggregate.keyed_table import FrozenTable, KeyedTable
+from cutwater.operators.aggregate.layout import AggregateTable
 from cutwater.operators.aggregate.ordered_accumulator import ARRIVAL
 from cutwater.operators.base import BaseOperator, Context, Outputs
 from cutwater.operators.emission_order import EmissionOrder
 from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.window.early_clock import EarlyClock
-from cutwater.operators.window.stored_windows import Times, Windows
+from cutwater.state.backend import StateBackend
 from cutwater.state.index.key_index import Slots
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
-from cutwater.state.segments import Frozen, Segment
+from cutwater.state.segments import GROUP_COLUMN, Frozen, Segment
 from cutwater.state.table.changes import Changed
-from cutwater.state.table.keyed_segments import RestoredRows, restore_rows
-from cutwater.state.table.spill import open_spill
+from cutwater.state.table.frozen_table import FrozenTable, restore_tables
+from cutwater.state.table.keyed_segments import RestoredRows
+from cutwater.state.table.timed_table import Passed, Portions
 
 if TYPE_CHECKING:
     from cutwater.operators.window.spec import WindowAggregateSpec
+
+_NEXT = "next_ms"
+
+
+class EarlyClock:
+    """The next multiple of an interval, once rows have come.
+
+    It lies in the snapshot beside the watermarks, by key group, so that a restore at another parallelism finds it, too.
+    Snapshots of older versions have none; then it is reckoned anew.
+
+    Args:
+        interval_us: microseconds between early results; ``None``: there are none by the clock.
+        ctx: of the subtask.
+    """
+
+    def __init__(self, interval_us: int | None, ctx: Context) -> None:
+        self._interval_us, self._ctx = interval_us, ctx
+        self.next_ms: int | None = None
+        """Milliseconds since the epoch; ``None``: no row has come since the last time."""
+        self._known = False
+
+    def rows_came(self) -> None:
+        """Rows have come: what they change comes out at the next multiple of the interval."""
+        if self.next_ms is None and self._interval_us is not None:
+            now_us = 1000 * self._ctx.processing_time_ms()
+            self.next_ms = -(-(now_us // self._interval_us + 1) * self._interval_us // 1000)
+
+    def add_to(self, segment: Segment) -> Segment:
+        """The segment of the watermarks, and this beside each."""
+        if self._interval_us is None:
+            return segment
+        column = pa.array([self.next_ms] * segment.batch.num_rows, pa.int64())
+        return replace(segment, batch=segment.batch.append_column(_NEXT, column))
+
+    def restore(self, segment: Segment) -> None:
+        """Take over what such a segment has for the key groups of this subtask: the earliest."""
+        if self._interval_us is None or _NEXT not in segment.batch.schema.names:
+            return
+        owned = self._ctx.key_groups
+        groups = segment.batch.column(GROUP_COLUMN).to_numpy()
+        inside = pa.array((groups >= owned.start) & (groups < owned.stop))
+        times = [
+            self.next_ms if self._known else None,
+            *np.unique(segment.batch.column(_NEXT).filter(inside).drop_null()).tolist(),
+        ]
+        self.next_ms = min((time for time in times if time is not None), default=None)
+        self._known = True
+
+    def rows_restored(self) -> None:
+        """There are windows in the snapshot; it may be that the time is still to come."""
+        if not self._known:
+            self.rows_came()
+
+
+Times: TypeAlias = npt.NDArray[np.int64]
+
+
+class MakeSegments(Protocol):
+    """Makes the segments of a frozen table: all of them, or those of what changed."""
+
+    def __call__(self, name: str, groups: int, changed: Changed | None = None, /) -> Iterator[Segment]: ...
+
+
+class Windows(Protocol):
+    """The values of windows: slots, one for each window of a key."""
+
+    @property
+    def table(self) -> AggregateTable:
+        """The values."""
+        ...
+
+    def due(self, watermark: int) -> Portions[Outputs]:
+        """The output of now, in the order of time as far as it lies in memory; each window fires once."""
+        ...
+
+    @property
+    def next_instant(self) -> int | None:
+        """At which watermark windows want to be looked at next: none fires before; ``None``: none is waiting."""
+        ...
+
+    def changed(self, passed: Passed, most: int) -> Portions[Outputs]:
+        """The early output, in the order of time: windows that have not fired, with rows that have not come out.
+
+        Args:
+            passed: whether it is time for them.
+            most: how many slots in memory at most.
+        """
+        ...
+
+    def keys(self, slots: Slots) -> list[pa.Array]:
+        """The key columns of some slots."""
+        ...
+
+    def times(self, slots: Slots) -> Times:
+        """By which they come out, one before the other."""
+        ...
+
+    def times_in(self, batch: pa.RecordBatch) -> Times:
+        """``times`` of results."""
+        ...
+
+    def forget(self, watermark: int) -> None:
+        """Everything that is due has come out: drop windows that take no more rows."""
+        ...
+
+    def frozen(self, checkpoint_id: int) -> tuple[AggregateTable, MakeSegments]:
+        """The table as it is now, and a function that makes its segments."""
+        ...
+
+    @property
+    def restored(self) -> RestoredRows:
+        """The rows that a restore sets."""
+        ...
+
+    def index(self, identity: list[pa.Array]) -> list[pa.Array]:
+        """The columns of the table's index, from those by which snapshots tell windows apart."""
+        ...
+
+    def restore(self, batch: pa.RecordBatch) -> None:
+        """Set rows of the specification's ``state_schema``."""
+        ...
+
 
 STATE = "window"
 SLICE_ROWS = 1 << 16
 """Rows that one call fires or puts together at most."""
 _ALL_SLOTS = 2**31
-NO_SLOTS: Slots = np.empty(0, np.int32)
 
 W = TypeVar("W", bound=Windows)
 
@@ -52,6 +173,7 @@ class WindowOperator(BaseOperator, Generic[W]):
     """
 
     _windows: W
+    _state_names: Sequence[str] = (STATE,)
 
     def __init__(self, spec: WindowAggregateSpec) -> None:
         self._spec = spec
@@ -60,14 +182,13 @@ class WindowOperator(BaseOperator, Generic[W]):
 
     def open(self, ctx: Context) -> None:
         super().open(ctx)
-        self._store = open_spill(ctx.state_memory_bytes)
-        self._order = EmissionOrder.of(ctx, self._store, self._spec.outputs[0])
+        self._backend = StateBackend(ctx, len(self._state_names))
+        self._order = EmissionOrder.of(ctx, self._backend, self._spec.outputs[0])
         self._clear()
         self._track()
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
+        self._backend.close()
 
     def _track(self, *, restored: bool = False) -> None:
         """Keep track of changes, if they are asked for."""
@@ -76,14 +197,13 @@ class WindowOperator(BaseOperator, Generic[W]):
                 table.track(restored=restored)
 
     @property
-    def _tables(self) -> Sequence[KeyedTable]:
+    def _tables(self) -> Sequence[AggregateTable]:
         return [self._windows.table]
 
     def _clear(self) -> None:
         self._watermarks = GroupWatermarks(self.ctx.key_groups, self.ctx.max_parallelism)
         self._before = self._watermarks.copy()
-        self._due: Slots = NO_SLOTS
-        self._on_disk: Iterator[Outputs] | None = None  # what has still to come out from there, in portions
+        self._due: Portions[Outputs] = Portions(lambda _: [])
         self._arrived = 0
         early = self._spec.early
         self._early = EarlyClock(early.processing_time_us if early is not None else None, self.ctx)
@@ -162,10 +282,15 @@ class WindowOperator(BaseOperator, Generic[W]):
         if not self._watermarks.advance(watermark):
             return []
         self._before = before
-        self._due = self._in_order(self._advance())
-        if self._order is not None and self._on_disk is not None:
-            self._order.begin()
+        self._begin(self._advance())
         return self.resume()
+
+    def _begin(self, portions: Portions[Outputs]) -> None:
+        """This comes out."""
+        portions.rows = self._in_order(portions.rows)
+        self._due = portions
+        if self._order is not None and portions.scattered:
+            self._order.begin()
 
     def _in_order(self, slots: Slots) -> Slots:
         """In an order that a restore does not change: of one time by key.  Equal hashes are left to chance."""
@@ -173,32 +298,28 @@ class WindowOperator(BaseOperator, Generic[W]):
             return slots
         return slots[np.lexsort((hash_keys(self._windows.keys(slots)), self._windows.times(slots)))]
 
-    def _advance(self) -> Slots:
+    def _advance(self) -> Portions[Outputs]:
         """The watermark has risen: what comes out now."""
-        self._on_disk = self._windows.fire_on_disk(self._watermarks.current, self.ctx.key_groups)
         due = self._windows.due(self._watermarks.current)
-        if not self._may_pass:
-            return due
-        self._on_disk = itertools.chain(self._on_disk or (), self._windows.changed_on_disk(self._passed))
-        return np.concatenate([due, self._windows.changed(self._passed, _ALL_SLOTS)])
+        if self._may_pass:
+            due.extend(self._windows.changed(self._passed, _ALL_SLOTS))
+        return due
 
     @property
     def _may_pass(self) -> bool:
-        """Whether this rise of the watermark may have passed a multiple of the interval of early results."""
+        """True if this rise of the watermark may have passed a multiple of the interval of early results."""
         early = self._spec.early
         if early is None or early.event_time_us is None:
             return False
-        return self._before.differ or bool(self._passed(NO_SLOTS))
+        return self._before.differ or bool(self._passed(list))
 
-    def _passed(
-        self, slots: Slots, keys: Callable[[Slots], list[pa.Array]] | None = None
-    ) -> bool | npt.NDArray[np.bool_]:
-        """Whether this rise of the watermark passed a multiple of the interval of early results."""
+    def _passed(self, keys: Callable[[], list[pa.Array]]) -> bool | npt.NDArray[np.bool_]:
+        """True if this rise of the watermark passed a multiple of the interval of early results, for some keys."""
         assert self._spec.early is not None
         interval_us = self._spec.early.event_time_us or 1
         if not self._before.differ:
             return self._before.current // interval_us < self._watermarks.current // interval_us
-        groups = self._groups((keys or self._windows.keys)(slots))
+        groups = self._groups(keys())
         return self._before.of(groups) // interval_us < self._watermarks.of(groups) // interval_us
 
     @property
@@ -207,8 +328,8 @@ class WindowOperator(BaseOperator, Generic[W]):
 
     @property
     def _firing(self) -> bool:
-        """Whether there is more to come out that is not in order yet."""
-        return len(self._due) > 0 or self._on_disk is not None
+        """True if there is more to come out that is not in order yet."""
+        return self._due.pending
 
     def resume(self) -> Outputs:
         if self._order is None:
@@ -223,15 +344,11 @@ class WindowOperator(BaseOperator, Generic[W]):
 
     def _slice(self) -> Outputs:
         """A bounded piece of what comes out."""
-        if len(self._due) == 0 and self._on_disk is not None:
-            portion = next(self._on_disk, None)
-            if portion is not None:
-                return portion
-            self._on_disk = None
-        if len(self._due) == 0:
-            self._due = self._in_order(self._more())
-        slots, self._due = self._due[:SLICE_ROWS], self._due[SLICE_ROWS:]
-        outputs = self._windows.results(slots) if len(slots) else []
+        outputs = self._due.take(SLICE_ROWS)
+        if outputs is None:
+            self._due = self._more()
+            self._due.rows = self._in_order(self._due.rows)
+            outputs = self._due.take(SLICE_ROWS) or []
         if not self._firing:
             self._forget()
             if self._by_clock and self._watermarks.current == MAX_WATERMARK:
@@ -269,21 +386,21 @@ class WindowOperator(BaseOperator, Generic[W]):
         """A slice of what has changed; of all of it if calls are made once more, or where it lies would choose."""
         if self.ctx.repeatable:
             self._early.next_ms = None  # until rows come
-            self._due = self._in_order(self._windows.changed(lambda _: True, _ALL_SLOTS))
-            self._on_disk = self._windows.changed_on_disk(lambda *_: True)
-            if self._order is not None:
-                self._order.begin()
+            self._begin(self._windows.changed(lambda _: True, _ALL_SLOTS))
             return self.resume()
-        slots = self._windows.changed(lambda _: True, SLICE_ROWS)
-        outputs = self._windows.results(slots) if len(slots) else []
-        portion = next(self._windows.changed_on_disk(lambda *_: True), None) if len(slots) < SLICE_ROWS else []
-        if portion is None:
-            self._early.next_ms = None
-        return outputs + (portion or [])
+        portions = self._windows.changed(lambda _: True, SLICE_ROWS)
+        count = len(portions.rows)
+        outputs = (portions.take(SLICE_ROWS) or []) if count else []
+        if count < SLICE_ROWS:
+            more = portions.take(SLICE_ROWS)
+            if more is None:
+                self._early.next_ms = None
+            outputs += more or []
+        return outputs
 
-    def _more(self) -> Slots:
-        """What comes out after all that was due; a bounded piece of work."""
-        return NO_SLOTS
+    def _more(self) -> Portions[Outputs]:
+        """The output after all that was due; a bounded piece of work."""
+        return self._due
 
     def _forget(self) -> None:
         self._windows.forget(self._watermarks.current)
@@ -294,7 +411,7 @@ class WindowOperator(BaseOperator, Generic[W]):
         watermarks, groups = self._early.add_to(self._watermarks.segment()), self.ctx.max_parallelism
         table, make = self._windows.frozen(checkpoint_id)
 
-        def segments(changed: Changed | None = None, loose: bool = False) -> Iterator[Segment]:
+        def segments(changed: Changed | None = None, unsorted: bool = False) -> Iterator[Segment]:
             yield watermarks
             yield from make(STATE, groups, changed)
 
@@ -302,7 +419,7 @@ class WindowOperator(BaseOperator, Generic[W]):
 
     def restore(self, segments: Iterable[Segment]) -> None:
         self._clear()
-        for _, batch in self._named_rows({STATE: self._windows.table}, segments):
+        for _, batch in self._named_rows({STATE: self._windows.restored}, segments):
             self._windows.restore(batch)
         self._watermarks_restored()
         self._track(restored=True)
@@ -310,17 +427,15 @@ class WindowOperator(BaseOperator, Generic[W]):
     def _named_rows(
         self, tables: Mapping[str, RestoredRows], segments: Iterable[Segment]
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The rows to restore, with the name of their state; those of tables on disk as they come."""
-        states: dict[str, list[Segment]] = {name: [] for name in tables}
-        for segment in self._with_watermarks(segments):
-            if segment.name in tables and tables[segment.name].spill is not None:
-                for batch in self._rows(tables[segment.name], [segment]):
-                    yield segment.name, batch
-            elif segment.name in tables:
-                states[segment.name].append(segment)
-        for name, table in tables.items():
-            for batch in self._rows(table, states[name]):
-                yield name, batch
+        """The rows to restore, with the name of their state; numbers of rows to come go on after those of these."""
+        segments, schema = self._with_watermarks(segments), self._spec.state_schema
+        for name, batch in restore_tables(tables, segments, schema, self.ctx.key_groups, self._windows.index):
+            for aggregate in self._spec.kept:
+                if aggregate.ordered:
+                    orders = to_words(batch.column(f"{aggregate.name}.order"))
+                    self._arrived = max(self._arrived, int(orders.max()) + 1)
+            self._early.rows_restored()
+            yield name, batch
 
     def _with_watermarks(self, segments: Iterable[Segment]) -> Iterator[Segment]:
         """The other segments; the watermarks are restored as they come."""
@@ -335,14 +450,3 @@ class WindowOperator(BaseOperator, Generic[W]):
         """All segments have been taken."""
         self._watermarks.restored()
         self._before = self._watermarks.copy()
-
-    def _rows(self, table: RestoredRows, segments: Iterable[Segment]) -> Iterator[pa.RecordBatch]:
-        """The rows to restore; the numbers of rows to come go on after those that these have seen."""
-        index = self._windows.index
-        for batch in restore_rows(table, segments, self._spec.state_schema, self.ctx.key_groups, index):
-            for aggregate in self._spec.kept:
-                if aggregate.ordered:
-                    orders = to_words(batch.column(f"{aggregate.name}.order"))
-                    self._arrived = max(self._arrived, int(orders.max()) + 1)
-            self._early.rows_restored()
-            yield batch

@@ -17,20 +17,18 @@ import numpy as np
 import pyarrow as pa
 
 from cutwater.data.words import fixed_view, from_words
-from cutwater.operators.aggregate.keyed_table import FrozenTable, KeyedTable
+from cutwater.operators.aggregate.layout import AggregateTable, aggregate_layout
 from cutwater.operators.base import Outputs
 from cutwater.operators.window import kernels
 from cutwater.operators.window.aggregate_operator import expand
-from cutwater.operators.window.open_windows import OpenWindows, join_slots
-from cutwater.operators.window.operator import NO_SLOTS, SLICE_ROWS, STATE, WindowOperator
-from cutwater.operators.window.stored_windows import Times
-from cutwater.operators.window.table import PORTION_ROWS, WindowTable
-from cutwater.state.disk.spilled_rows import FrozenSpilledRows
+from cutwater.operators.window.operator import SLICE_ROWS, STATE, Times, WindowOperator
+from cutwater.operators.window.table import WindowTable
 from cutwater.state.index.key_index import Slots
 from cutwater.state.segments import Frozen, Segment
 from cutwater.state.table.changes import Changed
+from cutwater.state.table.frozen_table import FrozenTable
 from cutwater.state.table.keyed_segments import deleted_segments, group_segments
-from cutwater.state.table.spill import Spill
+from cutwater.state.table.timed_table import Portions, Timing
 
 if TYPE_CHECKING:
     from cutwater.operators.window.spec import WindowAggregateSpec
@@ -44,6 +42,8 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
     A slice lives until the last window over it has fired; a window lives from its firing to the end of its lateness.
     """
 
+    _state_names = (STATE, SLICES)
+
     def __init__(self, spec: WindowAggregateSpec) -> None:
         super().__init__(spec)
         assert spec.window.period is not None
@@ -54,12 +54,9 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         super()._clear()
         spec = self._spec
         types = [spec.time_type, *(spec.input_schema.field(name).type for name in spec.keys)]
-        self._slices = KeyedTable(types, spec.kept, spec.input_schema)
-        self._open = OpenWindows(self._reach_us, 0)
-        self._windows = WindowTable(spec)
-        if self._store is not None:
-            self._slices.spill_to(self._store, self.ctx, hashed=1, renumbered=self._open.keep, tables=2)
-            self._windows.spill_to(self._store, self.ctx, tables=2)
+        layout, timing = aggregate_layout(spec.kept, spec.input_schema), Timing(self._reach_us, 0, fires=False)
+        self._slices = self._backend.timed_table(types, layout, timing, lambda *_: None, self._expect)
+        self._windows = WindowTable(spec, self._backend)
         self._ahead: list[int] = []  # starts of the windows to fire, a heap
         self._known: set[int] = set()
         self._parts: Iterator[tuple[int, Slots]] = iter(())  # what has still to be put together
@@ -92,7 +89,7 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         return outputs + self._windows.add(batch.take(pa.array(rows)), windows, reached)
 
     def _end(self, start: int) -> int:
-        """Where the slice ends: the earliest end of a window over it is not before that."""
+        """The end of the slice: the earliest end of a window over it is not before that."""
         begin = start - (start - self._window.offset_us) % self._window.every_us
         cut = begin + self._window.cut_us
         return cut if start < cut else begin + self._window.every_us
@@ -101,18 +98,9 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         if batch.num_rows == 0:
             return
         keys = [batch.column(name) for name in self._spec.keys]
-        known = len(self._slices)
-        slots = self._slices.upsert([from_words(starts, self._spec.time_type), *keys])
-        for accumulator in self._slices.accumulators:
+        slots = self._slices.upsert(starts, keys)
+        for accumulator in self._slices.table.accumulators:
             accumulator.update(slots, batch)
-        self._admit(known, slots, starts)
-
-    def _admit(self, known: int, slots: Slots, starts: Times) -> None:
-        fresh = slots >= known
-        by_slot: Times = np.empty(len(self._slices) - known, np.int64)
-        by_slot[slots[fresh] - known] = starts[fresh]
-        for start in self._open.add(known, by_slot):
-            self._expect(start)
 
     def _expect(self, start: int) -> None:
         """Windows over a new slice will fire."""
@@ -130,37 +118,29 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
     def _next_instant(self) -> int | None:
         return self._ahead[0] + self._reach_us if self._ahead else None
 
-    def _advance(self) -> Slots:
+    def _advance(self) -> Portions[Outputs]:
         due: list[int] = []
         while self._ahead and self._ahead[0] + self._reach_us <= self._watermarks.current:
             due.append(heapq.heappop(self._ahead))
             self._known.remove(due[-1])
-        spill = self._slices.spill
-        if spill is not None and any(table.spill and table.spill.rows.used for table in self._tables):
-            self._on_disk = self._fire_by_group(spill, due)
-            return NO_SLOTS
+        if any(table.scattered for table in self._tables):
+            return Portions(lambda _: [], later=self._fire_by_group(due))
         self._parts = self._to_put_together(due)
         self._busy = bool(due)
-        return NO_SLOTS
+        return Portions(lambda _: [])
 
     def _to_put_together(self, due: list[int]) -> Iterator[tuple[int, Slots]]:
-        """The slots of the slices of each window, in portions."""
+        """The slots of the slices of each window, in portions.
+
+        They come one slice after the other: what is put together in another order may differ in its last bits.
+        """
         for begin in due:
-            slots, _ = self._in_memory(begin)
+            slots, _ = self._slices.pieces(self._slices_of(begin))
             for first in range(0, len(slots), SLICE_ROWS):
                 yield begin, slots[first : first + SLICE_ROWS]
 
-    def _in_memory(self, begin: int) -> tuple[Slots, Times]:
-        """The slots of the slices of a window, and where these start: one after the other, wherever they lie.
-
-        What is put together in another order may differ in its last bits.
-        """
-        starts = self._slices_of(begin)
-        parts = [join_slots(self._open.of(start)) for start in starts]
-        return np.concatenate(parts), np.repeat(np.array(starts, np.int64), [len(part) for part in parts])
-
     def _slices_of(self, begin: int) -> list[int]:
-        """Where the slices of a window start."""
+        """The starts of the slices of a window."""
         window = self._window
         slices = range(begin, begin + window.size_us, window.every_us)
         starts = itertools.chain.from_iterable((s, s + window.cut_us) if window.cut_us else (s,) for s in slices)
@@ -170,7 +150,7 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
     def _firing(self) -> bool:
         return self._busy or super()._firing
 
-    def _more(self) -> Slots:
+    def _more(self) -> Portions[Outputs]:
         """Put one portion together; when a window is whole, its slots are due."""
         portion = next(self._parts, None)
         if portion is None:
@@ -178,67 +158,39 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
             return self._windows.due(self._watermarks.current)
         begin, slots = portion
         fresh = self._windows.due(begin - 1 + self._reach_us)  # of the windows before this one
-        keys = self._slices.index.columns(slots)[1:]
+        keys = self._slices.keys(slots)
         if self._before.differ:
             waiting = begin + self._reach_us > self._before.of(self._groups(keys))
             slots, keys = slots[waiting], [key.filter(pa.array(waiting)) for key in keys]
-        into = self._windows.upsert(np.full(len(slots), begin, np.int64), keys)
-        _merge(self._windows.table, into, self._slices, slots)
+        into = self._windows.rows.upsert(np.full(len(slots), begin, np.int64), keys)
+        _merge(self._windows.table, into, self._slices.table, slots)
         return fresh
 
     def _forget(self) -> None:
         super()._forget()
-        self._open.due(self._watermarks.current)
-        gone = self._open.forget(self._watermarks.current)
-        self._slices.delete(gone)
-        if self._slices.spill is not None:
-            if len(gone):  # at once: what is dead must not be written when rows leave
-                self._slices.keep(join_slots(self._open.live_parts()))
-        elif self._open.wasteful:
-            self._slices.keep(self._open.sweep())
+        self._slices.pass_by(self._watermarks.current)
 
-    # -- slices on disk
+    def _fire_by_group(self, due: list[int]) -> Iterator[Outputs]:
+        """The windows that are due, a key group at a time; then slices and windows are forgotten.
 
-    def _fire_by_group(self, spill: Spill[KeyedTable], due: list[int]) -> Iterator[Outputs]:
-        """The windows that are due, a key group at a time; then slices and windows on disk are forgotten.
-
-        On disk the slices of a window are a range in each group, and so are those of the keys of one group together:
-        what is put together at once fits in memory, and nothing of it is written unless late rows are welcome.
+        So what is put together at once fits in memory, and nothing of it is kept unless late rows are welcome.
         """
-        watermark, frozen = self._watermarks.current, spill.rows.freeze()
+        watermark = self._watermarks.current
         for begin in due:
-            slots, starts = self._in_memory(begin)
-            of_slots = self._groups(self._slices.index.columns(slots)[1:])
-            order = np.argsort(of_slots, kind="stable")
-            slots, starts, of_slots = slots[order], starts[order], of_slots[order]
-            for group in self.ctx.key_groups:
+            for group, parts in self._slices.by_group(self._slices_of(begin)):
                 floor = self._before.of(np.array([group], np.uint16))
-                if begin + self._reach_us <= int(floor[0]):
-                    continue
-                first, last = (int(n) for n in np.searchsorted(of_slots, [group, group + 1]))
-                page = self._put_together(frozen, begin, group, slots[first:last], starts[first:last])
-                yield self._windows.fire_page(page, begin, watermark) if len(page) else []
-        for start in self._open.ending(watermark):
-            for chunk in frozen.beginning(np.int64(start).tobytes(), self.ctx.key_groups, PORTION_ROWS):
-                page = self._slices.page(chunk.keys, chunk.values)
-                self._slices.delete_page(page, np.arange(len(page), dtype=np.int32))
-                yield []
-        frozen.release()
-        yield from self._windows.fire_on_disk(watermark, self.ctx.key_groups) or ()
+                if begin + self._reach_us > int(floor[0]):
+                    whole = self._windows.table.empty_page()
+                    for slices, slots in parts:
+                        self._add_slices(whole, begin, slices, slots)
+                    yield self._windows.rows.take_over(whole, begin, watermark) if len(whole) else []
+        for _ in self._slices.expired(watermark):
+            yield []
+        windows = self._windows.due(watermark)
+        while windows.pending:
+            yield windows.take(SLICE_ROWS) or []
 
-    def _put_together(
-        self, frozen: FrozenSpilledRows, begin: int, group: int, slots: Slots, starts: Times
-    ) -> KeyedTable:
-        """A window of the keys of a group: of these slots of slices, which start then, and what lies on disk only."""
-        whole = self._windows.table.empty_page()
-        for start in self._slices_of(begin):
-            self._add_slices(whole, begin, self._slices, slots[starts == start])
-            for chunk in frozen.beginning(np.int64(start).tobytes(), range(group, group + 1), PORTION_ROWS):
-                only = np.flatnonzero(self._slices.index.find(chunk.keys) < 0).astype(np.int32)
-                self._add_slices(whole, begin, self._slices.page(chunk.keys, chunk.values), only)
-        return whole
-
-    def _add_slices(self, whole: KeyedTable, begin: int, slices: KeyedTable, slots: Slots) -> None:
+    def _add_slices(self, whole: AggregateTable, begin: int, slices: AggregateTable, slots: Slots) -> None:
         if len(slots) == 0:
             return
         starts = from_words(np.full(len(slots), begin, np.int64), self._spec.time_type)
@@ -248,42 +200,39 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
     # -- snapshots
 
     @property
-    def _tables(self) -> Sequence[KeyedTable]:
-        return [self._slices, self._windows.table]
+    def _tables(self) -> Sequence[AggregateTable]:
+        return [self._slices.table, self._windows.table]
 
     def freeze(self, checkpoint_id: int) -> Frozen:
         watermarks, groups = self._watermarks.segment(), self.ctx.max_parallelism
-        slices, parts = self._slices.frozen(checkpoint_id), self._open.live_parts()
+        slices = self._slices.frozen(checkpoint_id)
         windows, make = self._windows.frozen(checkpoint_id)
         width, schema = len(self._spec.keys), self._spec.state_schema
         identity = pa.schema([*self._spec.window_fields[:1], *list(schema)[:width]])
 
-        def keys(part: KeyedTable, slots: Slots) -> list[pa.Array]:
+        def keys(part: AggregateTable, slots: Slots) -> list[pa.Array]:
             return part.index.columns(slots)[1:]
 
-        def rows(part: KeyedTable, slots: Slots) -> list[pa.Array]:
+        def rows(part: AggregateTable, slots: Slots) -> list[pa.Array]:
             start, *columns = part.rows(slots)
             return [*columns[:width], start, pa.array(np.zeros(len(slots), np.bool_)), *columns[width:]]
 
         def segments(
-            of_slices: Changed | None = None, of_windows: Changed | None = None, loose: bool = False
+            of_slices: Changed | None = None, of_windows: Changed | None = None, unsorted: bool = False
         ) -> Iterator[Segment]:
             yield watermarks
             if of_slices is not None:
                 yield from deleted_segments(SLICES, identity, of_slices.deleted, lambda c: c[1:], groups)
-            live = join_slots(parts)
             for part, slots, kind in slices.parts(of_slices):
-                if part is slices:
-                    slots = np.intersect1d(slots, live, assume_unique=True)
                 of, make_rows = partial(keys, part), partial(rows, part)
                 yield from group_segments(SLICES, schema, slots, of, make_rows, groups, kind)
             yield from make(STATE, groups, of_windows)
 
-        return FrozenTable([slices, windows], segments)
+        return FrozenTable([slices.table, windows], segments)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         self._clear()
-        tables = {STATE: self._windows.table, SLICES: self._slices}
+        tables = {STATE: self._windows.table, SLICES: self._slices.table}
         for name, batch in self._named_rows(tables, segments):
             if name == STATE:
                 self._windows.restore(batch)
@@ -298,12 +247,10 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
     def _restore_slices(self, batch: pa.RecordBatch) -> None:
         width = len(self._spec.keys)
         start, columns = batch.column(width), batch.columns
-        known = len(self._slices)
-        slots = self._slices.restore([start, *columns[:width]], columns[width + 2 :])
-        self._admit(known, slots, fixed_view(start, np.int64))
+        self._slices.restore(fixed_view(start, np.int64), columns[:width], columns[width + 2 :])
 
 
-def _merge(into: KeyedTable, slots: Slots, of: KeyedTable, parts: Slots) -> None:
+def _merge(into: AggregateTable, slots: Slots, of: AggregateTable, parts: Slots) -> None:
     """Add the values of some slots of a table to those of slots of another one."""
     for accumulator, source in zip(into.accumulators, of.accumulators, strict=True):
         accumulator.merge(slots, source.state(parts))

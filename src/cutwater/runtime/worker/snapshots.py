@@ -205,7 +205,7 @@ class SnapshotService:
     ) -> Sequence[Entry]:
         """The entries of a step's state: new ones, and those of a completed checkpoint that they build upon."""
         if self._chains is None or not state.incremental:
-            return writer.add(*step, state.segments(loose=True))
+            return writer.add(*step, state.segments(unsorted=True))
         known = self._chains.of(step)
         if known is not None and worth_extending(known[1]):
             changes = state.changes(since=known[0])
@@ -213,7 +213,7 @@ class SnapshotService:
                 chain = extended(known[1], writer.add(*step, changes, shared=True, extends=True))
                 self._chains.written(checkpoint_id, step, chain)
                 return chain
-        chain = writer.add(*step, state.segments(loose=True), shared=True)
+        chain = writer.add(*step, state.segments(unsorted=True), shared=True)
         self._chains.written(checkpoint_id, step, chain)
         return chain
 

@@ -12,19 +12,17 @@ import os
 import tempfile
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from cutwater.errors import ConfigError, StorageError
 from cutwater.state.disk.private_folder import PrivateFolder
+from cutwater.state.disk.store import Write
 
 if TYPE_CHECKING:
     from rocksdict import Rdict, RdictIter
 
 _MIB: Final = 1 << 20
 _OPEN_FILES: Final = 256
-
-Write: TypeAlias = tuple[bytes, bytes | None]
-"""A key and what it is set to; ``None``: it is deleted."""
 
 
 def require_rocksdb() -> Any:
@@ -44,7 +42,7 @@ def require_rocksdb() -> Any:
 
 
 class RocksStore:
-    """Bytes by key, in the order of the keys.  Used by one thread; its snapshots by others.
+    """An ``OrderedStore`` of RocksDB.
 
     Args:
         memory_bytes: what RocksDB may use of memory, roughly.
@@ -69,7 +67,7 @@ class RocksStore:
                 raise
         self._finally = remove
         self.tables = 0
-        """How many tables lie in it."""
+        """Number of tables in it."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """The values, ``None`` for a key that is not there.
@@ -106,7 +104,7 @@ class RocksStore:
             self._db.delete_range(begin, end, self._unlogged)
 
     def snapshot(self) -> RocksSnapshot:
-        """What is there now, at no cost; later writes are not seen."""
+        """The content as it is now, at no cost; later writes are not seen."""
         options = self._rocks.ReadOptions()
         options.fill_cache(False)
         return RocksSnapshot(self._db.iter(options))

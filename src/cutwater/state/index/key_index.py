@@ -8,7 +8,7 @@ cost.  Rows must have been checked: no NaN in a key, and no null; ``nullable_ind
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,10 +18,55 @@ import pyarrow as pa
 from cutwater.data.words import Words, bytes_view, from_words, to_words
 from cutwater.errors import DataError
 from cutwater.state import row_kernels
-from cutwater.state.growing_array import GrowingArray, gather
+from cutwater.state.growing_array import GrowingArray, gather, in_background
 from cutwater.state.index import kernels
-from cutwater.state.index.next_table import AT_ONCE_SLOTS, NextTable
 from cutwater.state.keys import decimal_bytes, is_word_key
+
+AT_ONCE_SLOTS = 1 << 16
+"""So many are entered into a new table at once: about a millisecond."""
+
+
+class NextTable:
+    """A larger table that a thread in the background fills, while the present one goes on serving.
+
+    What an index stores of its keys only grows, so the thread reads what nobody changes.  Slots that came meanwhile are
+    entered in further rounds, and the last few by the caller.
+
+    Args:
+        table: empty.
+        enter: enters the slots from one number to another into a table.
+        count: slots that there are.
+    """
+
+    def __init__(
+        self, table: npt.NDArray[Any], enter: Callable[[int, int, npt.NDArray[Any]], None], count: int
+    ) -> None:
+        self.table = table
+        self._enter = enter
+        self._entered = 0
+        self._next_round(count)
+
+    def _next_round(self, count: int) -> None:
+        first, self._entered = self._entered, count
+        self._thread = in_background(lambda: self._enter(first, count, self.table))
+
+    def ready(self, count: int, *, wait: bool) -> bool:
+        """True if all slots are in the table: then it can take over.
+
+        Args:
+            count: slots that there are.
+            wait: until it is so.
+        """
+        while True:
+            if wait:
+                self._thread.join()
+            elif self._thread.is_alive():
+                return False
+            if wait or count - self._entered <= AT_ONCE_SLOTS:
+                self._enter(self._entered, count, self.table)
+                return True
+            self._next_round(count)
+
 
 Slots: TypeAlias = npt.NDArray[np.int32]
 
@@ -71,7 +116,7 @@ class KeyIndex(ABC):
     @property
     @abstractmethod
     def key_bytes(self) -> int:
-        """What the keys take."""
+        """Bytes that the keys take."""
 
     @abstractmethod
     def frozen(self) -> KeyIndex:
@@ -79,7 +124,7 @@ class KeyIndex(ABC):
 
 
 class HashIndex(KeyIndex):
-    """What the kinds of open-addressing tables have in common.  Their rows hold no null.
+    """Open addressing, which the kinds of tables have in common.  Their rows hold no null.
 
     Args:
         types: Arrow types of the key columns, in order.

@@ -41,7 +41,7 @@ class NullableIndex(KeyIndex):
         self.types = tuple(types)
         self._index: KeyIndex = make_index(types, expected)
         self._marked = False
-        """Whether the index has the column that tells nulls."""
+        """True if the index has the column that tells nulls."""
 
     def __len__(self) -> int:
         return len(self._index)

@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 
-from cutwater.state.disk.rocks import RocksSnapshot, RocksStore, Write
+from cutwater.state.disk.store import OrderedStore, StoreSnapshot, Write
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.objects.table import Key
 from cutwater.state.packing import KeyPacker, Packer
@@ -44,7 +44,7 @@ _NOTHING: History[Set[Hashable]] = History(None, ())
 
 
 class _Size:
-    """How many keys a table has: counting them takes reading all."""
+    """Number of keys of a table: counting them takes reading all."""
 
     __slots__ = ("keys",)
 
@@ -53,7 +53,7 @@ class _Size:
 
 
 class RocksTable(NamedTuple):
-    """How a table lies in a store.
+    """Layout of a table in a store.
 
     Attributes:
         key_types: types of the key columns.
@@ -108,7 +108,7 @@ class RocksObjects(Generic[V]):
         "_young_bytes",
     )
 
-    def __init__(self, store: RocksStore, table: RocksTable) -> None:
+    def __init__(self, store: OrderedStore, table: RocksTable) -> None:
         self._store, self._table = store, table
         self._keys, self._values = KeyPacker(table.key_types), Packer(table.kind)
         self._written: dict[Hashable, V | _Gone] = {}
@@ -126,7 +126,7 @@ class RocksObjects(Generic[V]):
 
     @property
     def cached_bytes(self) -> int:
-        """What the cached values take of memory, roughly; besides them only what waits to be written is there."""
+        """Bytes that the cached values take of memory, roughly; besides them only what waits to be written is there."""
         return self._young_bytes + self._old_bytes
 
     @property
@@ -288,7 +288,7 @@ class FrozenRocksObjects(Generic[V]):
 
     def __init__(
         self,
-        snapshot: RocksSnapshot,
+        snapshot: StoreSnapshot,
         table: RocksTable,
         number: bytes,
         size: _Size,
@@ -357,7 +357,7 @@ def _joined(first: Set[Hashable], second: Set[Hashable]) -> Set[Hashable]:
 
 
 def _places(keys: Sequence[Key], number: bytes, table: RocksTable, packer: KeyPacker) -> list[bytes]:
-    """Where keys of a table lie in the database."""
+    """Places of keys of a table in the database."""
     if not keys:
         return []
     columns = [pa.array(column, kind) for column, kind in zip(zip(*keys, strict=True), table.key_types, strict=True)]

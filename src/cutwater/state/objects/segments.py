@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from cutwater.state.index.key_index import Slots
-from cutwater.state.objects.on_disk import Chunk, FrozenRocksObjects
-from cutwater.state.objects.table import FrozenObjects, Key
+from cutwater.state.objects.on_disk import Chunk, FrozenRocksObjects, RocksObjects
+from cutwater.state.objects.table import FrozenObjects, Key, KeyedObjects
 from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
 from cutwater.state.table.keyed_segments import group_segments, keyed_rows
 
@@ -86,7 +86,7 @@ def object_keys(segment: Segment, keys: Sequence[pa.Field], owned: range) -> Ite
 def object_rows(
     segments: Iterable[Segment], keys: Sequence[pa.Field], value: pa.Field, owned: range
 ) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What ``object_segments`` was given, as far as it lies in the owned key groups.
+    """Keys and values that ``object_segments`` was given, as far as it lies in the owned key groups.
 
     Raises:
         StorageError: the segments hold other columns, or types that do not convert.
@@ -98,10 +98,74 @@ def object_rows(
 
 
 def as_written(segments: Iterable[Segment], keys: Sequence[pa.Field], value: pa.Field) -> bool:
-    """Whether ``object_segments`` would write the same columns: else later ones must not build on these."""
+    """True if ``object_segments`` would write the same columns: else later ones must not build on these."""
     columns = [(field.name, field.type) for field in (*keys, value)]
     found = (list(zip(s.batch.schema.names, s.batch.schema.types, strict=True))[1:] for s in segments)
     return all(names_and_types in (columns, columns[:-1]) for names_and_types in found)
+
+
+class RestoredObjects(Protocol):
+    """A state that a restore sets key by key."""
+
+    @property
+    def stored_type(self) -> pa.DataType:
+        """Arrow type of one key's content in a snapshot."""
+        ...
+
+    @property
+    def objects(self) -> KeyedObjects[Any]: ...
+
+    def restore(self, key: Key, stored: Any, /) -> None:
+        """Set a key to what a snapshot held of it."""
+        ...
+
+
+def restore_objects(
+    states: Mapping[str, RestoredObjects],
+    segments: Iterable[Segment],
+    keys: Sequence[pa.Field],
+    value: str,
+    owned: range,
+) -> tuple[dict[str, list[Segment]], bool]:
+    """Set states to what segments hold of them.
+
+    Segments of a state that need not fit in memory are applied as they come, and are never all there.
+
+    Args:
+        states: by name, empty.
+        segments: of these states and others.
+        keys: the key columns.
+        value: name of the column of the values.
+        owned: key groups of the subtask.
+
+    Returns:
+        the other segments by name, and those of states in memory; whether this program would have written those that
+        are not among them.
+
+    Raises:
+        StorageError: the segments hold other columns, or types that do not convert.
+    """
+    found: dict[str, list[Segment]] = {}
+    known = True
+    for segment in segments:
+        state = states.get(segment.name)
+        if state is None or not isinstance(state.objects, RocksObjects):
+            found.setdefault(segment.name, []).append(segment)
+            continue
+        field = pa.field(value, state.stored_type)
+        if segment.kind == "delete":
+            for key in object_keys(segment, keys, owned):
+                state.objects.remove(key)
+        else:
+            if segment.kind == "base" and segment.key_groups is not None:
+                state.objects.remove_groups(range(*segment.key_groups))
+            for key, content in object_rows([segment], keys, field, owned):
+                state.restore(key, content)
+        known = as_written([segment], keys, field) and known
+    for name, state in states.items():
+        for key, content in object_rows(found.get(name, ()), keys, pa.field(value, state.stored_type), owned):
+            state.restore(key, content)
+    return found, known
 
 
 @dataclass(frozen=True)
@@ -152,7 +216,7 @@ class FrozenObjectStates(FrozenSegments):
         super().__init__()
         self._parts, self._more = parts, more
 
-    def segments(self, *, loose: bool = False) -> Iterator[Segment]:
+    def segments(self, *, unsorted: bool = False) -> Iterator[Segment]:
         for part in self._parts:
             yield from part.segments()
         for make in self._more:

@@ -28,7 +28,7 @@ class FrozenObjects(Protocol[V_co]):
 
     @property
     def size(self) -> int:
-        """How many keys there are, roughly."""
+        """Number of keys, roughly."""
         ...
 
     def items(self) -> Iterator[tuple[Key, V_co]]:
@@ -37,7 +37,7 @@ class FrozenObjects(Protocol[V_co]):
 
     @property
     def tracked(self) -> bool:
-        """Whether it may know what changed."""
+        """True if it may know what changed."""
         ...
 
     def changed(self, since: int) -> Mapping[Key, V_co | None] | None:
@@ -92,7 +92,7 @@ class KeyedObjects(Protocol[V]):
         ...
 
     def freeze(self, checkpoint_id: int | None = None) -> FrozenObjects[V]:
-        """What is in the table now.  ``release`` it when it is no longer read.
+        """The content of the table now.  ``release`` it when it is no longer read.
 
         Args:
             checkpoint_id: what the freeze is for, where changes are kept track of.

@@ -20,7 +20,7 @@ PREFIX = "__"
 """Begins the names of the segments that are no state of the user's."""
 
 TimerDomain: TypeAlias = Literal["event", "processing"]
-"""Which clock a timer goes by: the watermark (microseconds) or the processing time (milliseconds)."""
+"""The clock that a timer goes by: the watermark (microseconds) or the processing time (milliseconds)."""
 
 EVENT: TimerDomain = "event"
 PROCESSING: TimerDomain = "processing"
@@ -64,7 +64,7 @@ class Timers:
 
     @property
     def next_time(self) -> int | None:
-        """When the first timer is due; ``None`` if there is none."""
+        """The time at which the first timer is due; ``None`` if there is none."""
         queue = self._queue
         while queue:
             time, _, key = queue[0]
@@ -160,7 +160,7 @@ def timer_rows(times: Iterable[tuple[Key, Iterable[int]]]) -> Iterator[tuple[Key
 
 
 class TimerService:
-    """What a process function does with the timers of its current key: ``ctx.timers``.
+    """The timers of a process function: those of its current key: ``ctx.timers``.
 
     A timer calls ``on_timer(time, domain, ctx)`` once.  They are in every snapshot.
 

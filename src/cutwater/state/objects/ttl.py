@@ -17,17 +17,17 @@ from cutwater.config import parse_duration_ms
 from cutwater.errors import BuildError, ConfigError
 
 TtlUpdate: TypeAlias = Literal["on_write", "on_read_and_write"]
-"""What makes a value live on for a full time to live."""
+"""The uses that make a value live on for a full time to live."""
 
 Stamped: TypeAlias = tuple[Any, int]
 """A value, and the processing time from which on it is gone (milliseconds since the epoch)."""
 
 _LOOKS = 16
-"""How often, at most, a key is looked at per time to live."""
+"""Most times that a key is looked at per time to live."""
 
 
 class TimeToLive:
-    """How long a value lives after it was written.
+    """The time that a value lives after it was written.
 
     Args:
         ttl: a duration such as "1h", or a ``timedelta``.
@@ -54,7 +54,7 @@ class TimeToLive:
 
 
 def stamped_type(value: pa.DataType) -> pa.DataType:
-    """How a value and its expiry lie in a snapshot."""
+    """Type of a value and its expiry in a snapshot."""
     return pa.struct([pa.field("value", value), pa.field("expires_ms", pa.int64())])
 
 
@@ -70,7 +70,7 @@ def unstamped(kept: Stamped) -> dict[str, Any]:
 
 
 class Expiries:
-    """Which keys to look at, and when; each waits once.
+    """Keys to be looked at in the order of time; each waits once.
 
     >>> expiries = Expiries(1600)
     >>> expiries.watch("a", 1620); expiries.watch("a", 9999)
@@ -88,7 +88,7 @@ class Expiries:
 
     @property
     def next_ms(self) -> int | None:
-        """When to look next; ``None`` if nothing is kept."""
+        """The time to look next; ``None`` if nothing is kept."""
         return self._queue[0][0] if self._queue else None
 
     def watch(self, key: Hashable, expires_ms: int) -> None:

@@ -46,7 +46,7 @@ class Capture:
         self.copies: list[Values] = [copy.values for copy in copies]
         """The captured columns: complete, and unchanging, after ``complete``."""
         self.open = False
-        """Whether chunks may be left that the stream has to set aside."""
+        """True if chunks may be left that the stream has to set aside."""
         if at_once:
             for values, copy in zip(self._columns, self.copies, strict=True):
                 copy[:rows] = values[:rows]
@@ -93,7 +93,7 @@ class Captures:
 
     @property
     def open(self) -> bool:
-        """Whether there may be something to preserve."""
+        """True if there may be something to preserve."""
         return len(self._open) > 0
 
     def begin(self, columns: Sequence[GrowingArray], rows: int) -> Capture:

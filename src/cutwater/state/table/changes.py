@@ -1,4 +1,4 @@
-"""Which slots changed, and which keys went, between the freezes of a table."""
+"""Slots that changed, and keys that went, between the freezes of a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Deleted:
 
 
 class Changed(NamedTuple):
-    """What changed since a freeze.
+    """The changes since a freeze.
 
     Attributes:
         slots: that changed, ascending.
@@ -55,14 +55,14 @@ _UNKNOWN: History[_Marks] = History(None, ())
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What happened up to a freeze, told since each of the freezes before it."""
+    """The events up to a freeze, told since each of the freezes before it."""
 
     history: History[_Marks]
     end: int = 0
     """The epoch after this freeze."""
 
     def since(self, checkpoint_id: int) -> Changed | None:
-        """What changed since a freeze; ``None`` if that is not known.
+        """The changes since a freeze; ``None`` if that is not known.
 
         A slot may be of a key that has gone since; keys that went may have come back, in another slot.  So deletions
         are applied first.
@@ -117,7 +117,7 @@ class ChangeLog:
         return range(kept[0].epoch if kept else self.epoch, self.epoch + 1)
 
     def changed(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Which of these slots changed in ``epochs``; none, if nobody may ask for the present one."""
+        """Mask of those of these slots that changed in ``epochs``; none, if nobody may ask for the present one."""
         kept = self._intervals.kept
         if self._resting or kept is None:
             return np.zeros(len(slots), np.bool_)
@@ -178,14 +178,14 @@ class ChangeLog:
         return changes
 
     def learn(self, *, most_changed: bool) -> None:
-        """Whether most rows had changed when somebody asked.  May be called from another thread."""
+        """True if most rows had changed when somebody asked.  May be called from another thread."""
         self._most_changed = most_changed
         if not most_changed:
             self._next_rest = 1
 
     @property
     def tracking(self) -> bool:
-        """Whether somebody may ask for changes of the present epoch."""
+        """True if somebody may ask for changes of the present epoch."""
         return not self._resting and self._intervals.kept is not None
 
     def restart(self, most_deleted: int) -> None:

@@ -1,4 +1,4 @@
-"""What happened between the freezes of a table, for as long as somebody may ask what changed since one of them."""
+"""Events between the freezes of a table, for as long as somebody may ask what changed since one of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_INTERVALS = 8
 
 @dataclass(frozen=True, slots=True)
 class History(Generic[T]):
-    """What happened up to a freeze, told since each of the freezes before it.
+    """The events up to a freeze, told since each of the freezes before it.
 
     Attributes:
         start: checkpoint of the freeze that all this comes after; ``None``: nothing is known.
@@ -28,7 +28,7 @@ class History(Generic[T]):
     intervals: tuple[tuple[int, T], ...]
 
     def since(self, checkpoint_id: int) -> list[T] | None:
-        """What happened after a freeze, in order; ``None`` if that is not known."""
+        """The events after a freeze, in order; ``None`` if that is not known."""
         ids = [self.start, *(i for i, _ in self.intervals)]
         if checkpoint_id not in ids:
             return None
@@ -77,7 +77,7 @@ class Intervals(Generic[T]):
 
     @property
     def kept(self) -> list[T] | None:
-        """What happened in each interval that somebody may ask for; ``None``: nor may they for the present one."""
+        """The events of each interval that somebody may ask for; ``None``: nor may they for the present one."""
         return None if self._start is None else [happened for _, happened in self._intervals]
 
     def change(self, change: Callable[[T], T]) -> None:

@@ -36,7 +36,7 @@ def group_segments(
     identity: int = 0,
     whole: range | None = None,
 ) -> Iterator[Segment]:
-    """Segments of the given slots, sorted by key group and cut between groups; or one that is loose.
+    """Segments of the given slots, sorted by key group and cut between groups; or one that is unsorted.
 
     Where a string column of a base would exceed the 2 GB that Arrow allows, the rest follows as deltas.
 
@@ -47,8 +47,8 @@ def group_segments(
         rows: all columns of some slots.
         kind: of the segments.
         identity: so many of the first columns tell the rows apart, whose order says nothing then.
-        whole: the segment may be loose, if there is only one.  The slots are the whole state of these key groups, and
-            ``keys`` are the columns of the identity.
+        whole: the segment may be unsorted, if there is only one.  The slots are the whole state of these key groups,
+            and ``keys`` are the columns of the identity.
     """
     if len(slots) == 0:
         return
@@ -58,8 +58,8 @@ def group_segments(
         except pa.ArrowInvalid:
             pass  # too large for one batch
         else:
-            loose = (identity, max_parallelism)
-            yield Segment(name, kind, batch, (whole.start, whole.stop), identity, ungrouped=loose)
+            unsorted = (identity, max_parallelism)
+            yield Segment(name, kind, batch, (whole.start, whole.stop), identity, ungrouped=unsorted)
             return
     fields = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *schema])
     groups, order = groups_of(len(slots), lambda part: keys(slots[part]), max_parallelism)
@@ -148,7 +148,7 @@ def deleted_segments(
 
 
 def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> list[pa.RecordBatch]:
-    """What a restore has to apply, in order: the columns of ``schema``, rows of the owned key groups only.
+    """The batches that a restore has to apply, in order: the columns of ``schema``, rows of the owned key groups only.
 
     A later base segment replaces what came before it in its key groups, and a deletion takes away the rows of its keys
     that came before it; deltas are to be applied by key.
@@ -175,7 +175,7 @@ class RestoredRows(Protocol):
 
     @property
     def spill(self) -> Spill[Any] | None:
-        """What moves rows to disk, if anything does."""
+        """The mover of rows to disk, if anything does."""
         ...
 
     def __len__(self) -> int: ...
@@ -196,7 +196,7 @@ def restore_rows(
     owned: range,
     index: Callable[[list[pa.Array]], list[pa.Array]] = list,
 ) -> Iterator[pa.RecordBatch]:
-    """What to set rows of a table to, one batch after the other.
+    """The rows to set in a table, one batch after the other.
 
     Segments are applied as they come and are never all in memory: always if the table keeps rows on disk, else up to
     the first of which later ones may take rows away.

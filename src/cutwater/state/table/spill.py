@@ -1,4 +1,4 @@
-"""What of a columnar table lies in memory, and what on disk.
+"""Rows of a columnar table between memory and disk.
 
 The table in memory is a cache, of single rows, that is written when they leave it.  A key that is not in memory is
 looked up on disk, all such keys of a batch at once.  When the table has outgrown its budget, half of its rows leave:
@@ -14,15 +14,14 @@ square of what waits.  No more is in memory for it at once, since the next batch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Generic, Protocol, TypeVar, cast
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.state.disk.rocks import RocksStore
-from cutwater.state.disk.spill_queue import SpillQueue
-from cutwater.state.disk.spilled_rows import FrozenSpilledRows, RowTypes, SpilledChunk, SpilledRows
+from cutwater.state.disk.store import OrderedStore
+from cutwater.state.disk.tables import FrozenSpilledRows, RowTypes, SpilledChunk, SpilledRows, SpillQueue
 from cutwater.state.growing_array import GrowingArray
 from cutwater.state.index.key_index import KeyIndex, Slots
 from cutwater.state.keys import hash_keys, key_groups
@@ -36,19 +35,23 @@ _SLACK_KEYS: Final = 1 << 14
 DELETED_KEYS: Final = 1 << 17
 """More keys that went from disk between two freezes are not told one by one."""
 _INDEX_BYTES: Final = 24
-"""What a slot takes in the table of an index, roughly."""
+"""Bytes that a slot takes in the table of an index, roughly."""
 
 
-def open_spill(state_memory_bytes: int | None) -> RocksStore | None:
-    """Where the tables of a step keep what memory does not hold; ``None``: in memory.
+class Room(NamedTuple):
+    """The place of rows that do not fit in memory.
 
-    Args:
-        state_memory_bytes: what the step may take of memory; the store takes half of it.
-
-    Raises:
-        StorageError: it cannot be opened.
+    Attributes:
+        store: where they lie; several tables may lie in it.
+        max_parallelism: number of all key groups.
+        memory_bytes: what the table in memory may take, roughly.
+        hashed: how many key columns lie before those whose hash decides the key group.
     """
-    return None if state_memory_bytes is None else RocksStore(state_memory_bytes // 2)
+
+    store: OrderedStore
+    max_parallelism: int
+    memory_bytes: int
+    hashed: int = 0
 
 
 class Spillable(Protocol):
@@ -92,27 +95,16 @@ class Spill(Generic[T]):
 
     Args:
         table: the table, empty.
-        store: where to.
-        hashed: how many key columns lie before those whose hash decides the key group.
-        max_parallelism: number of all key groups.
-        memory_bytes: what the table in memory may take, roughly.
+        room: where to.
         logged: as which slots the log of changes knows some slots, if not by the same numbers.
     """
 
-    def __init__(
-        self,
-        table: T,
-        store: RocksStore,
-        hashed: int,
-        max_parallelism: int,
-        memory_bytes: int,
-        logged: Callable[[Slots], Slots] | None = None,
-    ) -> None:
-        self._table, self._hashed, self._groups = table, hashed, max_parallelism
+    def __init__(self, table: T, room: Room, logged: Callable[[Slots], Slots] | None = None) -> None:
+        store, groups, self._memory_bytes, hashed = room
+        self._table, self._hashed, self._groups = table, hashed, groups
         self._store, self._logged = store, logged
-        self.rows = SpilledRows(store, RowTypes(table.index.types, table.value_types, hashed, max_parallelism))
+        self.rows = SpilledRows(store, RowTypes(table.index.types, table.value_types, hashed, groups))
         self._queues: list[tuple[SpillQueue, Callable[[T, Slots], npt.NDArray[np.int64]]]] = []
-        self._memory_bytes = memory_bytes
         self._used = GrowingArray(np.bool_)
         self._recent = GrowingArray(np.bool_)
         """Used since ``make_room`` was called."""
@@ -150,7 +142,7 @@ class Spill(Generic[T]):
 
     @property
     def full(self) -> bool:
-        """Whether rows should leave."""
+        """True if rows should leave."""
         return self._table.memory_bytes + len(self._table) * _INDEX_BYTES > self._memory_bytes
 
     def make_room(self, log: ChangeLog | None, *, begin: bool = False) -> Slots | None:
@@ -225,12 +217,12 @@ class Spill(Generic[T]):
 
     @property
     def count(self) -> int:
-        """How many rows lie on disk, roughly."""
+        """Number of rows on disk, roughly."""
         return self._count
 
     @property
     def busy(self) -> bool:
-        """Whether ``make_room`` has begun and not ended."""
+        """True if ``make_room`` has begun and not ended."""
         return self._leaving is not None
 
     # -- gone
@@ -311,7 +303,7 @@ class Spill(Generic[T]):
     # -- snapshots
 
     def freeze(self, log: ChangeLog | None) -> FrozenSpill:
-        """What lies on disk now."""
+        """The rows on disk as they are now."""
         frozen = FrozenSpill(self.rows.freeze(), self.group_of, self._count, dict(self.journaled))
         begin = _epochs(log).start  # of what later freezes may be asked for
         self.rows.forget(begin)
@@ -320,7 +312,7 @@ class Spill(Generic[T]):
 
 
 class FrozenSpill:
-    """What lay on disk at one instant, for another thread.
+    """The rows on disk at one instant, for another thread.
 
     Args:
         rows: the rows.

@@ -11,8 +11,8 @@ from cutwater.data.decoding import prepare
 from cutwater.data.time import MIN_WATERMARK
 
 FORMAT_VERSION = 4
-"""4: sealed.  3: segments may be loose.  2: entries may name files of older checkpoints, and hold deletions.  1: each
-checkpoint is whole."""
+"""4: sealed.  3: segments may be unsorted.  2: entries may name files of older checkpoints, and hold deletions.
+1: each checkpoint is whole."""
 KNOWN_VERSIONS = (1, 2, 3, 4)
 
 
@@ -40,7 +40,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     first_row: int = 0
     """Number of the first row in its channel."""
     ungrouped: tuple[int, int] | None = None
-    """Of a loose segment, see ``cutwater.state.segments.Segment``."""
+    """Of a unsorted segment, see ``cutwater.state.segments.Segment``."""
     schema: bytes = b""
     """Of format "arrow-file/1", a record batch within a file of a savepoint: the file's schema."""
     written: int = 0

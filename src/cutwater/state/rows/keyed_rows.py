@@ -1,4 +1,4 @@
-"""The rows of both sides of a join by key: in memory in the order in which they came, on disk key by key.
+"""Rows of two sides by key: in memory in the order in which they came, on disk key by key.
 
 What moves is a key with all its rows: a value on disk is the rows of a side, packed one behind the other, so that a key
 costs one look at the disk however many rows it has, and no row is touched by itself.
@@ -7,7 +7,7 @@ costs one look at the disk however many rows it has, and no row is touched by it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,39 +15,36 @@ import pyarrow as pa
 
 from cutwater.data.event_times import event_times
 from cutwater.data.time import MIN_WATERMARK
-from cutwater.operators.join.side import JoinSide, References
 from cutwater.state.disk.row_codec import RowCodec
-from cutwater.state.disk.row_journal import FrozenRowJournal, RowJournal
-from cutwater.state.disk.spill_queue import NEVER, SpillQueue
+from cutwater.state.disk.tables import NEVER, FrozenRowJournal, RowJournal, SpillQueue
 from cutwater.state.index.key_index import KeyIndex, Slots
 from cutwater.state.index.nullable import NullableIndex
+from cutwater.state.rows.chains import References, RowChains
 from cutwater.state.segments import SegmentKind
-from cutwater.state.table.spill import FrozenSpill, Spill
-
-if TYPE_CHECKING:
-    from cutwater.operators.base import Context
-    from cutwater.state.disk.rocks import RocksStore
+from cutwater.state.table.spill import FrozenSpill, Room, Spill
 
 _SLOT_BYTES = 32
-"""What a key takes for the chains of both sides."""
+"""Bytes that a key takes for the chains of both sides."""
 _PORTION_KEYS = 1 << 14
 
-Live: TypeAlias = Callable[[Sequence[JoinSide]], Sequence[References]]
+Live: TypeAlias = Callable[[Sequence[RowChains]], Sequence[References]]
 """Rows of each side that still count, ascending."""
 Wakes: TypeAlias = Callable[[int, References], References]
-"""When rows of a side with these event times want to be looked at; ``NEVER`` for those that do not."""
+"""The times at which rows of a side with these event times want to be looked at; ``NEVER`` for those that do not."""
 
 
-class JoinTypes(NamedTuple):
-    """What both sides are made of.
+class RowSides(NamedTuple):
+    """The columns of both sides.
 
     Attributes:
+        names: of the state of each side.
         key_types: in which keys are compared.
         schemas: of the rows of each side.
         keys: key columns of each side.
         times: event-time column of each side.
     """
 
+    names: tuple[str, str]
     key_types: Sequence[pa.DataType]
     schemas: tuple[pa.Schema, pa.Schema]
     keys: tuple[Sequence[str], Sequence[str]]
@@ -59,25 +56,35 @@ class JoinTypes(NamedTuple):
         return [c if c.type == kind else c.cast(kind) for c, kind in zip(columns, self.key_types, strict=True)]
 
 
-class JoinRows:
+class KeyedRows:
     """One index over the keys of both sides; the rows of each side in chains by key.
 
     Args:
         types: of the sides.
         renumbered: called with the rows of each side that stayed when others went; they have become 0, 1, 2 ...
+        room: of keys that do not fit in memory; ``None``: all of them do.
+        wakes: when rows that have left memory want to be looked at.
     """
 
-    def __init__(self, types: JoinTypes, renumbered: Callable[[Sequence[References]], object] | None = None) -> None:
+    def __init__(
+        self,
+        types: RowSides,
+        renumbered: Callable[[Sequence[References]], object] | None = None,
+        room: Room | None = None,
+        wakes: Wakes | None = None,
+    ) -> None:
         self.types = types
         self.index: KeyIndex = NullableIndex(types.key_types)
-        self.sides = [JoinSide(schema) for schema in types.schemas]
+        self.sides = [RowChains(schema) for schema in types.schemas]
         self.done: References = np.empty(0, np.int64)
         """By slot, up to which watermark the rows of the key have come out, if its operator says so."""
-        self.spill: Spill[JoinRows] | None = None
-        self.wanted: SpillQueue | None = None
-        """Keys on disk by when they want to be looked at."""
         self._codecs = [RowCodec(schema.types) for schema in types.schemas]
         self._renumbered = renumbered
+        self.spill: Spill[KeyedRows] | None = None if room is None else Spill(self, room)
+        self.wanted: SpillQueue | None = None
+        """Keys on disk by when they want to be looked at."""
+        if self.spill is not None and wakes is not None:
+            self.wanted = self.spill.look_again(lambda part, slots: part.earliest(slots, wakes))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -130,17 +137,6 @@ class JoinRows:
 
     # -- more than memory holds: see ``Spillable``
 
-    def spill_to(self, store: RocksStore, ctx: Context, wakes: Wakes) -> None:
-        """Keep keys on disk that do not fit in memory; there is none yet.
-
-        Args:
-            store: where.
-            ctx: tells the number of all key groups, and how much memory the step has.
-            wakes: when rows on disk want to be looked at.
-        """
-        self.spill = Spill(self, store, 0, ctx.max_parallelism, (ctx.state_memory_bytes or 0) // 2)
-        self.wanted = self.spill.look_again(lambda part, slots: part.earliest(slots, wakes))
-
     @property
     def value_types(self) -> list[pa.DataType]:
         return [*[pa.large_binary()] * len(self.sides), pa.int64()]
@@ -170,14 +166,14 @@ class JoinRows:
     def keep(self, slots: Slots) -> None:
         self.retain(slots, [np.sort(side.of(slots)[0]) for side in self.sides])
 
-    def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> JoinRows:
-        page = JoinRows(self.types)
+    def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> KeyedRows:
+        page = KeyedRows(self.types)
         if len(keys[0]):
             page.set_rows(page.upsert(keys), columns)
         return page
 
     def earliest(self, slots: Slots, wakes: Wakes) -> References:
-        """When the first of the rows of each key wants to be looked at."""
+        """The time at which the first of the rows of each key wants to be looked at."""
         found: References = np.full(len(slots), NEVER, np.int64)
         for number, side in enumerate(self.sides):
             rows, bounds = side.of(slots)
@@ -196,14 +192,14 @@ class JoinRows:
     def clean(self, live: Live) -> None:
         """Remove some of the keys on disk without a live row: a portion of a pass over all of them."""
 
-        def alive(page: JoinRows, slots: Slots) -> npt.NDArray[np.bool_]:
+        def alive(page: KeyedRows, slots: Slots) -> npt.NDArray[np.bool_]:
             return page.with_rows(live(page.sides))[slots]
 
         if self.spill is not None:
             self.spill.clean(alive, None)
 
     def with_rows(self, rows: Sequence[References]) -> npt.NDArray[np.bool_]:
-        """Which keys have any of these rows."""
+        """Mask of the keys that have any of these rows."""
         found = np.zeros(len(self.index), np.bool_)
         for side, some in zip(self.sides, rows, strict=True):
             found[side.slots[some]] = True
@@ -228,24 +224,24 @@ class JoinRows:
         frozen.release()
 
 
-class JoinPart(NamedTuple):
+class RowsPart(NamedTuple):
     """Rows to write: some of each side, and what they are written as."""
 
     keys: Callable[[Slots], list[pa.Array]]
-    sides: Sequence[JoinSide]
+    sides: Sequence[RowChains]
     rows: Sequence[References]
     kind: SegmentKind
 
 
-class FrozenJoinRows:
-    """``JoinRows`` as they are now, for another thread.
+class FrozenKeyedRows:
+    """``KeyedRows`` as they are now, for another thread.
 
     Args:
         rows: the rows.
         journals: what came of each side, by epoch.
     """
 
-    def __init__(self, rows: JoinRows, journals: Sequence[RowJournal]) -> None:
+    def __init__(self, rows: KeyedRows, journals: Sequence[RowJournal]) -> None:
         self._types, self._page = rows.types, rows.page
         self.index, self.sides = rows.index.frozen(), [side.frozen() for side in rows.sides]
         self._spilled: FrozenSpill | None = None if rows.spill is None else rows.spill.freeze(None)
@@ -253,10 +249,10 @@ class FrozenJoinRows:
 
     @property
     def journaled(self) -> bool:
-        """Whether ``added`` tells what came."""
+        """True if ``added`` tells what came."""
         return len(self._journals) > 0
 
-    def parts(self, live: Live) -> Iterator[JoinPart]:
+    def parts(self, live: Live) -> Iterator[RowsPart]:
         """All live rows; those on disk in parts made for a moment, with those in memory of the same key groups."""
         rows = list(live(self.sides))
         keys = self.index.columns
@@ -278,23 +274,23 @@ class FrozenJoinRows:
                 here = int(np.searchsorted(groups[side], chunk.until))
                 self._copy(page, side, rows[side][:here])
                 rows[side], groups[side] = rows[side][here:], groups[side][here:]
-            yield JoinPart(page.index.columns, page.sides, live(page.sides), "delta" if chunk.goes_on else "base")
-        yield JoinPart(keys, self.sides, rows, "base")
+            yield RowsPart(page.index.columns, page.sides, live(page.sides), "delta" if chunk.goes_on else "base")
+        yield RowsPart(keys, self.sides, rows, "base")
 
-    def _copy(self, page: JoinRows, side: int, rows: References) -> None:
+    def _copy(self, page: KeyedRows, side: int, rows: References) -> None:
         if len(rows):
             mine = self.sides[side]
             batch = pa.RecordBatch.from_arrays(mine.take(rows), schema=mine.schema)
             page.sides[side].append(batch, page.upsert(self.index.columns(mine.slots[rows])), mine.times[rows])
 
-    def added(self, epoch: int, live: Live) -> Iterator[JoinPart]:
+    def added(self, epoch: int, live: Live) -> Iterator[RowsPart]:
         """The rows that came since an epoch began, without some that no longer count."""
         for side, journal in enumerate(self._journals):
             for columns in journal.chunks(epoch):
-                page = JoinRows(self._types)
+                page = KeyedRows(self._types)
                 batch = pa.RecordBatch.from_arrays(columns, schema=self._types.schemas[side])
                 page.add(side, batch, event_times(batch, self._types.times[side]))
-                yield JoinPart(page.index.columns, page.sides, live(page.sides), "delta")
+                yield RowsPart(page.index.columns, page.sides, live(page.sides), "delta")
 
     def release(self) -> None:
         """Give back what is held."""

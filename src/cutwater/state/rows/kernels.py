@@ -1,4 +1,4 @@
-"""Kernels of the interval join: chains of stored rows by key, in the order in which the rows came."""
+"""Kernels of chains: stored rows by key, in the order in which they came."""
 
 from __future__ import annotations
 

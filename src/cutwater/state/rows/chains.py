@@ -1,4 +1,4 @@
-"""One side of an interval join: the rows that a row of the other side may still match."""
+"""Rows of one side in the order in which they came, chained by key."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.operators.join import kernels
-from cutwater.operators.join.columns import pairs_per_batch, widest_row_bytes
+from cutwater.data.row_sizes import rows_per_batch, widest_row_bytes
 from cutwater.state.index.key_index import Slots
 from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.rows import kernels
 from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
 from cutwater.state.table.row_store import RowStore
 
@@ -20,10 +20,10 @@ References: TypeAlias = npt.NDArray[np.int64]
 
 _FIRST_ROWS = 1024
 _ROW_BYTES = 20
-"""What a row takes besides its columns."""
+"""Bytes that a row takes besides its columns."""
 
 
-class JoinSide:
+class RowChains:
     """Rows in the order in which they came, chained by key slot.
 
     Columns, times and slots lie in arrays that are only appended to: a frozen view costs nothing.
@@ -89,12 +89,12 @@ class JoinSide:
         max_steps: int,
         out: tuple[References, References],
     ) -> tuple[int, int, int]:
-        """Matches of arriving rows; see ``join_kernels.probe`` for arguments and result."""
+        """Matches of arriving rows; see ``kernels.probe`` for arguments and result."""
         chains = (self._heads, self._tails, self._nexts, self._times)
         return kernels.probe(slots, times, *start, *bounds, *chains, max_steps, *out)
 
     def latest_at(self, slots: Slots, times: References, settled: int) -> References:
-        """The row of each slot that was the latest at a time; see ``join_kernels.latest``."""
+        """The row of each slot that was the latest at a time; see ``kernels.latest``."""
         references = np.empty(len(slots), np.int64)
         chains = (self._heads, self._tails, self._nexts, self._times)
         kernels.latest(slots, times, settled, *chains, references)
@@ -110,25 +110,25 @@ class JoinSide:
 
     @property
     def nbytes(self) -> int:
-        """What the rows take, roughly."""
+        """Bytes that the rows take, roughly."""
         return self._values.nbytes + self.rows * _ROW_BYTES
 
     def take(self, references: References) -> list[pa.Array]:
         """The columns of some rows."""
         return self._values.take(references)
 
-    def frozen(self) -> JoinSide:
+    def frozen(self) -> RowChains:
         """The rows as they are now; serves ``times``, ``slots`` and ``take`` only."""
-        view = object.__new__(JoinSide)
+        view = object.__new__(RowChains)
         view.schema, view.rows, view.latest, view.widest = self.schema, self.rows, self.latest, self.widest
         view._times, view._slots, view._values = self._times, self._slots, self._values.frozen()
         return view
 
-    def kept(self, references: References, slots: Slots, slot_count: int) -> JoinSide:
+    def kept(self, references: References, slots: Slots, slot_count: int) -> RowChains:
         """A new side with some of the rows, under new slot numbers, and room for as many again."""
-        side = JoinSide(self.schema, 2 * len(references) + _FIRST_ROWS)
+        side = RowChains(self.schema, 2 * len(references) + _FIRST_ROWS)
         side.reserve(slot_count)
-        portion = pairs_per_batch(self.widest)
+        portion = rows_per_batch(self.widest)
         for begin in range(0, len(references), portion):
             part = slice(begin, begin + portion)
             batch = pa.RecordBatch.from_arrays(self.take(references[part]), schema=self.schema)
@@ -158,7 +158,7 @@ class JoinSide:
         order = np.argsort(groups, kind="stable")
         references, groups = references[order], groups[order]
         schema = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *self.schema])
-        for part, continues in group_portions(groups, pairs_per_batch(self.widest)):
+        for part, continues in group_portions(groups, rows_per_batch(self.widest)):
             arrays = [pa.array(groups[part]), *self.take(references[part])]
             covered = (int(groups[part][0]), int(groups[part][-1]) + 1)
             piece = "delta" if continues else kind

@@ -1,61 +1,110 @@
-"""The columnar table of a keyed step: an index and an accumulator per aggregate, and their way to disk and back."""
+"""The columnar table by key: an index, what is kept of each key, and what of it has left memory."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate
 from cutwater.state.growing_array import GrowingArray, Values
 from cutwater.state.index.key_index import KeyIndex, Slots
 from cutwater.state.index.nullable import NullableIndex
-from cutwater.state.segments import Segment, SegmentKind
+from cutwater.state.segments import SegmentKind
 from cutwater.state.table.capture import Capture, Captures
 from cutwater.state.table.changes import Changed, ChangeLog, Changes
 from cutwater.state.table.intervals import RESTORED
-from cutwater.state.table.spill import FrozenSpill, Spill
-
-if TYPE_CHECKING:
-    from cutwater.operators.base import Context
-    from cutwater.state.disk.rocks import RocksStore
+from cutwater.state.table.spill import FrozenSpill, Room, Spill
 
 
-class KeyedTable:
-    """Slots by key, and what each aggregate holds of them.
+class Columns(Protocol):
+    """One thing that a table keeps of each key, in arrays by slot: an aggregate, for example.
+
+    Called from one thread; a frozen one serves another thread.  ``columns`` are the arrays that change in place.  A
+    table captures them for a snapshot before it lets rows change (see ``cutwater.state.table.capture``); whatever else
+    is held must never be changed in place.
+    """
+
+    columns: Sequence[GrowingArray]
+
+    @property
+    def varying_bytes(self) -> int:
+        """Bytes held besides ``columns``, roughly."""
+        ...
+
+    def reserve(self, slots: int) -> None:
+        """Have room for the slots 0 .. ``slots`` - 1; new ones are empty."""
+        ...
+
+    def state(self, slots: Slots) -> list[pa.Array]:
+        """The content of some slots, one array per type of the ``Layout``."""
+        ...
+
+    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
+        """Set some (reserved) slots to what ``state`` returned."""
+        ...
+
+    def keep(self, slots: Slots) -> None:
+        """Forget all slots but these, which become 0, 1, 2 ..."""
+        ...
+
+    def frozen(self, columns: Sequence[Values]) -> Columns:
+        """The content as it is now, for ``state`` in another thread.
+
+        Args:
+            columns: captured copies of ``columns``, filled by the time they are read.
+        """
+        ...
+
+
+V = TypeVar("V", bound=Columns)
+
+
+class Layout(NamedTuple, Generic[V]):
+    """The things that a table keeps of each key.
+
+    Attributes:
+        make: empty ones, for a new table.
+        types: of the columns of each one's ``state``.
+    """
+
+    make: Callable[[], list[V]]
+    types: Sequence[Sequence[pa.DataType]]
+
+
+class KeyedTable(Generic[V]):
+    """Slots by key, and what is kept of them.
 
     Args:
         key_types: types of the index columns.
-        aggregates: the aggregates, over rows of ``schema``.
-        expected: number of keys to make room for at once.
-        books: types of further columns by slot, which are the caller's; zero for a new slot.
+        layout: what is kept of each key.
+        side_columns: types of further columns by slot, which are the caller's; zero for a new slot.
+        room: where rows lie that do not fit in memory; ``None``: all of them do.
+        renumbered: called by ``keep``, with the slots that stayed.
     """
 
     def __init__(
         self,
         key_types: Sequence[pa.DataType],
-        aggregates: Sequence[Aggregate],
-        schema: pa.Schema,
-        expected: int = 0,
-        books: Sequence[npt.DTypeLike] = (),
+        layout: Layout[V],
+        side_columns: Sequence[npt.DTypeLike] = (),
+        room: Room | None = None,
+        renumbered: Callable[[Slots], object] | None = None,
     ) -> None:
-        self.index: KeyIndex = NullableIndex(key_types, expected)
-        self.accumulators: list[Accumulator] = [a.accumulator(schema) for a in aggregates]
-        self.book_types = list(books)
-        self._aggregates, self._schema = aggregates, schema
-        self._state_widths = [len(a.state_fields(schema)) for a in aggregates]
-        self._books = [GrowingArray(kind) for kind in books]
-        self._frozen_books: list[Values] | None = None
+        self.index: KeyIndex = NullableIndex(key_types)
+        self.accumulators: list[V] = layout.make()
+        self._layout, self.side_types = layout, list(side_columns)
+        self._side_columns = [GrowingArray(kind) for kind in side_columns]
+        self._frozen_sides: list[Values] | None = None
         self._captures = Captures()
         self._capture: Capture | None = None
         self._log: ChangeLog | None = None
         self._changes: Changes | None = None
-        self._spill: Spill[KeyedTable] | None = None
-        self._renumbered: Callable[[Slots], object] | None = None
+        self._spill: Spill[KeyedTable[V]] | None = None if room is None else Spill(self, room)
+        self._renumbered = renumbered
         self._spilled: FrozenSpill | None = None
 
     def __len__(self) -> int:
@@ -81,18 +130,18 @@ class KeyedTable:
 
     @property
     def _columns(self) -> list[GrowingArray]:
-        return [*(column for accumulator in self.accumulators for column in accumulator.columns), *self._books]
+        return [*(column for accumulator in self.accumulators for column in accumulator.columns), *self._side_columns]
 
-    def book(self, number: int) -> Values:
+    def side(self, number: int) -> Values:
         """A further column; another array after slots were added.  ``touch`` slots before changing it."""
-        return self._books[number].values if self._frozen_books is None else self._frozen_books[number]
+        return self._side_columns[number].values if self._frozen_sides is None else self._frozen_sides[number]
 
     def reserve(self, slots: int) -> None:
         """Have room for the state of these slots, some of which may not be in the index yet."""
         for accumulator in self.accumulators:
             accumulator.reserve(slots)
-        for book in self._books:
-            book.reserve(slots)
+        for column in self._side_columns:
+            column.reserve(slots)
 
     def touch(self, slots: Slots) -> None:
         """The state of these slots is about to change.  ``upsert`` says so of the slots that it returns."""
@@ -104,7 +153,7 @@ class KeyedTable:
 
     @property
     def capturing(self) -> bool:
-        """Whether a freeze may be reading the columns: then all that changes must be touched first."""
+        """True if a freeze may be reading the columns: then all that changes must be touched first."""
         return self._captures.open
 
     def track(self, *, restored: bool = False, lasting: bool = False) -> None:
@@ -125,19 +174,18 @@ class KeyedTable:
         return slots
 
     def set_rows(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
-        """Set slots to state columns, and further columns if there are any, of ``rows`` and ``book``."""
+        """Set slots to state columns, and further columns if there are any, of ``rows`` and ``side``."""
         position = 0
-        for accumulator, width in zip(self.accumulators, self._state_widths, strict=True):
+        for accumulator, width in zip(self.accumulators, map(len, self._layout.types), strict=True):
             accumulator.restore(slots, list(columns[position : position + width]))
             position += width
         for number, column in enumerate(columns[position:]):
-            self.book(number)[slots] = column.to_numpy(zero_copy_only=False)
+            self.side(number)[slots] = column.to_numpy(zero_copy_only=False)
 
     @property
     def value_types(self) -> list[pa.DataType]:
-        """Of the state columns and books in ``whole_rows``."""
-        state = [field.type for aggregate in self._aggregates for field in aggregate.state_fields(self._schema)]
-        return [*state, *(pa.from_numpy_dtype(kind) for kind in self.book_types)]
+        """Of the state columns and side columns in ``whole_rows``."""
+        return [*itertools.chain(*self._layout.types), *(pa.from_numpy_dtype(kind) for kind in self.side_types)]
 
     def rows(self, slots: Slots) -> list[pa.Array]:
         """Index columns and state columns of some slots."""
@@ -145,8 +193,12 @@ class KeyedTable:
         return [*self.index.columns(slots), *state]
 
     def whole_rows(self, slots: Slots) -> list[pa.Array]:
-        """Index columns, state columns and books of some slots."""
-        return [*self.rows(slots), *(pa.array(self.book(n)[slots]) for n in range(len(self.book_types)))]
+        """Index columns, state columns and side columns of some slots."""
+        return [*self.rows(slots), *map(pa.array, self.sides(slots))]
+
+    def sides(self, slots: Slots) -> list[Values]:
+        """All side columns of some slots."""
+        return [self.side(number)[slots] for number in range(len(self.side_types))]
 
     def keep(self, slots: Slots) -> None:
         """Forget all slots but these, which become 0, 1, 2 ..."""
@@ -156,8 +208,8 @@ class KeyedTable:
         self.index = kept
         for accumulator in self.accumulators:
             accumulator.keep(slots)
-        for book in self._books:
-            book.replace(book.values[slots])
+        for column in self._side_columns:
+            column.replace(column.values[slots])
         self._captures.abandon_columns()
         if self._log is not None:
             self._log.keep(slots)
@@ -168,43 +220,37 @@ class KeyedTable:
 
     # -- more than memory holds
 
-    def spill_to(
-        self,
-        store: RocksStore,
-        ctx: Context,
-        *,
-        hashed: int = 0,
-        renumbered: Callable[[Slots], object] | None = None,
-        tables: int = 1,
-    ) -> None:
-        """Keep rows on disk that do not fit in memory; the table is empty.
-
-        Args:
-            store: where.
-            ctx: tells the number of all key groups, and how much memory the step has.
-            hashed: how many index columns lie before those whose hash decides the key group.
-            renumbered: called by ``keep``, with the slots that stayed.
-            tables: that share the memory of the step.
-        """
-        self._spill = Spill(self, store, hashed, ctx.max_parallelism, (ctx.state_memory_bytes or 0) // 2 // tables)
-        self._renumbered = renumbered
-
     @property
     def log(self) -> ChangeLog | None:
-        """What keeps track of changes, where somebody asked for it."""
+        """The log of changes, where somebody asked for one."""
         return self._log
 
     @property
-    def spill(self) -> Spill[KeyedTable] | None:
-        """What moves rows to disk, if anything does."""
+    def spill(self) -> Spill[KeyedTable[V]] | None:
+        """The mover of rows to disk, if anything does."""
         return self._spill
 
     @property
     def memory_bytes(self) -> int:
-        """What the keys and columns take, roughly."""
+        """Bytes that the keys and columns take, roughly."""
         width = sum(column.values.strides[0] for column in self._columns)
         varying = sum(accumulator.varying_bytes for accumulator in self.accumulators)
         return len(self.index) * width + varying + self.index.key_bytes
+
+    @property
+    def scattered(self) -> bool:
+        """True if rows have ever left memory."""
+        return self._spill is not None and self._spill.rows.used
+
+    @property
+    def crowded(self) -> bool:
+        """True if rows are about to leave memory, so that it is time to forget those that nobody needs."""
+        return self._spill is not None and self._spill.full and not self._spill.busy
+
+    def known(self, slots: Slots, before: int) -> npt.NDArray[np.bool_]:
+        """Mask of the slots that the last ``upsert`` returned and found, given the number of rows in memory before."""
+        known = slots < before
+        return known if self._spill is None else known | self._spill.fetched(slots)
 
     def make_room(self) -> Slots | None:
         """Between batches, when nobody holds slots: move rows out if there are too many, a portion at a time.
@@ -216,34 +262,34 @@ class KeyedTable:
             self.keep(kept)
         return kept
 
-    def put_page(self, page: KeyedTable, slots: Slots, *, came: bool = False) -> None:
+    def put_page(self, page: KeyedTable[V], slots: Slots, *, came: bool = False) -> None:
         """Slots of a page of rows on disk, and of none in memory, have changed, or all of them are new."""
         if self._spill is not None:
             self._spill.put_page(page, slots, self._log, came)
 
-    def delete_page(self, page: KeyedTable, slots: Slots) -> None:
+    def delete_page(self, page: KeyedTable[V], slots: Slots) -> None:
         """The keys of slots of a page of rows on disk are gone."""
         if self._spill is not None and len(slots):
             self._spill.delete_page(page, slots, self._log)
 
-    def clean(self, live: Callable[[KeyedTable, Slots], npt.NDArray[np.bool_]]) -> None:
+    def clean(self, live: Callable[[KeyedTable[V], Slots], npt.NDArray[np.bool_]]) -> None:
         """Remove some of the rows on disk that are not ``live``: a portion of a pass over all of them."""
         if self._spill is not None:
             self._spill.clean(live, self._log)
 
-    def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> KeyedTable:
+    def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> KeyedTable[V]:
         """A small table of the same make that holds these rows."""
         page = self.empty_page()
         page.set_rows(page.upsert(keys), columns)
         return page
 
-    def empty_page(self) -> KeyedTable:
+    def empty_page(self) -> KeyedTable[V]:
         """A small table of the same make without rows."""
-        return KeyedTable(self.index.types, self._aggregates, self._schema, books=self.book_types)
+        return KeyedTable(self.index.types, self._layout, self.side_types)
 
     # -- snapshots
 
-    def frozen(self, checkpoint_id: int | None = None, spill: Spill[Any] | None = None) -> KeyedTable:
+    def frozen(self, checkpoint_id: int | None = None, spill: Spill[Any] | None = None) -> KeyedTable[V]:
         """The table as it is now, for ``rows`` in another thread, which must call ``complete`` first.
 
         Copies nothing: see ``cutwater.state.table.capture``.  ``release`` it when it is no longer read.
@@ -253,16 +299,16 @@ class KeyedTable:
             spill: what moves rows to disk, where it is not the table's own.
         """
         spill = spill or self._spill
-        copy = object.__new__(KeyedTable)
-        copy.index, copy._state_widths, copy._captures = self.index.frozen(), self._state_widths, self._captures
+        copy: KeyedTable[V] = object.__new__(KeyedTable)
+        copy.index, copy._layout, copy._captures = self.index.frozen(), self._layout, self._captures
         copy._capture = self._captures.begin(self._columns, len(self.index))
-        copy._aggregates, copy._schema, copy.book_types = self._aggregates, self._schema, self.book_types
-        copy._log, copy._spill = self._log, None
+        copy.side_types, copy._log, copy._spill = self.side_types, self._log, None
         copy._changes = None if self._log is None or checkpoint_id is None else self._log.cut(checkpoint_id)
         copy._spilled = None if spill is None else spill.freeze(self._log)
         copies = iter(copy._capture.copies)
-        copy.accumulators = [a.frozen(list(itertools.islice(copies, len(a.columns)))) for a in self.accumulators]
-        copy._frozen_books = list(copies)
+        frozen = (a.frozen(list(itertools.islice(copies, len(a.columns)))) for a in self.accumulators)
+        copy.accumulators = [cast("V", one) for one in frozen]
+        copy._frozen_sides = list(copies)
         return copy
 
     @property
@@ -293,10 +339,10 @@ class KeyedTable:
 
     @property
     def all_rows(self) -> int:
-        """How many rows it has, roughly, wherever they lie."""
+        """Number of rows, roughly, wherever they lie."""
         return len(self) + (0 if (below := self._spilled or self._spill) is None else below.count)
 
-    def parts(self, changed: Changed | None = None) -> Iterator[tuple[KeyedTable, Slots, SegmentKind]]:
+    def parts(self, changed: Changed | None = None) -> Iterator[tuple[KeyedTable[V], Slots, SegmentKind]]:
         """Of a frozen table: tables and slots to write one after the other, and what as.
 
         What lies on disk comes in tables that are made for a moment, with the rows in memory of the same key groups.
@@ -326,7 +372,7 @@ class KeyedTable:
             yield page, np.arange(len(page), dtype=np.int32), "delta" if chunk.goes_on else "base"
         yield self, slots, "base"
 
-    def _copied(self, page: KeyedTable, slots: Slots) -> tuple[Slots, list[pa.Array]]:
+    def _copied(self, page: KeyedTable[V], slots: Slots) -> tuple[Slots, list[pa.Array]]:
         """Slots of a page for the keys of some slots, and what they hold."""
         columns, keys = self.whole_rows(slots), len(self.index.types)
         return page.upsert(columns[:keys]), columns[keys:]
@@ -349,47 +395,3 @@ class KeyedTable:
             self._spilled.rows.release()
         self._capture = self._spilled = None
         self.accumulators = []
-
-
-class FrozenTable:
-    """Segments of frozen tables, which are complete when they are made, and released with them.
-
-    Args:
-        tables: the frozen tables.
-        make: all segments, some of them ``loose`` where that is asked for, and each table is one of its parts; or those
-            of changed slots and of keys that went, by table, where the tables keep track.
-    """
-
-    def __init__(self, tables: Sequence[KeyedTable], make: Callable[..., Iterable[Segment]]) -> None:
-        self._tables, self._make = tables, make
-
-    def segments(self, *, loose: bool = False) -> Iterator[Segment]:
-        self._complete()
-        yield from self._make(loose=loose and all(table.in_memory for table in self._tables))
-
-    def _complete(self) -> None:
-        for table in self._tables:
-            table.complete()
-
-    @property
-    def incremental(self) -> bool:
-        return all(table.tracked for table in self._tables)
-
-    def changes(self, since: int) -> Iterator[Segment] | None:
-        """What changed in all tables, if it is known of all, and is not most of what they hold together."""
-        found = [changed for table in self._tables if (changed := table.changed(since)) is not None]
-        if len(found) < len(self._tables):
-            return None
-        changes = sum(table.changed_rows(part) for table, part in zip(self._tables, found, strict=True))
-        most = 2 * changes > sum(table.all_rows for table in self._tables)
-        for table in self._tables:
-            table.learn(most_changed=most)
-        if most:
-            return None
-        self._complete()
-        return iter(self._make(*found))
-
-    def release(self) -> None:
-        for table in self._tables:
-            table.release()
-        self._make = lambda *_, **__: ()

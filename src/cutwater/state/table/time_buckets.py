@@ -1,4 +1,4 @@
-"""Which windows are open, which slots lie in each, and what is due."""
+"""Slots in the order of their times: those that are due, and those that can be forgotten."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ import numpy.typing as npt
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.state.index.key_index import Slots
 
-_DEAD_SLOTS = 4096
-"""Slots of forgotten windows are swept out when they are more than this and more than the live ones."""
+_DEAD_ROWS = 4096
+"""Slots of forgotten buckets are swept out when they are more than this and more than the live ones."""
 
 _NONE: Slots = np.empty(0, np.int32)
 
 
-class OpenWindows:
-    """Slots by window start, and two queues in time order: windows to fire, and fired windows to forget.
+class TimeBuckets:
+    """Slots in buckets of one time each, and two queues in time order: buckets to come out, and such to forget.
+
+    The bucket of a window is its start.
 
     Args:
-        reach_us: from a window's start to the instant at which it fires.
+        reach_us: from a bucket's time to the instant at which it is due.
         lateness_us: from there to the instant at which it is forgotten.
     """
 
@@ -95,11 +97,11 @@ class OpenWindows:
 
     def keep(self, slots: Slots) -> None:
         """Only these slots are left, which become 0, 1, 2 ...; windows stay that have none now."""
-        last = max((int(part.max()) for parts in self._slots.values() for part in parts if len(part)), default=-1)
+        last = max((int(part[-1]) for parts in self._slots.values() for part in parts if len(part)), default=-1)
         renumbered = np.full(max(last, int(slots.max(initial=-1))) + 1, -1, np.int32)
         renumbered[slots] = np.arange(len(slots), dtype=np.int32)
         for start, parts in self._slots.items():
-            moved = renumbered[join_slots(parts)]
+            moved = renumbered[np.concatenate(parts) if parts else _NONE]  # ascending, as slots come
             self._slots[start] = [moved[moved >= 0]]
         self._live, self._dead = len(slots), 0
 
@@ -120,22 +122,12 @@ class OpenWindows:
 
     @property
     def wasteful(self) -> bool:
-        """Whether the dead slots should be swept out."""
-        return self._dead > (0 if self._ended else max(_DEAD_SLOTS, self._live))
+        """True if the dead slots should be swept out."""
+        return self._dead > (0 if self._ended else max(_DEAD_ROWS, self._live))
 
     def live_parts(self) -> list[Slots]:
         """The live slots, in pieces that never change."""
         return [part for parts in self._slots.values() for part in parts]
-
-    def sweep(self) -> Slots:
-        """Renumber the live slots 0, 1, 2 ... in their order; returns their old numbers."""
-        kept = join_slots(self.live_parts())
-        if len(kept):
-            renumbered = np.empty(int(kept[-1]) + 1, np.int32)
-            renumbered[kept] = np.arange(len(kept), dtype=np.int32)
-            self._slots = {start: [renumbered[np.concatenate(parts)]] for start, parts in self._slots.items()}
-        self._dead = 0
-        return kept
 
 
 def join_slots(parts: Iterable[Slots]) -> Slots:

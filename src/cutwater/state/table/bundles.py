@@ -1,0 +1,338 @@
+"""Keys that have several rows of a table each, and leave memory with all of them.
+
+On disk the rows of a key are one value, packed one behind the other.  A key that is not in memory is brought in by its
+rows, and by the calendar: when the first of its rows wants to be looked at, or when results are asked for early and it
+has some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cutwater.state.disk.row_codec import RowCodec
+from cutwater.state.disk.tables import NEVER
+from cutwater.state.growing_array import GrowingArray
+from cutwater.state.index.key_index import KeyIndex, Slots
+from cutwater.state.index.nullable import NullableIndex
+from cutwater.state.segments import SegmentKind
+from cutwater.state.table.keyed_table import Columns, KeyedTable
+from cutwater.state.table.spill import DELETED_KEYS, Room, Spill
+
+V = TypeVar("V", bound=Columns)
+
+PORTION_KEYS = 1 << 14
+"""Keys that are brought into memory at once."""
+_ROW_BYTES = 64
+"""Bytes that a row takes besides its columns, in the index and what the owner keeps of it."""
+
+
+class BundledRows(Protocol[V]):
+    """The owner of the rows.  Those of a key hang together from one of them, its *anchor*."""
+
+    @property
+    def table(self) -> KeyedTable[V]:
+        """The rows."""
+        ...
+
+    def insert(self, keys: Sequence[pa.Array]) -> Slots:
+        """Make the anchors of new keys."""
+        ...
+
+    def members(self, anchors: Slots) -> tuple[Slots, npt.NDArray[np.int64]]:
+        """The live rows of some keys, one key after the other, and the number of the key that each belongs to."""
+        ...
+
+    def state_rows(self, slots: Slots) -> list[pa.Array]:
+        """All columns of some rows, the keys first."""
+        ...
+
+    def add(self, columns: Sequence[pa.Array]) -> None:
+        """Add rows, as ``state_rows`` gives them."""
+        ...
+
+    def retain(self, anchors: Slots) -> None:
+        """Forget all but the live rows of some keys, and renumber those: see ``Bundles.renumbered``."""
+        ...
+
+    def sweep(self) -> None:
+        """Forget all but the live rows: see ``Bundles.forget`` and ``Bundles.renumbered``."""
+        ...
+
+    def instants(self, slots: Slots) -> npt.NDArray[np.int64]:
+        """The times at which some rows want to be looked at."""
+        ...
+
+    def waiting(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Mask of the rows that may come out early."""
+        ...
+
+    def empty_page(self) -> Bundles[V]:
+        """Small ones of the same make without rows."""
+        ...
+
+
+class Bundles(Generic[V]):
+    """Keys by slot, each with its anchor in a table; see ``Spillable``.
+
+    Args:
+        key_types: types of the key columns.
+        row_types: of the other columns of ``BundledRows.state_rows``.
+        rows: the rows, none yet.
+        room: of keys that do not fit in memory; ``None``: all of them do.
+        early: rows may come out early.
+    """
+
+    def __init__(
+        self,
+        key_types: Sequence[pa.DataType],
+        row_types: Sequence[pa.DataType],
+        rows: BundledRows[V],
+        room: Room | None,
+        *,
+        early: bool = False,
+    ) -> None:
+        self._rows = rows
+        self.index: KeyIndex = NullableIndex(key_types)
+        self._codec = RowCodec(row_types)
+        self._anchors = GrowingArray(np.int32)
+        self._numbers = GrowingArray(np.int32)
+        """The key of each anchor."""
+        self.spill = None if room is None else Spill(self, room, lambda slots: self._anchors.values[slots])
+        self._due = None if self.spill is None else self.spill.look_again(lambda part, slots: part.earliest(slots))
+        self._early = self.spill.look_again(self._next_round) if self.spill is not None and early else None
+        self._round = 0
+        """Number of times that early results have been asked for."""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def table(self) -> KeyedTable[V]:
+        """The rows."""
+        return self._rows.table
+
+    def anchors(self, keys: Sequence[pa.Array]) -> Slots:
+        """The anchors of some keys, which are in memory from now on, and may change."""
+        slots = self.upsert(keys)
+        anchors: Slots = self._anchors.values[slots]
+        self.table.touch(anchors)
+        return anchors
+
+    def upsert(self, keys: Sequence[pa.Array]) -> Slots:
+        """Slots of keys, with all their rows."""
+        known = len(self.index)
+        slots = self.index.upsert(keys)
+        if (count := len(self.index)) > known:
+            fresh = np.arange(known, count, dtype=np.int32)
+            anchors = self._rows.insert(self.index.columns(fresh))
+            self._anchors.reserve(count)
+            self._anchors.values[fresh] = anchors
+            self._numbers.reserve(len(self.table))
+            self._numbers.values[anchors] = fresh
+            if self.spill is not None:
+                self.spill.fetch(known)
+        if self.spill is not None:
+            self.spill.use(slots)
+        return slots
+
+    def use(self, anchors: Slots) -> None:
+        """The rows of these keys change: what lies of them elsewhere counts no more."""
+        if self.spill is not None:
+            self.spill.use(self._numbers.values[anchors])
+
+    def _live(self, slots: Slots) -> tuple[Slots, npt.NDArray[np.int64]]:
+        """The live rows of some keys, one key after the other, and which of these keys each belongs to."""
+        return self._rows.members(self._anchors.values[slots])
+
+    # -- more than memory holds
+
+    def _next_round(self, part: Bundles[V], slots: Slots) -> npt.NDArray[np.int64]:
+        """Keys that leave with rows which have not come out want to be looked at in the next round."""
+        return np.where(part.waiting(slots), self._round, NEVER)
+
+    @property
+    def next_instant(self) -> int | None:
+        """The time at which a key outside of memory wants to be looked at next; ``None``: none is waiting."""
+        return None if self._due is None else self._due.next_instant
+
+    def due(self, watermark: int) -> bool:
+        """True if keys outside of memory want to be looked at."""
+        return self._due is not None and self._due.due(watermark)
+
+    def bring_due(self, watermark: int) -> Iterator[None]:
+        """Bring keys in of which rows want to be looked at, a portion at a time; nobody holds slots meanwhile."""
+        while self._due is not None and self._due.due(watermark):
+            self._bring(self._due.take(watermark, PORTION_KEYS))
+            yield
+
+    def bring_waiting(self) -> Iterator[Slots]:
+        """Bring keys in with rows that may come out early, a portion at a time: the live rows of each portion."""
+        before, self._round = self._round, self._round + 1  # what leaves now is for the next round
+        while self._early is not None and self._early.due(before):
+            yield self._live(np.unique(self._bring(self._early.take(before, PORTION_KEYS))))[0]
+
+    def _bring(self, keys: Sequence[pa.Array]) -> Slots:
+        self.make_room()
+        return self.upsert(keys) if keys else np.empty(0, np.int32)
+
+    def make_room(self) -> None:
+        """Between batches, when nobody holds slots: move keys out if there are too many, a portion at a time."""
+        spill = self.spill
+        if spill is None:
+            return
+        crowded = spill.full and not spill.busy
+        if crowded:  # what is dead must not be written; half of the others go in any case, not to be back here soon
+            self._rows.sweep()
+        kept = spill.make_room(self.table.log, begin=crowded)
+        if kept is not None:
+            self.keep(kept)
+
+    def forget(self, anchors: Slots) -> None:
+        """The keys of these anchors have no row any more; ``renumbered`` follows."""
+        log, slots = self.table.log, self._numbers.values[anchors]
+        if self.spill is not None:
+            self.spill.delete(slots, log)
+        if log is not None and len(slots):
+            gone = NullableIndex(self.index.types, len(slots))
+            log.delete(gone, gone.upsert(self.index.columns(slots)))
+            log.restart(DELETED_KEYS)
+
+    @property
+    def value_types(self) -> list[pa.DataType]:
+        return [pa.large_binary()]
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.table.memory_bytes + len(self.table) * _ROW_BYTES + self.index.key_bytes
+
+    def whole_rows(self, slots: Slots) -> list[pa.Array]:
+        """Key columns, and the rows of each key, packed."""
+        rows, owners = self._live(slots)
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(slots)))]).astype(np.int64)
+        columns = self._rows.state_rows(rows)[len(self.index.types) :]
+        return [*self.index.columns(slots), self._codec.pack(columns, bounds)]
+
+    def set_rows(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+        rows, counts = self._codec.unpack(columns[0])
+        self.add([*self.index.columns(np.repeat(slots, counts)), *rows])
+
+    def add(self, columns: Sequence[pa.Array]) -> None:
+        """Add rows, as ``BundledRows.state_rows`` gives them."""
+        self._rows.add(columns)
+
+    def expect(self, keys: int) -> None:
+        """Have room for so many rows at once, if there are none yet."""
+        self.table.expect(keys)
+
+    def keep(self, slots: Slots) -> None:
+        self._rows.retain(self._anchors.values[slots])
+
+    def renumbered(self, numbers: Slots) -> None:
+        """The rows have got these numbers, -1 for those that went; keys whose anchor went have gone."""
+        anchors = numbers[self._anchors.values[: len(self)]]
+        stay = np.flatnonzero(anchors >= 0).astype(np.int32)
+        index = NullableIndex(self.index.types, len(stay))
+        if len(stay):
+            index.upsert(self.index.columns(stay))
+        self.index = index
+        self._anchors.replace(anchors[stay])
+        self._numbers.reserve(len(self.table))
+        self._numbers.values[anchors[stay]] = np.arange(len(stay), dtype=np.int32)
+        if self.spill is not None:
+            self.spill.keep(stay)
+
+    def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> Bundles[V]:
+        page = self._rows.empty_page()
+        if len(keys[0]):
+            page.set_rows(page.upsert(keys), columns)
+        return page
+
+    def earliest(self, slots: Slots) -> npt.NDArray[np.int64]:
+        """The time at which the first of the rows of each key wants to be looked at."""
+        rows, owners = self._live(slots)
+        found: npt.NDArray[np.int64] = np.full(len(slots), NEVER, np.int64)
+        np.minimum.at(found, owners, self._rows.instants(rows))
+        return found
+
+    def waiting(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Mask of the keys with rows that may come out early."""
+        rows, owners = self._live(slots)
+        return np.bincount(owners[self._rows.waiting(rows)], minlength=len(slots)) > 0
+
+    def frozen(self, checkpoint_id: int) -> FrozenBundles[V]:
+        """The keys and rows as they are now, for another thread."""
+        return FrozenBundles(self.table.frozen(checkpoint_id, self.spill), self.index.frozen(), self.page)
+
+
+class FrozenBundles(Generic[V]):
+    """Keys with their rows at one instant.
+
+    Args:
+        table: the rows in memory, frozen.
+        index: the keys in memory, frozen.
+        page: makes small ones of what lies elsewhere.
+    """
+
+    def __init__(
+        self,
+        table: KeyedTable[V],
+        index: KeyIndex,
+        page: Callable[[Sequence[pa.Array], Sequence[pa.Array]], Bundles[V]],
+    ) -> None:
+        self.table, self._index, self._page = table, index, page
+
+    def parts(
+        self, slots: Slots, state_rows: Callable[[Slots], list[pa.Array]]
+    ) -> Iterator[tuple[KeyedTable[V], Slots, SegmentKind]]:
+        """Tables and slots to write one after the other; see ``KeyedTable.parts``.
+
+        Args:
+            slots: the live rows in memory.
+            state_rows: their columns, as ``BundledRows.state_rows`` gives them.
+        """
+        spilled, keys = self.table.spilled, len(self._index.types)
+        if spilled is None:
+            yield self.table, slots, "base"
+            return
+        identity = self.table.index.columns
+        groups = spilled.group_of(identity(slots)[-keys:]) if len(slots) else np.empty(0, np.uint16)
+        order = np.argsort(groups, kind="stable")
+        slots, groups = slots[order], groups[order]
+        newer = _copy(self._index)
+        for chunk in spilled.rows.chunks():
+            only = pa.array(newer.find(chunk.keys) < 0)
+            page = self._page(*([column.filter(only) for column in part] for part in (chunk.keys, chunk.values)))
+            here = int(np.searchsorted(groups, chunk.until))
+            if here:
+                page.add(state_rows(slots[:here]))
+                slots, groups = slots[here:], groups[here:]
+            yield page.table, all_slots(page.table), "delta" if chunk.goes_on else "base"
+        yield self.table, slots, "base"
+
+    def journal(self, epoch: int) -> Iterator[Bundles[V]]:
+        """Keys that left memory after they had changed, one after the other: a key replaces what came of it before."""
+        spilled = self.table.spilled
+        for chunk in () if spilled is None else spilled.rows.journal(epoch):
+            slots = NullableIndex([key.type for key in chunk.keys]).upsert(chunk.keys)
+            latest = np.empty(int(slots.max()) + 1, np.int64)
+            latest[slots] = np.arange(len(slots))  # a key may have left in several epochs: the last one counts
+            rows = pa.array(latest)
+            yield self._page(*([column.take(rows) for column in part] for part in (chunk.keys, chunk.values)))
+
+
+def all_slots(table: KeyedTable[Any] | Bundles[Any]) -> Slots:
+    """Every slot of a table."""
+    return np.arange(len(table), dtype=np.int32)
+
+
+def _copy(index: KeyIndex) -> KeyIndex:
+    """The keys of a frozen index in one that finds them."""
+    copy = NullableIndex(index.types, len(index))
+    if len(index):
+        copy.upsert(index.columns(np.arange(len(index), dtype=np.int32)))
+    return copy

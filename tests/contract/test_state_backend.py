@@ -18,9 +18,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from state_backends import STORES
 
 from cutwater.errors import ConfigError, StorageError
 from cutwater.state.disk.rocks import RocksStore, require_rocksdb
+from cutwater.state.disk.store import OrderedStore
 from cutwater.state.objects.on_disk import RocksObjects, RocksTable
 from cutwater.state.objects.table import FrozenObjects, KeyedObjects, ObjectTable
 from cutwater.state.table.intervals import RESTORED
@@ -113,25 +115,33 @@ class MemoryTables(Tables):
 
 
 @cache
-def store() -> RocksStore:
+def store(name: str) -> OrderedStore:
     """One for all tables: each has its own range of keys."""
-    return RocksStore(1 << 20)
+    return STORES[name](1 << 20)
 
 
-def rocks_table(where: RocksStore, kind: pa.DataType, memory_bytes: int) -> RocksObjects[Any]:
+def rocks_table(where: OrderedStore, kind: pa.DataType, memory_bytes: int) -> RocksObjects[Any]:
     return RocksObjects(where, RocksTable([pa.int64()], kind, lambda v: v, lambda v: v, 16, memory_bytes))
 
 
-class RocksTables(Tables):
-    """With a budget of three keys, so that most are on disk only."""
+class StoredTables(Tables):
+    """With a budget of three keys, so that most are in the store only."""
+
+    name = "rocksdb"
 
     def make(self) -> KeyedObjects[list[int]]:
-        return rocks_table(store(), pa.list_(pa.int64()), 2_000)
+        return rocks_table(store(self.name), pa.list_(pa.int64()), 2_000)
+
+
+class SortedTables(StoredTables):
+    name = "sorted lists"
 
 
 TestMemoryTables = MemoryTables.TestCase
-TestRocksTables = needs_rocksdb(RocksTables.TestCase)
-TestRocksTables.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+TestRocksTables = needs_rocksdb(StoredTables.TestCase)
+TestSortedTables = SortedTables.TestCase
+for stored in (TestRocksTables, TestSortedTables):
+    stored.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
 @pytest.fixture

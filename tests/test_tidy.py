@@ -143,9 +143,6 @@ CONTINUED_ELSEWHERE = {
     "cutwater.protocol.subtask.state.SubtaskState",
     "cutwater.protocol.subtask.steps.SubtaskSteps",
     "cutwater.runtime.worker.surviving.SurvivingAttempt",
-    "cutwater.sim.world.replaying.ReplayingSubtask",
-    "cutwater.sim.world.subtask_state.SubtaskState",
-    "cutwater.sim.world.working.WorkingSubtask",
 }
 """Classes that still are continued in another file, and go."""
 

@@ -1,4 +1,4 @@
-"""Spark for tests: one session at a time in a process, made on demand and stopped at the end of the module."""
+"""Order of tests, second tries, a dataflow to begin with, and Spark: one session at a time in a process."""
 
 from __future__ import annotations
 
@@ -17,30 +17,68 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from cutwater.api.flow import Dataflow
+    from cutwater.api.streams.stream import Stream
+
 SHORT_LIVED_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """A Java process of a test ends before code that is compiled thoroughly has paid for its compilation."""
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED_JAVA)  # of every driver, also of one in a process of its own
 
-REAL_PROCESSES = ("runtime", "spark", "docs")
+REAL_PROCESSES = ("runtime/processes", "spark/processes", "docs")
 """Folders whose tests start workers; on a busy machine one of them may miss a moment that it wants to hit."""
 
-
-SLOWEST_FIRST = ("spark", "docs", "benchmarks", "runtime", "sim")
+SLOWEST_FIRST = ("spark/processes", "docs", "benchmarks", "runtime/processes", "sim")
 """Folders with tests of minutes: begun first, so that no process works alone at the end."""
 
 
-def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
+SMALL_TABLES = ("operators", "state", "state_reader", "storage", "runtime")
+"""Rooms whose tests, as far as they run in one process, have tables that stand for large ones."""
+
+
+def _is_in(path: Path, folder: str) -> bool:
+    return path.is_relative_to(Path(__file__).parent / folder)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test with real processes has a second try, which is reported (R) and is a matter to look into."""
     for item in items:
-        if _folder(item) in REAL_PROCESSES:
+        if any(_is_in(item.path, folder) for folder in REAL_PROCESSES):
             item.add_marker(pytest.mark.flaky(reruns=1))
-    order = {folder: place for place, folder in enumerate(SLOWEST_FIRST)}
-    items.sort(key=lambda item: order.get(_folder(item), len(order)))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    return next((n for n, folder in enumerate(SLOWEST_FIRST) if _is_in(item.path, folder)), len(SLOWEST_FIRST))
+
+
+@pytest.fixture(autouse=True)
+def small_tables_are_captured_like_large_ones(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests have small tables, which are copied at once; what needs testing is the capture of large ones."""
+    path = request.path
+    if any(_is_in(path, room) for room in SMALL_TABLES) and not any(_is_in(path, f) for f in REAL_PROCESSES):
+        from cutwater.state.table import capture
+
+        monkeypatch.setattr(capture, "COPIED_AT_ONCE_BYTES", 0)
+
+
+FLIGHTS = "scheduled timestamp_ntz, origin string, carrier string, delay long, distance double"
+
+
+@pytest.fixture
+def flow() -> Dataflow:
+    """A dataflow that most tests of the API and of plans begin with."""
+    import cutwater as cw
+
+    return cw.Dataflow("delays")
+
+
+@pytest.fixture
+def flights(flow: Dataflow) -> Stream:
+    """A stream of flights in it."""
+    import cutwater as cw
+
+    return flow.read("flights", cw.memory([], schema=FLIGHTS), event_time="scheduled", out_of_order="1h")
 
 
 MakeSession = Callable[..., "SparkSession"]

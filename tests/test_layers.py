@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from source_tree import Import, Module, module_of, modules
+from source_tree import PACKAGE, ROOT, SOURCE, Import, Module, module_of, modules
 
 # From the bottom up; rooms of one line never import each other.
 LAYERS = (
@@ -235,3 +235,35 @@ FACES = {
 def test_only_public_faces_list_their_names():
     listing = {m.name for m in modules().values() for node in m.tree.body if ast.unparse(node).startswith("__all__ =")}
     assert listing == FACES
+
+
+# ------------------------------------------------------------------------------------------------------------- tests
+
+WITHOUT_A_ROOM = {
+    "contract": "suites that several implementations pass",
+    "fuzz": "bytes and folders from somebody hostile",
+    "docs": "the documentation",
+    "benchmarks": "the programs of the benchmarks",
+}
+PROCESSES = "processes"
+"""Below a room: its tests that start real workers."""
+
+
+def misplaced(folder: str) -> bool:
+    """A folder of tests, "runtime/driver", is misplaced if it has no room of its name, with a folder of that name."""
+    room, _, rest = folder.partition("/")
+    if room in WITHOUT_A_ROOM:
+        return bool(rest)
+    here = SOURCE / PACKAGE / room
+    return not here.is_dir() or not (rest in ("", PROCESSES) or (here / rest).is_dir())
+
+
+def test_tests_lie_in_folders_named_as_the_rooms():
+    tests = ROOT / "tests"
+    folders = {path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py")} - {"."}
+    assert [folder for folder in sorted(folders) if misplaced(folder)] == []
+
+
+@pytest.mark.parametrize("folder", ["unit/state", "state/joins", "runtime/driver/processes", "fuzz/x", "network"])
+def test_a_misplaced_folder_of_tests_is_seen(folder):
+    assert misplaced(folder)

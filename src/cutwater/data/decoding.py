@@ -16,7 +16,7 @@ import msgspec
 def prepare(*types: Any) -> None:
     """Make types fit to be decoded in several threads at once; called below their definition, at import.
 
-    ``tests/unit/wire/test_prepared_types.py`` finds what is decoded without it.
+    ``tests/data/test_prepared_types.py`` finds what is decoded without it.
 
     >>> class Point(msgspec.Struct):
     ...     x: int

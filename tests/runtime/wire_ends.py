@@ -1,0 +1,68 @@
+"""What the tests of connections share."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cutwater.errors import CutwaterError
+from cutwater.protocol.wire.handshake import Peer
+from cutwater.runtime.channels.connection import Connection
+
+NUMBERS = pa.schema([("n", pa.int64())])
+
+
+def batch(first: int, rows: int) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(range(first, first + rows), pa.int64())], schema=NUMBERS)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Wait for something that another thread is about to do; the limit only ends a hanging test."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen within 20 s"
+        time.sleep(0.0005)
+
+
+class Ends:
+    """Two connections joined by a socket, or one with a bare socket at the other end."""
+
+    def __init__(self) -> None:
+        self.connections: list[Connection] = []
+        self.sockets: list[socket.socket] = []
+        self.lost: list[CutwaterError] = []
+
+    def joined(self, **settings: Any) -> tuple[Connection, Connection]:
+        a, b = socket.socketpair()
+        self.connections += [Connection(a, Peer("data", "job", 1), **settings)]
+        self.connections += [Connection(b, Peer("data", "job", 0), **settings)]
+        return self.connections[0], self.connections[1]
+
+    def half(self, **settings: Any) -> tuple[Connection, socket.socket]:
+        a, b = socket.socketpair()
+        self.connections.append(Connection(a, Peer("data", "job", 1), **settings))
+        b.settimeout(20)  # no test hangs
+        self.sockets.append(b)
+        return self.connections[0], b
+
+    def start(self) -> None:
+        for connection in self.connections:
+            connection.start(lambda _, error: self.lost.append(error))
+
+    def reason(self) -> str:
+        """Why the peer was lost, once it was."""
+        until(lambda: self.lost)
+        return str(self.lost[0])
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    until(lambda: set(threading.enumerate()) <= before)

@@ -12,13 +12,16 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from cutwater.protocol.channel.items import rows_in
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.sim.coverage import UNREACHABLE
 from cutwater.sim.mutants.core import PLANTED
 from cutwater.sim.schedules.dataflows import WORLDS
 from cutwater.sim.schedules.schedule import FAULTS, REQUESTS, Fault, Schedule, make_schedule
 from cutwater.sim.simulate import Report, Simulation, play
+from cutwater.sim.world.disk import Done
 from cutwater.sim.world.record import digest as digest_of
+from cutwater.sim.world.world import World
 from cutwater.ui.cli import cli
 
 SCHEDULES = 340
@@ -58,6 +61,38 @@ def test_every_transition_and_every_fault_was_reached() -> None:
     assert whole.missing() == []
     assert {name for name, count in whole.walked.items() if not count} == UNREACHABLE.keys()  # an excuse that is none
     assert whole.struck.keys() == {*FAULTS, *REQUESTS, "torn", "lost"}
+
+
+def channels_in(world: World) -> tuple[int, int]:
+    """Rows of channels in the checkpoints that completed: those of back-edges, and those of others."""
+    back = others = 0
+    for done in (entry for entry in world.disk.log if type(entry) is Done):
+        edges = world.attempts[done.attempt].plan.graph.back
+        for part in done.manifest.values():
+            for channel, items in (*part.logs.items(), *part.overtaken.items()):
+                if channel in edges:
+                    back += rows_in(items)
+                else:
+                    others += rows_in(items)
+    return back, others
+
+
+@pytest.mark.parametrize("protocol", ["aligned", "at_least_once", "chandy_lamport", "unaligned", "synchronous"])
+@pytest.mark.parametrize("name", ["shuffle", "self_loop"])
+def test_a6_cl6_a_snapshot_holds_of_its_channels_what_its_protocol_says(name: str, protocol: str) -> None:
+    """A6, C3, CL6: every schedule judges whether it is a consistent cut; here, that it holds what it should."""
+    back = others = blocked = 0
+    for seed in range(40):
+        world, violation = play(make_schedule(seed, name, protocol))
+        assert violation is None, f"seed {seed}: {violation}"
+        found = channels_in(world)
+        back, others, blocked = back + found[0], others + found[1], blocked + world.seen["blocked"]
+    if protocol in ("aligned", "at_least_once"):
+        assert others == 0, "channels are empty, but for what comes round a loop"
+        assert (back > 0) == (name == "self_loop")
+    else:
+        assert back + others > 0
+    assert blocked > 0 or protocol != "aligned"
 
 
 def test_what_was_not_reached_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Rules CL1 to CL5 on one process; CL6 is checked in ``test_networks.py`` and ``test_cuts.py``."""
+"""Rules CL1 to CL5 on one process; CL6 is checked in ``test_networks.py`` and by the simulator."""
 
 from __future__ import annotations
 

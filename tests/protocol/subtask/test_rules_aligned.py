@@ -30,9 +30,8 @@ from cutwater.protocol.messages import (
 )
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.reasons import FailureReason
-from cutwater.protocol.subtask.machine import SubtaskMachine
+from cutwater.protocol.subtask.machine import IDS_REMEMBERED, SubtaskMachine
 from cutwater.protocol.subtask.stages import Phase, Stage
-from cutwater.protocol.subtask.state import IDS_REMEMBERED
 
 
 class Checked(SubtaskMachine):

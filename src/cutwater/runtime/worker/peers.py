@@ -220,3 +220,19 @@ class PeerLost:
 
     error: CutwaterError
     connection: Connection
+
+
+@dataclass(frozen=True, slots=True)
+class PeerArrived:
+    """A replacement dialled."""
+
+    connection: Connection
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedPeer:
+    """The next worker in a place that went back."""
+
+    attempt: int
+    incarnation: int
+    checkpoint_id: int

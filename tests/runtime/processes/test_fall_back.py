@@ -69,10 +69,10 @@ def number(checkpoint: Path) -> int:
 
 def damage(checkpoints: list[Path]) -> None:
     """Something that was written for each of them alone: older checkpoints stay whole."""
-    found = [(each, written_for(each.parents[2], number(each))) for each in checkpoints]
+    found = [(each, written_for(each.parents[1], number(each))) for each in checkpoints]
     for checkpoint, entries in found:
         if entries:
-            flip(checkpoint.parents[2], entries[0])
+            flip(checkpoint.parents[1], entries[0])
         else:  # nothing had changed
             checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
 

@@ -65,7 +65,6 @@ BUGS = {
     "commits before the complete notice": ("join", QUICK, "early commit"),
     "leaves early back-edges open (C2)": ("loop", ROUND, "inconsistent cut"),
     "records no back-edge": ("loop", ROUND, "inconsistent cut"),
-    "records too late": ("loop", ROUND, "inconsistent cut"),
     "forgets one channel": ("join", QUICK, "nobody took its marker"),
     "drops the snapshot id": ("join", QUICK, "brought barrier 2 after 2"),
     "ignores aborts": ("join", QUICK._replace(expiries=1), "stuck"),

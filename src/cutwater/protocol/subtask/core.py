@@ -84,6 +84,9 @@ class SubtaskCore:
         self._inputs = channels.inputs
         self._loop_first = [self._inputs[i] for i in loop.loop_first]
         self._in_loop = bool(channels.loop_inputs)
+        self._once = (
+            machine.protocol.guarantee == "exactly-once"
+        )  # else rows may come again behind the end of their time
         self._waiting: deque[Deferred] = deque()
         self._idle = idle
 
@@ -176,7 +179,8 @@ class SubtaskCore:
         item = self._host.took(index, item)
         match item:
             case Rows():
-                self.merger.rows(self._inputs[index].key)
+                if self._once:
+                    self.merger.rows(self._inputs[index].key)
                 self.rows(index, item)
             case Watermark():
                 self.watermark(index, item)

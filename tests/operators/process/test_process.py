@@ -169,7 +169,7 @@ def test_a_wrong_value_is_an_error_on_its_row_that_shows_the_users_line() -> Non
         operator.process(0, batch_of([("a", 127), ("b", 128)]))
     assert raised.value.row == 1
     assert "self.small.value = row" in raised.value.message
-    assert "operators/process" not in raised.value.message.split("self.small.value")[0], (
+    assert "cutwater/operators/process" not in raised.value.message.split("self.small.value")[0], (
         "frames above the user's are ours"
     )
 

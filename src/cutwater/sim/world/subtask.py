@@ -227,7 +227,6 @@ class SimSubtask:
 
     def when_idle(self, event: Deferred) -> None:
         """An event that may freeze the state, or change the time: not in the middle of work (A1)."""
-        self.world.seen["waited for work"] += bool(self.work)
         self.core.when_idle(event)
         self.wake()
 
@@ -299,6 +298,7 @@ class SimSubtask:
             else:
                 self._links[channel].send(row)
         self.world.seen["sent a slice"] += 1
+        self.world.seen["waited for work"] += self.core.waits
         self._sent(sent, (), self.sign)
 
     def _sent(self, sent: list[int], took: tuple[int, ...], before: int) -> None:

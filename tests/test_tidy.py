@@ -139,6 +139,7 @@ def test_no_file_names_a_private_place():
 
 # --------------------------------------------------------------------------------------------- one class, one file
 
+
 def names_in(module: Module) -> dict[str, str]:
     """Dotted names by the names that a module gives them: what it imports, and its own classes."""
     found = {n.name: f"{module.name}.{n.name}" for n in ast.walk(module.tree) if isinstance(n, ast.ClassDef)}

@@ -526,3 +526,14 @@ def test_a_job_without_checkpoints_has_attempts() -> None:
     host.core.handle(j.WorkerReady(0, 1, 0.0))
     host.core.handle(j.TaskFailed(1, "broken", True, 1.0))
     assert host.heard() == [("begin", 1, None), ("start", 1, None), "runs", ("going back", None), ("reset", None)]
+
+
+def test_who_has_caught_up_is_heard_only_while_it_is_waited_for() -> None:
+    host = running()
+    core = host.core
+    core.behind = {A: 1e9, B: 1e9}
+    core.caught_up([A], 3.0)
+    assert host.heard() == [], "another one is still behind"
+    core.behind.clear()  # its attempt failed, and what it said was on its way
+    core.caught_up([B], 3.0)
+    assert host.heard() == [], "the job does not run, and must not be said to"

@@ -129,7 +129,7 @@ def test_a_row_above_the_frame_limit_is_refused_with_the_setting_to_change(ends:
     schema = pa.schema([("t", pa.string())])
     out, _ = left.output(KEY, schema, batch_rows=2), right.input(KEY, schema)
     ends.start()
-    until(lambda: out._credit)
+    until(lambda: out._end._credit)
     with pytest.raises(DataError, match="Raise max_frame_bytes"):
         out.offer(pa.record_batch([["x" * 5000]], schema=schema))
 
@@ -328,7 +328,7 @@ def test_a_polite_close_delivers_everything_and_nobody_is_lost(ends: Ends) -> No
     left, right = ends.joined()
     out, inp = left.output(KEY, NUMBERS, batch_rows=50_000), right.input(KEY, NUMBERS, 8)
     ends.start()
-    until(lambda: out._credit == 8)
+    until(lambda: out._end._credit == 8)
     for first in range(0, 400_000, 50_000):
         out.offer(batch(first, 50_000))
     out.offer_end()
@@ -347,7 +347,7 @@ def test_a_polite_close_waits_for_a_slow_reader(ends: Ends) -> None:
     out = connection.output(KEY, NUMBERS, batch_rows=100_000)
     ends.start()
     peer.sendall(encode_header(Header(Kind.CREDIT, 0, *KEY, first_row=50)))
-    until(lambda: out._credit == 50)
+    until(lambda: out._end._credit == 50)
     for first in range(0, 1_000_000, 100_000):
         out.offer(batch(first, 100_000))
     closing = threading.Thread(target=connection.close, args=(20.0,))
@@ -382,7 +382,7 @@ def test_closing_while_the_socket_takes_nothing_ends_at_once(ends: Ends) -> None
     out = connection.output(KEY, NUMBERS, batch_rows=100_000)
     ends.start()
     peer.sendall(encode_header(Header(Kind.CREDIT, 0, *KEY, first_row=50)))
-    until(lambda: out._credit == 50)
+    until(lambda: out._end._credit == 50)
     for first in range(0, 2_000_000, 100_000):
         out.offer(batch(first, 100_000))
     connection.close(flush_s=0.05)

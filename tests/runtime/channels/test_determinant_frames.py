@@ -53,7 +53,7 @@ def test_a_choice_is_known_before_the_rows_that_come_of_it(ends: Ends, size: int
 
     inp.__class__ = Noting
     ends.start()
-    until(lambda: out._credit)
+    until(lambda: out._end._credit)
     for n in range(1, 6):
         there.append(SUBTASK, b"x" * size)
         out.offer(batch(10 * n - 10, 10))

@@ -41,7 +41,7 @@ class SendingEnd:
 
     >>> sent = []
     >>> end = SendingEnd("out", sent.append)
-    >>> end.offer_watermark(5); end.offer_barrier(1); sent, end.full
+    >>> end.offer_watermark(5); overtaken = end.offer_barrier(1); sent, end.full
     ([], True)
     >>> end.grant(1), sent
     (True, [Watermark(watermark=5, idle=False), Barrier(checkpoint_id=1, final=False, overtake=False, overtaken=(), \

@@ -138,7 +138,7 @@ class CheckpointCoordinator:
     >>> coordinator.handle(cm.JobRunning(attempt=1, now_ms=0)), coordinator.next_due_ms
     ([], 100.0)
     >>> coordinator.handle(cm.Tick(100))
-    [SendTrigger(checkpoint_id=8, kind=<CheckpointKind.PERIODIC: 'periodic'>, final=False)]
+    [SendTrigger(checkpoint_id=8, kind=<CheckpointKind.PERIODIC: 'periodic'>, final=False, savepoint=False)]
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """One TCP connection per pair of workers: the frames of all their channels in both directions, and the credits.
 
 The reader thread never waits for a channel: a frame of rows comes only when its receiver has granted a place for it.
-So a blocked channel never holds up its neighbours.  The writing side is ``net_writer.SocketWriter``.
+So a blocked channel never holds up its neighbours.  The writing side is ``SocketWriter``.
 """
 
 from __future__ import annotations

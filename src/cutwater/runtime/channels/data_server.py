@@ -1,4 +1,4 @@
-"""Connections between workers: listening and dialling.  What then goes on is ``net_connection``."""
+"""Connections between workers: listening and dialling.  What then goes on is ``Connection``'s."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _share(part_ms: float, span_ms: float) -> float:
 class SlowCalls:
     """Makes the warnings on steps whose calls cost more than the budget without any row: one for each.
 
-    >>> from cutwater.runtime.control.messages import FixedCost, Metrics
+    >>> from cutwater.runtime.control.reports import FixedCost, Metrics
     >>> calls = SlowCalls(JobConfig())
     >>> costs = {"call": FixedCost("call", 50, 50, 350, 9000)}
     >>> report = Metrics(1, 0.0, {}, {}, {}, {}, {}, {}, 0.0, fixed_costs=costs)

@@ -92,9 +92,9 @@ def key_columns(keys: Sequence[Key]) -> list[pa.Array]:
     return [pa.array([a for a, _ in keys], KEYS[0]), pa.array([b for _, b in keys], KEYS[1])]
 
 
-def fold(table: AggregateTable, slots: Any, values: Sequence[int]) -> None:
+def fold(table: AggregateTable, gids: Any, values: Sequence[int]) -> None:
     for accumulator in table.accumulators:
-        accumulator.update(slots, pa.record_batch({"v": pa.array(values, pa.int64())}))
+        accumulator.update(gids, pa.record_batch({"v": pa.array(values, pa.int64())}))
 
 
 def some_keys(dice: random.Random, most: int = 60) -> list[Key]:
@@ -143,13 +143,13 @@ def several_batches(table: AggregateTable, model: dict[Key, tuple[int, int]], di
         keys = some_keys(dice)
         values = [dice.randrange(100) for _ in keys]
         table.make_room()
-        before, slots = len(table), table.upsert(key_columns(keys))
-        assert table.known(slots, before).tolist() == [key in model for key in keys]
-        fold(table, slots, values)
+        before, gids = len(table), table.upsert(key_columns(keys))
+        assert table.known(gids, before).tolist() == [key in model for key in keys]
+        fold(table, gids, values)
         for key, value in zip(keys, values, strict=True):
             n, total = model[key]
             model[key] = n + 1, total + value
-        state = [column.to_pylist() for column in table.rows(slots)[2:]]
+        state = [column.to_pylist() for column in table.rows(gids)[2:]]
         assert list(zip(*state, strict=True)) == [model[key] for key in keys]
 
 
@@ -171,10 +171,10 @@ def test_deleted_keys_are_gone_wherever_they_lie(opened: Open) -> None:
     for begin in range(0, 300, 10):
         table.make_room()
         odd = [n for n in range(begin, begin + 10) if n % 2]
-        before, slots = len(table), table.upsert([pa.array(odd)])
-        assert table.known(slots, before).all()
-        table.delete(np.unique(slots))
-        table.keep(np.setdiff1d(np.arange(len(table), dtype=np.int32), slots))
+        before, gids = len(table), table.upsert([pa.array(odd)])
+        assert table.known(gids, before).all()
+        table.delete(np.unique(gids))
+        table.keep(np.setdiff1d(np.arange(len(table), dtype=np.int32), gids))
     schema = pa.schema([("k", pa.int64()), *list(STATE)[2:]])
     frozen = freeze_table(table, 1, "t", schema, range(GROUPS), GROUPS)
     found = [row["k"] for segment in taken(frozen) for row in segment.batch.to_pylist()]
@@ -185,10 +185,10 @@ def test_deleted_keys_are_gone_wherever_they_lie(opened: Open) -> None:
 Piece = list[tuple[int, int, int]]
 
 
-def read(table: AggregateTable, slots: Any) -> Piece:
+def read(table: AggregateTable, gids: Any) -> Piece:
     """Time, key and count of some rows."""
-    times, keys = (column.to_pylist() for column in table.index.columns(slots))
-    counts = table.accumulators[0].result(slots).to_pylist()
+    times, keys = (column.to_pylist() for column in table.index.columns(gids))
+    counts = table.accumulators[0].result(gids).to_pylist()
     return [(t, k, n) for t, k, n in zip(times, keys, counts, strict=True)]
 
 
@@ -217,9 +217,9 @@ def test_rows_come_out_once_when_they_are_due_and_early_when_they_changed(
             table.table.make_room()
             rows = [(dice.randrange(now // 10, now // 10 + 3) * 10, dice.randrange(40)) for _ in range(9)]
             times, keys = (np.array(column, np.int64) for column in zip(*rows, strict=True))
-            slots = table.upsert(times, [pa.array(keys)])
-            fold(table.table, slots, [1] * len(rows))
-            np.add.at(table.pending, slots, 1)
+            gids = table.upsert(times, [pa.array(keys)])
+            fold(table.table, gids, [1] * len(rows))
+            np.add.at(table.pending, gids, 1)
             for row in rows:
                 counts[row] = counts.get(row, 0) + 1
                 changed.add(row)
@@ -234,7 +234,7 @@ def test_rows_come_out_once_when_they_are_due_and_early_when_they_changed(
         changed &= counts.keys()
     frozen = table.frozen(1)
     frozen.table.complete()
-    live = sum(len(slots) for _, slots, _ in frozen.parts())
+    live = sum(len(gids) for _, gids, _ in frozen.parts())
     frozen.table.release()
     assert live >= len(counts)
     assert lateness or live == len(counts)
@@ -296,11 +296,11 @@ def looked_at(rows: Rows, before: int, watermark: int) -> list[tuple[int, int]]:
     first: int | None = 0
     while first is not None:
         for number, side in enumerate(rows.sides):
-            due = np.flatnonzero((side.times > before) & (side.times <= watermark) & (side.slots >= first))
-            due = due[rows.done[side.slots[due]] < watermark]
+            due = np.flatnonzero((side.times > before) & (side.times <= watermark) & (side.gids >= first))
+            due = due[rows.done[side.gids[due]] < watermark]
             found += [(number, value) for value in side.take(due)[2].to_pylist()]
         for side in rows.sides:
-            rows.came_out(np.unique(side.slots[side.slots >= first]), watermark)
+            rows.came_out(np.unique(side.gids[side.gids >= first]), watermark)
         first = next(brought, None)
     return found
 

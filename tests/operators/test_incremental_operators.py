@@ -126,7 +126,7 @@ def test_rows_that_time_forgets_are_not_counted_as_new(name: str) -> None:
         assert kinds == {"base", "delta"}
 
 
-def test_sessions_that_ended_are_deleted_though_their_slots_are_swept_out() -> None:
+def test_sessions_that_ended_are_deleted_though_their_gids_are_swept_out() -> None:
     line = Line(Stage(SPECS["sessions"], 0, 1))
     line.stage.feed(rows(range(120), 1000))
     for time in range(50, 130, 10):
@@ -204,7 +204,7 @@ def drained(operator: Operator, outputs: Outputs) -> list[dict[str, Any]]:
 
 
 def sessions_swept(_: str) -> None:
-    test_sessions_that_ended_are_deleted_though_their_slots_are_swept_out()
+    test_sessions_that_ended_are_deleted_though_their_gids_are_swept_out()
 
 
 JOINS_SWEPT = test_rows_that_time_forgets_are_not_counted_as_new
@@ -215,22 +215,22 @@ def _one_row_too_many(rows: Rows) -> tuple[int, int, int]:
     return left.rows + 1, right.rows, rows._epoch
 
 
-def _touches_no_anchor(self: SessionTable, slots: Any) -> None:
-    self.table.touch(slots)
+def _touches_no_anchor(self: SessionTable, gids: Any) -> None:
+    self.table.touch(gids)
 
 
 def _forgets_what_fired(self: TimedTable[Any, Any], watermark: int) -> Any:
-    slots = self._buckets.due(watermark)
-    slots = slots[~self.fired[slots]]
-    self.fired[slots] = True
-    return Portions(lambda rows: self._read(self.table, rows), slots)
+    gids = self._buckets.due(watermark)
+    gids = gids[~self.fired[gids]]
+    self.fired[gids] = True
+    return Portions(lambda rows: self._read(self.table, rows), gids)
 
 
 @pytest.mark.parametrize(
     ("check", "steps", "place", "bug", "planted"),
     [
-        (run, ["tumbling", "slices"], KeyedTable, "delete", lambda self, slots: None),
-        (test_keys_that_are_swept_out_are_deleted, sorted(SWEEPING), KeyedTable, "delete", lambda self, slots: None),
+        (run, ["tumbling", "slices"], KeyedTable, "delete", lambda self, gids: None),
+        (test_keys_that_are_swept_out_are_deleted, sorted(SWEEPING), KeyedTable, "delete", lambda self, gids: None),
         (run, ["tumbling"], TimedTable, "due", _forgets_what_fired),
         (sessions_swept, ["sessions"], SessionTable, "_touch", _touches_no_anchor),
         (test_a_freeze_is_of_its_moment, ["sessions"], KeyedTable, "capturing", property(lambda self: False)),

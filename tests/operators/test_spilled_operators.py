@@ -114,8 +114,8 @@ def live_rows(operator: KeyedOperator | Operator) -> Content:
             for row in segment.batch.to_pylist()
         ]
     table = operator._table
-    slots = np.flatnonzero(operator._live(table, operator._all_slots)).astype(np.int32)
-    rows = pa.RecordBatch.from_arrays(table.rows(slots), schema=operator._state).to_pylist()
+    gids = np.flatnonzero(operator._live(table, operator._all_gids)).astype(np.int32)
+    rows = pa.RecordBatch.from_arrays(table.rows(gids), schema=operator._state).to_pylist()
     return [*map(repr, rows)]
 
 
@@ -292,8 +292,8 @@ def _all_that_left(self: FrozenBundles[Any], epoch: int) -> Iterator[Bundles[Any
     return (self._page(chunk.keys, chunk.values) for chunk in self.table.spilled.rows.journal(epoch))
 
 
-def _nothing_was_there(self: Spill, slots: Any) -> Any:
-    return np.zeros(len(slots), np.bool_)
+def _nothing_was_there(self: Spill, gids: Any) -> Any:
+    return np.zeros(len(gids), np.bool_)
 
 
 @pytest.mark.parametrize(
@@ -301,12 +301,12 @@ def _nothing_was_there(self: Spill, slots: Any) -> Any:
     [
         (partial(run, "first"), Spill, "fetched", _nothing_was_there),
         (expire, Spill, "clean", lambda self, live, log: None),
-        (partial(fire, "tumbling"), TimedTable, "_fire_page", lambda self, page, slots: []),
-        (partial(fire, "late"), KeyedTable, "put_page", lambda self, page, slots, came=False: None),
-        (partial(fire, "tumbling"), KeyedTable, "delete_page", lambda self, page, slots: None),
+        (partial(fire, "tumbling"), TimedTable, "_fire_page", lambda self, page, gids: []),
+        (partial(fire, "late"), KeyedTable, "put_page", lambda self, page, gids, came=False: None),
+        (partial(fire, "tumbling"), KeyedTable, "delete_page", lambda self, page, gids: None),
         (partial(fire, "cut slices"), FrozenSpilledRows, "beginning", lambda self, key, groups, most: iter(())),
         (partial(fire, "late slices", late=False), TimeBuckets, "fired", lambda self, start: None),
-        (partial(run, "window join", range(1, 4)), KeyedRows, "came_out", lambda self, slots, watermark: None),
+        (partial(run, "window join", range(1, 4)), KeyedRows, "came_out", lambda self, gids, watermark: None),
         (partial(run, "window join", range(1, 4)), SpillQueue, "put", lambda self, keys, instants: None),
         (partial(fire, "early"), SpillQueue, "put", lambda self, keys, instants: None),
         (partial(run, "interval join", range(1, 4)), FrozenKeyedRows, "added", lambda self, epoch, live: []),

@@ -23,10 +23,10 @@ def columns_of(rows: int) -> list[GrowingArray]:
     return columns
 
 
-def write(columns: list[GrowingArray], slots: np.ndarray, value: int) -> None:
-    columns[0].values[slots] = value
-    columns[1].values[slots] = value % 2
-    columns[2].values[slots] = value % 100
+def write(columns: list[GrowingArray], gids: np.ndarray, value: int) -> None:
+    columns[0].values[gids] = value
+    columns[1].values[gids] = value % 2
+    columns[2].values[gids] = value % 100
 
 
 @settings(max_examples=60, deadline=None)
@@ -40,9 +40,9 @@ def test_captures_hold_the_rows_as_they_were(data: st.DataObject) -> None:
         what = data.draw(st.sampled_from(["write", "write", "freeze", "grow", "replace", "read", "complete"]))
         if what == "write":
             some = st.lists(st.integers(0, rows - 1), min_size=1, max_size=8)
-            slots = np.array(data.draw(some), np.int32)
-            captures.preserve(slots)
-            write(columns, slots, value)
+            gids = np.array(data.draw(some), np.int32)
+            captures.preserve(gids)
+            write(columns, gids, value)
         elif what == "freeze":
             expected = [c.values[:rows].copy() for c in columns]
             open_ones.append((captures.begin(columns, rows), rows, expected))
@@ -100,9 +100,9 @@ def test_both_threads_copy_at_once() -> None:
         copier = threading.Thread(target=capture.complete)
         copier.start()
         for _ in range(30):
-            slots = rng.integers(0, rows, 500, np.int32)
-            captures.preserve(slots)
-            write(columns, slots, value)
+            gids = rng.integers(0, rows, 500, np.int32)
+            captures.preserve(gids)
+            write(columns, gids, value)
         copier.join()
         assert not capture.open
         check(captures, capture, rows, expected)

@@ -1,4 +1,4 @@
-"""Looking up many slots of a column: by a kernel, and to be told from NumPy by its speed only."""
+"""Looking up many group ids of a column: by a kernel, and to be told from NumPy by its speed only."""
 
 from typing import Any
 
@@ -20,10 +20,10 @@ def columns() -> list[npt.NDArray[Any]]:
 
 
 @pytest.mark.parametrize("column", columns(), ids=lambda column: f"{column.dtype}{column.shape}{column.strides}")
-@pytest.mark.parametrize("slots", [10, MANY])
+@pytest.mark.parametrize("gids", [10, MANY])
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
-def test_many_slots_are_looked_up_as_few_are(column: npt.NDArray[Any], slots: int, kind: Any) -> None:
-    wanted = np.random.default_rng(slots).integers(0, len(column), slots).astype(kind)
+def test_many_gids_are_looked_up_as_few_are(column: npt.NDArray[Any], gids: int, kind: Any) -> None:
+    wanted = np.random.default_rng(gids).integers(0, len(column), gids).astype(kind)
     found = gather(column, wanted)
     assert found.dtype == column.dtype
     np.testing.assert_array_equal(found, column[wanted])
@@ -31,7 +31,7 @@ def test_many_slots_are_looked_up_as_few_are(column: npt.NDArray[Any], slots: in
     assert column.any()
 
 
-def test_slots_that_are_not_there_touch_no_other_memory() -> None:
+def test_gids_that_are_not_there_touch_no_other_memory() -> None:
     column, wanted = np.arange(9_000), np.arange(MANY, dtype=np.int32)[::-1].copy()
     wanted[17] = -1
     assert gather(column, wanted)[17] == column[-1]

@@ -17,7 +17,7 @@ from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.layout import aggregate_layout
 from cutwater.state.disk.rocks import RocksStore
 from cutwater.state.disk.tables import SpilledRows
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.segments import Frozen, Segment
 from cutwater.state.table import spill
 from cutwater.state.table.changes import Changed, ChangeLog, Changes
@@ -74,21 +74,21 @@ class Keyed:
             self.model[key] = (count + 1, total + value, value)
 
     def _add(self, batch: pa.RecordBatch) -> None:
-        slots = self.table.upsert(batch.columns[:2])
-        assert not self.dead & set(slots.tolist()), "a key that went is asked for before the sweep"
+        gids = self.table.upsert(batch.columns[:2])
+        assert not self.dead & set(gids.tolist()), "a key that went is asked for before the sweep"
         for accumulator in self.table.accumulators:
-            accumulator.update(slots, batch)
+            accumulator.update(gids, batch)
 
     def _remove(self, dice: random.Random) -> None:
         keys = dice.sample(sorted(self.model), min(len(self.model), dice.randint(0, 6)))
-        slots = self._slots(keys)
-        self.table.delete(slots)
-        self.dead |= set(slots.tolist())
+        gids = self._gids(keys)
+        self.table.delete(gids)
+        self.dead |= set(gids.tolist())
         self.sweep()
         for key in keys:
             del self.model[key]
 
-    def _slots(self, keys: list[tuple[int, str]]) -> Slots:
+    def _gids(self, keys: list[tuple[int, str]]) -> GroupIds:
         return self.table.index.find(key_columns(keys))
 
     def sweep(self) -> None:
@@ -106,9 +106,9 @@ class Keyed:
             whole = owned if unsorted else None
             if changed is not None:
                 yield from deleted_segments("state", KEYS, changed.deleted, list, groups)
-            for part, slots, kind in table.parts(changed):
+            for part, gids, kind in table.parts(changed):
                 of, rows = part.index.columns, part.rows
-                yield from group_segments("state", STATE, slots, of, rows, groups, kind, len(KEYS), whole)
+                yield from group_segments("state", STATE, gids, of, rows, groups, kind, len(KEYS), whole)
 
         return FrozenTable([table], segments)
 
@@ -142,7 +142,7 @@ class Spilled(Keyed):
         super().change(dice)
         Spilled.moved += self.table.make_room() is not None
 
-    def _slots(self, keys: list[tuple[int, str]]) -> Slots:
+    def _gids(self, keys: list[tuple[int, str]]) -> GroupIds:
         return self.table.upsert(key_columns(keys))
 
     def content(self) -> Content:
@@ -190,11 +190,11 @@ def deleted_after_it_left() -> None:
     first = step.freeze(1)
     step._add(pa.record_batch([*(k.slice(5, 1) for k in keys), pa.array([7])], schema=SCHEMA))
     for begin in range(20, 60, 5):
-        step._slots([(number, "") for number in range(begin, begin + 5)])
+        step._gids([(number, "") for number in range(begin, begin + 5)])
         step.table.make_room()
     assert step.table.index.find([k.slice(5, 1) for k in keys]).tolist() == [-1]
-    step.table.delete(step._slots([(5, "")]))
-    step.dead = {int(slot) for slot in step._slots([(5, "")])}
+    step.table.delete(step._gids([(5, "")]))
+    step.dead = {int(gid) for gid in step._gids([(5, "")])}
     step.sweep()
     second = step.freeze(2)
     changes = list(second.changes(1) or ())
@@ -225,7 +225,7 @@ def test_files_go_once_nobody_names_them_and_a_crash_leaves_none_for_ever() -> N
         assert named <= world.files() <= named | retired
 
 
-def _no_deletions(self: ChangeLog, index: object, slots: object) -> None: ...
+def _no_deletions(self: ChangeLog, index: object, gids: object) -> None: ...
 
 
 def _since_the_freeze_before(self: History[Any], checkpoint_id: int) -> Any:
@@ -245,7 +245,7 @@ def _rests_in_secret(self: ChangeLog, checkpoint_id: int) -> Changes:
         return changes
     log._start, log._intervals = checkpoint_id if start is None else start, intervals  # as if it had marked all along
     self._resting = 0
-    self.mark = lambda slots, used=0: None  # type: ignore[method-assign]
+    self.mark = lambda gids, used=0: None  # type: ignore[method-assign]
     return changes
 
 
@@ -259,14 +259,14 @@ CUT = ChangeLog.cut
         (History, "since", _since_the_freeze_before),
         (Chains, "completed", _builds_on_anything),
         (shared_module, "shared_files", lambda entries: frozenset(e.file for e in list(entries)[-1:] if e.file)),
-        (ChangeLog, "keep", lambda self, slots: None),
+        (ChangeLog, "keep", lambda self, gids: None),
         (ChangeLog, "cut", _rests_in_secret),
     ],
     ids=["deletion", "aborted", "pending", "shared file", "renumbered", "rest"],
 )
 def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, bug: Any) -> None:
     """A deletion is forgotten; a delta holds what changed since the aborted checkpoint only; a checkpoint builds on one
-    that is still under way; a file goes that a retained checkpoint names; marks stay with the old slot numbers; nothing
+    that is still under way; a file goes that a retained checkpoint names; marks stay with the old group ids; nothing
     is marked, and nobody is told."""
     monkeypatch.setattr(place, name, bug)
     with pytest.raises((AssertionError, StorageError, ValueError)):
@@ -290,8 +290,8 @@ PUT, REMOVE = SpilledRows.put, SpilledRows.remove
     ("place", "name", "bug"),
     [
         (spill.Spill, "fetch", lambda self, known: [f.reserve(99) for f in (self._used, self._recent, self._stored)]),
-        (spill.Spill, "use", lambda self, slots: None),
-        (spill.Spill, "delete", lambda self, slots, log: None),
+        (spill.Spill, "use", lambda self, gids: None),
+        (spill.Spill, "delete", lambda self, gids, log: None),
         (SpilledRows, "put", _no_journal),
         (SpilledRows, "remove", _journal_keeps),
     ],

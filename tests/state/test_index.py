@@ -44,30 +44,30 @@ def columns_of(kind: str, rows: list[Row], skipped: int = 0) -> list[pa.Array]:
 
 class Oracle:
     def __init__(self) -> None:
-        self.slots: dict[Row, int] = {}
+        self.gids: dict[Row, int] = {}
 
     def find(self, rows: list[Row]) -> list[int]:
-        return [self.slots.get(row, -1) for row in rows]
+        return [self.gids.get(row, -1) for row in rows]
 
     def upsert(self, rows: list[Row]) -> list[int]:
-        return [self.slots.setdefault(row, len(self.slots)) for row in rows]
+        return [self.gids.setdefault(row, len(self.gids)) for row in rows]
 
 
 @each_kind
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_slots_are_numbered_as_keys_first_come(kind: str, data: st.DataObject) -> None:
+def test_gids_are_numbered_as_keys_first_come(kind: str, data: st.DataObject) -> None:
     made, types, strategy = KINDS[kind]
     index, oracle = make_index(types), Oracle()
     assert type(index) is made
     for rows in data.draw(st.lists(st.lists(strategy, min_size=1, max_size=30), max_size=4)):
         assert index.upsert(columns_of(kind, rows, data.draw(st.integers(0, 9)))).tolist() == oracle.upsert(rows)
-        assert len(index) == len(oracle.slots)
+        assert len(index) == len(oracle.gids)
     if len(index):
         order = data.draw(st.permutations(range(len(index))))
         back = [c.to_pylist() for c in index.columns(np.array(order, np.int32))]
-        keys = list(oracle.slots)
-        assert list(zip(*back, strict=True)) == [keys[slot] for slot in order]
+        keys = list(oracle.gids)
+        assert list(zip(*back, strict=True)) == [keys[gid] for gid in order]
         assert [c.type for c in index.columns(np.array(order, np.int32))] == types
 
 
@@ -88,7 +88,7 @@ def many(kind: str, count: int) -> list[Row]:
 
 
 @each_kind
-def test_growing_keeps_every_slot(kind: str) -> None:
+def test_growing_keeps_every_gid(kind: str) -> None:
     index, oracle = make_index(KINDS[kind][1]), Oracle()
     rows = many(kind, 9000)
     for begin in (0, 3000, 0, 6000):
@@ -108,7 +108,7 @@ def test_find_tells_known_keys_from_unknown_ones_and_adds_none(kind: str, data: 
         index.upsert(columns_of(kind, rows))
         oracle.upsert(rows)
         assert index.find(columns_of(kind, wanted)).tolist() == oracle.find(wanted)
-        assert len(index) == len(oracle.slots)
+        assert len(index) == len(oracle.gids)
 
 
 @each_kind

@@ -12,7 +12,7 @@ from cutwater.state.index import key_index
 from cutwater.state.index.key_index import KeyIndex, make_index
 
 FIRST = 1 << 17
-"""Slots from which on the index of these tests wants a larger table."""
+"""Group ids from which on the index of these tests wants a larger table."""
 
 
 class Later:
@@ -91,8 +91,8 @@ def test_what_is_too_much_at_once_goes_through_another_round() -> None:
 def test_a_full_table_waits_for_the_next_one(types, keys) -> None:
     index = make_index(types, FIRST)
     for begin in range(0, 4 * FIRST, 60_000):
-        slots = index.upsert(keys(np.arange(begin, begin + 60_000)))
-        assert slots.tolist() == list(range(begin, begin + 60_000))
+        gids = index.upsert(keys(np.arange(begin, begin + 60_000)))
+        assert gids.tolist() == list(range(begin, begin + 60_000))
     check(index, keys, len(index))
     assert len(Later.all) >= 2
 

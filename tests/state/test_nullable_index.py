@@ -26,8 +26,8 @@ def rows_of(kind: str, *, nulls: bool) -> st.SearchStrategy[list[Row]]:
     return st.lists(some if nulls else plain, min_size=1, max_size=30)
 
 
-def keys_at(index: Any, slots: list[int]) -> list[Row]:
-    columns = index.columns(np.array(slots, np.int32))
+def keys_at(index: Any, gids: list[int]) -> list[Row]:
+    columns = index.columns(np.array(gids, np.int32))
     for column in columns:
         column.validate(full=True)
     return list(zip(*(c.to_pylist() for c in columns), strict=True))
@@ -44,8 +44,8 @@ def test_a_null_is_a_key_of_its_own(kind: str, data: st.DataObject) -> None:
         found = index.find(columns_of(kind, probe, data.draw(st.integers(0, 9))))
         assert found.tolist() == [numbers.get(row, -1) for row in probe]
         rows = data.draw(rows_of(kind, nulls=step > 0))
-        slots = index.upsert(columns_of(kind, rows, data.draw(st.integers(0, 9))))
-        assert slots.tolist() == [numbers.setdefault(row, len(numbers)) for row in rows]
+        gids = index.upsert(columns_of(kind, rows, data.draw(st.integers(0, 9))))
+        assert gids.tolist() == [numbers.setdefault(row, len(numbers)) for row in rows]
         views.append((index.frozen(), len(index)))
     known = list(numbers)
     assert keys_at(index, list(range(len(known)))) == known

@@ -11,7 +11,7 @@ import pyarrow as pa
 from cutwater.state.disk.rocks import RocksStore
 from cutwater.state.disk.store import OrderedStore
 from cutwater.state.disk.tables import SortedRows
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.objects.on_disk import RocksObjects, RocksTable
 from cutwater.state.objects.table import KeyedObjects, ObjectTable
 from cutwater.state.rows.keyed_rows import RowSides, Wakes
@@ -80,7 +80,7 @@ class StateBackend:
         side_columns: Sequence[npt.DTypeLike] = (),
         *,
         hashed: int = 0,
-        renumbered: Callable[[Slots], object] | None = None,
+        renumbered: Callable[[GroupIds], object] | None = None,
     ) -> KeyedTable[V]:
         """An empty table by key.
 
@@ -89,7 +89,7 @@ class StateBackend:
             layout: what is kept of each key.
             side_columns: types of further columns, which are the caller's.
             hashed: how many index columns lie before those whose hash decides the key group.
-            renumbered: called when rows have left, with the slots that stayed.
+            renumbered: called when rows have left, with the group ids that stayed.
         """
         return KeyedTable(key_types, layout, side_columns, self.room(hashed), renumbered)
 
@@ -98,7 +98,7 @@ class StateBackend:
         key_types: Sequence[pa.DataType],
         layout: Layout[V],
         timing: Timing,
-        read: Callable[[KeyedTable[V], Slots], T],
+        read: Callable[[KeyedTable[V], GroupIds], T],
         opened: Callable[[int], object] | None = None,
     ) -> TimedTable[V, T]:
         """An empty table by time and key; see there for the arguments."""

@@ -1,4 +1,4 @@
-"""Kernels under the columns of a keyed table: setting chunks aside before they change, and marking changed slots.
+"""Kernels under the columns of a keyed table: setting chunks aside before they change, and marking changed group ids.
 
 A chunk of a captured column is *waiting*, being *copied* or *done*.  The thread that changes rows and the one that
 writes the snapshot both copy chunks; whoever moves one from waiting to copied has it, the other waits for a moment.
@@ -33,17 +33,17 @@ def capture_chunk(chunk: Any, pending: Any, sources: Any, targets: Any, widths: 
 
 
 @kernel
-def preserve(slots: Any, pending: Any, sources: Any, targets: Any, widths: Any) -> None:
-    """Copy the chunks of these slots that nobody has copied yet: their rows are about to change.
+def preserve(gids: Any, pending: Any, sources: Any, targets: Any, widths: Any) -> None:
+    """Copy the chunks of these group ids that nobody has copied yet: their rows are about to change.
 
     Args:
-        slots: rows; those beyond the captured ones need no copy.
+        gids: rows; those beyond the captured ones need no copy.
         pending: state by chunk.
         sources, targets: addresses of the columns and of their copies.
         widths: bytes of a chunk, by column.
     """
-    for i in range(slots.shape[0]):
-        chunk = np.int64(slots[i]) >> _SHIFT
+    for i in range(gids.shape[0]):
+        chunk = np.int64(gids[i]) >> _SHIFT
         if chunk < pending.shape[0]:
             capture_chunk(chunk, pending, sources, targets, widths)
 
@@ -56,19 +56,19 @@ def capture_chunks(pending: Any, first: Any, last: Any, sources: Any, targets: A
 
 
 @kernel
-def mark(slots: Any, bits: Any) -> None:
-    """Set the bit of every slot."""
-    for i in range(slots.shape[0]):
-        slot = slots[i]
-        bits[slot >> 3] |= np.uint8(1 << (slot & 7))
+def mark(gids: Any, bits: Any) -> None:
+    """Set the bit of every group id."""
+    for i in range(gids.shape[0]):
+        gid = gids[i]
+        bits[gid >> 3] |= np.uint8(1 << (gid & 7))
 
 
 @kernel
-def in_a_row(slots: Any) -> Any:
-    """True if each slot is the one after that before it."""
+def in_a_row(gids: Any) -> Any:
+    """True if each group id is the one after that before it."""
     gaps = 0
-    for i in range(1, slots.shape[0]):
-        gaps |= slots[i] - slots[i - 1] - 1
+    for i in range(1, gids.shape[0]):
+        gaps |= gids[i] - gids[i - 1] - 1
     return gaps == 0
 
 
@@ -86,7 +86,7 @@ def count_marked(bits: Any) -> Any:
 
 @kernel
 def marked(bits: Any, out: Any) -> Any:
-    """The slots whose bit is set, ascending, into ``out``; returns how many."""
+    """The group ids whose bit is set, ascending, into ``out``; returns how many."""
     count = 0
     for byte in range(bits.shape[0]):
         rest = bits[byte]
@@ -119,28 +119,28 @@ def order_by_group(groups: Any, starts: Any, order: Any) -> None:
 
 
 @kernel
-def gather_rows(source: Any, stride: Any, rows: Any, slots: Any, target: Any, width: Any) -> Any:
-    """Copy the rows of these slots one behind the other; nothing, and ``False``, if one of them is not there.
+def gather_rows(source: Any, stride: Any, rows: Any, gids: Any, target: Any, width: Any) -> Any:
+    """Copy the rows of these group ids one behind the other; nothing, and ``False``, if one of them is not there.
 
     Args:
         source: address of the column.
         stride: bytes from one of its rows to the next.
         rows: that it has.
-        slots: which.
-        target: address of as many rows as there are slots.
+        gids: which.
+        target: address of as many rows as there are group ids.
         width: bytes of a row.
     """
     lowest, highest = np.int32(0), np.int32(0)
-    for i in range(slots.shape[0]):
-        lowest, highest = min(lowest, slots[i]), max(highest, slots[i])
+    for i in range(gids.shape[0]):
+        lowest, highest = min(lowest, gids[i]), max(highest, gids[i])
     if lowest < 0 or highest >= rows:
         return False
     if width == 8:  # a constant makes the copy an instruction
-        for i in range(slots.shape[0]):
-            copy_bytes(target + 8 * i, source + np.int64(slots[i]) * stride, 8)
+        for i in range(gids.shape[0]):
+            copy_bytes(target + 8 * i, source + np.int64(gids[i]) * stride, 8)
     else:
-        for i in range(slots.shape[0]):
-            copy_bytes(target + width * i, source + np.int64(slots[i]) * stride, width)
+        for i in range(gids.shape[0]):
+            copy_bytes(target + width * i, source + np.int64(gids[i]) * stride, width)
     return True
 
 

@@ -24,8 +24,8 @@ from cutwater.state import column_kernels as kernels
 Values: TypeAlias = npt.NDArray[Any]
 
 _FIRST_ROWS = 1024
-_MANY_SLOTS = 1 << 12
-"""NumPy holds the interpreter while it looks slots up, and the stream waits for that."""
+_MANY_GROUP_IDS = 1 << 12
+"""NumPy holds the interpreter while it looks group ids up, and the stream waits for that."""
 LARGE_ROWS = 1 << 17
 """Below, growing by copying takes well under a millisecond."""
 ROWS_RESERVED = 1 << 28
@@ -33,28 +33,28 @@ ROWS_RESERVED = 1 << 28
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # MAP_NORESERVE: pages count when they are touched
 
 
-def gather(values: Values, slots: npt.NDArray[Any], *, still: bool = False) -> Values:
-    """``values[slots]``; slots in a row, as of a whole table, are copied in one piece, or not at all.
+def gather(values: Values, gids: npt.NDArray[Any], *, still: bool = False) -> Values:
+    """``values[gids]``; gids in a row, as of a whole table, are copied in one piece, or not at all.
 
     Args:
-        values: by slot.
-        slots: which.
+        values: by gid.
+        gids: which.
         still: nobody changes the values while somebody reads the result, which may share their memory.
 
     >>> column = np.array([10, 20, 30, 40])
-    >>> [gather(column, np.array(slots, np.int32)).tolist() for slots in ([1, 2], [3, 0], [0, 2, 1, 3])]
+    >>> [gather(column, np.array(gids, np.int32)).tolist() for gids in ([1, 2], [3, 0], [0, 2, 1, 3])]
     [[20, 30], [40, 10], [10, 30, 20, 40]]
     """
-    count = len(slots)
-    if count and slots.dtype == np.int32 and slots[-1] - slots[0] == count - 1 and kernels.in_a_row(slots):
-        piece = values[slots[0] : slots[0] + count]
+    count = len(gids)
+    if count and gids.dtype == np.int32 and gids[-1] - gids[0] == count - 1 and kernels.in_a_row(gids):
+        piece = values[gids[0] : gids[0] + count]
         return piece if still else piece.copy()
-    if count >= _MANY_SLOTS and slots.dtype == np.int32 and len(values) and values[0].flags.c_contiguous:
+    if count >= _MANY_GROUP_IDS and gids.dtype == np.int32 and len(values) and values[0].flags.c_contiguous:
         found = np.empty((count, *values.shape[1:]), values.dtype)
         source, target, width = values.ctypes.data, found.ctypes.data, found.strides[0]
-        if kernels.gather_rows(source, values.strides[0], len(values), _read_only(slots), target, width):
+        if kernels.gather_rows(source, values.strides[0], len(values), _read_only(gids), target, width):
             return found
-    return values[slots]
+    return values[gids]
 
 
 def _read_only(values: Values) -> Values:

@@ -108,10 +108,10 @@ def _newest(batch: pa.RecordBatch, identity: Sequence[str]) -> pa.RecordBatch:
     """The last row of each key."""
     columns = [batch.column(name) for name in identity]
     index = NullableIndex([column.type for column in columns], batch.num_rows)
-    slots = index.upsert(columns)
+    gids = index.upsert(columns)
     if len(index) == batch.num_rows:
         return batch
     last = np.empty(len(index), np.int64)
-    last[slots] = np.arange(batch.num_rows)  # of rows of one slot the last one stays
+    last[gids] = np.arange(batch.num_rows)  # of rows of one group id the last one stays
     groups = batch.column(GROUP_COLUMN).to_numpy()[last]
     return batch.take(pa.array(last[np.argsort(groups, kind="stable")]))

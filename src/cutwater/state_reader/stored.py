@@ -91,8 +91,8 @@ def segments_of(layout: TableLayout, table: pa.Table, max_parallelism: int) -> l
 
 def _check_distinct(batch: pa.RecordBatch, identity: Sequence[str], address: str) -> None:
     columns = [batch.column(name) for name in identity]
-    slots = NullableIndex([column.type for column in columns], batch.num_rows).upsert(columns)
-    twice = np.flatnonzero(slots != np.arange(len(slots)))
+    gids = NullableIndex([column.type for column in columns], batch.num_rows).upsert(columns)
+    twice = np.flatnonzero(gids != np.arange(len(gids)))
     if len(twice):
         row = show_row(batch.select(list(identity)), int(twice[0]))
         raise DataError(f"state {address}: the key {row} is there twice", hint="Aggregate the rows by key before.")

@@ -289,17 +289,17 @@ def open_windows(layout: TableLayout, slices: pa.RecordBatch, watermarks: Times)
     keys = [parts.column(name) for name in layout.record.keys]
     kind = layout.stored.field(WINDOW_START).type
     index = NullableIndex([kind, *(key.type for key in keys)], len(numbers))
-    slots = index.upsert([from_words(begins, kind), *keys])
-    of_slot = np.empty(len(index), np.int64)
-    of_slot[slots] = groups
+    gids = index.upsert([from_words(begins, kind), *keys])
+    of_gid = np.empty(len(index), np.int64)
+    of_gid[gids] = groups
     everything = np.arange(len(index), dtype=np.int32)
     start, *found = index.columns(everything)
     columns = {WINDOW_START: start, **dict(zip(layout.record.keys, found, strict=True))}
-    columns[GROUP_COLUMN] = pa.array(of_slot.astype(np.uint16))
+    columns[GROUP_COLUMN] = pa.array(of_gid.astype(np.uint16))
     for of in stored_aggregates(layout):
         accumulator = of.aggregate.function.accumulator(of.aggregate, of.column_type(layout.stored))
         accumulator.reserve(len(index))
-        accumulator.merge(slots, [parts.column(name) for name in of.stored])
+        accumulator.merge(gids, [parts.column(name) for name in of.stored])
         columns |= zip(of.stored, accumulator.state(everything), strict=True)
     columns["window_fired"] = pa.array(np.zeros(len(index), np.bool_))
     return pa.RecordBatch.from_arrays([columns[name] for name in layout.stored.names], schema=layout.stored)

@@ -16,7 +16,7 @@ CASES = [(kind, name) for kind in AGGREGATES for name in fitting(kind)]
 @given(data=st.data())
 @settings(max_examples=8, deadline=None)
 def test_merged_parts_equal_the_whole(kind: str, name: str, data: st.DataObject) -> None:
-    """Two slots; each gets its values in parts, some of them held before the merge."""
+    """Two group ids; each gets its values in parts, some of them held before the merge."""
     arrow, values = VALUES[name]
     rows = data.draw(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.none() | values), max_size=12))
     schema = pa.schema([("v", arrow)])
@@ -24,10 +24,10 @@ def test_merged_parts_equal_the_whole(kind: str, name: str, data: st.DataObject)
     into, parts = call.accumulator(schema), call.accumulator(schema)
     into.reserve(2)
     parts.reserve(8)
-    for part, slots, target in ((0, 1, into), (1, 4, parts)):  # part 0 is held already, 1 .. 3 are merged in order
+    for part, gids, target in ((0, 1, into), (1, 4, parts)):  # part 0 is held already, 1 .. 3 are merged in order
         taken = [r for r in rows if min(r[1], 1) == part]
         batch = pa.record_batch([pa.array([r[2] for r in taken], arrow)], schema=schema)
-        target.update(np.array([r[0] * slots + r[1] for r in taken], np.int32), batch)
+        target.update(np.array([r[0] * gids + r[1] for r in taken], np.int32), batch)
     sources = np.array([1, 2, 3, 5, 6, 7], np.int32)
     into.merge(np.array([0, 0, 0, 1, 1, 1], np.int32), parts.state(sources))
     results = into.result(np.arange(2, dtype=np.int32))

@@ -28,7 +28,7 @@ def rows_of(name: str) -> pa.RecordBatch:
 
 
 def filled(kind: str, name: str) -> tuple[Accumulator, Aggregate, pa.RecordBatch]:
-    """Slots 0 and 1 hold values, 2 has seen a null only."""
+    """Group ids 0 and 1 hold values, 2 has seen a null only."""
     batch = rows_of(name)
     of = Aggregate("x", kind, "v")
     accumulator = of.accumulator(batch.schema)
@@ -54,30 +54,30 @@ def test_a_snapshot_knows_an_aggregate_by_its_text(kind: str) -> None:
 def test_a_stored_state_says_what_it_is_of(kind: str, name: str) -> None:
     """Without the type of the column: an accumulator for another type with the same state has the same results."""
     accumulator, of, _ = filled(kind, name)
-    slots = np.arange(3, dtype=np.int32)
-    state = accumulator.state(slots)
+    gids = np.arange(3, dtype=np.int32)
+    state = accumulator.state(gids)
     assert len(state) == len(of.function.state(pa.float64()))
     column = of.function.column_of([array.type for array in state])
     assert list(of.function.state(column).values()) == [array.type for array in state]
     results = state[0] if of.function.plain else of.function.results(of, state)
-    assert results.equals(accumulator.result(slots))
+    assert results.equals(accumulator.result(gids))
     assert results.type == of.function.result_type(column)
 
 
 @each_case
 def test_results_and_states_have_the_declared_types(kind: str, name: str) -> None:
     accumulator, of, batch = filled(kind, name)
-    slots = np.array([2, 0, 1], np.int32)
-    result = accumulator.result(slots)
+    gids = np.array([2, 0, 1], np.int32)
+    result = accumulator.result(gids)
     result.validate(full=True)
     assert result.type == of.result_type(batch.schema)
     assert result[0].as_py() == aggregate(kind, [])
     fields = of.state_fields(batch.schema)
-    assert [array.type for array in accumulator.state(slots)] == [field.type for field in fields]
+    assert [array.type for array in accumulator.state(gids)] == [field.type for field in fields]
 
 
 @each_case
-def test_a_restored_state_replaces_what_a_slot_held(kind: str, name: str) -> None:
+def test_a_restored_state_replaces_what_a_gid_held(kind: str, name: str) -> None:
     accumulator, _, _ = filled(kind, name)
     everything = np.arange(3, dtype=np.int32)
     turned = everything[::-1].copy()
@@ -89,7 +89,7 @@ def test_a_restored_state_replaces_what_a_slot_held(kind: str, name: str) -> Non
 
 
 @each_case
-def test_kept_slots_are_renumbered_and_the_others_start_anew(kind: str, name: str) -> None:
+def test_kept_gids_are_renumbered_and_the_others_start_anew(kind: str, name: str) -> None:
     accumulator, _, _ = filled(kind, name)
     kept = accumulator.result(np.array([1], np.int32))
     accumulator.keep(np.array([1], np.int32))

@@ -11,7 +11,7 @@ from cutwater.errors import BuildError, DataError, StorageError
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.base import Operator, Outputs
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.segments import GROUP_COLUMN, Segment
 from cutwater.state.table.keyed_segments import group_segments, keyed_rows
@@ -193,13 +193,13 @@ def test_state_that_does_not_fit_one_array_is_cut_and_comes_back() -> None:
     """Arrow refuses more than 2 GB in one string column; here a limit of five rows stands for it."""
     schema = pa.schema([("k", pa.int64()), ("text", pa.string())])
 
-    def rows(slots: Slots) -> list[pa.Array]:
-        if len(slots) > 5:
+    def rows(gids: GroupIds) -> list[pa.Array]:
+        if len(gids) > 5:
             raise pa.ArrowInvalid("Take operation overflowed binary array capacity")
-        return [pa.array(slots, pa.int64()), pa.array([f"t{slot}" for slot in slots])]
+        return [pa.array(gids, pa.int64()), pa.array([f"t{gid}" for gid in gids])]
 
-    slots = np.arange(40, dtype=np.int32)
-    segments = list(group_segments("s", schema, slots, lambda s: [pa.array(s, pa.int64())], rows, 4))
+    gids = np.arange(40, dtype=np.int32)
+    segments = list(group_segments("s", schema, gids, lambda s: [pa.array(s, pa.int64())], rows, 4))
     assert [segment.kind for segment in segments] == ["base", *["delta"] * (len(segments) - 1)]
     assert all(segment.batch.num_rows <= 5 for segment in segments)
     back = [row for part in keyed_rows(segments, schema, range(4)) for row in part.to_pylist()]

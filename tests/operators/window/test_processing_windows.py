@@ -217,7 +217,7 @@ def test_after_the_last_watermark_a_loop_may_bring_rows_again() -> None:
 def test_rows_that_a_loop_brings_into_a_window_that_came_out_with_the_last_watermark_come_out_too(
     window: Window,
 ) -> None:
-    """They had been added to the dead slot of their window and key, which nobody looked at any more."""
+    """They had been added to the dead group id of their window and key, which nobody looked at any more."""
     steps = Steps(spec_of(window))
     came_out: list[Outputs] = []
     for turn in range(3):

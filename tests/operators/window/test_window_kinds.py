@@ -105,7 +105,7 @@ def test_a_row_of_a_sliding_window_is_taken_once() -> None:
     table = operator._slices.table  # type: ignore[attr-defined]
     count = table.accumulators[0]
     inner = count.update
-    count.update = lambda slots, batch: (updates.append(len(slots)), inner(slots, batch))
+    count.update = lambda gids, batch: (updates.append(len(gids)), inner(gids, batch))
     operator.process(0, batch_of([(t, "a", t) for t in range(100)]))
     assert sum(updates) == 100
     assert len(table) == 100
@@ -248,8 +248,8 @@ class TestPlantedBugs:
 
     def test_a_slice_put_into_a_window_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def twice(self, due):
-            for begin, slots in whole(self, due):
-                yield begin, np.concatenate([slots, slots[:1]])
+            for begin, gids in whole(self, due):
+                yield begin, np.concatenate([gids, gids[:1]])
 
         whole = window_slices.SlicedWindowAggregate._to_put_together
         monkeypatch.setattr(window_slices.SlicedWindowAggregate, "_to_put_together", twice)
@@ -277,7 +277,7 @@ class TestPlantedBugs:
 
     def test_first_and_last_without_their_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
-            aggregate_kernels, "take_orders", lambda slots, orders, first, held: held.put(slots, orders + 1)
+            aggregate_kernels, "take_orders", lambda gids, orders, first, held: held.put(gids, orders + 1)
         )
         with pytest.raises(AssertionError):
             test_sliding_windows_agree_with_duckdb(7, 3)

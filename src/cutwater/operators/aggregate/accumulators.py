@@ -18,7 +18,7 @@ from cutwater.errors import BuildError, did_you_mean
 
 if TYPE_CHECKING:
     from cutwater.state.growing_array import GrowingArray, Values
-    from cutwater.state.index.key_index import Slots
+    from cutwater.state.index.key_index import GroupIds
 
 _HOMES = ["cutwater.operators.aggregate.functions"]
 """Modules that hold aggregate functions."""
@@ -236,7 +236,7 @@ def aggregate_functions() -> dict[str, AggregateFunction]:
 
 
 class Accumulator(ABC):
-    """State of one aggregate, in arrays by slot.  Called from one thread; a frozen one serves another thread.
+    """State of one aggregate, in arrays by group id.  Called from one thread; a frozen one serves another thread.
 
     ``columns`` are the arrays that change in place.  A table captures them for a snapshot before it lets rows change
     (see ``cutwater.state.table.capture``); whatever else an accumulator holds must never be changed in place.
@@ -250,39 +250,40 @@ class Accumulator(ABC):
         return 0
 
     @abstractmethod
-    def reserve(self, slots: int) -> None:
-        """Slots 0 .. ``slots`` - 1 are in use; new ones have seen nothing."""
+    def reserve(self, gids: int) -> None:
+        """Group ids 0 .. ``gids`` - 1 are in use; new ones have seen nothing."""
 
     @abstractmethod
-    def update(self, slots: Slots, batch: pa.RecordBatch) -> None:
-        """Take the rows of a batch; ``slots[i]`` is the slot of row i."""
+    def update(self, gids: GroupIds, batch: pa.RecordBatch) -> None:
+        """Take the rows of a batch; ``gids[i]`` is the group id of row i."""
 
     @abstractmethod
-    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
+    def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         """Like ``update``; returns the result after each row, in row order: row i has seen the rows 0 .. i."""
 
     @abstractmethod
-    def result(self, slots: Slots) -> pa.Array:
-        """The results of some slots."""
+    def result(self, gids: GroupIds) -> pa.Array:
+        """The results of some group ids."""
 
     @abstractmethod
-    def state(self, slots: Slots) -> list[pa.Array]:
-        """The state of some slots, one array per field of ``Aggregate.state_fields``."""
+    def state(self, gids: GroupIds) -> list[pa.Array]:
+        """The state of some group ids, one array per field of ``Aggregate.state_fields``."""
 
     @abstractmethod
-    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
-        """Set the state of some (reserved) slots to what ``state`` returned."""
+    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        """Set the state of some (reserved) group ids to what ``state`` returned."""
 
     @abstractmethod
-    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
-        """Fold what ``state`` returned, here or elsewhere, into some (reserved) slots; several rows may go to one slot.
+    def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        """Fold what ``state`` returned, here or elsewhere, into some (reserved) group ids; several rows may go to
+        one.
 
         The result is that of all the values together; for ``first`` and ``last`` as if they came now, in this order.
         """
 
     @abstractmethod
-    def keep(self, slots: Slots) -> None:
-        """Forget all slots but these, which become 0, 1, 2 ..."""
+    def keep(self, gids: GroupIds) -> None:
+        """Forget all group ids but these, which become 0, 1, 2 ..."""
 
     @abstractmethod
     def frozen(self, columns: Sequence[Values]) -> Accumulator:

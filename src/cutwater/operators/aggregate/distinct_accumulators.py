@@ -13,7 +13,7 @@ from cutwater.data.words import bytes_view, from_words, new_buffer, valid_rows
 from cutwater.operators.aggregate import distinct_kernels as kernels
 from cutwater.operators.aggregate.accumulators import Accumulator
 from cutwater.state.growing_array import GrowingArray, Values
-from cutwater.state.index.key_index import Slots, make_index
+from cutwater.state.index.key_index import GroupIds, make_index
 from cutwater.state.keys import hash_keys
 
 _ALL: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
@@ -24,7 +24,7 @@ _MAX_BINARY_BYTES = 2**31 - 1
 
 
 class ApproxCountDistinct(Accumulator):
-    """A HyperLogLog sketch per slot; see ``distinct_kernels`` for how it lies in memory.
+    """A HyperLogLog sketch per group id; see ``distinct_kernels`` for how it lies in memory.
 
     A sketch depends on the set of values only: not on their order, their number, or how it was merged.  On disk it is
     binary: words of four bytes, little-endian, ``register << 6 | rank`` in the order of the registers; or, from
@@ -56,23 +56,23 @@ class ApproxCountDistinct(Accumulator):
     def varying_bytes(self) -> int:
         return self._arena.nbytes
 
-    def reserve(self, slots: int) -> None:
-        self._used = slots
+    def reserve(self, gids: int) -> None:
+        self._used = gids
         for column in self.columns:
-            column.reserve(slots)
+            column.reserve(gids)
 
-    def update(self, slots: Slots, batch: pa.RecordBatch) -> None:
-        self.running(slots, batch)
+    def update(self, gids: GroupIds, batch: pa.RecordBatch) -> None:
+        self.running(gids, batch)
 
-    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
+    def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column(self._column)
         valid = valid_rows(column)
         hashes = hash_keys([column])
-        buffer, out = new_buffer(len(slots), np.int64)
+        buffer, out = new_buffer(len(gids), np.int64)
         row = 0
         while True:
             row, self._words = kernels.add_hashes(
-                slots,
+                gids,
                 hashes,
                 _ALL if valid is None else valid,
                 self._precision,
@@ -83,8 +83,8 @@ class ApproxCountDistinct(Accumulator):
                 *self._books,
                 out,
             )
-            if row == len(slots):
-                return pa.Array.from_buffers(pa.int64(), len(slots), [None, buffer])
+            if row == len(gids):
+                return pa.Array.from_buffers(pa.int64(), len(gids), [None, buffer])
             self._grow()
 
     def _grow(self) -> None:
@@ -105,26 +105,26 @@ class ApproxCountDistinct(Accumulator):
         self.columns[_OFFSETS].replace(moved)
         self._arena = arena
 
-    def result(self, slots: Slots) -> pa.Array:
-        return from_words(self._books[_ESTIMATES][slots], pa.int64())
+    def result(self, gids: GroupIds) -> pa.Array:
+        return from_words(self._books[_ESTIMATES][gids], pa.int64())
 
-    def state(self, slots: Slots) -> list[pa.Array]:
-        starts = np.zeros(len(slots) + 1, np.int64)
+    def state(self, gids: GroupIds) -> list[pa.Array]:
+        starts = np.zeros(len(gids) + 1, np.int64)
         _, offsets, sizes, filled, _, _ = self._books
-        np.cumsum(np.minimum(filled[slots], self._registers // 4), out=starts[1:])
+        np.cumsum(np.minimum(filled[gids], self._registers // 4), out=starts[1:])
         if 4 * int(starts[-1]) > _MAX_BINARY_BYTES:
-            raise pa.ArrowInvalid("sketches of more than 2 GB do not fit one array")  # the caller takes fewer slots
+            raise pa.ArrowInvalid("sketches of more than 2 GB do not fit one array")  # the caller takes fewer group ids
         words = np.empty(int(starts[-1]), np.uint32)
-        kernels.write_sketches(slots, self._precision, self._arena, offsets, sizes, filled, starts, words)
+        kernels.write_sketches(gids, self._precision, self._arena, offsets, sizes, filled, starts, words)
         places = pa.py_buffer((4 * starts).astype(np.int32))
-        return [pa.Array.from_buffers(pa.binary(), len(slots), [None, places, pa.py_buffer(words)])]
+        return [pa.Array.from_buffers(pa.binary(), len(gids), [None, places, pa.py_buffer(words)])]
 
-    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
+    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
         for values in self._books:
-            values[slots] = 0
-        self.merge(slots, columns)
+            values[gids] = 0
+        self.merge(gids, columns)
 
-    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
+    def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
         data, offsets = bytes_view(columns[0])
         first = int(offsets[0])
         words = data[first : int(offsets[-1])].copy().view(np.uint32)
@@ -132,16 +132,16 @@ class ApproxCountDistinct(Accumulator):
         row = 0
         while True:
             row, self._words = kernels.absorb(
-                slots, words, starts, self._precision, row, self._arena, self._words, self._epoch, *self._books
+                gids, words, starts, self._precision, row, self._arena, self._words, self._epoch, *self._books
             )
-            if row == len(slots):
+            if row == len(gids):
                 return
             self._grow()
 
-    def keep(self, slots: Slots) -> None:
+    def keep(self, gids: GroupIds) -> None:
         for column in self.columns:
-            column.replace(column.values[slots])
-        self._used = len(slots)
+            column.replace(column.values[gids])
+        self._used = len(gids)
         self._compact()
 
     def frozen(self, columns: Sequence[Values]) -> Accumulator:
@@ -153,14 +153,14 @@ class ApproxCountDistinct(Accumulator):
 
 
 class CountDistinct(Accumulator):
-    """The distinct values of all slots in one index of (slot, value), and how many each slot has."""
+    """The distinct values of all group ids in one index of (group id, value), and how many each group id has."""
 
     def __init__(self, column: str, value: pa.DataType) -> None:
         self._column = column
         self._value = value
         self._used = 0
         self._index = make_index([pa.int32(), value])
-        self._owners: Slots = np.empty(0, np.int32)
+        self._owners: GroupIds = np.empty(0, np.int32)
         self.columns = [GrowingArray(np.int64)]
         self._copies: Sequence[Values] | None = None
         self._by_owner: npt.NDArray[np.int64] | None = None
@@ -173,42 +173,42 @@ class CountDistinct(Accumulator):
     def varying_bytes(self) -> int:
         return self._index.key_bytes + self._owners.nbytes
 
-    def reserve(self, slots: int) -> None:
-        self._used = slots
-        self.columns[0].reserve(slots)
+    def reserve(self, gids: int) -> None:
+        self._used = gids
+        self.columns[0].reserve(gids)
 
-    def update(self, slots: Slots, batch: pa.RecordBatch) -> None:
-        self.running(slots, batch)
+    def update(self, gids: GroupIds, batch: pa.RecordBatch) -> None:
+        self.running(gids, batch)
 
-    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
+    def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column(self._column)
         valid = valid_rows(column)
-        rows = np.arange(len(slots)) if valid is None else np.flatnonzero(valid)
-        buffer, out = new_buffer(len(slots), np.int64)
-        known, entries = self._admit(slots[rows], column if valid is None else column.drop_null())
-        kernels.first_seen(slots, rows, entries, known, self._counts, out)
-        return pa.Array.from_buffers(pa.int64(), len(slots), [None, buffer])
+        rows = np.arange(len(gids)) if valid is None else np.flatnonzero(valid)
+        buffer, out = new_buffer(len(gids), np.int64)
+        known, entries = self._admit(gids[rows], column if valid is None else column.drop_null())
+        kernels.first_seen(gids, rows, entries, known, self._counts, out)
+        return pa.Array.from_buffers(pa.int64(), len(gids), [None, buffer])
 
-    def _admit(self, slots: Slots, values: pa.Array) -> tuple[int, Slots]:
-        """Put values into the sets of their slots; returns the number of entries before, and the entry of each."""
+    def _admit(self, gids: GroupIds, values: pa.Array) -> tuple[int, GroupIds]:
+        """Put values into the sets of their group ids; returns the number of entries before, and the entry of each."""
         known = len(self._index)
-        entries = self._index.upsert([pa.array(slots), values])
+        entries = self._index.upsert([pa.array(gids), values])
         if len(self._index) > len(self._owners):
             self._owners = _longer(self._owners, known, 2 * len(self._index))
-        self._owners[entries] = slots
+        self._owners[entries] = gids
         self._by_owner = None
         return known, entries
 
-    def result(self, slots: Slots) -> pa.Array:
-        return from_words(self._counts[slots], pa.int64())
+    def result(self, gids: GroupIds) -> pa.Array:
+        return from_words(self._counts[gids], pa.int64())
 
-    def state(self, slots: Slots) -> list[pa.Array]:
+    def state(self, gids: GroupIds) -> list[pa.Array]:
         if self._by_owner is None:
             self._by_owner = np.argsort(self._owners[: len(self._index)], kind="stable")
         ordered = self._owners[self._by_owner]
-        first = np.searchsorted(ordered, slots)
-        lengths = self._counts[slots]
-        places = np.zeros(len(slots) + 1, np.int64)
+        first = np.searchsorted(ordered, gids)
+        lengths = self._counts[gids]
+        places = np.zeros(len(gids) + 1, np.int64)
         np.cumsum(lengths, out=places[1:])
         if int(places[-1]) > _MAX_BINARY_BYTES:
             raise pa.ArrowInvalid("sets of more than 2**31 values do not fit one array")
@@ -216,31 +216,31 @@ class CountDistinct(Accumulator):
         values = self._index.columns(entries.astype(np.int32))[1]
         return [pa.ListArray.from_arrays(pa.array(places.astype(np.int32)), values)]
 
-    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
-        if self._counts[slots].any():
+    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        if self._counts[gids].any():
             gone = np.zeros(self._used, np.bool_)
-            gone[slots] = True
+            gone[gids] = True
             self._rebuild(np.flatnonzero(~gone[self._owners[: len(self._index)]]), np.arange(self._used))
-            self._counts[slots] = 0
-        self.merge(slots, columns)
+            self._counts[gids] = 0
+        self.merge(gids, columns)
 
-    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
+    def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
         lists: Any = columns[0]
-        owners = np.repeat(slots, np.diff(lists.offsets.to_numpy()))
+        owners = np.repeat(gids, np.diff(lists.offsets.to_numpy()))
         known, entries = self._admit(owners, lists.flatten())
         kernels.first_seen(
             owners, np.arange(len(owners)), entries, known, self._counts, np.empty(len(owners), np.int64)
         )
 
-    def keep(self, slots: Slots) -> None:
+    def keep(self, gids: GroupIds) -> None:
         numbers = np.full(self._used, -1, np.int64)
-        numbers[slots] = np.arange(len(slots))
+        numbers[gids] = np.arange(len(gids))
         self._rebuild(np.flatnonzero(numbers[self._owners[: len(self._index)]] >= 0), numbers)
-        self.columns[0].replace(self._counts[slots])
-        self._used = len(slots)
+        self.columns[0].replace(self._counts[gids])
+        self._used = len(gids)
 
     def _rebuild(self, entries: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> None:
-        """Forget all entries but these; the slot of an entry becomes its number."""
+        """Forget all entries but these; the group id of an entry becomes its number."""
         owners = numbers[self._owners[entries]].astype(np.int32)
         values = self._index.columns(entries.astype(np.int32))[1]
         self._index = make_index([pa.int32(), self._value], len(entries))

@@ -1,16 +1,16 @@
-"""Kernels of the distinct counts: HyperLogLog sketches of many slots in one arena.
+"""Kernels of the distinct counts: HyperLogLog sketches of many group ids in one arena.
 
 A sketch has m = 2**precision registers.  Of a value's 64-bit hash the low bits choose the register; the register holds
 the highest *rank* seen, which is one more than the number of zero bits that end the rest.  A register is kept as an
 entry ``index << 6 | rank`` in a small open-addressing block that doubles as it fills.  The block of m / 4 words is
 dense instead: a byte per register, its number of the byte.
 
-A block that a snapshot may read is never changed: every freeze begins a new *epoch*, and the first change of a slot in
-an epoch moves its block.
+A block that a snapshot may read is never changed: every freeze begins a new *epoch*, and the first change of a group
+id in an epoch moves its block.
 
-By slot: epoch of the block (``epochs``), where it begins (``offsets``), its words (``sizes``, 0 for none), registers
-that are not zero (``filled``), the sum of 2**-rank over those in units of 2**-48 (``sums``: exact, whatever the order),
-and the ``estimates`` that follow from the two.
+By group id: epoch of the block (``epochs``), where it begins (``offsets``), its words (``sizes``, 0 for none),
+registers that are not zero (``filled``), the sum of 2**-rank over those in units of 2**-48 (``sums``: exact, whatever
+the order), and the ``estimates`` that follow from the two.
 """
 
 from __future__ import annotations
@@ -74,53 +74,53 @@ def _raise(arena: Any, offset: Any, size: Any, registers: Any, index: Any, rank:
 
 @kernel
 def _make_room(
-    arena: Any, used: Any, slot: Any, registers: Any, epoch: Any, epochs: Any, offsets: Any, sizes: Any, filled: Any
+    arena: Any, used: Any, gid: Any, registers: Any, epoch: Any, epochs: Any, offsets: Any, sizes: Any, filled: Any
 ) -> Any:
-    """Move the slot's block if it is of an older epoch, into a larger one if one more entry might not fit.
+    """Move the group id's block if it is of an older epoch, into a larger one if one more entry might not fit.
 
     Returns the words in use, -1 if the arena is full.
     """
-    size = np.int64(sizes[slot])
-    enough = size * 4 == registers or (filled[slot] + 1) * 4 <= size * 3
-    if enough and epochs[slot] == epoch:
+    size = np.int64(sizes[gid])
+    enough = size * 4 == registers or (filled[gid] + 1) * 4 <= size * 3
+    if enough and epochs[gid] == epoch:
         return used
     grown = size
     if not enough:
         grown = size * 2 if size > 0 else np.int64(_FIRST_WORDS)
     if used + grown > arena.shape[0]:
         return np.int64(-1)
-    old = offsets[slot]
+    old = offsets[gid]
     for at in range(size):
         if enough:
             arena[used + at] = arena[old + at]
         elif arena[old + at] > 0:
             entry = np.int64(arena[old + at])
             _raise(arena, used, grown, registers, entry >> 6, entry & 63)
-    epochs[slot] = epoch
-    offsets[slot] = used
-    sizes[slot] = grown
+    epochs[gid] = epoch
+    offsets[gid] = used
+    sizes[gid] = grown
     return used + grown
 
 
 @kernel
 def _put(
-    arena: Any, slot: Any, registers: Any, index: Any, rank: Any, offsets: Any, sizes: Any, filled: Any, sums: Any
+    arena: Any, gid: Any, registers: Any, index: Any, rank: Any, offsets: Any, sizes: Any, filled: Any, sums: Any
 ) -> Any:
     """Raise a register and keep its counts; returns whether anything changed."""
-    old = _raise(arena, offsets[slot], np.int64(sizes[slot]), registers, index, rank)
+    old = _raise(arena, offsets[gid], np.int64(sizes[gid]), registers, index, rank)
     if rank <= old:
         return False
     if old == 0:
-        filled[slot] += 1
+        filled[gid] += 1
     else:
-        sums[slot] -= np.int64(1) << np.int64(MAX_RANK - old)
-    sums[slot] += np.int64(1) << np.int64(MAX_RANK - rank)
+        sums[gid] -= np.int64(1) << np.int64(MAX_RANK - old)
+    sums[gid] += np.int64(1) << np.int64(MAX_RANK - rank)
     return True
 
 
 @kernel
 def add_hashes(
-    slots: Any,
+    gids: Any,
     hashes: Any,
     valid: Any,
     precision: Any,
@@ -136,16 +136,16 @@ def add_hashes(
     estimates: Any,
     out: Any,
 ) -> Any:
-    """Add the hash of each row to the sketch of its slot; ``out`` gets the estimate after each row.
+    """Add the hash of each row to the sketch of its group id; ``out`` gets the estimate after each row.
 
     Returns (row, words in use): ``row`` is the number of rows, or where to go on with a larger arena.
     """
     registers = np.int64(1) << np.int64(precision)
     masked = valid.shape[0] > 0
-    for i in range(begin, slots.shape[0]):
-        slot = slots[i]
+    for i in range(begin, gids.shape[0]):
+        gid = gids[i]
         if not masked or valid[i]:
-            room = _make_room(arena, used, slot, registers, epoch, epochs, offsets, sizes, filled)
+            room = _make_room(arena, used, gid, registers, epoch, epochs, offsets, sizes, filled)
             if room < 0:
                 return np.int64(i), used
             used = room
@@ -157,15 +157,15 @@ def add_hashes(
             while rank < MAX_RANK and rest & np.uint64(1) == np.uint64(0):
                 rest >>= np.uint64(1)
                 rank += 1
-            if _put(arena, slot, registers, index, rank, offsets, sizes, filled, sums):
-                estimates[slot] = _estimate(registers, filled[slot], sums[slot])
-        out[i] = estimates[slot]
-    return np.int64(slots.shape[0]), used
+            if _put(arena, gid, registers, index, rank, offsets, sizes, filled, sums):
+                estimates[gid] = _estimate(registers, filled[gid], sums[gid])
+        out[i] = estimates[gid]
+    return np.int64(gids.shape[0]), used
 
 
 @kernel
 def absorb(
-    slots: Any,
+    gids: Any,
     words: Any,
     starts: Any,
     precision: Any,
@@ -180,13 +180,13 @@ def absorb(
     sums: Any,
     estimates: Any,
 ) -> Any:
-    """Merge written sketch i, ``words[starts[i]:starts[i + 1]]``, into ``slots[i]``: the higher rank of each register.
+    """Merge written sketch i, ``words[starts[i]:starts[i + 1]]``, into ``gids[i]``: the higher rank of each register.
 
     Returns as ``add_hashes``; to merge one sketch again changes nothing.
     """
     registers = np.int64(1) << np.int64(precision)
-    for i in range(begin, slots.shape[0]):
-        slot = slots[i]
+    for i in range(begin, gids.shape[0]):
+        gid = gids[i]
         dense = (starts[i + 1] - starts[i]) * 4 == registers
         for at in range(starts[i], starts[i + 1]):
             for part in range(4 if dense else 1):
@@ -197,28 +197,28 @@ def absorb(
                     index = np.int64(words[at]) >> 6
                     rank = np.int64(words[at]) & 63
                 if rank > 0:
-                    room = _make_room(arena, used, slot, registers, epoch, epochs, offsets, sizes, filled)
+                    room = _make_room(arena, used, gid, registers, epoch, epochs, offsets, sizes, filled)
                     if room < 0:
                         return np.int64(i), used
                     used = room
-                    _put(arena, slot, registers, index, rank, offsets, sizes, filled, sums)
-        estimates[slot] = _estimate(registers, filled[slot], sums[slot])
-    return np.int64(slots.shape[0]), used
+                    _put(arena, gid, registers, index, rank, offsets, sizes, filled, sums)
+        estimates[gid] = _estimate(registers, filled[gid], sums[gid])
+    return np.int64(gids.shape[0]), used
 
 
 @kernel
 def write_sketches(
-    slots: Any, precision: Any, arena: Any, offsets: Any, sizes: Any, filled: Any, starts: Any, words: Any
+    gids: Any, precision: Any, arena: Any, offsets: Any, sizes: Any, filled: Any, starts: Any, words: Any
 ) -> None:
     """Write sketches so that equal ones are equal words: sorted entries while they are the shorter form, else dense.
 
     ``starts`` holds where each goes: ``filled`` words if that is below m / 4, else m / 4.
     """
     registers = np.int64(1) << np.int64(precision)
-    for i in range(slots.shape[0]):
-        slot = slots[i]
-        offset = offsets[slot]
-        size = np.int64(sizes[slot])
+    for i in range(gids.shape[0]):
+        gid = gids[i]
+        offset = offsets[gid]
+        size = np.int64(sizes[gid])
         to = starts[i]
         if size * 4 < registers:
             for at in range(offset, offset + size):
@@ -226,7 +226,7 @@ def write_sketches(
                     words[to] = arena[at]
                     to += 1
             words[starts[i] : to] = np.sort(words[starts[i] : to])
-        elif filled[slot] * 4 < registers:
+        elif filled[gid] * 4 < registers:
             for index in range(registers):
                 rank = (arena[offset + (index >> 2)] >> np.uint32(8 * (index & 3))) & np.uint32(255)
                 if rank > 0:
@@ -239,28 +239,28 @@ def write_sketches(
 
 @kernel
 def copy_blocks(arena: Any, offsets: Any, sizes: Any, into: Any) -> None:
-    """Move the blocks of all slots side by side into another arena."""
+    """Move the blocks of all group ids side by side into another arena."""
     used = np.int64(0)
-    for slot in range(offsets.shape[0]):
-        offset = offsets[slot]
-        for at in range(sizes[slot]):
+    for gid in range(offsets.shape[0]):
+        offset = offsets[gid]
+        for at in range(sizes[gid]):
             into[used + at] = arena[offset + at]
-        offsets[slot] = used
-        used += sizes[slot]
+        offsets[gid] = used
+        used += sizes[gid]
 
 
 @kernel
-def first_seen(slots: Any, rows: Any, entries: Any, known: Any, counts: Any, out: Any) -> Any:
-    """Count entries by slot when they come first: new entries are numbered on from ``known`` in row order.
+def first_seen(gids: Any, rows: Any, entries: Any, known: Any, counts: Any, out: Any) -> Any:
+    """Count entries by group id when they come first: new entries are numbered on from ``known`` in row order.
 
     ``rows`` are the rows with a value, ``entries`` the entry of each; ``out`` gets the count after every row.
     """
     at = 0
-    for i in range(slots.shape[0]):
+    for i in range(gids.shape[0]):
         if at < rows.shape[0] and rows[at] == i:
             if entries[at] == known:
-                counts[slots[i]] += 1
+                counts[gids[i]] += 1
                 known += 1
             at += 1
-        out[i] = counts[slots[i]]
+        out[i] = counts[gids[i]]
     return known

@@ -1,4 +1,4 @@
-"""Kernels of the accumulators: one pass over the rows, state in arrays by slot, the value after each row in ``out``.
+"""Kernels of the accumulators: one pass over the rows, state in arrays by id, the value after each row in ``out``.
 
 ``valid`` is the mask of the rows whose value is not null, empty if all are; with a mask, ``out_seen`` tells which rows
 of ``out`` hold a value.
@@ -14,39 +14,39 @@ from cutwater.state.kernels import kernel
 
 
 @kernel
-def add(slots: Any, amounts: Any, values: Any) -> None:
-    for i in range(slots.shape[0]):
-        values[slots[i]] += amounts[i]
+def add(gids: Any, amounts: Any, values: Any) -> None:
+    for i in range(gids.shape[0]):
+        values[gids[i]] += amounts[i]
 
 
 @kernel
-def count(slots: Any, valid: Any, counts: Any, out: Any) -> None:
+def count(gids: Any, valid: Any, counts: Any, out: Any) -> None:
     masked = valid.shape[0] > 0
-    for i in range(np.uint64(slots.shape[0])):
-        slot = np.uint64(slots[i])
-        value = counts[slot]
+    for i in range(np.uint64(gids.shape[0])):
+        gid = np.uint64(gids[i])
+        value = counts[gid]
         if not masked or valid[i]:
             value += 1
-            counts[slot] = value
+            counts[gid] = value
         out[i] = value
 
 
 @kernel
-def sum_words(slots: Any, words: Any, valid: Any, sums: Any, seen: Any, out: Any, out_seen: Any) -> Any:
+def sum_words(gids: Any, words: Any, valid: Any, sums: Any, seen: Any, out: Any, out_seen: Any) -> Any:
     """Returns the first row whose sum does not fit 64 bits, -1 if none."""
     masked = valid.shape[0] > 0
-    for i in range(np.uint64(slots.shape[0])):
-        slot = np.uint64(slots[i])
-        before = sums[slot]
+    for i in range(np.uint64(gids.shape[0])):
+        gid = np.uint64(gids[i])
+        before = sums[gid]
         if masked and not valid[i]:
             out[i] = before
-            out_seen[i] = seen[slot]
+            out_seen[i] = seen[gid]
             continue
         after = before + words[i]
         if (before ^ after) & (words[i] ^ after) < 0:
             return np.int64(i)
-        sums[slot] = after
-        seen[slot] = True
+        sums[gid] = after
+        seen[gid] = True
         out[i] = after
         if masked:
             out_seen[i] = True
@@ -54,34 +54,34 @@ def sum_words(slots: Any, words: Any, valid: Any, sums: Any, seen: Any, out: Any
 
 
 @kernel
-def sum_floats(slots: Any, values: Any, valid: Any, sums: Any, seen: Any, out: Any, out_seen: Any) -> None:
+def sum_floats(gids: Any, values: Any, valid: Any, sums: Any, seen: Any, out: Any, out_seen: Any) -> None:
     masked = valid.shape[0] > 0
-    for i in range(slots.shape[0]):
-        slot = slots[i]
+    for i in range(gids.shape[0]):
+        gid = gids[i]
         if not masked or valid[i]:
-            sums[slot] += values[i]
-            seen[slot] = True
-        out[i] = sums[slot]
+            sums[gid] += values[i]
+            seen[gid] = True
+        out[i] = sums[gid]
         if masked:
-            out_seen[i] = seen[slot]
+            out_seen[i] = seen[gid]
 
 
 @kernel
-def mean(slots: Any, values: Any, valid: Any, sums: Any, counts: Any, out: Any, out_seen: Any) -> None:
+def mean(gids: Any, values: Any, valid: Any, sums: Any, counts: Any, out: Any, out_seen: Any) -> None:
     masked = valid.shape[0] > 0
-    for i in range(slots.shape[0]):
-        slot = slots[i]
+    for i in range(gids.shape[0]):
+        gid = gids[i]
         if not masked or valid[i]:
-            sums[slot] += values[i]
-            counts[slot] += 1
-        out[i] = sums[slot] / np.float64(counts[slot])
+            sums[gid] += values[i]
+            counts[gid] += 1
+        out[i] = sums[gid] / np.float64(counts[gid])
         if masked:
-            out_seen[i] = counts[slot] > 0
+            out_seen[i] = counts[gid] > 0
 
 
 @kernel
 def spread(
-    slots: Any,
+    gids: Any,
     values: Any,
     valid: Any,
     counts: Any,
@@ -94,122 +94,122 @@ def spread(
 ) -> None:
     """Variance, or its ``root``, of n - ``less`` values: Welford's recurrence (1962), stable where means are large."""
     masked = valid.shape[0] > 0
-    for i in range(slots.shape[0]):
-        slot = slots[i]
+    for i in range(gids.shape[0]):
+        gid = gids[i]
         if not masked or valid[i]:
-            counts[slot] += 1
-            away = values[i] - means[slot]
-            means[slot] += away / np.float64(counts[slot])
-            squares[slot] += away * (values[i] - means[slot])
-        seen = counts[slot] > less
-        value = squares[slot] / np.float64(counts[slot] - less) if seen else 0.0
+            counts[gid] += 1
+            away = values[i] - means[gid]
+            means[gid] += away / np.float64(counts[gid])
+            squares[gid] += away * (values[i] - means[gid])
+        seen = counts[gid] > less
+        value = squares[gid] / np.float64(counts[gid] - less) if seen else 0.0
         out[i] = np.sqrt(value) if root else value
         out_seen[i] = seen
 
 
 @kernel
 def merge_spread(
-    slots: Any, more_counts: Any, more_means: Any, more_squares: Any, counts: Any, means: Any, squares: Any
+    gids: Any, more_counts: Any, more_means: Any, more_squares: Any, counts: Any, means: Any, squares: Any
 ) -> None:
     """Chan, Golub and LeVeque (1979): two sets of values as one."""
-    for i in range(slots.shape[0]):
-        slot = slots[i]
+    for i in range(gids.shape[0]):
+        gid = gids[i]
         if more_counts[i] > 0:
-            total = counts[slot] + more_counts[i]
-            away = more_means[i] - means[slot]
+            total = counts[gid] + more_counts[i]
+            away = more_means[i] - means[gid]
             share = np.float64(more_counts[i]) / np.float64(total)
-            squares[slot] += more_squares[i] + away * away * np.float64(counts[slot]) * share
-            means[slot] += away * share
-            counts[slot] = total
+            squares[gid] += more_squares[i] + away * away * np.float64(counts[gid]) * share
+            means[gid] += away * share
+            counts[gid] = total
 
 
 @kernel
-def minimum(slots: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
+def minimum(gids: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
     masked = valid.shape[0] > 0
-    for i in range(slots.shape[0]):
-        slot = slots[i]
+    for i in range(gids.shape[0]):
+        gid = gids[i]
         if not masked or valid[i]:
-            if not seen[slot] or words[i] < values[slot]:
-                values[slot] = words[i]
-            seen[slot] = True
-        out[i] = values[slot]
+            if not seen[gid] or words[i] < values[gid]:
+                values[gid] = words[i]
+            seen[gid] = True
+        out[i] = values[gid]
         if masked:
-            out_seen[i] = seen[slot]
+            out_seen[i] = seen[gid]
 
 
 @kernel
-def maximum(slots: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
+def maximum(gids: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
     masked = valid.shape[0] > 0
-    for i in range(slots.shape[0]):
-        slot = slots[i]
+    for i in range(gids.shape[0]):
+        gid = gids[i]
         if not masked or valid[i]:
-            if not seen[slot] or words[i] > values[slot]:
-                values[slot] = words[i]
-            seen[slot] = True
-        out[i] = values[slot]
+            if not seen[gid] or words[i] > values[gid]:
+                values[gid] = words[i]
+            seen[gid] = True
+        out[i] = values[gid]
         if masked:
-            out_seen[i] = seen[slot]
+            out_seen[i] = seen[gid]
 
 
 @kernel
-def first(slots: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
+def first(gids: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
     masked = valid.shape[0] > 0
-    for i in range(slots.shape[0]):
-        slot = slots[i]
-        if not seen[slot] and (not masked or valid[i]):
-            values[slot] = words[i]
-            seen[slot] = True
-        out[i] = values[slot]
+    for i in range(gids.shape[0]):
+        gid = gids[i]
+        if not seen[gid] and (not masked or valid[i]):
+            values[gid] = words[i]
+            seen[gid] = True
+        out[i] = values[gid]
         if masked:
-            out_seen[i] = seen[slot]
+            out_seen[i] = seen[gid]
 
 
 @kernel
-def last(slots: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
+def last(gids: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
     masked = valid.shape[0] > 0
-    for i in range(slots.shape[0]):
-        slot = slots[i]
+    for i in range(gids.shape[0]):
+        gid = gids[i]
         if not masked or valid[i]:
-            values[slot] = words[i]
-            seen[slot] = True
-        out[i] = values[slot]
+            values[gid] = words[i]
+            seen[gid] = True
+        out[i] = values[gid]
         if masked:
-            out_seen[i] = seen[slot]
+            out_seen[i] = seen[gid]
 
 
 @kernel
-def put(slots: Any, restored: Any, values: Any) -> None:
-    """Set slots to what a snapshot held of them."""
-    for i in range(slots.shape[0]):
-        values[slots[i]] = restored[i]
+def put(gids: Any, restored: Any, values: Any) -> None:
+    """Set group ids to what a snapshot held of them."""
+    for i in range(gids.shape[0]):
+        values[gids[i]] = restored[i]
 
 
 @kernel
-def put_seen(slots: Any, restored: Any, valid: Any, values: Any, seen: Any) -> None:
-    """The same where null says that nothing has been seen: such a slot holds zero, whatever lies below the null."""
+def put_seen(gids: Any, restored: Any, valid: Any, values: Any, seen: Any) -> None:
+    """The same where null says that nothing has been seen: such a group id holds zero, whatever lies below the null."""
     masked = valid.shape[0] > 0
-    for i in range(slots.shape[0]):
-        slot = slots[i]
-        seen[slot] = not masked or valid[i]
-        values[slot] = restored[i] if seen[slot] else 0
+    for i in range(gids.shape[0]):
+        gid = gids[i]
+        seen[gid] = not masked or valid[i]
+        values[gid] = restored[i] if seen[gid] else 0
 
 
 @kernel
-def localise(slots: Any, numbers: Any, local: Any, touched: Any) -> Any:
-    """Number the distinct slots of a batch 0, 1 ... as they come; returns how many.
+def localise(gids: Any, numbers: Any, local: Any, touched: Any) -> Any:
+    """Number the distinct group ids of a batch 0, 1 ... as they come; returns how many.
 
-    ``numbers`` is scratch by slot, zero everywhere before and after; ``local`` gets the number of each row's slot and
-    ``touched`` the slot of each number.
+    ``numbers`` is scratch by group id, zero everywhere before and after; ``local`` gets the number of each row's group
+    id and ``touched`` the group id of each number.
     """
     count = 0
-    for i in range(slots.shape[0]):
-        slot = slots[i]
-        number = np.int64(numbers[slot]) - 1
+    for i in range(gids.shape[0]):
+        gid = gids[i]
+        number = np.int64(numbers[gid]) - 1
         if number < 0:
             number = count
-            touched[number] = slot
+            touched[number] = gid
             count += 1
-            numbers[slot] = count
+            numbers[gid] = count
         local[i] = number
     for number in range(count):
         numbers[touched[number]] = 0
@@ -241,24 +241,24 @@ def pick(local: Any, valid: Any, ranks: Any, how: Any, current: Any, out: Any) -
 
 
 @kernel
-def note_orders(slots: Any, orders: Any, valid: Any, first: Any, held: Any) -> None:
-    """Rows come: ``held`` by slot is one more than the order of the first, or the last, valid one; 0 for none."""
+def note_orders(gids: Any, orders: Any, valid: Any, first: Any, held: Any) -> None:
+    """Rows come: ``held`` by group id is one more than the order of the first, or the last, valid one; 0 for none."""
     masked = valid.shape[0] > 0
-    for i in range(slots.shape[0]):
+    for i in range(gids.shape[0]):
         if masked and not valid[i]:
             continue
-        slot = slots[i]
-        if not first or held[slot] == 0:
-            held[slot] = orders[i] + 1
+        gid = gids[i]
+        if not first or held[gid] == 0:
+            held[gid] = orders[i] + 1
 
 
 @kernel
-def take_orders(slots: Any, orders: Any, first: Any, held: Any) -> None:
+def take_orders(gids: Any, orders: Any, first: Any, held: Any) -> None:
     """States come: the lowest, or the highest, order wins; -1 is none.  ``held`` as above."""
-    for i in range(slots.shape[0]):
+    for i in range(gids.shape[0]):
         order = orders[i] + 1
-        slot = slots[i]
+        gid = gids[i]
         if order == 0:
             continue
-        if held[slot] == 0 or (first and order < held[slot]) or (not first and order > held[slot]):
-            held[slot] = order
+        if held[gid] == 0 or (first and order < held[gid]) or (not first and order > held[gid]):
+            held[gid] = order

@@ -16,7 +16,7 @@ from cutwater.operators.base import BaseOperator, Context, Outputs
 from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
 from cutwater.state.backend import StateBackend
 from cutwater.state.growing_array import GrowingArray
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.segments import Frozen, Segment
 from cutwater.state.table.frozen_table import freeze_table, restore_table
@@ -33,21 +33,21 @@ def as_rows(batch: pa.RecordBatch) -> pa.Array:
 
 
 class Touched:
-    """The distinct keys of a batch: ``slots`` of them, and for each row the number of its key among those.
+    """The distinct keys of a batch: ``gids`` of them, and for each row the number of its key among those.
 
     Attributes:
         local: by row, the number of its key.
-        slots: by number, the slot.
+        gids: by number, the group id.
         known: by number, whether the key was there before the batch.
     """
 
-    def __init__(self, table: AggregateTable, rows: Slots, before: int, scratch: GrowingArray) -> None:
-        self.local, slots = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
-        self.slots: Slots = slots[: aggregate_kernels.localise(rows, scratch.values, self.local, slots)]
-        self.known: npt.NDArray[np.bool_] = table.known(self.slots, before)
+    def __init__(self, table: AggregateTable, rows: GroupIds, before: int, scratch: GrowingArray) -> None:
+        self.local, gids = np.empty(len(rows), np.int32), np.empty(len(rows), np.int32)
+        self.gids: GroupIds = gids[: aggregate_kernels.localise(rows, scratch.values, self.local, gids)]
+        self.known: npt.NDArray[np.bool_] = table.known(self.gids, before)
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self.gids)
 
 
 class KeyedOperator(BaseOperator):
@@ -95,7 +95,7 @@ class KeyedOperator(BaseOperator):
     # -- rows
 
     def _touch(self, keys: Sequence[pa.Array]) -> Touched:
-        """Find or make the slots of a batch's rows; those of the batches before mean nothing any more."""
+        """Find or make the group ids of a batch's rows; those of the batches before mean nothing any more."""
         self._make_room()
         before = len(self._table)
         rows = self._table.upsert(keys)
@@ -105,7 +105,7 @@ class KeyedOperator(BaseOperator):
     def _make_room(self) -> None:
         """Between batches: forget what is not live before rows have to leave memory."""
         if self._table.crowded:
-            live = self._live(self._table, self._all_slots)
+            live = self._live(self._table, self._all_gids)
             if not live.all():
                 self._forget(live)
         self._table.make_room()
@@ -129,9 +129,9 @@ class KeyedOperator(BaseOperator):
 
     # -- forgetting
 
-    def _live(self, table: AggregateTable, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Mask of the slots of a table that hold anything that is still needed."""
-        return np.ones(len(slots), np.bool_)
+    def _live(self, table: AggregateTable, gids: GroupIds) -> npt.NDArray[np.bool_]:
+        """Mask of the group ids of a table that hold anything that is still needed."""
+        return np.ones(len(gids), np.bool_)
 
     def _worth_a_sweep(self) -> bool:
         return len(self._table) >= self._sweep_at
@@ -151,7 +151,7 @@ class KeyedOperator(BaseOperator):
         self._scratch = GrowingArray(np.int32)
 
     @property
-    def _all_slots(self) -> Slots:
+    def _all_gids(self) -> GroupIds:
         return np.arange(len(self._table), dtype=np.int32)
 
     # -- snapshots

@@ -13,7 +13,7 @@ from cutwater.data.words import from_words, to_words, valid_rows
 from cutwater.operators.aggregate import kernels
 from cutwater.operators.aggregate.accumulators import Accumulator
 from cutwater.state.growing_array import GrowingArray, Values
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 
 ARRIVAL = "__arrival"
 """Column (int64, from 0 on, rising) that numbers the rows of a step as they come."""
@@ -23,7 +23,7 @@ _ALL.flags.writeable = False
 
 
 class Ordered(Accumulator):
-    """``first`` or ``last`` with the arrival number of the value by slot, in the state -1 before there is one.
+    """``first`` or ``last`` with the arrival number of the value by group id, in the state -1 before there is one.
 
     Args:
         inner: holds the values.
@@ -35,7 +35,7 @@ class Ordered(Accumulator):
         self._inner = inner
         self._column = column
         self._first = first
-        self._places = GrowingArray(np.int64)  # one more than the number, so that an empty slot is zero
+        self._places = GrowingArray(np.int64)  # one more than the number, so that an empty group id is zero
         self._copy: Values | None = None
         self.columns = [self._places, *inner.columns]
 
@@ -43,46 +43,46 @@ class Ordered(Accumulator):
     def varying_bytes(self) -> int:
         return self._inner.varying_bytes
 
-    def reserve(self, slots: int) -> None:
-        self._inner.reserve(slots)
-        self._places.reserve(slots)
+    def reserve(self, gids: int) -> None:
+        self._inner.reserve(gids)
+        self._places.reserve(gids)
 
-    def update(self, slots: Slots, batch: pa.RecordBatch) -> None:
-        self._inner.update(slots, batch)
-        self._note(slots, batch)
+    def update(self, gids: GroupIds, batch: pa.RecordBatch) -> None:
+        self._inner.update(gids, batch)
+        self._note(gids, batch)
 
-    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
-        results = self._inner.running(slots, batch)
-        self._note(slots, batch)
+    def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
+        results = self._inner.running(gids, batch)
+        self._note(gids, batch)
         return results
 
-    def _note(self, slots: Slots, batch: pa.RecordBatch) -> None:
+    def _note(self, gids: GroupIds, batch: pa.RecordBatch) -> None:
         valid = valid_rows(batch.column(self._column))
         orders = to_words(batch.column(ARRIVAL))
-        kernels.note_orders(slots, orders, _ALL if valid is None else valid, self._first, self._places.values)
+        kernels.note_orders(gids, orders, _ALL if valid is None else valid, self._first, self._places.values)
 
-    def result(self, slots: Slots) -> pa.Array:
-        return self._inner.result(slots)
+    def result(self, gids: GroupIds) -> pa.Array:
+        return self._inner.result(gids)
 
-    def state(self, slots: Slots) -> list[pa.Array]:
+    def state(self, gids: GroupIds) -> list[pa.Array]:
         places = self._places.values if self._copy is None else self._copy
-        return [*self._inner.state(slots), from_words(places[slots] - 1, pa.int64())]
+        return [*self._inner.state(gids), from_words(places[gids] - 1, pa.int64())]
 
-    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
-        self._inner.restore(slots, columns[:-1])
-        self._places.values[slots] = to_words(columns[-1]) + 1
+    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        self._inner.restore(gids, columns[:-1])
+        self._places.values[gids] = to_words(columns[-1]) + 1
 
-    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
+    def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
         orders = to_words(columns[-1])
         places = self._places.values
-        kernels.take_orders(slots, orders, self._first, places)
-        won = (orders >= 0) & (places[slots] == orders + 1)  # a number belongs to one row
+        kernels.take_orders(gids, orders, self._first, places)
+        won = (orders >= 0) & (places[gids] == orders + 1)  # a number belongs to one row
         mask: Any = pa.array(won)
-        self._inner.restore(slots[won], [column.filter(mask) for column in columns[:-1]])
+        self._inner.restore(gids[won], [column.filter(mask) for column in columns[:-1]])
 
-    def keep(self, slots: Slots) -> None:
-        self._inner.keep(slots)
-        self._places.replace(self._places.values[slots])
+    def keep(self, gids: GroupIds) -> None:
+        self._inner.keep(gids)
+        self._places.replace(self._places.values[gids])
 
     def frozen(self, columns: Sequence[Values]) -> Accumulator:
         copy = Ordered(self._inner.frozen(columns[1:]), self._column, first=self._first)

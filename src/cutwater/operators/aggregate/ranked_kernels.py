@@ -1,10 +1,10 @@
-"""Kernels of ranked rows: for every slot a sorted list of references to rows, in one arena.
+"""Kernels of ranked rows: for every group id a sorted list of references to rows, in one arena.
 
 An entry is a row of int64: the reference, a fingerprint of the row's content (0 where rows are never removed), then the
 words to order by.  Equal words are in the order in which the rows came.  A list lies in a block that doubles as it
 fills; as in ``distinct_kernels`` a block of an older epoch is moved, never changed, because a snapshot may read it.
 
-By slot: epoch of the block, where it begins, entries that fit, entries in use.
+By group id: epoch of the block, where it begins, entries that fit, entries in use.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ def _find(arena: Any, first: Any, count: Any, words: Any, prints: Any, row: Any)
 
 
 @kernel
-def _make_room(arena: Any, used: Any, slot: Any, more: Any, epoch: Any, sides: Any) -> Any:
+def _make_room(arena: Any, used: Any, gid: Any, more: Any, epoch: Any, sides: Any) -> Any:
     """The block is of this epoch and has room for ``more`` entries; returns the entries in use, -1 if none are left."""
     epochs, offsets, sizes, counts = sides
-    size = np.int64(sizes[slot])
+    size = np.int64(sizes[gid])
     wanted = size
-    while wanted < counts[slot] + more:
+    while wanted < counts[gid] + more:
         wanted = max(2 * wanted, _FIRST_ENTRIES)
-    if wanted == size and epochs[slot] == epoch:
+    if wanted == size and epochs[gid] == epoch:
         return used
     if used + wanted > arena.shape[0]:
         return np.int64(-1)
-    old = offsets[slot]
-    for at in range(counts[slot]):
+    old = offsets[gid]
+    for at in range(counts[gid]):
         for c in range(arena.shape[1]):
             arena[used + at, c] = arena[old + at, c]
-    epochs[slot] = epoch
-    offsets[slot] = used
-    sizes[slot] = wanted
+    epochs[gid] = epoch
+    offsets[gid] = used
+    sizes[gid] = wanted
     return used + wanted
 
 
@@ -141,7 +141,7 @@ def _remove(arena: Any, first: Any, count: Any, at: Any, limit: Any, ranked: Any
 def _add_row(
     arena: Any,
     used: Any,
-    slot: Any,
+    gid: Any,
     content: Any,
     row: Any,
     reference: Any,
@@ -155,46 +155,46 @@ def _add_row(
     words, prints = content
     limit, keep_all, ranked = rules
     counts = sides[3]
-    count = np.int64(counts[slot])
-    at = _position(arena, sides[1][slot], count, words, row, 1)
+    count = np.int64(counts[gid])
+    at = _position(arena, sides[1][gid], count, words, row, 1)
     if at >= limit and not keep_all:
         return used, emitted, False
-    used = _make_room(arena, used, slot, 1, epoch, sides)
+    used = _make_room(arena, used, gid, 1, epoch, sides)
     if used < 0:
         return used, emitted, False
-    last = sides[1][slot] + count
+    last = sides[1][gid] + count
     arena[last, 0] = reference
     arena[last, 1] = prints[row]
     for c in range(words.shape[1]):
         arena[last, _WORDS + c] = words[row, c]
-    emitted = _insert(arena, sides[1][slot], count, at, limit, ranked, emitted, out)
-    counts[slot] = count + 1 if keep_all else min(count + 1, limit)
+    emitted = _insert(arena, sides[1][gid], count, at, limit, ranked, emitted, out)
+    counts[gid] = count + 1 if keep_all else min(count + 1, limit)
     return used, emitted, True
 
 
 @kernel
 def _remove_row(
-    arena: Any, used: Any, slot: Any, content: Any, row: Any, epoch: Any, sides: Any, rules: Any, emitted: Any, out: Any
+    arena: Any, used: Any, gid: Any, content: Any, row: Any, epoch: Any, sides: Any, rules: Any, emitted: Any, out: Any
 ) -> Any:
     """Returns (entries in use, -1 if the arena is full; changes; whether the row was there)."""
     words, prints = content
     limit, _, ranked = rules
     counts = sides[3]
-    count = np.int64(counts[slot])
-    at = _find(arena, sides[1][slot], count, words, prints, row)
+    count = np.int64(counts[gid])
+    at = _find(arena, sides[1][gid], count, words, prints, row)
     if at < 0:
         return used, emitted, False
-    used = _make_room(arena, used, slot, 0, epoch, sides)
+    used = _make_room(arena, used, gid, 0, epoch, sides)
     if used < 0:
         return used, emitted, False
-    emitted = _remove(arena, sides[1][slot], count, at, limit, ranked, emitted, out)
-    counts[slot] = count - 1
+    emitted = _remove(arena, sides[1][gid], count, at, limit, ranked, emitted, out)
+    counts[gid] = count - 1
     return used, emitted, True
 
 
 @kernel
 def change(
-    slots: Any,
+    gids: Any,
     content: Any,
     added: Any,
     begin: Any,
@@ -207,7 +207,7 @@ def change(
     accepted: Any,
     out: Any,
 ) -> Any:
-    """Add rows to the lists of their slots, or remove them, and emit what that changes among the first ``limit``.
+    """Add rows to the lists of their group ids, or remove them, and emit what that changes among the first ``limit``.
 
     Args:
         content: words and prints of the rows.
@@ -224,43 +224,43 @@ def change(
     taken = 0
     emitted = np.int64(0)
     missing = 0
-    for i in range(begin, slots.shape[0]):
+    for i in range(begin, gids.shape[0]):
         if emitted + 2 * rules[0] + 2 > out[0].shape[0]:
             return OUTPUT_FULL, np.int64(i), used, taken, emitted, missing
         if added[i]:
             room, emitted, done = _add_row(
-                arena, used, slots[i], content, i, reference + taken, epoch, sides, rules, emitted, out
+                arena, used, gids[i], content, i, reference + taken, epoch, sides, rules, emitted, out
             )
             if done:
                 accepted[taken] = i
                 taken += 1
         else:
-            room, emitted, done = _remove_row(arena, used, slots[i], content, i, epoch, sides, rules, emitted, out)
+            room, emitted, done = _remove_row(arena, used, gids[i], content, i, epoch, sides, rules, emitted, out)
             if not done and room >= 0:
                 missing += 1
         if room < 0:
             return ARENA_FULL, np.int64(i), used, taken, emitted, missing
         used = room
-    return DONE, np.int64(slots.shape[0]), used, taken, emitted, missing
+    return DONE, np.int64(gids.shape[0]), used, taken, emitted, missing
 
 
 @kernel
-def gather(slots: Any, arena: Any, offsets: Any, starts: Any, references: Any) -> None:
-    """References of the lists of some slots, from ``starts[i]`` to ``starts[i + 1]``."""
-    for i in range(slots.shape[0]):
-        first = offsets[slots[i]]
+def gather(gids: Any, arena: Any, offsets: Any, starts: Any, references: Any) -> None:
+    """References of the lists of some group ids, from ``starts[i]`` to ``starts[i + 1]``."""
+    for i in range(gids.shape[0]):
+        first = offsets[gids[i]]
         for at in range(starts[i + 1] - starts[i]):
             references[starts[i] + at] = arena[first + at, 0]
 
 
 @kernel
 def pack(arena: Any, offsets: Any, counts: Any, into: Any, references: Any) -> Any:
-    """Move the entries of all slots side by side and number their references anew; ``references`` gets the old ones."""
+    """Move the entries of all ids side by side and number their references anew; ``references`` gets the old ones."""
     used = np.int64(0)
-    for slot in range(offsets.shape[0]):
-        first = offsets[slot]
-        offsets[slot] = used
-        for at in range(counts[slot]):
+    for gid in range(offsets.shape[0]):
+        first = offsets[gid]
+        offsets[gid] = used
+        for at in range(counts[gid]):
             for c in range(1, arena.shape[1]):
                 into[used, c] = arena[first + at, c]
             into[used, 0] = used

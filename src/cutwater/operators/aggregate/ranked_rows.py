@@ -1,4 +1,4 @@
-"""The accumulator behind ``TopRows``: ranked rows by slot."""
+"""The accumulator behind ``TopRows``: ranked rows by group id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cutwater.operators.aggregate import ranked_kernels as kernels
 from cutwater.operators.aggregate.accumulators import Accumulator
 from cutwater.state.growing_array import GrowingArray, Values
 from cutwater.state.hashing import combine
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import hash_keys
 from cutwater.state.table.row_store import ValueStore
 
@@ -35,7 +35,7 @@ _OFFSETS, _SIZES, _COUNTS = 1, 2, 3
 class Work:
     """Rows on their way into the lists."""
 
-    slots: Slots
+    gids: GroupIds
     rows: pa.Array
     words: npt.NDArray[np.int64]
     prints: npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ class Work:
 
     @property
     def done(self) -> bool:
-        return self.next == len(self.slots)
+        return self.next == len(self.gids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Changes:
 
 
 class RankedRows(Accumulator):
-    """Rows in a store, and by slot a sorted list of references to them; see ``ranked_kernels``.
+    """Rows in a store, and by group id a sorted list of references to them; see ``ranked_kernels``.
 
     Args:
         spec: order and number.
@@ -90,14 +90,14 @@ class RankedRows(Accumulator):
     def varying_bytes(self) -> int:
         return self._arena.nbytes + self._store.nbytes
 
-    def reserve(self, slots: int) -> None:
-        self._used = slots
+    def reserve(self, gids: int) -> None:
+        self._used = gids
         for column in self.columns:
-            column.reserve(slots)
+            column.reserve(gids)
 
     # -- changes
 
-    def work(self, slots: Slots, rows: pa.Array, added: npt.NDArray[np.bool_] | None = None) -> Work:
+    def work(self, gids: GroupIds, rows: pa.Array, added: npt.NDArray[np.bool_] | None = None) -> Work:
         """Rows (of the row type) to add, or where ``added`` is false to remove."""
         columns: list[pa.Array] = rows.flatten()  # pyright: ignore[reportAttributeAccessIssue,reportUnknownMemberType,reportUnknownVariableType]
         words = np.empty((len(rows), len(self._spec.by)), np.int64)
@@ -109,16 +109,16 @@ class RankedRows(Accumulator):
             if valid is not None:
                 words[~valid, c] = _LAST
         prints = _prints(columns) if self._spec.removing else np.zeros(len(rows), np.int64)
-        return Work(slots, rows, words, prints, np.ones(len(rows), np.bool_) if added is None else added)
+        return Work(gids, rows, words, prints, np.ones(len(rows), np.bool_) if added is None else added)
 
     def change(self, work: Work) -> Changes:
         """Do a portion of the work: all of it, or as much as one output batch takes."""
         size = _OUTPUT_ROWS + 2 * self._spec.n + 2
         out = (np.empty(size, np.int64), np.empty(size, np.int8), np.empty(size, np.int64))
-        accepted = np.empty(len(work.slots) - work.next, np.int64)
+        accepted = np.empty(len(work.gids) - work.next, np.int64)
         while True:
             why, work.next, self._entries, taken, emitted, missing = kernels.change(
-                work.slots,
+                work.gids,
                 (work.words, work.prints),
                 work.added,
                 work.next,
@@ -141,20 +141,20 @@ class RankedRows(Accumulator):
             self._sweep()
             return Changes(rows.flatten(), out[1][:emitted], out[2][:emitted], missing)
 
-    def update(self, slots: Slots, batch: pa.RecordBatch) -> None:
+    def update(self, gids: GroupIds, batch: pa.RecordBatch) -> None:
         fields = [column.with_nullable(True) for column in self._schema]
-        self._add(slots, pa.StructArray.from_arrays(batch.select(self._schema.names).columns, fields=fields))
+        self._add(gids, pa.StructArray.from_arrays(batch.select(self._schema.names).columns, fields=fields))
 
-    def _add(self, slots: Slots, rows: pa.Array) -> None:
-        work = self.work(slots, rows)
+    def _add(self, gids: GroupIds, rows: pa.Array) -> None:
+        work = self.work(gids, rows)
         while not work.done:
             self.change(work)
 
-    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
+    def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         lists: list[pa.Array] = []
-        for row in range(len(slots)):
-            self.update(slots[row : row + 1], batch.slice(row, 1))
-            lists.append(self.result(slots[row : row + 1]))
+        for row in range(len(gids)):
+            self.update(gids[row : row + 1], batch.slice(row, 1))
+            lists.append(self.result(gids[row : row + 1]))
         return pa.concat_arrays(lists)
 
     # -- memory
@@ -189,43 +189,43 @@ class RankedRows(Accumulator):
 
     # -- state
 
-    def lists(self, slots: Slots) -> Iterator[Any]:
-        """Starts and rows of the lists of some slots."""
+    def lists(self, gids: GroupIds) -> Iterator[Any]:
+        """Starts and rows of the lists of some group ids."""
         _, offsets, _, counts = self._books
-        starts = np.zeros(len(slots) + 1, np.int64)
-        np.cumsum(counts[slots], out=starts[1:])
+        starts = np.zeros(len(gids) + 1, np.int64)
+        np.cumsum(counts[gids], out=starts[1:])
         references = np.empty(int(starts[-1]), np.int64)
-        kernels.gather(slots, self._arena, offsets, starts, references)
+        kernels.gather(gids, self._arena, offsets, starts, references)
         yield starts
         yield self._store.take(references)
 
-    def result(self, slots: Slots) -> pa.Array:
-        starts, rows = self.lists(slots)
+    def result(self, gids: GroupIds) -> pa.Array:
+        starts, rows = self.lists(gids)
         if int(starts[-1]) > 2**31 - 1:
             raise pa.ArrowInvalid("lists of more than 2**31 rows do not fit one array")
         return pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), rows)
 
-    def state(self, slots: Slots) -> list[pa.Array]:
-        return [self.result(slots)]
+    def state(self, gids: GroupIds) -> list[pa.Array]:
+        return [self.result(gids)]
 
-    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
+    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
         for values in self._books:
-            values[slots] = 0
-        self.merge(slots, columns)
+            values[gids] = 0
+        self.merge(gids, columns)
 
-    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
+    def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
         lists: Any = columns[0]
-        self._add(np.repeat(slots, np.diff(lists.offsets.to_numpy())), lists.flatten())
+        self._add(np.repeat(gids, np.diff(lists.offsets.to_numpy())), lists.flatten())
 
-    def keep(self, slots: Slots) -> None:
+    def keep(self, gids: GroupIds) -> None:
         for column in self.columns:
-            column.replace(column.values[slots])
-        self._used = len(slots)
+            column.replace(column.values[gids])
+        self._used = len(gids)
         self._pack()
 
-    def used(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Mask of those of some slots that hold a row."""
-        return self._books[_COUNTS][slots] > 0
+    def used(self, gids: GroupIds) -> npt.NDArray[np.bool_]:
+        """Mask of those of some group ids that hold a row."""
+        return self._books[_COUNTS][gids] > 0
 
     def frozen(self, columns: Sequence[Values]) -> Accumulator:
         copy = object.__new__(RankedRows)

@@ -21,7 +21,7 @@ STATE = "agg"
 
 
 class RunningAggregate(BaseOperator):
-    """Key columns to slots, then one pass per aggregate."""
+    """Key columns to group ids, then one pass per aggregate."""
 
     def __init__(self, spec: RunningAggregateSpec) -> None:
         self._spec = spec
@@ -37,9 +37,9 @@ class RunningAggregate(BaseOperator):
             return []
         require_valid_keys(batch, self._spec.keys)
         self._table.make_room()
-        slots = self._table.upsert([batch.column(name) for name in self._spec.keys])
+        gids = self._table.upsert([batch.column(name) for name in self._spec.keys])
         passed = [batch.column(name) for name in self._spec.passed_columns]
-        results = [accumulator.running(slots, batch) for accumulator in self._table.accumulators]
+        results = [accumulator.running(gids, batch) for accumulator in self._table.accumulators]
         return [(0, pa.RecordBatch.from_arrays([*passed, *results], schema=self._output))]
 
     def freeze(self, checkpoint_id: int) -> Frozen:

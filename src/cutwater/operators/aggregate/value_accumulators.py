@@ -1,4 +1,4 @@
-"""First, last, min and max over columns of any Arrow type: a store of values and a reference into it per slot."""
+"""First, last, min and max over columns of any Arrow type: a store of values and a reference into it per group id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cutwater.data.words import valid_rows
 from cutwater.operators.aggregate import kernels
 from cutwater.operators.aggregate.accumulators import Accumulator
 from cutwater.state.growing_array import GrowingArray, Values
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.table.row_store import ValueStore
 
 _compute: Any = pyarrow.compute  # the stubs do not know ``rank``
@@ -25,7 +25,7 @@ _GARBAGE_ROWS = 4096
 
 
 class PickValue(Accumulator):
-    """One of the batch's values, or the one held before, per slot."""
+    """One of the batch's values, or the one held before, per group id."""
 
     def __init__(self, kind: str, column: str, result: pa.DataType) -> None:
         self._how = _HOW[kind]
@@ -33,7 +33,7 @@ class PickValue(Accumulator):
         self._used = 0
         self._held = 0
         self._store = ValueStore(result)
-        self._places = GrowingArray(np.int64)  # one more than the reference, so that an empty slot is zero
+        self._places = GrowingArray(np.int64)  # one more than the reference, so that an empty group id is zero
         self._copies: Sequence[Values] | None = None
         self._numbers = GrowingArray(np.int32)
         self.columns = [self._places]
@@ -42,27 +42,27 @@ class PickValue(Accumulator):
     def varying_bytes(self) -> int:
         return self._store.nbytes
 
-    def reserve(self, slots: int) -> None:
-        self._used = slots
-        self._places.reserve(slots)
-        self._numbers.reserve(slots)
+    def reserve(self, gids: int) -> None:
+        self._used = gids
+        self._places.reserve(gids)
+        self._numbers.reserve(gids)
 
-    def _references(self, slots: Slots) -> npt.NDArray[np.int64]:
+    def _references(self, gids: GroupIds) -> npt.NDArray[np.int64]:
         places = self._places.values if self._copies is None else self._copies[0]
-        return places[slots] - 1
+        return places[gids] - 1
 
-    def update(self, slots: Slots, batch: pa.RecordBatch) -> None:
-        self._take(slots, batch.column(self._column), wanted=False)
+    def update(self, gids: GroupIds, batch: pa.RecordBatch) -> None:
+        self._take(gids, batch.column(self._column), wanted=False)
 
-    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
-        out = self._take(slots, batch.column(self._column), wanted=True)
+    def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
+        out = self._take(gids, batch.column(self._column), wanted=True)
         assert out is not None
         return out
 
-    def _take(self, slots: Slots, column: pa.Array, *, wanted: bool) -> pa.Array | None:
-        rows = len(slots)
+    def _take(self, gids: GroupIds, column: pa.Array, *, wanted: bool) -> pa.Array | None:
+        rows = len(gids)
         local, touched = np.empty(rows, np.int32), np.empty(rows, np.int32)
-        touched = touched[: kernels.localise(slots, self._numbers.values, local, touched)]
+        touched = touched[: kernels.localise(gids, self._numbers.values, local, touched)]
         before = self._references(touched)
         pool = column
         if wanted or self._how >= 2:
@@ -77,13 +77,13 @@ class PickValue(Accumulator):
         self._hold(touched, current, column)
         return pool.take(_nullable(out)) if wanted else None
 
-    def _hold(self, touched: Slots, current: npt.NDArray[np.int64], column: pa.Array) -> None:
+    def _hold(self, touched: GroupIds, current: npt.NDArray[np.int64], column: pa.Array) -> None:
         fresh = current >= len(touched)
         chosen = current[fresh] - len(touched)
         first = self._store.append(column.take(pa.array(chosen)))
-        slots = touched[fresh]
-        self._held += int((self._places.values[slots] == 0).sum())
-        self._places.values[slots] = 1 + first + np.arange(len(chosen))
+        gids = touched[fresh]
+        self._held += int((self._places.values[gids] == 0).sum())
+        self._places.values[gids] = 1 + first + np.arange(len(chosen))
         self._sweep()
 
     def _sweep(self) -> None:
@@ -96,27 +96,27 @@ class PickValue(Accumulator):
         places[used] = 1 + np.arange(len(used))
         self._places.replace(places)
 
-    def result(self, slots: Slots) -> pa.Array:
-        return self._store.take(self._references(slots))
+    def result(self, gids: GroupIds) -> pa.Array:
+        return self._store.take(self._references(gids))
 
-    def state(self, slots: Slots) -> list[pa.Array]:
-        return [self.result(slots)]
+    def state(self, gids: GroupIds) -> list[pa.Array]:
+        return [self.result(gids)]
 
-    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
+    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
         valid = valid_rows(columns[0])
-        rows = np.arange(len(slots)) if valid is None else np.flatnonzero(valid)
+        rows = np.arange(len(gids)) if valid is None else np.flatnonzero(valid)
         places = self._places.values
-        self._held += len(rows) - int(np.count_nonzero(places[slots]))
-        places[slots] = 0
+        self._held += len(rows) - int(np.count_nonzero(places[gids]))
+        places[gids] = 0
         first = self._store.append(columns[0].take(pa.array(rows)))
-        places[slots[rows]] = 1 + first + np.arange(len(rows))
+        places[gids[rows]] = 1 + first + np.arange(len(rows))
 
-    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
-        self.update(slots, pa.record_batch({self._column: columns[0]}))
+    def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        self.update(gids, pa.record_batch({self._column: columns[0]}))
 
-    def keep(self, slots: Slots) -> None:
-        self._places.replace(self._places.values[slots])
-        self._used = len(slots)
+    def keep(self, gids: GroupIds) -> None:
+        self._places.replace(self._places.values[gids])
+        self._used = len(gids)
         self._held = int(np.count_nonzero(self._places.values[: self._used]))
         self._sweep()
 

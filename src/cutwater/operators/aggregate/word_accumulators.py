@@ -14,7 +14,7 @@ from cutwater.errors import DataError
 from cutwater.operators.aggregate import kernels
 from cutwater.operators.aggregate.accumulators import Accumulator
 from cutwater.state.growing_array import GrowingArray, Values, gather
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 
 Mask = npt.NDArray[np.bool_]
 
@@ -29,7 +29,7 @@ _PICKS: dict[str, Any] = {
 
 
 class _Arrays(Accumulator):
-    """Arrays by slot that grow together, empty slots being zero."""
+    """Arrays by group id that grow together, empty group ids being zero."""
 
     def __init__(self, *dtypes: Any) -> None:
         self.columns = [GrowingArray(dtype) for dtype in dtypes]
@@ -39,21 +39,21 @@ class _Arrays(Accumulator):
     def _arrays(self) -> Sequence[Values]:
         return [column.values for column in self.columns] if self._copies is None else self._copies
 
-    def _rows(self, slots: Slots) -> list[Values]:
-        """These slots of each array: a copy, or of frozen ones what may be a view."""
+    def _rows(self, gids: GroupIds) -> list[Values]:
+        """These group ids of each array: a copy, or of frozen ones what may be a view."""
         still = self._copies is not None
-        return [gather(values, slots, still=still) for values in self._arrays]
+        return [gather(values, gids, still=still) for values in self._arrays]
 
-    def reserve(self, slots: int) -> None:
+    def reserve(self, gids: int) -> None:
         for column in self.columns:
-            column.reserve(slots)
+            column.reserve(gids)
 
-    def update(self, slots: Slots, batch: pa.RecordBatch) -> None:
-        self.running(slots, batch)
+    def update(self, gids: GroupIds, batch: pa.RecordBatch) -> None:
+        self.running(gids, batch)
 
-    def keep(self, slots: Slots) -> None:
+    def keep(self, gids: GroupIds) -> None:
         for column in self.columns:
-            column.replace(column.values[slots])
+            column.replace(column.values[gids])
 
     def frozen(self, columns: Sequence[Values]) -> Accumulator:
         copy = object.__new__(type(self))
@@ -61,8 +61,8 @@ class _Arrays(Accumulator):
         copy._copies = columns
         return copy
 
-    def state(self, slots: Slots) -> list[pa.Array]:
-        return [self.result(slots)]
+    def state(self, gids: GroupIds) -> list[pa.Array]:
+        return [self.result(gids)]
 
 
 class Count(_Arrays):
@@ -72,20 +72,20 @@ class Count(_Arrays):
         super().__init__(np.int64)
         self._column = column
 
-    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
+    def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         valid = None if self._column is None else valid_rows(batch.column(self._column))
-        buffer, out = new_buffer(len(slots), np.int64)
-        kernels.count(slots, _NO_MASK if valid is None else valid, self._arrays[0], out)
-        return pa.Array.from_buffers(pa.int64(), len(slots), [None, buffer])
+        buffer, out = new_buffer(len(gids), np.int64)
+        kernels.count(gids, _NO_MASK if valid is None else valid, self._arrays[0], out)
+        return pa.Array.from_buffers(pa.int64(), len(gids), [None, buffer])
 
-    def result(self, slots: Slots) -> pa.Array:
-        return from_words(self._rows(slots)[0], pa.int64())
+    def result(self, gids: GroupIds) -> pa.Array:
+        return from_words(self._rows(gids)[0], pa.int64())
 
-    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
-        kernels.put(slots, to_words(columns[0]), self._arrays[0])
+    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        kernels.put(gids, to_words(columns[0]), self._arrays[0])
 
-    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
-        kernels.add(slots, to_words(columns[0]), self._arrays[0])
+    def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        kernels.add(gids, to_words(columns[0]), self._arrays[0])
 
 
 class _Seen(_Arrays):
@@ -95,8 +95,8 @@ class _Seen(_Arrays):
         super().__init__(dtype, np.bool_)
         self._column = column
 
-    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
-        self.update(slots, pa.record_batch({self._column: columns[0]}))  # its state is a value, null before the first
+    def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        self.update(gids, pa.record_batch({self._column: columns[0]}))  # its state is a value, null before the first
 
     def _outputs(self, rows: int, valid: Mask | None) -> tuple[pa.Buffer, npt.NDArray[Any], Mask, Mask]:
         buffer, out = new_buffer(rows, self._arrays[0].dtype)
@@ -113,19 +113,19 @@ class Sum(_Seen):
         super().__init__(column, np.float64 if self._float else np.int64)
         self._type = result
 
-    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
+    def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column(self._column)
         valid = valid_rows(column)
-        buffer, out, mask, seen = self._outputs(len(slots), valid)
+        buffer, out, mask, seen = self._outputs(len(gids), valid)
         values, held = self._arrays
         if self._float:
-            kernels.sum_floats(slots, _doubles(column), mask, values, held, out, seen)
+            kernels.sum_floats(gids, _doubles(column), mask, values, held, out, seen)
         else:
             self._check_unsigned(column)
-            bad = kernels.sum_words(slots, to_words(column), mask, values, held, out, seen)
+            bad = kernels.sum_words(gids, to_words(column), mask, values, held, out, seen)
             if bad >= 0:
                 raise self._overflow(bad)
-        return _with_nulls(buffer, seen if valid is not None else None, self._type, len(slots))
+        return _with_nulls(buffer, seen if valid is not None else None, self._type, len(gids))
 
     def _check_unsigned(self, column: pa.Array) -> None:
         if not pa.types.is_uint64(column.type):
@@ -142,12 +142,12 @@ class Sum(_Seen):
             hint="Cast the column to float64 before summing.",
         )
 
-    def result(self, slots: Slots) -> pa.Array:
-        values, seen = self._rows(slots)
+    def result(self, gids: GroupIds) -> pa.Array:
+        values, seen = self._rows(gids)
         return from_words(values.view(np.int64), self._type, None if seen.all() else seen)
 
-    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
-        _restore_seen(self._arrays, slots, columns[0], _doubles(columns[0]) if self._float else to_words(columns[0]))
+    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        _restore_seen(self._arrays, gids, columns[0], _doubles(columns[0]) if self._float else to_words(columns[0]))
 
 
 class Mean(_Arrays):
@@ -157,32 +157,32 @@ class Mean(_Arrays):
         super().__init__(np.float64, np.int64)
         self._column = column
 
-    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
+    def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column(self._column)
         valid = valid_rows(column)
-        buffer, out = new_buffer(len(slots), np.float64)
-        seen = np.empty(0 if valid is None else len(slots), np.bool_)
+        buffer, out = new_buffer(len(gids), np.float64)
+        seen = np.empty(0 if valid is None else len(gids), np.bool_)
         sums, counts = self._arrays
-        kernels.mean(slots, _doubles(column), _NO_MASK if valid is None else valid, sums, counts, out, seen)
-        return _with_nulls(buffer, seen if valid is not None else None, pa.float64(), len(slots))
+        kernels.mean(gids, _doubles(column), _NO_MASK if valid is None else valid, sums, counts, out, seen)
+        return _with_nulls(buffer, seen if valid is not None else None, pa.float64(), len(gids))
 
-    def result(self, slots: Slots) -> pa.Array:
-        sums, counts = self._rows(slots)
+    def result(self, gids: GroupIds) -> pa.Array:
+        sums, counts = self._rows(gids)
         seen = counts > 0
         means = sums / np.maximum(counts, 1)
         return from_words(means.view(np.int64), pa.float64(), None if seen.all() else seen)
 
-    def state(self, slots: Slots) -> list[pa.Array]:
-        sums, counts = self._rows(slots)
+    def state(self, gids: GroupIds) -> list[pa.Array]:
+        sums, counts = self._rows(gids)
         return [from_words(sums.view(np.int64), pa.float64()), from_words(counts, pa.int64())]
 
-    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
-        kernels.put(slots, _doubles(columns[0]), self._arrays[0])
-        kernels.put(slots, to_words(columns[1]), self._arrays[1])
+    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        kernels.put(gids, _doubles(columns[0]), self._arrays[0])
+        kernels.put(gids, to_words(columns[1]), self._arrays[1])
 
-    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
-        kernels.add(slots, _doubles(columns[0]), self._arrays[0])
-        kernels.add(slots, to_words(columns[1]), self._arrays[1])
+    def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        kernels.add(gids, _doubles(columns[0]), self._arrays[0])
+        kernels.add(gids, to_words(columns[1]), self._arrays[1])
 
 
 class Spread(_Arrays):
@@ -194,38 +194,38 @@ class Spread(_Arrays):
         self._root = kind.startswith("stddev")
         self._less = 0 if kind.endswith("_pop") else 1
 
-    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
+    def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column(self._column)
         valid = valid_rows(column)
-        buffer, out = new_buffer(len(slots), np.float64)
-        seen = np.empty(len(slots), np.bool_)
+        buffer, out = new_buffer(len(gids), np.float64)
+        seen = np.empty(len(gids), np.bool_)
         mask = _NO_MASK if valid is None else valid
         counts, means, squares = self._arrays
-        kernels.spread(slots, _doubles(column), mask, counts, means, squares, self._less, self._root, out, seen)
-        return _with_nulls(buffer, seen, pa.float64(), len(slots))
+        kernels.spread(gids, _doubles(column), mask, counts, means, squares, self._less, self._root, out, seen)
+        return _with_nulls(buffer, seen, pa.float64(), len(gids))
 
-    def result(self, slots: Slots) -> pa.Array:
-        counts, _, squares = self._rows(slots)
+    def result(self, gids: GroupIds) -> pa.Array:
+        counts, _, squares = self._rows(gids)
         seen = counts > self._less
         values = squares / np.maximum(counts - self._less, 1)
         values = np.sqrt(values) if self._root else values
         return from_words(values.view(np.int64), pa.float64(), None if seen.all() else seen)
 
-    def state(self, slots: Slots) -> list[pa.Array]:
-        counts, means, squares = self._rows(slots)
+    def state(self, gids: GroupIds) -> list[pa.Array]:
+        counts, means, squares = self._rows(gids)
         doubles = (from_words(values.view(np.int64), pa.float64()) for values in (means, squares))
         return [from_words(counts, pa.int64()), *doubles]
 
-    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
+    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
         counts, *doubles = columns
-        kernels.put(slots, to_words(counts), self._arrays[0])
+        kernels.put(gids, to_words(counts), self._arrays[0])
         for column, values in zip(doubles, self._arrays[1:], strict=True):
-            kernels.put(slots, _doubles(column), values)
+            kernels.put(gids, _doubles(column), values)
 
-    def merge(self, slots: Slots, columns: list[pa.Array]) -> None:
+    def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
         more, means, squares = columns
         counts, *sums = self._arrays
-        kernels.merge_spread(slots, to_words(more), _doubles(means), _doubles(squares), counts, sums[0], sums[1])
+        kernels.merge_spread(gids, to_words(more), _doubles(means), _doubles(squares), counts, sums[0], sums[1])
 
 
 class Pick(_Seen):
@@ -237,20 +237,20 @@ class Pick(_Seen):
         self._ordered = kind in ("min", "max")
         self._type = result
 
-    def running(self, slots: Slots, batch: pa.RecordBatch) -> pa.Array:
+    def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column(self._column)
         valid = valid_rows(column)
-        _, out, mask, seen = self._outputs(len(slots), valid)
+        _, out, mask, seen = self._outputs(len(gids), valid)
         values, held = self._arrays
-        self._kernel(slots, self._words(column), mask, values, held, out, seen)
+        self._kernel(gids, self._words(column), mask, values, held, out, seen)
         return from_words(out, self._type, seen if valid is not None else None, ordered=self._ordered)
 
-    def result(self, slots: Slots) -> pa.Array:
-        values, seen = self._rows(slots)
+    def result(self, gids: GroupIds) -> pa.Array:
+        values, seen = self._rows(gids)
         return from_words(values, self._type, None if seen.all() else seen, ordered=self._ordered)
 
-    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
-        _restore_seen(self._arrays, slots, columns[0], self._words(columns[0]))
+    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        _restore_seen(self._arrays, gids, columns[0], self._words(columns[0]))
 
     def _words(self, column: pa.Array) -> Words:
         if pa.types.is_floating(column.type) and not self._ordered:
@@ -276,6 +276,6 @@ def _with_nulls(buffer: pa.Buffer, seen: Mask | None, kind: pa.DataType, rows: i
     return pa.Array.from_buffers(kind, rows, [bitmap, buffer])
 
 
-def _restore_seen(arrays: Sequence[Values], slots: Slots, column: pa.Array, values: npt.NDArray[Any]) -> None:
+def _restore_seen(arrays: Sequence[Values], gids: GroupIds, column: pa.Array, values: npt.NDArray[Any]) -> None:
     valid = valid_rows(column)
-    kernels.put_seen(slots, values, _NO_MASK if valid is None else valid, *arrays)
+    kernels.put_seen(gids, values, _NO_MASK if valid is None else valid, *arrays)

@@ -144,8 +144,8 @@ class EnrichOperator(BaseOperator):
         self._index = make_index(self._types)
         kind = pa.struct([self._spec.table_schema.field(name) for name in self._values])
         self._store = ValueStore(kind)
-        slots = [self._add(batch) for batch in table.to_batches()]
-        self._slots_of_rows = np.concatenate(slots) if slots else np.empty(0, np.int32)
+        gids = [self._add(batch) for batch in table.to_batches()]
+        self._gids_of_rows = np.concatenate(gids) if gids else np.empty(0, np.int32)
         self._group_rows()
         self._widest = max((widest_row_bytes(batch) for batch in table.to_batches()), default=0)
 
@@ -162,28 +162,28 @@ class EnrichOperator(BaseOperator):
         return self._index.upsert(self._keys(batch, self._spec.right_keys))
 
     def _group_rows(self) -> None:
-        """Rows of the table by slot: ``_rows[_starts[slot] : _starts[slot + 1]]``, in the order of the table."""
-        counts = np.bincount(self._slots_of_rows, minlength=len(self._index))
+        """Rows of the table by group id: ``_rows[_starts[gid] : _starts[gid + 1]]``, in the order of the table."""
+        counts = np.bincount(self._gids_of_rows, minlength=len(self._index))
         if self._spec.table.duplicates == "refuse" and counts.max(initial=0) > 1:
-            slot = np.array([int(counts.argmax())])
-            key = {n: c[0].as_py() for n, c in zip(self._spec.right_keys, self._index.columns(slot), strict=True)}
+            gid = np.array([int(counts.argmax())])
+            key = {n: c[0].as_py() for n, c in zip(self._spec.right_keys, self._index.columns(gid), strict=True)}
             raise _duplicate(DataError, key, int(counts.max()))
-        self._rows = np.argsort(self._slots_of_rows, kind="stable")
+        self._rows = np.argsort(self._gids_of_rows, kind="stable")
         self._starts = np.concatenate([[0], np.cumsum(counts)])
-        del self._slots_of_rows
+        del self._gids_of_rows
 
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
         if batch.num_rows == 0:
             return []
-        slots = self._index.find(self._keys(batch, self._spec.left_keys))
+        gids = self._index.find(self._keys(batch, self._spec.left_keys))
         valid = valid_key_mask(batch, self._spec.left_keys)
         if valid is not None:
-            slots = np.where(valid, slots, np.int32(-1))
-        counts = np.where(slots >= 0, self._starts[slots + 1] - self._starts[slots], 0)
+            gids = np.where(valid, gids, np.int32(-1))
+        counts = np.where(gids >= 0, self._starts[gids + 1] - self._starts[gids], 0)
         if self._spec.how == "left":
             counts = np.maximum(counts, 1)
         limit = rows_per_batch(self._widest + widest_row_bytes(batch))
-        self._waiting = _Matches(batch, slots, counts, limit)
+        self._waiting = _Matches(batch, gids, counts, limit)
         return self.resume()
 
     @property
@@ -203,9 +203,9 @@ class EnrichOperator(BaseOperator):
             self._waiting = None
         if len(rows) == 0:
             return []
-        slots = work.slots[rows]
-        known = slots >= 0
-        found = np.where(known, self._starts[slots] + nth, 0)
+        gids = work.gids[rows]
+        known = gids >= 0
+        found = np.where(known, self._starts[gids] + nth, 0)
         references = np.where(known, self._rows[found] if len(self._rows) else -1, -1)
         whole = len(rows) == work.batch.num_rows and work.single
         left = work.batch if whole else work.batch.take(pa.array(rows))
@@ -217,9 +217,9 @@ class _Matches:
     """The pairs that a slice makes, handed out in bounded portions: (row of the slice, number of its match)."""
 
     def __init__(
-        self, batch: pa.RecordBatch, slots: npt.NDArray[np.int32], counts: npt.NDArray[np.int64], limit: int
+        self, batch: pa.RecordBatch, gids: npt.NDArray[np.int32], counts: npt.NDArray[np.int64], limit: int
     ) -> None:
-        self.batch, self.slots, self._counts, self._limit = batch, slots, counts, limit
+        self.batch, self.gids, self._counts, self._limit = batch, gids, counts, limit
         self.single = bool((counts == 1).all())
         """Every row comes out exactly once."""
         self._once = np.flatnonzero(counts) if counts.max() <= 1 else None

@@ -12,7 +12,7 @@ import pyarrow as pa
 from cutwater.data.row_sizes import rows_per_batch
 from cutwater.operators.base import Outputs
 from cutwater.operators.join.two_sided import LEFT, RIGHT, TwoSidedJoin
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
 from cutwater.state.rows.chains import References, RowChains
 from cutwater.state.rows.keyed_rows import NEVER
@@ -34,7 +34,7 @@ class AsOfJoin(TwoSidedJoin):
         super()._clear()
         self._due = _NO_ROWS
         self._brought: Iterator[int] | None = None
-        """Keys with rows that come out now, as they are brought into memory: the first slot of each portion."""
+        """Keys with rows that come out now, as they are brought into memory: the first group id of each portion."""
         self._before = self._watermarks.copy()
 
     # -- rows
@@ -77,19 +77,19 @@ class AsOfJoin(TwoSidedJoin):
         return outputs + self.resume()
 
     def _due_rows(self, first: int) -> References:
-        """Rows that come out now, in the order of time, of the keys from this slot on."""
+        """Rows that come out now, in the order of time, of the keys from this group id on."""
         left = self._sides[LEFT]
         due = np.flatnonzero((left.times <= self._watermarks.current) & (left.times > self._before.current))
-        due = due[left.slots[due] >= first] if first else due
-        due = due[left.times[due] > self._rows.done[left.slots[due]]]
+        due = due[left.gids[due] >= first] if first else due
+        due = due[left.times[due] > self._rows.done[left.gids[due]]]
         if self._before.differ:
-            groups = key_groups(hash_keys(self._index.columns(left.slots[due])), self.ctx.max_parallelism)
+            groups = key_groups(hash_keys(self._index.columns(left.gids[due])), self.ctx.max_parallelism)
             due = due[left.times[due] > self._before.of(groups)]
-        self._rows.came_out(left.slots[due], self._watermarks.current)
+        self._rows.came_out(left.gids[due], self._watermarks.current)
         if not self.ctx.repeatable:
             return due[np.argsort(left.times[due], kind="stable")]
         # In an order that a restore does not change: of one time by key, of one key as they came.
-        return due[np.lexsort((hash_keys(self._index.columns(left.slots[due])), left.times[due]))]
+        return due[np.lexsort((hash_keys(self._index.columns(left.gids[due])), left.times[due]))]
 
     @property
     def _firing(self) -> bool:
@@ -107,7 +107,7 @@ class AsOfJoin(TwoSidedJoin):
         left, right = self._sides
         portion = rows_per_batch(left.widest + right.widest)
         rows, self._due = self._due[:portion], self._due[portion:]
-        versions = right.latest_at(left.slots[rows], left.times[rows], self._before.current)
+        versions = right.latest_at(left.gids[rows], left.times[rows], self._before.current)
         if self._spec.how == "inner":
             rows, versions = rows[versions >= 0], versions[versions >= 0]
         if len(rows) == 0:
@@ -115,7 +115,7 @@ class AsOfJoin(TwoSidedJoin):
         columns = right.take(versions)
         joined = [*left.take(rows), *(columns[i] for i in self._carried)]
         batch = pa.RecordBatch.from_arrays(joined, schema=self._spec.outputs[0])
-        return self._found(batch, left.times[rows], left.slots[rows])
+        return self._found(batch, left.times[rows], left.gids[rows])
 
     def _wakes(self, side: int, times: References) -> References:
         """A row of the left side waits for the watermark."""
@@ -138,10 +138,10 @@ def _waiting(left: RowChains, watermark: int) -> References:
 
 def _visible(right: RowChains, watermark: int) -> References:
     """Versions that a row later than the watermark may see: those after it, and the last of each key before it."""
-    times, slots = right.times, right.slots
+    times, gids = right.times, right.gids
     past = np.flatnonzero(times <= watermark)
-    order = past[np.lexsort((times[past], slots[past]))]  # stable: of equal times the last that came is last
-    ordered: Slots = slots[order]
+    order = past[np.lexsort((times[past], gids[past]))]  # stable: of equal times the last that came is last
+    ordered: GroupIds = gids[order]
     last = np.ones(len(order), np.bool_)
     last[:-1] = ordered[:-1] != ordered[1:]
     return np.sort(np.concatenate([order[last], np.flatnonzero(times > watermark)]))

@@ -13,7 +13,7 @@ import pyarrow as pa
 from cutwater.data.row_sizes import rows_per_batch, widest_row_bytes
 from cutwater.operators.base import Outputs
 from cutwater.operators.join.two_sided import LEFT, TwoSidedJoin
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import require_valid_keys
 from cutwater.state.rows.chains import References, RowChains
 from cutwater.state.rows.kernels import FROM_HEAD
@@ -32,7 +32,7 @@ class _Arrivals:
 
     side: int
     batch: pa.RecordBatch
-    slots: Slots
+    gids: GroupIds
     times: References
     limit: int
     """Most pairs of one output batch."""
@@ -63,9 +63,9 @@ class IntervalJoin(TwoSidedJoin):
         if batch.num_rows == 0:
             return outputs
         self._rows.make_room(self._watermarks.current)
-        slots = self._rows.add(input, batch, times)
+        gids = self._rows.add(input, batch, times)
         limit = rows_per_batch(self._sides[1 - input].widest + widest_row_bytes(batch))
-        self._waiting = _Arrivals(input, batch, slots, times, limit)
+        self._waiting = _Arrivals(input, batch, gids, times, limit)
         return outputs + self.resume()
 
     def _divert_late(
@@ -96,14 +96,14 @@ class IntervalJoin(TwoSidedJoin):
             self._pairs = (np.empty(work.limit, np.int64), np.empty(work.limit, np.int64))
         other = 1 - work.side
         count, work.row, work.cursor = self._sides[other].probe(
-            work.slots,
+            work.gids,
             work.times,
             (work.row, work.cursor),
             (*self._reach[work.side], self._dead_below(other)),
             _MAX_STEPS,
             (self._pairs[0][: work.limit], self._pairs[1][: work.limit]),
         )
-        if work.row == len(work.slots):
+        if work.row == len(work.gids):
             self._waiting = None
         return self._portioned([(0, self._joined(work, count))] if count else [])
 

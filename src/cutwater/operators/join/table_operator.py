@@ -16,7 +16,7 @@ from cutwater.operators.aggregate.keyed_operator import KeyedOperator, Touched, 
 from cutwater.operators.aggregate.layout import AggregateTable
 from cutwater.operators.base import Outputs
 from cutwater.operators.join.table_spec import TABLES
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import null_key_mask, require_valid_keys
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ class TableJoin(KeyedOperator):
         keys_of_rows = [batch.column(n).cast(t) for n, t in zip(names, spec.key_types, strict=True)]
         touched = self._touch(keys_of_rows)
         mine, other = self._table.accumulators[input], self._table.accumulators[1 - input]
-        came, met = as_rows(batch), other.result(touched.slots)
+        came, met = as_rows(batch), other.result(touched.gids)
         null = null_key_mask(keys_of_rows)
         if null is not None:  # as in SQL, equal to nothing on the other side
             partners = np.arange(len(touched))
             partners[touched.local[null]] = -1
             met = _take(met, partners)
-        stored = mine.result(touched.slots)
+        stored = mine.result(touched.gids)
         current = np.where(_is_valid(stored), np.arange(len(touched)), -1)
         rows, keys = np.empty(2 * len(came), np.int64), np.empty(2 * len(came), np.int64)
         codes = np.empty(2 * len(came), np.int8)
@@ -76,33 +76,33 @@ class TableJoin(KeyedOperator):
         out = _take(pa.concat_arrays([stored, came]), rows[:count])
         partner = met.take(pa.array(keys[:count]))
         left, right = (out, partner) if input == 0 else (partner, out)
-        return [(0, self._joined(op_column(codes[:count]), left, right, touched.slots[keys[:count]]))]
+        return [(0, self._joined(op_column(codes[:count]), left, right, touched.gids[keys[:count]]))]
 
     def _hold(self, mine: Accumulator, touched: Touched, current: Any, came: pa.Array, side: int) -> None:
         """Put what each key is left with into the state."""
         set_now = current >= len(touched)
         if set_now.any():
             latest = came.take(pa.array(current[set_now] - len(touched)))
-            mine.update(touched.slots[set_now], pa.record_batch({TABLES[side]: latest}))
-        gone = touched.slots[current < 0]
+            mine.update(touched.gids[set_now], pa.record_batch({TABLES[side]: latest}))
+        gone = touched.gids[current < 0]
         if len(gone):
             mine.restore(gone, [pa.nulls(len(gone), came.type)])
             self._removed += len(gone)
 
     def _sweep(self) -> None:
-        """Forget keys without a row; renumbers the slots."""
+        """Forget keys without a row; renumbers the group ids."""
         if self._removed > len(self._table) // 2 and self._worth_a_sweep():
             self._removed = 0
-            self._keep(self._live(self._table, self._all_slots))
+            self._keep(self._live(self._table, self._all_gids))
 
-    def _live(self, table: AggregateTable, slots: Slots) -> npt.NDArray[np.bool_]:
-        left, right = (_is_valid(side.result(slots)) for side in table.accumulators)
+    def _live(self, table: AggregateTable, gids: GroupIds) -> npt.NDArray[np.bool_]:
+        left, right = (_is_valid(side.result(gids)) for side in table.accumulators)
         return left | right
 
-    def _joined(self, op: pa.Array, left: pa.Array, right: pa.Array, slots: Slots) -> pa.RecordBatch:
+    def _joined(self, op: pa.Array, left: pa.Array, right: pa.Array, gids: GroupIds) -> pa.RecordBatch:
         spec = self._spec
         columns: list[pa.Array] = [op, *_columns(left)]
-        keys = self._table.index.columns(slots) if spec.shared_keys else []
+        keys = self._table.index.columns(gids) if spec.shared_keys else []
         for name, key in zip(spec.left_keys, keys, strict=False):
             if name in spec.shared_keys:  # the side that has the row may be either
                 columns[1 + spec.tables[0].get_field_index(name)] = key

@@ -16,7 +16,7 @@ from cutwater.operators.deterministic_batches import DeterministicBatches
 from cutwater.operators.emission_order import EmissionOrder
 from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
 from cutwater.state.backend import StateBackend
-from cutwater.state.index.key_index import KeyIndex, Slots
+from cutwater.state.index.key_index import GroupIds, KeyIndex
 from cutwater.state.keys import hash_keys, key_groups, null_key_mask
 from cutwater.state.rows.chains import References, RowChains
 from cutwater.state.rows.keyed_rows import NEVER, RowSides
@@ -114,11 +114,11 @@ class TwoSidedJoin(BaseOperator):
         if self._order is not None and self._rows.waits(self._watermarks.current):
             self._order.begin()
 
-    def _found(self, batch: pa.RecordBatch, times: References, slots: Slots) -> Outputs:
+    def _found(self, batch: pa.RecordBatch, times: References, gids: GroupIds) -> Outputs:
         """Rows that come out, of these times and keys: at once, if they are in order."""
         if self._order is None or not self._order.collecting:
             return [(0, batch)]
-        self._order.add(batch, times, hash_keys(self._index.columns(slots)))
+        self._order.add(batch, times, hash_keys(self._index.columns(gids)))
         return []
 
     def _next_rows(self) -> Outputs:

@@ -16,7 +16,7 @@ from cutwater.data.words import from_words
 from cutwater.operators.base import Outputs
 from cutwater.operators.join.two_sided import LEFT, RIGHT, TwoSidedJoin
 from cutwater.operators.window.aggregate_operator import expand
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import NullableKeys, hash_keys, key_groups, null_key_mask, require_valid_keys
 from cutwater.state.rows.chains import References, RowChains
 from cutwater.state.rows.keyed_rows import NEVER
@@ -59,7 +59,7 @@ class WindowJoin(TwoSidedJoin):
         super()._clear()
         self._closing: _Closing | None = None
         self._brought: Iterator[int] | None = None
-        """Keys with rows in the windows that close, as they are brought into memory: the first slot of each portion."""
+        """Keys with rows in the windows that close, as they are brought into memory: the first id of each portion."""
         self._before = self._watermarks.copy()
 
     # -- rows
@@ -113,21 +113,21 @@ class WindowJoin(TwoSidedJoin):
         first, now = (w + 1 - window.offset_us - window.size_us for w in (before, self._watermarks.current))
         return first // window.every_us < now // window.every_us
 
-    def _close(self, slot: int) -> _Closing | None:
-        """Bring the rows of the windows that close together, of the keys from this slot on."""
-        (lefts, left_starts), (rights, right_starts) = (self._due(side, slot) for side in (LEFT, RIGHT))
+    def _close(self, gid: int) -> _Closing | None:
+        """Bring the rows of the windows that close together, of the keys from this group id on."""
+        (lefts, left_starts), (rights, right_starts) = (self._due(side, gid) for side in (LEFT, RIGHT))
         for side, rows in enumerate((lefts, rights)):
-            self._rows.came_out(self._sides[side].slots[rows], self._watermarks.current)
+            self._rows.came_out(self._sides[side].gids[rows], self._watermarks.current)
         if len(lefts) + len(rights) == 0:
             return None
         both = np.concatenate([left_starts, right_starts])
         numbers = np.unique(both, return_inverse=True)[1] * len(self._index)
-        place = numbers[: len(lefts)] + self._sides[LEFT].slots[lefts]
+        place = numbers[: len(lefts)] + self._sides[LEFT].gids[lefts]
         if isinstance(self._spec.left_keys, NullableKeys):
-            null = null_key_mask(self._index.columns(self._sides[LEFT].slots[lefts]))
+            null = null_key_mask(self._index.columns(self._sides[LEFT].gids[lefts]))
             if null is not None:
                 place[null] = -1  # as in SQL, equal to nothing on the other side
-        meets = numbers[len(lefts) :] + self._sides[RIGHT].slots[rights]
+        meets = numbers[len(lefts) :] + self._sides[RIGHT].gids[rights]
         order = np.argsort(meets, kind="stable")
         rights, right_starts, meets = rights[order], right_starts[order], meets[order]
         first = np.searchsorted(meets, place)
@@ -153,18 +153,18 @@ class WindowJoin(TwoSidedJoin):
             return np.argsort(starts, kind="stable")
         # In an order that a restore does not change: of one window by key, of one key as they came.
         left, right = self._sides
-        slots = np.concatenate([left.slots[lefts[lefts >= 0]], right.slots[alone]])
-        return np.lexsort((lefts < 0, hash_keys(self._index.columns(slots)), starts))
+        gids = np.concatenate([left.gids[lefts[lefts >= 0]], right.gids[alone]])
+        return np.lexsort((lefts < 0, hash_keys(self._index.columns(gids)), starts))
 
-    def _due(self, side: int, slot: int) -> tuple[References, References]:
+    def _due(self, side: int, gid: int) -> tuple[References, References]:
         """Rows of the windows that close, as often as they lie in one, and the starts of those."""
         stored, now, before = self._sides[side], self._watermarks.current, self._before
         rows = np.flatnonzero((stored.times <= now) & (_last_instants(self._spec, stored.times) > before.current))
-        rows = rows[stored.slots[rows] >= slot] if slot else rows
-        done = self._rows.done[stored.slots[rows]]
+        rows = rows[stored.gids[rows] >= gid] if gid else rows
+        done = self._rows.done[stored.gids[rows]]
         reached: References = np.full(1, before.current, np.int64)
         if before.differ and len(rows):
-            keys = self._index.columns(stored.slots[rows])
+            keys = self._index.columns(stored.gids[rows])
             reached = before.of(key_groups(hash_keys(keys), self.ctx.max_parallelism))
         if (done > before.current).any():
             reached = np.maximum(reached, done)
@@ -186,12 +186,12 @@ class WindowJoin(TwoSidedJoin):
 
     def _next_rows(self) -> Outputs:
         if self._closing is None and self._brought is not None:
-            slot = next(self._brought, None)
-            if slot is None:
+            gid = next(self._brought, None)
+            if gid is None:
                 self._brought = None
                 self._tidy()
             else:
-                self._closing = self._close(slot)
+                self._closing = self._close(gid)
         work = self._closing
         if work is None:
             return []
@@ -204,16 +204,16 @@ class WindowJoin(TwoSidedJoin):
             self._closing = None
         if len(numbers) == 0:
             return []
-        return self._found(self._joined(work, numbers, entries), work.starts[entries], self._slots_of(work, entries))
+        return self._found(self._joined(work, numbers, entries), work.starts[entries], self._gids_of(work, entries))
 
-    def _slots_of(self, work: _Closing, entries: References) -> Slots:
+    def _gids_of(self, work: _Closing, entries: References) -> GroupIds:
         """The key of each entry."""
         left, right = self._sides
         lefts = work.lefts[entries]
-        slots: Slots = np.empty(len(entries), np.int32)
-        slots[lefts >= 0] = left.slots[lefts[lefts >= 0]]
-        slots[lefts < 0] = right.slots[work.rights[work.first[entries[lefts < 0]]]]
-        return slots
+        gids: GroupIds = np.empty(len(entries), np.int32)
+        gids[lefts >= 0] = left.gids[lefts[lefts >= 0]]
+        gids[lefts < 0] = right.gids[work.rights[work.first[entries[lefts < 0]]]]
+        return gids
 
     def _joined(self, work: _Closing, numbers: References, entries: References) -> pa.RecordBatch:
         """Some of the rows that come out, counted from 0, and the entries that they are of."""

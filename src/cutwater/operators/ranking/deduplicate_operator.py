@@ -15,7 +15,7 @@ from cutwater.operators.aggregate.keyed_operator import KeyedOperator, Touched, 
 from cutwater.operators.aggregate.layout import AggregateTable
 from cutwater.operators.base import Outputs
 from cutwater.operators.ranking.deduplicate_spec import EXPIRES, ROW
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import require_valid_keys
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Deduplicate(KeyedOperator):
         """By key of the batch, when it expires; ``touched.known`` becomes false for keys without a time."""
         if self._spec.within_us is None:
             return np.full(len(touched), _FOR_EVER, np.int64)
-        expires = self._table.accumulators[0].result(touched.slots)
+        expires = self._table.accumulators[0].result(touched.gids)
         valid = valid_rows(expires)
         if valid is not None:
             touched.known &= valid
@@ -78,13 +78,13 @@ class Deduplicate(KeyedOperator):
     def _last(self, batch: pa.RecordBatch, times: Times, touched: Touched, until: Times) -> Outputs:
         stored = self._table.accumulators[-1]
         came = as_rows(batch)
-        pool = pa.concat_arrays([stored.result(touched.slots), came])
+        pool = pa.concat_arrays([stored.result(touched.gids), came])
         current = np.arange(len(touched))
         rows, codes = np.empty(2 * len(came), np.int64), np.empty(2 * len(came), np.int8)
         count = kernels.keep_last(touched.local, times, self._within, touched.known, until, current, rows, codes)
         self._hold_until(touched, until)
         latest = came.take(pa.array(current - len(touched)))
-        stored.update(touched.slots, pa.record_batch({ROW: latest}))
+        stored.update(touched.gids, pa.record_batch({ROW: latest}))
         columns: list[Any] = pool.take(pa.array(rows[:count])).flatten()
         changes = [op_column(codes[:count]), *columns]
         return [(0, pa.RecordBatch.from_arrays(changes, schema=self._spec.outputs[0]))]
@@ -96,18 +96,18 @@ class Deduplicate(KeyedOperator):
 
     def _hold_until(self, touched: Touched, until: Times) -> None:
         if self._spec.within_us is not None:
-            self._table.accumulators[0].update(touched.slots, pa.record_batch({EXPIRES: from_words(until, _TIME)}))
+            self._table.accumulators[0].update(touched.gids, pa.record_batch({EXPIRES: from_words(until, _TIME)}))
 
     # -- time
 
     def on_watermark(self, watermark: int) -> Outputs:
         if self._timed and self._watermarks.advance(watermark):
             if self._worth_a_sweep():
-                self._keep(self._live(self._table, self._all_slots))
+                self._keep(self._live(self._table, self._all_gids))
             self._table.clean(self._live)
         return []
 
-    def _live(self, table: AggregateTable, slots: Slots) -> npt.NDArray[np.bool_]:
+    def _live(self, table: AggregateTable, gids: GroupIds) -> npt.NDArray[np.bool_]:
         if not self._timed:
-            return super()._live(table, slots)
-        return to_words(table.accumulators[0].result(slots)) - 1 > self._watermarks.current
+            return super()._live(table, gids)
+        return to_words(table.accumulators[0].result(gids)) - 1 > self._watermarks.current

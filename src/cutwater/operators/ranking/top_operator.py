@@ -13,7 +13,7 @@ from cutwater.operators.aggregate.keyed_operator import KeyedOperator, as_rows
 from cutwater.operators.aggregate.layout import AggregateTable
 from cutwater.operators.aggregate.ranked_rows import RankedRows, Work
 from cutwater.operators.base import Outputs
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import require_valid_keys
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ class Top(KeyedOperator):
             return []
         spec = self._spec
         if spec.updating and self._worth_a_sweep():
-            self._keep(self._live(self._table, self._all_slots))
+            self._keep(self._live(self._table, self._all_gids))
         require_valid_keys(batch, spec.keys)
         added = None
         if spec.updating:
             added = added_rows(batch)
             batch = batch.drop_columns([OP])
         self._make_room()
-        slots = self._table.upsert([batch.column(name) for name in spec.keys])
-        self._work = self._ranked.work(slots, as_rows(batch), added)
+        gids = self._table.upsert([batch.column(name) for name in spec.keys])
+        self._work = self._ranked.work(gids, as_rows(batch), added)
         outputs = self.resume()
         if self.ctx.repeatable:  # where a portion ends depends on the room that there is, which a restore changes
             while self.pending:
@@ -55,8 +55,8 @@ class Top(KeyedOperator):
                 outputs = [(0, pa.concat_batches([rows for _, rows in outputs]))]
         return outputs
 
-    def _live(self, table: AggregateTable, slots: Slots) -> npt.NDArray[np.bool_]:
-        return cast("RankedRows", table.accumulators[0]).used(slots)
+    def _live(self, table: AggregateTable, gids: GroupIds) -> npt.NDArray[np.bool_]:
+        return cast("RankedRows", table.accumulators[0]).used(gids)
 
     @property
     def pending(self) -> bool:

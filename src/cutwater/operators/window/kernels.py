@@ -67,34 +67,34 @@ def expand(
 
 
 @kernel
-def touch(slots: Any, starts: Any, reach: Any, reached: Any, limit: Any, pending: Any, fired: Any, fire: Any) -> Any:
+def touch(gids: Any, starts: Any, reach: Any, reached: Any, limit: Any, pending: Any, fired: Any, fire: Any) -> Any:
     """Which rows make their window come out at once: it is complete, or has ``limit`` rows that have not come out.
 
-    ``pending``: such rows by slot (empty: not counted).  ``limit``: 0 for none.  Returns how many rows fire.
+    ``pending``: such rows by group id (empty: not counted).  ``limit``: 0 for none.  Returns how many rows fire.
     """
     count = 0
     each = reached.shape[0] > 1
     counted = pending.shape[0] > 0
-    for i in range(slots.shape[0]):
-        slot = slots[i]
+    for i in range(gids.shape[0]):
+        gid = gids[i]
         complete = starts[i] + reach <= reached[i if each else 0]
         if counted:
-            pending[slot] += 1
+            pending[gid] += 1
         if complete:
-            fired[slot] = True
-        now = complete or (counted and limit > 0 and pending[slot] >= limit)
+            fired[gid] = True
+        now = complete or (counted and limit > 0 and pending[gid] >= limit)
         fire[i] = now
         if now:
             count += 1
             if counted:
-                pending[slot] = 0
+                pending[gid] = 0
     return count
 
 
 @kernel
-def count_rows(slots: Any, pending: Any) -> None:
-    for i in range(slots.shape[0]):
-        pending[slots[i]] += 1
+def count_rows(gids: Any, pending: Any) -> None:
+    for i in range(gids.shape[0]):
+        pending[gids[i]] += 1
 
 
 @kernel

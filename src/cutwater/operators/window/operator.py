@@ -20,7 +20,7 @@ from cutwater.operators.base import BaseOperator, Context, Outputs
 from cutwater.operators.emission_order import EmissionOrder
 from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
 from cutwater.state.backend import StateBackend
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
 from cutwater.state.segments import GROUP_COLUMN, Frozen, Segment
 from cutwater.state.table.changes import Changed
@@ -94,7 +94,7 @@ class MakeSegments(Protocol):
 
 
 class Windows(Protocol):
-    """The values of windows: slots, one for each window of a key."""
+    """The values of windows: group ids, one for each window of a key."""
 
     @property
     def table(self) -> AggregateTable:
@@ -115,15 +115,15 @@ class Windows(Protocol):
 
         Args:
             passed: whether it is time for them.
-            most: how many slots in memory at most.
+            most: how many group ids in memory at most.
         """
         ...
 
-    def keys(self, slots: Slots) -> list[pa.Array]:
-        """The key columns of some slots."""
+    def keys(self, gids: GroupIds) -> list[pa.Array]:
+        """The key columns of some group ids."""
         ...
 
-    def times(self, slots: Slots) -> Times:
+    def times(self, gids: GroupIds) -> Times:
         """By which they come out, one before the other."""
         ...
 
@@ -156,7 +156,7 @@ class Windows(Protocol):
 STATE = "window"
 SLICE_ROWS = 1 << 16
 """Rows that one call fires or puts together at most."""
-_ALL_SLOTS = 2**31
+_ALL_GROUP_IDS = 2**31
 
 W = TypeVar("W", bound=Windows)
 
@@ -292,17 +292,17 @@ class WindowOperator(BaseOperator, Generic[W]):
         if self._order is not None and portions.scattered:
             self._order.begin()
 
-    def _in_order(self, slots: Slots) -> Slots:
+    def _in_order(self, gids: GroupIds) -> GroupIds:
         """In an order that a restore does not change: of one time by key.  Equal hashes are left to chance."""
-        if not self.ctx.repeatable or len(slots) < 2:
-            return slots
-        return slots[np.lexsort((hash_keys(self._windows.keys(slots)), self._windows.times(slots)))]
+        if not self.ctx.repeatable or len(gids) < 2:
+            return gids
+        return gids[np.lexsort((hash_keys(self._windows.keys(gids)), self._windows.times(gids)))]
 
     def _advance(self) -> Portions[Outputs]:
         """The watermark has risen: what comes out now."""
         due = self._windows.due(self._watermarks.current)
         if self._may_pass:
-            due.extend(self._windows.changed(self._passed, _ALL_SLOTS))
+            due.extend(self._windows.changed(self._passed, _ALL_GROUP_IDS))
         return due
 
     @property
@@ -386,7 +386,7 @@ class WindowOperator(BaseOperator, Generic[W]):
         """A slice of what has changed; of all of it if calls are made once more, or where it lies would choose."""
         if self.ctx.repeatable:
             self._early.next_ms = None  # until rows come
-            self._begin(self._windows.changed(lambda _: True, _ALL_SLOTS))
+            self._begin(self._windows.changed(lambda _: True, _ALL_GROUP_IDS))
             return self.resume()
         portions = self._windows.changed(lambda _: True, SLICE_ROWS)
         count = len(portions.rows)

@@ -23,7 +23,7 @@ from cutwater.operators.window import kernels
 from cutwater.operators.window.aggregate_operator import expand
 from cutwater.operators.window.operator import SLICE_ROWS, STATE, Times, WindowOperator
 from cutwater.operators.window.table import WindowTable
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.segments import Frozen, Segment
 from cutwater.state.table.changes import Changed
 from cutwater.state.table.frozen_table import FrozenTable
@@ -59,7 +59,7 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         self._windows = WindowTable(spec, self._backend)
         self._ahead: list[int] = []  # starts of the windows to fire, a heap
         self._known: set[int] = set()
-        self._parts: Iterator[tuple[int, Slots]] = iter(())  # what has still to be put together
+        self._parts: Iterator[tuple[int, GroupIds]] = iter(())  # what has still to be put together
         self._busy = False
 
     # -- rows
@@ -98,9 +98,9 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         if batch.num_rows == 0:
             return
         keys = [batch.column(name) for name in self._spec.keys]
-        slots = self._slices.upsert(starts, keys)
+        gids = self._slices.upsert(starts, keys)
         for accumulator in self._slices.table.accumulators:
-            accumulator.update(slots, batch)
+            accumulator.update(gids, batch)
 
     def _expect(self, start: int) -> None:
         """Windows over a new slice will fire."""
@@ -129,15 +129,15 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         self._busy = bool(due)
         return Portions(lambda _: [])
 
-    def _to_put_together(self, due: list[int]) -> Iterator[tuple[int, Slots]]:
-        """The slots of the slices of each window, in portions.
+    def _to_put_together(self, due: list[int]) -> Iterator[tuple[int, GroupIds]]:
+        """The group ids of the slices of each window, in portions.
 
         They come one slice after the other: what is put together in another order may differ in its last bits.
         """
         for begin in due:
-            slots, _ = self._slices.pieces(self._slices_of(begin))
-            for first in range(0, len(slots), SLICE_ROWS):
-                yield begin, slots[first : first + SLICE_ROWS]
+            gids, _ = self._slices.pieces(self._slices_of(begin))
+            for first in range(0, len(gids), SLICE_ROWS):
+                yield begin, gids[first : first + SLICE_ROWS]
 
     def _slices_of(self, begin: int) -> list[int]:
         """The starts of the slices of a window."""
@@ -151,19 +151,19 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         return self._busy or super()._firing
 
     def _more(self) -> Portions[Outputs]:
-        """Put one portion together; when a window is whole, its slots are due."""
+        """Put one portion together; when a window is whole, its group ids are due."""
         portion = next(self._parts, None)
         if portion is None:
             self._busy = False
             return self._windows.due(self._watermarks.current)
-        begin, slots = portion
+        begin, gids = portion
         fresh = self._windows.due(begin - 1 + self._reach_us)  # of the windows before this one
-        keys = self._slices.keys(slots)
+        keys = self._slices.keys(gids)
         if self._before.differ:
             waiting = begin + self._reach_us > self._before.of(self._groups(keys))
-            slots, keys = slots[waiting], [key.filter(pa.array(waiting)) for key in keys]
-        into = self._windows.rows.upsert(np.full(len(slots), begin, np.int64), keys)
-        _merge(self._windows.table, into, self._slices.table, slots)
+            gids, keys = gids[waiting], [key.filter(pa.array(waiting)) for key in keys]
+        into = self._windows.rows.upsert(np.full(len(gids), begin, np.int64), keys)
+        _merge(self._windows.table, into, self._slices.table, gids)
         return fresh
 
     def _forget(self) -> None:
@@ -181,8 +181,8 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
                 floor = self._before.of(np.array([group], np.uint16))
                 if begin + self._reach_us > int(floor[0]):
                     whole = self._windows.table.empty_page()
-                    for slices, slots in parts:
-                        self._add_slices(whole, begin, slices, slots)
+                    for slices, gids in parts:
+                        self._add_slices(whole, begin, slices, gids)
                     yield self._windows.rows.take_over(whole, begin, watermark) if len(whole) else []
         for _ in self._slices.expired(watermark):
             yield []
@@ -190,12 +190,12 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         while windows.pending:
             yield windows.take(SLICE_ROWS) or []
 
-    def _add_slices(self, whole: AggregateTable, begin: int, slices: AggregateTable, slots: Slots) -> None:
-        if len(slots) == 0:
+    def _add_slices(self, whole: AggregateTable, begin: int, slices: AggregateTable, gids: GroupIds) -> None:
+        if len(gids) == 0:
             return
-        starts = from_words(np.full(len(slots), begin, np.int64), self._spec.time_type)
-        into = whole.upsert([starts, *slices.index.columns(slots)[1:]])
-        _merge(whole, into, slices, slots)
+        starts = from_words(np.full(len(gids), begin, np.int64), self._spec.time_type)
+        into = whole.upsert([starts, *slices.index.columns(gids)[1:]])
+        _merge(whole, into, slices, gids)
 
     # -- snapshots
 
@@ -210,12 +210,12 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         width, schema = len(self._spec.keys), self._spec.state_schema
         identity = pa.schema([*self._spec.window_fields[:1], *list(schema)[:width]])
 
-        def keys(part: AggregateTable, slots: Slots) -> list[pa.Array]:
-            return part.index.columns(slots)[1:]
+        def keys(part: AggregateTable, gids: GroupIds) -> list[pa.Array]:
+            return part.index.columns(gids)[1:]
 
-        def rows(part: AggregateTable, slots: Slots) -> list[pa.Array]:
-            start, *columns = part.rows(slots)
-            return [*columns[:width], start, pa.array(np.zeros(len(slots), np.bool_)), *columns[width:]]
+        def rows(part: AggregateTable, gids: GroupIds) -> list[pa.Array]:
+            start, *columns = part.rows(gids)
+            return [*columns[:width], start, pa.array(np.zeros(len(gids), np.bool_)), *columns[width:]]
 
         def segments(
             of_slices: Changed | None = None, of_windows: Changed | None = None, unsorted: bool = False
@@ -223,9 +223,9 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
             yield watermarks
             if of_slices is not None:
                 yield from deleted_segments(SLICES, identity, of_slices.deleted, lambda c: c[1:], groups)
-            for part, slots, kind in slices.parts(of_slices):
+            for part, gids, kind in slices.parts(of_slices):
                 of, make_rows = partial(keys, part), partial(rows, part)
-                yield from group_segments(SLICES, schema, slots, of, make_rows, groups, kind)
+                yield from group_segments(SLICES, schema, gids, of, make_rows, groups, kind)
             yield from make(STATE, groups, of_windows)
 
         return FrozenTable([slices.table, windows], segments)
@@ -250,7 +250,7 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         self._slices.restore(fixed_view(start, np.int64), columns[:width], columns[width + 2 :])
 
 
-def _merge(into: AggregateTable, slots: Slots, of: AggregateTable, parts: Slots) -> None:
-    """Add the values of some slots of a table to those of slots of another one."""
+def _merge(into: AggregateTable, gids: GroupIds, of: AggregateTable, parts: GroupIds) -> None:
+    """Add the values of some group ids of a table to those of group ids of another one."""
     for accumulator, source in zip(into.accumulators, of.accumulators, strict=True):
-        accumulator.merge(slots, source.state(parts))
+        accumulator.merge(gids, source.state(parts))

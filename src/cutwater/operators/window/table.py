@@ -15,7 +15,7 @@ from cutwater.operators.aggregate.layout import AggregateTable, aggregate_layout
 from cutwater.operators.base import Outputs
 from cutwater.operators.window import kernels
 from cutwater.operators.window.fold import Fold
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.segments import Segment
 from cutwater.state.table.changes import Changed
 from cutwater.state.table.keyed_segments import deleted_segments, group_segments
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class WindowTable:
-    """The slots of a table are (window, key) pairs, those of a window being due at its end.
+    """The group ids of a table are (window, key) pairs, those of a window being due at its end.
 
     The global window starts at 0 and ends with time itself.
     """
@@ -68,18 +68,18 @@ class WindowTable:
         """
         if batch.num_rows == 0:
             return []
-        slots = self.rows.upsert(starts, [batch.column(name) for name in self._spec.keys])
+        gids = self.rows.upsert(starts, [batch.column(name) for name in self._spec.keys])
         if not self._limit and int(starts.min()) + self.reach_us > int(reached.max()):
             for accumulator in self.table.accumulators:
-                accumulator.update(slots, batch)
+                accumulator.update(gids, batch)
             if self._counted:
-                kernels.count_rows(slots, self.rows.pending)
+                kernels.count_rows(gids, self.rows.pending)
             return []
-        fire = np.empty(len(slots), np.bool_)
+        fire = np.empty(len(gids), np.bool_)
         count = kernels.touch(
-            slots, starts, self.reach_us, reached, self._limit, self.rows.pending, self.rows.fired, fire
+            gids, starts, self.reach_us, reached, self._limit, self.rows.pending, self.rows.fired, fire
         )
-        columns = self._fold.rows(self.table, slots, batch, fire)
+        columns = self._fold.rows(self.table, gids, batch, fire)
         if not count:
             return []
         mask: Any = pa.array(fire)
@@ -105,28 +105,28 @@ class WindowTable:
         """Forget windows that take no more rows."""
         self.rows.forget(watermark)
 
-    def _results(self, table: AggregateTable, slots: Slots) -> Outputs:
-        """The results of some slots; what is discarded is gone then."""
-        if len(slots) == 0:
+    def _results(self, table: AggregateTable, gids: GroupIds) -> Outputs:
+        """The results of some group ids; what is discarded is gone then."""
+        if len(gids) == 0:
             return []
-        columns = [accumulator.result(slots) for accumulator in table.accumulators]
-        start, *keys = table.index.columns(slots)
+        columns = [accumulator.result(gids) for accumulator in table.accumulators]
+        start, *keys = table.index.columns(gids)
         outputs = self._output(keys, fixed_view(start, np.int64), columns)
-        self._fold.begin_anew(table, slots)
+        self._fold.begin_anew(table, gids)
         return outputs
 
-    def times(self, slots: Slots) -> Times:
-        """The starts of the windows of some slots."""
-        return self.rows.times(slots)
+    def times(self, gids: GroupIds) -> Times:
+        """The starts of the windows of some group ids."""
+        return self.rows.times(gids)
 
     def times_in(self, batch: pa.RecordBatch) -> Times:
         """See ``Windows.times_in``."""
         starts = None if self._endless else batch.column(len(self._spec.keys))
         return np.zeros(batch.num_rows, np.int64) if starts is None else fixed_view(starts, np.int64)
 
-    def keys(self, slots: Slots) -> list[pa.Array]:
-        """The key columns of some slots."""
-        return self.rows.keys(slots)
+    def keys(self, gids: GroupIds) -> list[pa.Array]:
+        """The key columns of some group ids."""
+        return self.rows.keys(gids)
 
     def _output(self, keys: list[pa.Array], starts: Times, columns: list[pa.Array]) -> Outputs:
         kind = self._spec.time_type
@@ -140,14 +140,14 @@ class WindowTable:
         frozen = self.rows.frozen(checkpoint_id)
         width = len(self._spec.keys) + 1
 
-        def rows(part: AggregateTable, slots: Slots) -> list[pa.Array]:
-            start, *columns = part.rows(slots)
+        def rows(part: AggregateTable, gids: GroupIds) -> list[pa.Array]:
+            start, *columns = part.rows(gids)
             window = [] if self._endless else [start]
-            window += [pa.array(side) for side in part.sides(slots)]
+            window += [pa.array(side) for side in part.sides(gids)]
             return [*columns[: width - 1], *window, *columns[width - 1 :]]
 
-        def keys(part: AggregateTable, slots: Slots) -> list[pa.Array]:
-            return part.index.columns(slots)[1:]
+        def keys(part: AggregateTable, gids: GroupIds) -> list[pa.Array]:
+            return part.index.columns(gids)[1:]
 
         def segments(name: str, groups: int, changed: Changed | None = None) -> Iterator[Segment]:
             schema = self._spec.state_schema
@@ -156,8 +156,8 @@ class WindowTable:
                 fields = pa.schema([*start, *list(schema)[: width - 1]])
                 identity: Callable[[list[pa.Array]], list[pa.Array]] = _without_start if self._endless else list
                 yield from deleted_segments(name, fields, changed.deleted, _without_start, groups, identity)
-            for part, slots, kind in frozen.parts(changed):
-                yield from group_segments(name, schema, slots, partial(keys, part), partial(rows, part), groups, kind)
+            for part, gids, kind in frozen.parts(changed):
+                yield from group_segments(name, schema, gids, partial(keys, part), partial(rows, part), groups, kind)
 
         return frozen.table, segments
 
@@ -179,10 +179,10 @@ class WindowTable:
         columns = batch.columns
         keys, borders, state = columns[:width], columns[width : width + window], columns[width + window :]
         starts = np.zeros(batch.num_rows, np.int64) if self._endless else fixed_view(borders.pop(0), np.int64)
-        slots = self.rows.restore(starts, keys, state)
-        self.rows.fired[slots] = borders[0].to_numpy(zero_copy_only=False)
+        gids = self.rows.restore(starts, keys, state)
+        self.rows.fired[gids] = borders[0].to_numpy(zero_copy_only=False)
         if self._counted:
-            self.rows.pending[slots] = borders[1].to_numpy()
+            self.rows.pending[gids] = borders[1].to_numpy()
 
 
 def _without_start(columns: list[pa.Array]) -> list[pa.Array]:

@@ -1,10 +1,10 @@
-"""Kernels of the key indexes: open addressing with linear probing; a table entry holds slot + 1, and 0 is empty.
+"""Kernels of the key indexes: open addressing with linear probing; a table entry holds group id + 1, and 0 is empty.
 
 Lookups jump about in memory that no cache holds, so each block of rows is prefetched level by level before it is looked
 up (twice as fast with a million keys).
 
 An ``upsert`` stops where the table (or the arena) is full and says how far it came; the caller grows and goes on.  A
-``rehash`` enters the slots ``first`` .. ``count`` - 1 into another table.
+``rehash`` enters the group ids ``first`` .. ``count`` - 1 into another table.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _BLOCK_ROWS = 256
 
 
 @kernel
-def upsert_word(words: Any, first: Any, table: Any, keys: Any, count: Any, slots: Any) -> Any:
-    """One word per key.  Returns (rows done, slots used).
+def upsert_word(words: Any, first: Any, table: Any, keys: Any, count: Any, gids: Any) -> Any:
+    """One word per key.  Returns (rows done, group ids used).
 
     Most rows find their key at the first place.  So all are looked up there without a branch that could be guessed
     wrong, and the others are collected and probed one by one, in their order.
@@ -47,10 +47,10 @@ def upsert_word(words: Any, first: Any, table: Any, keys: Any, count: Any, slots
             prefetch(keys, np.int64(entry - np.uint64(entry > _NONE)))
         misses = _NONE
         for b in range(rows):
-            slot = entries[b] - np.uint64(entries[b] > _NONE)
-            slots[base + b] = slot
+            gid = entries[b] - np.uint64(entries[b] > _NONE)
+            gids[base + b] = gid
             missed[misses] = b
-            misses += np.uint64((keys[slot] != words[base + b]) | (entries[b] == _NONE))
+            misses += np.uint64((keys[gid] != words[base + b]) | (entries[b] == _NONE))
         for m in range(misses):
             row = base + missed[m]
             key = words[row]
@@ -68,32 +68,32 @@ def upsert_word(words: Any, first: Any, table: Any, keys: Any, count: Any, slots
                 if keys[entry - _ONE] == key:
                     break
                 at = (at + _ONE) & mask
-            slots[row] = entry - _ONE
+            gids[row] = entry - _ONE
     return words.shape[0], count
 
 
 @kernel
-def find_word(words: Any, table: Any, keys: Any, slots: Any) -> None:
-    """Slot of each key, -1 where it is unknown."""
+def find_word(words: Any, table: Any, keys: Any, gids: Any) -> None:
+    """Group id of each key, -1 where it is unknown."""
     mask = np.uint64(table.shape[0] - 1)
     for i in range(words.shape[0]):
         key = words[i]
         at = hash_word(key) & mask
-        slot = np.int64(table[at]) - 1
-        while slot >= 0 and keys[slot] != key:
+        gid = np.int64(table[at]) - 1
+        while gid >= 0 and keys[gid] != key:
             at = (at + _ONE) & mask
-            slot = np.int64(table[at]) - 1
-        slots[i] = slot
+            gid = np.int64(table[at]) - 1
+        gids[i] = gid
 
 
 @kernel
 def rehash_word(keys: Any, first: Any, count: Any, table: Any) -> None:
     mask = np.uint64(table.shape[0] - 1)
-    for slot in range(first, count):
-        at = hash_word(keys[slot]) & mask
+    for gid in range(first, count):
+        at = hash_word(keys[gid]) & mask
         while table[at] != 0:
             at = (at + _ONE) & mask
-        table[at] = slot + 1
+        table[at] = gid + 1
 
 
 @kernel
@@ -105,16 +105,16 @@ def hash_row(words: Any, row: Any) -> Any:
 
 
 @kernel
-def same_words(a: Any, row: Any, b: Any, slot: Any) -> Any:
+def same_words(a: Any, row: Any, b: Any, gid: Any) -> Any:
     for c in range(a.shape[1]):  # noqa: SIM110 - Numba has no generators here
-        if a[row, c] != b[slot, c]:
+        if a[row, c] != b[gid, c]:
             return False
     return True
 
 
 @kernel
-def upsert_words(words: Any, first: Any, table: Any, keys: Any, count: Any, slots: Any) -> Any:
-    """Several words per key, one row of a matrix.  Returns (rows done, slots used)."""
+def upsert_words(words: Any, first: Any, table: Any, keys: Any, count: Any, gids: Any) -> Any:
+    """Several words per key, one row of a matrix.  Returns (rows done, group ids used)."""
     mask = np.uint64(table.shape[0] - 1)
     limit = keys.shape[0]
     width = words.shape[1]
@@ -131,44 +131,44 @@ def upsert_words(words: Any, first: Any, table: Any, keys: Any, count: Any, slot
             i = begin + b
             at = places[b]
             while True:
-                slot = np.int64(table[at]) - 1
-                if slot < 0:
+                gid = np.int64(table[at]) - 1
+                if gid < 0:
                     if count >= limit:
                         return i, count
-                    slot = count
+                    gid = count
                     for c in range(width):
-                        keys[slot, c] = words[i, c]
+                        keys[gid, c] = words[i, c]
                     count += 1
                     table[at] = count
                     break
-                if same_words(words, i, keys, slot):
+                if same_words(words, i, keys, gid):
                     break
                 at = (at + _ONE) & mask
-            slots[i] = slot
+            gids[i] = gid
     return words.shape[0], count
 
 
 @kernel
-def find_words(words: Any, table: Any, keys: Any, slots: Any) -> None:
-    """Slot of each key, -1 where it is unknown."""
+def find_words(words: Any, table: Any, keys: Any, gids: Any) -> None:
+    """Group id of each key, -1 where it is unknown."""
     mask = np.uint64(table.shape[0] - 1)
     for i in range(words.shape[0]):
         at = hash_row(words, i) & mask
-        slot = np.int64(table[at]) - 1
-        while slot >= 0 and not same_words(words, i, keys, slot):
+        gid = np.int64(table[at]) - 1
+        while gid >= 0 and not same_words(words, i, keys, gid):
             at = (at + _ONE) & mask
-            slot = np.int64(table[at]) - 1
-        slots[i] = slot
+            gid = np.int64(table[at]) - 1
+        gids[i] = gid
 
 
 @kernel
 def rehash_words(keys: Any, first: Any, count: Any, table: Any) -> None:
     mask = np.uint64(table.shape[0] - 1)
-    for slot in range(first, count):
-        at = hash_row(keys, slot) & mask
+    for gid in range(first, count):
+        at = hash_row(keys, gid) & mask
         while table[at] != 0:
             at = (at + _ONE) & mask
-        table[at] = slot + 1
+        table[at] = gid + 1
 
 
 @kernel
@@ -218,7 +218,7 @@ def look_first(
     keys: Any,
     arena: Any,
     spans: Any,
-    slots: Any,
+    gids: Any,
     missed: Any,
 ) -> Any:
     """Look the next ``rows`` keys up at their first place, level by level; where that is not it, into ``missed``.
@@ -236,14 +236,14 @@ def look_first(
     for b in range(rows):
         i = first + b
         entry = table[hashes[b] & mask]
-        slot = max(0, (entry & _LOW) - 1)
+        gid = max(0, (entry & _LOW) - 1)
         start = np.int64(offsets[i])
         length = np.int64(offsets[i + 1]) - start
-        stored = spans[slot + 1] - spans[slot]
+        stored = spans[gid + 1] - spans[gid]
         same = (entry != 0) & ((entry ^ hashes[b]) & ~_LOW == 0) & (stored == length)
-        same &= same_bytes(data, start, arena, spans[slot], min(length, stored))
-        same &= same_words(words, i, keys, slot)
-        slots[i] = slot
+        same &= same_bytes(data, start, arena, spans[gid], min(length, stored))
+        same &= same_words(words, i, keys, gid)
+        gids[i] = gid
         missed[misses] = b
         misses += 1 - np.int64(same)
     return misses
@@ -260,11 +260,11 @@ def upsert_bytes(
     arena: Any,
     spans: Any,
     count: Any,
-    slots: Any,
+    gids: Any,
 ) -> Any:
-    """Words and a span of bytes per key; a table entry carries the upper half of the hash beside the slot.
+    """Words and a span of bytes per key; a table entry carries the upper half of the hash beside the group id.
 
-    Returns (rows done, slots used).
+    Returns (rows done, group ids used).
     """
     mask = np.int64(table.shape[0] - 1)
     hashes = np.empty(_BLOCK_ROWS, np.int64)
@@ -272,7 +272,7 @@ def upsert_bytes(
     for begin in range(first, words.shape[0], _BLOCK_ROWS):
         rows = min(_BLOCK_ROWS, words.shape[0] - begin)
         hash_block(words, data, offsets, begin, rows, hashes)
-        misses = look_first(hashes, begin, rows, words, data, offsets, table, keys, arena, spans, slots, missed)
+        misses = look_first(hashes, begin, rows, words, data, offsets, table, keys, arena, spans, gids, missed)
         for m in range(misses):
             i = begin + missed[m]
             start = np.int64(offsets[i])
@@ -282,14 +282,14 @@ def upsert_bytes(
             tag = h & ~_LOW
             while True:
                 entry = table[at]
-                slot = (entry & _LOW) - 1
-                if slot < 0:
+                gid = (entry & _LOW) - 1
+                if gid < 0:
                     end = spans[count]
                     if count >= keys.shape[0] or end + length > arena.shape[0]:
                         return i, count
-                    slot = count
+                    gid = count
                     for c in range(words.shape[1]):
-                        keys[slot, c] = words[i, c]
+                        keys[gid, c] = words[i, c]
                     for b in range(length):
                         arena[end + b] = data[start + b]
                     count += 1
@@ -298,19 +298,19 @@ def upsert_bytes(
                     break
                 if (
                     entry & ~_LOW == tag
-                    and spans[slot + 1] - spans[slot] == length
-                    and same_words(words, i, keys, slot)
-                    and same_bytes(data, start, arena, spans[slot], length)
+                    and spans[gid + 1] - spans[gid] == length
+                    and same_words(words, i, keys, gid)
+                    and same_bytes(data, start, arena, spans[gid], length)
                 ):
                     break
                 at = (at + 1) & mask
-            slots[i] = slot
+            gids[i] = gid
     return words.shape[0], count
 
 
 @kernel
-def find_bytes(words: Any, data: Any, offsets: Any, table: Any, keys: Any, arena: Any, spans: Any, slots: Any) -> None:
-    """Slot of each key, -1 where it is unknown."""
+def find_bytes(words: Any, data: Any, offsets: Any, table: Any, keys: Any, arena: Any, spans: Any, gids: Any) -> None:
+    """Group id of each key, -1 where it is unknown."""
     mask = np.int64(table.shape[0] - 1)
     for i in range(words.shape[0]):
         start = np.int64(offsets[i])
@@ -320,27 +320,27 @@ def find_bytes(words: Any, data: Any, offsets: Any, table: Any, keys: Any, arena
         tag = h & ~_LOW
         while True:
             entry = table[at]
-            slot = (entry & _LOW) - 1
-            if slot < 0 or (
+            gid = (entry & _LOW) - 1
+            if gid < 0 or (
                 entry & ~_LOW == tag
-                and spans[slot + 1] - spans[slot] == length
-                and same_words(words, i, keys, slot)
-                and same_bytes(data, start, arena, spans[slot], length)
+                and spans[gid + 1] - spans[gid] == length
+                and same_words(words, i, keys, gid)
+                and same_bytes(data, start, arena, spans[gid], length)
             ):
                 break
             at = (at + 1) & mask
-        slots[i] = slot
+        gids[i] = gid
 
 
 @kernel
 def rehash_bytes(keys: Any, arena: Any, spans: Any, first: Any, count: Any, table: Any) -> None:
     mask = np.int64(table.shape[0] - 1)
-    for slot in range(first, count):
-        h = hash_mixed(arena, spans[slot], spans[slot + 1], keys, slot)
+    for gid in range(first, count):
+        h = hash_mixed(arena, spans[gid], spans[gid + 1], keys, gid)
         at = h & mask
         while table[at] != 0:
             at = (at + 1) & mask
-        table[at] = (h & ~_LOW) | (slot + 1)
+        table[at] = (h & ~_LOW) | (gid + 1)
 
 
 @kernel

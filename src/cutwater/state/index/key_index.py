@@ -1,8 +1,8 @@
-"""Key indexes: from the key of a row to a dense slot number.
+"""Key indexes: from the key of a row to a dense group id.
 
-Slots are numbered 0, 1, 2 ... in the order in which keys first come, and values live in arrays by slot.  What an index
-stores of its keys is append-only: a ``frozen`` view of the first n slots stays as it is while the index goes on, at no
-cost.  Rows must have been checked: no NaN in a key, and no null; ``nullable_index`` takes nulls.
+Group ids are numbered 0, 1, 2 ... in the order in which keys first come, and values live in arrays by group id.  What
+an index stores of its keys is append-only: a ``frozen`` view of the first n group ids stays as it is while the index
+goes on, at no cost.  Rows must have been checked: no NaN in a key, and no null; ``nullable_index`` takes nulls.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from cutwater.state.growing_array import GrowingArray, gather, in_background
 from cutwater.state.index import kernels
 from cutwater.state.keys import decimal_bytes, is_word_key
 
-AT_ONCE_SLOTS = 1 << 16
+AT_ONCE_GROUP_IDS = 1 << 16
 """So many are entered into a new table at once: about a millisecond."""
 
 
 class NextTable:
     """A larger table that a thread in the background fills, while the present one goes on serving.
 
-    What an index stores of its keys only grows, so the thread reads what nobody changes.  Slots that came meanwhile are
-    entered in further rounds, and the last few by the caller.
+    What an index stores of its keys only grows, so the thread reads what nobody changes.  Group ids that came
+    meanwhile are entered in further rounds, and the last few by the caller.
 
     Args:
         table: empty.
-        enter: enters the slots from one number to another into a table.
-        count: slots that there are.
+        enter: enters the group ids from one number to another into a table.
+        count: group ids that there are.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class NextTable:
         self._thread = in_background(lambda: self._enter(first, count, self.table))
 
     def ready(self, count: int, *, wait: bool) -> bool:
-        """True if all slots are in the table: then it can take over.
+        """True if all group ids are in the table: then it can take over.
 
         Args:
-            count: slots that there are.
+            count: group ids that there are.
             wait: until it is so.
         """
         while True:
@@ -62,19 +62,19 @@ class NextTable:
                 self._thread.join()
             elif self._thread.is_alive():
                 return False
-            if wait or count - self._entered <= AT_ONCE_SLOTS:
+            if wait or count - self._entered <= AT_ONCE_GROUP_IDS:
                 self._enter(self._entered, count, self.table)
                 return True
             self._next_round(count)
 
 
-Slots: TypeAlias = npt.NDArray[np.int32]
+GroupIds: TypeAlias = npt.NDArray[np.int32]
 
-_FIRST_SLOTS = 1024
+_FIRST_GROUP_IDS = 1024
 _FIRST_BYTES = 1 << 16
 _BYTES_RESERVED = 1 << 34
-_SPARSE_SLOTS = 1 << 20
-_MAX_SLOTS = 2**31 - 2
+_SPARSE_GROUP_IDS = 1 << 20
+_MAX_GROUP_IDS = 2**31 - 2
 
 
 class KeyIndex(ABC):
@@ -88,11 +88,11 @@ class KeyIndex(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Slots in use."""
+        """Group ids in use."""
 
     @abstractmethod
-    def upsert(self, columns: Sequence[pa.Array]) -> Slots:
-        """Slot of every row, in row order; unknown keys get the next free slots.
+    def upsert(self, columns: Sequence[pa.Array]) -> GroupIds:
+        """Group id of every row, in row order; unknown keys get the next free group ids.
 
         Args:
             columns: the key columns, of ``types``, all of one length.
@@ -102,16 +102,16 @@ class KeyIndex(ABC):
         """
 
     @abstractmethod
-    def find(self, columns: Sequence[pa.Array]) -> Slots:
-        """Slot of every row, -1 where the key is unknown; changes nothing.
+    def find(self, columns: Sequence[pa.Array]) -> GroupIds:
+        """Group id of every row, -1 where the key is unknown; changes nothing.
 
         Args:
             columns: the key columns, of ``types``, all of one length.
         """
 
     @abstractmethod
-    def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
-        """The keys of ``slots``, one array per key column (floats with one zero: -0.0 comes back as 0.0)."""
+    def columns(self, gids: npt.NDArray[Any]) -> list[pa.Array]:
+        """The keys of ``gids``, one array per key column (floats with one zero: -0.0 comes back as 0.0)."""
 
     @property
     @abstractmethod
@@ -120,7 +120,7 @@ class KeyIndex(ABC):
 
     @abstractmethod
     def frozen(self) -> KeyIndex:
-        """The first ``len(self)`` slots as they are now; serves ``columns`` and ``len``, not ``upsert``."""
+        """The first ``len(self)`` group ids as they are now; serves ``columns`` and ``len``, not ``upsert``."""
 
 
 class HashIndex(KeyIndex):
@@ -137,49 +137,49 @@ class HashIndex(KeyIndex):
     def __init__(self, types: Sequence[pa.DataType], expected: int = 0) -> None:
         self.types = tuple(types)
         self._count = 0
-        self._due = max(_FIRST_SLOTS, 1 << max(0, expected - 1).bit_length())
-        """Slots from which on a larger table is wanted."""
+        self._due = max(_FIRST_GROUP_IDS, 1 << max(0, expected - 1).bit_length())
+        """Group ids from which on a larger table is wanted."""
         self._table: npt.NDArray[Any] = np.zeros(self._table_size(), self._entry)
         self._next: NextTable | None = None
 
     def __len__(self) -> int:
         return self._count
 
-    def upsert(self, columns: Sequence[pa.Array]) -> Slots:
-        slots: Slots = np.empty(len(columns[0]), np.int32)
-        self._upsert(columns, slots)
+    def upsert(self, columns: Sequence[pa.Array]) -> GroupIds:
+        gids: GroupIds = np.empty(len(columns[0]), np.int32)
+        self._upsert(columns, gids)
         self._reserve(self._limit)
         if self._count >= self._due or self._next is not None:
             self._grow_table(wait=False)
-        return slots
+        return gids
 
-    def find(self, columns: Sequence[pa.Array]) -> Slots:
-        slots: Slots = np.empty(len(columns[0]), np.int32)
-        self._find(columns, slots)
-        return slots
-
-    @abstractmethod
-    def _upsert(self, columns: Sequence[pa.Array], slots: Slots) -> None: ...
+    def find(self, columns: Sequence[pa.Array]) -> GroupIds:
+        gids: GroupIds = np.empty(len(columns[0]), np.int32)
+        self._find(columns, gids)
+        return gids
 
     @abstractmethod
-    def _find(self, columns: Sequence[pa.Array], slots: Slots) -> None: ...
+    def _upsert(self, columns: Sequence[pa.Array], gids: GroupIds) -> None: ...
+
+    @abstractmethod
+    def _find(self, columns: Sequence[pa.Array], gids: GroupIds) -> None: ...
 
     @abstractmethod
     def _enter(self, first: int, count: int, table: npt.NDArray[Any]) -> None:
-        """Enter slots ``first`` .. ``count`` - 1 into a table; also called by another thread."""
+        """Enter group ids ``first`` .. ``count`` - 1 into a table; also called by another thread."""
 
     @abstractmethod
-    def _reserve(self, slots: int) -> None:
-        """Have room for this many slots."""
+    def _reserve(self, gids: int) -> None:
+        """Have room for this many group ids."""
 
     @property
     def _limit(self) -> int:
-        """Slots that the present table takes; a small one grows at once when it is due."""
-        return min(self._due if self._due <= AT_ONCE_SLOTS else self._due + self._due // 2, _MAX_SLOTS + 1)
+        """Group ids that the present table takes; a small one grows at once when it is due."""
+        return min(self._due if self._due <= AT_ONCE_GROUP_IDS else self._due + self._due // 2, _MAX_GROUP_IDS + 1)
 
     def _table_size(self) -> int:
         # Probing ends sooner in a sparse table, and up to a million keys that costs 16 bytes per key at most.
-        return self._due * (4 if self._due <= _SPARSE_SLOTS else 2)
+        return self._due * (4 if self._due <= _SPARSE_GROUP_IDS else 2)
 
     def _grow_table(self, *, wait: bool) -> None:
         """Go over to a larger table, once it is there."""
@@ -187,7 +187,7 @@ class HashIndex(KeyIndex):
             due = self._due
             self._double()
             table = np.zeros(self._table_size(), self._entry)
-            if due > AT_ONCE_SLOTS:
+            if due > AT_ONCE_GROUP_IDS:
                 self._next, self._due = NextTable(table, self._enter, self._count), due
             else:
                 self._enter(0, self._count, table)
@@ -198,11 +198,12 @@ class HashIndex(KeyIndex):
         self._reserve(self._limit)
 
     def _double(self) -> None:
-        if self._due >= _MAX_SLOTS:
+        if self._due >= _MAX_GROUP_IDS:
             raise DataError(
-                f"one subtask holds more than {_MAX_SLOTS} keys", hint="Raise the parallelism, so that each holds less."
+                f"one subtask holds more than {_MAX_GROUP_IDS} keys",
+                hint="Raise the parallelism, so that each holds less.",
             )
-        self._due = min(self._due * 2, _MAX_SLOTS + 1)
+        self._due = min(self._due * 2, _MAX_GROUP_IDS + 1)
 
 
 class Int64Index(HashIndex):
@@ -220,27 +221,27 @@ class Int64Index(HashIndex):
         self._keys = GrowingArray(np.int64)
         self._reserve(self._limit)
 
-    def _upsert(self, columns: Sequence[pa.Array], slots: Slots) -> None:
+    def _upsert(self, columns: Sequence[pa.Array], gids: GroupIds) -> None:
         words = to_words(columns[0])
         done = 0
         while True:
             keys = self._keys.values[: self._limit]
-            done, self._count = kernels.upsert_word(words, done, self._table, keys, self._count, slots)
+            done, self._count = kernels.upsert_word(words, done, self._table, keys, self._count, gids)
             if done == len(words):
                 return
             self._grow_table(wait=True)
 
-    def _find(self, columns: Sequence[pa.Array], slots: Slots) -> None:
-        kernels.find_word(to_words(columns[0]), self._table, self._keys.values, slots)
+    def _find(self, columns: Sequence[pa.Array], gids: GroupIds) -> None:
+        kernels.find_word(to_words(columns[0]), self._table, self._keys.values, gids)
 
     def _enter(self, first: int, count: int, table: npt.NDArray[Any]) -> None:
         kernels.rehash_word(self._keys.values, first, count, table)
 
-    def _reserve(self, slots: int) -> None:
-        self._keys.reserve(slots, self._count)
+    def _reserve(self, gids: int) -> None:
+        self._keys.reserve(gids, self._count)
 
-    def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
-        return [from_words(gather(self._keys.values, slots, still=True), self.types[0])]  # keys stay where they are
+    def columns(self, gids: npt.NDArray[Any]) -> list[pa.Array]:
+        return [from_words(gather(self._keys.values, gids, still=True), self.types[0])]  # keys stay where they are
 
     @property
     def key_bytes(self) -> int:
@@ -267,28 +268,28 @@ class WordsIndex(HashIndex):
         self._keys = GrowingArray(np.int64, (len(types),))
         self._reserve(self._limit)
 
-    def _upsert(self, columns: Sequence[pa.Array], slots: Slots) -> None:
-        words = _matrix([to_words(column) for column in columns], len(slots))
+    def _upsert(self, columns: Sequence[pa.Array], gids: GroupIds) -> None:
+        words = _matrix([to_words(column) for column in columns], len(gids))
         done = 0
         while True:
             keys = self._keys.values[: self._limit]
-            done, self._count = kernels.upsert_words(words, done, self._table, keys, self._count, slots)
+            done, self._count = kernels.upsert_words(words, done, self._table, keys, self._count, gids)
             if done == len(words):
                 return
             self._grow_table(wait=True)
 
-    def _find(self, columns: Sequence[pa.Array], slots: Slots) -> None:
-        words = _matrix([to_words(column) for column in columns], len(slots))
-        kernels.find_words(words, self._table, self._keys.values, slots)
+    def _find(self, columns: Sequence[pa.Array], gids: GroupIds) -> None:
+        words = _matrix([to_words(column) for column in columns], len(gids))
+        kernels.find_words(words, self._table, self._keys.values, gids)
 
     def _enter(self, first: int, count: int, table: npt.NDArray[Any]) -> None:
         kernels.rehash_words(self._keys.values, first, count, table)
 
-    def _reserve(self, slots: int) -> None:
-        self._keys.reserve(slots, self._count)
+    def _reserve(self, gids: int) -> None:
+        self._keys.reserve(gids, self._count)
 
-    def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
-        return [from_words(gather(self._keys.values[:, c], slots), kind) for c, kind in enumerate(self.types)]
+    def columns(self, gids: npt.NDArray[Any]) -> list[pa.Array]:
+        return [from_words(gather(self._keys.values[:, c], gids), kind) for c, kind in enumerate(self.types)]
 
     @property
     def key_bytes(self) -> int:
@@ -323,8 +324,8 @@ class BytesIndex(HashIndex):
         self._spans = GrowingArray(np.int64)
         self._reserve(self._limit)
 
-    def _upsert(self, columns: Sequence[pa.Array], slots: Slots) -> None:
-        words, data, offsets = self._encode(columns, len(slots))
+    def _upsert(self, columns: Sequence[pa.Array], gids: GroupIds) -> None:
+        words, data, offsets = self._encode(columns, len(gids))
         done = 0
         while True:
             done, self._count = kernels.upsert_bytes(
@@ -337,18 +338,18 @@ class BytesIndex(HashIndex):
                 self._arena.values,
                 self._spans.values,
                 self._count,
-                slots,
+                gids,
             )
-            if done == len(slots):
+            if done == len(gids):
                 return
             if self._count >= self._limit:
                 self._grow_table(wait=True)
             self._arena.reserve(self._end + int(offsets[done + 1]) - int(offsets[done]))
 
-    def _find(self, columns: Sequence[pa.Array], slots: Slots) -> None:
-        words, data, offsets = self._encode(columns, len(slots))
+    def _find(self, columns: Sequence[pa.Array], gids: GroupIds) -> None:
+        words, data, offsets = self._encode(columns, len(gids))
         stored = (self._keys.values, self._arena.values, self._spans.values)
-        kernels.find_bytes(words, data, offsets, self._table, *stored, slots)
+        kernels.find_bytes(words, data, offsets, self._table, *stored, gids)
 
     @property
     def _end(self) -> int:
@@ -358,9 +359,9 @@ class BytesIndex(HashIndex):
     def _enter(self, first: int, count: int, table: npt.NDArray[Any]) -> None:
         kernels.rehash_bytes(self._keys.values, self._arena.values, self._spans.values, first, count, table)
 
-    def _reserve(self, slots: int) -> None:
-        self._keys.reserve(slots, self._count)
-        self._spans.reserve(slots + 1, self._count)
+    def _reserve(self, gids: int) -> None:
+        self._keys.reserve(gids, self._count)
+        self._spans.reserve(gids + 1, self._count)
         self._arena.reserve(self._end)
 
     def _encode(self, columns: Sequence[pa.Array], rows: int) -> tuple[Words, npt.NDArray[np.uint8], npt.NDArray[Any]]:
@@ -378,16 +379,16 @@ class BytesIndex(HashIndex):
         data.flags.writeable = joined.flags.writeable = False
         return _matrix(parts + lengths, rows), data, joined
 
-    def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
+    def columns(self, gids: npt.NDArray[Any]) -> list[pa.Array]:
         found: dict[int, pa.Array] = {}
         for position, c in enumerate(self._word_columns):
-            found[c] = from_words(gather(self._keys.values[:, position], slots), self.types[c])
-        starts = gather(self._spans.values, slots)
+            found[c] = from_words(gather(self._keys.values[:, position], gids), self.types[c])
+        starts = gather(self._spans.values, gids)
         for position, c in enumerate(self._byte_columns):
             if len(self._byte_columns) > 1:
-                lengths = self._keys.values[slots, len(self._word_columns) + position]
+                lengths = self._keys.values[gids, len(self._word_columns) + position]
             else:
-                lengths = self._spans.values[slots.astype(np.int64) + 1] - starts
+                lengths = self._spans.values[gids.astype(np.int64) + 1] - starts
             found[c] = self._gather(starts, lengths, self.types[c])
             starts = starts + lengths
         return [found[c] for c in range(len(self.types))]

@@ -17,14 +17,14 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from cutwater.data.words import from_words, valid_rows
-from cutwater.state.index.key_index import KeyIndex, Slots, make_index
+from cutwater.state.index.key_index import GroupIds, KeyIndex, make_index
 
 _MARKS = pa.uint64()
 _MOVED_AT_ONCE = 1 << 16
 
 
 class NullableIndex(KeyIndex):
-    """Slots as ``KeyIndex`` has them, over columns that may hold nulls.
+    """GroupIds as ``KeyIndex`` has them, over columns that may hold nulls.
 
     Args:
         types: Arrow types of the key columns, in order; 64 at most.
@@ -46,25 +46,25 @@ class NullableIndex(KeyIndex):
     def __len__(self) -> int:
         return len(self._index)
 
-    def upsert(self, columns: Sequence[pa.Array]) -> Slots:
+    def upsert(self, columns: Sequence[pa.Array]) -> GroupIds:
         if not self._marked:
             if not any(column.null_count for column in columns):
                 return self._index.upsert(columns)
             self._mark()
         return self._index.upsert(_marked(columns))
 
-    def find(self, columns: Sequence[pa.Array]) -> Slots:
+    def find(self, columns: Sequence[pa.Array]) -> GroupIds:
         if self._marked:
             return self._index.find(_marked(columns))
         if not any(column.null_count for column in columns):
             return self._index.find(columns)
         *filled, marks = _marked(columns)
-        slots = self._index.find(filled)
-        slots[marks.to_numpy() != 0] = -1
-        return slots
+        gids = self._index.find(filled)
+        gids[marks.to_numpy() != 0] = -1
+        return gids
 
-    def columns(self, slots: npt.NDArray[Any]) -> list[pa.Array]:
-        found = self._index.columns(slots)
+    def columns(self, gids: npt.NDArray[Any]) -> list[pa.Array]:
+        found = self._index.columns(gids)
         if not self._marked:
             return found
         *filled, last = found
@@ -81,12 +81,12 @@ class NullableIndex(KeyIndex):
         return view
 
     def _mark(self) -> None:
-        """Move the keys to an index with marks, where they keep their slots."""
+        """Move the keys to an index with marks, where they keep their group ids."""
         plain, self._marked = self._index, True
         self._index = make_index([*self.types, _MARKS], len(plain))
         for begin in range(0, len(plain), _MOVED_AT_ONCE):
-            slots = np.arange(begin, min(begin + _MOVED_AT_ONCE, len(plain)))
-            self._index.upsert(_marked(plain.columns(slots)))
+            gids = np.arange(begin, min(begin + _MOVED_AT_ONCE, len(plain)))
+            self._index.upsert(_marked(plain.columns(gids)))
 
 
 def _marked(columns: Sequence[pa.Array]) -> list[pa.Array]:

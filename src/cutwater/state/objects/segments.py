@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.objects.on_disk import Chunk, FrozenRocksObjects, RocksObjects
 from cutwater.state.objects.table import FrozenObjects, Key, KeyedObjects
 from cutwater.state.segments import GROUP_COLUMN, FrozenSegments, Segment, SegmentKind
@@ -40,14 +40,14 @@ def object_segments(
         values.append(content)
     fields = [*keys] if kind == "delete" else [*keys, value]
 
-    def key_arrays(slots: Slots) -> list[pa.Array]:
-        columns = zip(*(found[i] for i in slots), strict=True)
+    def key_arrays(gids: GroupIds) -> list[pa.Array]:
+        columns = zip(*(found[i] for i in gids), strict=True)
         return [pa.array(column, field.type) for column, field in zip(columns, keys, strict=True)]
 
-    def arrays(slots: Slots) -> list[pa.Array]:
+    def arrays(gids: GroupIds) -> list[pa.Array]:
         if kind == "delete":
-            return key_arrays(slots)
-        return [*key_arrays(slots), pa.array([values[i] for i in slots], value.type)]
+            return key_arrays(gids)
+        return [*key_arrays(gids), pa.array([values[i] for i in gids], value.type)]
 
     order = np.arange(len(found), dtype=np.int32)
     return group_segments(name, pa.schema(fields), order, key_arrays, arrays, groups, kind, len(keys))

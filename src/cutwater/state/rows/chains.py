@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.data.row_sizes import rows_per_batch, widest_row_bytes
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.rows import kernels
 from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
@@ -24,9 +24,9 @@ _ROW_BYTES = 20
 
 
 class RowChains:
-    """Rows in the order in which they came, chained by key slot.
+    """Rows in the order in which they came, chained by key group id.
 
-    Columns, times and slots lie in arrays that are only appended to: a frozen view costs nothing.
+    Columns, times and group ids lie in arrays that are only appended to: a frozen view costs nothing.
 
     Args:
         schema: of the rows.
@@ -42,7 +42,7 @@ class RowChains:
         """Bytes of the widest row, or more."""
         self._values = RowStore(schema.types, rows)
         self._times: References = np.empty(rows, np.int64)
-        self._slots: Slots = np.empty(rows, np.int32)
+        self._gids: GroupIds = np.empty(rows, np.int32)
         self._nexts: References = np.empty(rows, np.int64)
         self._heads: References = np.empty(0, np.int64)
         self._tails: References = np.empty(0, np.int64)
@@ -52,37 +52,37 @@ class RowChains:
         return self._times[: self.rows]
 
     @property
-    def slots(self) -> Slots:
-        return self._slots[: self.rows]
+    def gids(self) -> GroupIds:
+        return self._gids[: self.rows]
 
-    def reserve(self, slots: int) -> None:
-        """Be ready for this many slots."""
+    def reserve(self, gids: int) -> None:
+        """Be ready for this many group ids."""
         used = len(self._heads)
-        if slots > used:
+        if gids > used:
             self._heads, self._tails = (
-                _grown(chain, used, max(slots, 2 * used), fill=-1) for chain in (self._heads, self._tails)
+                _grown(chain, used, max(gids, 2 * used), fill=-1) for chain in (self._heads, self._tails)
             )
 
-    def append(self, batch: pa.RecordBatch, slots: Slots, times: References) -> None:
-        """Add rows; ``reserve`` has been told of their slots."""
+    def append(self, batch: pa.RecordBatch, gids: GroupIds, times: References) -> None:
+        """Add rows; ``reserve`` has been told of their group ids."""
         if batch.num_rows == 0:
             return
         first, self.rows = self.rows, self.rows + batch.num_rows
         if self.rows > len(self._times):
             size = 2 * self.rows
-            self._times, self._slots, self._nexts = (
-                _grown(values, first, size) for values in (self._times, self._slots, self._nexts)
+            self._times, self._gids, self._nexts = (
+                _grown(values, first, size) for values in (self._times, self._gids, self._nexts)
             )
         self._times[first : self.rows] = times
-        self._slots[first : self.rows] = slots
+        self._gids[first : self.rows] = gids
         self._values.append(batch.columns)
         self.latest = max(self.latest, int(times.max()))
         self.widest = max(self.widest, widest_row_bytes(batch))
-        kernels.link(self.slots[first:], first, self._heads, self._tails, self._nexts)
+        kernels.link(self.gids[first:], first, self._heads, self._tails, self._nexts)
 
     def probe(
         self,
-        slots: Slots,
+        gids: GroupIds,
         times: References,
         start: tuple[int, int],
         bounds: tuple[int, int, int],
@@ -91,21 +91,21 @@ class RowChains:
     ) -> tuple[int, int, int]:
         """Matches of arriving rows; see ``kernels.probe`` for arguments and result."""
         chains = (self._heads, self._tails, self._nexts, self._times)
-        return kernels.probe(slots, times, *start, *bounds, *chains, max_steps, *out)
+        return kernels.probe(gids, times, *start, *bounds, *chains, max_steps, *out)
 
-    def latest_at(self, slots: Slots, times: References, settled: int) -> References:
-        """The row of each slot that was the latest at a time; see ``kernels.latest``."""
-        references = np.empty(len(slots), np.int64)
+    def latest_at(self, gids: GroupIds, times: References, settled: int) -> References:
+        """The row of each group id that was the latest at a time; see ``kernels.latest``."""
+        references = np.empty(len(gids), np.int64)
         chains = (self._heads, self._tails, self._nexts, self._times)
-        kernels.latest(slots, times, settled, *chains, references)
+        kernels.latest(gids, times, settled, *chains, references)
         return references
 
-    def of(self, slots: Slots) -> tuple[References, References]:
-        """The rows of some slots, those of a slot in the order in which they came, and where those of each begin."""
-        bounds, rows = np.empty(len(slots) + 1, np.int64), np.empty(0, np.int64)
-        kernels.rows_of(slots, self._heads, self._nexts, bounds, rows)
+    def of(self, gids: GroupIds) -> tuple[References, References]:
+        """The rows of some ids, those of a group id in the order in which they came, and where those of each begin."""
+        bounds, rows = np.empty(len(gids) + 1, np.int64), np.empty(0, np.int64)
+        kernels.rows_of(gids, self._heads, self._nexts, bounds, rows)
         rows = np.empty(int(bounds[-1]), np.int64)
-        kernels.rows_of(slots, self._heads, self._nexts, bounds, rows)
+        kernels.rows_of(gids, self._heads, self._nexts, bounds, rows)
         return rows, bounds
 
     @property
@@ -118,28 +118,28 @@ class RowChains:
         return self._values.take(references)
 
     def frozen(self) -> RowChains:
-        """The rows as they are now; serves ``times``, ``slots`` and ``take`` only."""
+        """The rows as they are now; serves ``times``, ``gids`` and ``take`` only."""
         view = object.__new__(RowChains)
         view.schema, view.rows, view.latest, view.widest = self.schema, self.rows, self.latest, self.widest
-        view._times, view._slots, view._values = self._times, self._slots, self._values.frozen()
+        view._times, view._gids, view._values = self._times, self._gids, self._values.frozen()
         return view
 
-    def kept(self, references: References, slots: Slots, slot_count: int) -> RowChains:
-        """A new side with some of the rows, under new slot numbers, and room for as many again."""
+    def kept(self, references: References, gids: GroupIds, gid_count: int) -> RowChains:
+        """A new side with some of the rows, under new group ids, and room for as many again."""
         side = RowChains(self.schema, 2 * len(references) + _FIRST_ROWS)
-        side.reserve(slot_count)
+        side.reserve(gid_count)
         portion = rows_per_batch(self.widest)
         for begin in range(0, len(references), portion):
             part = slice(begin, begin + portion)
             batch = pa.RecordBatch.from_arrays(self.take(references[part]), schema=self.schema)
-            side.append(batch, slots[part], self._times[references[part]])
+            side.append(batch, gids[part], self._times[references[part]])
         return side
 
     def segments(
         self,
         name: str,
         references: References,
-        keys: Callable[[Slots], list[pa.Array]],
+        keys: Callable[[GroupIds], list[pa.Array]],
         max_parallelism: int,
         kind: SegmentKind = "base",
     ) -> Iterator[Segment]:
@@ -148,13 +148,13 @@ class RowChains:
         Args:
             name: of the state.
             references: rows to write.
-            keys: key columns of some slots.
+            keys: key columns of some group ids.
             max_parallelism: number of key groups.
             kind: "base", or "delta" for rows that come to those of an older snapshot.
         """
         if len(references) == 0:
             return
-        groups = key_groups(hash_keys(keys(self.slots[references])), max_parallelism)
+        groups = key_groups(hash_keys(keys(self.gids[references])), max_parallelism)
         order = np.argsort(groups, kind="stable")
         references, groups = references[order], groups[order]
         schema = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *self.schema])

@@ -13,41 +13,41 @@ FROM_HEAD = -2
 
 
 @kernel
-def link(slots: Any, first: Any, heads: Any, tails: Any, nexts: Any) -> None:
-    """Append rows ``first``, ``first`` + 1 ... to the chains of their slots."""
-    for i in range(slots.shape[0]):
-        slot = slots[i]
+def link(gids: Any, first: Any, heads: Any, tails: Any, nexts: Any) -> None:
+    """Append rows ``first``, ``first`` + 1 ... to the chains of their group ids."""
+    for i in range(gids.shape[0]):
+        gid = gids[i]
         row = first + i
         nexts[row] = -1
-        last = tails[slot]
+        last = tails[gid]
         if last < 0:
-            heads[slot] = row
+            heads[gid] = row
         else:
             nexts[last] = row
-        tails[slot] = row
+        tails[gid] = row
 
 
 @kernel
-def rows_of(slots: Any, heads: Any, nexts: Any, bounds: Any, rows: Any) -> None:
-    """The rows of the chains of some slots, one chain behind the other; ``bounds`` says where each begins.
+def rows_of(gids: Any, heads: Any, nexts: Any, bounds: Any, rows: Any) -> None:
+    """The rows of the chains of some group ids, one chain behind the other; ``bounds`` says where each begins.
 
     With no room for them only ``bounds`` is set.
     """
     count = 0
-    for i in range(slots.shape[0]):
+    for i in range(gids.shape[0]):
         bounds[i] = count
-        at = heads[slots[i]]
+        at = heads[gids[i]]
         while at >= 0:
             if rows.shape[0] > 0:
                 rows[count] = at
             count += 1
             at = nexts[at]
-    bounds[slots.shape[0]] = count
+    bounds[gids.shape[0]] = count
 
 
 @kernel
 def probe(
-    slots: Any,
+    gids: Any,
     times: Any,
     begin: Any,
     cursor: Any,
@@ -62,7 +62,7 @@ def probe(
     rows: Any,
     references: Any,
 ) -> Any:
-    """Pairs of arriving rows with stored rows of their slot whose time lies within [time + low, time + high].
+    """Pairs of arriving rows with stored rows of their group id whose time lies within [time + low, time + high].
 
     Starts at arriving row ``begin`` where ``cursor`` left its chain, stops when the outputs are full or after
     ``max_steps`` stored rows.  Rows at the head of a chain that can match nothing any more are unlinked for good.
@@ -71,17 +71,17 @@ def probe(
     """
     pairs = 0
     steps = 0
-    for i in range(begin, slots.shape[0]):
-        slot = slots[i]
+    for i in range(begin, gids.shape[0]):
+        gid = gids[i]
         at = cursor
         if at == FROM_HEAD:
-            at = heads[slot]
+            at = heads[gid]
             while at >= 0 and stored[at] < dead_below:
                 at = nexts[at]
                 steps += 1
-            heads[slot] = at
+            heads[gid] = at
             if at < 0:
-                tails[slot] = -1
+                tails[gid] = -1
         earliest = times[i] + low
         latest = times[i] + high
         while at >= 0:
@@ -94,24 +94,24 @@ def probe(
                 pairs += 1
             at = nexts[at]
         cursor = np.int64(FROM_HEAD)
-    return pairs, np.int64(slots.shape[0]), np.int64(FROM_HEAD)
+    return pairs, np.int64(gids.shape[0]), np.int64(FROM_HEAD)
 
 
 @kernel
 def latest(
-    slots: Any, times: Any, settled: Any, heads: Any, tails: Any, nexts: Any, stored: Any, references: Any
+    gids: Any, times: Any, settled: Any, heads: Any, tails: Any, nexts: Any, stored: Any, references: Any
 ) -> None:
-    """For each row the stored row of its slot with the highest time at or before its own, of equal ones the last.
+    """For each row the stored row of its group id with the highest time at or before its own, of equal ones the last.
 
     -1 where there is none.  Every row yet to come is later than ``settled``: a head of a chain that the row after it
     replaces by then is unlinked for good.
     """
-    for i in range(slots.shape[0]):
-        slot = slots[i]
-        at = heads[slot]
+    for i in range(gids.shape[0]):
+        gid = gids[i]
+        at = heads[gid]
         while at >= 0 and nexts[at] >= 0 and stored[at] <= stored[nexts[at]] <= settled:
             at = nexts[at]
-        heads[slot] = at
+        heads[gid] = at
         found = np.int64(-1)
         while at >= 0:
             if stored[at] <= times[i] and (found < 0 or stored[at] >= stored[found]):

@@ -17,13 +17,13 @@ from cutwater.data.event_times import event_times
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.state.disk.row_codec import RowCodec
 from cutwater.state.disk.tables import NEVER, FrozenRowJournal, RowJournal, SpillQueue
-from cutwater.state.index.key_index import KeyIndex, Slots
+from cutwater.state.index.key_index import GroupIds, KeyIndex
 from cutwater.state.index.nullable import NullableIndex
 from cutwater.state.rows.chains import References, RowChains
 from cutwater.state.segments import SegmentKind
 from cutwater.state.table.spill import FrozenSpill, Room, Spill
 
-_SLOT_BYTES = 32
+_GROUP_ID_BYTES = 32
 """Bytes that a key takes for the chains of both sides."""
 _PORTION_KEYS = 1 << 14
 
@@ -77,14 +77,14 @@ class KeyedRows:
         self.index: KeyIndex = NullableIndex(types.key_types)
         self.sides = [RowChains(schema) for schema in types.schemas]
         self.done: References = np.empty(0, np.int64)
-        """By slot, up to which watermark the rows of the key have come out, if its operator says so."""
+        """By group id, up to which watermark the rows of the key have come out, if its operator says so."""
         self._codecs = [RowCodec(schema.types) for schema in types.schemas]
         self._renumbered = renumbered
         self.spill: Spill[KeyedRows] | None = None if room is None else Spill(self, room)
         self.wanted: SpillQueue | None = None
         """Keys on disk by when they want to be looked at."""
         if self.spill is not None and wakes is not None:
-            self.wanted = self.spill.look_again(lambda part, slots: part.earliest(slots, wakes))
+            self.wanted = self.spill.look_again(lambda part, gids: part.earliest(gids, wakes))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -94,16 +94,16 @@ class KeyedRows:
         """Rows of both sides in memory."""
         return sum(side.rows for side in self.sides)
 
-    def add(self, side: int, batch: pa.RecordBatch, times: References) -> Slots:
-        """Add rows, at least one; returns the slots of their keys."""
-        slots = self.upsert(self.types.key_columns(side, batch))
-        self.sides[side].append(batch, slots, times)
-        return slots
+    def add(self, side: int, batch: pa.RecordBatch, times: References) -> GroupIds:
+        """Add rows, at least one; returns the group ids of their keys."""
+        gids = self.upsert(self.types.key_columns(side, batch))
+        self.sides[side].append(batch, gids, times)
+        return gids
 
-    def upsert(self, keys: Sequence[pa.Array]) -> Slots:
-        """Slots of keys, with all their rows."""
+    def upsert(self, keys: Sequence[pa.Array]) -> GroupIds:
+        """Group ids of keys, with all their rows."""
         known = len(self.index)
-        slots = self.index.upsert(keys)
+        gids = self.index.upsert(keys)
         for side in self.sides:
             side.reserve(len(self.index))
         if len(self.index) > len(self.done):
@@ -111,27 +111,27 @@ class KeyedRows:
         if self.spill is not None:
             if len(self.index) > known:
                 self.spill.fetch(known)
-            self.spill.use(slots)
-        return slots
+            self.spill.use(gids)
+        return gids
 
-    def came_out(self, slots: Slots, watermark: int) -> None:
+    def came_out(self, gids: GroupIds, watermark: int) -> None:
         """Rows of these keys have come out, up to a watermark."""
-        self.done[slots] = watermark
+        self.done[gids] = watermark
         if self.spill is not None:
-            self.spill.use(slots)
+            self.spill.use(gids)
 
-    def retain(self, slots: Slots, rows: Sequence[References]) -> None:
+    def retain(self, gids: GroupIds, rows: Sequence[References]) -> None:
         """Forget all but these keys, ascending, which become 0, 1, 2 ..., and these rows of each side, ascending."""
         numbers = np.full(len(self.index), -1, np.int32)
-        numbers[slots] = np.arange(len(slots), dtype=np.int32)
-        index = NullableIndex(self.types.key_types, len(slots))
-        if len(slots):
-            index.upsert(self.index.columns(slots))
-        self.index, self.done = index, self.done[slots]
+        numbers[gids] = np.arange(len(gids), dtype=np.int32)
+        index = NullableIndex(self.types.key_types, len(gids))
+        if len(gids):
+            index.upsert(self.index.columns(gids))
+        self.index, self.done = index, self.done[gids]
         pairs = zip(self.sides, rows, strict=True)
-        self.sides = [side.kept(some, numbers[side.slots[some]], len(slots)) for side, some in pairs]
+        self.sides = [side.kept(some, numbers[side.gids[some]], len(gids)) for side, some in pairs]
         if self.spill is not None:
-            self.spill.keep(slots)
+            self.spill.keep(gids)
         if self._renumbered is not None:
             self._renumbered(rows)
 
@@ -143,28 +143,28 @@ class KeyedRows:
 
     @property
     def memory_bytes(self) -> int:
-        return sum(side.nbytes for side in self.sides) + len(self.index) * _SLOT_BYTES + self.index.key_bytes
+        return sum(side.nbytes for side in self.sides) + len(self.index) * _GROUP_ID_BYTES + self.index.key_bytes
 
-    def whole_rows(self, slots: Slots) -> list[pa.Array]:
+    def whole_rows(self, gids: GroupIds) -> list[pa.Array]:
         """Key columns, the rows of each side, packed, and up to where they have come out."""
-        columns = self.index.columns(slots)
+        columns = self.index.columns(gids)
         for side, codec in zip(self.sides, self._codecs, strict=True):
-            rows, bounds = side.of(slots)
+            rows, bounds = side.of(gids)
             columns.append(codec.pack(side.take(rows), bounds))
-        return [*columns, pa.array(self.done[slots])]
+        return [*columns, pa.array(self.done[gids])]
 
-    def set_rows(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+    def set_rows(self, gids: GroupIds, columns: Sequence[pa.Array]) -> None:
         *packed_rows, done = columns
-        self.done[slots] = done.to_numpy()
+        self.done[gids] = done.to_numpy()
         for number, packed in enumerate(packed_rows):
             rows, counts = self._codecs[number].unpack(packed)
             if counts.any():
                 batch = pa.RecordBatch.from_arrays(rows, schema=self.types.schemas[number])
                 times = event_times(batch, self.types.times[number])
-                self.sides[number].append(batch, np.repeat(slots, counts), times)
+                self.sides[number].append(batch, np.repeat(gids, counts), times)
 
-    def keep(self, slots: Slots) -> None:
-        self.retain(slots, [np.sort(side.of(slots)[0]) for side in self.sides])
+    def keep(self, gids: GroupIds) -> None:
+        self.retain(gids, [np.sort(side.of(gids)[0]) for side in self.sides])
 
     def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> KeyedRows:
         page = KeyedRows(self.types)
@@ -172,11 +172,11 @@ class KeyedRows:
             page.set_rows(page.upsert(keys), columns)
         return page
 
-    def earliest(self, slots: Slots, wakes: Wakes) -> References:
+    def earliest(self, gids: GroupIds, wakes: Wakes) -> References:
         """The time at which the first of the rows of each key wants to be looked at."""
-        found: References = np.full(len(slots), NEVER, np.int64)
+        found: References = np.full(len(gids), NEVER, np.int64)
         for number, side in enumerate(self.sides):
-            rows, bounds = side.of(slots)
+            rows, bounds = side.of(gids)
             filled = np.flatnonzero(np.diff(bounds))
             if len(filled):
                 of_rows = wakes(number, side.times[rows])
@@ -184,7 +184,7 @@ class KeyedRows:
         return found
 
     def make_room(self) -> None:
-        """Between batches, when nobody holds slots: move keys out if there are too many, a portion at a time."""
+        """Between batches, when nobody holds group ids: move keys out if there are too many, a portion at a time."""
         kept = None if self.spill is None else self.spill.make_room(None)
         if kept is not None:
             self.keep(kept)
@@ -192,8 +192,8 @@ class KeyedRows:
     def clean(self, live: Live) -> None:
         """Remove some of the keys on disk without a live row: a portion of a pass over all of them."""
 
-        def alive(page: KeyedRows, slots: Slots) -> npt.NDArray[np.bool_]:
-            return page.with_rows(live(page.sides))[slots]
+        def alive(page: KeyedRows, gids: GroupIds) -> npt.NDArray[np.bool_]:
+            return page.with_rows(live(page.sides))[gids]
 
         if self.spill is not None:
             self.spill.clean(alive, None)
@@ -202,20 +202,20 @@ class KeyedRows:
         """Mask of the keys that have any of these rows."""
         found = np.zeros(len(self.index), np.bool_)
         for side, some in zip(self.sides, rows, strict=True):
-            found[side.slots[some]] = True
+            found[side.gids[some]] = True
         return found
 
     def remove(self, side: int, groups: range) -> None:
         """Remove the rows of a side of some key groups, wherever they lie; for a restore."""
         spill = self.spill
         assert spill is not None
-        slots = np.arange(len(self.index), dtype=np.int32)
+        gids = np.arange(len(self.index), dtype=np.int32)
         rows = [np.arange(each.rows) for each in self.sides]
-        if len(slots):
-            found = spill.group_of(self.index.columns(slots))
+        if len(gids):
+            found = spill.group_of(self.index.columns(gids))
             outside = (found < groups.start) | (found >= groups.stop)
-            rows[side] = np.flatnonzero(outside[self.sides[side].slots])
-            self.retain(slots, rows)
+            rows[side] = np.flatnonzero(outside[self.sides[side].gids])
+            self.retain(gids, rows)
         frozen = spill.rows.freeze()
         for chunk in frozen.beginning(b"", groups, _PORTION_KEYS):
             values = list(chunk.values)
@@ -227,7 +227,7 @@ class KeyedRows:
 class RowsPart(NamedTuple):
     """Rows to write: some of each side, and what they are written as."""
 
-    keys: Callable[[Slots], list[pa.Array]]
+    keys: Callable[[GroupIds], list[pa.Array]]
     sides: Sequence[RowChains]
     rows: Sequence[References]
     kind: SegmentKind
@@ -259,8 +259,8 @@ class FrozenKeyedRows:
         if self._spilled is None or not len(self.index):
             groups = [np.zeros(len(some), np.uint16) for some in rows]
         else:
-            by_slot = self._spilled.group_of(keys(np.arange(len(self.index), dtype=np.int32)))
-            groups = [by_slot[side.slots[some]] for side, some in zip(self.sides, rows, strict=True)]
+            by_gid = self._spilled.group_of(keys(np.arange(len(self.index), dtype=np.int32)))
+            groups = [by_gid[side.gids[some]] for side, some in zip(self.sides, rows, strict=True)]
         for side, some in enumerate(groups):
             order = np.argsort(some, kind="stable")
             rows[side], groups[side] = rows[side][order], some[order]
@@ -281,7 +281,7 @@ class FrozenKeyedRows:
         if len(rows):
             mine = self.sides[side]
             batch = pa.RecordBatch.from_arrays(mine.take(rows), schema=mine.schema)
-            page.sides[side].append(batch, page.upsert(self.index.columns(mine.slots[rows])), mine.times[rows])
+            page.sides[side].append(batch, page.upsert(self.index.columns(mine.gids[rows])), mine.times[rows])
 
     def added(self, epoch: int, live: Live) -> Iterator[RowsPart]:
         """The rows that came since an epoch began, without some that no longer count."""

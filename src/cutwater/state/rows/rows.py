@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from cutwater.errors import StorageError
 from cutwater.state.disk.tables import RowJournal
-from cutwater.state.index.key_index import KeyIndex, Slots
+from cutwater.state.index.key_index import GroupIds, KeyIndex
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.rows.chains import References, RowChains
 from cutwater.state.rows.keyed_rows import FrozenKeyedRows, KeyedRows, Live, RowSides, RowsPart, Wakes
@@ -74,19 +74,19 @@ class Rows:
 
     @property
     def done(self) -> References:
-        """The watermark up to which the rows of each key have come out, by slot; see ``came_out``."""
+        """The watermark up to which the rows of each key have come out, by group id; see ``came_out``."""
         return self._rows.done
 
-    def add(self, side: int, batch: pa.RecordBatch, times: References) -> Slots:
-        """Add rows with their event times, at least one; returns the slots of their keys."""
+    def add(self, side: int, batch: pa.RecordBatch, times: References) -> GroupIds:
+        """Add rows with their event times, at least one; returns the group ids of their keys."""
         if self._journals:
             groups = key_groups(hash_keys(self._types.key_columns(side, batch)), self._groups)
             self._journals[side].append(batch.columns, groups, self._epoch)
         return self._rows.add(side, batch, times)
 
-    def came_out(self, slots: Slots, watermark: int) -> None:
+    def came_out(self, gids: GroupIds, watermark: int) -> None:
         """Rows of these keys have come out, up to a watermark."""
-        self._rows.came_out(slots, watermark)
+        self._rows.came_out(gids, watermark)
 
     # -- time
 
@@ -95,9 +95,9 @@ class Rows:
         return self._rows.wanted is not None and self._rows.wanted.due(watermark)
 
     def due(self, watermark: int) -> Iterator[int]:
-        """Bring keys with rows whose time has come into memory, a portion at a time; nobody holds slots meanwhile.
+        """Bring keys with rows whose time has come into memory, a portion at a time; nobody holds group ids meanwhile.
 
-        Gives the first slot of each portion.
+        Gives the first group id of each portion.
         """
         while (wanted := self._rows.wanted) is not None and wanted.due(watermark):
             self.make_room(watermark)
@@ -107,7 +107,7 @@ class Rows:
             yield first
 
     def make_room(self, watermark: int) -> None:
-        """Between batches, when nobody holds slots: forget what does not count, and move what memory does not hold."""
+        """Between batches, when nobody holds ids: forget what does not count, and move what memory does not hold."""
         spill = self._rows.spill
         crowded = spill is not None and spill.full and not spill.busy
         if crowded or self._rows.count >= self._sweep_at:

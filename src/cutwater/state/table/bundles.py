@@ -17,7 +17,7 @@ import pyarrow as pa
 from cutwater.state.disk.row_codec import RowCodec
 from cutwater.state.disk.tables import NEVER
 from cutwater.state.growing_array import GrowingArray
-from cutwater.state.index.key_index import KeyIndex, Slots
+from cutwater.state.index.key_index import GroupIds, KeyIndex
 from cutwater.state.index.nullable import NullableIndex
 from cutwater.state.segments import SegmentKind
 from cutwater.state.table.keyed_table import Columns, KeyedTable
@@ -39,15 +39,15 @@ class BundledRows(Protocol[V]):
         """The rows."""
         ...
 
-    def insert(self, keys: Sequence[pa.Array]) -> Slots:
+    def insert(self, keys: Sequence[pa.Array]) -> GroupIds:
         """Make the anchors of new keys."""
         ...
 
-    def members(self, anchors: Slots) -> tuple[Slots, npt.NDArray[np.int64]]:
+    def members(self, anchors: GroupIds) -> tuple[GroupIds, npt.NDArray[np.int64]]:
         """The live rows of some keys, one key after the other, and the number of the key that each belongs to."""
         ...
 
-    def state_rows(self, slots: Slots) -> list[pa.Array]:
+    def state_rows(self, gids: GroupIds) -> list[pa.Array]:
         """All columns of some rows, the keys first."""
         ...
 
@@ -55,7 +55,7 @@ class BundledRows(Protocol[V]):
         """Add rows, as ``state_rows`` gives them."""
         ...
 
-    def retain(self, anchors: Slots) -> None:
+    def retain(self, anchors: GroupIds) -> None:
         """Forget all but the live rows of some keys, and renumber those: see ``Bundles.renumbered``."""
         ...
 
@@ -63,11 +63,11 @@ class BundledRows(Protocol[V]):
         """Forget all but the live rows: see ``Bundles.forget`` and ``Bundles.renumbered``."""
         ...
 
-    def instants(self, slots: Slots) -> npt.NDArray[np.int64]:
+    def instants(self, gids: GroupIds) -> npt.NDArray[np.int64]:
         """The times at which some rows want to be looked at."""
         ...
 
-    def waiting(self, slots: Slots) -> npt.NDArray[np.bool_]:
+    def waiting(self, gids: GroupIds) -> npt.NDArray[np.bool_]:
         """Mask of the rows that may come out early."""
         ...
 
@@ -77,7 +77,7 @@ class BundledRows(Protocol[V]):
 
 
 class Bundles(Generic[V]):
-    """Keys by slot, each with its anchor in a table; see ``Spillable``.
+    """Keys by group id, each with its anchor in a table; see ``Spillable``.
 
     Args:
         key_types: types of the key columns.
@@ -102,8 +102,8 @@ class Bundles(Generic[V]):
         self._anchors = GrowingArray(np.int32)
         self._numbers = GrowingArray(np.int32)
         """The key of each anchor."""
-        self.spill = None if room is None else Spill(self, room, lambda slots: self._anchors.values[slots])
-        self._due = None if self.spill is None else self.spill.look_again(lambda part, slots: part.earliest(slots))
+        self.spill = None if room is None else Spill(self, room, lambda gids: self._anchors.values[gids])
+        self._due = None if self.spill is None else self.spill.look_again(lambda part, gids: part.earliest(gids))
         self._early = self.spill.look_again(self._next_round) if self.spill is not None and early else None
         self._round = 0
         """Number of times that early results have been asked for."""
@@ -116,17 +116,17 @@ class Bundles(Generic[V]):
         """The rows."""
         return self._rows.table
 
-    def anchors(self, keys: Sequence[pa.Array]) -> Slots:
+    def anchors(self, keys: Sequence[pa.Array]) -> GroupIds:
         """The anchors of some keys, which are in memory from now on, and may change."""
-        slots = self.upsert(keys)
-        anchors: Slots = self._anchors.values[slots]
+        gids = self.upsert(keys)
+        anchors: GroupIds = self._anchors.values[gids]
         self.table.touch(anchors)
         return anchors
 
-    def upsert(self, keys: Sequence[pa.Array]) -> Slots:
-        """Slots of keys, with all their rows."""
+    def upsert(self, keys: Sequence[pa.Array]) -> GroupIds:
+        """Group ids of keys, with all their rows."""
         known = len(self.index)
-        slots = self.index.upsert(keys)
+        gids = self.index.upsert(keys)
         if (count := len(self.index)) > known:
             fresh = np.arange(known, count, dtype=np.int32)
             anchors = self._rows.insert(self.index.columns(fresh))
@@ -137,23 +137,23 @@ class Bundles(Generic[V]):
             if self.spill is not None:
                 self.spill.fetch(known)
         if self.spill is not None:
-            self.spill.use(slots)
-        return slots
+            self.spill.use(gids)
+        return gids
 
-    def use(self, anchors: Slots) -> None:
+    def use(self, anchors: GroupIds) -> None:
         """The rows of these keys change: what lies of them elsewhere counts no more."""
         if self.spill is not None:
             self.spill.use(self._numbers.values[anchors])
 
-    def _live(self, slots: Slots) -> tuple[Slots, npt.NDArray[np.int64]]:
+    def _live(self, gids: GroupIds) -> tuple[GroupIds, npt.NDArray[np.int64]]:
         """The live rows of some keys, one key after the other, and which of these keys each belongs to."""
-        return self._rows.members(self._anchors.values[slots])
+        return self._rows.members(self._anchors.values[gids])
 
     # -- more than memory holds
 
-    def _next_round(self, part: Bundles[V], slots: Slots) -> npt.NDArray[np.int64]:
+    def _next_round(self, part: Bundles[V], gids: GroupIds) -> npt.NDArray[np.int64]:
         """Keys that leave with rows which have not come out want to be looked at in the next round."""
-        return np.where(part.waiting(slots), self._round, NEVER)
+        return np.where(part.waiting(gids), self._round, NEVER)
 
     @property
     def next_instant(self) -> int | None:
@@ -165,23 +165,23 @@ class Bundles(Generic[V]):
         return self._due is not None and self._due.due(watermark)
 
     def bring_due(self, watermark: int) -> Iterator[None]:
-        """Bring keys in of which rows want to be looked at, a portion at a time; nobody holds slots meanwhile."""
+        """Bring keys in of which rows want to be looked at, a portion at a time; nobody holds group ids meanwhile."""
         while self._due is not None and self._due.due(watermark):
             self._bring(self._due.take(watermark, PORTION_KEYS))
             yield
 
-    def bring_waiting(self) -> Iterator[Slots]:
+    def bring_waiting(self) -> Iterator[GroupIds]:
         """Bring keys in with rows that may come out early, a portion at a time: the live rows of each portion."""
         before, self._round = self._round, self._round + 1  # what leaves now is for the next round
         while self._early is not None and self._early.due(before):
             yield self._live(np.unique(self._bring(self._early.take(before, PORTION_KEYS))))[0]
 
-    def _bring(self, keys: Sequence[pa.Array]) -> Slots:
+    def _bring(self, keys: Sequence[pa.Array]) -> GroupIds:
         self.make_room()
         return self.upsert(keys) if keys else np.empty(0, np.int32)
 
     def make_room(self) -> None:
-        """Between batches, when nobody holds slots: move keys out if there are too many, a portion at a time."""
+        """Between batches, when nobody holds group ids: move keys out if there are too many, a portion at a time."""
         spill = self.spill
         if spill is None:
             return
@@ -192,14 +192,14 @@ class Bundles(Generic[V]):
         if kept is not None:
             self.keep(kept)
 
-    def forget(self, anchors: Slots) -> None:
+    def forget(self, anchors: GroupIds) -> None:
         """The keys of these anchors have no row any more; ``renumbered`` follows."""
-        log, slots = self.table.log, self._numbers.values[anchors]
+        log, gids = self.table.log, self._numbers.values[anchors]
         if self.spill is not None:
-            self.spill.delete(slots, log)
-        if log is not None and len(slots):
-            gone = NullableIndex(self.index.types, len(slots))
-            log.delete(gone, gone.upsert(self.index.columns(slots)))
+            self.spill.delete(gids, log)
+        if log is not None and len(gids):
+            gone = NullableIndex(self.index.types, len(gids))
+            log.delete(gone, gone.upsert(self.index.columns(gids)))
             log.restart(DELETED_KEYS)
 
     @property
@@ -210,16 +210,16 @@ class Bundles(Generic[V]):
     def memory_bytes(self) -> int:
         return self.table.memory_bytes + len(self.table) * _ROW_BYTES + self.index.key_bytes
 
-    def whole_rows(self, slots: Slots) -> list[pa.Array]:
+    def whole_rows(self, gids: GroupIds) -> list[pa.Array]:
         """Key columns, and the rows of each key, packed."""
-        rows, owners = self._live(slots)
-        bounds = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(slots)))]).astype(np.int64)
+        rows, owners = self._live(gids)
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(gids)))]).astype(np.int64)
         columns = self._rows.state_rows(rows)[len(self.index.types) :]
-        return [*self.index.columns(slots), self._codec.pack(columns, bounds)]
+        return [*self.index.columns(gids), self._codec.pack(columns, bounds)]
 
-    def set_rows(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
+    def set_rows(self, gids: GroupIds, columns: Sequence[pa.Array]) -> None:
         rows, counts = self._codec.unpack(columns[0])
-        self.add([*self.index.columns(np.repeat(slots, counts)), *rows])
+        self.add([*self.index.columns(np.repeat(gids, counts)), *rows])
 
     def add(self, columns: Sequence[pa.Array]) -> None:
         """Add rows, as ``BundledRows.state_rows`` gives them."""
@@ -229,10 +229,10 @@ class Bundles(Generic[V]):
         """Have room for so many rows at once, if there are none yet."""
         self.table.expect(keys)
 
-    def keep(self, slots: Slots) -> None:
-        self._rows.retain(self._anchors.values[slots])
+    def keep(self, gids: GroupIds) -> None:
+        self._rows.retain(self._anchors.values[gids])
 
-    def renumbered(self, numbers: Slots) -> None:
+    def renumbered(self, numbers: GroupIds) -> None:
         """The rows have got these numbers, -1 for those that went; keys whose anchor went have gone."""
         anchors = numbers[self._anchors.values[: len(self)]]
         stay = np.flatnonzero(anchors >= 0).astype(np.int32)
@@ -252,17 +252,17 @@ class Bundles(Generic[V]):
             page.set_rows(page.upsert(keys), columns)
         return page
 
-    def earliest(self, slots: Slots) -> npt.NDArray[np.int64]:
+    def earliest(self, gids: GroupIds) -> npt.NDArray[np.int64]:
         """The time at which the first of the rows of each key wants to be looked at."""
-        rows, owners = self._live(slots)
-        found: npt.NDArray[np.int64] = np.full(len(slots), NEVER, np.int64)
+        rows, owners = self._live(gids)
+        found: npt.NDArray[np.int64] = np.full(len(gids), NEVER, np.int64)
         np.minimum.at(found, owners, self._rows.instants(rows))
         return found
 
-    def waiting(self, slots: Slots) -> npt.NDArray[np.bool_]:
+    def waiting(self, gids: GroupIds) -> npt.NDArray[np.bool_]:
         """Mask of the keys with rows that may come out early."""
-        rows, owners = self._live(slots)
-        return np.bincount(owners[self._rows.waiting(rows)], minlength=len(slots)) > 0
+        rows, owners = self._live(gids)
+        return np.bincount(owners[self._rows.waiting(rows)], minlength=len(gids)) > 0
 
     def frozen(self, checkpoint_id: int) -> FrozenBundles[V]:
         """The keys and rows as they are now, for another thread."""
@@ -287,46 +287,46 @@ class FrozenBundles(Generic[V]):
         self.table, self._index, self._page = table, index, page
 
     def parts(
-        self, slots: Slots, state_rows: Callable[[Slots], list[pa.Array]]
-    ) -> Iterator[tuple[KeyedTable[V], Slots, SegmentKind]]:
-        """Tables and slots to write one after the other; see ``KeyedTable.parts``.
+        self, gids: GroupIds, state_rows: Callable[[GroupIds], list[pa.Array]]
+    ) -> Iterator[tuple[KeyedTable[V], GroupIds, SegmentKind]]:
+        """Tables and group ids to write one after the other; see ``KeyedTable.parts``.
 
         Args:
-            slots: the live rows in memory.
+            gids: the live rows in memory.
             state_rows: their columns, as ``BundledRows.state_rows`` gives them.
         """
         spilled, keys = self.table.spilled, len(self._index.types)
         if spilled is None:
-            yield self.table, slots, "base"
+            yield self.table, gids, "base"
             return
         identity = self.table.index.columns
-        groups = spilled.group_of(identity(slots)[-keys:]) if len(slots) else np.empty(0, np.uint16)
+        groups = spilled.group_of(identity(gids)[-keys:]) if len(gids) else np.empty(0, np.uint16)
         order = np.argsort(groups, kind="stable")
-        slots, groups = slots[order], groups[order]
+        gids, groups = gids[order], groups[order]
         newer = _copy(self._index)
         for chunk in spilled.rows.chunks():
             only = pa.array(newer.find(chunk.keys) < 0)
             page = self._page(*([column.filter(only) for column in part] for part in (chunk.keys, chunk.values)))
             here = int(np.searchsorted(groups, chunk.until))
             if here:
-                page.add(state_rows(slots[:here]))
-                slots, groups = slots[here:], groups[here:]
-            yield page.table, all_slots(page.table), "delta" if chunk.goes_on else "base"
-        yield self.table, slots, "base"
+                page.add(state_rows(gids[:here]))
+                gids, groups = gids[here:], groups[here:]
+            yield page.table, all_gids(page.table), "delta" if chunk.goes_on else "base"
+        yield self.table, gids, "base"
 
     def journal(self, epoch: int) -> Iterator[Bundles[V]]:
         """Keys that left memory after they had changed, one after the other: a key replaces what came of it before."""
         spilled = self.table.spilled
         for chunk in () if spilled is None else spilled.rows.journal(epoch):
-            slots = NullableIndex([key.type for key in chunk.keys]).upsert(chunk.keys)
-            latest = np.empty(int(slots.max()) + 1, np.int64)
-            latest[slots] = np.arange(len(slots))  # a key may have left in several epochs: the last one counts
+            gids = NullableIndex([key.type for key in chunk.keys]).upsert(chunk.keys)
+            latest = np.empty(int(gids.max()) + 1, np.int64)
+            latest[gids] = np.arange(len(gids))  # a key may have left in several epochs: the last one counts
             rows = pa.array(latest)
             yield self._page(*([column.take(rows) for column in part] for part in (chunk.keys, chunk.values)))
 
 
-def all_slots(table: KeyedTable[Any] | Bundles[Any]) -> Slots:
-    """Every slot of a table."""
+def all_gids(table: KeyedTable[Any] | Bundles[Any]) -> GroupIds:
+    """Every group id of a table."""
     return np.arange(len(table), dtype=np.int32)
 
 

@@ -58,9 +58,9 @@ class Capture:
         self._widths = np.array([values.strides[0] * kernels.CHUNK_ROWS for values in self._columns], np.int64)
         self.open = chunks > 0
 
-    def preserve(self, slots: npt.NDArray[Any]) -> None:
-        """Rows of these slots are about to change.  Called by the thread that changes them."""
-        kernels.preserve(slots, self._state, self._sources, self._targets, self._widths)
+    def preserve(self, gids: npt.NDArray[Any]) -> None:
+        """Rows of these group ids are about to change.  Called by the thread that changes them."""
+        kernels.preserve(gids, self._state, self._sources, self._targets, self._widths)
 
     def complete(self) -> None:
         """Copy what is left.  Called by the snapshot thread, before it reads ``copies``."""
@@ -115,11 +115,11 @@ class Captures:
         if rows > LARGE_ROWS and rows >= self._expected and not self._open:
             self._spare.append(_memory_for(columns, rows, self._spare.pop() if self._spare else []))
 
-    def preserve(self, slots: npt.NDArray[Any]) -> None:
-        """Rows of these slots are about to change."""
+    def preserve(self, gids: npt.NDArray[Any]) -> None:
+        """Rows of these group ids are about to change."""
         for capture in tuple(self._open):
             if capture.open:
-                capture.preserve(slots)
+                capture.preserve(gids)
             else:
                 self._open.remove(capture)
 

@@ -1,4 +1,4 @@
-"""Slots that changed, and keys that went, between the freezes of a table."""
+"""Group ids that changed, and keys that went, between the freezes of a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cutwater.state import column_kernels as kernels
-from cutwater.state.index.key_index import KeyIndex, Slots
+from cutwater.state.index.key_index import GroupIds, KeyIndex
 from cutwater.state.table.intervals import History, Intervals
 
 Bits = npt.NDArray[np.uint8]
@@ -21,22 +21,22 @@ _LONGEST_REST = 16
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """Keys that went, as slots of an index that still holds them."""
+    """Keys that went, as group ids of an index that still holds them."""
 
     index: KeyIndex
-    slots: Slots
+    gids: GroupIds
 
 
 class Changed(NamedTuple):
     """The changes since a freeze.
 
     Attributes:
-        slots: that changed, ascending.
+        gids: that changed, ascending.
         deleted: keys that went.
         epoch: the first one after that freeze; see ``ChangeLog.epoch``.
     """
 
-    slots: Slots
+    gids: GroupIds
     deleted: tuple[Deleted, ...] = ()
     epoch: int = 0
 
@@ -64,8 +64,8 @@ class Changes:
     def since(self, checkpoint_id: int) -> Changed | None:
         """The changes since a freeze; ``None`` if that is not known.
 
-        A slot may be of a key that has gone since; keys that went may have come back, in another slot.  So deletions
-        are applied first.
+        A group id may be of a key that has gone since; keys that went may have come back, in another group id.  So
+        deletions are applied first.
         """
         later = self.history.since(checkpoint_id)
         if later is None:
@@ -73,9 +73,9 @@ class Changes:
         bits: Bits = np.zeros(max((len(i.bits) for i in later), default=0), np.uint8)
         for interval in later:
             bits[: len(interval.bits)] |= interval.bits
-        slots: Slots = np.empty(8 * len(bits), np.int32)
+        gids: GroupIds = np.empty(8 * len(bits), np.int32)
         epoch = later[0].epoch if later else self.end
-        return Changed(slots[: kernels.marked(bits, slots)], tuple(d for i in later for d in i.deleted), epoch)
+        return Changed(gids[: kernels.marked(bits, gids)], tuple(d for i in later for d in i.deleted), epoch)
 
 
 class ChangeLog:
@@ -100,7 +100,7 @@ class ChangeLog:
 
     def __init__(self, start: int | None = None, rows: Callable[[], int] | None = None) -> None:
         self._rows = rows
-        self._unseen = 0  # slots marked since it was counted how many differ
+        self._unseen = 0  # group ids marked since it was counted how many differ
         self._bits: Bits = np.zeros(0, np.uint8)
         self._deleted: list[Deleted] = []
         self._intervals = Intervals(_joined, start)
@@ -116,48 +116,48 @@ class ChangeLog:
         kept = self._intervals.kept
         return range(kept[0].epoch if kept else self.epoch, self.epoch + 1)
 
-    def changed(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Mask of those of these slots that changed in ``epochs``; none, if nobody may ask for the present one."""
+    def changed(self, gids: GroupIds) -> npt.NDArray[np.bool_]:
+        """Mask of those of these group ids that changed in ``epochs``; none, if nobody may ask for the present one."""
         kept = self._intervals.kept
         if self._resting or kept is None:
-            return np.zeros(len(slots), np.bool_)
-        found = np.zeros(len(slots), np.uint8)
+            return np.zeros(len(gids), np.bool_)
+        found = np.zeros(len(gids), np.uint8)
         for bits in (self._bits, *(marks.bits for marks in kept)):
-            inside = slots >> 3 < len(bits)
-            found[inside] |= bits[slots[inside] >> 3] >> (slots[inside] & 7).astype(np.uint8) & np.uint8(1)
+            inside = gids >> 3 < len(bits)
+            found[inside] |= bits[gids[inside] >> 3] >> (gids[inside] & 7).astype(np.uint8) & np.uint8(1)
         return found.astype(np.bool_)
 
-    def mark(self, slots: Slots, used: int = 0) -> None:
-        """These slots change.
+    def mark(self, gids: GroupIds, used: int = 0) -> None:
+        """These group ids change.
 
         Args:
-            slots: the slots.
-            used: slots in use, if the caller knows.
+            gids: the group ids.
+            used: group ids in use, if the caller knows.
         """
         if not self.tracking:
             return
-        needed = ((used or int(slots.max(initial=0)) + 1) + 7) // 8
+        needed = ((used or int(gids.max(initial=0)) + 1) + 7) // 8
         if needed > len(self._bits):
             grown = np.zeros(2 * needed, np.uint8)
             grown[: len(self._bits)] = self._bits
             self._bits = grown
-        kernels.mark(slots, self._bits)
-        self._unseen += len(slots)
+        kernels.mark(gids, self._bits)
+        self._unseen += len(gids)
         if self._rows is not None and 2 * self._unseen > (rows := self._rows()):  # counting costs less than marking
             self._unseen = 0
             if 2 * int(kernels.count_marked(self._bits)) > rows:
                 self._most_changed = True
                 self._give_up()
 
-    def delete(self, index: KeyIndex, slots: Slots) -> None:
-        """The keys of these slots of a (frozen) index go."""
-        if len(slots) and self.tracking:
-            self._deleted.append(Deleted(index, slots))
+    def delete(self, index: KeyIndex, gids: GroupIds) -> None:
+        """The keys of these group ids of a (frozen) index go."""
+        if len(gids) and self.tracking:
+            self._deleted.append(Deleted(index, gids))
 
-    def keep(self, slots: Slots) -> None:
-        """The slots are renumbered: these become 0, 1, 2 ..., the others are gone."""
-        self._bits = _renumbered(self._bits, slots)
-        self._intervals.change(lambda marks: replace(marks, bits=_renumbered(marks.bits, slots)))
+    def keep(self, gids: GroupIds) -> None:
+        """The group ids are renumbered: these become 0, 1, 2 ..., the others are gone."""
+        self._bits = _renumbered(self._bits, gids)
+        self._intervals.change(lambda marks: replace(marks, bits=_renumbered(marks.bits, gids)))
 
     def cut(self, checkpoint_id: int) -> Changes:
         """The freeze for a checkpoint: what happened so far."""
@@ -190,7 +190,7 @@ class ChangeLog:
 
     def restart(self, most_deleted: int) -> None:
         """Of more deletions than these keep nothing: the next checkpoint is whole."""
-        if sum(len(deleted.slots) for deleted in self._deleted) > most_deleted:
+        if sum(len(deleted.gids) for deleted in self._deleted) > most_deleted:
             self._give_up()
 
     def _give_up(self) -> None:
@@ -209,7 +209,7 @@ def _joined(first: _Marks, second: _Marks) -> _Marks:
     return _Marks(bits, (*first.deleted, *second.deleted), first.epoch)
 
 
-def _renumbered(bits: Bits, slots: Slots) -> Bits:
-    flags = np.zeros(max(8 * len(bits), int(slots.max(initial=-1)) + 1), np.uint8)
+def _renumbered(bits: Bits, gids: GroupIds) -> Bits:
+    flags = np.zeros(max(8 * len(bits), int(gids.max(initial=-1)) + 1), np.uint8)
     flags[: 8 * len(bits)] = np.unpackbits(bits, bitorder="little")
-    return np.packbits(flags[slots], bitorder="little")
+    return np.packbits(flags[gids], bitorder="little")

@@ -19,7 +19,7 @@ class FrozenTable:
     Args:
         tables: the frozen tables.
         make: all segments, some of them ``unsorted`` where that is asked for, and each table is one of its parts; or
-            those of changed slots and of keys that went, by table, where the tables keep track.
+            those of changed group ids and of keys that went, by table, where the tables keep track.
     """
 
     def __init__(self, tables: Sequence[KeyedTable[Any]], make: Callable[..., Iterable[Segment]]) -> None:
@@ -85,9 +85,9 @@ def freeze_table(
         if changed is not None:
             identity = pa.schema(list(schema)[:keys])
             yield from deleted_segments(name, identity, changed.deleted, list, max_parallelism)
-        for part, slots, kind in frozen.parts(changed):
+        for part, gids, kind in frozen.parts(changed):
             of, rows = part.index.columns, part.rows
-            yield from group_segments(name, schema, slots, of, rows, max_parallelism, kind, keys, whole)
+            yield from group_segments(name, schema, gids, of, rows, max_parallelism, kind, keys, whole)
 
     return FrozenTable([frozen], segments)
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from cutwater.errors import StorageError
 from cutwater.state.index.grouping import groups_of
-from cutwater.state.index.key_index import KeyIndex, Slots
+from cutwater.state.index.key_index import GroupIds, KeyIndex
 from cutwater.state.index.nullable import NullableIndex
 from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
 from cutwater.state.table.changes import Deleted
@@ -28,33 +28,33 @@ _FEW_ROWS = 1 << 10
 def group_segments(
     name: str,
     schema: pa.Schema,
-    slots: Slots,
-    keys: Callable[[Slots], list[pa.Array]],
-    rows: Callable[[Slots], list[pa.Array]],
+    gids: GroupIds,
+    keys: Callable[[GroupIds], list[pa.Array]],
+    rows: Callable[[GroupIds], list[pa.Array]],
     max_parallelism: int,
     kind: SegmentKind = "base",
     identity: int = 0,
     whole: range | None = None,
 ) -> Iterator[Segment]:
-    """Segments of the given slots, sorted by key group and cut between groups; or one that is unsorted.
+    """Segments of the given group ids, sorted by key group and cut between groups; or one that is unsorted.
 
     Where a string column of a base would exceed the 2 GB that Arrow allows, the rest follows as deltas.
 
     Args:
         name: name of the state.
         schema: fields of ``rows``; the segments have ``GROUP_COLUMN`` before them.
-        keys: key columns of some slots, whose hash decides the group.
-        rows: all columns of some slots.
+        keys: key columns of some group ids, whose hash decides the group.
+        rows: all columns of some group ids.
         kind: of the segments.
         identity: so many of the first columns tell the rows apart, whose order says nothing then.
-        whole: the segment may be unsorted, if there is only one.  The slots are the whole state of these key groups,
-            and ``keys`` are the columns of the identity.
+        whole: the segment may be unsorted, if there is only one.  The group ids are the whole state of these key
+            groups, and ``keys`` are the columns of the identity.
     """
-    if len(slots) == 0:
+    if len(gids) == 0:
         return
-    if whole is not None and len(slots) <= _SEGMENT_ROWS:
+    if whole is not None and len(gids) <= _SEGMENT_ROWS:
         try:
-            batch = pa.RecordBatch.from_arrays(rows(slots), schema=schema)
+            batch = pa.RecordBatch.from_arrays(rows(gids), schema=schema)
         except pa.ArrowInvalid:
             pass  # too large for one batch
         else:
@@ -62,10 +62,10 @@ def group_segments(
             yield Segment(name, kind, batch, (whole.start, whole.stop), identity, ungrouped=unsorted)
             return
     fields = pa.schema([pa.field(GROUP_COLUMN, pa.uint16(), nullable=False), *schema])
-    groups, order = groups_of(len(slots), lambda part: keys(slots[part]), max_parallelism)
-    if len(slots) <= _SEGMENT_ROWS:  # in the order of the slots, which memory likes, and sorted as a batch
+    groups, order = groups_of(len(gids), lambda part: keys(gids[part]), max_parallelism)
+    if len(gids) <= _SEGMENT_ROWS:  # in the order of the group ids, which memory likes, and sorted as a batch
         try:
-            batch = pa.RecordBatch.from_arrays([pa.array(groups), *rows(slots)], schema=fields)
+            batch = pa.RecordBatch.from_arrays([pa.array(groups), *rows(gids)], schema=fields)
             batch = pc.take(batch, pa.array(order), boundscheck=False)
         except pa.ArrowInvalid:
             pass  # too large for one batch
@@ -73,26 +73,26 @@ def group_segments(
             covered = (int(groups[order[0]]), int(groups[order[-1]]) + 1)
             yield Segment(name, kind, batch, covered, identity)
             return
-    yield from _cut(name, fields, slots[order], groups[order], rows, kind, identity)
+    yield from _cut(name, fields, gids[order], groups[order], rows, kind, identity)
 
 
 def _cut(
     name: str,
     fields: pa.Schema,
-    slots: Slots,
+    gids: GroupIds,
     groups: npt.NDArray[np.uint16],
-    rows: Callable[[Slots], list[pa.Array]],
+    rows: Callable[[GroupIds], list[pa.Array]],
     kind: SegmentKind,
     identity: int,
 ) -> Iterator[Segment]:
-    """The segments of many sorted slots."""
+    """The segments of many sorted group ids."""
     begin = 0
-    while begin < len(slots):
-        end = min(begin + _SEGMENT_ROWS, len(slots))
+    while begin < len(gids):
+        end = min(begin + _SEGMENT_ROWS, len(gids))
         end = int(np.searchsorted(groups, groups[end - 1], side="right"))
         covered = (int(groups[begin]), int(groups[end - 1]) + 1)
         piece = kind
-        for first, arrays in _in_pieces(slots, begin, end, rows):
+        for first, arrays in _in_pieces(gids, begin, end, rows):
             of_rows = pa.array(groups[first : first + len(arrays[0])])
             batch = pa.RecordBatch.from_arrays([of_rows, *arrays], schema=fields)
             yield Segment(name, piece, batch, covered, identity)
@@ -101,11 +101,11 @@ def _cut(
 
 
 def _in_pieces(
-    slots: Slots, begin: int, end: int, rows: Callable[[Slots], list[pa.Array]]
+    gids: GroupIds, begin: int, end: int, rows: Callable[[GroupIds], list[pa.Array]]
 ) -> Iterator[tuple[int, list[pa.Array]]]:
     """The rows in as few batches as they fit: a string column holds no more than 2 GB."""
     try:
-        arrays = rows(slots[begin:end])
+        arrays = rows(gids[begin:end])
     except pa.ArrowInvalid:
         if end - begin == 1:
             raise
@@ -113,8 +113,8 @@ def _in_pieces(
         yield begin, arrays
         return
     middle = (begin + end) // 2
-    yield from _in_pieces(slots, begin, middle, rows)
-    yield from _in_pieces(slots, middle, end, rows)
+    yield from _in_pieces(gids, begin, middle, rows)
+    yield from _in_pieces(gids, middle, end, rows)
 
 
 def deleted_segments(
@@ -130,7 +130,7 @@ def deleted_segments(
     Args:
         name: of the state.
         schema: fields that identify a row.
-        deleted: slots of indexes that still hold the keys.
+        deleted: group ids of indexes that still hold the keys.
         keys: key columns among those of the index, whose hash decides the group.
         max_parallelism: number of key groups.
         identity: the columns of ``schema`` among those of the index.
@@ -138,13 +138,13 @@ def deleted_segments(
     for gone in deleted:
         columns = gone.index.columns
 
-        def keys_of(slots: Slots, columns: Callable[[Slots], list[pa.Array]] = columns) -> list[pa.Array]:
-            return keys(columns(slots))
+        def keys_of(gids: GroupIds, columns: Callable[[GroupIds], list[pa.Array]] = columns) -> list[pa.Array]:
+            return keys(columns(gids))
 
-        def rows(slots: Slots, columns: Callable[[Slots], list[pa.Array]] = columns) -> list[pa.Array]:
-            return identity(columns(slots))
+        def rows(gids: GroupIds, columns: Callable[[GroupIds], list[pa.Array]] = columns) -> list[pa.Array]:
+            return identity(columns(gids))
 
-        yield from group_segments(name, schema, gone.slots, keys_of, rows, max_parallelism, "delete")
+        yield from group_segments(name, schema, gone.gids, keys_of, rows, max_parallelism, "delete")
 
 
 def keyed_rows(segments: Iterable[Segment], schema: pa.Schema, owned: range) -> list[pa.RecordBatch]:
@@ -185,7 +185,7 @@ class RestoredRows(Protocol):
         ...
 
     def make_room(self) -> object:
-        """Move rows to disk if there are too many, a portion at a time; nobody holds slots."""
+        """Move rows to disk if there are too many, a portion at a time; nobody holds group ids."""
         ...
 
 
@@ -202,7 +202,7 @@ def restore_rows(
     the first of which later ones may take rows away.
 
     Args:
-        table: to restore; nobody holds slots of it.
+        table: to restore; nobody holds group ids of it.
         segments, schema, owned: as in ``keyed_rows``.
         index: the columns of the table's index, from those that identify a row that went.
     """

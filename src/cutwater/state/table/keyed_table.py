@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.state.growing_array import GrowingArray, Values
-from cutwater.state.index.key_index import KeyIndex, Slots
+from cutwater.state.index.key_index import GroupIds, KeyIndex
 from cutwater.state.index.nullable import NullableIndex
 from cutwater.state.segments import SegmentKind
 from cutwater.state.table.capture import Capture, Captures
@@ -21,7 +21,7 @@ from cutwater.state.table.spill import FrozenSpill, Room, Spill
 
 
 class Columns(Protocol):
-    """One thing that a table keeps of each key, in arrays by slot: an aggregate, for example.
+    """One thing that a table keeps of each key, in arrays by group id: an aggregate, for example.
 
     Called from one thread; a frozen one serves another thread.  ``columns`` are the arrays that change in place.  A
     table captures them for a snapshot before it lets rows change (see ``cutwater.state.table.capture``); whatever else
@@ -35,20 +35,20 @@ class Columns(Protocol):
         """Bytes held besides ``columns``, roughly."""
         ...
 
-    def reserve(self, slots: int) -> None:
-        """Have room for the slots 0 .. ``slots`` - 1; new ones are empty."""
+    def reserve(self, gids: int) -> None:
+        """Have room for the group ids 0 .. ``gids`` - 1; new ones are empty."""
         ...
 
-    def state(self, slots: Slots) -> list[pa.Array]:
-        """The content of some slots, one array per type of the ``Layout``."""
+    def state(self, gids: GroupIds) -> list[pa.Array]:
+        """The content of some group ids, one array per type of the ``Layout``."""
         ...
 
-    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
-        """Set some (reserved) slots to what ``state`` returned."""
+    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        """Set some (reserved) group ids to what ``state`` returned."""
         ...
 
-    def keep(self, slots: Slots) -> None:
-        """Forget all slots but these, which become 0, 1, 2 ..."""
+    def keep(self, gids: GroupIds) -> None:
+        """Forget all group ids but these, which become 0, 1, 2 ..."""
         ...
 
     def frozen(self, columns: Sequence[Values]) -> Columns:
@@ -76,14 +76,14 @@ class Layout(NamedTuple, Generic[V]):
 
 
 class KeyedTable(Generic[V]):
-    """Slots by key, and what is kept of them.
+    """Group ids by key, and what is kept of them.
 
     Args:
         key_types: types of the index columns.
         layout: what is kept of each key.
-        side_columns: types of further columns by slot, which are the caller's; zero for a new slot.
+        side_columns: types of further columns by group id, which are the caller's; zero for a new group id.
         room: where rows lie that do not fit in memory; ``None``: all of them do.
-        renumbered: called by ``keep``, with the slots that stayed.
+        renumbered: called by ``keep``, with the group ids that stayed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class KeyedTable(Generic[V]):
         layout: Layout[V],
         side_columns: Sequence[npt.DTypeLike] = (),
         room: Room | None = None,
-        renumbered: Callable[[Slots], object] | None = None,
+        renumbered: Callable[[GroupIds], object] | None = None,
     ) -> None:
         self.index: KeyIndex = NullableIndex(key_types)
         self.accumulators: list[V] = layout.make()
@@ -116,40 +116,40 @@ class KeyedTable(Generic[V]):
             self.index = NullableIndex(self.index.types, keys)
             self._captures.expect(keys)
 
-    def upsert(self, keys: Sequence[pa.Array]) -> Slots:
-        """Slots of the rows; the accumulators are ready for them, and for changes of them."""
+    def upsert(self, keys: Sequence[pa.Array]) -> GroupIds:
+        """Group ids of the rows; the accumulators are ready for them, and for changes of them."""
         known = len(self.index)
-        slots = self.index.upsert(keys)
+        gids = self.index.upsert(keys)
         if len(self.index) > known:
             self.reserve(len(self.index))
             self._captures.prepare(self._columns, len(self.index))
             if self._spill is not None:
                 self._spill.fetch(known)
-        self.touch(slots)
-        return slots
+        self.touch(gids)
+        return gids
 
     @property
     def _columns(self) -> list[GrowingArray]:
         return [*(column for accumulator in self.accumulators for column in accumulator.columns), *self._side_columns]
 
     def side(self, number: int) -> Values:
-        """A further column; another array after slots were added.  ``touch`` slots before changing it."""
+        """A further column; another array after group ids were added.  ``touch`` group ids before changing it."""
         return self._side_columns[number].values if self._frozen_sides is None else self._frozen_sides[number]
 
-    def reserve(self, slots: int) -> None:
-        """Have room for the state of these slots, some of which may not be in the index yet."""
+    def reserve(self, gids: int) -> None:
+        """Have room for the state of these group ids, some of which may not be in the index yet."""
         for accumulator in self.accumulators:
-            accumulator.reserve(slots)
+            accumulator.reserve(gids)
         for column in self._side_columns:
-            column.reserve(slots)
+            column.reserve(gids)
 
-    def touch(self, slots: Slots) -> None:
-        """The state of these slots is about to change.  ``upsert`` says so of the slots that it returns."""
-        self._captures.preserve(slots)
+    def touch(self, gids: GroupIds) -> None:
+        """The state of these group ids is about to change.  ``upsert`` says so of the group ids that it returns."""
+        self._captures.preserve(gids)
         if self._log is not None:
-            self._log.mark(slots, len(self.index))
+            self._log.mark(gids, len(self.index))
         if self._spill is not None:
-            self._spill.use(slots)
+            self._spill.use(gids)
 
     @property
     def capturing(self) -> bool:
@@ -160,63 +160,63 @@ class KeyedTable(Generic[V]):
         """Keep track of changes from now (after a restore) or the next freeze on; ``lasting``: no key ever goes."""
         self._log = ChangeLog(RESTORED if restored else None, (lambda: self.all_rows) if lasting else None)
 
-    def delete(self, slots: Slots) -> None:
-        """The keys of these slots are gone: nobody asks for them again before ``keep`` leaves them out."""
+    def delete(self, gids: GroupIds) -> None:
+        """The keys of these group ids are gone: nobody asks for them again before ``keep`` leaves them out."""
         if self._spill is not None:
-            self._spill.delete(slots, self._log)
+            self._spill.delete(gids, self._log)
         if self._log is not None:
-            self._log.delete(self.index.frozen(), slots)
+            self._log.delete(self.index.frozen(), gids)
 
-    def restore(self, keys: Sequence[pa.Array], state: Sequence[pa.Array]) -> Slots:
+    def restore(self, keys: Sequence[pa.Array], state: Sequence[pa.Array]) -> GroupIds:
         """Set rows to what ``state`` returned for them."""
-        slots = self.upsert(keys)
-        self.set_rows(slots, state)
-        return slots
+        gids = self.upsert(keys)
+        self.set_rows(gids, state)
+        return gids
 
-    def set_rows(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
-        """Set slots to state columns, and further columns if there are any, of ``rows`` and ``side``."""
+    def set_rows(self, gids: GroupIds, columns: Sequence[pa.Array]) -> None:
+        """Set group ids to state columns, and further columns if there are any, of ``rows`` and ``side``."""
         position = 0
         for accumulator, width in zip(self.accumulators, map(len, self._layout.types), strict=True):
-            accumulator.restore(slots, list(columns[position : position + width]))
+            accumulator.restore(gids, list(columns[position : position + width]))
             position += width
         for number, column in enumerate(columns[position:]):
-            self.side(number)[slots] = column.to_numpy(zero_copy_only=False)
+            self.side(number)[gids] = column.to_numpy(zero_copy_only=False)
 
     @property
     def value_types(self) -> list[pa.DataType]:
         """Of the state columns and side columns in ``whole_rows``."""
         return [*itertools.chain(*self._layout.types), *(pa.from_numpy_dtype(kind) for kind in self.side_types)]
 
-    def rows(self, slots: Slots) -> list[pa.Array]:
-        """Index columns and state columns of some slots."""
-        state = [array for accumulator in self.accumulators for array in accumulator.state(slots)]
-        return [*self.index.columns(slots), *state]
+    def rows(self, gids: GroupIds) -> list[pa.Array]:
+        """Index columns and state columns of some group ids."""
+        state = [array for accumulator in self.accumulators for array in accumulator.state(gids)]
+        return [*self.index.columns(gids), *state]
 
-    def whole_rows(self, slots: Slots) -> list[pa.Array]:
-        """Index columns, state columns and side columns of some slots."""
-        return [*self.rows(slots), *map(pa.array, self.sides(slots))]
+    def whole_rows(self, gids: GroupIds) -> list[pa.Array]:
+        """Index columns, state columns and side columns of some group ids."""
+        return [*self.rows(gids), *map(pa.array, self.sides(gids))]
 
-    def sides(self, slots: Slots) -> list[Values]:
-        """All side columns of some slots."""
-        return [self.side(number)[slots] for number in range(len(self.side_types))]
+    def sides(self, gids: GroupIds) -> list[Values]:
+        """All side columns of some group ids."""
+        return [self.side(number)[gids] for number in range(len(self.side_types))]
 
-    def keep(self, slots: Slots) -> None:
-        """Forget all slots but these, which become 0, 1, 2 ..."""
-        kept = NullableIndex(self.index.types, len(slots))
-        if len(slots):
-            kept.upsert(self.index.columns(slots))
+    def keep(self, gids: GroupIds) -> None:
+        """Forget all group ids but these, which become 0, 1, 2 ..."""
+        kept = NullableIndex(self.index.types, len(gids))
+        if len(gids):
+            kept.upsert(self.index.columns(gids))
         self.index = kept
         for accumulator in self.accumulators:
-            accumulator.keep(slots)
+            accumulator.keep(gids)
         for column in self._side_columns:
-            column.replace(column.values[slots])
+            column.replace(column.values[gids])
         self._captures.abandon_columns()
         if self._log is not None:
-            self._log.keep(slots)
+            self._log.keep(gids)
         if self._spill is not None:
-            self._spill.keep(slots)
+            self._spill.keep(gids)
         if self._renumbered is not None:
-            self._renumbered(slots)
+            self._renumbered(gids)
 
     # -- more than memory holds
 
@@ -247,32 +247,32 @@ class KeyedTable(Generic[V]):
         """True if rows are about to leave memory, so that it is time to forget those that nobody needs."""
         return self._spill is not None and self._spill.full and not self._spill.busy
 
-    def known(self, slots: Slots, before: int) -> npt.NDArray[np.bool_]:
-        """Mask of the slots that the last ``upsert`` returned and found, given the number of rows in memory before."""
-        known = slots < before
-        return known if self._spill is None else known | self._spill.fetched(slots)
+    def known(self, gids: GroupIds, before: int) -> npt.NDArray[np.bool_]:
+        """Mask of the ids that the last ``upsert`` returned and found, given the number of rows in memory before."""
+        known = gids < before
+        return known if self._spill is None else known | self._spill.fetched(gids)
 
-    def make_room(self) -> Slots | None:
-        """Between batches, when nobody holds slots: move rows out if there are too many, a portion at a time.
+    def make_room(self) -> GroupIds | None:
+        """Between batches, when nobody holds group ids: move rows out if there are too many, a portion at a time.
 
-        Returns the slots that stayed, which have become 0, 1, 2 ..., if others have gone.
+        Returns the group ids that stayed, which have become 0, 1, 2 ..., if others have gone.
         """
         kept = None if self._spill is None else self._spill.make_room(self._log)
         if kept is not None:
             self.keep(kept)
         return kept
 
-    def put_page(self, page: KeyedTable[V], slots: Slots, *, came: bool = False) -> None:
-        """Slots of a page of rows on disk, and of none in memory, have changed, or all of them are new."""
+    def put_page(self, page: KeyedTable[V], gids: GroupIds, *, came: bool = False) -> None:
+        """Group ids of a page of rows on disk, and of none in memory, have changed, or all of them are new."""
         if self._spill is not None:
-            self._spill.put_page(page, slots, self._log, came)
+            self._spill.put_page(page, gids, self._log, came)
 
-    def delete_page(self, page: KeyedTable[V], slots: Slots) -> None:
-        """The keys of slots of a page of rows on disk are gone."""
-        if self._spill is not None and len(slots):
-            self._spill.delete_page(page, slots, self._log)
+    def delete_page(self, page: KeyedTable[V], gids: GroupIds) -> None:
+        """The keys of group ids of a page of rows on disk are gone."""
+        if self._spill is not None and len(gids):
+            self._spill.delete_page(page, gids, self._log)
 
-    def clean(self, live: Callable[[KeyedTable[V], Slots], npt.NDArray[np.bool_]]) -> None:
+    def clean(self, live: Callable[[KeyedTable[V], GroupIds], npt.NDArray[np.bool_]]) -> None:
         """Remove some of the rows on disk that are not ``live``: a portion of a pass over all of them."""
         if self._spill is not None:
             self._spill.clean(live, self._log)
@@ -335,15 +335,15 @@ class KeyedTable(Generic[V]):
 
     def changed_rows(self, changed: Changed) -> int:
         """Of a frozen table: at most so many rows changed, wherever they lie."""
-        return len(changed.slots) + (0 if self._spilled is None else self._spilled.changed(changed.epoch))
+        return len(changed.gids) + (0 if self._spilled is None else self._spilled.changed(changed.epoch))
 
     @property
     def all_rows(self) -> int:
         """Number of rows, roughly, wherever they lie."""
         return len(self) + (0 if (below := self._spilled or self._spill) is None else below.count)
 
-    def parts(self, changed: Changed | None = None) -> Iterator[tuple[KeyedTable[V], Slots, SegmentKind]]:
-        """Of a frozen table: tables and slots to write one after the other, and what as.
+    def parts(self, changed: Changed | None = None) -> Iterator[tuple[KeyedTable[V], GroupIds, SegmentKind]]:
+        """Of a frozen table: tables and group ids to write one after the other, and what as.
 
         What lies on disk comes in tables that are made for a moment, with the rows in memory of the same key groups.
 
@@ -354,27 +354,27 @@ class KeyedTable(Generic[V]):
             for chunk in () if self._spilled is None else self._spilled.rows.journal(changed.epoch):
                 page = self.page(chunk.keys, chunk.values)
                 yield page, np.arange(len(page), dtype=np.int32), "delta"
-            yield self, changed.slots, "delta"
+            yield self, changed.gids, "delta"
             return
-        slots: Slots = np.arange(len(self), dtype=np.int32)
-        if self._spilled is not None and len(slots):
-            groups = self._spilled.group_of(self.index.columns(slots))
-            slots = np.argsort(groups, kind="stable").astype(np.int32)
-            groups = groups[slots]
+        gids: GroupIds = np.arange(len(self), dtype=np.int32)
+        if self._spilled is not None and len(gids):
+            groups = self._spilled.group_of(self.index.columns(gids))
+            gids = np.argsort(groups, kind="stable").astype(np.int32)
+            groups = groups[gids]
         else:
-            groups = slots
+            groups = gids
         for chunk in () if self._spilled is None else self._spilled.rows.chunks():
             page = self.page(chunk.keys, chunk.values)
             here = int(np.searchsorted(groups, chunk.until))
             if here:
-                page.set_rows(*self._copied(page, slots[:here]))
-                slots, groups = slots[here:], groups[here:]
+                page.set_rows(*self._copied(page, gids[:here]))
+                gids, groups = gids[here:], groups[here:]
             yield page, np.arange(len(page), dtype=np.int32), "delta" if chunk.goes_on else "base"
-        yield self, slots, "base"
+        yield self, gids, "base"
 
-    def _copied(self, page: KeyedTable[V], slots: Slots) -> tuple[Slots, list[pa.Array]]:
-        """Slots of a page for the keys of some slots, and what they hold."""
-        columns, keys = self.whole_rows(slots), len(self.index.types)
+    def _copied(self, page: KeyedTable[V], gids: GroupIds) -> tuple[GroupIds, list[pa.Array]]:
+        """Group ids of a page for the keys of some group ids, and what they hold."""
+        columns, keys = self.whole_rows(gids), len(self.index.types)
         return page.upsert(columns[:keys]), columns[keys:]
 
     def learn(self, *, most_changed: bool) -> None:

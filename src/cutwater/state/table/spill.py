@@ -23,7 +23,7 @@ import pyarrow as pa
 from cutwater.state.disk.store import OrderedStore
 from cutwater.state.disk.tables import FrozenSpilledRows, RowTypes, SpilledChunk, SpilledRows, SpillQueue
 from cutwater.state.growing_array import GrowingArray
-from cutwater.state.index.key_index import KeyIndex, Slots
+from cutwater.state.index.key_index import GroupIds, KeyIndex
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.table.changes import ChangeLog
 
@@ -35,7 +35,7 @@ _SLACK_KEYS: Final = 1 << 14
 DELETED_KEYS: Final = 1 << 17
 """More keys that went from disk between two freezes are not told one by one."""
 _INDEX_BYTES: Final = 24
-"""Bytes that a slot takes in the table of an index, roughly."""
+"""Bytes that a group id takes in the table of an index, roughly."""
 
 
 class Room(NamedTuple):
@@ -70,16 +70,16 @@ class Spillable(Protocol):
 
     def __len__(self) -> int: ...
 
-    def whole_rows(self, slots: Slots) -> list[pa.Array]:
-        """Index columns and values of some slots."""
+    def whole_rows(self, gids: GroupIds) -> list[pa.Array]:
+        """Index columns and values of some group ids."""
         ...
 
-    def set_rows(self, slots: Slots, columns: Sequence[pa.Array]) -> None:
-        """Set slots, which are new, to values."""
+    def set_rows(self, gids: GroupIds, columns: Sequence[pa.Array]) -> None:
+        """Set group ids, which are new, to values."""
         ...
 
-    def keep(self, slots: Slots) -> None:
-        """Forget all slots but these, which become 0, 1, 2 ..."""
+    def keep(self, gids: GroupIds) -> None:
+        """Forget all group ids but these, which become 0, 1, 2 ..."""
         ...
 
     def page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> Spillable:
@@ -96,20 +96,20 @@ class Spill(Generic[T]):
     Args:
         table: the table, empty.
         room: where to.
-        logged: as which slots the log of changes knows some slots, if not by the same numbers.
+        logged: as which group ids the log of changes knows some group ids, if not by the same numbers.
     """
 
-    def __init__(self, table: T, room: Room, logged: Callable[[Slots], Slots] | None = None) -> None:
+    def __init__(self, table: T, room: Room, logged: Callable[[GroupIds], GroupIds] | None = None) -> None:
         store, groups, self._memory_bytes, hashed = room
         self._table, self._hashed, self._groups = table, hashed, groups
         self._store, self._logged = store, logged
         self.rows = SpilledRows(store, RowTypes(table.index.types, table.value_types, hashed, groups))
-        self._queues: list[tuple[SpillQueue, Callable[[T, Slots], npt.NDArray[np.int64]]]] = []
+        self._queues: list[tuple[SpillQueue, Callable[[T, GroupIds], npt.NDArray[np.int64]]]] = []
         self._used = GrowingArray(np.bool_)
         self._recent = GrowingArray(np.bool_)
         """Used since ``make_room`` was called."""
         self._stored = GrowingArray(np.bool_)
-        self._leaving: Slots | None = None
+        self._leaving: GroupIds | None = None
         self._written = self._seen = 0
         self._count, self._clean_at = 0, _SLACK_KEYS
         self._cleaning: Iterator[SpilledChunk] | None = None
@@ -119,24 +119,24 @@ class Spill(Generic[T]):
     # -- in
 
     def fetch(self, known: int) -> None:
-        """Slots from ``known`` on are new: set those whose rows lie on disk to what they hold."""
+        """Group ids from ``known`` on are new: set those whose rows lie on disk to what they hold."""
         table, used = self._table, len(self._table.index)
         for flags in (self._used, self._recent, self._stored):
             flags.reserve(used)
-        slots = np.arange(known, used, dtype=np.int32)
-        there, values = self.rows.get(table.index.columns(slots))
+        gids = np.arange(known, used, dtype=np.int32)
+        there, values = self.rows.get(table.index.columns(gids))
         if there.any():
-            table.set_rows(slots[there], values)
-            self._stored.values[slots[there]] = True
+            table.set_rows(gids[there], values)
+            self._stored.values[gids[there]] = True
 
-    def fetched(self, slots: Slots) -> npt.NDArray[np.bool_]:
-        """Of slots that came with the last batch, which were there before."""
-        return self._stored.values[slots]
+    def fetched(self, gids: GroupIds) -> npt.NDArray[np.bool_]:
+        """Of group ids that came with the last batch, which were there before."""
+        return self._stored.values[gids]
 
-    def use(self, slots: Slots) -> None:
-        """Rows of these slots are used."""
-        self._used.values[slots] = True
-        self._recent.values[slots] = True
+    def use(self, gids: GroupIds) -> None:
+        """Rows of these group ids are used."""
+        self._used.values[gids] = True
+        self._recent.values[gids] = True
 
     # -- out
 
@@ -145,8 +145,8 @@ class Spill(Generic[T]):
         """True if rows should leave."""
         return self._table.memory_bytes + len(self._table) * _INDEX_BYTES > self._memory_bytes
 
-    def make_room(self, log: ChangeLog | None, *, begin: bool = False) -> Slots | None:
-        """A portion of the work, if there is any; at its end the slots that stay, for ``KeyedTable.keep``.
+    def make_room(self, log: ChangeLog | None, *, begin: bool = False) -> GroupIds | None:
+        """A portion of the work, if there is any; at its end the group ids that stay, for ``KeyedTable.keep``.
 
         Args:
             log: is told what leaves after it changed.
@@ -169,7 +169,7 @@ class Spill(Generic[T]):
         stays[np.setdiff1d(np.arange(count), self._leaving, assume_unique=True)] = True
         return np.flatnonzero(stays).astype(np.int32)
 
-    def _to_leave(self, count: int) -> Slots | None:
+    def _to_leave(self, count: int) -> GroupIds | None:
         """Half of the rows, without large ones that the last batch used; ``None`` if no others are there."""
         used, free = self._used.values[:count], np.ones(count, np.bool_)
         if self._table.memory_bytes > count * _LARGE_BYTES:
@@ -178,35 +178,35 @@ class Spill(Generic[T]):
         used[:] = False
         return leaving.astype(np.int32) if len(leaving) else None
 
-    def _write(self, slots: Slots, log: ChangeLog | None) -> None:
-        if len(slots) == 0:
+    def _write(self, gids: GroupIds, log: ChangeLog | None) -> None:
+        if len(gids) == 0:
             return
-        logged = slots if self._logged is None else self._logged(slots)
-        self._put(self._table, slots, log, None if log is None else log.changed(logged))
-        self._count += len(slots) - int(np.count_nonzero(self._stored.values[slots]))
-        self._stored.values[slots] = True
+        logged = gids if self._logged is None else self._logged(gids)
+        self._put(self._table, gids, log, None if log is None else log.changed(logged))
+        self._count += len(gids) - int(np.count_nonzero(self._stored.values[gids]))
+        self._stored.values[gids] = True
 
-    def put_page(self, page: T, slots: Slots, log: ChangeLog | None, came: bool) -> None:
-        """Slots of a table made of rows on disk have changed, or are new there."""
-        self._count += came * len(slots)
-        self._put(page, slots, log, None if log is None or not log.tracking else np.ones(len(slots), np.bool_))
+    def put_page(self, page: T, gids: GroupIds, log: ChangeLog | None, came: bool) -> None:
+        """Group ids of a table made of rows on disk have changed, or are new there."""
+        self._count += came * len(gids)
+        self._put(page, gids, log, None if log is None or not log.tracking else np.ones(len(gids), np.bool_))
 
-    def _put(self, table: T, slots: Slots, log: ChangeLog | None, changed: npt.NDArray[np.bool_] | None) -> None:
-        columns, keys = table.whole_rows(slots), len(table.index.types)
+    def _put(self, table: T, gids: GroupIds, log: ChangeLog | None, changed: npt.NDArray[np.bool_] | None) -> None:
+        columns, keys = table.whole_rows(gids), len(table.index.types)
         epoch = 0 if log is None else log.epoch
         self.rows.put(columns[:keys], columns[keys:], changed, epoch)
         for queue, instants in self._queues:
-            queue.put(columns[:keys], instants(table, slots))
+            queue.put(columns[:keys], instants(table, gids))
         if changed is not None:
             self.journaled[epoch] = self.journaled.get(epoch, 0) + int(np.count_nonzero(changed))
 
     # -- when to look at what has left
 
-    def look_again(self, instants: Callable[[T, Slots], npt.NDArray[np.int64]]) -> SpillQueue:
+    def look_again(self, instants: Callable[[T, GroupIds], npt.NDArray[np.int64]]) -> SpillQueue:
         """Rows on disk want to be looked at when their time comes.
 
         Args:
-            instants: of slots of a table that leave: when; ``NEVER`` for those that do not ask.
+            instants: of group ids of a table that leave: when; ``NEVER`` for those that do not ask.
 
         Returns:
             their keys by that time, some of them in vain: to be looked up in the table.
@@ -227,18 +227,18 @@ class Spill(Generic[T]):
 
     # -- gone
 
-    def delete(self, slots: Slots, log: ChangeLog | None) -> None:
-        """The keys of these slots are gone."""
-        slots = slots[self._stored.values[slots]]
-        if len(slots):
-            self.rows.remove(self._table.index.columns(slots), _epochs(log))
-            self._count = max(0, self._count - len(slots))
+    def delete(self, gids: GroupIds, log: ChangeLog | None) -> None:
+        """The keys of these group ids are gone."""
+        gids = gids[self._stored.values[gids]]
+        if len(gids):
+            self.rows.remove(self._table.index.columns(gids), _epochs(log))
+            self._count = max(0, self._count - len(gids))
 
-    def keep(self, slots: Slots) -> None:
-        """The table has been made anew of these slots."""
+    def keep(self, gids: GroupIds) -> None:
+        """The table has been made anew of these group ids."""
         for flags in (self._used, self._recent, self._stored):
-            flags.replace(flags.values[slots])
-        self._leaving, self._seen = None, len(slots)
+            flags.replace(flags.values[gids])
+        self._leaving, self._seen = None, len(gids)
 
     def remove(self, keys: Sequence[pa.Array]) -> None:
         """Keys are gone, wherever they lie; for a restore, before anything is frozen."""
@@ -248,25 +248,25 @@ class Spill(Generic[T]):
 
     def remove_groups(self, groups: range) -> None:
         """All keys of some key groups are gone; for a restore, before anything is frozen."""
-        slots = np.arange(len(self._table), dtype=np.int32)
-        if len(slots):
-            found = self.group_of(self._table.index.columns(slots))
-            self._drop(slots[(found >= groups.start) & (found < groups.stop)])
+        gids = np.arange(len(self._table), dtype=np.int32)
+        if len(gids):
+            found = self.group_of(self._table.index.columns(gids))
+            self._drop(gids[(found >= groups.start) & (found < groups.stop)])
         self.rows.remove_groups(groups)
 
     def group_of(self, keys: Sequence[pa.Array]) -> npt.NDArray[np.uint16]:
         """The key group of each key."""
         return key_groups(hash_keys(keys[self._hashed :]), self._groups)
 
-    def _drop(self, slots: Slots) -> None:
-        if len(slots):
-            self._table.keep(np.setdiff1d(np.arange(len(self._table), dtype=np.int32), slots))
+    def _drop(self, gids: GroupIds) -> None:
+        if len(gids):
+            self._table.keep(np.setdiff1d(np.arange(len(self._table), dtype=np.int32), gids))
 
-    def clean(self, live: Callable[[T, Slots], npt.NDArray[np.bool_]], log: ChangeLog | None) -> None:
+    def clean(self, live: Callable[[T, GroupIds], npt.NDArray[np.bool_]], log: ChangeLog | None) -> None:
         """Look at some of the rows on disk, and remove those that are not ``live``; begins anew when there are more.
 
         Args:
-            live: of slots of a table, which are worth keeping.
+            live: of group ids of a table, which are worth keeping.
             log: is told what went.
         """
         if self._cleaning is None and self._count >= self._clean_at:
@@ -292,12 +292,12 @@ class Spill(Generic[T]):
     def _page(self, keys: Sequence[pa.Array], columns: Sequence[pa.Array]) -> T:
         return cast("T", self._table.page(keys, columns))
 
-    def delete_page(self, page: T, slots: Slots, log: ChangeLog | None) -> None:
-        """The keys of slots of a table made of rows on disk are gone."""
-        self.rows.remove(page.index.columns(slots), _epochs(log))
-        self._count = max(0, self._count - len(slots))
+    def delete_page(self, page: T, gids: GroupIds, log: ChangeLog | None) -> None:
+        """The keys of group ids of a table made of rows on disk are gone."""
+        self.rows.remove(page.index.columns(gids), _epochs(log))
+        self._count = max(0, self._count - len(gids))
         if log is not None:
-            log.delete(page.index, slots)
+            log.delete(page.index, gids)
             log.restart(DELETED_KEYS)
 
     # -- snapshots

@@ -14,12 +14,12 @@ import pyarrow as pa
 from cutwater.data.words import from_words
 from cutwater.state.disk.tables import NEVER, FrozenSpilledRows
 from cutwater.state.growing_array import GrowingArray
-from cutwater.state.index.key_index import Slots
+from cutwater.state.index.key_index import GroupIds
 from cutwater.state.segments import SegmentKind
 from cutwater.state.table.changes import Changed
 from cutwater.state.table.keyed_table import Columns, KeyedTable, Layout
 from cutwater.state.table.spill import Room, Spill
-from cutwater.state.table.time_buckets import TimeBuckets, join_slots
+from cutwater.state.table.time_buckets import TimeBuckets, join_gids
 
 V = TypeVar("V", bound=Columns)
 T = TypeVar("T")
@@ -27,14 +27,14 @@ Times: TypeAlias = npt.NDArray[np.int64]
 Passed: TypeAlias = Callable[[Callable[[], list[pa.Array]]], "bool | npt.NDArray[np.bool_]"]
 """Tells whether it is time for some rows to come out early, from a function that gives their keys: one answer for all,
 or a mask."""
-Parts: TypeAlias = Iterator[tuple[KeyedTable[V], Slots]]
+Parts: TypeAlias = Iterator[tuple[KeyedTable[V], GroupIds]]
 """Tables, and some of the rows of each."""
 
 PORTION_ROWS = 1 << 14
 """Rows that are brought into memory at once."""
 _FIRED, _PENDING = 0, 1
 """Side columns of the table."""
-NO_SLOTS: Slots = np.empty(0, np.int32)
+NO_GROUP_IDS: GroupIds = np.empty(0, np.int32)
 _NONE: Times = np.empty(0, np.int64)
 
 
@@ -51,7 +51,9 @@ class Portions(Generic[T]):
     ([[0, 1], [2], [7, 8], None], False)
     """
 
-    def __init__(self, read: Callable[[Slots], T], rows: Slots = NO_SLOTS, later: Iterator[T] | None = None) -> None:
+    def __init__(
+        self, read: Callable[[GroupIds], T], rows: GroupIds = NO_GROUP_IDS, later: Iterator[T] | None = None
+    ) -> None:
         self.rows = rows
         """In memory, in the order in which they come out."""
         self._read, self._later = read, later
@@ -122,7 +124,7 @@ class TimedTable(Generic[V, T]):
         key_types: Sequence[pa.DataType],
         layout: Layout[V],
         timing: Timing,
-        read: Callable[[KeyedTable[V], Slots], T],
+        read: Callable[[KeyedTable[V], GroupIds], T],
         owned: range,
         room: Room | None = None,
         opened: Callable[[int], object] | None = None,
@@ -140,12 +142,12 @@ class TimedTable(Generic[V, T]):
 
     @property
     def fired(self) -> npt.NDArray[np.bool_]:
-        """Marks of the rows that have come out, by slot."""
+        """Marks of the rows that have come out, by group id."""
         return self.table.side(_FIRED)
 
     @property
     def pending(self) -> Times:
-        """Number of rows that came and have not come out, by slot; empty where they are not counted."""
+        """Number of rows that came and have not come out, by group id; empty where they are not counted."""
         return self.table.side(_PENDING) if self._timing.counts else _NONE
 
     @property
@@ -153,37 +155,37 @@ class TimedTable(Generic[V, T]):
         """The watermark at which the next rows are due; ``None``: none are waiting."""
         return self._buckets.next_instant
 
-    def times(self, slots: Slots) -> Times:
-        """The times of some slots."""
-        return self._times.values[slots]
+    def times(self, gids: GroupIds) -> Times:
+        """The times of some group ids."""
+        return self._times.values[gids]
 
     # -- rows
 
-    def upsert(self, times: Times, keys: Sequence[pa.Array]) -> Slots:
-        """Slots of (time, key) pairs."""
+    def upsert(self, times: Times, keys: Sequence[pa.Array]) -> GroupIds:
+        """Group ids of (time, key) pairs."""
         known = len(self.table)
-        slots = self.table.upsert([from_words(times, self.table.index.types[0]), *keys])
-        self._admit(known, slots, times)
-        return slots
+        gids = self.table.upsert([from_words(times, self.table.index.types[0]), *keys])
+        self._admit(known, gids, times)
+        return gids
 
-    def restore(self, times: Times, keys: Sequence[pa.Array], state: Sequence[pa.Array]) -> Slots:
-        """Set rows to state columns; returns their slots."""
+    def restore(self, times: Times, keys: Sequence[pa.Array], state: Sequence[pa.Array]) -> GroupIds:
+        """Set rows to state columns; returns their group ids."""
         known = len(self.table)
-        slots = self.table.restore([from_words(times, self.table.index.types[0]), *keys], state)
-        self._admit(known, slots, times)
-        return slots
+        gids = self.table.restore([from_words(times, self.table.index.types[0]), *keys], state)
+        self._admit(known, gids, times)
+        return gids
 
-    def _admit(self, known: int, slots: Slots, times: Times) -> None:
+    def _admit(self, known: int, gids: GroupIds, times: Times) -> None:
         used = len(self.table)
         if used == known:
             return
         self._times.reserve(used)
-        self._times.values[slots] = times  # also of known ones, where it is the same: choosing costs more
+        self._times.values[gids] = times  # also of known ones, where it is the same: choosing costs more
         for time in self._buckets.add(known, self._times.values[known:used]):
             if self._opened is not None:
                 self._opened(time)
 
-    def _renumbered(self, kept: Slots) -> None:
+    def _renumbered(self, kept: GroupIds) -> None:
         self._buckets.keep(kept)
         self._times.replace(self._times.values[kept])
 
@@ -192,13 +194,13 @@ class TimedTable(Generic[V, T]):
     def due(self, watermark: int) -> Portions[T]:
         """The output at a watermark: each row once, and those in memory in the order of time."""
         later = self._due_elsewhere(watermark)
-        slots = self._buckets.due(watermark)
-        slots = slots[~self.fired[slots]]
-        self.table.touch(slots)
-        self.fired[slots] = True
+        gids = self._buckets.due(watermark)
+        gids = gids[~self.fired[gids]]
+        self.table.touch(gids)
+        self.fired[gids] = True
         if self._timing.only_pending:
-            slots = slots[self.pending[slots] > 0]
-        return self._come_out(slots, later)
+            gids = gids[self.pending[gids] > 0]
+        return self._come_out(gids, later)
 
     def changed(self, passed: Passed, most: int) -> Portions[T]:
         """The early output: rows that have changed since they came out, and are not due.
@@ -210,24 +212,24 @@ class TimedTable(Generic[V, T]):
             most: how many in memory at most, the earliest.
         """
         used = len(self.table)
-        slots = np.flatnonzero((self.pending[:used] > 0) & ~self.fired[:used]).astype(np.int32)
-        slots = slots[np.broadcast_to(passed(lambda: self.keys(slots)), len(slots))]
-        slots = slots[np.argsort(self.times(slots), kind="stable")][:most]
-        return self._come_out(slots, None if self._spill is None else self._changed_elsewhere(self._spill, passed))
+        gids = np.flatnonzero((self.pending[:used] > 0) & ~self.fired[:used]).astype(np.int32)
+        gids = gids[np.broadcast_to(passed(lambda: self.keys(gids)), len(gids))]
+        gids = gids[np.argsort(self.times(gids), kind="stable")][:most]
+        return self._come_out(gids, None if self._spill is None else self._changed_elsewhere(self._spill, passed))
 
-    def _come_out(self, slots: Slots, later: Iterator[T] | None) -> Portions[T]:
+    def _come_out(self, gids: GroupIds, later: Iterator[T] | None) -> Portions[T]:
         if self._timing.counts:
-            self.table.touch(slots)
-            self.pending[slots] = 0
-        return Portions(lambda rows: self._read(self.table, rows), slots, later)
+            self.table.touch(gids)
+            self.pending[gids] = 0
+        return Portions(lambda rows: self._read(self.table, rows), gids, later)
 
-    def keys(self, slots: Slots) -> list[pa.Array]:
-        """The key columns of some slots."""
-        return self.table.index.columns(slots)[1:]
+    def keys(self, gids: GroupIds) -> list[pa.Array]:
+        """The key columns of some group ids."""
+        return self.table.index.columns(gids)[1:]
 
-    def pieces(self, times: Sequence[int]) -> tuple[Slots, Times]:
-        """The slots in memory of some times, one time after the other, and the time of each."""
-        parts = [join_slots(self._buckets.of(time)) for time in times]
+    def pieces(self, times: Sequence[int]) -> tuple[GroupIds, Times]:
+        """The group ids in memory of some times, one time after the other, and the time of each."""
+        parts = [join_gids(self._buckets.of(time)) for time in times]
         return np.concatenate(parts), np.repeat(np.array(times, np.int64), [len(part) for part in parts])
 
     def forget(self, watermark: int) -> None:
@@ -236,7 +238,7 @@ class TimedTable(Generic[V, T]):
         self.table.delete(gone)
         # Where rows leave memory at once: what is dead must not be written then.
         if self._buckets.wasteful or (self._spill is not None and len(gone)):
-            self.table.keep(join_slots(self._buckets.live_parts()))
+            self.table.keep(join_gids(self._buckets.live_parts()))
 
     # -- rows outside of memory
 
@@ -250,7 +252,7 @@ class TimedTable(Generic[V, T]):
         for time in sorted(firing | ending):
             for page, only in self._stored(frozen, time, self._owned):
                 only = only[~page.side(_FIRED)[only]]
-                piece = self._fire_page(page, only if time in firing else NO_SLOTS)
+                piece = self._fire_page(page, only if time in firing else NO_GROUP_IDS)
                 if time in ending:
                     self.table.delete_page(page, np.arange(len(page), dtype=np.int32))
                 elif len(only):
@@ -264,21 +266,21 @@ class TimedTable(Generic[V, T]):
             page = self.table.page(chunk.keys, chunk.values)
             yield page, np.flatnonzero(self.table.index.find(chunk.keys) < 0).astype(np.int32)
 
-    def _fire_page(self, page: KeyedTable[V], slots: Slots) -> T:
-        """The output of some slots of a page, which have not fired."""
-        page.side(_FIRED)[slots] = True
+    def _fire_page(self, page: KeyedTable[V], gids: GroupIds) -> T:
+        """The output of some group ids of a page, which have not fired."""
+        page.side(_FIRED)[gids] = True
         if self._timing.only_pending:
-            slots = slots[page.side(_PENDING)[slots] > 0]
-        return self._read_page(page, slots)
+            gids = gids[page.side(_PENDING)[gids] > 0]
+        return self._read_page(page, gids)
 
-    def _read_page(self, page: KeyedTable[V], slots: Slots) -> T:
+    def _read_page(self, page: KeyedTable[V], gids: GroupIds) -> T:
         if self._timing.counts:
-            page.side(_PENDING)[slots] = 0
-        return self._read(page, slots)
+            page.side(_PENDING)[gids] = 0
+        return self._read(page, gids)
 
-    def _next_round(self, table: KeyedTable[V], slots: Slots) -> Times:
+    def _next_round(self, table: KeyedTable[V], gids: GroupIds) -> Times:
         """Rows that leave memory changed want to be looked at in the next round."""
-        waits = (table.side(_PENDING)[slots] > 0) & ~table.side(_FIRED)[slots]
+        waits = (table.side(_PENDING)[gids] > 0) & ~table.side(_FIRED)[gids]
         return np.where(waits, self._round, NEVER)
 
     def _changed_elsewhere(self, spill: Spill[KeyedTable[V]], passed: Passed) -> Iterator[T]:
@@ -292,10 +294,10 @@ class TimedTable(Generic[V, T]):
         keys = [key.filter(only) for key in keys]
         there, values = spill.rows.get(keys)
         if not there.any():
-            return self._read(self.table, NO_SLOTS)
+            return self._read(self.table, NO_GROUP_IDS)
         page = self.table.page([key.filter(pa.array(there)) for key in keys], values)
-        slots = np.arange(len(page), dtype=np.int32)
-        waiting = slots[(page.side(_PENDING)[slots] > 0) & ~page.side(_FIRED)[slots]]
+        gids = np.arange(len(page), dtype=np.int32)
+        waiting = gids[(page.side(_PENDING)[gids] > 0) & ~page.side(_FIRED)[gids]]
         ready = waiting[np.broadcast_to(passed(lambda: page.index.columns(waiting)[1:]), len(waiting))]
         piece = self._read_page(page, ready)
         if len(waiting):
@@ -306,21 +308,21 @@ class TimedTable(Generic[V, T]):
         """The rows of some times by key group, those of a group one time after the other, wherever they lie."""
         spill = self._spill
         assert spill is not None, "all rows are in memory"
-        slots, of_slots = self.pieces(times)
-        groups = spill.group_of(self.table.index.columns(slots))
+        gids, of_gids = self.pieces(times)
+        groups = spill.group_of(self.table.index.columns(gids))
         order = np.argsort(groups, kind="stable")
-        slots, of_slots, groups = slots[order], of_slots[order], groups[order]
+        gids, of_gids, groups = gids[order], of_gids[order], groups[order]
         frozen = spill.rows.freeze()
         for group in self._owned:
             part = slice(*(int(n) for n in np.searchsorted(groups, [group, group + 1])))
-            yield group, self._of_group(frozen, times, group, slots[part], of_slots[part])
+            yield group, self._of_group(frozen, times, group, gids[part], of_gids[part])
         frozen.release()
 
     def _of_group(
-        self, frozen: FrozenSpilledRows, times: Sequence[int], group: int, slots: Slots, of_slots: Times
+        self, frozen: FrozenSpilledRows, times: Sequence[int], group: int, gids: GroupIds, of_gids: Times
     ) -> Parts[V]:
         for time in times:
-            yield self.table, slots[of_slots == time]
+            yield self.table, gids[of_gids == time]
             yield from self._stored(frozen, time, range(group, group + 1))
 
     def take_over(self, page: KeyedTable[V], time: int, watermark: int) -> T:
@@ -328,10 +330,10 @@ class TimedTable(Generic[V, T]):
 
         They are kept, and not in memory, if rows may still come to them.
         """
-        slots = np.arange(len(page), dtype=np.int32)
-        piece = self._fire_page(page, slots)
+        gids = np.arange(len(page), dtype=np.int32)
+        piece = self._fire_page(page, gids)
         if time + self._timing.reach_us + self._timing.lateness_us > watermark:
-            self.table.put_page(page, slots, came=True)
+            self.table.put_page(page, gids, came=True)
             self._buckets.fired(time)
         return piece
 
@@ -364,14 +366,14 @@ class FrozenTimedTable(Generic[V]):
 
     Args:
         table: all rows.
-        live: the slots of those that are not forgotten, in pieces.
+        live: the group ids of those that are not forgotten, in pieces.
     """
 
-    def __init__(self, table: KeyedTable[V], live: list[Slots]) -> None:
+    def __init__(self, table: KeyedTable[V], live: list[GroupIds]) -> None:
         self.table, self._live = table, live
 
-    def parts(self, changed: Changed | None = None) -> Iterator[tuple[KeyedTable[V], Slots, SegmentKind]]:
+    def parts(self, changed: Changed | None = None) -> Iterator[tuple[KeyedTable[V], GroupIds, SegmentKind]]:
         """See ``KeyedTable.parts``."""
-        live = join_slots(self._live)
-        for part, slots, kind in self.table.parts(changed):
-            yield part, np.intersect1d(slots, live, assume_unique=True) if part is self.table else slots, kind
+        live = join_gids(self._live)
+        for part, gids, kind in self.table.parts(changed):
+            yield part, np.intersect1d(gids, live, assume_unique=True) if part is self.table else gids, kind

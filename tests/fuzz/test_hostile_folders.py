@@ -44,8 +44,7 @@ from cutwater.storage.snapshot.retention import Retention, list_jobs
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.seal import PLAIN, Seal
-from cutwater.ui.inspect import inspect_snapshot, render_inspect, render_verify, verify_snapshot
-from cutwater.ui.listing import job_infos
+from cutwater.ui.inspect import inspect_snapshot, job_infos, render_inspect, render_verify, verify_snapshot
 
 SCHEMA = pa.schema({"n": pa.int64()})
 KEY = b"5f1d7a84db00d2fce4aa18d3"

@@ -31,7 +31,8 @@ def freezes_too_late(patch: Patch) -> None:
     done = Cell._done
 
     def late(self: Cell, snapshot: int) -> None:
-        self._parts[snapshot].state = encode_state(self.name, self.process)
+        state = encode_state(self.name, self.process)
+        self._parts[snapshot] = msgspec.structs.replace(self._parts[snapshot], state=state)
         done(self, snapshot)
 
     patch.setattr(Cell, "_done", late)
@@ -39,7 +40,8 @@ def freezes_too_late(patch: Patch) -> None:
 
 def lets_markers_overtake(patch: Patch) -> None:
     def push(self: ItemQueue, item: object) -> None:
-        self._items.insert(self._head, item) if isinstance(item, Marker) else self._items.append(item)  # type: ignore[arg-type]
+        put = self._items.appendleft if isinstance(item, Marker) else self._items.append
+        put(item)  # type: ignore[arg-type]
 
     patch.setattr(ItemQueue, "push", push)
 

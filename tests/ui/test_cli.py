@@ -16,7 +16,7 @@ from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.snapshot.manifest import Manifest, StepRecord, SubtaskRecord
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.store.local import LocalStore
-from cutwater.ui.listing import job_infos, render_jobs
+from cutwater.ui.inspect import job_infos, render_jobs
 
 ME = f"{socket.gethostname()}:{os.getpid()}"
 

@@ -22,7 +22,7 @@ from cutwater.runtime.status.status import JobStatus
 from cutwater.storage.log.entries import JobEnded
 from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.store.local import LocalStore
-from cutwater.ui.listing import driver_runs, job_infos
+from cutwater.ui.inspect import driver_runs, job_infos
 
 
 @pytest.fixture

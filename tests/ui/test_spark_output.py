@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 
-from cutwater.ui.run import SparkOutput
+from cutwater.ui.run import spark_output
 
 
 def test_what_processes_started_inside_write_is_shown_even_later(capfd):
@@ -17,7 +17,7 @@ def test_what_processes_started_inside_write_is_shown_even_later(capfd):
             both.set()
 
     script = "echo one >&2; read go; echo two >&2"
-    with SparkOutput(show).taken():
+    with spark_output(show):
         process = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE)
     subprocess.run(["sh", "-c", "echo outside >&2"], check=True)
     process.communicate(b"go\n")

@@ -24,8 +24,7 @@ snapshot = run.snapshot(initiators=["a"])
 from __future__ import annotations
 
 from cutwater.process_networks.detectors import AllOf, AnyOf, Finding, conserved, deadlock, holds, terminated, tokens
-from cutwater.process_networks.graph import Network
-from cutwater.process_networks.process import Context, Process
+from cutwater.process_networks.graph import Context, Network, Process
 from cutwater.process_networks.run import PendingSnapshot, Run
 from cutwater.process_networks.snapshot import GlobalSnapshot
 

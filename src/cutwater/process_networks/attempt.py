@@ -17,10 +17,9 @@ import pyarrow as pa
 
 from cutwater.errors import InvariantError
 from cutwater.plan.graph import Channel
-from cutwater.process_networks.cell import Cell, CellPort
+from cutwater.process_networks.cell import Cell, CellPort, Tracer
 from cutwater.process_networks.graph import ChannelSpec, Network
 from cutwater.process_networks.messages import Item, Marker
-from cutwater.process_networks.tracing import Tracer
 from cutwater.protocol.channel.items import Barrier, Rows
 from cutwater.protocol.channel.receiving import ReceivingEnd
 from cutwater.protocol.snapshot_algorithms import AlgorithmName

@@ -1,4 +1,4 @@
-"""One process at work: its handlers, counters and timers, and its part in every snapshot.
+"""One process at work: its handlers, counters and timers, its part in every snapshot, and the trace of it.
 
 Both hosts, the one in this process and the workers on Spark, run exactly this.  They only carry items from cell to cell
 and say what time it is.
@@ -12,14 +12,15 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from cutwater.errors import InvariantError, UserCodeError
-from cutwater.process_networks.graph import ChannelSpec, Network
+from cutwater.process_networks.graph import ChannelSpec, Network, Process
 from cutwater.process_networks.messages import Codec, Item, Marker, decode_state, encode_state, names_of
-from cutwater.process_networks.process import Process
-from cutwater.process_networks.tracing import Tracer
 from cutwater.protocol import messages as m
 from cutwater.protocol.snapshot_algorithms import Algorithm, AlgorithmName, ChandyLamport, LaiYang
 from cutwater.runtime.control.process_network_messages import Message, ProcessPart, Timer
+from cutwater.trace import events as t
 
 
 class CellPort:
@@ -69,7 +70,8 @@ class Cell:
         self.taken: dict[str, int] = dict.fromkeys(self.inputs, 0)
         self._timers: list[tuple[float, int, str, bytes]] = []
         self._timer_number = 0
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[int, ProcessPart] = {}
+        """Recordings so far, by snapshot."""
         self._hand: Message | None = None
         state = restore.state if restore is not None else encode_state(name, first)
         self.process: Process = decode_state(name, state, self.kind)
@@ -213,7 +215,8 @@ class Cell:
         now = self.port.now_ms()
         timers = [Timer(max(0.0, due - now), kind, body) for due, _, kind, body in sorted(self._timers)]
         state = encode_state(self.name, self.process)
-        self._parts[snapshot] = _Part(state, self.events, timers, dict(self.sent), dict(self.taken), now)
+        kind, sent, taken = self.kind.__name__, dict(self.sent), dict(self.taken)
+        self._parts[snapshot] = ProcessPart(self.name, kind, state, self.events, timers, sent, taken, {}, now)
         if self.port.tracer is not None:
             self.port.tracer.cut(self.name, snapshot, self.port.tracer.printable(self.process))
 
@@ -225,37 +228,15 @@ class Cell:
             self.port.send(channel, Marker(snapshot, position))
 
     def _done(self, snapshot: int) -> None:
-        p = self._parts.pop(snapshot)
-        for channel, log in p.logs.items():
+        part = self._parts.pop(snapshot)
+        for channel, log in part.logs.items():
             if not self.inputs[channel].fifo:  # a set: in the order of sending, for want of another
                 log.sort(key=lambda message: message.number)
         if self.port.tracer is not None:
             for channel in self.inputs:
-                self.port.tracer.recorded(self.name, snapshot, channel, p.logs.get(channel, []))
-        logs = {channel: log for channel, log in p.logs.items() if log}
-        self.port.part(
-            snapshot,
-            ProcessPart(self.name, self.kind.__name__, p.state, p.events, p.timers, p.sent, p.taken, logs, p.now_ms),
-        )
-
-
-class _Part:
-    """Recordings of a process so far, for one snapshot."""
-
-    __slots__ = ("events", "logs", "now_ms", "sent", "state", "taken", "timers")
-
-    def __init__(
-        self,
-        state: bytes,
-        events: int,
-        timers: list[Timer],
-        sent: dict[str, int],
-        taken: dict[str, int],
-        now_ms: float,
-    ) -> None:
-        self.state, self.events, self.timers, self.now_ms = state, events, timers, now_ms
-        self.sent, self.taken = sent, taken
-        self.logs: dict[str, list[Message]] = {}
+                self.port.tracer.recorded(self.name, snapshot, channel, part.logs.get(channel, []))
+        logs = {channel: log for channel, log in part.logs.items() if log}
+        self.port.part(snapshot, msgspec.structs.replace(part, logs=logs))
 
 
 class _Context:
@@ -328,3 +309,86 @@ class _Context:
             f"process {self.name!r} has no channel to {to!r}",
             hint=f"It can send to: {names_of(self.outputs) or 'nobody'}. Add network.connect({self.name!r}, {to!r}).",
         )
+
+
+class Tracer:
+    """Writes one run, or one part of it.
+
+    Args:
+        stream: where to; it is flushed at every end of a snapshot and never closed here.
+        network: gives the header.
+        now_ms: the run's clock.
+        run: what its other parts are known by.
+        contents: write messages and states too, and not only their numbers.
+    """
+
+    def __init__(
+        self,
+        stream: t.Stream,
+        network: Network,
+        now_ms: Callable[[], float],
+        *,
+        run: str = "",
+        contents: bool = True,
+    ) -> None:
+        links = tuple(t.Link(c.name, c.source, c.target) for c in network.channels.values())
+        fifo = all(c.fifo for c in network.channels.values())
+        self._stream = stream
+        # A marker, or with colours a notice, goes along every channel, and a part is done when all of them were taken.
+        header = t.Header(tuple(network.processes), links, fifo, network.name, run=run, marked=True)
+        self._writer = t.TraceWriter(stream, header)
+        self._now_ms, self._contents = now_ms, contents
+        self._decode = network.codec.decode
+        self.attempt = 1
+
+    def printable(self, value: object) -> str:
+        """JSON; nothing if contents are not written."""
+        return msgspec.json.encode(value).decode() if self._contents else ""
+
+    def step(
+        self,
+        process: str,
+        taken: tuple[str, Message] | None,
+        sent: Iterable[tuple[ChannelSpec, Message]],
+        before: str,
+        after: str,
+    ) -> None:
+        """One event of a process."""
+        takes = (self._span(*taken),) if taken is not None else ()
+        sends = tuple(self._span(channel.name, message) for channel, message in sent)
+        self._writer.write(t.Step(self._now_ms(), process, self.attempt, takes, sends, before, after))
+
+    def cut(self, process: str, snapshot: int, state: str) -> None:
+        self._writer.write(t.Cut(self._now_ms(), process, self.attempt, snapshot, state))
+
+    def marker_sent(self, process: str, snapshot: int, channel: str, position: int) -> None:
+        self._writer.write(t.MarkerSent(self._now_ms(), process, self.attempt, snapshot, channel, position))
+
+    def marker_taken(self, process: str, snapshot: int, channel: str, position: int) -> None:
+        self._writer.write(t.MarkerTaken(self._now_ms(), process, self.attempt, snapshot, channel, position))
+
+    def recorded(self, process: str, snapshot: int, channel: str, log: Sequence[Message]) -> None:
+        """The state of a channel."""
+        spans = tuple(self._span(channel, message) for message in log)
+        self._writer.write(t.Recorded(self._now_ms(), process, self.attempt, snapshot, channel, spans))
+
+    def completed(self, snapshot: int) -> None:
+        self._writer.write(t.Completed(self._now_ms(), "", self.attempt, snapshot))
+        self._stream.flush()
+
+    def aborted(self, snapshot: int) -> None:
+        self._writer.write(t.Aborted(self._now_ms(), "", self.attempt, snapshot))
+        self._stream.flush()
+
+    def crashed(self, process: str) -> None:
+        self._writer.write(t.Crashed(self._now_ms(), process, self.attempt))
+
+    def restored(self, process: str, snapshot: int | None, sent: dict[str, int], taken: dict[str, int]) -> None:
+        """The numbers are those of the next messages to be sent and taken, per channel."""
+        self._writer.write(t.Restored(self._now_ms(), process, self.attempt, snapshot, sent, taken))
+
+    def _span(self, channel: str, message: Message) -> t.Span:
+        if not self._contents:
+            return t.Span(channel, message.number)
+        value = self.printable(self._decode(message.kind, message.body))
+        return t.Span(channel, message.number, 1, (value,))

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from cutwater.process_networks.graph import components
+from cutwater.plan.cycles import components
 from cutwater.process_networks.snapshot import GlobalSnapshot
 
 
@@ -120,7 +120,7 @@ def _reduce(blocked: Mapping[str, AllOf | AnyOf]) -> dict[str, AllOf | AnyOf]:
 def _witness(stuck: Mapping[str, AllOf | AnyOf]) -> tuple[tuple[str, ...], str]:
     """A group nobody of which waits for anybody outside it; if one AND-cycle is in it, just that."""
     following = {name: [p for p in wait.processes if p in stuck] for name, wait in stuck.items()}
-    group = components(following)[0]  # Tarjan finds a component after all that it leads to
+    group = next(g for g in components(following) if all(p in g for name in g for p in following[name]))
     path: list[str] = []
     node = group[0]
     while node not in path and isinstance(stuck[node], AllOf):
@@ -128,7 +128,7 @@ def _witness(stuck: Mapping[str, AllOf | AnyOf]) -> tuple[tuple[str, ...], str]:
         node = following[node][0]
     if node in path:
         return tuple(path[path.index(node) :]), "a cycle of processes each of which needs the next:"
-    return tuple(group), "a knot of processes that wait only for each other:"
+    return group, "a knot of processes that wait only for each other:"
 
 
 def conserved(

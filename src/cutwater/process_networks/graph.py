@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, dataclass_transform
 
 from cutwater.errors import BuildError, ConfigError
+from cutwater.plan.cycles import components, reachable
 from cutwater.process_networks.messages import Codec, check_state, drop_caches, names_of
-from cutwater.process_networks.process import Process
 from cutwater.protocol.snapshot_algorithms import AlgorithmName
 from cutwater.storage.store.paths import check_job_name
 
@@ -19,6 +20,97 @@ if TYPE_CHECKING:
     from cutwater.process_networks.job import NetworkJob
     from cutwater.process_networks.local import LocalRun
     from cutwater.process_networks.snapshot import GlobalSnapshot
+
+
+class Context(Protocol):
+    """Everything that a process may ask for.  Whatever comes from elsewhere (a clock, chance, a file) is not in the
+    snapshot, and a restored network would see it differently.
+
+    A handler is one atomic event: its messages leave when it returns, and never if it raises.
+    """
+
+    @property
+    def name(self) -> str:
+        """Of this process."""
+        ...
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Processes that this one can send to, each once, in the order of their channels."""
+        ...
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Processes that can send to this one."""
+        ...
+
+    @property
+    def channel(self) -> str:
+        """Name of the channel that the message at hand came through; empty in ``on_start`` and ``on_timer``."""
+        ...
+
+    @property
+    def now_ms(self) -> float:
+        """Milliseconds of the network's clock: simulated in ``run_local``, since the epoch on Spark."""
+        ...
+
+    @property
+    def random(self) -> random.Random:
+        """Chance, a function of seed, process and event number: a restored process draws what it would have drawn."""
+        ...
+
+    def send(self, to: str, message: Any) -> None:
+        """Send a message to a process, or through a channel by its name.
+
+        Raises:
+            UserCodeError: there is no such channel, there are several, or the type was not declared.
+        """
+        ...
+
+    def timer(self, delay_ms: float, message: Any) -> None:
+        """Have ``on_timer`` called with ``message``, not before ``delay_ms`` have passed.  Timers are in snapshots."""
+        ...
+
+
+@dataclass_transform()
+class Process:
+    """Base class of processes.  A subclass is made a dataclass: its declared fields are its state, and nothing else is.
+
+    A field has any type that msgspec can encode (numbers, texts, lists, dictionaries, dataclasses ...).
+
+    >>> class Account(Process):
+    ...     balance: int = 100
+    ...     def on_message(self, ctx, sender, message):
+    ...         self.balance += message
+    >>> Account(balance=7)
+    Account(balance=7)
+    >>> Account().limit = 3
+    Traceback (most recent call last):
+    AttributeError: Account declares no field 'limit': it would not be in a snapshot. Declare it in the class
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclass(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in type(self).__dict__["__dataclass_fields__"]:
+            kind = type(self).__name__
+            raise AttributeError(
+                f"{kind} declares no field {name!r}: it would not be in a snapshot. Declare it in the class"
+            )
+        object.__setattr__(self, name, value)
+
+    def on_start(self, ctx: Context) -> None:
+        """Called once, before anything else; not after a restore.  Does nothing unless overridden."""
+
+    def on_message(self, ctx: Context, sender: str, message: Any) -> None:
+        """Called with each message.  A process that gets messages must override it."""
+        raise TypeError(f"{type(self).__name__} got a message from {sender!r} and has no on_message")
+
+    def on_timer(self, ctx: Context, message: Any) -> None:
+        """Called with the message of each timer that is due.  A process that sets timers must override it."""
+        raise TypeError(f"{type(self).__name__} set a timer and has no on_timer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,26 +221,15 @@ class Network:
 
     def unreachable(self, initiators: Iterable[str]) -> tuple[str, ...]:
         """Processes that no marker from these initiators can reach (CL4)."""
-        following = self._following()
-        reached, waiting = set(initiators), list(initiators)
-        while waiting:
-            for target in following[waiting.pop()]:
-                if target not in reached:
-                    reached.add(target)
-                    waiting.append(target)
+        reached = reachable(self._following(), initiators)
         return tuple(p for p in self.processes if p not in reached)
 
     def initiators(self) -> tuple[str, ...]:
         """A smallest set of processes from which all others are reached: one of each component nobody sends into."""
         following = self._following()
-        entered: set[str] = set()
-        groups = components(following)
-        group_of = {p: i for i, group in enumerate(groups) for p in group}
-        for source, targets in following.items():
-            entered |= {t for t in targets if group_of[t] != group_of[source]}
-        order = {p: i for i, p in enumerate(self.processes)}
-        firsts = [min(g, key=order.__getitem__) for g in groups if not entered & set(g)]
-        return tuple(sorted(firsts, key=order.__getitem__))
+        first = {p: p for p in self.processes} | {p: group[0] for group in components(following) for p in group}
+        entered = {first[t] for source, targets in following.items() for t in targets if first[t] != first[source]}
+        return tuple(p for p in self.processes if first[p] == p and p not in entered)
 
     def check_initiators(self, initiators: Iterable[str] | None) -> tuple[str, ...]:
         """The initiators of a snapshot; a smallest set if none are given.
@@ -257,9 +338,9 @@ class Network:
         Raises:
             BuildError, ConfigError: the network cannot run, or the snapshot is not of it.
         """
-        from cutwater.process_networks.job import start_network
+        from cutwater.process_networks.job import NetworkJob
 
-        return start_network(
+        return NetworkJob(
             self,
             spark,
             workers=workers,
@@ -275,43 +356,3 @@ class Network:
 def suitable(network: Network) -> AlgorithmName:
     """Markers where all channels are FIFO, colours otherwise."""
     return "chandy_lamport" if all(c.fifo for c in network.channels.values()) else "lai_yang"
-
-
-def components(following: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Strongly connected components (Tarjan), without recursion; sources last.
-
-    >>> components({"a": ["b"], "b": ["c"], "c": ["b"]})
-    [['b', 'c'], ['a']]
-    """
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    open: set[str] = set()
-    found: list[list[str]] = []
-    for root in following:
-        if root in index:
-            continue
-        work = [(root, iter(following[root]))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        open.add(root)
-        while work:
-            node, rest = work[-1]
-            child = next(rest, None)
-            if child is None:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == index[node]:
-                    at = stack.index(node)
-                    group, stack = stack[at:], stack[:at]
-                    open -= set(group)
-                    found.append(group)
-            elif child not in index:
-                index[child] = low[child] = len(index)
-                stack.append(child)
-                open.add(child)
-                work.append((child, iter(following[child])))
-            elif child in open:
-                low[node] = min(low[node], index[child])
-    return found

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import random
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from cutwater.config import parse_duration_ms
 from cutwater.errors import ConfigError, CutwaterError, IncompleteSnapshotError
-from cutwater.process_networks.cell import Cell, CellPort
+from cutwater.process_networks.cell import Cell, CellPort, Tracer
 from cutwater.process_networks.graph import ChannelSpec, Network, suitable
 from cutwater.process_networks.messages import Item, names_of
 from cutwater.process_networks.run import PendingSnapshot, Run
 from cutwater.process_networks.snapshot import GlobalSnapshot
-from cutwater.process_networks.tracing import Tracer
 from cutwater.protocol.snapshot_algorithms import AlgorithmName
 from cutwater.runtime.control.process_network_messages import Message, ProcessPart
 
@@ -239,7 +239,7 @@ class LocalRun(Run):
             self._port.tracer.aborted(pending.id)
 
     def _part(self, id: int, part: ProcessPart) -> None:
-        if self._part_arrived(id, part) is not None and self._port.tracer is not None:
+        if self.part_arrived(id, part) is not None and self._port.tracer is not None:
             self._port.tracer.completed(id)
 
     def _snapshot_regularly(self, every_ms: float) -> None:
@@ -273,7 +273,7 @@ class LocalRun(Run):
                 algorithm=self.algorithm,
                 seed=self._seed,
                 restore=restore.parts[name] if restore is not None else None,
-                last=self._newest_id,
+                last=self.newest_id,
             )
             for name in network.processes
         }
@@ -283,7 +283,7 @@ class LocalRun(Run):
         if restore is not None:
             for channel in network.channels.values():
                 for m in restore.log(channel.name):
-                    self._send(channel, Message(m.number, m.kind, m.body, self._newest_id))
+                    self._send(channel, Message(m.number, m.kind, m.body, self.newest_id))
         order = list(self._cells.values())
         self._random.shuffle(order)
         for cell in order:
@@ -308,16 +308,15 @@ def _lost_with(process: str) -> IncompleteSnapshotError:
 class ItemQueue:
     """Items under way in one channel: first in, first out, or any order if the channel says so."""
 
-    __slots__ = ("_head", "_items", "_random", "spec")
+    __slots__ = ("_items", "_random", "spec")
 
     def __init__(self, spec: ChannelSpec, random: random.Random) -> None:
         self.spec = spec
         self._random = random
-        self._items: list[Item] = []
-        self._head = 0
+        self._items: deque[Item] = deque()
 
     def __len__(self) -> int:
-        return len(self._items) - self._head
+        return len(self._items)
 
     def push(self, item: Item) -> None:
         self._items.append(item)
@@ -325,16 +324,11 @@ class ItemQueue:
     def pop(self) -> Item:
         """Take the next item."""
         items = self._items
-        if not self.spec.fifo:
-            at = self._random.randrange(len(items))
-            items[at], items[-1] = items[-1], items[at]
-            return items.pop()
-        item = items[self._head]
-        self._head += 1
-        if self._head * 2 > len(items):
-            del items[: self._head]
-            self._head = 0
-        return item
+        if self.spec.fifo:
+            return items.popleft()
+        at = self._random.randrange(len(items))
+        items[at], items[-1] = items[-1], items[at]
+        return items.pop()
 
 
 class ReadySet:

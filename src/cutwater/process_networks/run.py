@@ -92,7 +92,7 @@ class Run(abc.ABC):
         self.algorithm: AlgorithmName = algorithm
         self.last_snapshot: GlobalSnapshot | None = restore
         """The newest complete snapshot: recovery goes back to it."""
-        self._newest_id = restore.id if restore is not None else 0
+        self.newest_id = restore.id if restore is not None else 0
         self._pending: dict[int, PendingSnapshot] = {}
 
     # --------------------------------------------------------------------------------------------- what users call
@@ -209,12 +209,12 @@ class Run(abc.ABC):
         snapshot.check()
 
     def _new_pending(self, initiators: tuple[str, ...]) -> PendingSnapshot:
-        self._newest_id += 1
-        pending = PendingSnapshot(self, self._newest_id, initiators, self.network.processes)
+        self.newest_id += 1
+        pending = PendingSnapshot(self, self.newest_id, initiators, self.network.processes)
         self._pending[pending.id] = pending
         return pending
 
-    def _part_arrived(self, id: int, part: ProcessPart) -> GlobalSnapshot | None:
+    def part_arrived(self, id: int, part: ProcessPart) -> GlobalSnapshot | None:
         """A process has done its part; the snapshot if it was the last one."""
         pending = self._pending.get(id)
         snapshot = pending.add(part) if pending is not None else None

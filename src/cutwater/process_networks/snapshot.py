@@ -1,8 +1,14 @@
-"""A global snapshot: every process's state and every channel's messages at one consistent cut."""
+"""A global snapshot: every process's state and every channel's messages at one consistent cut.
+
+It is saved in the project's snapshot format (log, manifest, segments, digests) as three segments: ``processes``,
+``channels`` and ``messages``; states and messages are msgpack with the names of their fields, so that they can be read
+without the program that wrote them.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +16,23 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from cutwater.errors import BuildError, ConfigError, InvariantError
+from cutwater import __version__
+from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, InvariantError
 from cutwater.process_networks.graph import ChannelSpec, Network
 from cutwater.process_networks.messages import decode_state, names_of
-from cutwater.runtime.control.process_network_messages import Message, ProcessPart
+from cutwater.runtime.control.process_network_messages import Message, ProcessPart, Timer
+from cutwater.storage.log.job_log import JobLog, wall_clock_ms
+from cutwater.storage.reading.addresses import resolve_snapshot
+from cutwater.storage.reading.recovery import choose, next_checkpoint_id
+from cutwater.storage.snapshot.manifest import Manifest, StepRecord
+from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest, read_segment
+from cutwater.storage.store.base import Store
+from cutwater.storage.store.opening import open_store
+
+_KIND = "network"
+"""``StepRecord.kind`` of the one step that a network's manifest names."""
+_INLINE_BYTES = 20_480
 
 
 @dataclass(frozen=True)
@@ -183,9 +202,7 @@ class GlobalSnapshot:
         Raises:
             StorageError: the directory cannot be written.
         """
-        from cutwater.process_networks.saving import save
-
-        return save(self, directory)
+        return NetworkStore(directory, self.network).save(self)
 
     @staticmethod
     def load(directory: str | os.PathLike[str], network: Network | None = None) -> GlobalSnapshot:
@@ -200,9 +217,21 @@ class GlobalSnapshot:
             ConfigError: there is none.
             CorruptSnapshotError: it is damaged; the message names the file.
         """
-        from cutwater.process_networks.saving import load
-
-        return load(directory, network)
+        address = resolve_snapshot(os.fspath(directory))
+        state = JobLog(address.store, address.job).read()
+        if address.checkpoint_id is None:
+            found = choose(address.store, address.job, state, verify=False)
+            if found is None:
+                raise ConfigError(
+                    f"{address} holds no snapshot", hint="Save one there first: snapshot.save(directory)."
+                )
+            manifest = found.manifest
+        else:
+            known = {c.checkpoint_id: c for c in state.completed}
+            if address.checkpoint_id not in known:
+                raise ConfigError(f"no snapshot {address}", hint=f"There are: {', '.join(map(str, known)) or 'none'}.")
+            manifest = load_manifest(address.store, address.job, known[address.checkpoint_id])
+        return _from_manifest(address.store, manifest, network)
 
 
 def _json(data: bytes) -> str:
@@ -217,3 +246,118 @@ _TEXT, _COUNT = pa.string(), pa.int64()
 _PROCESSES = _schema(process=_TEXT, kind=_TEXT, events=_COUNT, timers=_COUNT, state=_TEXT)
 _CHANNELS = _schema(channel=_TEXT, source=_TEXT, target=_TEXT, sent=_COUNT, taken=_COUNT, messages=_COUNT)
 _MESSAGES = _schema(channel=_TEXT, position=_COUNT, number=_COUNT, kind=_TEXT, message=_TEXT)
+
+# As they are saved.
+_NUMBERS = pa.map_(_TEXT, _COUNT)
+_SEGMENTS = {
+    "processes": _schema(
+        process=_TEXT,
+        kind=_TEXT,
+        state=pa.binary(),
+        events=_COUNT,
+        timers=pa.binary(),
+        sent=_NUMBERS,
+        taken=_NUMBERS,
+        time_ms=pa.float64(),
+    ),
+    "channels": _schema(channel=_TEXT, source=_TEXT, target=_TEXT, fifo=pa.bool_()),
+    "messages": _schema(channel=_TEXT, number=_COUNT, kind=_TEXT, body=pa.binary()),
+}
+_TIMERS = msgspec.msgpack.Decoder(list[Timer])
+
+
+class NetworkStore:
+    """One network's folder in a checkpoint directory, taken by one driver: an older driver can save nothing any more.
+
+    Raises:
+        StorageError: the directory cannot be written.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], network: str, *, num_retained: int = 3) -> None:
+        self._store: Store = open_store(directory)
+        self._log = JobLog(self._store, network, num_retained=num_retained)
+        self._log.begin_attempt(f"{socket.gethostname()} {os.getpid()}")
+
+    def save(self, snapshot: GlobalSnapshot) -> int:
+        """Write a snapshot; returns its number in the directory (A1: above all that are there).
+
+        Raises:
+            FencedError: another driver has taken the folder.
+            StorageError: the snapshot does not count.
+        """
+        log = self._log
+        number = next_checkpoint_id(self._store, log.job, log.state)
+        writer = SnapshotWriter(self._store, log.job, number, log.attempt, 0, _INLINE_BYTES)
+        try:
+            entries = [
+                writer.add_batch(batch, step=_KIND, subtask=0, name=name, kind="base")
+                for name, batch in _batches(snapshot).items()
+            ]
+            writer.close()
+        except BaseException:
+            writer.abort()
+            raise
+        now = wall_clock_ms()
+        settings = {"snapshot": str(snapshot.id), "initiators": msgspec.json.encode(snapshot.initiators).decode()}
+        manifest = Manifest(
+            job=log.job,
+            uid=log.state.uid,
+            checkpoint_id=number,
+            attempt=log.attempt,
+            protocol=snapshot.algorithm,
+            max_parallelism=1,
+            parallelism=1,
+            triggered_ms=now,
+            completed_ms=now,
+            steps=[StepRecord(_KIND, _KIND, 1, settings=settings)],
+            subtasks=[],
+            entries=entries,
+            engine=__version__,
+        )
+        publish(self._store, log, manifest, kind="savepoint")
+        return number
+
+
+def _from_manifest(store: Store, manifest: Manifest, network: Network | None) -> GlobalSnapshot:
+    if not manifest.steps or manifest.steps[0].kind != _KIND:
+        raise ConfigError(
+            f"checkpoint {manifest.checkpoint_id} of {manifest.job!r} is of a dataflow, not of a process network"
+        )
+    tables = {e.name: read_segment(store, manifest.job, e).batch.to_pylist() for e in manifest.entries}
+    if missing := _SEGMENTS.keys() - tables.keys():
+        raise CorruptSnapshotError(f"checkpoint {manifest.checkpoint_id} of {manifest.job!r} has no {sorted(missing)}")
+    logs: dict[str, dict[str, list[Message]]] = {}
+    channels = {c["channel"]: ChannelSpec(*c.values()) for c in tables["channels"]}
+    for row in tables["messages"]:
+        log = logs.setdefault(channels[row["channel"]].target, {}).setdefault(row["channel"], [])
+        log.append(Message(row["number"], row["kind"], row["body"]))
+    for row in tables["processes"]:
+        row |= {"timers": _TIMERS.decode(row["timers"]), "sent": dict(row["sent"]), "taken": dict(row["taken"])}
+    parts = {row["process"]: ProcessPart(**row, logs=logs.get(row["process"], {})) for row in tables["processes"]}
+    settings = manifest.steps[0].settings
+    snapshot = GlobalSnapshot(
+        id=int(settings["snapshot"]),
+        network=manifest.job,
+        initiators=tuple(msgspec.json.decode(settings["initiators"], type=list[str])),
+        algorithm=manifest.protocol,
+        parts=parts,
+        channels=channels,
+        program=network,
+    )
+    if network is not None:
+        snapshot.check_fits(network)
+    return snapshot
+
+
+def _batches(snapshot: GlobalSnapshot) -> dict[str, pa.RecordBatch]:
+    channels = snapshot.channels.values()
+    rows = {
+        "processes": [
+            msgspec.structs.asdict(p)
+            | {"timers": msgspec.msgpack.encode(p.timers), "sent": [*p.sent.items()], "taken": [*p.taken.items()]}
+            for p in snapshot.parts.values()
+        ],
+        "channels": [{"channel": c.name, "source": c.source, "target": c.target, "fifo": c.fifo} for c in channels],
+        "messages": [{"channel": c.name, **m._asdict()} for c in channels for m in snapshot.log(c.name)],
+    }
+    return {name: pa.RecordBatch.from_pylist(rows[name], schema=schema) for name, schema in _SEGMENTS.items()}

@@ -16,22 +16,33 @@ from cutwater import __version__
 from cutwater.config import ProtocolName
 from cutwater.errors import ConfigError, CorruptSnapshotError, CutwaterError
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.ui.diagram import check_trace, diagram
-from cutwater.ui.requests import cancel, promote, rescale, savepoint, stop
-from cutwater.ui.restore_plan import allow_dropped_state, maps, plan, upgrade_settings
-from cutwater.ui.simulate import explore, simulate
+from cutwater.ui.simulate import check_trace, diagram, explore, simulate
 from cutwater.ui.states import diff, state, states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cutwater.runtime.driver.requests import RequestKind
     from cutwater.ui.views import View
 
 _DIFFERENT = 1
 """Exit code where two forks differ."""
+_CANNOT = 3
+"""Exit code where the program cannot begin from the snapshot."""
 
 F = TypeVar("F", bound="Callable[..., Any]")
 _PROTOCOL, _NAMES = click.Choice(list(PROTOCOLS)), ", ".join(PROTOCOLS)
+_maps = click.option(
+    "--map",
+    "maps",
+    multiple=True,
+    metavar="OLD=NEW",
+    help="A step has another id now; STEP/NAME=NEW: an aggregate or state. May be repeated.",
+)
+_allow_dropped_state = click.option(
+    "--allow-dropped-state", is_flag=True, help="State that the program no longer has may go."
+)
+_as_json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -47,8 +58,7 @@ def cli() -> None:
     """Exactly-once stateful streaming for PySpark, on distributed snapshots."""
 
 
-_COMMANDS = (diagram, check_trace, explore, simulate, plan, states, state, diff)
-for _command in (*_COMMANDS, cancel, stop, rescale, savepoint, promote):
+for _command in (diagram, check_trace, explore, simulate, states, state, diff):
     cli.add_command(_command)
 
 
@@ -58,8 +68,8 @@ def _running(command: F) -> F:
         click.option("--debug", is_flag=True, help="Tracebacks, workers' log lines, and all that Spark says."),
         click.option("--json", "as_json", is_flag=True, help="One JSON object per line on standard output."),
         click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other setting; repeatable."),
-        allow_dropped_state,
-        maps,
+        _allow_dropped_state,
+        _maps,
         click.option("--takeover", is_flag=True, help="Take the job from a driver that lives."),
         click.option("--protocol", type=_PROTOCOL, metavar="NAME", help=f"{_NAMES} (default: aligned)."),
         click.option("--interval", metavar="TIME", help="Between two checkpoints, for example 500ms or 1s."),
@@ -113,7 +123,7 @@ def _run(target: str, restore: str, *, master: str | None, checkpoint: str | Non
 
     _Options.debug = given.pop("debug")
     view = _view(given.pop("as_json"), _Options.debug)
-    upgrade = upgrade_settings(given.pop("maps"), given.pop("allow_dropped_state"))
+    upgrade = _upgrade_settings(given.pop("maps"), given.pop("allow_dropped_state"))
     kept = {k: given.pop(k) for k in ("claim", "name", "fork", "follow", "takeover") if k in given}
     settings = _settings(given.pop("settings")) | {k: v for k, v in given.items() if v is not None}
     options = RunOptions(target, checkpoint, master, restore, settings, _Options.debug, upgrade, **kept)
@@ -146,8 +156,7 @@ def chaos(target: str, master: str | None, parallelism: int | None, interval: st
     The dataflow must have an end.  Its sinks are replaced: nothing is written but below a folder of the trial.  Exits
     with 1 if the results differ.
     """
-    from cutwater.ui.chaos import run_trial
-    from cutwater.ui.run import RunOptions
+    from cutwater.ui.run import RunOptions, run_trial
 
     _Options.debug = given.pop("debug")
     view = _view(given["as_json"], _Options.debug)
@@ -185,7 +194,7 @@ def explain(target: str, parallelism: int, protocol: ProtocolName) -> None:
     "--samples", type=int, default=5, metavar="N", show_default=True, help="Differing rows to show, per step."
 )
 @click.option("--timeout", default="0s", metavar="TIME", help="Wait so long for both to have read as far.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@_as_json
 def compare(
     one: str, other: str, digits: int | None, ignore: tuple[str, ...], samples: int, timeout: str, as_json: bool
 ) -> None:
@@ -228,11 +237,11 @@ def warm() -> None:
 
 @cli.command("list")
 @click.argument("directory", metavar="DIR")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@_as_json
 def list_command(directory: str, as_json: bool) -> None:
     """List the jobs in a checkpoint directory."""
     from cutwater.storage.store.opening import open_existing
-    from cutwater.ui.listing import driver_runs, job_infos, render_jobs
+    from cutwater.ui.inspect import driver_runs, job_infos, render_jobs
 
     infos = job_infos(open_existing(directory), driver_runs)
     click.echo(json.dumps(infos) if as_json else render_jobs(infos, int(time.time() * 1000)), nl=as_json)
@@ -242,7 +251,7 @@ def list_command(directory: str, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("snapshot")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@_as_json
 def inspect(snapshot: str, as_json: bool) -> None:
     """Show what lies in a checkpoint.
 
@@ -261,7 +270,7 @@ def inspect(snapshot: str, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("snapshot")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@_as_json
 def verify(snapshot: str, as_json: bool) -> None:
     """Compare a checkpoint with its digests.
 
@@ -308,6 +317,187 @@ def _view(as_json: bool, debug: bool) -> View:
     stderr = open(os.dup(2), "w", encoding="utf-8", buffering=1)  # noqa: SIM115
     console = Console(file=stderr, highlight=False)
     return LiveView(console, debug=debug) if console.is_terminal else PlainView(stderr, debug=debug)
+
+
+def _upgrade_settings(maps: tuple[str, ...], allow: bool) -> dict[str, object]:
+    """Keyword arguments of ``Dataflow.start`` from what was typed; none if nothing was.
+
+    Raises:
+        ConfigError: not of the form OLD=NEW.
+
+    >>> _upgrade_settings(("a=b", "c/n=m"), False)
+    {'step_ids': {'a': 'b'}, 'state_names': {'c/n': 'm'}}
+    """
+    names: dict[str, dict[str, str]] = {"step_ids": {}, "state_names": {}}
+    for text in maps:
+        old, equals, new = text.partition("=")
+        if not (old and equals and new):
+            raise ConfigError(f"--map {text!r} maps nothing", hint="Write --map old=new, or --map step/old=new.")
+        names["state_names" if "/" in old else "step_ids"][old] = new
+    given: dict[str, object] = {name: of for name, of in names.items() if of}
+    return {**given, "allow_dropped_state": True} if allow else given
+
+
+@cli.command()
+@click.argument("snapshot")
+@click.argument("target", metavar="FILE.py[:NAME]")
+@click.option("--parallelism", type=int, default=2, metavar="N", show_default=True, help="Workers.")
+@click.option("--max-parallelism", type=int, default=128, metavar="N", show_default=True, help="Key groups.")
+@_maps
+@_allow_dropped_state
+@_as_json
+def plan(
+    snapshot: str,
+    target: str,
+    parallelism: int,
+    max_parallelism: int,
+    maps: tuple[str, ...],
+    allow_dropped_state: bool,
+    as_json: bool,
+) -> None:
+    """Show what a restore of SNAPSHOT into FILE.py would do.
+
+    Nothing is started or changed. Exits with 3 if the program cannot begin from the snapshot.
+
+    SNAPSHOT is DIR/JOB (its newest checkpoint), DIR/JOB@7, DIR/JOB/chk-7, or a savepoint.
+    """
+    from cutwater.api.jobs.restore_plan import plan_restore
+    from cutwater.api.jobs.restore_plan_text import render_restore_plan
+    from cutwater.plan.upgrade import upgrade_of
+    from cutwater.spark.session import session
+    from cutwater.ui.program import load_program
+
+    flow = load_program(target).dataflow(session)
+    upgrade, _ = upgrade_of(_upgrade_settings(maps, allow_dropped_state))
+    found = plan_restore(flow, snapshot, parallelism=parallelism, max_parallelism=max_parallelism, upgrade=upgrade)
+    click.echo(json.dumps(found.to_dict()) if as_json else render_restore_plan(found, colours=True), nl=as_json)
+    if not found.ok:
+        sys.exit(_CANNOT)
+
+
+def _of_a_job(command: F) -> F:
+    """The arguments of a request to a running job."""
+    return click.argument("directory", metavar="DIR")(click.argument("job")(command))
+
+
+_timeout = click.option(
+    "--timeout", default="10s", metavar="TIME", show_default=True, help="For the driver to take the request."
+)
+
+
+@cli.command()
+@_of_a_job
+@_timeout
+def cancel(directory: str, job: str, timeout: str) -> None:
+    """Stop a running job at once."""
+    _ask(directory, job, "cancel", timeout)
+
+
+@cli.command()
+@_of_a_job
+@_timeout
+@click.option("--savepoint", "target", metavar="TO", help="Stop with a savepoint, in a new folder below TO.")
+@click.option("--drain", is_flag=True, help="With --savepoint: end as if the sources were exhausted.")
+def stop(directory: str, job: str, timeout: str, target: str | None, drain: bool) -> None:
+    """Stop a running job after a last checkpoint.
+
+    The next run goes on from there.  With --savepoint, no row is read behind it, and its folder is the last line of the
+    output.  With --drain the last windows fire, and the job has finished.
+    """
+    if drain and target is None:
+        raise ConfigError("a job is drained with a savepoint", hint="Say where to: --savepoint TO --drain.")
+    _ask(directory, job, "stop", timeout, savepoint=target, drain=drain)
+
+
+@cli.command()
+@_of_a_job
+@click.argument("parallelism", type=click.IntRange(min=1))
+@_timeout
+def rescale(directory: str, job: str, parallelism: int, timeout: str) -> None:
+    """Have a running job go on at another parallelism.
+
+    It starts the workers that it lacks, takes a checkpoint and goes on from there.
+    """
+    _ask(directory, job, "rescale", timeout, parallelism=parallelism)
+
+
+@cli.command()
+@_of_a_job
+@click.argument("target", metavar="TO")
+@_timeout
+def savepoint(directory: str, job: str, target: str, timeout: str) -> None:
+    """Take a savepoint of a running job.
+
+    It lies in a new folder below TO, the last line of the output, and is yours: restore it, move it, delete it.
+    """
+    _ask(directory, job, "savepoint", timeout, savepoint=target)
+
+
+@cli.command()
+@_of_a_job
+@click.option(
+    "--savepoint", "target", metavar="TO", help="Of the job that stops (default: DIR of that job/savepoints)."
+)
+@_timeout
+def promote(directory: str, job: str, target: str | None, timeout: str) -> None:
+    """Let a running fork take over from its leader.
+
+    The leader, the job that it was forked from, serves until it has stopped with a savepoint, whose folder is the last
+    line of the output.  The fork reads exactly as far and writes what follows.  Whatever fails, the same command again
+    goes on.  If the leader's driver is dead, the fork's does that for it, from the leader's newest checkpoint.
+    """
+    _ask(directory, job, "promote", timeout, savepoint=target)
+
+
+_NOT_RUNNING = {
+    "finished": "it has finished",
+    "stopped": "it was stopped",
+    "cancelled": "it was cancelled",
+    "failed": "it has failed",
+    "dead": "its driver died",
+    "sealed": "or its log is sealed with a key that CUTWATER_KEY_FILE does not name",
+}
+"""Reasons for which nobody takes a request, by the state of a job as ``cutwater list`` shows it."""
+_DONE = {"promote": "promoted", "cancel": "cancelled", "stop": "stopped", "rescale": "rescaled", "savepoint": "saved"}
+
+
+def _ask(
+    directory: str,
+    job: str,
+    kind: RequestKind,
+    timeout: str,
+    *,
+    parallelism: int = 0,
+    savepoint: str | None = None,
+    drain: bool = False,
+) -> None:
+    from cutwater.config import parse_duration_ms
+    from cutwater.runtime.driver.requests import send
+    from cutwater.storage.snapshot.retention import list_jobs
+    from cutwater.storage.store.opening import open_existing
+    from cutwater.ui.inspect import driver_runs, job_infos
+
+    store = open_existing(directory)
+    states = {info["job"]: info["state"] for info in job_infos(store, driver_runs, only=[job])}
+    if job not in states:
+        there = ", ".join(list_jobs(store))
+        raise ConfigError(f"no job {job!r} in {directory}", hint=f"There are: {there or 'none'}.")
+    if (why := _NOT_RUNNING.get(states[job])) is not None:
+        raise CutwaterError(f"job {job!r} does not run: {why}", hint="Nothing was done.")
+    target = "" if savepoint is None else os.path.abspath(savepoint)
+    claim_s = parse_duration_ms(timeout, name="timeout") / 1000
+    answer = send(store, job, kind, parallelism=parallelism, savepoint=target, drain=drain, claim_s=claim_s)
+    if answer is None:
+        raise CutwaterError(
+            f"no driver of job {job!r} took the request within {timeout}: nothing was done",
+            hint=f"Is it running? See: cutwater list {directory}.",
+        )
+    if not answer.ok:
+        what = f"take a savepoint of job {job!r}" if kind == "savepoint" else f"{kind} job {job!r}"
+        raise CutwaterError(f"driver {answer.by} could not {what}: {answer.detail}")
+    click.echo(f"job {job} {_DONE[kind]}{f' to {parallelism}' if parallelism else ''} by its driver {answer.by}")
+    if answer.savepoint:
+        click.echo(answer.savepoint)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, TypeVar, cast
 
 from cutwater.api.flow import Dataflow
@@ -166,15 +166,11 @@ def _guarded(path: Path, what: str, function: Callable[[], _T]) -> _T:
 
 
 def _located(error: CutwaterError, path: Path) -> CutwaterError:
-    lines = [line for code, line in _frames(error.__traceback__) if code.co_filename == str(path)]
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in frames if frame.f_code.co_filename == str(path)]
     if not lines:
         return error
     return type(error)(f"{error.message} ({path.name}, line {lines[-1]})", hint=error.hint, step=error.step)
-
-
-def _frames(trace: TracebackType | None) -> Iterator[tuple[CodeType, int]]:
-    for frame, line in traceback.walk_tb(trace):
-        yield frame.f_code, line
 
 
 def _from_file(trace: TracebackType | None, path: Path) -> TracebackType | None:

@@ -1,7 +1,8 @@
-"""``cutwater run``: starts the dataflow of a file and stays with it until it ends."""
+"""``cutwater run`` and ``cutwater chaos``: the dataflow of a file, once to its end, or without and with faults."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -10,11 +11,14 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
 
 from cutwater.api.flow import Dataflow
 from cutwater.api.jobs.job import Job
-from cutwater.errors import JobCancelledError
+from cutwater.errors import CutwaterError, JobCancelledError
 from cutwater.plan.planner import make_plan
 from cutwater.runtime.driver.finished import has_finished
 from cutwater.runtime.driver.lease import LEASE_LOGGER
@@ -26,6 +30,9 @@ from cutwater.storage.reading.addresses import resolve_snapshot
 from cutwater.storage.store.seal import seal_of
 from cutwater.ui.program import Program, load_program
 from cutwater.ui.views import View
+
+if TYPE_CHECKING:
+    from cutwater.chaos.trial import Report
 
 _REFRESH_S = 0.2
 _STOPPING = "stopping with a last checkpoint (Ctrl-C again: cancel at once)"
@@ -109,7 +116,7 @@ class SparkStarter:
         if self._spark is None:
             master = self.options.master
             self.view.preparing("starting Spark" + (f" on {master}" if master else ""))
-            with nullcontext() if self.options.debug else SparkOutput(self.view.note).taken():
+            with nullcontext() if self.options.debug else spark_output(self.view.note):
                 self._spark = session(self.parallelism, master=master, name=f"cutwater {self.program.path.name}")
             ship_by_value(self.program.path.parent, self.program.module)
         return self._spark
@@ -175,14 +182,10 @@ def follow(job: Job, view: View, interrupts: Interrupts) -> JobStatus:
                 handled += 1
                 action, text = (job.stop, _STOPPING) if handled == 1 else (job.cancel, _CANCELLING)
                 view.hint(text)
-                _in_thread(action)
+                # It blocks until the job has ended, and the display goes on meanwhile.
+                threading.Thread(target=action, name="cutwater-interrupt", daemon=True).start()
     finally:
         view.update(job.status)
-
-
-def _in_thread(action: Callable[[], object]) -> None:
-    """They block until the job has ended, and the display goes on meanwhile."""
-    threading.Thread(target=action, name="cutwater-interrupt", daemon=True).start()
 
 
 def _exit_code(status: JobStatus, interrupts: Interrupts) -> int:
@@ -191,35 +194,97 @@ def _exit_code(status: JobStatus, interrupts: Interrupts) -> int:
     return JobCancelledError.exit_code if status.outcome == "cancelled" else 0
 
 
-class SparkOutput:
-    """Takes the standard error that a Spark session finds when it starts.
+@contextmanager
+def spark_output(show: Callable[[str], None]) -> Generator[None]:
+    """Takes the standard error that a Spark session finds when it starts: processes started inside write it to us.
 
     On this machine that is also where the output of the workers ends: what users print in their functions.
 
     Args:
         show: called from a thread with every line that is not blank; it must not write to file descriptor 2, which is
-            ours while ``taken``.
+            ours meanwhile.
     """
 
-    def __init__(self, show: Callable[[str], None]) -> None:
-        self._show = show
-
-    @contextmanager
-    def taken(self) -> Generator[None]:
-        """Processes started inside write their standard error to us, for as long as they live."""
-        reader, writer = os.pipe()
-        own = os.dup(2)
-        threading.Thread(target=self._pass_on, args=(reader,), name="cutwater-spark-output", daemon=True).start()
-        os.dup2(writer, 2)
-        os.close(writer)
-        try:
-            yield
-        finally:
-            os.dup2(own, 2)
-            os.close(own)
-
-    def _pass_on(self, reader: int) -> None:
+    def pass_on() -> None:
         with open(reader, encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if line.strip():
-                    self._show(line.rstrip())
+                    show(line.rstrip())
+
+    reader, writer = os.pipe()
+    own = os.dup(2)
+    threading.Thread(target=pass_on, name="cutwater-spark-output", daemon=True).start()
+    os.dup2(writer, 2)
+    os.close(writer)
+    try:
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+
+
+_HINTS = {
+    "different": "What a function keeps outside its state, or takes from a clock or from chance, is another after a "
+    "restore. The outputs are in {folder}.",
+    "unsteady": "Rows of several sources or subtasks meet in any order. Try --ignore COLUMN for what depends on it, "
+    "--digits 9 for sums of floating point numbers, or --parallelism 1.",
+    "void": "Give the job more rows, or fewer faults.",
+}
+_SAID = {
+    "different": "the results with and without faults differ",
+    "unsteady": "the results of two runs without faults differ, so nothing can be said of faults",
+    "void": "fewer faults hit than were wanted",
+}
+
+
+class ChaosFailedError(CutwaterError):
+    """The results differ, or nothing can be said; the report went to standard output."""
+
+    exit_code = 1
+
+
+def run_trial(options: RunOptions, given: dict[str, Any], view: View) -> None:
+    """Try the dataflow of a file, and print the report.
+
+    Args:
+        given: ``kills``, ``faults``, ``seed``, ``digits``, ``ignore``, ``out``, ``as_json``.
+
+    Raises:
+        ChaosFailedError: the results differ, or too few faults hit.
+        CutwaterError: the file or a setting is wrong, or the job failed.
+    """
+    from cutwater.chaos.trial import Trial
+
+    with ExitStack() as stack:
+        stack.callback(view.close)
+        program = load_program(options.target)
+        starter = SparkStarter(program, options, view, make_config(options.settings).parallelism)
+        flow = program.dataflow(starter.session)
+        flow.validate()
+        trial = Trial(
+            flow.graph,
+            kinds=[kind.strip() for kind in given["faults"].split(",")],
+            count=given["kills"],
+            seed=given["seed"],
+            digits=given["digits"],
+            ignore=given["ignore"],
+            settings=options.settings,
+            folder=given["out"],
+            told=view.note,
+        )
+        starter.parallelism = trial.parallelism
+        spark = starter.session()
+        stack.callback(spark.stop)
+        report = trial.run(spark)
+    _show(report, given["as_json"])
+    if report.verdict != "same":
+        raise ChaosFailedError(_SAID[report.verdict], hint=_HINTS[report.verdict].format(folder=report.folder))
+
+
+def _show(report: Report, as_json: bool) -> None:
+    if as_json:
+        body = {"event": "report", "verdict": report.verdict, **msgspec.to_builtins(report)}
+        click.echo(json.dumps(body))
+        return
+    for line in report.lines:
+        click.echo(line)

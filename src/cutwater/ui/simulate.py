@@ -1,4 +1,5 @@
-"""The commands ``simulate`` and ``explore``: the core under faults and under all interleavings."""
+"""The commands ``simulate``, ``explore``, ``diagram`` and ``check-trace``: the core under faults and under all
+interleavings, and a run's trace as a picture or checked."""
 
 from __future__ import annotations
 
@@ -14,11 +15,21 @@ import click
 from cutwater.errors import ConfigError, CutwaterError
 
 if TYPE_CHECKING:
+    from cutwater.sim.mutants.core import Plant
     from cutwater.sim.schedules.schedule import Schedule
     from cutwater.sim.simulate import Report
-    from cutwater.sim.world.world import World
+    from cutwater.sim.world.oracle import Violation
+    from cutwater.trace.result import CheckResult
 
 _DEFAULT_SCHEDULES = 1000
+_PROTOCOL = click.option(
+    "--protocol", default="all", metavar="NAME|all", show_default=True, help="Which snapshot protocol."
+)
+_PLANT = click.option("--plant", default="", metavar="NAME", help="Plant a bug of this name, to see that it is found.")
+_TRACES = click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
+_AT_LEAST_ONCE = click.option(
+    "--at-least-once", is_flag=True, help="Rows may be doubled: the run was made with that protocol."
+)
 
 
 class SimulationFailedError(CutwaterError):
@@ -28,12 +39,12 @@ class SimulationFailedError(CutwaterError):
 
 
 @click.command()
-@click.option("--protocol", default="all", metavar="NAME|all", show_default=True, help="Which snapshot protocol.")
+@_PROTOCOL
 @click.option("--world", default="all", metavar="NAME|all", show_default=True, help="Which small dataflow.")
 @click.option("--schedules", type=int, metavar="N", help=f"How many (default: {_DEFAULT_SCHEDULES}; with --seed 1).")
 @click.option("--seed", type=int, metavar="S", help="The first seed (default: 0).")
 @click.option("--jobs", type=int, default=1, metavar="J", show_default=True, help="Processes.")
-@click.option("--plant", default="", metavar="NAME", help="Plant a bug of this name, to see that it is found.")
+@_PLANT
 @click.option("--script", metavar="FILE", help="Play a script instead of seeds.")
 @click.option("--diagram", metavar="FILE.svg", help="Draw the failing schedule, or the last one.")
 @click.option("--trace", metavar="FILE", help="Write its trace.")
@@ -46,19 +57,22 @@ def simulate(
     Every schedule is one job, in one thread, whose network, disks, clocks and crashes come from its seed.  A failing
     one is made short and printed as a script.
     """
+    from cutwater.sim.simulate import Simulation
+
     given |= {"as_json": as_json}
     if script is not None:
         _play_script(script, given)
         return
     first, count = seed or 0, schedules or (_DEFAULT_SCHEDULES if seed is None else 1)
     worlds, protocols = _chosen(given["world"], given["protocol"], given["plant"])
+    simulation = Simulation(worlds, protocols, given["plant"])
     if jobs > 1:
         report = _in_processes(first, count, jobs, given)
     else:
-        report = _simulation(worlds, protocols, given["plant"]).run(range(first, first + count), told=_tell(count))
+        report = simulation.run(range(first, first + count), told=_tell(count))
     _show(report, as_json)
     picked = report.failures[0].seed if report.failures else first + count - 1
-    schedule = _simulation(worlds, protocols, given["plant"]).schedule(picked)
+    schedule = simulation.schedule(picked)
     if report.failures:
         schedule = _shrunk(schedule, str(report.failures[0].text), as_json)
     _keep(schedule, given)
@@ -69,28 +83,28 @@ def simulate(
         )
 
 
-def _simulation(worlds: list[str] | None, protocols: list[str] | None, plant: str) -> Any:
-    from cutwater.sim.simulate import Simulation
-
-    return Simulation(worlds, protocols, plant)
-
-
 def _chosen(world: str, protocol: str, plant: str) -> tuple[list[str] | None, list[str] | None]:
-    """Names to run; a planted bug runs where it can show, unless other names are given."""
+    """Names to run; a mutant runs where it can show, unless other names are given."""
     from cutwater.protocol.protocols import PROTOCOLS
-    from cutwater.sim.mutants.core import PLANTED
     from cutwater.sim.schedules.dataflows import RANDOM, dataflow
 
-    if plant and plant not in PLANTED:
-        raise ConfigError(f"no planted bug {plant!r}", hint=f"There are: {'; '.join(PLANTED)}.")
-    if plant:
-        world = PLANTED[plant].world if world == "all" else world
-        protocol = PLANTED[plant].protocol if protocol == "all" else protocol
+    if (mutant := _mutant(plant)) is not None:
+        world = mutant.world if world == "all" else world
+        protocol = mutant.protocol if protocol == "all" else protocol
     if world not in ("all", RANDOM):
         dataflow(world)
     if protocol != "all" and protocol not in PROTOCOLS:
         raise ConfigError(f"no protocol {protocol!r}", hint=f"There are: {', '.join(PROTOCOLS)}.")
     return (None if world == "all" else [world]), (None if protocol == "all" else [protocol])
+
+
+def _mutant(name: str) -> Plant | None:
+    """The mistake to be put in; ``None`` without a name."""
+    from cutwater.sim.mutants.core import PLANTED
+
+    if name and name not in PLANTED:
+        raise ConfigError(f"no planted bug {name!r}", hint=f"There are: {'; '.join(PLANTED)}.")
+    return PLANTED[name] if name else None
 
 
 def _tell(count: int) -> Any:
@@ -177,7 +191,7 @@ def _play_script(path: str, given: dict[str, Any]) -> None:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     schedule, expect = parse_script(text, path)
-    _, violation = _keep(schedule, given)
+    violation = _keep(schedule, given)
     kind = violation.kind if violation else "ok"
     if given["as_json"]:
         click.echo(json.dumps({"expect": expect, "found": kind, "text": str(violation or "")}))
@@ -187,10 +201,10 @@ def _play_script(path: str, given: dict[str, Any]) -> None:
         raise SimulationFailedError(f"{path} expects {expect!r}, found {kind!r}")
 
 
-def _keep(schedule: Schedule, given: dict[str, Any]) -> tuple[World | None, Any]:
-    """Play it once more for the picture and the trace; its world and what was broken."""
+def _keep(schedule: Schedule, given: dict[str, Any]) -> Violation | None:
+    """Play it once more for the picture and the trace; what was broken."""
     if not given["diagram"] and not given["trace"] and schedule.seed is not None:
-        return None, None
+        return None
     from cutwater.sim.simulate import play
     from cutwater.sim.world.record import to_trace
     from cutwater.trace.diagram import diagram
@@ -206,15 +220,15 @@ def _keep(schedule: Schedule, given: dict[str, Any]) -> tuple[World | None, Any]
             write_trace(given["trace"], trace)
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be written: {error.strerror}") from error
-    return world, violation
+    return violation
 
 
 @click.command()
-@click.option("--protocol", default="all", metavar="NAME|all", show_default=True, help="Which snapshot protocol.")
+@_PROTOCOL
 @click.option("--world", default="all", metavar="NAME|all", show_default=True, help="Which small dataflow or network.")
 @click.option("--large", is_flag=True, help="Larger worlds: minutes instead of seconds.")
 @click.option("--states", type=int, default=1_000_000, metavar="N", show_default=True, help="Stop after so many.")
-@click.option("--plant", default="", metavar="NAME", help="Plant a bug of this name, to see that it is found.")
+@_PLANT
 @click.option("--json", "as_json", is_flag=True, help="As JSON, a line a world.")
 def explore(protocol: str, world: str, large: bool, states: int, plant: str, as_json: bool) -> None:
     """Walk through all interleavings of small worlds.
@@ -224,21 +238,18 @@ def explore(protocol: str, world: str, large: bool, states: int, plant: str, as_
     """
     from cutwater.sim.explorer.explore import explore_world
     from cutwater.sim.explorer.worlds import CROSSING, JOBS, combinations, no_such_world
-    from cutwater.sim.mutants.core import PLANTED
 
-    if plant and plant not in PLANTED:
-        raise ConfigError(f"no planted bug {plant!r}", hint=f"There are: {'; '.join(PLANTED)}.")
-    bug = PLANTED[plant] if plant else None
-    if bug is not None and protocol == "all":
-        protocol = bug.protocol
+    mutant = _mutant(plant)
+    if mutant is not None and protocol == "all":
+        protocol = mutant.protocol
     chosen = [(w, p) for w, p in combinations() if world in ("all", w) and protocol in ("all", p)]
-    if bug is not None:
+    if mutant is not None:
         chosen = [(w, p) for w, p in chosen if w in JOBS | CROSSING]
     if not chosen:
         raise no_such_world(world, protocol)
     seen = Counter[str]()
     for one, under in chosen:
-        found = explore_world(one, under, large=large, states_max=states, plant=bug)
+        found = explore_world(one, under, large=large, states_max=states, plant=mutant)
         seen[under] += found.states
         click.echo(json.dumps(found.as_dict()) if as_json else str(found))
         if found.violation:
@@ -248,3 +259,80 @@ def explore(protocol: str, world: str, large: bool, states: int, plant: str, as_
             )
     if not as_json and len(chosen) > 1:
         click.echo(f"states by protocol: {', '.join(f'{name} {count}' for name, count in seen.items())}")
+
+
+@click.command()
+@_TRACES
+@click.option("--snapshot", type=int, metavar="N", help="Only what is around this snapshot.")
+@click.option("--from", "first", type=int, metavar="N", help="Number of the first event (counted from 1).")
+@click.option("--to", "last", type=int, metavar="N", help="Number of the last event.")
+@click.option("--by-time", is_flag=True, help="Place events by their times, not one after the other.")
+@click.option("--check", "checked", is_flag=True, help="Write the checker's verdict below.")
+@_AT_LEAST_ONCE
+@click.option("--output", "-o", metavar="FILE.svg", help="Where to write (default: standard output).")
+def diagram(traces: tuple[str, ...], output: str | None, checked: bool, at_least_once: bool, **window: Any) -> None:
+    """Draw a trace as a space-time diagram (SVG).
+
+    Several files, or a directory of them, are parts of one run: those of its workers and attempts.
+    """
+    from cutwater.trace.checker import check
+    from cutwater.trace.diagram import diagram as draw
+    from cutwater.trace.parts import read_run
+
+    trace = read_run(traces)
+    notes = str(check(trace, at_least_once=at_least_once)).splitlines() if checked else []
+    picture = draw(trace, notes=notes, **window)
+    if output is None:
+        click.echo(picture, nl=False)
+        return
+    try:
+        Path(output).write_text(picture, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{output} cannot be written: {error.strerror}") from error
+
+
+@click.command("check-trace")
+@_TRACES
+@click.option("--quick", is_flag=True, help="Without vector clocks, states and reorderings.")
+@_AT_LEAST_ONCE
+@click.option("--drained", is_flag=True, help="The run ended by itself: no row may be left in a channel.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def check_trace(traces: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Judge a trace by the rules of consistent snapshots.
+
+    Says what is wrong, where, and exits with 1 if anything is.
+
+    Several files, or a directory of them, are parts of one run: those of its workers and attempts.
+    """
+    from cutwater.trace.checker import check
+    from cutwater.trace.parts import read_run
+
+    result = check(read_run(traces), **options)
+    click.echo(json.dumps(_as_json(result)) if as_json else _text(result))
+    if not result.ok:
+        sys.exit(1)
+
+
+def _text(result: CheckResult) -> str:
+    lines = [str(result)]
+    for r in result.reorderings:
+        when = f"the run was in it after event {r.occurred_after}" if r.occurred else "the run never was in it"
+        way = f"an equivalent run leads through its state, {r.swaps} exchanges of neighbours away"
+        lines.append(f"snapshot {r.snapshot}: {way}; {when}")
+    return "\n".join(lines)
+
+
+def _as_json(result: CheckResult) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "ok": result.ok,
+        "events": result.events,
+        "snapshots": result.snapshots,
+        "restores": result.restores,
+        "in_flight": result.in_flight,
+        "violations": msgspec.to_builtins(result.violations),
+        "reorderings": [
+            {"snapshot": r.snapshot, "swaps": r.swaps, "occurred_after": r.occurred_after} for r in result.reorderings
+        ],
+    }

@@ -15,7 +15,7 @@ from cutwater.runtime.driver.publisher import Publisher
 from cutwater.storage.log.entries import JobEnded
 from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.store.local import LocalStore
-from cutwater.ui.listing import driver_runs, job_infos
+from cutwater.ui.inspect import driver_runs, job_infos
 
 ROWS = 3_000
 

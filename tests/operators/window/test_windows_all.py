@@ -75,7 +75,7 @@ def bounds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """As it is; with slices of a few rows and sweeping at every chance; and with memory for hardly a key."""
     if request.param:
         monkeypatch.setattr(time_buckets, "_DEAD_ROWS", 0)
-        monkeypatch.setattr(session_operator, "_SWEEP_SLOTS", 0)
+        monkeypatch.setattr(session_operator, "_SWEEP_GROUP_IDS", 0)
         monkeypatch.setattr(window_operator, "SLICE_ROWS", 3)
         monkeypatch.setattr(window_slices, "SLICE_ROWS", 2)
     if request.param == "disk":

@@ -68,14 +68,16 @@ class Coverage:
 
 
 def _counting_machine(machine: type[SubtaskMachine], walked: defaultdict[tuple[int, int], int]) -> type[SubtaskMachine]:
+    make_step, make_turn = machine._step, machine._turn  # pyright: ignore[reportPrivateUsage]
+
     class Counting(machine):
         def _step(self, snapshot: Snapshot, step: StageStep) -> None:
             walked[id(snapshot.stage), id(step)] += 1
-            super()._step(snapshot, step)
+            make_step(self, snapshot, step)
 
         def _turn(self, step: PhaseStep) -> None:
             walked[id(self.phase), id(step)] += 1
-            super()._turn(step)
+            make_turn(self, step)
 
     return Counting
 

@@ -4,6 +4,7 @@ interleavings, and a run's trace as a picture or checked."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from cutwater.trace.result import CheckResult
 
 _DEFAULT_SCHEDULES = 1000
+_WORTH_A_PROCESS = 100
+"""Schedules that take as long as a process takes to begin."""
 _PROTOCOL = click.option(
     "--protocol", default="all", metavar="NAME|all", show_default=True, help="Which snapshot protocol."
 )
@@ -43,14 +46,14 @@ class SimulationFailedError(CutwaterError):
 @click.option("--world", default="all", metavar="NAME|all", show_default=True, help="Which small dataflow.")
 @click.option("--schedules", type=int, metavar="N", help=f"How many (default: {_DEFAULT_SCHEDULES}; with --seed 1).")
 @click.option("--seed", type=int, metavar="S", help="The first seed (default: 0).")
-@click.option("--jobs", type=int, default=1, metavar="J", show_default=True, help="Processes.")
+@click.option("--jobs", type=int, metavar="J", help="Processes (default: one for each core).")
 @_PLANT
 @click.option("--script", metavar="FILE", help="Play a script instead of seeds.")
 @click.option("--diagram", metavar="FILE.svg", help="Draw the failing schedule, or the last one.")
 @click.option("--trace", metavar="FILE", help="Write its trace.")
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON on standard output.")
 def simulate(
-    seed: int | None, schedules: int | None, script: str | None, as_json: bool, jobs: int, **given: Any
+    seed: int | None, schedules: int | None, script: str | None, as_json: bool, jobs: int | None, **given: Any
 ) -> None:
     """Run the protocol under simulated faults.
 
@@ -66,6 +69,8 @@ def simulate(
     first, count = seed or 0, schedules or (_DEFAULT_SCHEDULES if seed is None else 1)
     worlds, protocols = _chosen(given["world"], given["protocol"], given["plant"])
     simulation = Simulation(worlds, protocols, given["plant"])
+    if jobs is None:
+        jobs = min(len(os.sched_getaffinity(0)), count // _WORTH_A_PROCESS)
     if jobs > 1:
         report = _in_processes(first, count, jobs, given)
     else:
@@ -123,7 +128,7 @@ def _in_processes(first: int, count: int, jobs: int, given: dict[str, Any]) -> R
 
     from cutwater.sim.simulate import Report
 
-    command = [sys.executable, "-c", "from cutwater.ui.cli import main; main()", "simulate", "--json"]
+    command = [sys.executable, "-c", "from cutwater.ui.cli import main; main()", "simulate", "--json", "--jobs", "1"]
     command += ["--protocol", given["protocol"], "--world", given["world"], "--plant", given["plant"]]
     shares = [count * (i + 1) // jobs - count * i // jobs for i in range(jobs)]
     children: list[subprocess.Popen[bytes]] = []

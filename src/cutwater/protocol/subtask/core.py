@@ -20,7 +20,6 @@ from cutwater.protocol.subtask.host import SubtaskChannels, SubtaskHost
 from cutwater.protocol.subtask.loop import (
     Action,
     FireTimers,
-    Follow,
     Idle,
     IdleReason,
     ReadSource,
@@ -117,40 +116,43 @@ class SubtaskCore:
             return True
         if self.ending and not self.finished and not (pending or host.keeps_rows or self.machine.halted):
             return self._end()
-        ready = False
+        ready, timers_due = False, host.timers_due
         if host.reads and not self.ending:
             ready = host.source_ready
             self._tell_idle(host.source_idle)
             if not pending and host.exhausted and not self.machine.halted:
                 self.handle(m.SourceExhausted())
                 return True
+        heads = [end.head() for end in self._inputs]
+        if heads and not (pending or timers_due or any(heads)) and self.loop.free:
+            self.why_idle = IdleReason.HALTED if self.machine.halted else IdleReason.NOTHING_TO_DO
+            return False
         action = self.loop.decide(
-            [end.head() for end in self._inputs],
+            heads,
             outputs_full=host.full or (not pending and not following and host.room == 0),
             operator_pending=pending,
             source_ready=ready,
-            timers_due=host.timers_due,
+            timers_due=timers_due,
             loop_rows=sum([end.queued_rows for end in self._loop_first]) if self._loop_first else 0,
         )
         return self._do(action)
 
     def _do(self, action: Action) -> bool:
-        match action:
-            case TakeRows(input=index, max_rows=max_rows):
-                self._take(index, self._fitting(max_rows))
-            case ReadSource(max_rows=max_rows):
-                return self._host.read(self._fitting(max_rows))
-            case TakeControl(input=index):
-                self._take(index, 1)
-            case Resume():
-                self._host.resume()
-            case FireTimers():
-                self._host.fire_timers()
-            case Follow():
-                return self._host.follow()
-            case Idle(reason=reason):
-                self.why_idle = reason
-                return False
+        if type(action) is TakeRows:
+            self._take(action.input, self._fitting(action.max_rows))
+        elif type(action) is TakeControl:
+            self._take(action.input, 1)
+        elif type(action) is ReadSource:
+            return self._host.read(self._fitting(action.max_rows))
+        elif type(action) is Idle:
+            self.why_idle = action.reason
+            return False
+        elif type(action) is Resume:
+            self._host.resume()
+        elif type(action) is FireTimers:
+            self._host.fire_timers()
+        else:
+            return self._host.follow()
         return True
 
     def _fitting(self, max_rows: int) -> int:
@@ -172,23 +174,21 @@ class SubtaskCore:
 
     def _take(self, index: int, max_rows: int) -> None:
         """The next item of an input: a barrier that overtakes may have arrived since it was looked at."""
-        item: Item | None = self._inputs[index].take(max_rows)
+        end = self._inputs[index]
+        item: Item | None = end.take(max_rows)
         if type(item) is Barrier:
             self.performer.barrier(index, item)
             return
-        item = self._host.took(index, item)
-        match item:
-            case Rows():
-                if self._once:
-                    self.merger.rows(self._inputs[index].key)
-                self.rows(index, item)
-            case Watermark():
-                self.watermark(index, item)
-            case End():
-                self.advance(index, MAX_WATERMARK, False)
-                self.handle(m.EndTaken(self._inputs[index].key))
-            case _:
-                pass  # the host keeps it until the rest of a choice is there
+        item = self._host.took(index, item)  # None: the host keeps it until the rest of a choice is there
+        if type(item) is Rows:
+            if self._once:
+                self.merger.rows(end.key)
+            self.rows(index, item)
+        elif type(item) is Watermark:
+            self.watermark(index, item)
+        elif type(item) is End:
+            self.advance(index, MAX_WATERMARK, False)
+            self.handle(m.EndTaken(end.key))
 
     def rows(self, index: int, item: Rows) -> None:
         """Rows of an input go through the operators."""

@@ -192,6 +192,14 @@ class SubtaskLoop:
         self._controls = 0
         return self._take_rows[self._whose_turn(heads, rows, loop_rows)]
 
+    @property
+    def free(self) -> bool:
+        """True if no log is followed and no timer has just fired.
+
+        Where no item waits, no call is unfinished and no timer is due, ``decide`` need not be asked then.
+        """
+        return not self._fired and self._order is None
+
     def follow(self, order: Order) -> None:
         """Take what the log says, as far as it goes, and nothing else (R0)."""
         self._order = order

@@ -89,7 +89,8 @@ class Performer:
         self._performing = self._captured = self._asked = False
         self._outside = self._inputs.keys() - channels.loop_inputs
         self._watches = bool(machine.protocol.switches and channels.inputs)
-        self._ticks = bool(machine.protocol.switches or relieves or channels.back_edges)
+        self.ticks = bool(machine.protocol.switches or relieves or channels.back_edges)
+        """``tick`` has something to look after."""
 
     # ------------------------------------------------------------------------------------------------------- events
 
@@ -133,7 +134,7 @@ class Performer:
 
     def tick(self, now_ms: float) -> None:
         """What has to be looked after now and then: timeouts, barriers on their way, blocked senders, loops."""
-        if not self._ticks:
+        if not self.ticks:
             return
         for checkpoint_id, mine in list(self._under_way.items()):
             if mine.timeout_ms is not None and mine.timeout_ms <= now_ms:

@@ -166,6 +166,13 @@ class Link:
             self.sending.let_go()
             sender.wake()
 
+    def dissolve(self) -> None:
+        """Cut the references that run in circles.  Nothing works afterwards."""
+        for subtask in (self.sender, self.receiver):
+            if subtask is not None:
+                subtask.dissolve()
+        del self.sending, self.receiving
+
     @property
     def behind(self) -> bool:
         """The sender has not yet sent again what the receiver had."""
@@ -226,7 +233,8 @@ class Link:
 
     def _to_wire(self, item: Item) -> None:
         self.wire.append(item)
-        self.flush()
+        if not self._pumping:
+            self.flush()
 
     def flush(self) -> None:
         """What has left the sender is on its way."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.protocol import messages as m
-from cutwater.protocol.channel.items import Barrier, Item, Rows, rows_in
+from cutwater.protocol.channel.items import Barrier, Rows, rows_in
 from cutwater.protocol.subtask.core import Deferred, SubtaskCore
 from cutwater.protocol.subtask.host import ChannelLog, LoopReport, SubtaskChannels
 from cutwater.protocol.subtask.loop import SubtaskLoop
@@ -81,6 +81,8 @@ class SimSubtask:
         self.core = self._make_core(part)
         self.machine = self.core.machine
         self.choices = world.choices_class(self, part)
+        self.took, self.heard = self.choices.took, self.choices.heard
+        self._tick = self.core.tick if self.core.performer.ticks else None
         for link in self.outputs:
             link.sender = self
         for link in self.inputs:
@@ -160,7 +162,8 @@ class SimSubtask:
         """One action; false if there is nothing to do."""
         core, choices = self.core, self.choices
         following = False
-        core.tick(self.world.now)
+        if self._tick is not None:
+            self._tick(self.world.now)
         if choices.behind:
             if not self.work and choices.catch_up():
                 return True
@@ -213,6 +216,12 @@ class SimSubtask:
         self._links = attempt.links
         self.wake()
 
+    def dissolve(self) -> None:
+        """Cut the references that run in circles.  Nothing works afterwards."""
+        if self.__dict__:
+            for thing in (self.machine, self.core.performer, self.core, self.choices, self):
+                vars(thing).clear()
+
     def outputs_hold(self, link: Link) -> bool:
         """It still sends into this channel, and not into one that goes on for it."""
         return any(out is link for out in self.outputs)
@@ -248,12 +257,15 @@ class SimSubtask:
 
     @property
     def full(self) -> bool:
-        return any(link.sending.full for link in self.outputs)
+        full = False
+        for link in self.outputs:  # no generator: this is asked before every step
+            full = full or link.sending.full
+        return full
 
     def process(self, index: int, rows: Rows) -> None:
         link = self.inputs[index]
         first, numbers = rows.first_row, rows.batch
-        if link.rows_on_their_way(first, first + len(numbers)) != [*numbers]:
+        if link.rows_on_their_way(first, first + len(numbers)) != list(numbers):
             self.world.judge.broken("fifo", f"{self.name} took {numbers} as rows {first}.. of {link.index}")
         self._process(link, first, numbers)
         self.core.loop.observe(len(numbers), 0.5)
@@ -446,12 +458,6 @@ class SimSubtask:
         self.worker.tell("probe", self.attempt.number, self.task)
 
     # ---------------------------------------------------------------------------------------------- choices and trace
-
-    def took(self, index: int, item: Item) -> Item | None:
-        return self.choices.took(index, item)
-
-    def heard(self, verdict: m.LoopVerdict) -> None:
-        self.choices.heard(verdict)
 
     def follow(self) -> bool:
         self.choices.make_own()

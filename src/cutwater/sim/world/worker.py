@@ -147,8 +147,11 @@ class SimWorker:
             self.kill()
         elif self.subtasks and message[1] >= self.number:
             self._take(message)
-        if not self._scheduled and any(subtask.awake for subtask in self.subtasks):
-            self.wake()
+        if not self._scheduled:
+            for subtask in self.subtasks:
+                if subtask.awake:
+                    self.wake()
+                    break
 
     def _take(self, message: tuple[Any, ...]) -> None:
         match message:

@@ -198,11 +198,8 @@ class World:
 
     def dissolve(self) -> None:
         """Cut the references that run in circles, so that everything goes at once.  Nothing works afterwards."""
-        for attempt in self.attempts.values():
-            for link in attempt.links:
-                for subtask in (link.sender, link.receiver):
-                    if subtask is not None:
-                        vars(subtask).clear()
+        for link in {link for attempt in self.attempts.values() for link in attempt.links}:
+            link.dissolve()
         living: list[object] = [*self.drivers, *self.workers, self]
         for thing in living:
             thing.__dict__.clear()

@@ -12,11 +12,13 @@ from cutwater.errors import FencedError, WireError
 from cutwater.protocol.wire.handshake import (
     MAX_IDENTITY_BYTES,
     ClientHandshake,
+    Handshake,
     Peer,
     Refusal,
     ServerHandshake,
     TryLaterError,
 )
+from reversal import Reversal
 
 SECRET = b"s" * 32
 CLIENT = Peer("data", "job-1", 0, attempt=3, incarnation=2)
@@ -215,6 +217,15 @@ def test_anything_else_than_a_handshake_is_refused_at_its_first_bytes(data: byte
         assert not side._data
 
 
+def test_who_was_refused_stays_so_whatever_comes_then() -> None:
+    client, server = pair()
+    with pytest.raises(WireError, match="does not speak"):
+        server.receive(b"G")
+    with pytest.raises(WireError, match="does not speak"):
+        server.receive(client.start())
+    assert not server.knocked
+
+
 @pytest.mark.parametrize("length", [0, MAX_IDENTITY_BYTES + 1, 65535])
 def test_an_identity_out_of_bounds_is_refused_before_it_is_read(length: int) -> None:
     client, server = pair()
@@ -245,3 +256,53 @@ def test_bytes_after_the_handshake_are_not_swallowed() -> None:
 def test_a_short_secret_is_refused() -> None:
     with pytest.raises(WireError, match="at least 16 bytes"):
         ClientHandshake(b"short", CLIENT)
+
+
+# ----------------------------------------------------------------------------------------------------------- the alarm
+
+REVERSALS = {
+    "rubbish is waited for": Reversal(
+        Handshake.receive,
+        "self._check_prefix()",
+        "pass",
+        lambda: test_anything_else_than_a_handshake_is_refused_at_its_first_bytes(b"G"),
+    ),
+    "the version is not compared": Reversal(
+        Handshake._check_prefix, "_PREFIX.startswith(begun)", "_MAGIC == begun[:4]", test_the_version_must_agree
+    ),
+    "every knock is answered": Reversal(
+        ServerHandshake._answer_greeting,
+        "not hmac.compare_digest(self._knock(message[:_HELLO_BYTES]), message[_HELLO_BYTES:])",
+        "False",
+        test_a_wrong_secret_is_found_by_the_server_before_it_says_anything,
+    ),
+    "proofs are not compared": Reversal(
+        Handshake._step,
+        "not hmac.compare_digest(self._prove(self._peer_label, message), self._proof)",
+        "False",
+        test_a_server_without_the_secret_is_found_by_the_client,
+    ),
+    "lengths are not bounded": Reversal(
+        Handshake._step,
+        "not 0 < self._length <= MAX_IDENTITY_BYTES",
+        "False",
+        lambda: test_an_identity_out_of_bounds_is_refused_before_it_is_read(65535),
+    ),
+    "what comes too early is kept": Reversal(
+        Handshake.receive, "not whole and self._data", "False", test_bytes_after_the_handshake_are_not_swallowed
+    ),
+    "a refusal is forgotten": Reversal(
+        Handshake.receive, "self._error is not None", "False", test_who_was_refused_stays_so_whatever_comes_then
+    ),
+    "nobody is fenced off": Reversal(
+        Handshake._accept,
+        "(self._check(said.peer) if self._check is not None else None)",
+        "None",
+        lambda: test_both_sides_are_told_of_a_refusal(2, FencedError),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", REVERSALS)
+def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    REVERSALS[bug].is_seen(monkeypatch)

@@ -23,6 +23,8 @@ from cutwater.storage.store.seal import Seal
 STAGED_FILE = "_staged.json"
 _SHA = "sha256:"
 _PIECE_BYTES = 1 << 24
+_STAGING = ".staging-"
+"""In the name of a folder that a driver died over."""
 
 
 class Staged(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -110,7 +112,9 @@ def verify_inputs(store: Store, job: str) -> Iterator[StagedReport]:
     for step in store.names(f"{job}/{INPUT_FOLDER}"):
         top = input_folder(job, step)
         names = store.names(top)
-        folders = [top] if STAGED_FILE in names else [f"{top}/{n}" for n in names if n.startswith("batch-")]
+        folders = [f"{top}/{n}" for n in names if n.startswith("batch-")]
+        if STAGED_FILE in names or (any(n.startswith("part-") for n in names) and _STAGING not in step):
+            folders = [top]
         if folders:
             yield _report(store, step, folders)
 
@@ -121,7 +125,9 @@ def _report(store: Store, step: str, folders: list[str]) -> StagedReport:
     for folder in folders:
         path = f"{folder}/{STAGED_FILE}"
         if STAGED_FILE not in store.names(folder):
-            continue  # a batch of a release that wrote no lists
+            if store.seal.keyed:
+                problems.append((path, f"{path} is missing: it was staged without a key, or somebody removed it"))
+            continue  # of a release that wrote no lists
         try:
             staged = read_staged(path, bytes(store.read(path)), store.seal)
         except CorruptSnapshotError as error:

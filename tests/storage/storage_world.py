@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pyarrow as pa
 
@@ -12,6 +14,8 @@ from cutwater.storage.snapshot.chains import extended
 from cutwater.storage.snapshot.manifest import Entry, Manifest, SplitRecord, StepRecord, SubtaskRecord
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.segment_files import SnapshotWriter, read_segment
+from cutwater.storage.store.local import LocalStore
+from cutwater.storage.store.seal import PLAIN, Seal
 
 JOB = "delays"
 WORKERS = 2
@@ -106,3 +110,16 @@ def expected_values(checkpoint_id: int) -> list[int]:
         start = checkpoint_id * 1000 + worker * 100
         values += [*range(start, start + BIG_ROWS), start]
     return values
+
+
+def a_job(root: Path, seal: Seal = PLAIN, **options: object) -> tuple[LocalStore, JobLog]:
+    """Two checkpoints, each with a segment in a file."""
+    store = LocalStore.open(root, seal, **options)  # type: ignore[arg-type]
+    log = JobLog(store, JOB)
+    log.begin_attempt("driver")
+    for n in (1, 2):
+        writer = SnapshotWriter(store, JOB, n, log.attempt, 0, 100)
+        entries = writer.add("count", 0, [segment(n, 0, 40)])
+        writer.close()
+        publish(store, log, manifest_of(log, n, entries))
+    return store, log

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from cutwater.errors import CorruptSnapshotError
 from cutwater.state.disk.private_folder import remove_abandoned
 from cutwater.storage.snapshot.copies import FolderShelf, MemoryShelf, Shelf, copies_folder
+from reversal import Reversal
 
 CAPACITY = 1_000
 
@@ -151,3 +153,26 @@ def test_what_a_killed_process_of_another_job_left_goes(tmp_path: Path) -> None:
     assert len(os.listdir(copies_folder(str(tmp_path)))) == 1
     shelf.close()
     assert os.listdir(copies_folder(str(tmp_path))) == []
+
+
+def test_copies_lie_in_a_folder_that_nobody_else_can_open(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        shelf = FolderShelf(str(tmp_path), "uid", CAPACITY)
+        put(shelf, "shared/1-1-0.data", 300, 1)
+    finally:
+        os.umask(old)
+    (copies,) = tmp_path.iterdir()
+    assert stat.S_IMODE(copies.stat().st_mode) == 0o700
+    assert [file.name for file in copies.rglob("*.data")] == ["shared~1-1-0.data"]
+    shelf.close()
+
+
+def test_a_planted_bug_is_found(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies lie beside the private folder, and not in it."""
+    Reversal(
+        FolderShelf._path,
+        "os.path.join(self._folder,",
+        "os.path.join(self._folder, *[os.pardir] * 3,",
+        test_copies_lie_in_a_folder_that_nobody_else_can_open,
+    ).is_seen(monkeypatch, tmp_path_factory)

@@ -13,10 +13,11 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pytest
-from storage_world import JOB, manifest_of, segment
+from storage_world import JOB, a_job, manifest_of
 
 from cutwater.connectors.staging.area import Guard, staging_beside
 from cutwater.errors import ConfigError, CorruptSnapshotError, ForeignDirectoryError, SealError, StorageError
+from cutwater.storage.log.entries import parse_entry
 from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.any_snapshot import open_snapshot
 from cutwater.storage.reading.recovery import choose, verify_checkpoint
@@ -25,24 +26,14 @@ from cutwater.storage.snapshot.limits import SEGMENT_BYTES_MAX, check_entry, dec
 from cutwater.storage.snapshot.manifest import Entry
 from cutwater.storage.snapshot.publish import publish
 from cutwater.storage.snapshot.retention import list_jobs
-from cutwater.storage.snapshot.segment_files import SnapshotWriter, load_manifest
+from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.snapshot.staged_input import Staged, read_staged, sealed_staged, verify_inputs
+from cutwater.storage.store import beneath
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.seal import PLAIN, Kind, Seal, environment_seal, seal_of
+from reversal import Reversal
 
 KEY, OTHER = b"0123456789abcdef", b"fedcba9876543210"
-
-
-def a_job(root: Path, seal: Seal = PLAIN, **options: object) -> tuple[LocalStore, JobLog]:
-    store = LocalStore.open(root, seal, **options)  # type: ignore[arg-type]
-    log = JobLog(store, JOB)
-    log.begin_attempt("driver")
-    for n in (1, 2):
-        writer = SnapshotWriter(store, JOB, n, log.attempt, 0, 100)
-        entries = writer.add("count", 0, [segment(n, 0, 40)])
-        writer.close()
-        publish(store, log, manifest_of(log, n, entries))
-    return store, log
 
 
 def make_socket(path: Path) -> None:
@@ -80,6 +71,35 @@ def test_what_is_no_file_is_reported_and_does_not_hang(tmp_path: Path, kind: str
     KINDS[kind](entry)
     with pytest.raises(CorruptSnapshotError, match=entry.name):
         JobLog(store, JOB).read()
+
+
+def test_a_link_to_a_file_is_not_followed_though_the_right_bytes_lie_there(tmp_path: Path) -> None:
+    """Somebody could change them between the look and the use, or have others read what only we may."""
+    store, log = a_job(tmp_path / "root")
+    for path in (tmp_path / "root" / JOB / "chk-2/1-0.data", max((tmp_path / "root" / JOB / "log").glob("0*"))):
+        path.rename(tmp_path / path.name)
+        path.symlink_to(tmp_path / path.name)
+        with pytest.raises(CorruptSnapshotError, match=f"{path.name} is a symbolic link, and those are not followed"):
+            store.read(str(path.relative_to(tmp_path / "root")))
+    assert not verify_checkpoint(store, JOB, log.state.completed[0]).ok
+    with pytest.raises(CorruptSnapshotError, match="is a symbolic link"):
+        JobLog(store, JOB).read()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "link to a file"])
+def test_what_is_no_file_is_not_written_over_and_does_not_hang(tmp_path: Path, kind: str) -> None:
+    """A driver's sign of life is written over the one before: whatever lies in its place."""
+    if kind == "endless":
+        pytest.skip("is a file")
+    store = LocalStore.open(tmp_path / "root")
+    store.create("job/sign", b"alive")
+    path, thesis = tmp_path / "root/job/sign", tmp_path / "thesis"
+    thesis.write_text("three years of work")
+    path.unlink()
+    KINDS.get(kind, lambda path: path.symlink_to(thesis))(path)
+    with pytest.raises(StorageError, match="job/sign"):
+        store.overwrite("job/sign", b"alive")
+    assert thesis.read_text() == "three years of work"
 
 
 def test_a_link_to_a_folder_is_followed_by_nothing(tmp_path: Path) -> None:
@@ -302,6 +322,19 @@ def test_state_is_its_owners_or_the_groups_whatever_the_umask(
 # -------------------------------------------------------------------------------------------------------- staged input
 
 
+@pytest.mark.parametrize("folder", ["read", "read/batch-000000000001"])
+def test_with_a_key_staged_input_without_its_list_is_told_of_by_verify(tmp_path: Path, folder: str) -> None:
+    """As readers refuse it; without a key a release that wrote no lists may have written it."""
+    store, _ = a_job(tmp_path, Seal([KEY]))
+    store.create(f"{JOB}/input/{folder}/part-0.parquet", b"rows")
+    store.create(f"{JOB}/input/other.staging-0/part-0.parquet", b"a driver died over it")
+    (report,) = verify_inputs(store, JOB)
+    ((path, what),) = report.problems
+    assert path == f"{JOB}/input/{folder}/_staged.json"
+    assert "somebody removed it" in what
+    assert not any(report.problems for report in verify_inputs(store.sealed(PLAIN), JOB))
+
+
 @pytest.mark.parametrize("seal", [PLAIN, Seal([KEY])], ids=["plain", "sealed"])
 def test_staged_input_is_verified_with_the_job(tmp_path: Path, seal: Seal) -> None:
     store, _ = a_job(tmp_path, seal)
@@ -346,3 +379,67 @@ def test_a_link_beside_the_jobs_is_no_job_and_hides_none(tmp_path: Path) -> None
     log.read()
     log.begin_attempt("driver")
     assert list_jobs(store) == ["real"]
+
+
+# ----------------------------------------------------------------------------------------------------------- the alarm
+
+REVERSALS = {
+    "links to folders are followed": Reversal(
+        beneath.open_folder, "_FOLDER | os.O_NOFOLLOW", "_FOLDER", test_a_link_to_a_folder_is_followed_by_nothing
+    ),
+    "links to files are followed": Reversal(
+        beneath.open_to_read,
+        " | os.O_NOFOLLOW",
+        "",
+        test_a_link_to_a_file_is_not_followed_though_the_right_bytes_lie_there,
+    ),
+    "a FIFO is a file": Reversal(
+        beneath.open_to_read,
+        "not stat.S_ISREG(status.st_mode)",
+        "False",
+        lambda folder: test_what_is_no_file_is_reported_and_does_not_hang(folder, "fifo"),
+    ),
+    "links are written over": Reversal(
+        LocalStore.overwrite,
+        " | os.O_NOFOLLOW",
+        "",
+        lambda folder: test_what_is_no_file_is_not_written_over_and_does_not_hang(folder, "link to a file"),
+    ),
+    "everything is inflated": Reversal(
+        decoded,
+        "_refuse_compressed(buffer, alone=schema is not None)",
+        "pass",
+        lambda _: test_a_segment_that_would_inflate_is_refused_before_it_does(),
+    ),
+    "offsets are followed": Reversal(
+        decoded,
+        "batch.validate(full=True)",
+        "pass",
+        lambda _: test_offsets_that_lead_out_of_their_buffer_are_refused(),
+    ),
+    "log entries are not compared": Reversal(
+        parse_entry,
+        'not digest or seal.problem("log", body, digest)',
+        "False",
+        test_every_changed_byte_of_what_is_sealed_is_refused_before_it_is_decoded,
+    ),
+    "modes of folders are those of the umask": Reversal(
+        LocalStore._make,
+        "0o700",
+        "0o777",
+        lambda folder: test_state_is_its_owners_or_the_groups_whatever_the_umask(folder, "owner", 0o600, 0o700),
+    ),
+    "modes of files are those of the umask": Reversal(
+        LocalStore._open_exclusively,
+        "0o600",
+        "0o666",
+        lambda folder: test_state_is_its_owners_or_the_groups_whatever_the_umask(folder, "owner", 0o600, 0o700),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", REVERSALS)
+def test_planted_bugs_are_found(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, bug: str
+) -> None:
+    REVERSALS[bug].is_seen(monkeypatch, tmp_path_factory)

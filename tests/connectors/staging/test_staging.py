@@ -4,17 +4,19 @@ import errno
 import gc
 import itertools
 import os
+import stat
 from pathlib import Path
 
 import psutil
 import pytest
 from sink_identity import SCHEMA, numbers
 
-from cutwater.connectors.staging.area import StagingArea, staging_beside
+from cutwater.connectors.staging.area import UNGUARDED, Guard, StagingArea, staging_beside
 from cutwater.connectors.staging.folders import TargetFolder
 from cutwater.connectors.staging.log import PieceCut, StagingLog, open_piece
 from cutwater.errors import CorruptSnapshotError, StorageError
 from damage import flipped, truncated
+from reversal import Reversal
 
 Area = StagingArea[TargetFolder]
 
@@ -160,6 +162,18 @@ def test_a_writer_that_nobody_closed_gives_its_descriptor_back(area: Area) -> No
     assert psutil.Process().num_fds() <= before
 
 
+def test_a_fifo_in_the_place_of_a_piece_does_not_hang_who_makes_it_durable(area: Area) -> None:
+    log = log_of(area)
+    log.append(numbers(1))
+    log.flush()
+    cuts = log.cuts()
+    piece = Path(area.path(cuts[0].file))
+    piece.unlink()
+    os.mkfifo(piece)
+    with pytest.raises(StorageError, match=f"cannot make durable '.*{piece.name}'"):
+        log.make_durable(cuts)
+
+
 def test_rows_that_were_removed_under_the_job_are_an_error(area: Area) -> None:
     log = log_of(area)
     log.append(numbers(1))
@@ -213,3 +227,52 @@ def test_a_folder_survives_a_neighbour_that_ends_at_the_same_time(area: Area, mo
     monkeypatch.setattr(os, "mkdir", racing)
     area.folder.create()
     assert area.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("guard", "file", "folder"),
+    [(UNGUARDED, 0o600, 0o700), (Guard(access="group"), 0o660, 0o770)],
+    ids=["owner", "group"],
+)
+def test_a_staged_piece_is_its_owners_or_the_groups_whatever_the_umask(
+    tmp_path: Path, guard: Guard, file: int, folder: int
+) -> None:
+    old = os.umask(0)
+    try:
+        area = staging_beside(str(tmp_path), "uid", "out", guard)
+        log = log_of(area)
+        log.append(numbers(1))
+        log.flush()
+    finally:
+        os.umask(old)
+    (piece,) = Path(area.folder.path).iterdir()
+    above = [piece.parent, piece.parent.parent]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (piece, *above)] == [file, folder, folder]
+    log.close()
+
+
+REVERSALS = {
+    "pieces have the modes of the umask": Reversal(
+        TargetFolder.new_piece,
+        '0o660 if self._access == "group" else 0o600',
+        "0o666",
+        lambda folder: test_a_staged_piece_is_its_owners_or_the_groups_whatever_the_umask(
+            folder, UNGUARDED, 0o600, 0o700
+        ),
+    ),
+    "folders have the modes of the umask": Reversal(
+        TargetFolder._make,
+        "0o777 if part == STAGING_FOLDER else 0o700",
+        "0o777",
+        lambda folder: test_a_staged_piece_is_its_owners_or_the_groups_whatever_the_umask(
+            folder, UNGUARDED, 0o600, 0o700
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", REVERSALS)
+def test_planted_bugs_are_found(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, bug: str
+) -> None:
+    REVERSALS[bug].is_seen(monkeypatch, tmp_path_factory)

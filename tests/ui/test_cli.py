@@ -15,8 +15,10 @@ from cutwater.storage.log.entries import CheckpointCompleted, JobEnded, JobFinis
 from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.snapshot.manifest import Manifest, StepRecord, SubtaskRecord
 from cutwater.storage.snapshot.publish import publish
+from cutwater.storage.snapshot.staged_input import Staged, sealed_staged
 from cutwater.storage.store.local import LocalStore
-from cutwater.ui.inspect import job_infos, render_jobs
+from cutwater.ui.inspect import job_infos, render_jobs, verify_snapshot
+from reversal import Reversal
 
 ME = f"{socket.gethostname()}:{os.getpid()}"
 
@@ -166,6 +168,79 @@ def test_verify_exits_with_5_and_names_the_damaged_file(store, tmp_path, capfd):
     assert f"  job/{first.path}: the manifest in job/{first.path} is damaged" in out
     assert run_main(capfd, "verify", tmp_path / "job@2")[0] == 0
     assert run_main(capfd, "verify", tmp_path / "job" / "chk-1", "--json")[0] == 5
+
+
+def staged(store, step: str) -> None:
+    content = {"part-0.parquet": b"rows", "part-1.parquet": b"more rows"}
+    digests = {name: store.seal.digest("input", data) for name, data in content.items()}
+    listed = Staged("n int64", {name: len(data) for name, data in content.items()}, 2, digests)
+    for name, data in content.items():
+        store.create(f"job/input/{step}/{name}", data)
+    store.create(f"job/input/{step}/_staged.json", sealed_staged(listed, store.seal))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("part-1.parquet", b"more r0ws", "differs from its digest"),
+        ("part-1.parquet", b"more", "is too short"),
+        ("part-1.parquet", None, "is missing"),
+        ("_staged.json", b"{}", "is damaged"),
+    ],
+)
+def test_verify_exits_with_5_where_staged_input_alone_is_damaged(store, tmp_path, capfd, file, content, told):
+    checkpoint(store, begin(store, "job"), 1)
+    staged(store, "read")
+    code, out, _ = run_main(capfd, "verify", tmp_path)
+    assert (code, out.splitlines()[1]) == (0, "input read: ok (2 files, 13 B)")
+    path = tmp_path / "job/input/read" / file
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    code, out, _ = run_main(capfd, "verify", tmp_path)
+    assert code == 5
+    assert out.splitlines()[0].startswith("checkpoint 1: ok")
+    assert out.splitlines()[1].startswith("input read: DAMAGED")
+    assert out.splitlines()[2].startswith(f"  job/input/read/{file}: ")
+    assert told in out
+
+
+@pytest.mark.parametrize(
+    ("place", "code"),
+    [
+        ("log/000000000003.json", 5),
+        ("input/read/_staged.json", 5),
+        ("input/read/part-0.parquet", 5),
+        ("input/read", 0),
+        ("control/driver.json", 0),
+        ("claim.json", 0),
+    ],
+)
+def test_a_fifo_anywhere_in_a_jobs_folder_hangs_neither_list_nor_verify(store, tmp_path, capfd, place, code):
+    checkpoint(store, begin(store, "job"), 1)
+    staged(store, "read")
+    path = tmp_path / "job" / place
+    if path.is_dir():
+        path.rename(tmp_path / "moved")
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    assert run_main(capfd, "verify", tmp_path)[0] == code
+    assert run_main(capfd, "list", tmp_path)[0] in (0, code)
+
+
+def only_the_input_is_damaged(folder):
+    store = LocalStore(folder)
+    checkpoint(store, begin(store, "job"), 1)
+    staged(store, "read")
+    (folder / "job/input/read/part-1.parquet").write_bytes(b"more r0ws")
+    assert not verify_snapshot(store, "job")["ok"]
+
+
+@pytest.mark.parametrize("part", ["list(verify_inputs(store, job))", "any(i.problems for i in inputs)"])
+def test_planted_bugs_are_found(tmp_path_factory, monkeypatch, part):
+    """Staged input is not read; what is found there does not count."""
+    Reversal(verify_snapshot, part, "[]", only_the_input_is_damaged).is_seen(monkeypatch, tmp_path_factory)
 
 
 # --------------------------------------------------------------------------------------------------- cancel, stop

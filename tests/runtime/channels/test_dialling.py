@@ -71,6 +71,10 @@ def hung_up(sock: socket.socket) -> bool:
     return True
 
 
+def test_who_is_told_no_address_listens_on_loopback(listening: Listening) -> None:
+    assert listening.server().address[0] == "127.0.0.1"
+
+
 def test_two_workers_meet_and_exchange_rows(listening: Listening) -> None:
     server = listening.server()
     left = connect(server.address, ME, SECRET)

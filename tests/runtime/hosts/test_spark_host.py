@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from cutwater.runtime.hosts import spark as spark_host
-from cutwater.runtime.hosts.spark import SparkHost
+from cutwater.runtime.hosts.spark import SparkHost, is_local
+from reversal import Reversal
 
 
 class Stuck:
@@ -63,3 +64,42 @@ def test_a_start_without_a_session_and_one_with_connect_are_not_asked_for_a_mast
 
     assert spark_host.master_of(Connect()) == "local"
     assert spark_host.master_of(object()) == "local"
+
+
+def test_without_an_address_of_its_own_a_driver_is_found_on_loopback_and_nowhere_else() -> None:
+    context = SimpleNamespace(master="yarn", getConf=dict)
+    session: Any = SimpleNamespace(sparkContext=context)
+    assert SparkHost(session, "job", lambda slot, error: None).address == "127.0.0.1"
+    assert SparkHost(None, "job", lambda slot, error: None).address == "127.0.0.1"
+
+
+LOCAL = 'master == "local" or master.startswith(("local[", "local-cluster["))'
+REVERSALS = {
+    "a name of this machine": (
+        Reversal(is_local, LOCAL, f'{LOCAL} or "localhost" in master', test_only_a_local_master_means_loopback),
+        ("spark://localhost:7077", "10.1.2.3"),
+    ),
+    "an address of this machine": (
+        Reversal(is_local, LOCAL, f'{LOCAL} or "127.0.0.1" in master', test_only_a_local_master_means_loopback),
+        ("k8s://https://127.0.0.1:6443", "10.1.2.3"),
+    ),
+    "no master is local": (
+        Reversal(is_local, LOCAL, "False", test_only_a_local_master_means_loopback),
+        ("local[*]", "127.0.0.1"),
+    ),
+    "the address is the session's also where it is local": (
+        Reversal(
+            SparkHost.address.fget,  # type: ignore[attr-defined]
+            " or is_local(str(self._context.master))",
+            "",
+            test_only_a_local_master_means_loopback,
+        ),
+        ("local[*]", "127.0.0.1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", REVERSALS)
+def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
+    reversal, (master, address) = REVERSALS[bug]
+    reversal._replace(test=lambda: reversal.test(master, address)).is_seen(monkeypatch)

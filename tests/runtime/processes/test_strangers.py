@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from fake_host import FakeSpark
 from flood import flood
@@ -37,6 +38,20 @@ def replace_one(job: Job, slot: int) -> float:
     failure = job.status.failures[-1]
     assert failure.running_ms is not None
     return failure.running_ms - failure.failed_ms
+
+
+def test_every_port_of_a_local_job_is_bound_to_loopback(start, fake_spark: FakeSpark, tmp_path: Path) -> None:
+    """As the system tells it: of the driver, and of each worker."""
+    job = start(counting("local", gated(tmp_path, 100), tmp_path / "out"), parallelism=2)
+    wait_until(lambda: job.status.checkpoints.completed >= 1, "a checkpoint", job=job)
+    control, data = ports(job)
+    processes = [psutil.Process(), *map(psutil.Process, fake_spark.pids)]
+    found = [c.laddr for p in processes for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    listening = {(str(address.ip), int(address.port)) for address in found}
+    assert {control, *data} <= listening
+    assert {address for address, _ in listening} == {"127.0.0.1"}
+    open_gate(tmp_path)
+    assert job.await_termination(60)
 
 
 @pytest.mark.parametrize("recovery", ["job", "task"])

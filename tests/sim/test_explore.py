@@ -16,8 +16,9 @@ from cutwater.sim.explorer.explore import Explored, explore_world
 from cutwater.sim.explorer.job import JobState
 from cutwater.sim.explorer.world import Budget, JobWorld
 from cutwater.sim.explorer.worlds import combinations, first_state
-from cutwater.sim.mutants.core import PLANTED, Plant
+from cutwater.sim.mutants.core import Mutant
 from cutwater.sim.schedules.graphs import Graph, Step
+from cutwater.sim.simulate import MUTANTS
 from cutwater.ui.cli import cli
 
 STATES_MIN, STATES_MIN_FULL = 10_000, 200_000
@@ -76,12 +77,12 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found_and_the_shortest_way_to_it_told(bug: str) -> None:
     world, budget, what = BUGS[bug]
-    plant = PLANTED[bug]
-    found = explore_world(world, plant.protocol, budget=budget, plant=plant)
+    mutant = MUTANTS[bug]
+    found = explore_world(world, mutant.protocol, budget=budget, mutant=mutant)
     assert what in found.violation
     assert not found.complete
     assert found.script
-    assert not explore_world(world, plant.protocol, budget=budget, states_max=found.states).violation
+    assert not explore_world(world, mutant.protocol, budget=budget, states_max=found.states).violation
 
 
 @pytest.mark.full
@@ -99,8 +100,8 @@ def test_a1_a_freeze_in_the_middle_of_work_is_found(monkeypatch: pytest.MonkeyPa
 
 def test_the_way_is_a_shortest_one_and_readable() -> None:
     """The sink freezes with the barrier of one source, and nobody ever takes that of the other."""
-    plant = PLANTED["freezes on the first barrier"]
-    found = explore_world("join", "aligned", budget=QUICK._replace(requests=1), plant=plant)
+    mutant = MUTANTS["freezes on the first barrier"]
+    found = explore_world("join", "aligned", budget=QUICK._replace(requests=1), mutant=mutant)
     assert str(found).splitlines()[1:] == [
         "  1. request",
         "  2. read 0 hears Trigger(checkpoint_id=1, final=False, probe=False, savepoint=False)",
@@ -125,7 +126,7 @@ def computations(protocol: str, requests: int, savepoints: int) -> set[Hashable]
     merge = Graph("merge", [Step("read", 2), Step("merge"), Step("sink")],
                   [("read", "merge", "hash"), ("merge", "sink", "forward")])  # fmt: skip
     budget = QUICK._replace(rows=(0, 1), requests=requests, savepoints=savepoints, crashes=0, direct=True, hasty=True)
-    todo: list[Any] = [JobState(JobWorld(merge, protocol, budget, Plant("nothing")))]
+    todo: list[Any] = [JobState(JobWorld(merge, protocol, budget, Mutant("")))]
     seen, found = {todo[0].key()}, set[Hashable]()
     while todo:
         state = todo.pop()
@@ -179,7 +180,7 @@ def test_worlds_that_are_not_there_are_refused() -> None:
     with pytest.raises(ConfigError, match="no small world 'line' under 'lai_yang'"):
         explore_world("line", "lai_yang")
     with pytest.raises(ConfigError, match="none of the core's"):
-        explore_world("line", "aligned", plant=PLANTED["ignores fencing"])
+        explore_world("line", "aligned", mutant=MUTANTS["ignores fencing"])
 
 
 # ------------------------------------------------------------------------------------------------------ the command

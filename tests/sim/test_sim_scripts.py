@@ -9,8 +9,7 @@ import pytest
 
 from cutwater.errors import DataError
 from cutwater.sim.schedules.schedule import make_schedule
-from cutwater.sim.scripts import parse_script, script_of
-from cutwater.sim.shrink import shrink
+from cutwater.sim.scripts import parse_script, script_of, shrink
 from cutwater.sim.simulate import Simulation, verdict
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))

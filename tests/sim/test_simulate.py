@@ -14,11 +14,9 @@ from click.testing import CliRunner
 
 from cutwater.protocol.channel.items import rows_in
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.sim.coverage import UNREACHABLE
-from cutwater.sim.mutants.core import PLANTED
 from cutwater.sim.schedules.dataflows import WORLDS
 from cutwater.sim.schedules.schedule import FAULTS, REQUESTS, Fault, Schedule, make_schedule
-from cutwater.sim.simulate import Report, Simulation, play
+from cutwater.sim.simulate import MUTANTS, UNREACHABLE, Report, Simulation, play
 from cutwater.sim.world.disk import Done
 from cutwater.sim.world.record import digest as digest_of
 from cutwater.sim.world.world import World
@@ -101,18 +99,18 @@ def test_what_was_not_reached_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.full) if name in RARE else name for name in PLANTED]
+    "name", [pytest.param(name, marks=pytest.mark.full) if name in RARE else name for name in MUTANTS]
 )
 def test_a_planted_bug_is_found(name: str) -> None:
-    plant = PLANTED[name]
-    simulation = Simulation([plant.world], [plant.protocol], planted=name)
+    mutant = MUTANTS[name]
+    simulation = Simulation([mutant.world], [mutant.protocol], planted=name)
     assert next(simulation.violations(range(SEEDS_MAX)), None) is not None
 
 
-@pytest.mark.parametrize("name", [name for name, plant in PLANTED.items() if plant.settings])
+@pytest.mark.parametrize("name", [name for name, mutant in MUTANTS.items() if mutant.settings])
 def test_settings_in_which_a_bug_shows_break_nothing_without_it(name: str) -> None:
-    plant = PLANTED[name]
-    simulation = Simulation([plant.world], [plant.protocol], planted=name)
+    mutant = MUTANTS[name]
+    simulation = Simulation([mutant.world], [mutant.protocol], planted=name)
     for seed in range(3):
         _, violation = play(msgspec.structs.replace(simulation.schedule(seed), planted=""))
         assert violation is None, f"seed {seed}: {violation}"
@@ -200,7 +198,7 @@ def test_the_command_tells_what_came_of_the_schedules() -> None:
 
 
 def test_rare_bugs_are_planted_ones() -> None:
-    assert set(RARE) <= PLANTED.keys()
+    assert set(RARE) <= MUTANTS.keys()
 
 
 def test_worlds_have_cycles_and_none() -> None:

@@ -1,11 +1,15 @@
-"""A schedule as a short text that people can read, keep and play again."""
+"""A failing schedule made short, and any schedule as a text that people can read, keep and play again."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from cutwater.errors import CutwaterError, DataError
 from cutwater.sim.schedules.schedule import FAULTS, REQUESTS, Fault, Schedule
+from cutwater.sim.simulate import play
 
 _NUMBERS = (
     "rows", "pace_ms", "interval_ms", "timeout_ms", "max_concurrent", "min_pause_ms", "tolerable_failed",
@@ -110,3 +114,93 @@ def _value(word: str, rest: str) -> object:
     if word not in (*_NUMBERS, "seed"):
         raise ValueError(f"no setting {word!r}")
     return float(rest) if word.endswith("_ms") else int(float(rest))
+
+
+# ------------------------------------------------------------------------------------------------------- shorter
+
+RUNS_MAX = 500
+
+_T = TypeVar("_T")
+
+
+def shrink(schedule: Schedule, *, runs_max: int = RUNS_MAX) -> tuple[Schedule, str]:
+    """A shorter schedule that breaks the same promise, and its kind ("ok": it breaks none).
+
+    Args:
+        runs_max: how many schedules may be tried.
+    """
+    world, violation = play(schedule)
+    if violation is None:
+        return schedule, "ok"
+    kind = violation.kind
+    best = msgspec.structs.replace(schedule, seed=None, draws=world.draws.values())
+    left = [runs_max]
+
+    def fails(candidate: Schedule) -> bool:
+        if left[0] <= 0:
+            return False
+        left[0] -= 1
+        _, found = play(candidate)
+        return found is not None and found.kind == kind
+
+    if not fails(best):
+        return schedule, kind
+    for _ in range(2):
+        best = _fewer_faults(best, fails)
+        best = _fewer_rows(best, fails)
+        best = _plainer(best, fails)
+        best = _fewer_draws(best, fails)
+    used = play(best)[0].draws.used
+    return msgspec.structs.replace(best, draws={p: v for p, v in best.draws.items() if p < used}), kind
+
+
+def _minimal(items: Sequence[_T], fails: Callable[[list[_T]], bool]) -> list[_T]:
+    """Delta debugging: leave out ever smaller parts."""
+    kept, size = list(items), max(len(items) // 2, 1)
+    while kept:
+        before, place = len(kept), 0
+        while place < len(kept):
+            without = kept[:place] + kept[place + size :]
+            if fails(without):
+                kept = without
+            else:
+                place += size
+        if size == 1 and len(kept) == before:
+            break
+        size = max(size // 2, 1)
+    return kept
+
+
+def _fewer_faults(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
+    for name in ("faults", "requests"):
+
+        def only(kept: Sequence[Fault], name: str = name, schedule: Schedule = schedule) -> Schedule:
+            return msgspec.structs.replace(schedule, **{name: tuple(kept)})
+
+        schedule = only(_minimal(getattr(schedule, name), lambda kept, only=only: fails(only(kept))))
+    return schedule
+
+
+def _fewer_rows(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
+    for rows in (2, 4, 8, 12):
+        candidate = msgspec.structs.replace(schedule, rows=rows)
+        if rows < schedule.rows and fails(candidate):
+            return candidate
+    return schedule
+
+
+def _plainer(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
+    """Settings as they are by default."""
+    plain = Schedule(world=schedule.world, protocol=schedule.protocol)
+    for name in ("recovery", "restart", *_NUMBERS[1:], "publishes_aside"):
+        if getattr(schedule, name) != getattr(plain, name):
+            candidate = msgspec.structs.replace(schedule, **{name: getattr(plain, name)})
+            schedule = candidate if fails(candidate) else schedule
+    return schedule
+
+
+def _fewer_draws(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
+    def only(places: list[int]) -> Schedule:
+        return msgspec.structs.replace(schedule, draws={place: schedule.draws[place] for place in places})
+
+    return only(_minimal(sorted(schedule.draws), lambda kept: fails(only(kept))))

@@ -4,27 +4,105 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 import msgspec
 
 from cutwater.data.decoding import prepare
 from cutwater.errors import CutwaterError, InvariantError
+from cutwater.protocol.checkpoint.coordinator import (
+    PENDING_STAGES,
+    CheckpointCoordinator,
+    PendingCheckpoint,
+    PendingStep,
+)
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.sim.coverage import UNREACHABLE, Coverage, every_fault
-from cutwater.sim.mutants.core import PLANTED, Plant
+from cutwater.protocol.subtask.machine import SubtaskMachine
+from cutwater.protocol.subtask.stages import PHASES, STAGES, PhaseStep, Snapshot, StageStep
+from cutwater.sim.mutants.core import MUTANTS_OF_THE_CORE, Mutant
+from cutwater.sim.mutants.hosts import MUTANTS_OF_HOSTS
 from cutwater.sim.schedules.dataflows import RANDOM, WORLDS
-from cutwater.sim.schedules.schedule import Schedule, make_schedule
+from cutwater.sim.schedules.schedule import FAULTS, REQUESTS, Schedule, make_schedule
 from cutwater.sim.world.disk import RolledBack
 from cutwater.sim.world.oracle import Violation
 from cutwater.sim.world.record import check_run, digest
 from cutwater.sim.world.world import World
 
+MUTANTS = {mutant.name: mutant for mutant in (*MUTANTS_OF_THE_CORE, *MUTANTS_OF_HOSTS)}
+"""Every mutant by its name."""
+
 DRAWN = 5
 """Of so many dataflows drawn by chance there is one schedule each, for one of every fixed one."""
 COLLECT_EVERY = 200
 """Schedules between two searches for garbage: what is drawn by chance is seldom used twice."""
+
+
+_TABLES = {"subtask": PHASES, "snapshot": STAGES, "checkpoint": PENDING_STAGES}
+
+UNREACHABLE = {
+    "subtask: stopped + freeze for a final barrier": (
+        "Needs two final barriers in one attempt, the first of them before the input ended, that is of a stop with "
+        "savepoint.  If that one is given up, the coordinator fails the attempt; if it completes, it starts no other "
+        "but FINAL, and FINAL only when every subtask has handled its end of data, so that none is in STOPPED."
+    ),
+}
+"""Transitions that one subtask allows and no coordinator brings about, each with the proof."""
+
+
+class Coverage:
+    """Counts of the transitions of machines that it makes: what no run walked, no run has proved anything about.
+
+    >>> coverage = Coverage()
+    >>> machine = coverage.machine(SubtaskMachine)
+    >>> len(coverage.by_name()) > 30, sum(coverage.by_name().values())
+    (True, 0)
+    """
+
+    def __init__(self) -> None:
+        walked = defaultdict[tuple[int, int], int](int)
+        self._walked = walked
+        """(state before, step), by their addresses: the hash of an enum is slow Python."""
+
+        @cache
+        def counting_machine(machine: type[SubtaskMachine]) -> type[SubtaskMachine]:
+            make_step, make_turn = machine._step, machine._turn  # pyright: ignore[reportPrivateUsage]
+
+            class Counting(machine):
+                def _step(self, snapshot: Snapshot, step: StageStep) -> None:
+                    walked[id(snapshot.stage), id(step)] += 1
+                    make_step(self, snapshot, step)
+
+                def _turn(self, step: PhaseStep) -> None:
+                    walked[id(self.phase), id(step)] += 1
+                    make_turn(self, step)
+
+            return Counting
+
+        @cache
+        def counting_coordinator(coordinator: type[CheckpointCoordinator]) -> type[CheckpointCoordinator]:
+            class Counting(coordinator):
+                def _step(self, pending: PendingCheckpoint, step: PendingStep) -> None:
+                    walked[id(pending.stage), id(step)] += 1
+                    super()._step(pending, step)
+
+            return Counting
+
+        self.machine, self.coordinator = counting_machine, counting_coordinator
+        """The same machine or coordinator, counting."""
+
+    def by_name(self) -> dict[str, int]:
+        """Every transition of every table, and how often it was walked."""
+        return {
+            f"{table}: {before.value} + {step.value}": self._walked[id(before), id(step)]
+            for table, transitions in _TABLES.items()
+            for before, step in transitions
+        }
+
+
+_CRASHES = CutwaterError, ArithmeticError, LookupError, AttributeError, TypeError, ValueError, AssertionError
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -79,22 +157,17 @@ class Report(msgspec.Struct):
 
     def add(self, other: Report) -> None:
         """Take another report's numbers in."""
-        self.schedules += other.schedules
-        self.failures += other.failures
-        self.checkpoints += other.checkpoints
-        self.recoveries += other.recoveries
-        self.fallbacks += other.fallbacks
-        self.void += other.void
-        self.events += other.events
-        self.cpu_s += other.cpu_s
-        counts = (
-            (self.struck, other.struck),
-            (self.walked, other.walked),
-            (self.by_protocol, other.by_protocol),
-        )
-        for mine, theirs in counts:
-            for name, count in theirs.items():
-                mine[name] = mine.get(name, 0) + count
+        for name in ("schedules", "failures", "checkpoints", "recoveries", "fallbacks", "void", "events", "cpu_s"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for mine, theirs in (
+            (self.struck, other.struck), (self.walked, other.walked), (self.by_protocol, other.by_protocol),
+        ):  # fmt: skip
+            _add(mine, theirs)
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count
 
 
 prepare(Report)
@@ -102,12 +175,12 @@ prepare(Report)
 
 def play(schedule: Schedule, *, coverage: Coverage | None = None) -> tuple[World, Violation | None]:
     """Run one schedule to its end; the world as it was left, and the broken promise if there is one."""
-    plant = PLANTED[schedule.planted] if schedule.planted else Plant("")
-    machine, coordinator = plant.machine, plant.coordinator
+    mutant = MUTANTS[schedule.planted] if schedule.planted else Mutant("")
+    machine, coordinator = mutant.machine, mutant.coordinator
     if coverage is not None:
         machine, coordinator = coverage.machine(machine), coverage.coordinator(coordinator)
-    world = World(schedule, machine=machine, coordinator=coordinator, monitor=plant.monitor)
-    plant.prepare(world)
+    world = World(schedule, machine=machine, coordinator=coordinator, monitor=mutant.monitor)
+    mutant.plant(world)
     try:
         world.run()
         result = check_run(world)
@@ -142,7 +215,7 @@ class Simulation:
 
     Args:
         worlds, protocols: names; each seed runs one pair, in turn.  ``random`` is another dataflow for every seed.
-        planted: name of a planted bug.
+        planted: name of a mutant.
 
     >>> report = Simulation(["four"], ["aligned"]).run(range(3))
     >>> report.schedules, report.failures, report.checkpoints > 0
@@ -158,13 +231,13 @@ class Simulation:
         world, protocol = self.pairs[seed % len(self.pairs)]
         world = f"{RANDOM}-{seed}" if world == RANDOM else world
         schedule = make_schedule(seed, world, protocol, planted=self.planted)
-        settings = PLANTED[self.planted].settings if self.planted else {}
+        settings = MUTANTS[self.planted].settings if self.planted else {}
         return msgspec.structs.replace(schedule, **settings)
 
     def run(self, seeds: range, *, told: Callable[[Report], None] = lambda _: None) -> Report:
         """Run them all; ``told`` hears of the report now and then."""
         coverage = Coverage()
-        report = Report(struck=dict.fromkeys(every_fault(), 0))
+        report = Report(struck=dict.fromkeys((*FAULTS, "torn", "lost", *REQUESTS), 0))
         started = time.process_time()
         with _no_collections():
             for number, seed in enumerate(seeds):
@@ -191,13 +264,12 @@ class Simulation:
         schedule = self.schedule(seed)
         world, violation = play(schedule, coverage=coverage)
         report.schedules += 1
-        report.by_protocol[schedule.protocol] = report.by_protocol.get(schedule.protocol, 0) + 1
+        _add(report.by_protocol, {schedule.protocol: 1})
         report.checkpoints += world.completed
         report.recoveries += max(world.restores - 1, 0)
         report.fallbacks += sum(type(entry) is RolledBack for entry in world.disk.log)
         report.events += len(world.history)
-        for kind, count in world.struck.items():
-            report.struck[kind] = report.struck.get(kind, 0) + count
+        _add(report.struck, world.struck)
         if violation is not None:
             report.failures.append(Failure(schedule.world, schedule.protocol, seed, violation.kind, str(violation)))
         elif world.void:

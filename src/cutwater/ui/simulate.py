@@ -16,7 +16,7 @@ import click
 from cutwater.errors import ConfigError, CutwaterError
 
 if TYPE_CHECKING:
-    from cutwater.sim.mutants.core import Plant
+    from cutwater.sim.mutants.core import Mutant
     from cutwater.sim.schedules.schedule import Schedule
     from cutwater.sim.simulate import Report
     from cutwater.sim.world.oracle import Violation
@@ -103,13 +103,13 @@ def _chosen(world: str, protocol: str, plant: str) -> tuple[list[str] | None, li
     return (None if world == "all" else [world]), (None if protocol == "all" else [protocol])
 
 
-def _mutant(name: str) -> Plant | None:
+def _mutant(name: str) -> Mutant | None:
     """The mistake to be put in; ``None`` without a name."""
-    from cutwater.sim.mutants.core import PLANTED
+    from cutwater.sim.simulate import MUTANTS
 
-    if name and name not in PLANTED:
-        raise ConfigError(f"no planted bug {name!r}", hint=f"There are: {'; '.join(PLANTED)}.")
-    return PLANTED[name] if name else None
+    if name and name not in MUTANTS:
+        raise ConfigError(f"no planted bug {name!r}", hint=f"There are: {'; '.join(MUTANTS)}.")
+    return MUTANTS[name] if name else None
 
 
 def _tell(count: int) -> Any:
@@ -180,8 +180,7 @@ def _show(report: Report, as_json: bool) -> None:
 
 
 def _shrunk(schedule: Schedule, text: str, as_json: bool) -> Schedule:
-    from cutwater.sim.scripts import script_of
-    from cutwater.sim.shrink import shrink
+    from cutwater.sim.scripts import script_of, shrink
 
     short, kind = shrink(schedule)
     click.echo(script_of(short, kind, f"seed {schedule.seed}: {text}"), err=as_json, nl=False)
@@ -254,7 +253,7 @@ def explore(protocol: str, world: str, large: bool, states: int, plant: str, as_
         raise no_such_world(world, protocol)
     seen = Counter[str]()
     for one, under in chosen:
-        found = explore_world(one, under, large=large, states_max=states, plant=mutant)
+        found = explore_world(one, under, large=large, states_max=states, mutant=mutant)
         seen[under] += found.states
         click.echo(json.dumps(found.as_dict()) if as_json else str(found))
         if found.violation:

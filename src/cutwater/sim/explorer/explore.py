@@ -22,7 +22,7 @@ from typing import Any
 from cutwater.errors import InvariantError
 from cutwater.sim.explorer.world import Action, Budget
 from cutwater.sim.explorer.worlds import SmallState, budgets, first_state
-from cutwater.sim.mutants.core import Plant
+from cutwater.sim.mutants.core import Mutant
 from cutwater.sim.world.oracle import Violation
 from cutwater.trace import events as e
 from cutwater.trace.checker import check
@@ -73,7 +73,7 @@ def explore_world(
     large: bool = False,
     budget: Budget | None = None,
     states_max: int = STATES_MAX,
-    plant: Plant | None = None,
+    mutant: Mutant | None = None,
 ) -> Explored:
     """Visit every state of a small world.
 
@@ -81,7 +81,7 @@ def explore_world(
         large: more happens, for a long run.
         budget: what may happen, instead of the world's own.
         states_max: stop after so many distinct states.
-        plant: a planted bug, whose machines run instead of the right ones.
+        mutant: one whose machines run instead of the right ones.
 
     Raises:
         ConfigError: there is no such world, or no such protocol in it.
@@ -90,7 +90,7 @@ def explore_world(
     line, none: ... states (all of them), ... ends, depth ..., ... cuts and ends checked, ... s: no violation
     """
     found = Explored(world, protocol)
-    first = first_state(world, protocol, budget or budgets(world, protocol, large=large), plant)
+    first = first_state(world, protocol, budget or budgets(world, protocol, large=large), mutant)
     began = time.perf_counter()
     search = _Search(found, first, states_max)
     try:

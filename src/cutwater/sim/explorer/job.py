@@ -43,7 +43,7 @@ class JobState:
         self.requests, self.crashes, self.expiries = world.requests, budget.crashes, budget.expiries
         self.probes, self.savepoints = world.probes, world.savepoints
         self.now, self.attempt = 0.0, 1
-        coordinator = new_coordinator(world.plant.coordinator, world.row, len(graph.tasks), graph.sources)
+        coordinator = new_coordinator(world.mutant.coordinator, world.row, len(graph.tasks), graph.sources)
         self.coordinator = world.memo.number("coordinator", coordinator)
         self.done: Done | None = None
         self.completed: Hashable = None
@@ -87,7 +87,7 @@ class JobState:
         for t, cut in cuts.items():  # T2
             self.commit(t, cut.staged, done.id if done else 0)
         self.machines = [world.memo.number(t, self.new_machine(t)) for t in world.tasks]
-        self.monitor = world.memo.number("loops", world.plant.monitor(graph.loop_tasks)) if graph.cyclic else -1
+        self.monitor = world.memo.number("loops", world.mutant.monitor(graph.loop_tasks)) if graph.cyclic else -1
         coordinate(self, cm.JobRunning(self.attempt, self.now))
         self.scope.begin(self)
 
@@ -100,7 +100,7 @@ class JobState:
 
     def new_machine(self, task: int) -> Any:
         graph = self.world.graph
-        return self.world.plant.machine(
+        return self.world.mutant.machine(
             graph.names[task],
             graph.inputs[task],
             protocol=self.world.row,

@@ -9,7 +9,7 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.protocols import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask.stages import Phase
 from cutwater.sim.explorer.memo import Memo
-from cutwater.sim.mutants.core import Plant
+from cutwater.sim.mutants.core import Mutant
 from cutwater.sim.schedules.graphs import Graph
 from cutwater.sim.schedules.schedule import Recovery
 
@@ -104,8 +104,8 @@ class JobWorld:
         recovery: what goes back after a failure, everything or a part.
     """
 
-    def __init__(self, graph: Graph, protocol: str, budget: Budget, plant: Plant, recovery: Recovery = "job") -> None:
-        self.graph, self.budget, self.plant = graph, budget, plant
+    def __init__(self, graph: Graph, protocol: str, budget: Budget, mutant: Mutant, recovery: Recovery = "job") -> None:
+        self.graph, self.budget, self.mutant = graph, budget, mutant
         self.recovery: Recovery = recovery
         self.row = PROTOCOLS[protocol]
         self.exactly = self.row.guarantee != "at-least-once"

@@ -13,7 +13,7 @@ from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.sim.explorer.job import JobState
 from cutwater.sim.explorer.network import NetworkSpec, NetworkState, NetworkWorld
 from cutwater.sim.explorer.world import Action, Budget, JobWorld
-from cutwater.sim.mutants.core import Plant
+from cutwater.sim.mutants.core import Mutant
 from cutwater.sim.schedules.graphs import Graph, Step
 from cutwater.sim.schedules.schedule import Recovery
 from cutwater.trace import events as e
@@ -170,7 +170,7 @@ _LARGE = _SMALL | {
 }
 
 _RIGHT = (SubtaskMachine, CheckpointCoordinator, LoopMonitor)
-"""The machines without a planted bug."""
+"""The machines without a mistake."""
 
 
 def combinations() -> list[tuple[str, str]]:
@@ -193,20 +193,20 @@ def budgets(world: str, protocol: str, *, large: bool) -> Budget:
     return found
 
 
-def first_state(world: str, protocol: str, budget: Budget, plant: Plant | None = None) -> SmallState:
+def first_state(world: str, protocol: str, budget: Budget, mutant: Mutant | None = None) -> SmallState:
     """First state of a search.
 
     Raises:
         ConfigError: there is no such world, or not under this protocol; or the bug is not one of the core's machines.
     """
-    if plant is not None and (plant.machine, plant.coordinator, plant.monitor) == _RIGHT:
-        raise ConfigError(f"planted bug {plant.name!r} is none of the core's", hint="Find it with: cutwater simulate.")
+    if mutant is not None and (mutant.machine, mutant.coordinator, mutant.monitor) == _RIGHT:
+        raise ConfigError(f"planted bug {mutant.name!r} is none of the core's", hint="Find it with: cutwater simulate.")
     if world in JOBS | CROSSING and protocol in PROTOCOLS:
-        return JobState(JobWorld((JOBS | CROSSING)[world], protocol, budget, plant or Plant("nothing")))
+        return JobState(JobWorld((JOBS | CROSSING)[world], protocol, budget, mutant or Mutant("")))
     if world in SCOPES and protocol in PROTOCOLS:
         recovery, graph = SCOPES[world]
-        return JobState(JobWorld(graph, protocol, budget, plant or Plant("nothing"), recovery))
-    if world in NETWORKS and protocol in ("chandy_lamport", "lai_yang") and plant is None:
+        return JobState(JobWorld(graph, protocol, budget, mutant or Mutant(""), recovery))
+    if world in NETWORKS and protocol in ("chandy_lamport", "lai_yang") and mutant is None:
         return NetworkState(NetworkWorld(NETWORKS[world], protocol, budget))
     raise no_such_world(world, protocol)
 

@@ -1,1 +1,1 @@
-"""Planted bugs: the core or its host with one mistake each, which simulation must find."""
+"""Mutants: the core or its host with one mistake each, which simulation must find."""

@@ -1,25 +1,40 @@
-"""Planted bugs of what performs the core's decisions: subtasks, restores, sinks, the log, the network."""
+"""Mutants of what performs the core's decisions: subtasks, channels, restores, sinks, the log, partial recoveries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cutwater.config import RestartConfig
+from cutwater.data.time import MAX_WATERMARK
 from cutwater.protocol import messages as m
-from cutwater.protocol.channel.items import Barrier, Rows, Timed, Watermark
+from cutwater.protocol.channel.items import Barrier, Item, Rows, Timed, Watermark
+from cutwater.protocol.channel.receiving import ReceivingEnd
+from cutwater.protocol.channel.replay import ReplayBuffer
+from cutwater.protocol.channel.sending import SendingEnd
+from cutwater.protocol.job.redistribution import OldChannel, Passed, RedistributedEdge
+from cutwater.protocol.job.regions import Division, Region, lost_together, units_of
+from cutwater.protocol.replay.determinants import DeterminantLog
 from cutwater.protocol.subtask.core import Deferred, SubtaskCore
 from cutwater.protocol.subtask.performer import Performer
-from cutwater.sim.mutants.planting import of_attempts, of_cores, of_performers, of_subtasks
+from cutwater.protocol.subtask.watermarks import InputTime, merged_time
+from cutwater.sim.mutants.core import Mutant, idle
 from cutwater.sim.schedules.schedule import Fault
 from cutwater.sim.world.attempt import Attempt
-from cutwater.sim.world.output import Handle, Output, Settle, retire, settle
+from cutwater.sim.world.choices import Choices
+from cutwater.sim.world.output import Handle, Output, retire, settle
 from cutwater.sim.world.part import Part
 from cutwater.sim.world.subtask import SimSubtask
 
 if TYPE_CHECKING:
     from cutwater.sim.world.disk import Done
+    from cutwater.sim.world.worker import SimWorker
     from cutwater.sim.world.world import World
+
+R = TypeVar("R")
+
+# -------------------------------------------------------------------------------------------- subtasks and performers
 
 
 class _MarkerAfterAMessage(Performer):
@@ -91,17 +106,94 @@ class _FreezesWhileProcessing(SimSubtask):
         self.positions = before
 
 
-def _in_the_middle_of_work(kind: type[m.Event]) -> Callable[[World], None]:
+def _in_the_middle_of_work(kind: type[m.Event]) -> type[SubtaskCore]:
     """An event that may freeze the state is heard while a part of what was made has not left."""
 
-    class Mutant(SubtaskCore):
+    class Changed(SubtaskCore):
         def when_idle(self, event: Deferred) -> None:
             if type(event) is kind and self._host.working:
                 self.handle(event)
             else:
                 super().when_idle(event)
 
-    return of_cores(Mutant)
+    return Changed
+
+
+class _TimeBeforeItsRows(SubtaskCore):
+    """A watermark that rides on rows is taken before them."""
+
+    def rows(self, index: int, item: Rows) -> None:
+        self.advance(index, item.watermark, False)
+        super().rows(index, item)
+
+
+class _EndWithoutTime(SubtaskCore):
+    """The end of an input says nothing of time: what waits for the last watermark waits on (W5)."""
+
+    def advance(self, index: int, watermark: int, idle: bool) -> None:
+        if watermark < 2**63 - 1:
+            super().advance(index, watermark, idle)
+
+
+class _AnswersNothing(Performer):
+    """What barriers overtook in the outputs is not told to the machine."""
+
+    def handle(self, event: m.Event) -> None:
+        super().handle(event)
+        self._events.clear()
+
+    def _overtook(self, checkpoint_id: int, overtaken: Any, keep: bool) -> None:
+        super()._overtook(checkpoint_id, overtaken, keep)
+        self._events.pop()
+
+
+class _AsksOnce(Performer):
+    """The head of a loop asks for one wave, and never again (C6, W3)."""
+
+    def outcome(self, event: m.CompleteNotice | m.AbortNotice) -> None:
+        asked = self._asked
+        super().outcome(event)
+        self._asked = asked
+
+
+class _ForgetsItsLogs(Performer):
+    """What was recorded is written for the first input only."""
+
+    def _write_logs(self, checkpoint_id: int) -> None:
+        del self._mine(checkpoint_id).logs[1:]
+        super()._write_logs(checkpoint_id)
+
+
+class _FreezesBehindItsBarriers(Performer):
+    """Outputs are marked where the next checkpoint finds them: what is kept for a receiver begins too late (R4)."""
+
+    def _broadcast(self, effect: m.BroadcastBarrier) -> None:
+        super()._broadcast(effect)
+        for output in self._channels.outputs:
+            output.settled(effect.checkpoint_id, True)
+
+
+class _EndsOnce(SimSubtask):
+    """What had said its end before the snapshot does not say so again."""
+
+    def __init__(self, worker: SimWorker, attempt: Attempt, task: int, part: Part | None) -> None:
+        super().__init__(worker, attempt, task, part)
+        if part is not None and part.has_ended:
+            self.core.channels = replace(self.core.channels, outputs=[])
+
+
+class _EndOfTimeFirst(SubtaskCore):
+    """The end of time is told as soon as a source has read its last row, ahead of what it still has to send (W5)."""
+
+    def _end(self) -> bool:
+        for out in cast(SimSubtask, self._host).outputs:
+            waiting = out.sending._waiting  # pyright: ignore[reportPrivateUsage]
+            if any(type(item) is Rows for item in waiting) and not out.back:
+                waiting.appendleft(Watermark(MAX_WATERMARK))
+        return super()._end()
+
+
+# ----------------------------------------------------------------------------------- restores, sinks and the log
 
 
 class _DropsChannelState(Attempt):
@@ -137,15 +229,6 @@ def _no_verification(world: World) -> None:
     world.disk.whole = lambda done: True
 
 
-def _settling(steps: Settle) -> Callable[[World], None]:
-    """A restore that brings the sinks in line by other steps."""
-
-    def prepare(world: World) -> None:
-        world.settle = steps
-
-    return prepare
-
-
 def _without_commits(
     output: Output, restored: Done | None, retained: Iterable[Done], attempt: int, tasks: frozenset[int]
 ) -> Iterator[None]:
@@ -166,12 +249,10 @@ def _with_all_commits(
     yield from settle(output, restored, retained, attempt, tasks)
 
 
-def _without_taking_back(
-    output: Output, restored: Done | None, retained: Iterable[Done], attempt: int, tasks: frozenset[int]
-) -> Iterator[None]:
+def _without_taking_back(output: Output, *what: Any) -> Iterator[None]:
     """What later checkpoints committed stays visible, and is written once more."""
     later_than, output.later_than = output.later_than, lambda checkpoint_id, attempt, tasks: []
-    yield from settle(output, restored, retained, attempt, tasks)
+    yield from settle(output, *what)
     output.later_than = later_than
 
 
@@ -195,18 +276,9 @@ def _taking_back_anybodys(
     yield from settle(output, restored, retained, 2**31, tasks)
 
 
-def _no_word_of_going_back(world: World) -> None:
-    """A restore of an older checkpoint leaves the newer ones in the log."""
-    world.rolls_back = False
-
-
-def _retires_early(world: World) -> None:
+def _retires_early(output: Output, retired: Iterable[Done], retained: Iterable[Done]) -> None:
     """Only the newest checkpoint keeps its staged rows."""
-
-    def retire_all(output: Output, retired: Iterable[Done], retained: Iterable[Done]) -> None:
-        retire(output, [*retired, *retained], [max(retained, key=lambda done: done.checkpoint_id)])
-
-    world.retire = retire_all
+    retire(output, [*retired, *retained], [max(retained, key=lambda done: done.checkpoint_id)])
 
 
 def _removes_shared_pieces(world: World) -> None:
@@ -221,22 +293,157 @@ def _removes_shared_pieces(world: World) -> None:
     output.commit = commit_and_remove
 
 
-def _savepoints_at_once(world: World) -> None:
-    """A savepoint is handed out when its parts are durable, before a checkpoint behind it is in the log."""
-    world.savepoints_wait = False
-
-
-def _network_without_order(world: World) -> None:
-    world.reorders = True
-
-
-def _sweeps_everything(
-    output: Output, restored: Done | None, retained: Iterable[Done], attempt: int, tasks: frozenset[int]
-) -> Iterator[None]:
+def _sweeps_everything(output: Output, *what: Any) -> Iterator[None]:
     everything = frozenset(range(1_000))
     sweep, output.sweep = output.sweep, lambda attempt, kept, tasks: sweep(attempt, kept, everything)
-    yield from settle(output, restored, retained, attempt, tasks)
+    yield from settle(output, *what)
     output.sweep = sweep
+
+
+# ------------------------------------------------------------------------------------------------ ends of channels
+
+
+class _GivesCreditTwice(ReceivingEnd):
+    """A place that became free is given back twice."""
+
+    def _frame_left(self) -> None:
+        super()._frame_left()
+        if self.on_credit is not None:
+            self.on_credit(1)
+
+
+class _RecordsFromTheNextItem(ReceivingEnd):
+    """A recording begins one item too late."""
+
+    def stop_recording(self, checkpoint_id: int) -> list[Timed]:
+        return super().stop_recording(checkpoint_id)[1:]
+
+
+class _OvertakesEverything(ReceivingEnd):
+    """What arrived behind a barrier that overtook is taken for overtaken, too."""
+
+    def _rows_before(self, place: int) -> tuple[Timed, ...]:
+        return super()._rows_before(1 << 62)
+
+
+class _LetsWatermarksPass(SendingEnd):
+    """A watermark goes before the rows that wait for credit."""
+
+    def flush_watermark(self) -> None:
+        if self.watermark_unsent and self._waiting:
+            self.watermark_unsent = False
+            self._send(Watermark(self.watermark, self.idle))
+        else:
+            super().flush_watermark()
+
+
+class _LosesAPart(SendingEnd):
+    """A frame of which a receiver has some rows is not sent again at all."""
+
+    def _lacking(self, item: Rows) -> Rows | Watermark:
+        lacking = super()._lacking(item)
+        return lacking if lacking is item else Watermark(item.watermark)
+
+
+class _KeepsFromTheNewest(ReplayBuffer):
+    """What is kept begins at the newest mark, whether its checkpoint completes or not."""
+
+    def mark(self, checkpoint_id: int) -> None:
+        super().mark(checkpoint_id)
+        before = self._base
+        self.completed(checkpoint_id)
+        self._base = before
+
+
+class _KeepsTooLittle(SendingEnd):
+    """The sending end of a channel with such a buffer."""
+
+    def __init__(self, key: Any, send: Callable[[Item], None], **others: Any) -> None:
+        kept: ReplayBuffer | None = others.pop("kept", None)
+        if kept is not None:
+            kept = _KeepsFromTheNewest(
+                kept._keep,  # pyright: ignore[reportPrivateUsage]
+                most_memory_bytes=kept.most_memory_bytes,
+                base=kept._base,  # pyright: ignore[reportPrivateUsage]
+            )
+        super().__init__(key, send, kept=kept, **others)
+
+
+# -------------------------------------------------------------------------------------------------------- rescaling
+
+
+class _EndsWhatNothingConcerns(RedistributedEdge):
+    """A new receiver to which nothing was on its way has reached the end of time, as if all of it had come (W5)."""
+
+    def receives(self, old: Sequence[OldChannel[R]]) -> int:
+        return super().receives(old) if old else MAX_WATERMARK
+
+
+class _AsFarAsWhatConcerns(RedistributedEdge):
+    """What was on its way takes a new channel as far as its old senders were, and not its new one (W5)."""
+
+    def replayed(self, old: Sequence[OldChannel[R]], share: Callable[[R], R | None]) -> Iterator[Passed[R]]:
+        begins, self.begins = self.begins, merged_time([o.sent for o in old] or [InputTime(self.begins)]).watermark
+        yield from super().replayed(old, share)
+        self.begins = begins
+
+
+# ------------------------------------------------------------------------------------------------- partial recovery
+
+
+class _ChoosesAnew(Choices):
+    """A replacement takes its inputs in another order than survivors know of: dropping by number alone."""
+
+    def follow(self) -> None:
+        super().follow()
+        self.log, self.behind = DeterminantLog(), False
+        self._subtask.core.loop.follow(self.log)
+
+
+class _ForgetsOvertaken(Attempt):
+    """A replacement does not send what a barrier had overtaken in its outputs, as if receivers had it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        for link in self.links:
+            if link.owed is None:
+                link.sending._waiting.clear()  # pyright: ignore[reportPrivateUsage]
+
+
+class _TakesAgain(SimSubtask):
+    """A survivor takes the rows that come again as if they were new."""
+
+    def survive(self, attempt: Attempt) -> None:
+        before = self.inputs.copy()
+        super().survive(attempt)
+        for old, link in zip(before, self.inputs, strict=True):
+            if link is not old:
+                link.receiving._next_arrival = link.sending.next_row  # pyright: ignore[reportPrivateUsage]
+                link.sending.arrived(0)
+
+
+class _AsksEarly(Attempt):
+    """A replacement asks as soon as it is deployed, while survivors still hear what the one before it chooses."""
+
+    def turned(self, workers: Iterable[SimWorker]) -> bool:
+        return True
+
+
+def _divide(world: World, regions: tuple[Region, ...], upstream: tuple[frozenset[int], ...]) -> None:
+    world.driver.plan.divide(Division(regions, upstream, world.graph.workers))
+    world.driver.core = world.driver.make_core()
+
+
+def _goes_back_alone(world: World) -> None:
+    """What the failed subtasks depend on stays, although nobody keeps what was sent."""
+    _divide(world, world.driver.plan.division.regions, ())
+
+
+def _cuts_loops(world: World) -> None:
+    """What they depend on is looked for against the edges of the dataflow only, not against those that close loops."""
+    graph = world.graph
+    ends = [(graph.tasks[c.source], graph.tasks[c.target]) for c in graph.channels if not c.back]
+    _divide(world, *lost_together(*units_of(graph.tasks, ends)))
 
 
 _MANY_CHECKPOINTS: Mapping[str, Any] = {
@@ -285,38 +492,124 @@ _ROLLING_AND_GOING_BACK = _MANY_CHECKPOINTS | {
 }
 """Parts are of the rows of several checkpoints, and not the newest one is restored."""
 
-PLANTED_HOSTS: tuple[tuple[str, str, str, Mapping[str, Any], Callable[[World], None]], ...] = (
-    ("a marker after a message", "four", "aligned", {}, of_performers(_MarkerAfterAMessage)),
-    ("a marker before a message", "four", "aligned", {}, of_performers(_MarkerBeforeAMessage)),
-    ("commits only the completed id", "four", "aligned", {}, of_subtasks(_CommitsOnlyThisId)),
-    ("an abort throws staged rows away", "four", "aligned", {}, of_subtasks(_AbortsDropRows)),
-    ("forgets rows overtaken in the outputs", "shuffle", "unaligned", {}, of_performers(_ForgetsOvertakenOutputs)),
-    ("forgets rows overtaken in the inputs", "shuffle", "unaligned", {}, of_performers(_ForgetsOvertakenInputs)),
-    ("a source's position is a row ahead", "four", "aligned", {}, of_subtasks(_FreezesWhileProcessing)),
-    ("a restore drops the state of channels", "four", "chandy_lamport", {}, of_attempts(_DropsChannelState)),
-    ("a restore mixes up the parts of a log", "shuffle", "unaligned", {}, of_attempts(_SendersPartFirst)),
-    ("ignores fencing", "four", "aligned", {}, _log_without_fence),
-    ("restores without verifying", "four", "aligned", {}, _no_verification),
-    ("a restore does not commit what was promised (T2)", "four", "aligned", {}, _settling(_without_commits)),
-    ("a restore commits whatever is staged (T2)", "four", "aligned", {}, _settling(_with_all_commits)),
-    ("does not take back what was committed later", "four", "aligned", {}, _settling(_without_taking_back)),
-    ("lists the output before the staging is empty", "shuffle", "aligned", _LATE_RENAMES,
-     _settling(_listing_too_early)),
-    ("takes back what a successor committed", "four", "aligned", _STOPPED_IN_A_RESTORE,
-     _settling(_taking_back_anybodys)),
-    ("the log does not say that it went back", "four", "aligned", _ROLLING_AND_GOING_BACK, _no_word_of_going_back),
-    ("staged rows of older checkpoints are removed", "four", "aligned", _ROLLING_AND_GOING_BACK,
-     _retires_early),
-    ("a commit removes what older checkpoints name", "four", "aligned", {}, _removes_shared_pieces),
-    ("hands a savepoint out before a checkpoint follows", "diamond", "aligned", _STOPPED_IN_A_SAVEPOINT,
-     _savepoints_at_once),
-    ("a region's restore sweeps what others have staged", "side_by_side", "aligned", {}, _settling(_sweeps_everything)),
-    ("an alignment that takes too long does not wait for work (A1)", "sliced_join", "unaligned",
-     {"aligned_timeout_ms": 2.0}, _in_the_middle_of_work(m.AlignmentTimeout)),
-    ("a barrier that is seen to wait does not wait for work (A1)", "sliced_join", "unaligned",
-     {"aligned_timeout_ms": 0.0}, _in_the_middle_of_work(m.AlignmentTimeout)),
-    ("a trigger does not wait for work (A1)", "sliced_loop", "aligned", {}, _in_the_middle_of_work(m.Trigger)),
-    ("a network without order, aligned (CL9)", "four", "aligned", {}, _network_without_order),
-    ("a network without order, chandy_lamport (CL9)", "four", "chandy_lamport", {}, _network_without_order),
+_LONG_TASK: Mapping[str, Any] = {"recovery": "task", "rows": 32, "pace_ms": 1.0}
+_KILLED_IN_CHECKPOINTS = _LONG_TASK | {
+    "interval_ms": 5.0,
+    "faults": tuple(Fault(12.0 + 17 * k, "kill_worker", k, 0.0) for k in range(6)),
+}
+
+_RESCALE: Mapping[str, Any] = {"requests": (Fault(20.0, "rescale", 2, 0.0), Fault(45.0, "rescale", 0, 0.0))}
+_TO_TWO: Mapping[str, Any] = {"requests": (Fault(20.0, "rescale", 1, 0.0),)}
+_KILLED_AT_THE_END: Mapping[str, Any] = {
+    "rows": 12,
+    "pace_ms": 0.5,
+    "interval_ms": 6.0,
+    "faults": tuple(Fault(at_ms, "kill_worker", 0, 0.0) for at_ms in (30.0, 40.0, 50.0, 60.0)),
+}
+
+_TASK: Mapping[str, Any] = {"recovery": "task"}
+_UPSTREAM: Mapping[str, Any] = {"recovery": "upstream"}
+_SLOW_RECEIVER = _TASK | {
+    "rows": 24,
+    "pace_ms": 0.3,
+    "interval_ms": 6.0,
+    "aligned_timeout_ms": 0.0,
+    "faults": (Fault(3.0, "slow", 0, 200.0), *(Fault(at_ms, "kill_worker", 1, 0.0) for at_ms in (30.0, 55.0, 80.0))),
+}
+"""What overtook is complete long before what was overtaken has come."""
+_RARE_CHECKPOINTS = _TASK | {
+    "rows": 32,
+    "pace_ms": 2.0,
+    "interval_ms": 500.0,
+    "faults": tuple(Fault(at_ms, "kill_worker", 0, 0.0) for at_ms in (40.0, 63.0, 86.0, 109.0)),
+}
+"""Verdicts on loops come from probes, and much is chosen between two checkpoints."""
+_TWO_AT_ONCE = _RARE_CHECKPOINTS | {
+    "pace_ms": 0.5,
+    "faults": tuple(Fault(at_ms, "kill_worker", 0, 0.0) for at_ms in (35.0, 35.1, 70.0, 70.1)),
+}
+_FAILS_OFTEN = _UPSTREAM | {
+    "rows": 32,
+    "pace_ms": 0.5,
+    "interval_ms": 500.0,
+    "requests": (),
+    "faults": tuple(Fault(30.0 + 8 * k, "fail_subtask", 3 + 7 * k, 0.0) for k in range(10)),
+}
+"""Regions go back and all workers live; much is chosen between two checkpoints."""
+_LATE_AND_HEARD = _UPSTREAM | {
+    "rows": 32,
+    "pace_ms": 2.0,
+    "faults": (Fault(40.0, "partition", 1, 100.0), Fault(50.0, "partition", 64, 60.0)),
+}
+"""The driver gives a worker up that lives, and goes on telling another one, which hears from the driver late."""
+
+MUTANTS_OF_HOSTS = (
+    Mutant("a marker after a message", performer_class=_MarkerAfterAMessage),
+    Mutant("a marker before a message", performer_class=_MarkerBeforeAMessage),
+    Mutant("commits only the completed id", subtask_class=_CommitsOnlyThisId),
+    Mutant("an abort throws staged rows away", subtask_class=_AbortsDropRows),
+    Mutant("forgets rows overtaken in the outputs", "shuffle", "unaligned", performer_class=_ForgetsOvertakenOutputs),
+    Mutant("forgets rows overtaken in the inputs", "shuffle", "unaligned", performer_class=_ForgetsOvertakenInputs),
+    Mutant("a source's position is a row ahead", subtask_class=_FreezesWhileProcessing),
+    Mutant("a restore drops the state of channels", "four", "chandy_lamport", attempt_class=_DropsChannelState),
+    Mutant("a restore mixes up the parts of a log", "shuffle", "unaligned", attempt_class=_SendersPartFirst),
+    Mutant("ignores fencing", prepare=_log_without_fence),
+    Mutant("restores without verifying", prepare=_no_verification),
+    Mutant("a restore does not commit what was promised (T2)", settle=_without_commits),
+    Mutant("a restore commits whatever is staged (T2)", settle=_with_all_commits),
+    Mutant("does not take back what was committed later", settle=_without_taking_back),
+    Mutant("lists the output before the staging is empty", "shuffle", "aligned", _LATE_RENAMES,
+           settle=_listing_too_early),
+    Mutant("takes back what a successor committed", "four", "aligned", _STOPPED_IN_A_RESTORE,
+           settle=_taking_back_anybodys),
+    Mutant("the log does not say that it went back", "four", "aligned", _ROLLING_AND_GOING_BACK, rolls_back=False),
+    Mutant("staged rows of older checkpoints are removed", "four", "aligned", _ROLLING_AND_GOING_BACK,
+           retire=_retires_early),
+    Mutant("a commit removes what older checkpoints name", prepare=_removes_shared_pieces),
+    Mutant("hands a savepoint out before a checkpoint follows", "diamond", "aligned", _STOPPED_IN_A_SAVEPOINT,
+           savepoints_wait=False),
+    Mutant("a region's restore sweeps what others have staged", "side_by_side", settle=_sweeps_everything),
+    Mutant("an alignment that takes too long does not wait for work (A1)", "sliced_join", "unaligned",
+           {"aligned_timeout_ms": 2.0}, core_class=_in_the_middle_of_work(m.AlignmentTimeout)),
+    Mutant("a barrier that is seen to wait does not wait for work (A1)", "sliced_join", "unaligned",
+           {"aligned_timeout_ms": 0.0}, core_class=_in_the_middle_of_work(m.AlignmentTimeout)),
+    Mutant("a trigger does not wait for work (A1)", "sliced_loop", core_class=_in_the_middle_of_work(m.Trigger)),
+    Mutant("a network without order, aligned (CL9)", reorders=True),
+    Mutant("a network without order, chandy_lamport (CL9)", "four", "chandy_lamport", reorders=True),
+    Mutant("a replacement chooses its own order (R0)", "sources", "aligned", _TASK, choices_class=_ChoosesAnew),
+    Mutant("choices are told to neighbours only (R0)", "wide", "aligned", _TWO_AT_ONCE, passes_on=False),
+    Mutant("a verdict is no choice (R0)", "moody_loop", "aligned", _UPSTREAM, choices_class=idle(Choices, "heard")),
+    Mutant("a replacement asks for its own choices only (R0)", "moody_crossing", "aligned", _RARE_CHECKPOINTS,
+           asks_for_all=False),
+    Mutant("what was overtaken is not sent again (R4)", "shuffle", "unaligned", _SLOW_RECEIVER,
+           attempt_class=_ForgetsOvertaken),
+    Mutant("a replacement asks before all have turned (R0)", "sources", "aligned", _LATE_AND_HEARD,
+           attempt_class=_AsksEarly),
+    Mutant("only what failed goes back (R3)", "moody_stairs", "aligned", _UPSTREAM, prepare=_goes_back_alone),
+    Mutant("a survivor takes again what it has (R3)", "moody_stairs", "aligned", _UPSTREAM, subtask_class=_TakesAgain),
+    Mutant("a part that went back keeps what it knew (R3)", "moody_stairs", "aligned", _FAILS_OFTEN, forgets=False),
+    Mutant("a loop goes back in parts (R3)", "moody_loop", "aligned", _UPSTREAM, prepare=_cuts_loops),
+    Mutant("a rescale forgets what is on its way", "four", "chandy_lamport", _RESCALE, rerouting=lambda *_: False),
+    Mutant("a rescale leaves rows with the number of their subtask", "self_loop", "aligned", _RESCALE,
+           rerouting=lambda how, row, old, target, targets: old % targets == target),
+    Mutant("a rescale ends the time of what nothing concerns (W5)", "spread", "aligned", _RESCALE,
+           redistributed_edge=_EndsWhatNothingConcerns),
+    Mutant("a rescale takes channels as far as what was on its way (W5)", "side_by_side", "aligned", _TO_TWO,
+           redistributed_edge=_AsFarAsWhatConcerns),
+    Mutant("ends do not come again (W5)", "spread", "aligned", _KILLED_AT_THE_END, subtask_class=_EndsOnce),
+    Mutant("the end of time overtakes rows (W5)", "spread", core_class=_EndOfTimeFirst),
+    Mutant("takes the time of rows before them", "shuffle", core_class=_TimeBeforeItsRows),
+    Mutant("an end says nothing of time (W5)", "self_loop", core_class=_EndWithoutTime),
+    Mutant("does not tell what was overtaken", "shuffle", "unaligned", performer_class=_AnswersNothing),
+    Mutant("a head asks once (C6)", "two_heads", "none", performer_class=_AsksOnce),
+    Mutant("writes the log of one channel", "sources", "chandy_lamport", performer_class=_ForgetsItsLogs),
+    Mutant("forgets what a receiver needs when its barriers leave (R4)", "shuffle", "aligned", _KILLED_IN_CHECKPOINTS,
+           performer_class=_FreezesBehindItsBarriers),
+    Mutant("gives credit twice", receiving_class=_GivesCreditTwice),
+    Mutant("records from the next item on (CL2)", "sources", "chandy_lamport", receiving_class=_RecordsFromTheNextItem),
+    Mutant("a barrier overtakes what came behind it", "shuffle", "unaligned", receiving_class=_OvertakesEverything),
+    Mutant("a watermark overtakes rows", "spread", sending_class=_LetsWatermarksPass),
+    Mutant("does not send the rest of a frame again (R3)", "shuffle", "aligned", _LONG_TASK, sending_class=_LosesAPart),
+    Mutant("keeps rows since the newest mark only (R4)", "shuffle", "aligned", _KILLED_IN_CHECKPOINTS,
+           sending_class=_KeepsTooLittle),
 )  # fmt: skip
-"""Name, world, protocol, settings, and how the world is prepared."""

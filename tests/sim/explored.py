@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from cutwater.sim.explorer.explore import Explored, explore_world
-from cutwater.sim.explorer.worlds import combinations
+from cutwater.sim.explorer.explore import Explored, combinations, explore_world
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "simulator.md"
 NUMBERS = ("states", "transitions", "ends", "depth", "checked")

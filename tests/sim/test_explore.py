@@ -12,10 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from cutwater.errors import ConfigError
-from cutwater.sim.explorer.explore import Explored, explore_world
+from cutwater.sim.explorer.explore import Explored, combinations, explore_world, first_state
 from cutwater.sim.explorer.job import JobState
 from cutwater.sim.explorer.world import Budget, JobWorld
-from cutwater.sim.explorer.worlds import combinations, first_state
 from cutwater.sim.mutants.core import Mutant
 from cutwater.sim.schedules.graphs import Graph, Step
 from cutwater.sim.simulate import MUTANTS

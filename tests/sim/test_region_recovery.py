@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.sim.schedules.dataflows import WORLDS
+from cutwater.sim.schedules.graphs import WORLDS
 from cutwater.sim.schedules.schedule import Fault, Recovery, Schedule, make_schedule
 from cutwater.sim.simulate import play
 

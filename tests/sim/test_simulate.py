@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from cutwater.protocol.channel.items import rows_in
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.sim.schedules.dataflows import WORLDS
+from cutwater.sim.schedules.graphs import WORLDS
 from cutwater.sim.schedules.schedule import FAULTS, REQUESTS, Fault, Schedule, make_schedule
 from cutwater.sim.simulate import MUTANTS, UNREACHABLE, Report, Simulation, play
 from cutwater.sim.world.disk import Done

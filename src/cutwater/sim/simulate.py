@@ -24,7 +24,7 @@ from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.stages import PHASES, STAGES, PhaseStep, Snapshot, StageStep
 from cutwater.sim.mutants.core import MUTANTS_OF_THE_CORE, Mutant
 from cutwater.sim.mutants.hosts import MUTANTS_OF_HOSTS
-from cutwater.sim.schedules.dataflows import RANDOM, WORLDS
+from cutwater.sim.schedules.graphs import RANDOM, WORLDS
 from cutwater.sim.schedules.schedule import FAULTS, REQUESTS, Schedule, make_schedule
 from cutwater.sim.world.disk import RolledBack
 from cutwater.sim.world.oracle import Violation

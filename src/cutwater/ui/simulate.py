@@ -91,7 +91,7 @@ def simulate(
 def _chosen(world: str, protocol: str, plant: str) -> tuple[list[str] | None, list[str] | None]:
     """Names to run; a mutant runs where it can show, unless other names are given."""
     from cutwater.protocol.protocols import PROTOCOLS
-    from cutwater.sim.schedules.dataflows import RANDOM, dataflow
+    from cutwater.sim.schedules.graphs import RANDOM, dataflow
 
     if (mutant := _mutant(plant)) is not None:
         world = mutant.world if world == "all" else world
@@ -240,8 +240,7 @@ def explore(protocol: str, world: str, large: bool, states: int, plant: str, as_
     In every state all invariants must hold, every complete snapshot must be a consistent cut, and a way must lead to
     an end with all output there, once.  What breaks a promise is printed with the shortest way to it.
     """
-    from cutwater.sim.explorer.explore import explore_world
-    from cutwater.sim.explorer.worlds import CROSSING, JOBS, combinations, no_such_world
+    from cutwater.sim.explorer.explore import CROSSING, JOBS, combinations, explore_world, no_such_world
 
     mutant = _mutant(plant)
     if mutant is not None and protocol == "all":

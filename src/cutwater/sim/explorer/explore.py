@@ -2,7 +2,7 @@
 
 The search is breadth first, so that the way to a broken promise is a shortest one.  Nothing is left out: every step
 that may come next in a state is taken, no two of them are held to be independent, and two states are the same only if
-everything in them is, what was sent and what the coordinator counts included.  What makes it quick is ``memo.Memo``.
+everything in them is, what was sent and what the coordinator counts included.  What makes it quick is ``world.Memo``.
 
 In every state the invariants of the core hold.  Every checkpoint that completes is compared with what was sent, in
 every state in which that happens; once for every different checkpoint the way to it is told to the independent
@@ -17,17 +17,26 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, TypeAlias
 
-from cutwater.errors import InvariantError
-from cutwater.sim.explorer.world import Action, Budget
-from cutwater.sim.explorer.worlds import SmallState, budgets, first_state
+from cutwater.errors import ConfigError, InvariantError
+from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
+from cutwater.protocol.checkpoint.loops import LoopMonitor
+from cutwater.protocol.protocols import PROTOCOLS
+from cutwater.protocol.subtask.machine import SubtaskMachine
+from cutwater.sim.explorer.job import JobState
+from cutwater.sim.explorer.network import NetworkSpec, NetworkState, NetworkWorld
+from cutwater.sim.explorer.world import Action, Budget, JobWorld
 from cutwater.sim.mutants.core import Mutant
+from cutwater.sim.schedules.graphs import Graph, graph_of
+from cutwater.sim.schedules.schedule import Recovery
 from cutwater.sim.world.oracle import Violation
 from cutwater.trace import events as e
 from cutwater.trace.checker import check
 
 STATES_MAX = 1_000_000
+
+SmallState: TypeAlias = JobState | NetworkState
 
 
 class Explored:
@@ -218,3 +227,150 @@ class _Search:
         if stuck >= 0:
             self.at, self.action = stuck, ()
             raise Violation("no way to an end", "from here the job goes on for ever")
+
+
+# ----------------------------------------------------------------------------------------------------- small worlds
+
+_JOBS = (
+    "line: read map sink | read-map map-sink",
+    "join: read*2 sink | read=sink",
+    "loop: read loop*2 | read=loop loop=loop",
+    "slices: read*2 sink+slices=2 | read=sink",
+)
+JOBS = {graph.name: graph for graph in map(graph_of, _JOBS)}
+"""Dataflows of three subtasks; in ``loop`` a source feeds a step of parallelism 2 that feeds itself, in ``slices`` the
+sink can be in the middle of work."""
+
+CROSSING = {
+    "crossing": graph_of("crossing: read*2 sink | read=sink"),
+    "crossing_loop": graph_of("crossing_loop: read*2 loop | read=loop loop=loop"),
+}
+"""Dataflows in which two waves begin at the sources in any order, so that their barriers cross."""
+
+_MERGE = graph_of("merge: read*2 merge sink | read=merge merge-sink")
+SCOPES: dict[str, tuple[Recovery, Graph]] = {
+    "two_lines": ("region", graph_of("two_lines: read*2 sink*2 | read-sink")),
+    "merge_upstream": ("upstream", _MERGE),
+    "merge_task": ("task", _MERGE),
+}
+"""Dataflows of which a part goes back, and how much of it: two that have nothing to do with each other; two sources
+that meet in a step, so that what it sends depends on which it hears first, and a sink."""
+
+NETWORKS = {
+    "ring": NetworkSpec("ring", ("p", "q", "r"), ((0, 1), (1, 2), (2, 0)), ((0, 1), (2,))),
+    "pair": NetworkSpec("pair", ("p", "q"), ((0, 1), (1, 0)), ((0, 1), (1,)), fifo=False),
+}
+"""Process networks; the channels of ``pair`` reorder."""
+
+ALGORITHMS = {"ring": ("chandy_lamport", "lai_yang"), "pair": ("lai_yang",)}
+
+ONCE, FIVE, ROUND = (0,), (0, 1, 2, 3, 4), (3,)
+"""Rows: the first one of each source; some; one that goes around the loop, through both subtasks."""
+_QUICK = Budget(ONCE, eager=True, prompt=True)
+
+_CROSS = _QUICK._replace(requests=0, savepoints=2, crashes=0, direct=True, hasty=True, crossing=True)
+
+_SMALL = {
+    ("line", "none"): Budget(FIVE),
+    ("join", "none"): Budget(FIVE),
+    ("loop", "none"): Budget(ROUND, crashes=0),
+    ("line", "aligned"): Budget(ONCE, eager=True),
+    ("join", "aligned"): _QUICK._replace(requests=1, expiries=1),
+    ("loop", "aligned"): _QUICK._replace(rows=ROUND, requests=1),
+    ("line", "at_least_once"): Budget(ONCE, requests=1),
+    ("join", "at_least_once"): _QUICK._replace(requests=1),
+    ("loop", "at_least_once"): _QUICK._replace(rows=ROUND, requests=1, crashes=0),
+    ("line", "chandy_lamport"): Budget(ONCE, eager=True),
+    ("join", "chandy_lamport"): _QUICK._replace(requests=1),
+    ("loop", "chandy_lamport"): _QUICK._replace(rows=ROUND, requests=1, crashes=0),
+    ("line", "unaligned"): _QUICK._replace(requests=1),
+    ("join", "unaligned"): _QUICK._replace(requests=1, direct=True, hasty=True),
+    ("loop", "unaligned"): _QUICK._replace(rows=ROUND, requests=1, crashes=0, direct=True, hasty=True),
+    ("line", "synchronous"): _QUICK._replace(requests=1),
+    ("join", "synchronous"): Budget(ONCE, requests=1, crashes=0, eager=True),
+    ("loop", "synchronous"): _QUICK._replace(rows=ROUND, requests=0, crashes=0, direct=True),
+    ("slices", "none"): Budget(ONCE),
+    ("slices", "aligned"): _QUICK._replace(requests=1),
+    ("slices", "at_least_once"): _QUICK._replace(requests=1, crashes=0),
+    ("slices", "chandy_lamport"): _QUICK._replace(requests=1, crashes=0),
+    ("slices", "unaligned"): _QUICK._replace(requests=1, direct=True, hasty=True),
+    ("slices", "synchronous"): _QUICK._replace(requests=1, crashes=0),
+    ("two_lines", "aligned"): _QUICK._replace(requests=1),
+    ("two_lines", "unaligned"): _QUICK._replace(requests=0, direct=True, hasty=True),
+    ("merge_upstream", "aligned"): _QUICK._replace(requests=0),
+    ("merge_task", "aligned"): _QUICK._replace(requests=0),
+    **{("crossing", p): _CROSS for p in PROTOCOLS if p != "none"},
+    **{("crossing_loop", p): _CROSS._replace(rows=()) for p in ("aligned", "chandy_lamport")},
+    ("ring", "chandy_lamport"): Budget(ONCE, requests=1),
+    ("ring", "lai_yang"): Budget(ONCE, requests=1, crashes=0),
+    ("pair", "lai_yang"): Budget(ONCE, crashes=0),
+}
+_LARGE = _SMALL | {
+    ("join", "none"): Budget(tuple(range(21))),
+    ("loop", "none"): Budget(ROUND),
+    ("join", "aligned"): Budget(ONCE, requests=1, crashes=0),
+    ("loop", "aligned"): _QUICK._replace(rows=ROUND),
+    ("loop", "at_least_once"): _QUICK._replace(rows=ROUND),
+    ("loop", "chandy_lamport"): _QUICK._replace(rows=ROUND, requests=1),
+    ("ring", "chandy_lamport"): Budget(ONCE, crashes=0),
+    ("join", "unaligned"): _QUICK._replace(requests=1, direct=True),
+    ("loop", "unaligned"): _QUICK._replace(rows=ROUND, requests=1, crashes=0, direct=True),
+    ("loop", "synchronous"): _QUICK._replace(rows=ROUND, requests=1, crashes=0, direct=True),
+    ("crossing", "chandy_lamport"): _CROSS._replace(requests=1, savepoints=1),
+    ("crossing_loop", "chandy_lamport"): _CROSS._replace(rows=ROUND),
+    ("ring", "lai_yang"): Budget(ONCE),
+    ("slices", "at_least_once"): _QUICK._replace(requests=1),
+    ("slices", "chandy_lamport"): _QUICK._replace(requests=1),
+    ("slices", "unaligned"): _QUICK._replace(requests=1, direct=True),
+    ("slices", "synchronous"): _QUICK._replace(requests=1),
+    ("two_lines", "unaligned"): _QUICK._replace(requests=1, direct=True),
+    ("merge_upstream", "aligned"): _QUICK._replace(requests=1),
+    ("merge_task", "aligned"): _QUICK._replace(requests=1),
+}
+
+_RIGHT = (SubtaskMachine, CheckpointCoordinator, LoopMonitor)
+"""The machines without a mistake."""
+
+
+def combinations() -> list[tuple[str, str]]:
+    """Every world with every protocol that it runs under."""
+    jobs = [(world, protocol) for protocol in PROTOCOLS for world in JOBS]
+    jobs += [(world, protocol) for world in CROSSING for protocol in PROTOCOLS if (world, protocol) in _SMALL]
+    jobs += [("two_lines", "unaligned"), *((world, "aligned") for world in SCOPES)]
+    return jobs + [(world, protocol) for world, protocols in ALGORITHMS.items() for protocol in protocols]
+
+
+def budgets(world: str, protocol: str, *, large: bool) -> Budget:
+    """Budget of a world under a protocol.
+
+    Raises:
+        ConfigError: there is no such world, or not under this protocol.
+    """
+    found = (_LARGE if large else _SMALL).get((world, protocol))
+    if found is None:
+        raise no_such_world(world, protocol)
+    return found
+
+
+def first_state(world: str, protocol: str, budget: Budget, mutant: Mutant | None = None) -> SmallState:
+    """First state of a search.
+
+    Raises:
+        ConfigError: there is no such world, or not under this protocol; or the bug is not one of the core's machines.
+    """
+    if mutant is not None and (mutant.machine, mutant.coordinator, mutant.monitor) == _RIGHT:
+        raise ConfigError(f"planted bug {mutant.name!r} is none of the core's", hint="Find it with: cutwater simulate.")
+    if world in JOBS | CROSSING and protocol in PROTOCOLS:
+        return JobState(JobWorld((JOBS | CROSSING)[world], protocol, budget, mutant or Mutant("")))
+    if world in SCOPES and protocol in PROTOCOLS:
+        recovery, graph = SCOPES[world]
+        return JobState(JobWorld(graph, protocol, budget, mutant or Mutant(""), recovery))
+    if world in NETWORKS and protocol in ("chandy_lamport", "lai_yang") and mutant is None:
+        return NetworkState(NetworkWorld(NETWORKS[world], protocol, budget))
+    raise no_such_world(world, protocol)
+
+
+def no_such_world(world: str, protocol: str) -> ConfigError:
+    """Error for a combination that is not there."""
+    known = "; ".join(f"{w} under {p}" for w, p in combinations())
+    return ConfigError(f"no small world {world!r} under {protocol!r}", hint=f"There are: {known}.")

@@ -15,9 +15,20 @@ from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.checkpoint.loops import ProbeWanted
 from cutwater.protocol.reasons import CheckpointKind
 from cutwater.sim.explorer.effects import acknowledge, coordinate, feed, watch_loops, written
-from cutwater.sim.explorer.memo import new_coordinator
 from cutwater.sim.explorer.scopes import make_scope
-from cutwater.sim.explorer.world import END, HERE, Action, Barrier, Cut, Done, Item, JobWorld, rows_of
+from cutwater.sim.explorer.world import (
+    END,
+    HERE,
+    Action,
+    Barrier,
+    Cut,
+    Done,
+    Item,
+    JobWorld,
+    new_coordinator,
+    rows_of,
+    tell_completed,
+)
 from cutwater.sim.schedules.graphs import source_row
 from cutwater.sim.world.oracle import Violation
 from cutwater.trace import events as e
@@ -421,7 +432,9 @@ class JobState:
         before = self.done.id if self.done else 0
         self.completed: Hashable = frozenset(cuts.items()), frozenset(logs.items()), before, self.attempt
         if self.story is not None:
-            self._tell_completed(id, logs)
+            names = self.world.graph.channel_names
+            recorded = [(name, (*logs.get(c, ()), *logs.get(-1 - c, ()))) for c, name in enumerate(names)]
+            tell_completed(self.story, "coordinator", self.attempt, id, recorded)
         else:
             self._check_cut(id, cuts, logs)
         if logged and (self.done is None or id > self.done.id):
@@ -441,15 +454,6 @@ class JobState:
                     f"checkpoint {id}, {self.world.graph.channel_names[c]}: sent {sent}, taken {taken}, recorded {log}"
                 )
                 raise Violation("inconsistent cut", text)
-
-    def _tell_completed(self, id: int, logs: dict[int, tuple[int, ...]]) -> None:
-        story, names = self.story or [], self.world.graph.channel_names
-        for c in range(len(names)):
-            rows = (*logs.get(c, ()), *logs.get(-1 - c, ()))
-            spans = tuple(e.Span(names[c], row) for row in rows)
-            if spans:
-                story.append(e.Recorded(0.0, "coordinator", self.attempt, id, names[c], spans))
-        story.append(e.Completed(0.0, "coordinator", self.attempt, id))
 
     def request(self) -> None:
         """A checkpoint is asked for."""
@@ -478,10 +482,6 @@ class JobState:
         self.expiries -= 1
         self.now += EXPIRY_MS
         coordinate(self, cm.Tick(self.now))
-
-    def crash(self, *what: int) -> None:
-        """A worker dies, as ``Scope.crashes`` says."""
-        self.scope.crash(self, *what)
 
     def crash_all(self) -> None:
         """A worker dies; all subtasks go back to the last completed checkpoint (R1)."""
@@ -537,6 +537,6 @@ _STEPS: dict[str, Callable[..., None]] = {
     "probe": JobState.probe,
     "request": JobState.request,
     "savepoint": JobState.savepoint,
-    "crash": JobState.crash,
+    "crash": lambda state, *what: state.scope.crash(state, *what),
     "expire": JobState.expire,
 }

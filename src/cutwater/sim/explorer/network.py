@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from cutwater.protocol import messages as m
 from cutwater.protocol.snapshot_algorithms import Algorithm, ChandyLamport, LaiYang
-from cutwater.sim.explorer.memo import Memo
-from cutwater.sim.explorer.world import Action, Budget
+from cutwater.sim.explorer.world import Action, Budget, Memo, tell_completed
 from cutwater.sim.world.oracle import Violation
 from cutwater.trace import events as e
 
@@ -289,7 +288,8 @@ class NetworkState:
         before = self.last.id if self.last else 0
         self.completed = frozenset(parts.items()), frozenset(logs.items()), before, self.attempt
         if self.story is not None:
-            self._tell_completed(id, logs)
+            recorded = [(self.world.names[c], rows) for c, rows in sorted(logs.items())]
+            tell_completed(self.story, "", self.attempt, id, recorded)
         else:
             self._check(id, parts, logs)
         if self.last is None or self.last.id < id:
@@ -305,13 +305,6 @@ class NetworkState:
             if sorted((*taken, *log)) != list(range(sent)):
                 text = f"snapshot {id}, {self.world.names[c]}: sent {sent}, taken {sorted(taken)}, recorded {log}"
                 raise Violation("inconsistent cut", text)
-
-    def _tell_completed(self, id: int, logs: dict[int, tuple[int, ...]]) -> None:
-        story, names = self.story or [], self.world.names
-        for c, rows in sorted(logs.items()):
-            spans = tuple(e.Span(names[c], row) for row in rows)
-            story.append(e.Recorded(0.0, "", self.attempt, id, names[c], spans))
-        story.append(e.Completed(0.0, "", self.attempt, id))
 
     def _drop(self, id: int) -> None:
         self.pending = tuple(i for i in self.pending if i != id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.job.regions import Division, units_of
@@ -31,124 +31,78 @@ Knowledge: TypeAlias = tuple[int, ...]
 """By subtask, how many of its choices somebody knows."""
 
 
-class Scope(Protocol):
-    """A part of a job's state: what it keeps for its recovery, and what goes back when a worker dies.
-
-    Like the state itself a scope is changed by steps; a copy can be changed without changing the original.
-    """
-
-    over_id: int
-    """Checkpoints up to this one were begun in an older attempt: their barriers stand for nothing any more."""
-
-    def begin(self, state: JobState) -> None:
-        """All subtasks have started, from the last completed checkpoint or from nothing."""
-        ...
-
-    def copy(self) -> Self:
-        """A scope that can be changed without changing this one."""
-        ...
-
-    def key(self) -> tuple[object, ...]:
-        """Equal scopes have equal keys."""
-        ...
-
-    def next_row(self, state: JobState, channel: int) -> int:
-        """Number of the next row that the sender sends."""
-        ...
-
-    def choices(self, task: int) -> int:
-        """Number of choices that a subtask has made, where they are logged (R0)."""
-        ...
-
-    def emit(self, state: JobState, channel: int, row: int) -> int:
-        """A row leaves its subtask; returns its number."""
-        ...
-
-    def has_end(self, state: JobState, channel: int) -> bool:
-        """The receiver has the end of a channel, or has it before it."""
-        ...
-
-    def may_take(self, state: JobState, channel: int) -> bool:
-        """The receiver is free to take the next item of a channel."""
-        ...
-
-    def takes(self, state: JobState, task: int, channel: int) -> None:
-        """The receiver is about to take the next item of a channel."""
-        ...
-
-    def stepped(self, state: JobState) -> None:
-        """A step is over."""
-        ...
-
-    def crashes(self, state: JobState) -> list[Action]:
-        """The crashes that may come next."""
-        ...
-
-    def describe_crash(self, state: JobState, *what: int) -> str:
-        """A crash, for people."""
-        ...
-
-    def crash(self, state: JobState, *what: int) -> None:
-        """Perform a crash."""
-        ...
-
-
 def make_scope(graph: Graph, recovery: Recovery) -> Scope:
     """The scope of a job before its first step.
 
     Args:
         recovery: "job" (R1), "region" (R2), "upstream" (R3), or "task" (R4), which here is a single subtask.
     """
-    return Whole() if recovery == "job" else Parts(PartsSpec(graph, recovery))
+    return Scope() if recovery == "job" else Parts(PartsSpec(graph, recovery))
 
 
-class Whole:
-    """Everything goes back (R1), so that nothing is kept."""
+class Scope:
+    """A part of a job's state: what it keeps for its recovery, and what goes back when a worker dies.
 
-    __slots__ = ()
+    Here everything goes back (R1), so that nothing is kept.  Like the state itself a scope is changed by steps; a copy
+    can be changed without changing the original.
+    """
 
-    over_id = 0
+    __slots__ = ("over_id",)
+
+    def __init__(self) -> None:
+        self.over_id = 0
+        """Checkpoints up to this one were begun in an older attempt: their barriers stand for nothing any more."""
 
     def begin(self, state: JobState) -> None:
-        """Nothing is kept."""
+        """All subtasks have started, from the last completed checkpoint or from nothing."""
 
     def copy(self) -> Self:
+        """A scope that can be changed without changing this one."""
         return self
 
     def key(self) -> tuple[object, ...]:
+        """Equal scopes have equal keys."""
         return ()
 
     def next_row(self, state: JobState, channel: int) -> int:
+        """Number of the next row that the sender sends."""
         return len(state.history[channel])
 
     def choices(self, task: int) -> int:
+        """Number of choices that a subtask has made, where they are logged (R0)."""
         return 0
 
     def emit(self, state: JobState, channel: int, row: int) -> int:
+        """A row leaves its subtask; returns its number."""
         number = len(state.history[channel])
         state.history[channel] += (row,)
         state.send(channel, number)
         return number
 
     def has_end(self, state: JobState, channel: int) -> bool:
+        """The receiver has the end of a channel, or has it before it."""
         return False
 
     def may_take(self, state: JobState, channel: int) -> bool:
+        """The receiver is free to take the next item of a channel."""
         return True
 
     def takes(self, state: JobState, task: int, channel: int) -> None:
-        """Nothing is logged."""
+        """The receiver is about to take the next item of a channel."""
 
     def stepped(self, state: JobState) -> None:
-        """Nobody waits for anybody."""
+        """A step is over."""
 
     def crashes(self, state: JobState) -> list[Action]:
+        """The crashes that may come next."""
         return [("crash",)]
 
     def describe_crash(self, state: JobState, *what: int) -> str:
+        """A crash, for people."""
         return "crash"
 
     def crash(self, state: JobState, *what: int) -> None:
+        """Perform a crash."""
         state.crash_all()
 
 
@@ -174,18 +128,18 @@ class PartsSpec:
         self.logs_choices = frozenset(t for t in tasks if len(graph.inputs[t]) > 1 and t not in graph.sinks)
 
 
-class Parts:
-    """Some subtasks may go back, and others do not.
+class Parts(Scope):
+    """Some subtasks may go back, and others do not (R2, R3, R4).
 
     Until everything that went back has sent again what survivors have, no checkpoint begins.
     """
 
-    __slots__ = ("knows", "made", "orders", "over_id", "sent", "spec", "told", "waits")
+    __slots__ = ("knows", "made", "orders", "sent", "spec", "told", "waits")
 
     def __init__(self, spec: PartsSpec) -> None:
+        super().__init__()
         self.spec = spec
         self.orders: list[Choices] = []
-        self.over_id = 0
 
     def begin(self, state: JobState) -> None:
         """Nobody knows more than the checkpoint holds."""

@@ -1,4 +1,4 @@
-"""Small dataflows as graphs of subtasks and channels, and what must come out of them.
+"""Small dataflows by name, as graphs of subtasks and channels, and what must come out of them.
 
 A row is one number: an identity and, in its last four bits, how many back-edges it may still go along.  What a step
 does to a row depends on nothing but the row, so that the result of a run is known without running it.
@@ -6,13 +6,17 @@ does to a row depends on nothing but the row, so that the result of a run is kno
 
 from __future__ import annotations
 
+import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, update_wrapper
+from functools import lru_cache, update_wrapper
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from cutwater.config import RecoveryName
+from cutwater.errors import DataError
+from cutwater.plan.cycles import back_edges, components
 from cutwater.protocol.job.hosts import Topology
 from cutwater.protocol.job.regions import Division, Subtask, divide
 
@@ -100,7 +104,6 @@ class Graph:
         edges: (source step, target step, "forward", "hash" or "rebalance").
         origin: the same dataflow at the parallelism that it began with.
 
-    >>> from cutwater.sim.schedules.dataflows import WORLDS
     >>> graph = WORLDS["self_loop"]
     >>> len(graph.tasks), sum(c.back for c in graph.channels), sum(graph.expected(10).values())
     (4, 4, 10)
@@ -115,7 +118,9 @@ class Graph:
     ) -> None:
         self.name, self.steps, self._named_edges = name, steps, edges
         number = {step.name: i for i, step in enumerate(steps)}
-        back = _back_edges(len(steps), [(number[a], number[b]) for a, b, _ in edges])
+        after = {s: [number[b] for a, b, _ in edges if number[a] == s] for s in range(len(steps))}
+        entered = {number[b] for _, b, _ in edges}
+        back = set(back_edges(after, [s for s in after if s not in entered]))
         self.edges = [Edge(number[a], number[b], how, (number[a], number[b]) in back) for a, b, how in edges]
         self.tasks = [(s, i) for s, step in enumerate(steps) for i in range(step.parallelism)]
         self.names = [f"{steps[s].name} {i}" for s, i in self.tasks]
@@ -141,7 +146,7 @@ class Graph:
         self.workers = max(step.parallelism for step in steps)
         self.loop_tasks = {
             number: frozenset(t for t, (s, _) in enumerate(self.tasks) if s in loop)
-            for number, loop in enumerate(self.loops)
+            for number, loop in enumerate(components(after))
         }
         """Subtasks of each loop."""
         loop_of = {t: number for number, found in self.loop_tasks.items() for t in found}
@@ -170,22 +175,6 @@ class Graph:
     def divided(self, recovery: RecoveryName) -> Division:
         """Parts that go back together, and which of them go back with each."""
         return divide(recovery, self.tasks, self._ends, self.workers)
-
-    @cached_property
-    def loops(self) -> list[frozenset[int]]:
-        """Steps of each strongly connected component that has a back-edge."""
-        reach = [self._reached(s) for s in range(len(self.steps))]
-        found = {frozenset(t for t in reach[s] if s in reach[t]) for s in range(len(self.steps)) if s in reach[s]}
-        return sorted(found, key=sorted)
-
-    def _reached(self, step: int) -> set[int]:
-        seen, todo = set[int](), [step]
-        while todo:
-            here = todo.pop()
-            fresh = {e.target for e in self.edges if e.source == here} - seen
-            seen |= fresh
-            todo += fresh
-        return seen
 
     def made_of(self, step: int, row: int) -> list[int]:
         """Rows that a step makes of a row: pieces, or the row itself."""
@@ -230,8 +219,7 @@ class Graph:
 
     def _visits(self, rows: int) -> Iterator[tuple[int, int]]:
         for source in sorted(self.sources):
-            step, index = self.tasks[source]
-            del index
+            step, _ = self.tasks[source]
             todo = [(step, source_row(source, k, self.cyclic)) for k in range(rows)]
             while todo:
                 here, row = todo.pop()
@@ -261,33 +249,12 @@ class _Moves(dict[int, tuple[tuple[int, int], ...]]):
         return self[key]
 
 
-def _back_edges(steps: int, edges: list[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Edges to a step that is still on the stack of a depth-first search (C1)."""
-    found, on_stack, done = set[tuple[int, int]](), set[int](), set[int]()
-
-    def visit(step: int) -> None:
-        on_stack.add(step)
-        for a, b in edges:
-            if a == step and b in on_stack:
-                found.add((a, b))
-            elif a == step and b not in done:
-                visit(b)
-        on_stack.discard(step)
-        done.add(step)
-
-    for step in range(steps):
-        if step not in done and all(b != step for _, b in edges):
-            visit(step)
-    return found
-
-
 class Plan:
     """A dataflow at one parallelism, and what of it goes back after a failure.
 
     Args:
         parallelism: of the steps that can be rescaled; 0: what each began with.
 
-    >>> from cutwater.sim.schedules.dataflows import WORLDS
     >>> [len(Plan(WORLDS["four"].at(p), p, "job").graph.tasks) for p in (0, 1, 3)]
     [4, 3, 7]
     """
@@ -325,3 +292,152 @@ class Plan:
     def everything(self) -> tuple[int, ...]:
         """All regions."""
         return tuple(range(len(self.division.regions)))
+
+
+# ------------------------------------------------------------------------------------------------ dataflows by name
+
+_HOW: dict[str, How] = {"-": "forward", "=": "hash", "~": "rebalance"}
+
+
+def graph_of(text: str) -> Graph:
+    """A dataflow from its name, its steps and its edges.
+
+    ``count*2`` is a step of parallelism 2, ``+copy``, ``+moody`` and ``+slices=3`` say more of it; ``a-b`` is a
+    forward edge, ``a=b`` one by hash, ``a~b`` a rebalance.
+
+    >>> graph = graph_of("example: read count*2+moody | read=count")
+    >>> graph.steps[1].moody, graph.names, graph.edges[0].how
+    (True, ['read 0', 'count 0', 'count 1'], 'hash')
+    """
+    name, steps, edges = re.split(": | [|] ", text)
+    found = [(a, b, _HOW[how]) for a, how, b in re.findall(r"(\w+)(\W)(\w+)", edges)]
+    return Graph(name, [_step_of(*step.split("+")) for step in steps.split()], found)
+
+
+def _step_of(step: str, *more: str) -> Step:
+    name, _, parallelism = step.partition("*")
+    said = {word: int(value) if value else True for word, _, value in (part.partition("=") for part in more)}
+    return Step(name, int(parallelism or 1))._replace(**said)
+
+
+RANDOM = "random"
+"""``random-7`` is a dataflow drawn by chance."""
+
+_WORLDS = (
+    "four: read count*2 sink | read=count count=sink",
+    "diamond: read left right sink | read-left read-right left-sink right-sink",
+    "fan: read+copy left right*2 sink*2 | read-left read=right left=sink right=sink",
+    "shuffle: read*2 count*2 sink*2 | read=count count-sink",
+    "sources: first second*2 join*2 sink | first=join second=join join=sink",
+    "self_loop: read loop*2 sink | read=loop loop=loop loop=sink",
+    "nested: read outer*2 inner*2 sink | read=outer outer=inner inner-inner inner=outer inner=sink",
+    "crossing: read a b c d sink | read-a a-b b-c c-a c-d d-b d-sink",
+    "irreducible: read a b*2 sink | read-a read=b a=b b=a b=sink",
+    "two_heads: first second a*2 b sink | first=a second-b a=b b=a b-sink",
+    "spread: read*2 pass*2 count*2 sink | read~pass pass=count count=sink",
+    # a part can go back while others run
+    "two_jobs: read*2 count*2 sink other loop*2 out | read=count count=sink other=loop loop=loop loop=out",
+    "wide: read*2 count*2 again*3 sink*3 | read=count count=again again=sink",
+    "side_by_side: read*3 count*3 sink*3 | read-count count-sink",
+    # another order makes other rows, so that it matters who is known to have chosen what
+    "moody_join: read*2 join*3+moody left*2 right*3 sink*2 | read=join join=left join-right left-sink right=sink",
+    "moody_loop: read loop*3+moody sink*2 | read=loop loop=loop loop=sink",
+    "moody_crossing: read a*2 b c*2+moody d+moody sink | read=a a=b b=c c=a c=d d-b d=sink",
+    # several subtasks go back at the loss of some workers, and others behind them do not (R3)
+    "moody_stairs: read*2 first*3+moody left*3 right*2+moody low*2 high*2 sink*3 | "
+    "read=first first-left first=right right-low right=high left-sink low-sink high-sink",
+    "moody_aside: read*3 sort*3+moody aside*3 loop*2+moody sink*2 | read=sort sort-aside sort=loop loop=loop loop=sink",
+    "moody_spin: read*2 spin*3+moody sink*2 rest*3 | read=spin spin-spin spin=sink spin-rest",
+    # a step can be in the middle of work: what it makes of a row leaves in slices
+    "sliced_join: read*2 join*2+slices=3 count*2+moody sink | read=join join=count count=sink",
+    "sliced_loop: read+slices=3 other loop*2+slices=3 sink | read=loop other=loop loop=loop loop=sink",
+)
+WORLDS = {graph.name: graph for graph in map(graph_of, _WORLDS)}
+"""Every world by its name, but for those drawn by chance."""
+
+
+def dataflow(name: str) -> Graph:
+    """The dataflow of a name: one of ``WORLDS``, or one drawn by chance.
+
+    Raises:
+        DataError: there is none of this name.
+
+    >>> dataflow("four") is WORLDS["four"], dataflow("random-7").name
+    (True, 'random-7')
+    """
+    if name in WORLDS:
+        return WORLDS[name]
+    if not re.fullmatch(f"{RANDOM}-[0-9]+", name):
+        raise DataError(f"no world {name!r}", hint=f"Worlds: {', '.join(WORLDS)}, {RANDOM}-0, {RANDOM}-1 and so on.")
+    return random_dataflow(name)
+
+
+TASKS_MAX, CHANNELS_MAX = 14, 36
+WIDTHS = (1, 1, 2, 2, 3)
+
+
+@lru_cache(maxsize=8)
+def random_dataflow(name: str) -> Graph:
+    """A dataflow that follows from its name.
+
+    One or two sources, one to four steps, one or two sinks.  Half of them have loops, of any shape: back-edges go from
+    any step to itself or to one before it.  A third is moody, a third has a step that copies rows or makes pieces of
+    them; not both, because what comes out has to be known beforehand.
+
+    >>> one, other = random_dataflow("random-1"), random_dataflow("random-2")
+    >>> len(one.tasks) <= 14, one.edges == random_dataflow("random-1").edges, one.edges == other.edges
+    (True, True, False)
+    """
+    rng = random.Random(name)
+    while True:
+        graph = _draw(name, rng)
+        regular = all(graph.regular_edges[s] for s, edges in enumerate(graph.out_edges) if edges)
+        if regular and len(graph.tasks) <= TASKS_MAX and len(graph.channels) <= CHANNELS_MAX:
+            return graph
+
+
+def _draw(name: str, rng: random.Random) -> Graph:
+    sources, inner, sinks = (
+        [f"{kind} {i}" for i in range(rng.randint(least, most))]
+        for kind, least, most in (("read", 1, 2), ("step", 1, 4), ("sink", 1, 2))
+    )
+    pairs = _pairs(sources, inner, sinks, rng)
+    width = {step: rng.choice(WIDTHS) for step in (*sources, *inner, *sinks)}
+    kind = rng.choice(("plain", "moody", "more"))
+    chosen = rng.choice([step for step in (*sources, *inner) if sum(a == step for a, _ in pairs) > 1] or inner)
+    copies, pieces = kind == "more" and rng.random() < 0.5, kind == "more"
+    steps = [
+        Step(
+            step,
+            width[step],
+            copy=copies and step == chosen,
+            moody=kind == "moody" and step not in sources and step not in sinks,
+            slices=3 if pieces and not copies and step == chosen else 0,
+        )
+        for step in (*sources, *inner, *sinks)
+    ]
+    edges: list[tuple[str, str, How]] = [
+        (a, b, "forward" if width[a] == width[b] and rng.random() < 0.5 else "hash") for a, b in pairs
+    ]
+    return Graph(name, steps, edges)
+
+
+def _pairs(sources: list[str], inner: list[str], sinks: list[str], rng: random.Random) -> list[tuple[str, str]]:
+    """Ends of the edges, in the order of writing, on which the search for back-edges depends (C1)."""
+    found: dict[tuple[str, str], None] = {}
+    senders = sources.copy()
+    for step in (*inner, *sinks):
+        for sender in rng.sample(senders, min(len(senders), rng.randint(1, 2))):
+            found[sender, step] = None
+        if step in inner:
+            senders.append(step)
+    for n, sender in enumerate(senders):
+        if all(a != sender for a, _ in found):
+            found[sender, rng.choice([*inner[max(n - len(sources) + 1, 0) :], *sinks])] = None
+    if rng.random() < 0.5:
+        for _ in range(rng.randint(1, 3)):
+            end = rng.randrange(len(inner))
+            found[inner[end], inner[rng.randint(0, end)]] = None
+    pairs = list(found)
+    rng.shuffle(pairs)
+    return pairs

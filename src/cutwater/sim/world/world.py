@@ -19,10 +19,8 @@ from cutwater.protocol.subtask.core import SubtaskCore
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.performer import Performer
 from cutwater.protocol.subtask.watermarks import WatermarkMerger
-from cutwater.sim.schedules.choice_tape import ChoiceTape
-from cutwater.sim.schedules.dataflows import dataflow
-from cutwater.sim.schedules.graphs import Plan
-from cutwater.sim.schedules.schedule import Fault, Schedule
+from cutwater.sim.schedules.graphs import Plan, dataflow
+from cutwater.sim.schedules.schedule import ChoiceTape, Fault, Schedule
 from cutwater.sim.world.attempt import Attempt
 from cutwater.sim.world.choices import Choices
 from cutwater.sim.world.cores import Cores

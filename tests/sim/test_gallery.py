@@ -12,12 +12,13 @@ import pytest
 
 import cutwater.sim.examples
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.sim.examples import examples, pictures, wrong_runs
+from cutwater.sim.examples import __main__ as pictures
+from cutwater.sim.examples import examples, wrong_runs
 from cutwater.sim.examples.__main__ import PAGE, filled
 from cutwater.sim.examples.stage import Stage
 from cutwater.trace.checker import check
+from cutwater.trace.diagram import cut_lines
 from cutwater.trace.events import Cut, MarkerTaken, Step
-from cutwater.trace.messages import cut_lines
 from cutwater.trace.result import Kind
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -9,9 +9,8 @@ import pytest
 from trace_world import run
 
 from cutwater.errors import ConfigError
-from cutwater.trace.diagram import columns, diagram, window_of
+from cutwater.trace.diagram import columns, diagram, messages, window_of
 from cutwater.trace.events import Committed, Cut, Header, Link, Span, Step, Trace
-from cutwater.trace.messages import messages
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, cast
@@ -19,7 +19,6 @@ from cutwater.connectors.base import (
     Json,
     PreCommit,
     SinkContext,
-    SinkSnapshot,
     SinkWriter,
     Source,
     SourceContext,
@@ -184,15 +183,17 @@ class PacedSource:
         return cast("SplitReader", _Reader(self.inner.open(split, position, ctx), self.orders))
 
 
-class _Reader:
-    """A reader that fails when told to; everything else is the user's."""
+class _Obedient:
+    """Fails in some of its calls when told to; everything else is that of a reader, writer or committer of others."""
 
-    def __init__(self, inner: SplitReader, orders: Orders) -> None:
+    def __init__(self, inner: Any, orders: Orders) -> None:
         self._inner, self._orders = inner, orders
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
+
+class _Reader(_Obedient):
     def read(self, max_rows: int) -> pa.RecordBatch | None:
         self._orders.maybe_raise("read")
         return self._inner.read(max_rows)
@@ -205,22 +206,16 @@ class Shadow(CollectSink):
     orders: Orders
 
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> SinkWriter:
-        return _Writer(super().writer(schema, ctx, restored), self.orders)
+        return cast("SinkWriter", _Writer(super().writer(schema, ctx, restored), self.orders))
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> SubtaskCommitter:
-        return _Committer(super().committer(schema, job_uid, step), self.orders)
+        return cast("SubtaskCommitter", _Committer(super().committer(schema, job_uid, step), self.orders))
 
 
-class _Writer:
-    def __init__(self, inner: SinkWriter, orders: Orders) -> None:
-        self._inner, self._orders = inner, orders
-
+class _Writer(_Obedient):
     def write(self, batch: pa.RecordBatch) -> None:
         self._orders.maybe_raise("write")
         self._inner.write(batch)
-
-    def roll(self) -> None:
-        self._inner.roll()
 
     def pre_commit(self, checkpoint_id: int, final: bool) -> Callable[[], PreCommit]:
         make_durable = self._inner.pre_commit(checkpoint_id, final)
@@ -232,37 +227,11 @@ class _Writer:
 
         return durably
 
-    def close(self) -> None:
-        self._inner.close()
 
-
-class _Committer:
-    takes_back = True
-
-    def __init__(self, inner: SubtaskCommitter, orders: Orders) -> None:
-        self._inner, self._orders = inner, orders
-
+class _Committer(_Obedient):
     def commit(self, checkpoint_id: int, handles: list[Json]) -> None:
         self._orders.maybe_raise("commit")
         self._inner.commit(checkpoint_id, handles)
-
-    def settle(self, restored: SinkSnapshot | None, retained: Sequence[SinkSnapshot], incarnation: int) -> None:
-        self._inner.settle(restored, retained, incarnation)
-
-    def settle_subtasks(
-        self,
-        restored: SinkSnapshot | None,
-        retained: Sequence[SinkSnapshot],
-        incarnation: int,
-        subtasks: Container[int],
-    ) -> None:
-        self._inner.settle_subtasks(restored, retained, incarnation, subtasks)
-
-    def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
-        self._inner.retire(retired, retained)
-
-    def finish(self, incarnation: int) -> None:
-        self._inner.finish(incarnation)
 
 
 def shadowed(graph: LogicalGraph, orders: Orders, pace: Pace) -> LogicalGraph:

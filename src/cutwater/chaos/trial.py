@@ -164,23 +164,7 @@ def fault_trial(
 
 @dataclass
 class Trial:
-    """A dataflow to be tried.
-
-    Args:
-        graph: of the user's dataflow; its sources have an end.
-        kinds: of ``FAULTS``.
-        count: faults that are to hit.
-        seed: of what happens when.
-        digits: significant digits to which floating point numbers are compared; ``None``: all.
-        ignore: columns that are not compared, since they depend on the order in which rows meet.
-        settings: as for ``Dataflow.start``.
-        folder: for the checkpoints and results of all runs; ``None``: a temporary one, kept if the results differ.
-
-    Raises:
-        ConfigError: an unknown fault, no fault at all, a folder that is not empty, or a protocol that promises less
-            than exactly-once.
-        BuildError: a source without end; names the step.
-    """
+    """A dataflow to be tried; arguments and errors as of ``fault_trial``: ``kinds`` of faults, ``count`` of kills."""
 
     graph: LogicalGraph
     kinds: Sequence[str] = tuple(FAULTS)

@@ -15,7 +15,7 @@ True
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -31,11 +31,11 @@ from cutwater.trace.events import (
     MarkerTaken,
     Recorded,
     Restored,
+    Span,
     Step,
     Survived,
     Trace,
 )
-from cutwater.trace.messages import CutLine, Message, cut_lines, messages
 from cutwater.trace.svg import COLOURS, FONT, STYLE, Canvas
 
 TOP, LINE_HEIGHT = 34.0, 17.0
@@ -270,14 +270,13 @@ class _Picture:
                 if event.after and steps <= STATED and len(event.after) <= STATE_LETTERS:
                     self.canvas.text(x, y + 21, event.after, "state", "middle")
             case Crashed():
-                for sign in (1, -1):
-                    self.canvas.line(x - 7, y - 7 * sign, x + 7, y + 7 * sign, "crash")
+                _cross(self.canvas, x, y, 7)
             case Restored():
                 self.canvas.rect(x - 4, y - 8, 8, 16, "restored", "restored")
             case Survived():
                 self.canvas.circle(x, y, 6, "survived", "goes on as it is")
             case Committed():
-                self.canvas.path(f"M{x - 5:.1f} {y:.1f}l4 5l8 -11", "committed", f"commits snapshot {event.snapshot}")
+                self.canvas.path(f"M{x - 5:.1f} {y:.1f}{TICK}", "committed", f"commits snapshot {event.snapshot}")
             case Cut() if not any(c.snapshot == event.snapshot for c in self.cuts):
                 self.canvas.rect(x - 3, y - 3, 6, 6, "other", f"snapshot {event.snapshot}")
             case _:
@@ -350,7 +349,6 @@ def columns(trace: Trace, window: Window, messages: Sequence[Message], *, by_tim
     is narrow, and what is further right was never earlier.  ``by_time`` puts them where their times say instead.
 
     >>> from cutwater.trace.events import Header, Link, Span, Step
-    >>> from cutwater.trace.messages import messages
     >>> events = (Step(0.0, "p", 1, sends=(Span("c", 0),)), Step(1.0, "q", 1), Step(2.0, "q", 1, takes=(Span("c", 0),)))
     >>> trace = Trace(Header(("p", "q"), (Link("c", "p", "q"),)), events)
     >>> columns(trace, Window(1, 3), messages(trace))
@@ -444,30 +442,26 @@ def legend(canvas: Canvas, used: Collection[str], x: float, y: float, width: flo
     Args:
         used: kinds of events, and classes of arrows and bands.
     """
-    crossing = any(kind.startswith("message s") for kind in used)
-    items: list[tuple[bool, str, Callable[[float, float], None]]] = [
-        ("Step" in used, "event", lambda x, y: canvas.circle(x + 9, y - 4, 4, "event")),
-        ("message" in used, "message", lambda x, y: _arrow(canvas, x, y, "message")),
-        ("marker" in used, "marker", lambda x, y: _arrow(canvas, x, y, "marker")),
-        ("Cut" in used, "cut", lambda x, y: canvas.line(x + 9, y - 11, x + 9, y + 3, "cut s0")),
-        (crossing, "crosses the cut", lambda x, y: _arrow(canvas, x, y, "message s0")),
-        ("message missed" in used, "crosses, not recorded", lambda x, y: _arrow(canvas, x, y, "message missed")),
-        ("message extra" in used, "recorded, does not cross", lambda x, y: _arrow(canvas, x, y, "message extra")),
-        ("message backwards" in used, "against the cut", lambda x, y: _arrow(canvas, x, y, "message backwards")),
-        ("waits" in used, "waits for markers", lambda x, y: canvas.rect(x, y - 10, 26, 12, "waits s0")),
-        ("records" in used, "records its inputs", lambda x, y: canvas.rect(x, y - 10, 26, 12, "records s0")),
-        ("Crashed" in used, "crash", lambda x, y: _cross(canvas, x + 9, y - 4)),
-        ("Restored" in used, "restored", lambda x, y: canvas.rect(x + 5, y - 12, 8, 16, "restored")),
-        ("Survived" in used, "goes on as it is", lambda x, y: canvas.circle(x + 9, y - 4, 6, "survived")),
-        ("message again" in used, "delivered again", lambda x, y: _arrow(canvas, x, y, "message again")),
-        (
-            "Committed" in used,
-            "output committed",
-            lambda x, y: canvas.path(f"M{x + 2:.1f} {y - 4:.1f}{TICK}", "committed"),
-        ),
-    ]
+    used = {*used, *("crossing" for kind in used if kind.startswith("message s"))}
+    signs: dict[str, tuple[str, Callable[[float, float], None]]] = {
+        "Step": ("event", lambda x, y: canvas.circle(x + 9, y - 4, 4, "event")),
+        "message": ("message", lambda x, y: _arrow(canvas, x, y, "message")),
+        "marker": ("marker", lambda x, y: _arrow(canvas, x, y, "marker")),
+        "Cut": ("cut", lambda x, y: canvas.line(x + 9, y - 11, x + 9, y + 3, "cut s0")),
+        "crossing": ("crosses the cut", lambda x, y: _arrow(canvas, x, y, "message s0")),
+        "message missed": ("crosses, not recorded", lambda x, y: _arrow(canvas, x, y, "message missed")),
+        "message extra": ("recorded, does not cross", lambda x, y: _arrow(canvas, x, y, "message extra")),
+        "message backwards": ("against the cut", lambda x, y: _arrow(canvas, x, y, "message backwards")),
+        "waits": ("waits for markers", lambda x, y: canvas.rect(x, y - 10, 26, 12, "waits s0")),
+        "records": ("records its inputs", lambda x, y: canvas.rect(x, y - 10, 26, 12, "records s0")),
+        "Crashed": ("crash", lambda x, y: _cross(canvas, x + 9, y - 4, 5)),
+        "Restored": ("restored", lambda x, y: canvas.rect(x + 5, y - 12, 8, 16, "restored")),
+        "Survived": ("goes on as it is", lambda x, y: canvas.circle(x + 9, y - 4, 6, "survived")),
+        "message again": ("delivered again", lambda x, y: _arrow(canvas, x, y, "message again")),
+        "Committed": ("output committed", lambda x, y: canvas.path(f"M{x + 2:.1f} {y - 4:.1f}{TICK}", "committed")),
+    }
     at = x
-    for text, draw in [(text, draw) for shown, text, draw in items if shown]:
+    for text, draw in (sign for kind, sign in signs.items() if kind in used):
         needed = 32 + LETTER * len(text) + 18
         if at + needed > x + width and at > x:
             at, y = x, y + 18
@@ -481,6 +475,141 @@ def _arrow(canvas: Canvas, x: float, y: float, cls: str) -> None:
     canvas.arrow(x, y - 4, x + 26, y - 4, cls)
 
 
-def _cross(canvas: Canvas, x: float, y: float) -> None:
+def _cross(canvas: Canvas, x: float, y: float, arm: float) -> None:
     for sign in (1, -1):
-        canvas.line(x - 5, y - 5 * sign, x + 5, y + 5 * sign, "crash")
+        canvas.line(x - arm, y - arm * sign, x + arm, y + arm * sign, "crash")
+
+
+# ---------------------------------------------------------------------------------- which event took what which sent
+
+
+class Message(msgspec.Struct, frozen=True):
+    """Rows that went from one event to another, or one marker.
+
+    ``sent`` and ``taken`` are numbers of events (the first of a trace is 1); ``None``: never taken, or sent in an
+    earlier attempt and delivered again from a snapshot.  ``snapshot`` is set for markers only.
+    """
+
+    channel: str
+    first: int
+    count: int
+    sent: int | None
+    taken: int | None
+    values: tuple[str, ...] = ()
+    snapshot: int | None = None
+    attempt: int = 1
+    dropped: bool = False
+    """Its taker had taken these rows before it was sent, in an earlier attempt that the taker survived."""
+
+
+class CutLine(msgspec.Struct, frozen=True):
+    """Line of a snapshot through the processes, and what the snapshot holds."""
+
+    snapshot: int
+    cuts: dict[str, int]
+    """Process -> number of its cut's event."""
+    states: dict[str, str]
+    recorded: dict[str, tuple[str, ...]]
+    """Channel -> its recorded rows: printable where traced, else their numbers.  Empty ones are left out."""
+    rows: dict[str, set[int]] = {}
+    """Channel -> numbers of its recorded rows."""
+    complete: bool = False
+
+
+def messages(trace: Trace) -> list[Message]:
+    """All rows and markers of a trace, rows with one sender and one taker as one message.
+
+    >>> from cutwater.trace.events import Header, Link, Span
+    >>> events = (Step(0.0, "p", 1, sends=(Span("c", 0, 3),)), Step(1.0, "q", 1, takes=(Span("c", 0, 2),)))
+    >>> [(m.first, m.count, m.taken) for m in messages(Trace(Header(("p", "q"), (Link("c", "p", "q"),)), events))]
+    [(0, 2, 2), (2, 1, None)]
+    """
+    found: list[Message] = []
+    waiting: dict[tuple[str, int], tuple[int, int, str]] = {}  # (channel, row) -> sender's event, attempt, content
+    markers: dict[tuple[str, int], tuple[int, int, int]] = {}
+    taken: dict[str, int] = {}
+    again: set[tuple[str, int]] = set()  # rows sent once more to a process that has taken them
+    targets = {link.name: link.target for link in trace.header.channels}
+    for number, event in enumerate(trace.events, start=1):
+        if isinstance(event, Step):
+            for channel, row, value in _rows(event.takes):
+                taken[channel] = row + 1
+                sent, attempt, content = waiting.pop((channel, row), (None, event.attempt, value))
+                if attempt != event.attempt:  # from a snapshot; the first sending was never taken
+                    found.append(Message(channel, row, 1, sent, None, (content,), attempt=attempt))
+                    sent = None
+                found.append(Message(channel, row, 1, sent, number, (content or value,), attempt=event.attempt))
+            for channel, row, value in _rows(event.sends):
+                old = waiting.pop((channel, row), None)
+                if old is not None:
+                    found.append(Message(channel, row, 1, old[0], None, (old[2],), attempt=old[1]))
+                waiting[channel, row] = number, event.attempt, value
+                if row < taken.get(channel, 0):
+                    again.add((channel, row))
+        elif isinstance(event, Restored):
+            taken |= {name: 0 for name, target in targets.items() if target == event.process}
+        elif isinstance(event, MarkerSent):
+            markers[event.channel, event.snapshot] = number, event.position, event.attempt
+        elif isinstance(event, MarkerTaken):
+            sent, position, _ = markers.pop((event.channel, event.snapshot), (None, event.position, 0))
+            marker = Message(event.channel, position, 0, sent, number, (), event.snapshot, event.attempt)
+            found.append(marker)
+    for (channel, row), (sent, attempt, value) in waiting.items():
+        dropped = trace.header.fifo and (channel, row) in again
+        found.append(Message(channel, row, 1, sent, None, (value,), attempt=attempt, dropped=dropped))
+    for (channel, snapshot), (sent, position, attempt) in markers.items():
+        found.append(Message(channel, position, 0, sent, None, (), snapshot, attempt))
+    return _joined(found)
+
+
+def _rows(spans: Sequence[Span]) -> Iterator[tuple[str, int, str]]:
+    for span in spans:
+        values = span.values or ("",) * span.count
+        for row, value in zip(range(span.first, span.end), values, strict=False):
+            yield span.channel, row, value
+
+
+def _joined(found: list[Message]) -> list[Message]:
+    """Neighbouring rows between the same two events become one message."""
+    joined: list[Message] = []
+    last: dict[tuple[object, ...], int] = {}
+    for message in found:
+        key = message.channel, message.sent, message.taken, message.attempt, message.dropped
+        at = last.get(key)
+        if at is None or message.snapshot is not None or joined[at].first + joined[at].count != message.first:
+            last[key] = len(joined)
+            joined.append(message)
+        else:
+            before = joined[at]
+            values = before.values + message.values
+            joined[at] = msgspec.structs.replace(before, count=before.count + message.count, values=values)
+    return joined
+
+
+def cut_lines(trace: Trace) -> dict[int, CutLine]:
+    """Every snapshot of a trace in which at least one process recorded itself."""
+    lines: dict[int, CutLine] = {}
+    attempts: dict[int, int] = {}
+    for number, event in enumerate(trace.events, start=1):
+        if isinstance(event, Cut | Recorded) and attempts.setdefault(event.snapshot, event.attempt) < event.attempt:
+            attempts[event.snapshot] = event.attempt  # an older attempt left one of this number unfinished
+            lines.pop(event.snapshot, None)
+        if isinstance(event, Cut):
+            line = lines.setdefault(event.snapshot, CutLine(event.snapshot, {}, {}, {}))
+            line.cuts.setdefault(event.process, number)
+            line.states[event.process] = event.state
+        elif isinstance(event, Recorded):
+            line = lines.setdefault(event.snapshot, CutLine(event.snapshot, {}, {}, {}))
+            for span in event.spans:
+                line.rows.setdefault(event.channel, set()).update(range(span.first, span.end))
+                values = span.values or tuple(f"#{row}" for row in range(span.first, span.end))
+                line.recorded[event.channel] = line.recorded.get(event.channel, ()) + values
+    for event in trace.events:
+        if isinstance(event, Completed) and event.snapshot in lines:
+            lines[event.snapshot] = msgspec.structs.replace(lines[event.snapshot], complete=True)
+    for line in lines.values():  # in the order of the picture, not in that of the history
+        for process in trace.header.processes:
+            if process in line.cuts:
+                line.cuts[process] = line.cuts.pop(process)
+                line.states[process] = line.states.pop(process)
+    return lines

@@ -1,7 +1,7 @@
 """A run's history as data: what every process did, one event after the other.
 
 A trace is a ``Header`` and then events.  On disk each is one JSON object per line.  The events must come in an order in
-which every row is sent before it is taken and the events of a process stay in theirs (``order.causal_order`` makes it
+which every row is sent before it is taken and the events of a process stay in theirs (``parts.causal_order`` makes it
 from the parts of several processes); nothing else is asked of it, and no clock is trusted.
 
 Rows of a channel are numbered from 0, for ever: after a recovery the sender goes on with the number that it had at the

@@ -36,7 +36,7 @@ SUFFIX = ".jsonl"
 def read_run(paths: Iterable[str | os.PathLike[str]]) -> Trace:
     """One trace from files, or from directories of them.
 
-    The events come in a causal order (``order.causal_order``); times only decide where nothing else does.  A process
+    The events come in a causal order (``causal_order``); times only decide where nothing else does.  A process
     that goes on in a new attempt lost what it had: where that begins, a ``Crashed`` is put in unless there is one.
 
     Raises:

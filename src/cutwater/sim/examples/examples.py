@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.sim.examples.stage import Stage
+from cutwater.sim.examples.stage import Stage, all_pairs
 from cutwater.trace.checker import check
 from cutwater.trace.events import Completed, Cut, Event, Recorded, Step, Trace
 from cutwater.trace.result import Reordering
 
 
-def _all_pairs(processes: Sequence[str]) -> list[tuple[str, str, str]]:
-    return [(f"C{a[1:]}{b[1:]}", a, b) for a in processes for b in processes if a != b]
-
-
 def three_processes() -> Trace:
     """P1 begins after its event b; the message from h to d is on its way, and becomes the state of C21."""
     processes = ("P1", "P2", "P3")
-    stage = Stage("Three processes: the message from h to d is in C21", processes, _all_pairs(processes))
+    stage = Stage("Three processes: the message from h to d is in C21", processes, all_pairs(processes))
 
     def state(process: str, event: str) -> str:
         return f"{stage.states[process]}{event}"
@@ -171,7 +165,7 @@ def reordering_of(trace: Trace) -> Reordering:
 def two_snapshots() -> Trace:
     """Two processes begin a snapshot each, at the same time (CL5)."""
     processes = ("P1", "P2", "P3")
-    stage = Stage("Two snapshots at once, each with its own recording", processes, _all_pairs(processes))
+    stage = Stage("Two snapshots at once, each with its own recording", processes, all_pairs(processes))
     stage.send("P2", "C21", "u")
     stage.send("P1", "C13", "v")
     stage.begin("P1", 1)

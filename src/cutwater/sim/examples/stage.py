@@ -1,11 +1,12 @@
 """A stage for a handful of processes: somebody says who does what next, and everything that happens becomes a trace.
 
 Snapshots are decided by one ``SubtaskMachine`` per process, the same that real jobs run, or by something wrong that is
-put in its place.
+put in its place.  ``walk`` lets rows go over a stage at random.
 """
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -272,3 +273,59 @@ class Stage:
     def _add(self, kind: type[t.Event], process: str, *fields: Any) -> None:
         self.now_ms += 1.0
         self._events.append(kind(self.now_ms, process, self.attempt, *fields))
+
+
+def all_pairs(processes: Sequence[str]) -> list[tuple[str, str, str]]:
+    """A channel from each of these processes, named P1, P2 and so on, to each other one."""
+    return [(f"C{a[1:]}{b[1:]}", a, b) for a in processes for b in processes if a != b]
+
+
+STEPS_MAX = 4000
+
+
+def walk(
+    stage: Stage,
+    rng: random.Random,
+    *,
+    sources: Sequence[str],
+    rows: int,
+    hops: int,
+    begin_after: Mapping[str, int] | None = None,
+    cut_at_ms: Mapping[str, float] | None = None,
+) -> None:
+    """Let rows walk until nothing moves.
+
+    Args:
+        sources: processes that make rows by themselves.
+        rows: how many all of them make.
+        hops: a row goes on from process to process up to so many times.
+        begin_after: process -> begins snapshot 1 once so many rows are made (at the latest when they all are).
+        cut_at_ms: process -> records itself at that time, without a word to anybody.
+    """
+    made = 0
+    to_begin, to_cut = dict(begin_after or {}), dict(cut_at_ms or {})
+    for _ in range(STEPS_MAX):
+        for process in [p for p, at in to_cut.items() if stage.now_ms >= at]:
+            del to_cut[process]
+            stage.cut(process, 1)
+        moves: list[tuple[str, str]] = [("take", channel) for channel in stage.links if stage.can_take(channel)]
+        moves += [("begin", process) for process, after in to_begin.items() if made >= after]
+        if made < rows:
+            moves += [("make", process) for process in sources]
+        if not moves:
+            break
+        kind, name = rng.choice(moves)
+        if kind == "begin":
+            del to_begin[name]
+            stage.begin(name, 1)
+        elif kind == "make":
+            stage.send(name, rng.choice(stage.outputs(name)), f"r{made}", load=rng.randrange(hops + 1))
+            made += 1
+        else:
+            row, outputs = stage.head(name), stage.outputs(stage.links[name].target)
+            if row is None or not row.load or not outputs:
+                stage.take(name)
+            else:
+                stage.take(name, send=[(rng.choice(outputs), row.value, row.load - 1)])
+    for process in to_cut:
+        stage.cut(process, 1)

@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
+from cutwater.plan.cycles import back_edges
 from cutwater.protocol import messages as m
 from cutwater.protocol.protocols import PROTOCOLS, AfterFreeze, BeforeFreeze, FreezeOn, ProtocolSpec
 from cutwater.protocol.subtask.machine import SubtaskMachine
-from cutwater.sim.examples.stage import MachineFactory, Row, Stage
-from cutwater.sim.examples.walk import walk
+from cutwater.sim.examples.stage import MachineFactory, Stage, all_pairs, walk
 from cutwater.trace.checker import check
 from cutwater.trace.events import Trace
 from cutwater.trace.result import CheckResult
@@ -23,15 +23,14 @@ from cutwater.trace.result import CheckResult
 # ------------------------------------------------------------------------------------------------------------- cuts
 
 MOMENT_MS = 40.0
+THREE = ("P1", "P2", "P3")
 FIRST_IDEA = ProtocolSpec("first_idea", FreezeOn.FIRST, BeforeFreeze.OPEN, AfterFreeze.RECORD_BACK_EDGES)
 """A process that records itself calls its output channels empty and sends markers; nobody records an input."""
 
 
 def _three(seed: int, title: str, cut_at_ms: dict[str, float]) -> Stage:
-    processes = ("P1", "P2", "P3")
-    links = [(f"C{a[1]}{b[1]}", a, b) for a in processes for b in processes if a != b]
-    stage = Stage(title, processes, links, machine=None)
-    walk(stage, random.Random(seed), sources=processes, rows=30, hops=2, cut_at_ms=cut_at_ms)
+    stage = Stage(title, THREE, all_pairs(THREE), machine=None)
+    walk(stage, random.Random(seed), sources=THREE, rows=30, hops=2, cut_at_ms=cut_at_ms)
     stage.finish(1)
     return stage
 
@@ -39,28 +38,26 @@ def _three(seed: int, title: str, cut_at_ms: dict[str, float]) -> Stage:
 def agreed_time(seed: int, skew_ms: float) -> Stage:
     """All record themselves when their own clock shows the agreed time; clocks differ by up to ``skew_ms``."""
     rng = random.Random(1000 + seed)
-    moments = {p: MOMENT_MS + rng.uniform(-skew_ms, skew_ms) for p in ("P1", "P2", "P3")}
+    moments = {p: MOMENT_MS + rng.uniform(-skew_ms, skew_ms) for p in THREE}
     return _three(seed, "An agreed time, and clocks that differ", moments)
 
 
 def central_command(seed: int, delay_ms: float) -> Stage:
     """Each process records itself when the command of the central process reaches it."""
     rng = random.Random(2000 + seed)
-    moments = {p: MOMENT_MS + rng.uniform(0, delay_ms) for p in ("P1", "P2", "P3")}
+    moments = {p: MOMENT_MS + rng.uniform(0, delay_ms) for p in THREE}
     return _three(seed, "A command from the centre, and no markers", moments)
 
 
 def all_stand_still(seed: int) -> Stage:
     """All processes stop, then record themselves; nobody looks into the channels."""
-    return _three(seed, "All stand still, and nobody looks into the channels", dict.fromkeys(("P1", "P2", "P3"), 40.0))
+    return _three(seed, "All stand still, and nobody looks into the channels", dict.fromkeys(THREE, MOMENT_MS))
 
 
 def markers(seed: int) -> Stage:
     """The same work with the real algorithm."""
-    processes = ("P1", "P2", "P3")
-    links = [(f"C{a[1]}{b[1]}", a, b) for a in processes for b in processes if a != b]
-    stage = Stage("Markers", processes, links)
-    walk(stage, random.Random(seed), sources=processes, rows=30, hops=2, begin_after={"P1": 12})
+    stage = Stage("Markers", THREE, all_pairs(THREE))
+    walk(stage, random.Random(seed), sources=THREE, rows=30, hops=2, begin_after={"P1": 12})
     return stage
 
 
@@ -119,8 +116,7 @@ def token_lost() -> Trace:
     """n' < n: the channel is recorded empty; then p sends the token into it, and p and q are recorded without it."""
     stage = _token("n' < n: the token is nowhere")
     stage.local("p")
-    empty: list[Row] = stage.waiting("c")
-    stage.record(1, "c", empty)
+    stage.record(1, "c", stage.waiting("c"))
     stage.send("p", "c", "token", state="has it not")
     stage.cut("p", 1)
     stage.cut("q", 1)
@@ -132,26 +128,18 @@ def token_lost() -> Trace:
 
 def ring(seed: int, row: ProtocolSpec = FIRST_IDEA, rows: int = 20) -> Stage:
     """P1 -> P2 -> P3 -> P1."""
-    processes = ("P1", "P2", "P3")
     links = [("C12", "P1", "P2"), ("C23", "P2", "P3"), ("C31", "P3", "P1")]
     title = "The first idea on a ring" if row is FIRST_IDEA else f"A ring, {row.name}"
-    stage = Stage(title, processes, links, row=row)
-    walk(stage, random.Random(seed), sources=processes, rows=rows, hops=3, begin_after={"P1": rows // 3})
+    stage = Stage(title, THREE, links, row=row)
+    walk(stage, random.Random(seed), sources=THREE, rows=rows, hops=3, begin_after={"P1": rows // 3})
     return stage
 
 
 def line(seed: int) -> Stage:
     """P1 -> P2 -> P3: here the first idea is right."""
-    stage = Stage(
-        "The first idea on a line", ("P1", "P2", "P3"), [("C12", "P1", "P2"), ("C23", "P2", "P3")], row=FIRST_IDEA
-    )
+    stage = Stage("The first idea on a line", THREE, [("C12", "P1", "P2"), ("C23", "P2", "P3")], row=FIRST_IDEA)
     walk(stage, random.Random(seed), sources=("P1", "P2"), rows=20, hops=3, begin_after={"P1": 6})
     return stage
-
-
-def ring_with_markers(seed: int) -> Stage:
-    """The ring with the real algorithm."""
-    return ring(seed, PROTOCOLS["chandy_lamport"])
 
 
 Search = Literal["depth-first", "breadth-first"]
@@ -266,7 +254,8 @@ def random_loops(seed: int, search: Search, machine: MachineFactory = SubtaskMac
     pairs = {("s", "t0")} | {(rng.choice(steps[: i + 1]), steps[i + 1]) for i in range(1, count)}
     pairs |= {(rng.choice(steps[1:]), rng.choice(steps[1:])) for _ in range(rng.randint(1, 4))}
     edges = sorted(pairs)
-    back = _by_depth(edges) if search == "depth-first" else _by_breadth(edges)
+    after = {step: [b for a, b in edges if a == step] for step in steps}
+    back = set(back_edges(after, ["s"])) if search == "depth-first" else _by_breadth(edges)
     links: list[tuple[str, str, str]] = []
     closing: set[str] = set()
     for a, b in edges:
@@ -291,25 +280,6 @@ def random_loops(seed: int, search: Search, machine: MachineFactory = SubtaskMac
     return stage
 
 
-def _by_depth(edges: list[tuple[str, str]]) -> set[tuple[str, str]]:
-    found: set[tuple[str, str]] = set()
-    open_steps: set[str] = set()
-    seen: set[str] = set()
-
-    def visit(step: str) -> None:
-        seen.add(step)
-        open_steps.add(step)
-        for a, b in edges:
-            if a == step and b in open_steps:
-                found.add((a, b))
-            elif a == step and b not in seen:
-                visit(b)
-        open_steps.discard(step)
-
-    visit("s")
-    return found
-
-
 def _by_breadth(edges: list[tuple[str, str]]) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     seen, queue = {"s"}, deque(["s"])
@@ -329,17 +299,8 @@ def _by_breadth(edges: list[tuple[str, str]]) -> set[tuple[str, str]]:
 FRAME_ROWS_MAX = 4
 
 
-def replay_unlogged(seed: int, rows: int = 6, before_crash: int = 7) -> Stage:
-    """Two sources feed a count; it dies, and takes the same rows again in another order."""
-    return _replay(seed, rows, before_crash, logged=False)
-
-
-def replay_logged(seed: int, rows: int = 6, before_crash: int = 7) -> Stage:
-    """The same with a determinant log: what was taken before the crash is taken again in the same order."""
-    return _replay(seed, rows, before_crash, logged=True)
-
-
-def _replay(seed: int, rows: int, before_crash: int, *, logged: bool) -> Stage:
+def replay(seed: int, rows: int = 6, before_crash: int = 7, *, logged: bool) -> Stage:
+    """Two sources feed a count; it dies and takes the rows again, in another order or as its determinants say."""
     rng = random.Random(seed)
     links = [("a", "a", "count"), ("b", "b", "count"), ("out", "count", "sink")]
     how = "the order was logged" if logged else "the order was not logged"
@@ -387,23 +348,14 @@ def order_oracle(stage: Stage, rows: int = 6) -> CheckResult:
     return check(stage.trace(), oracle=[f"{source}{i}" for source in ("a", "b") for i in range(rows)], drained=True)
 
 
-def by_frame_number(seed: int, rows: int = 20) -> Stage:
-    """The receiver drops as many frames as it has seen; frames are cut differently when they come again."""
-    return _frames(seed, rows, by_row=False)
-
-
-def by_row_number(seed: int, rows: int = 20) -> Stage:
-    """The receiver drops, and slices, by the number of the row."""
-    return _frames(seed, rows, by_row=True)
-
-
-def _frames(seed: int, rows: int, *, by_row: bool) -> Stage:
+def frames(seed: int, rows: int = 20, *, by_row: bool) -> Stage:
+    """Frames are cut differently when they come again; the receiver drops by their number, or by that of rows."""
     rng = random.Random(seed)
     what = "rows" if by_row else "frames"
     stage = Stage(f"Dropping by the number of {what}", ("step", "sink"), [("c", "step", "sink")], machine=None)
     taken: list[str] = []
-    frames = _send_frames(stage, rng, rows)
-    seen = frames[: len(frames) // 2]
+    first = _send_frames(stage, rng, rows)
+    seen = first[: len(first) // 2]
     for frame in seen:
         taken += [row.value for row in stage.take_several("c", frame)]
     stage.crash("step")

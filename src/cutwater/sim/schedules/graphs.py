@@ -310,7 +310,7 @@ def graph_of(text: str) -> Graph:
     (True, ['read 0', 'count 0', 'count 1'], 'hash')
     """
     name, steps, edges = re.split(": | [|] ", text)
-    found = [(a, b, _HOW[how]) for a, how, b in re.findall(r"(\w+)(\W)(\w+)", edges)]
+    found: list[tuple[str, str, How]] = [(a, b, _HOW[how]) for a, how, b in re.findall(r"(\w+)(\W)(\w+)", edges)]
     return Graph(name, [_step_of(*step.split("+")) for step in steps.split()], found)
 
 

@@ -22,11 +22,10 @@ from cutwater.errors import CutwaterError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.receiving import EMPTY, ROWS, ReceivingEnd
 from cutwater.protocol.wire.handshake import Peer
-from cutwater.runtime.channels.connection import Connection
-from cutwater.runtime.channels.data_server import DataServer, connect
+from cutwater.runtime.channels.connection import Connection, DataServer, connect
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.transport.secret import Secret, new_secret
-from cutwater.runtime.transport.signal import Signal
+from cutwater.runtime.transport.sockets import Signal
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 

@@ -34,8 +34,7 @@ LAYERS = (
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 
 PYSPARK_HOMES = {
-    "cutwater.runtime.hosts.spark": "the one host on Spark",
-    "cutwater.runtime.hosts.shipping": "tells Spark's pickler which modules to send whole",
+    "cutwater.runtime.spark_host": "the one host on Spark; tells Spark's pickler which modules to send whole",
     "cutwater.runtime.daemon": "is Spark's worker daemon, with the data path loaded before it forks",
     "cutwater.operators.stateful_processor.spark_types": "makes the rows and schemas that a StatefulProcessor knows",
     "cutwater.connectors.spark.source": "stages DataFrames; imports pyspark inside functions only",

@@ -115,7 +115,7 @@ _HOMES = {
         "ProcessFunction",
     ),
     "cutwater.operators.process.states": ("ListState", "MapState", "ReducingState", "ValueState"),
-    "cutwater.runtime.cutover.comparison": ("compare_forks",),
+    "cutwater.runtime.driver.comparison": ("compare_forks",),
     "cutwater.state_reader.reader": ("Snapshot",),
     "cutwater.state_reader.writer": ("write_savepoint",),
 }
@@ -158,7 +158,7 @@ if TYPE_CHECKING:
     )
     from cutwater.operators.process.operator_state import BroadcastState, OperatorListState, UnionListState
     from cutwater.operators.process.states import ListState, MapState, ReducingState, ValueState
-    from cutwater.runtime.cutover.comparison import compare_forks
+    from cutwater.runtime.driver.comparison import compare_forks
     from cutwater.state_reader.reader import Snapshot
     from cutwater.state_reader.writer import write_savepoint
 

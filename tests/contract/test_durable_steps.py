@@ -23,7 +23,7 @@ from cutwater.connectors.base import PreCommit, SinkWriter
 from cutwater.connectors.files.sink import FileSink
 from cutwater.errors import CutwaterError
 from cutwater.plan.planner import make_plan
-from cutwater.runtime.chains.sink_operator import SinkIdentity
+from cutwater.runtime.chains.chain import SinkIdentity
 from cutwater.runtime.driver import publisher
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.state.segments import GROUP_COLUMN, Segment

@@ -20,7 +20,7 @@ from cutwater.process_networks import (
     terminated,
     tokens,
 )
-from cutwater.runtime.control.process_network_messages import Message
+from cutwater.runtime.control.messages import Message
 
 
 class Waiter(Process):

@@ -11,7 +11,7 @@ import pytest
 
 from cutwater.api.flow import Dataflow
 from cutwater.errors import BuildError, ConfigError, UserCodeError
-from cutwater.runtime.hosts.shipping import own_modules
+from cutwater.runtime.spark_host import own_modules
 from cutwater.ui.program import load_program
 
 ONE = "import cutwater as cw\nflow = cw.Dataflow('one')\n"

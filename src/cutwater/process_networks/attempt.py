@@ -25,8 +25,7 @@ from cutwater.protocol.channel.receiving import ReceivingEnd
 from cutwater.protocol.snapshot_algorithms import AlgorithmName
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
-from cutwater.runtime.control.process_network_messages import (
+from cutwater.runtime.control.messages import (
     Message,
     NetworkDeploy,
     ProcessPart,
@@ -286,11 +285,11 @@ class NetworkAttempt(ConnectedAttempt):
             case _:
                 pass
 
-    def metrics(self) -> cr.Metrics:
+    def metrics(self) -> c.Metrics:
         """Messages and markers, in all."""
         elapsed_ms = (time.monotonic() - self._began_s) * 1000
         counts = {"taken": self._taken}, {"sent": self._sent}
-        return cr.Metrics(self.number, elapsed_ms, *counts, {}, {}, {}, {}, self.idle_s * 1000)
+        return c.Metrics(self.number, elapsed_ms, *counts, {}, {}, {}, {}, self.idle_s * 1000)
 
     def close(self) -> None:
         """See ``ConnectedAttempt.close``."""

@@ -19,7 +19,7 @@ from cutwater.process_networks.graph import ChannelSpec, Network, Process
 from cutwater.process_networks.messages import Codec, Item, Marker, decode_state, encode_state, names_of
 from cutwater.protocol import messages as m
 from cutwater.protocol.snapshot_algorithms import Algorithm, AlgorithmName, ChandyLamport, LaiYang
-from cutwater.runtime.control.process_network_messages import Message, ProcessPart, Timer
+from cutwater.runtime.control.messages import Message, ProcessPart, Timer
 from cutwater.trace import events as t
 
 

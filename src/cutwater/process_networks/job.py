@@ -25,9 +25,8 @@ from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.hosts import Topology
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.links import WorkerLink
-from cutwater.runtime.control.process_network_messages import (
+from cutwater.runtime.control.messages import (
     NetworkDeploy,
     SnapshotAbort,
     SnapshotParts,
@@ -36,8 +35,8 @@ from cutwater.runtime.control.process_network_messages import (
 from cutwater.runtime.driver.checkpointing import now_ms
 from cutwater.runtime.driver.driver import Driver, Duties
 from cutwater.runtime.failures import first_line
-from cutwater.runtime.hosts.spark import SparkHost
 from cutwater.runtime.settings import make_config
+from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.worker.worker import SlotArgs
 
 if TYPE_CHECKING:
@@ -245,7 +244,7 @@ class NetworkCoordinator(Duties):
         self._periodic: PendingSnapshot | None = None
         self._untriggered: list[PendingSnapshot] = []
         self._triggered_id = job.newest_id
-        self._hellos: dict[int, cr.Hello] = {}
+        self._hellos: dict[int, c.Hello] = {}
         self._taken: dict[int, int] = {}
         self._told: list[str] = []
         self._restored: int | None = None
@@ -306,7 +305,7 @@ class NetworkCoordinator(Duties):
 
     # ------------------------------------------------------------------------------------------------ see ``Duties``
 
-    def joined(self, hello: cr.Hello) -> None:
+    def joined(self, hello: c.Hello) -> None:
         """A worker is there."""
         self._hellos[hello.slot] = hello
 
@@ -318,7 +317,7 @@ class NetworkCoordinator(Duties):
         """Something that the user should know: in the log of this process."""
         _LOG.warning("network %r: %s", self.name, text)
 
-    def copied(self, slot: int, copies: cr.CopiesHeld) -> None:
+    def copied(self, slot: int, copies: c.CopiesHeld) -> None:
         """Nobody tells of copies: the workers of networks keep none."""
 
     def worker_args(self, slot: int) -> SlotArgs:
@@ -353,7 +352,7 @@ class NetworkCoordinator(Duties):
             deploy = NetworkDeploy(
                 attempt=attempt,
                 incarnations=[other.incarnation for other in links],
-                peers=[cast(cr.Hello, other.hello).data_address for other in links],
+                peers=[cast(c.Hello, other.hello).data_address for other in links],
                 parts=[last.parts[n] for n in mine] if last is not None else None,
                 sent=sent,
                 last_id=self._triggered_id,
@@ -395,7 +394,7 @@ class NetworkCoordinator(Duties):
                     found = self._job_handle.part_arrived(snapshot, part)
                     if found is not None:
                         self._complete(found)
-            case cr.Metrics(rows_in=rows):
+            case c.Metrics(rows_in=rows):
                 self._taken[link.slot] = rows.get("taken", 0)
             case _:
                 pass

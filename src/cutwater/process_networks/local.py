@@ -17,7 +17,7 @@ from cutwater.process_networks.messages import Item, names_of
 from cutwater.process_networks.run import PendingSnapshot, Run
 from cutwater.process_networks.snapshot import GlobalSnapshot
 from cutwater.protocol.snapshot_algorithms import AlgorithmName
-from cutwater.runtime.control.process_network_messages import Message, ProcessPart
+from cutwater.runtime.control.messages import Message, ProcessPart
 
 STEP_MS = 0.01
 """Simulated time of one event."""

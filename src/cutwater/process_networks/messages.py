@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hi
 import msgspec
 
 from cutwater.errors import BuildError, DataError, UserCodeError
-from cutwater.runtime.control.process_network_messages import Message
+from cutwater.runtime.control.messages import Message
 
 
 class Marker(NamedTuple):

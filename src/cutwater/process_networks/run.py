@@ -12,7 +12,7 @@ from cutwater.process_networks.graph import Network
 from cutwater.process_networks.messages import names_of
 from cutwater.process_networks.snapshot import GlobalSnapshot
 from cutwater.protocol.snapshot_algorithms import AlgorithmName
-from cutwater.runtime.control.process_network_messages import ProcessPart
+from cutwater.runtime.control.messages import ProcessPart
 
 DEADLINE = "10s"
 """Of a snapshot, unless the user says otherwise."""

@@ -20,7 +20,7 @@ from cutwater import __version__
 from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, InvariantError
 from cutwater.process_networks.graph import ChannelSpec, Network
 from cutwater.process_networks.messages import decode_state, names_of
-from cutwater.runtime.control.process_network_messages import Message, ProcessPart, Timer
+from cutwater.runtime.control.messages import Message, ProcessPart, Timer
 from cutwater.storage.log.job_log import JobLog, wall_clock_ms
 from cutwater.storage.reading.addresses import resolve_snapshot
 from cutwater.storage.reading.recovery import choose, next_checkpoint_id

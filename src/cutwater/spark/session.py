@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from cutwater.errors import ConfigError
-from cutwater.runtime.hosts.spark import is_local
+from cutwater.runtime.spark_host import is_local
 from cutwater.spark import register
 from cutwater.spark.interpreter import require_interpreter
 

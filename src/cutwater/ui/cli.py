@@ -203,7 +203,7 @@ def compare(
     Since the cut from which both began, up to where both have read every source exactly as far.  Exits with 1 if they
     differ.
     """
-    from cutwater.runtime.cutover.comparison import compare_forks
+    from cutwater.runtime.driver.comparison import compare_forks
 
     found = compare_forks(one, other, digits=digits, ignore=ignore, samples=samples, timeout=timeout)
     click.echo(json.dumps(found.to_dict(), default=str) if as_json else str(found))

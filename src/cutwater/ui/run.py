@@ -20,10 +20,10 @@ from cutwater.api.flow import Dataflow
 from cutwater.api.jobs.job import Job
 from cutwater.errors import CutwaterError, JobCancelledError
 from cutwater.plan.planner import make_plan
-from cutwater.runtime.driver.finished import has_finished
 from cutwater.runtime.driver.lease import LEASE_LOGGER
-from cutwater.runtime.hosts.shipping import ship_by_value
+from cutwater.runtime.driver.preparing import has_finished
 from cutwater.runtime.settings import make_config
+from cutwater.runtime.spark_host import ship_by_value
 from cutwater.runtime.status.status import JobStatus
 from cutwater.spark.session import session
 from cutwater.storage.reading.addresses import resolve_snapshot

@@ -9,9 +9,8 @@ import pytest
 
 from cutwater.operators.base import BaseOperator, Outputs
 from cutwater.plan.graph import PhysicalPlan
-from cutwater.runtime.chains import clock as clock_module
-from cutwater.runtime.chains.chain import Chain, Node
-from cutwater.runtime.chains.clock import ProcessingClock
+from cutwater.runtime.chains import chain as clock_module
+from cutwater.runtime.chains.chain import Chain, Node, ProcessingClock
 from cutwater.runtime.worker.restore import Restore
 from cutwater.storage.snapshot.manifest import Manifest, SubtaskRecord
 

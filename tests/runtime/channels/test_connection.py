@@ -21,7 +21,7 @@ from cutwater.protocol.wire.frames import Header, Kind, encode_header
 from cutwater.protocol.wire.handshake import Peer
 from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.channels.output import OutputChannel
-from cutwater.runtime.transport.signal import Signal
+from cutwater.runtime.transport.sockets import Signal
 
 KEY = Channel(0, 1, 0)
 

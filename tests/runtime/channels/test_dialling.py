@@ -16,8 +16,7 @@ from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.receiving import EMPTY
 from cutwater.protocol.wire.frames import encode_control
 from cutwater.protocol.wire.handshake import ClientHandshake, Peer, Refusal, ServerHandshake, TryLaterError
-from cutwater.runtime.channels.connection import Connection
-from cutwater.runtime.channels.data_server import DataServer, connect
+from cutwater.runtime.channels.connection import Connection, DataServer, connect
 from cutwater.runtime.transport.secret import Secret, new_secret, shake
 
 SECRET = Secret(b"the secret of this very job")

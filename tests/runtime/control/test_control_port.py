@@ -14,13 +14,12 @@ from cutwater.protocol.wire.frames import encode_control
 from cutwater.protocol.wire.handshake import ClientHandshake, Peer, ServerHandshake
 from cutwater.runtime.control import links
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.links import ControlServer, WorkerLink
 from cutwater.runtime.transport.secret import Secret
 from cutwater.runtime.transport.sockets import dial
 
 SECRET = Secret(b"the secret of this very job")
-HELLO = cr.Hello(0, 1, "here", ("127.0.0.1", 1), [])
+HELLO = c.Hello(0, 1, "here", ("127.0.0.1", 1), [])
 
 
 class Driver:
@@ -28,7 +27,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.links: list[WorkerLink] = []
-        self.joined: list[cr.Hello] = []
+        self.joined: list[c.Hello] = []
         self.heard: list[Any] = []
         self.lost: list[str] = []
         self.port = ControlServer(
@@ -42,7 +41,7 @@ class Driver:
         )
         self.port.start()
 
-    def _joined(self, link: WorkerLink, hello: cr.Hello) -> None:
+    def _joined(self, link: WorkerLink, hello: c.Hello) -> None:
         self.links.append(link)
         self.joined.append(hello)
 
@@ -78,7 +77,7 @@ RUBBISH = {
     "nothing": bytes(4),
     "a length without end": b"\xff" * 16,
     "no message": encode_control(b"rubbish"),
-    "half a message": encode_control(c.encode(cr.Heartbeat())[:-1]),
+    "half a message": encode_control(c.encode(c.Heartbeat())[:-1]),
 }
 
 

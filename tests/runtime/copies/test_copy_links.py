@@ -13,7 +13,7 @@ import pytest
 
 from cutwater.errors import CorruptSnapshotError, WireError
 from cutwater.protocol.wire.handshake import Peer
-from cutwater.runtime.channels.data_server import DataServer
+from cutwater.runtime.channels.connection import DataServer
 from cutwater.runtime.copies import links as copy_links
 from cutwater.runtime.copies.copies import Copier, choose_holders
 from cutwater.runtime.copies.links import CopyLink, CopyServer, dial_copies

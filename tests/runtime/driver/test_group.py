@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cutwater.runtime.control import reports as cr
+from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import WorkerLink
 from cutwater.runtime.driver.group import Group
 
@@ -30,7 +30,7 @@ def group() -> Group:
 
 def join(group: Group, slot: int, pid: int, host: str) -> tuple[Any, Any]:
     link: Any = Link()
-    return link, group.joined(link, cr.Hello(slot, pid, host, (host, 5000)))
+    return link, group.joined(link, c.Hello(slot, pid, host, (host, 5000)))
 
 
 def test_whoever_is_replaced_or_lost_is_told_with_host_and_process(group: Group) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from preloaded import work
 from pyspark import cloudpickle
 
-from cutwater.runtime.hosts.spark import SlotTask
+from cutwater.runtime.spark_host import SlotTask
 
 __all__ = ["Cores", "FakeHost", "FakeSpark", "adopt", "context", "server_address"]
 

@@ -123,7 +123,7 @@ def cut_connections(marker: Path, *, silent: bool) -> Callable[[Any], None]:
                 end.shutdown(socket.SHUT_RDWR)
 
     def prepare(args: Any) -> None:
-        from cutwater.runtime.channels import data_server as connections
+        from cutwater.runtime.channels import connection as connections
 
         really = connections.dial
 

@@ -28,7 +28,6 @@ from cutwater.protocol.job.regions import Division
 from cutwater.protocol.wire.handshake import Peer
 from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.driver.splits import Enumerator
 from cutwater.runtime.worker.attempt import Attempt
 from cutwater.runtime.worker.peers import ConnectedAttempt, Posted
@@ -95,7 +94,7 @@ class Hub:
         """The newest one."""
         self.next_id = 1
 
-    def publish(self, checkpoint_id: int, attempt: int, acks: list[cr.Ack]) -> None:
+    def publish(self, checkpoint_id: int, attempt: int, acks: list[c.Ack]) -> None:
         shape = {"max_parallelism": 16, "parallelism": self.parallelism, "triggered_ms": 0, "completed_ms": 1}
         manifest = Manifest(
             self.flow.name, self.log.state.uid, checkpoint_id, attempt, "aligned", **shape,
@@ -210,8 +209,8 @@ class Generation:
         for attempt in self.attempts:
             attempt.take(c.Trigger(self.number, checkpoint_id, False))
 
-        def acks() -> list[cr.Ack]:
-            found = [m for w in self.workers for m in w.messages if isinstance(m, cr.Ack)]
+        def acks() -> list[c.Ack]:
+            found = [m for w in self.workers for m in w.messages if isinstance(m, c.Ack)]
             return [ack for ack in found if ack.checkpoint_id == checkpoint_id]
 
         self.run_until(lambda: len(acks()) == len(self.workers))

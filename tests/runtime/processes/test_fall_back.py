@@ -29,7 +29,7 @@ import cutwater as cw
 from cutwater.api.jobs import job as job_module
 from cutwater.api.jobs.job import Job
 from cutwater.connectors.files.part_commit import PartCommitter
-from cutwater.runtime.driver.sinks import Sinks
+from cutwater.runtime.driver.publisher import Sinks
 from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.store.local import LocalStore

@@ -11,7 +11,7 @@ import pytest
 
 import cutwater as cw
 from cutwater.api.jobs import job as job_module
-from cutwater.runtime.hosts.spark import SparkHost
+from cutwater.runtime.spark_host import SparkHost
 
 ADVICE = (
     "give another job name (name=, --name) or checkpoint directory (checkpoint=, --checkpoint); "

@@ -19,7 +19,7 @@ from cutwater.api.jobs import promotion
 from cutwater.api.jobs.job import Job
 from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.plan.planner import make_plan
-from cutwater.runtime.cutover.log import ForkLog
+from cutwater.runtime.driver.forks import ForkLog
 from cutwater.storage.log.entries import LogState
 from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.any_snapshot import open_snapshot

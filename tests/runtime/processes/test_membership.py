@@ -26,7 +26,6 @@ from runtime_world import (
 from cutwater.errors import CutwaterError, JobFailedError, ResourceError, StorageError, WireError
 from cutwater.protocol.wire.handshake import ClientHandshake, Peer
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.driver import group
 from cutwater.runtime.transport.secret import new_secret, shake
 
@@ -251,8 +250,8 @@ def test_a_worker_of_an_older_attempt_is_not_believed(start, fake_spark: FakeSpa
     coordinator: Any = job._coordinator
     link = next(iter(coordinator.driver.group.links.values()))
     before = job.status.checkpoints.last_completed_id
-    stale = [cr.Ack(1, before + i, [], [], 0.0, 0.0) for i in range(1, 4)]
-    for message in [*stale, cr.Failure(1, "DataError", "stale", "in", -1, 0, "", False), cr.Finished(1, 0, 0)]:
+    stale = [c.Ack(1, before + i, [], [], 0.0, 0.0) for i in range(1, 4)]
+    for message in [*stale, c.Failure(1, "DataError", "stale", "in", -1, 0, "", False), c.Finished(1, 0, 0)]:
         coordinator.driver.later(lambda message=message: coordinator.driver._received(link, message))
     open_gate(tmp_path)
     assert job.await_termination(30)

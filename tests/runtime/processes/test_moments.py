@@ -15,7 +15,6 @@ from faults import after_sending, after_taking, before_taking, cut_connections, 
 from runtime_world import assert_running_counts, counting, gated, kill_some, open_gate, wait_until
 
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 
 ROWS = 12_000
 
@@ -39,15 +38,15 @@ def _third(message: Any) -> bool:
 # name -> (fault, message, condition, times)
 MOMENTS: dict[str, tuple[Callable[..., Any], type, Callable[[Any], bool], int]] = {
     "when the barrier should start": (before_taking, c.Trigger, _third, 2),
-    "pre-committed and acknowledged": (after_sending, cr.Ack, _third, 2),
+    "pre-committed and acknowledged": (after_sending, c.Ack, _third, 2),
     "published, before its sinks commit": (before_taking, c.CompleteNotice, _third, 2),
     "after its sinks committed": (after_taking, c.CompleteNotice, _third, 2),
     "when the final barrier should start": (before_taking, c.Trigger, _final, 2),
     "final checkpoint published, before its sinks commit": (before_taking, c.CompleteNotice, _answered, 1),
-    "after it saw the end of its data": (after_sending, cr.Finished, lambda m: True, 2),
+    "after it saw the end of its data": (after_sending, c.Finished, lambda m: True, 2),
     "when it should be built": (before_taking, c.Deploy, lambda m: True, 2),
     "when it should start": (before_taking, c.Start, lambda m: True, 2),
-    "ready": (after_sending, cr.Ready, lambda m: True, 2),
+    "ready": (after_sending, c.Ready, lambda m: True, 2),
 }
 
 

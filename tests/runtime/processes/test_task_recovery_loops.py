@@ -18,7 +18,6 @@ import cutwater as cw
 from cutwater.api.jobs.job import Job
 from cutwater.connectors.generate import RateSource
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.determinant_news import DeterminantNews
 
 StartJob = Callable[..., Job]
@@ -80,8 +79,8 @@ def let_pass(run: Generation) -> None:
         attempt.take(c.LoopVerdict(run.number, wave, sorted(run.hub.plan.loops[0]), False, 2**62))
 
 
-def acks(run: Generation, wave: int) -> list[cr.Ack]:
-    found = [m for worker in run.workers for m in worker.messages if isinstance(m, cr.Ack)]
+def acks(run: Generation, wave: int) -> list[c.Ack]:
+    found = [m for worker in run.workers for m in worker.messages if isinstance(m, c.Ack)]
     return [ack for ack in found if ack.checkpoint_id == wave]
 
 
@@ -103,7 +102,7 @@ def test_r4_a_verdict_on_a_loop_is_followed(tmp_path: Path) -> None:
     let_pass(first)  # its acknowledgements tell of all that was chosen so far, what the verdicts changed among it
     coordinator = DeterminantNews(hub.checkpoint.checkpoint_id)
     for worker in first.workers:
-        for ack in (m for m in worker.messages if isinstance(m, cr.Ack)):
+        for ack in (m for m in worker.messages if isinstance(m, c.Ack)):
             coordinator.peer("worker").hear(ack.news)
     first.end()
     again = Generation(hub, 9, heard=coordinator.peer("worker").news(), batch_rows=23)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from wire_ends import until
 
-from cutwater.runtime.transport.writer import SocketWriter
+from cutwater.runtime.transport.sockets import SocketWriter
 
 
 def narrow_pair() -> tuple[socket.socket, socket.socket]:

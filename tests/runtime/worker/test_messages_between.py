@@ -14,11 +14,9 @@ import pytest
 
 from cutwater.protocol.wire.frames import ControlDecoder
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.links import ControlLink
 from cutwater.runtime.worker.attempt import Attempt
-from cutwater.runtime.worker.checkpoint import FrozenSubtask, WorkerCheckpoints, Written
-from cutwater.runtime.worker.snapshots import SnapshotService
+from cutwater.runtime.worker.snapshots import FrozenSubtask, SnapshotService, WorkerCheckpoints, Written
 from cutwater.runtime.worker.subtask import Subtask
 from cutwater.state.segments import FrozenSegments, Segment
 from cutwater.storage.snapshot.manifest import SubtaskRecord
@@ -179,7 +177,7 @@ def test_a_peer_that_does_not_read_holds_nobody_up(ends: tuple[socket.socket, so
     link.start()
     texts = [f"{n} {'x' * 100_000}" for n in range(100)]  # far more than socket buffers hold
     for text in texts:
-        link.send(cr.Log("info", text))
+        link.send(c.Log("info", text))
     assert [message.message for message in messages(ends[1], len(texts))] == texts
     link.close()
 
@@ -187,7 +185,7 @@ def test_a_peer_that_does_not_read_holds_nobody_up(ends: tuple[socket.socket, so
 def test_signs_of_life_come_whatever_the_loop_does(ends: tuple[socket.socket, socket.socket]) -> None:
     link = ControlLink(ends[0], lambda body: None, lambda reason: None, "test", heartbeat_s=0.01)
     link.start()
-    assert messages(ends[1], 3) == [cr.Heartbeat()] * 3
+    assert messages(ends[1], 3) == [c.Heartbeat()] * 3
     link.close()
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cutwater.runtime.worker.checkpoint import FrozenSubtask, WorkerCheckpoint, Written
-from cutwater.runtime.worker.snapshots import SnapshotService
+from cutwater.runtime.worker.snapshots import FrozenSubtask, SnapshotService, WorkerCheckpoint, Written
 from cutwater.state.segments import FrozenSegments, Segment
 from cutwater.storage.snapshot import data_file
 from cutwater.storage.snapshot.manifest import SubtaskRecord

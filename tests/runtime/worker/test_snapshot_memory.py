@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cutwater.runtime.worker.checkpoint import FrozenSubtask, WorkerCheckpoint, Written
-from cutwater.runtime.worker.snapshots import SnapshotService
+from cutwater.runtime.worker.snapshots import FrozenSubtask, SnapshotService, WorkerCheckpoint, Written
 from cutwater.state.segments import FrozenSegments, Segment
 from cutwater.storage.snapshot.manifest import SubtaskRecord
 from cutwater.storage.snapshot.segment_files import read_segment

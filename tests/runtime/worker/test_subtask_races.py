@@ -20,8 +20,7 @@ from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.loop import SubtaskLoop, TakeRows
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
-from cutwater.runtime.chains.chain import Chain, EdgeOut, Node
-from cutwater.runtime.chains.clock import ProcessingClock
+from cutwater.runtime.chains.chain import Chain, EdgeOut, Node, ProcessingClock
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.worker.subtask import Subtask, SubtaskParts
 

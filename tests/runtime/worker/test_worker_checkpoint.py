@@ -24,14 +24,11 @@ from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.loop import SubtaskLoop
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import WatermarkMerger
-from cutwater.runtime.chains.chain import Chain, EdgeOut, Node
-from cutwater.runtime.chains.clock import ProcessingClock
+from cutwater.runtime.chains.chain import Chain, EdgeOut, Node, ProcessingClock
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.worker.attempt import Attempt
-from cutwater.runtime.worker.checkpoint import CheckpointStage, WorkerCheckpoints, Written
-from cutwater.runtime.worker.snapshots import SnapshotService
+from cutwater.runtime.worker.snapshots import CheckpointStage, SnapshotService, WorkerCheckpoints, Written
 from cutwater.runtime.worker.subtask import Subtask, SubtaskParts
 from cutwater.state.segments import FrozenSegments, Segment
 from cutwater.storage.snapshot.data_file import Continued
@@ -217,7 +214,7 @@ def _acknowledged(world: _World) -> None:
     world.barriers(0, 1)
     world.take_written()
     assert world.attempt._checkpoints[ID].stage is CheckpointStage.ACKNOWLEDGED
-    assert isinstance(world.sent[-1], cr.Ack)
+    assert isinstance(world.sent[-1], c.Ack)
 
 
 def _savepoint_without_a_folder(world: _World) -> None:
@@ -243,7 +240,7 @@ def _write_failed(world: _World) -> None:
     world.barriers(0, 1)
     world.take_written()
     assert world.attempt._checkpoints[ID].error is not None
-    assert isinstance(world.sent[-1], cr.Decline)
+    assert isinstance(world.sent[-1], c.Decline)
 
 
 def _declined_by_one(world: _World) -> None:
@@ -252,7 +249,7 @@ def _declined_by_one(world: _World) -> None:
     world.put(1, Barrier(ID), only=0)
     world.put(0, Barrier(ID), only=1)
     world.put(1, Barrier(ID + 1), only=1)
-    assert isinstance(world.sent[-1], cr.Decline)
+    assert isinstance(world.sent[-1], c.Decline)
 
 
 STAGES: list[tuple[Callable[[_World], None], dict[str, Any]]] = [

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from cutwater.connectors.console import CONSOLE_LOGGER
-from cutwater.runtime.control import reports as cr
-from cutwater.runtime.worker import log as worker_log
-from cutwater.runtime.worker.log import LINES_PER_S, log_to_driver
+from cutwater.runtime.control import messages as c
+from cutwater.runtime.worker import worker as worker_log
+from cutwater.runtime.worker.worker import LINES_PER_S, log_to_driver
 
 
 @pytest.fixture
@@ -20,12 +20,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def lines(sent: list[cr.Log]) -> list[tuple[str, str]]:
+def lines(sent: list[c.Log]) -> list[tuple[str, str]]:
     return [(line.level, line.message) for line in sent]
 
 
 def test_lines_from_the_level_on_are_sent_and_all_is_as_before_afterwards(clock: list[float]) -> None:
-    root, sent = logging.getLogger(), list[cr.Log]()
+    root, sent = logging.getLogger(), list[c.Log]()
     before = root.level, list(root.handlers)
     log = logging.getLogger("a.users.module")
     with log_to_driver(sent.append, "info"):
@@ -38,14 +38,14 @@ def test_lines_from_the_level_on_are_sent_and_all_is_as_before_afterwards(clock:
 
 
 def test_of_a_flood_comes_so_much_a_second_and_the_number_of_the_others(clock: list[float]) -> None:
-    sent: list[cr.Log] = []
+    sent: list[c.Log] = []
     with log_to_driver(sent.append, "warning"):
         for n in range(LINES_PER_S + 1_234):
             logging.warning("row %d", n)
         logging.getLogger(CONSOLE_LOGGER).error("rows that a console sink shows")
         assert lines(sent)[-2:] == [
             ("warning", f"row {LINES_PER_S - 1}"),
-            (cr.CONSOLE, "rows that a console sink shows"),
+            (c.CONSOLE, "rows that a console sink shows"),
         ]
         clock[0] += 1.0
         logging.warning("later")

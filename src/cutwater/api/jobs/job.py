@@ -23,17 +23,24 @@ from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.planner import replan
 from cutwater.plan.upgrade import upgrade_of
 from cutwater.protocol.job.messages import Outcome
-from cutwater.runtime.cutover.log import Successor
 from cutwater.runtime.driver.coordinator import Coordinator
-from cutwater.runtime.driver.finished import open_job_store, result_directory, result_schema
+from cutwater.runtime.driver.forks import Successor
 from cutwater.runtime.driver.lease import Lease, Turn, await_turn
-from cutwater.runtime.driver.preparing import checked_plan, discover, make_publisher, prepare
+from cutwater.runtime.driver.preparing import (
+    checked_plan,
+    discover,
+    make_publisher,
+    open_job_store,
+    prepare,
+    result_directory,
+    result_schema,
+)
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.requests import actions_of, watch
-from cutwater.runtime.hosts.spark import SparkHost, is_local, master_of
 from cutwater.runtime.settings import make_config
+from cutwater.runtime.spark_host import SparkHost, is_local, master_of
 from cutwater.runtime.status.status import JobStatus
-from cutwater.runtime.transport.signal import nothing
+from cutwater.runtime.transport.sockets import nothing
 from cutwater.spark.session import session, usable_session
 from cutwater.storage.log.entries import Fork
 from cutwater.storage.store.base import Store
@@ -73,7 +80,7 @@ class Job:
         return str(self.status)
 
     def _repr_html_(self) -> str:
-        from cutwater.runtime.status.text import as_html
+        from cutwater.runtime.status.progress import as_html
 
         return as_html(self.status)
 

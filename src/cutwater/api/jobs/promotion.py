@@ -14,8 +14,8 @@ from cutwater.errors import ConfigError, CutwaterError
 from cutwater.operators.enrich.async_map import AsyncMapSpec
 from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.plan.graph import LogicalGraph, PhysicalPlan
-from cutwater.runtime.cutover.log import Successor
 from cutwater.runtime.driver.coordinator import Coordinator
+from cutwater.runtime.driver.forks import Successor
 from cutwater.runtime.driver.requests import send
 from cutwater.storage.log.entries import Fork, LogState
 from cutwater.storage.log.job_log import JobLog

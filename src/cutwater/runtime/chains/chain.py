@@ -7,17 +7,21 @@ outgoing edges.  It holds no protocol: when to freeze and what to take next is d
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from cutwater.connectors.base import Committer, Json, PreCommit, Sink, SinkWriter
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError, UserCodeError
 from cutwater.operators.base import BaseOperator, Operator, Outputs
+from cutwater.protocol.subtask.call_size import CallCost, CallSize
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.channels.partitioner import HashPartitioner
+from cutwater.runtime.control.messages import FixedCost
 from cutwater.state.segments import EMPTY, Frozen
 
 
@@ -333,3 +337,121 @@ def _locate(error: Exception, node: Node) -> Exception:
             error.step = node.step
         return error
     return UserCodeError(f"{type(error).__name__}: {error}", step=node.step)
+
+
+class ProcessingClock:
+    """The wall clock, except that it never goes back: not when somebody sets it, not over a restore (W2).
+
+    Args:
+        floor_ms: the highest processing time that the restored snapshot holds, milliseconds since the epoch.
+
+    >>> clock = ProcessingClock(floor_ms=2**60)
+    >>> clock.now_ms() == 2**60
+    True
+    """
+
+    __slots__ = ("_last_ms",)
+
+    def __init__(self, floor_ms: int = 0) -> None:
+        self._last_ms = floor_ms
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        self._last_ms = max(self._last_ms, time.time_ns() // 1_000_000)
+        return self._last_ms
+
+
+class StepCosts:
+    """Fits the share of each step, while calls of the whole chain cost more than the budget without any row.
+
+    Args:
+        nodes: of the chain; they count their own time.
+        calls: what calls of the whole chain cost.
+    """
+
+    def __init__(self, nodes: Sequence[Node], calls: CallSize) -> None:
+        self._nodes, self._calls = nodes, calls
+        self._costs: list[CallCost] = []
+        self._began: list[float] | None = None
+
+    def begin(self) -> None:
+        """A call begins."""
+        self._began = [node.busy_s for node in self._nodes] if self._calls.is_large else None
+
+    def observe(self, rows: int) -> None:
+        """The call had so many rows."""
+        if self._began is None:
+            self._costs = []
+            return
+        self._costs = self._costs or [CallCost() for _ in self._nodes]
+        for cost, node, began in zip(self._costs, self._nodes, self._began, strict=True):
+            cost.add(rows, (node.busy_s - began) * 1000)
+
+    def report(self) -> tuple[str, FixedCost] | None:
+        """The step with the largest fixed cost; ``None`` while calls are cheap."""
+        if not self._costs or not self._calls.is_large:
+            return None
+        fixed_ms, at = max((cost.fixed_ms, at) for at, cost in enumerate(self._costs))
+        node, calls = self._nodes[at], self._calls
+        return node.step, FixedCost(node.steps[0], fixed_ms, calls.cost.fixed_ms, calls.cost.of(calls.rows), calls.rows)
+
+
+@dataclass(slots=True)
+class SinkIdentity:
+    """Who writes (SinkContext); a pre-commit handle is named by it (T1)."""
+
+    job_uid: str
+    step: str
+    subtask: int
+    parallelism: int
+    incarnation: int
+
+
+class SinkOperator(BaseOperator):
+    """A sink's writer as the last operator of a chain.
+
+    Its part of a snapshot is not a segment but what ``pre_commit``, called at a freeze, returns: handles to ``commit``
+    when the checkpoint completes, and the writer's state.  Both go into the subtask's record.
+    """
+
+    def __init__(self, step: str, sink: Sink, schema: pa.Schema, identity: SinkIdentity, restored: list[Json]) -> None:
+        self.step = step
+        self._writer: SinkWriter = sink.writer(schema, identity, restored)
+        self._committer: Committer = sink.committer(schema, identity.job_uid, step)
+        self._handles: dict[int, list[Json]] = {}
+        self._lock = threading.Lock()
+        self.rows = 0
+
+    def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
+        self.rows += batch.num_rows
+        self._writer.write(batch)
+        return []
+
+    def pre_commit(self, checkpoint_id: int, final: bool, savepoint: bool) -> Callable[[], PreCommit]:
+        """Cut at the barrier; the returned function runs in the snapshot thread.
+
+        A savepoint leaves no row in progress: it must not depend on files that the writer goes on with.
+        """
+        if savepoint:
+            self._writer.roll()
+        return self._writer.pre_commit(checkpoint_id, final)
+
+    def pre_committed(self, checkpoint_id: int, handles: list[Json]) -> list[Json]:
+        """Note what the snapshot thread made durable; returns every handle that is not committed yet.
+
+        They all belong to this checkpoint: if an older one was aborted, its rows were handed on before its barrier and
+        come never again, so the next checkpoint that completes commits them.
+        """
+        with self._lock:
+            self._handles[checkpoint_id] = handles
+            return [h for i in sorted(self._handles) if i <= checkpoint_id for h in self._handles[i]]
+
+    def commit(self, checkpoint_id: int) -> None:
+        """Commit this checkpoint and all older ones that were not (a newer notice commits all older)."""
+        with self._lock:
+            due = {i: self._handles.pop(i) for i in sorted(self._handles) if i <= checkpoint_id}
+        for known, handles in due.items():
+            self._committer.commit(known, handles)
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,7 +1,8 @@
 """One TCP connection per pair of workers: the frames of all their channels in both directions, and the credits.
 
 The reader thread never waits for a channel: a frame of rows comes only when its receiver has granted a place for it.
-So a blocked channel never holds up its neighbours.  The writing side is ``SocketWriter``.
+So a blocked channel never holds up its neighbours.  The writing side is ``SocketWriter``.  ``DataServer`` listens for
+connections, ``connect`` dials.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from collections.abc import Callable
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from cutwater.data.time import MIN_WATERMARK
-from cutwater.errors import CutwaterError, DataError, InvariantError, WireError
+from cutwater.errors import BuildError, CutwaterError, DataError, InvariantError, WireError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.items import Barrier, End, Item, Rows, Watermark
 from cutwater.protocol.channel.receiving import NO_LIMIT, FrameStore, ReceivingEnd, Remaker
@@ -34,14 +36,12 @@ from cutwater.protocol.wire.frames import (
     Kind,
     encode_header,
 )
-from cutwater.protocol.wire.handshake import Peer
+from cutwater.protocol.wire.handshake import ClientHandshake, Peer, Refusal, ServerHandshake
 from cutwater.runtime.channels.output import OutputChannel
-from cutwater.runtime.channels.plain_types import check_plain
 from cutwater.runtime.control.determinant_news import PeerDeterminants
-from cutwater.runtime.transport.reader import FrameReader
-from cutwater.runtime.transport.signal import nothing
-from cutwater.runtime.transport.sockets import JOIN_S, shut, tune
-from cutwater.runtime.transport.writer import Part, SocketWriter
+from cutwater.runtime.transport.door import Door
+from cutwater.runtime.transport.secret import Secret
+from cutwater.runtime.transport.sockets import JOIN_S, FrameReader, Part, SocketWriter, dial, nothing, shut, tune
 
 _LATE: Final = struct.Struct("<q")
 _NEWS_INLINE_BYTES: Final = 8 * 1024
@@ -391,3 +391,109 @@ def decode_rows(header: Header, body: pa.Buffer | None, schema: pa.Schema) -> pa
     if batch.num_rows != header.rows:
         raise WireError(f"{header} announces {header.rows} rows, its body has {batch.num_rows}")
     return batch
+
+
+class DataServer(Door):
+    """Listens for the connections of other workers.
+
+    Args:
+        me: this worker.
+        secret: the job's.
+        check: decides about an authenticated peer: wrong job, attempt or incarnation (fencing).
+        on_connection: gets each accepted connection, not started, in the thread of the door.
+        on_copies: gets what a peer of role "copies" has dialled; without it there is none that ``check`` may accept.
+        host, port, timeout_s, strangers_max: see ``Door``.
+    """
+
+    def __init__(
+        self,
+        me: Peer,
+        secret: Secret,
+        check: Callable[[Peer], Refusal | None],
+        on_connection: Callable[[Connection], None],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        timeout_s: float = 5.0,
+        strangers_max: int = 128,
+        max_frame_bytes: int = 1 << 30,
+        on_copies: Callable[[socket.socket], None] | None = None,
+    ) -> None:
+        def admitted(sock: socket.socket, peer: Peer) -> None:
+            if peer.role == "copies" and on_copies is not None:
+                on_copies(sock)
+            else:
+                on_connection(Connection(sock, peer, max_frame_bytes=max_frame_bytes))
+
+        super().__init__(
+            host,
+            port,
+            lambda: ServerHandshake(secret.reveal(), me, check),
+            admitted,
+            name=f"data of worker {me.worker}",
+            timeout_s=timeout_s,
+            strangers_max=strangers_max,
+        )
+
+
+def connect(
+    address: tuple[str, int],
+    me: Peer,
+    secret: Secret,
+    check: Callable[[Peer], Refusal | None] | None = None,
+    *,
+    deadline_s: float = 10.0,
+    max_frame_bytes: int = 1 << 30,
+    wanted: Callable[[], None] = nothing,
+) -> Connection:
+    """Dial a worker; tries again as ``dial`` does.
+
+    Raises:
+        FencedError: the peer refused us for good, or ``check`` refused it.
+        WireError: no connection within ``deadline_s``, or the peer does not know the secret.
+    """
+    sock, peer = dial(
+        address, secret, lambda key: ClientHandshake(key, me, check), deadline_s=deadline_s, wanted=wanted
+    )
+    return Connection(sock, peer, max_frame_bytes=max_frame_bytes)
+
+
+def plain_type(type: pa.DataType) -> pa.DataType:
+    """The type in which values travel: equal values, no dictionary, view or run-end encoding at any depth.
+
+    >>> plain_type(pa.dictionary(pa.int32(), pa.string())), plain_type(pa.list_(pa.string_view()))
+    (DataType(string), ListType(list<item: string>))
+    """
+    if pt.is_dictionary(type) or pt.is_run_end_encoded(type):
+        return plain_type(type.value_type)
+    if pt.is_string_view(type):
+        return pa.string()
+    if pt.is_binary_view(type):
+        return pa.binary()
+    if pt.is_map(type):
+        return pa.map_(_plain_field(type.key_field), _plain_field(type.item_field), keys_sorted=type.keys_sorted)
+    if pt.is_fixed_size_list(type):
+        return pa.list_(_plain_field(type.value_field), type.list_size)
+    if pt.is_list(type) or pt.is_list_view(type):
+        return pa.list_(_plain_field(type.value_field))
+    if pt.is_large_list(type) or pt.is_large_list_view(type):
+        return pa.large_list(_plain_field(type.value_field))
+    if pt.is_struct(type):
+        return pa.struct([_plain_field(field) for field in type])
+    return type
+
+
+def check_plain(schema: pa.Schema) -> None:
+    """Refuse a schema that cannot travel.
+
+    Raises:
+        BuildError: names the column.
+    """
+    for field in schema:
+        wanted = plain_type(field.type)
+        if not wanted.equals(field.type):
+            raise BuildError(f"column {field.name!r} of an edge is {field.type}, rows travel as {wanted}")
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(plain_type(field.type))

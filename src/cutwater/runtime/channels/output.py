@@ -14,7 +14,7 @@ from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.items import Item, Timed
 from cutwater.protocol.channel.replay import ReplayBuffer
 from cutwater.protocol.channel.sending import SendingEnd
-from cutwater.runtime.transport.signal import nothing
+from cutwater.runtime.transport.sockets import nothing
 
 
 class OutputChannel:

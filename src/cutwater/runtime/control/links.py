@@ -16,11 +16,9 @@ from cutwater.errors import WireError
 from cutwater.protocol.wire.frames import ControlDecoder, encode_control
 from cutwater.protocol.wire.handshake import ClientHandshake, Peer, Refusal, ServerHandshake
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.transport.door import Door
 from cutwater.runtime.transport.secret import Secret
-from cutwater.runtime.transport.sockets import JOIN_S, dial, shut, tune
-from cutwater.runtime.transport.writer import SocketWriter
+from cutwater.runtime.transport.sockets import JOIN_S, SocketWriter, dial, shut, tune
 
 
 class ControlLink:
@@ -106,7 +104,7 @@ class ControlLink:
 
     def _beat(self, every_s: float) -> None:
         while not self._closed.wait(every_s):
-            self.send(cr.Heartbeat())
+            self.send(c.Heartbeat())
 
 
 class WorkerLink(ControlLink):
@@ -114,7 +112,7 @@ class WorkerLink(ControlLink):
 
     slot: int = -1
     incarnation: int = 0
-    hello: cr.Hello | None = None
+    hello: c.Hello | None = None
     seen_ms: float = 0.0
     copies: frozenset[str] = frozenset()
     """Files of the job that the worker has copies of."""
@@ -142,7 +140,7 @@ class ControlServer(Door):
         secret: Secret,
         job: str,
         *,
-        joined: Callable[[WorkerLink, cr.Hello], None],
+        joined: Callable[[WorkerLink, c.Hello], None],
         received: Callable[[WorkerLink, c.FromWorker], None],
         lost: Callable[[WorkerLink, str], None],
         told: Callable[[str], None],
@@ -168,7 +166,7 @@ class ControlServer(Door):
 
         def received(body: bytes) -> None:
             message = c.decode_from_worker(body)
-            if isinstance(message, cr.Hello):
+            if isinstance(message, c.Hello):
                 self._joined(holder[0], message)
             else:
                 self._received(holder[0], message)

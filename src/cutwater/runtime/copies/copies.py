@@ -14,8 +14,7 @@ from typing import Final, TypeVar
 
 from cutwater.config import JobConfig
 from cutwater.errors import CorruptSnapshotError, CutwaterError, StorageError, WireError
-from cutwater.runtime.control.messages import CopyPlaces
-from cutwater.runtime.control.reports import CopiesHeld
+from cutwater.runtime.control.messages import CopiesHeld, CopyPlaces
 from cutwater.runtime.copies.links import CopyLink, CopyServer, dial_copies
 from cutwater.runtime.transport.secret import Secret
 from cutwater.state.disk.private_folder import remove_abandoned

@@ -16,7 +16,6 @@ from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
 from cutwater.protocol.subtask.host import LoopReport
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.savepoints import SavepointRequest, Savepoints
 from cutwater.runtime.failures import error_of, first_line
@@ -72,7 +71,7 @@ class Checkpointing:
 
     # -------------------------------------------------------------------------------------------------- the events
 
-    def hear_ack(self, subtasks: Iterable[Key], ack: cr.Ack) -> None:
+    def hear_ack(self, subtasks: Iterable[Key], ack: c.Ack) -> None:
         """These subtasks, all that a worker holds of a region, did their part."""
         reports = [
             ((r.vertex, r.subtask), LoopReport(r.quiet, r.outside_ended, r.drained, InputTime(*r.outside)))
@@ -90,7 +89,7 @@ class Checkpointing:
                 parts.append(((record.vertex, record.subtask), (record, entries, files)))
         self._core.acknowledged(ack.checkpoint_id, parts, reports, now_ms())
 
-    def hear_decline(self, decline: cr.Decline) -> None:
+    def hear_decline(self, decline: c.Decline) -> None:
         """A subtask cannot do its part."""
         error, detail = None, decline.message
         if decline.error is not None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import queue
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Split
-from cutwater.errors import CutwaterError, FencedError, NondeterminismError
+from cutwater.errors import BuildError, ConfigError, CutwaterError, FencedError, NondeterminismError
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.planner import replan
 from cutwater.plan.recovery import recovery_division, topology_of, widened
@@ -21,18 +22,16 @@ from cutwater.protocol.job.hosts import Topology
 from cutwater.protocol.job.regions import Subtask
 from cutwater.protocol.reasons import CheckpointKind
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.links import WorkerLink
 from cutwater.runtime.control.read_limit import Limits
 from cutwater.runtime.driver.checkpointing import Checkpointing, now_ms
-from cutwater.runtime.driver.cutover import Cutover
 from cutwater.runtime.driver.deploying import Deploying, held_by, passes_rows
 from cutwater.runtime.driver.driver import Driver, Duties, MakeHost
-from cutwater.runtime.driver.finished import finished_text
+from cutwater.runtime.driver.forks import Cutover, CutoverOrder, Successor
+from cutwater.runtime.driver.preparing import finished_text
 from cutwater.runtime.driver.publisher import Publisher
-from cutwater.runtime.driver.rescaling import rescaler_of
+from cutwater.runtime.driver.savepoints import SavepointKind, SavepointRequest
 from cutwater.runtime.driver.splits import Splits
-from cutwater.runtime.driver.user_calls import UserCalls
 from cutwater.runtime.status.board import StatusBoard
 from cutwater.runtime.worker.worker import WorkerArgs
 from cutwater.storage.reading.recovery import Restorable
@@ -40,6 +39,7 @@ from cutwater.storage.store.base import Store
 
 if TYPE_CHECKING:
     from cutwater.runtime.worker.tracing import DriverTrace
+
 
 _DEPLOYED = frozenset({j.JobPhase.DEPLOYING, j.JobPhase.RUNNING})
 
@@ -115,30 +115,30 @@ class Coordinator(Duties):
 
     def message(self, link: WorkerLink, message: c.FromWorker) -> None:
         match message:
-            case cr.Metrics():
+            case c.Metrics():
                 self.board.metrics(link.slot, message)
-            case cr.Ack():
+            case c.Ack():
                 held = self._held(link.slot, message.region)
                 self._deploying.hear(message.news)  # first: a verdict rests on it
                 self.checkpoints.hear_ack(held, message)
-            case cr.SourceTime():
+            case c.SourceTime():
                 for slot, told in self._splits.reported(message):
                     if (reader := self._group.links.get(slot)) is not None:
                         reader.send(msgspec.structs.replace(told, attempt=self._machine.attempt))
-            case cr.ProbeWanted():
+            case c.ProbeWanted():
                 self.driver.core.probe_wanted((message.vertex, message.subtask), now_ms())
-            case cr.CaughtUp(region=region):
+            case c.CaughtUp(region=region):
                 self.driver.core.caught_up(self._held(link.slot, region), now_ms())
-            case cr.Decline():
+            case c.Decline():
                 self.checkpoints.hear_decline(message)
-            case cr.Finished(attempt=attempt, vertex=vertex, subtask=subtask):
+            case c.Finished(attempt=attempt, vertex=vertex, subtask=subtask):
                 self.driver.handle(j.SubtaskFinished(attempt, (vertex, subtask), now_ms()))
-            case cr.Committed(checkpoint_id=checkpoint_id, region=region):
+            case c.Committed(checkpoint_id=checkpoint_id, region=region):
                 self.driver.core.committed([(link.slot, region)], checkpoint_id, now_ms())
-            case cr.Log(level=cr.CONSOLE, message=text):
+            case c.Log(level=c.CONSOLE, message=text):
                 sys.stdout.write(f"{text}\n")
                 sys.stdout.flush()
-            case cr.Log(level=level, message=text):
+            case c.Log(level=level, message=text):
                 self.board.worker_said(link.slot, level, text)
             case _:
                 pass  # hello, sign of life; parts of global snapshots belong to networks
@@ -154,7 +154,7 @@ class Coordinator(Duties):
                 if link is not None:
                     link.send(c.AssignSplits(self._machine.attempt, step, fresh, no_more))
 
-    def failing(self, failure: cr.Failure) -> bool:
+    def failing(self, failure: c.Failure) -> bool:
         self.publisher.failed(failure.kind)
         self.board.failed(failure)
         alone = failure.kind != NondeterminismError.__name__  # which a part would end in again and again
@@ -335,3 +335,144 @@ def _open_trace(config: JobConfig, plan: PhysicalPlan, publisher: Publisher) -> 
     return DriverTrace(
         config.trace_dir, plan, publisher.uid, known=[e.checkpoint_id for e in publisher.log.state.completed]
     )
+
+
+def rescaler_of(plan: PhysicalPlan, parallelism: int, config: JobConfig) -> r.Rescaler:
+    """The machine that decides over the parallelism of a job.
+
+    Args:
+        plan: what the job begins with.
+        parallelism: of steps that name none, there.
+    """
+    least = min(config.min_parallelism, parallelism)
+    return r.Rescaler(
+        r.Shape(parallelism, plan.parallelism),
+        deadline_ms=config.rescale_timeout_ms,
+        least=_shape(plan, least) if config.scheduler == "adaptive" else None,
+        stable_ms=config.resource_stabilization_timeout_ms,
+        shape_of=lambda workers: _widest(plan, workers),
+    )
+
+
+def asked_shape(plan: PhysicalPlan, parallelism: int, config: JobConfig) -> r.Shape:
+    """The shape that a user asks for.
+
+    Raises:
+        BuildError: a step wants more subtasks than there are key groups.
+        ConfigError: the job cannot be rescaled, or not to that.
+    """
+    if config.protocol == "none":
+        raise ConfigError("protocol 'none' keeps no checkpoint to rescale from")
+    if config.trace_dir is not None:
+        raise ConfigError("a trace tells of one parallelism, and the job has a trace_dir")
+    if parallelism < 1:
+        raise ConfigError(f"parallelism must be at least 1, got {parallelism}")
+    return _shape(plan, parallelism)
+
+
+def _widest(plan: PhysicalPlan, workers: int) -> r.Shape:
+    """The widest shape that so many workers suffice for; 1 where even that needs more."""
+    for parallelism in range(min(workers, plan.max_parallelism), 0, -1):
+        shape = _shape(plan, parallelism)
+        if shape.workers <= workers:
+            return shape
+    return _shape(plan, 1)
+
+
+def _shape(plan: PhysicalPlan, parallelism: int) -> r.Shape:
+    return r.Shape(parallelism, replan(plan, parallelism).parallelism)
+
+
+T = TypeVar("T")
+
+
+class UserCalls:
+    """Calls to one running job.
+
+    Args:
+        driver: has the thread in which everything is done.
+        publisher: of the job.
+        checkpoints: takes checkpoints and savepoints.
+        cutover: performs hand-overs and promotions.
+    """
+
+    def __init__(self, driver: Driver, publisher: Publisher, checkpoints: Checkpointing, cutover: Cutover) -> None:
+        self._driver, self._publisher = driver, publisher
+        self._checkpoints, self._cutover = checkpoints, cutover
+
+    def checkpoint(self) -> int:
+        """Take a checkpoint now and wait for it; returns its id.
+
+        Raises:
+            CutwaterError: it failed, with the reason.
+        """
+        done: queue.SimpleQueue[cm.RequestAnswered] = queue.SimpleQueue()
+        self._driver.later(lambda: self._checkpoints.request(done.put))
+        answer = self._wait(done, "the checkpoint was taken")
+        if answer.reason is not None or answer.checkpoint_id is None:
+            why = answer.reason.message if answer.reason else "nothing was taken"
+            raise CutwaterError(f"the checkpoint failed: {why} {answer.detail}".rstrip())
+        return answer.checkpoint_id
+
+    def rescale(self, parallelism: int) -> None:
+        """Go on at another parallelism; returns when the job runs there.
+
+        Raises:
+            CutwaterError: it does not, with the reason; it goes on as it was, unless it has ended.
+        """
+        done: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._driver.later(lambda: self._ask_for(parallelism, done))
+        if error := self._wait(done, "it was rescaled"):
+            raise CutwaterError(f"not rescaled to {parallelism}: {error}")
+
+    def _ask_for(self, parallelism: int, done: queue.SimpleQueue[str]) -> None:
+        try:
+            shape = asked_shape(self._publisher.plan, parallelism, self._driver.config)
+        except (BuildError, ConfigError) as e:
+            done.put(str(e))
+        else:
+            self._driver.core.request_rescale(shape, done, now_ms())
+
+    def savepoint(self, kind: SavepointKind, directory: str) -> str:
+        """Take a savepoint and wait until it is whole; returns its folder, or raises why there is none."""
+        publisher = self._publisher
+        request = SavepointRequest.prepare(
+            kind, directory, publisher.job, publisher.seal, self._driver.config.file_access
+        )
+        self._driver.later(lambda: self._checkpoints.request_savepoint(request))
+        return request.result(lambda: self._wait(request.done, "the savepoint was whole"))
+
+    def hand_over(self, to: Successor, directory: str) -> str:
+        """Stop with a savepoint and leave the rest to a fork; returns the savepoint's folder.
+
+        Raises:
+            CutwaterError: nothing was handed over, with the reason; the job goes on.
+        """
+        path = self.savepoint("stop", directory)
+        done: queue.SimpleQueue[str] = queue.SimpleQueue()
+        wanted = CutoverOrder.after(path, to, self._publisher.seal, done)
+        self._driver.later(lambda: self._cutover.request(wanted))
+        if error := self._wait(done, "it was handed over"):
+            raise CutwaterError(f"job {self._publisher.job!r} was not handed over: {error}")
+        return path
+
+    def promotion(self) -> None:
+        """Wait until the fork has taken over; its leader has handed over, or is about to.
+
+        Raises:
+            CutwaterError: it will not, with the reason.
+        """
+        done: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._driver.later(lambda: self._cutover.request_promotion(done))
+        if error := self._wait(done, "it was promoted"):
+            raise CutwaterError(f"job {self._publisher.job!r} is not promoted: {error}")
+
+    def _wait(self, done: queue.SimpleQueue[T], what: str) -> T:
+        while True:
+            try:
+                return done.get(timeout=0.2)
+            except queue.Empty:
+                if self._driver.ended.is_set():
+                    error = self._driver.error
+                    why = f": {error}" if error is not None else ""
+                    raise CutwaterError(f"the job ended before {what}{why}") from error

@@ -8,7 +8,6 @@ from typing import TypeAlias, cast
 from cutwater.config import JobConfig, RecoveryName
 from cutwater.protocol.job.machine import JobMachine
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.determinant_news import DeterminantNews
 from cutwater.runtime.control.links import WorkerLink
 from cutwater.runtime.control.messages import CopyPlaces
@@ -85,7 +84,7 @@ class Deploying:
             links: per slot, the worker that fills it.
             limits: of a fork, how far it may read.
         """
-        hellos = [cast(cr.Hello, link.hello) for link in links]
+        hellos = [cast(c.Hello, link.hello) for link in links]
         addresses = [hello.data_address for hello in hellos]
         copies: dict[str, list[int]] = {}
         if (replicas := self._publisher.replicas) is not None:

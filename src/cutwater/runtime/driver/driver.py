@@ -22,13 +22,12 @@ from cutwater.protocol.job.core import JobCore
 from cutwater.protocol.job.hosts import CheckpointHost, Topology
 from cutwater.protocol.job.restart import RestartDecider
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.links import ControlServer, WorkerLink
-from cutwater.runtime.control.reports import CopiesHeld
+from cutwater.runtime.control.messages import CopiesHeld
 from cutwater.runtime.driver.checkpointing import now_ms
 from cutwater.runtime.driver.group import Group, Roster
 from cutwater.runtime.failures import FailureLedger, internal_error
-from cutwater.runtime.hosts.spark import SparkHost
+from cutwater.runtime.spark_host import SparkHost
 from cutwater.runtime.transport.secret import new_secret
 from cutwater.runtime.worker.worker import SlotArgs
 
@@ -92,7 +91,7 @@ class Duties(abc.ABC):
     def launched(self) -> None:  # noqa: B027 - a hook
         """The workers' Spark jobs are submitted."""
 
-    def failing(self, failure: cr.Failure) -> bool:
+    def failing(self, failure: c.Failure) -> bool:
         """A worker told of a failure; false if everything must go back, although it concerns one region."""
         return True
 
@@ -279,9 +278,9 @@ class Driver:
         if not self.core.hears(link.slot, link.incarnation, attempt, getattr(message, "region", 0)):
             return
         match message:
-            case cr.Ready():
+            case c.Ready():
                 self.handle(j.WorkerReady(link.slot, message.attempt, now_ms(), message.region))
-            case cr.Failure():
+            case c.Failure():
                 if message.secondary:
                     self._after(_PATIENCE_S, lambda: self._still_failed(message))
                 else:
@@ -297,7 +296,7 @@ class Driver:
             self.failures.note(type(hopeless).__name__, hopeless.message, hopeless.step or "", False, hopeless.hint)
             self.handle(j.EndRequested(j.Outcome.FAILED, str(self.failures.error), now_ms()))
 
-    def _failed(self, failure: cr.Failure) -> None:
+    def _failed(self, failure: c.Failure) -> None:
         alone = self._duties.failing(failure)
         text = f"{failure.message}\n{failure.traceback}" if failure.traceback else failure.message
         self.fail(
@@ -310,7 +309,7 @@ class Driver:
             region=failure.region if alone else None,
         )
 
-    def _still_failed(self, failure: cr.Failure) -> None:
+    def _still_failed(self, failure: c.Failure) -> None:
         """A worker lost another one some time ago, and nobody has told a better reason since."""
         if self.machine.is_current(failure.attempt, failure.region) and self.machine.phase in _ATTEMPT:
             self._failed(failure)

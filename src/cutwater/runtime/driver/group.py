@@ -13,12 +13,11 @@ from cutwater.protocol.job import messages as j
 from cutwater.protocol.job.waiting import duration_text
 from cutwater.protocol.wire.frames import encode_control
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.links import WorkerLink
-from cutwater.runtime.control.reports import CopiesHeld
+from cutwater.runtime.control.messages import CopiesHeld
 from cutwater.runtime.driver.checkpointing import now_ms
 from cutwater.runtime.failures import root_cause
-from cutwater.runtime.hosts.spark import SlotTask, SparkHost
+from cutwater.runtime.spark_host import SlotTask, SparkHost
 from cutwater.runtime.worker.worker import SlotArgs
 
 _RELAUNCH_LIMIT = 8
@@ -32,7 +31,7 @@ _LAST_WORDS_S = 1.0
 class Roster(Protocol):
     """Shows who is there."""
 
-    def joined(self, hello: cr.Hello) -> None: ...
+    def joined(self, hello: c.Hello) -> None: ...
 
     def left(self, slot: int) -> None: ...
 
@@ -118,7 +117,7 @@ class Group:
         for link in self.members.values():
             link.send_frame(frame)
 
-    def joined(self, link: WorkerLink, hello: cr.Hello) -> j.WorkerJoined | None:
+    def joined(self, link: WorkerLink, hello: c.Hello) -> j.WorkerJoined | None:
         """A worker said hello; None if it is not wanted."""
         if self._closing or not 0 <= hello.slot < self._reach:
             link.send(c.Stop("the job has ended"))

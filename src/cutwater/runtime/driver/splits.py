@@ -13,7 +13,6 @@ from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.checkpoint.step_times import StepTimes, SubtaskTime
 from cutwater.protocol.job.regions import Region
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.messages import SplitAssignment
 from cutwater.storage.snapshot.manifest import Manifest, SplitRecord
 
@@ -97,7 +96,7 @@ class Splits:
         for subtask in range(enumerator.parallelism):
             self._times[step].dealt(subtask, enumerator.dealt(subtask))
 
-    def reported(self, message: cr.SourceTime) -> list[tuple[int, c.StepTime]]:
+    def reported(self, message: c.SourceTime) -> list[tuple[int, c.StepTime]]:
         """Take a subtask's report of its time; return what is to be told to subtasks, by slot."""
         time = SubtaskTime(message.known, message.holding, message.watermark, message.finished, message.quiet)
         return [

@@ -17,8 +17,8 @@ from cutwater.plan.graph import PhysicalPlan
 from cutwater.protocol.checkpoint.coordinator import CheckpointStatistics
 from cutwater.protocol.job.machine import JobMachine
 from cutwater.protocol.job.messages import JobPhase
-from cutwater.runtime.control import reports as cr
-from cutwater.runtime.control.reports import CopiesHeld
+from cutwater.runtime.control import messages as c
+from cutwater.runtime.control.messages import CopiesHeld
 from cutwater.runtime.failures import headline
 from cutwater.runtime.status.status import (
     CheckpointStatus,
@@ -49,7 +49,7 @@ class StepLoads:
         """These regions begin anew; ``None``: all do."""
         self._loads = {w: found for w, found in self._loads.items() if regions is not None and w[1] not in regions}
 
-    def report(self, slot: int, before: cr.Metrics, now: cr.Metrics) -> None:
+    def report(self, slot: int, before: c.Metrics, now: c.Metrics) -> None:
         """Two reports of one attempt of a worker."""
         span_ms = now.time_ms - before.time_ms
         if span_ms > 0:
@@ -89,7 +89,7 @@ def _share(part_ms: float, span_ms: float) -> float:
 class SlowCalls:
     """Makes the warnings on steps whose calls cost more than the budget without any row: one for each.
 
-    >>> from cutwater.runtime.control.reports import FixedCost, Metrics
+    >>> from cutwater.runtime.control.messages import FixedCost, Metrics
     >>> calls = SlowCalls(JobConfig())
     >>> costs = {"call": FixedCost("call", 50, 50, 350, 9000)}
     >>> report = Metrics(1, 0.0, {}, {}, {}, {}, {}, {}, 0.0, fixed_costs=costs)
@@ -104,7 +104,7 @@ class SlowCalls:
         """By slot, region and step: reports in a row."""
         self._told: set[str] = set()
 
-    def fresh(self, slot: int, report: cr.Metrics) -> list[str]:
+    def fresh(self, slot: int, report: c.Metrics) -> list[str]:
         """Warnings of what a report of a worker says for some time now, and nobody said before."""
         place = slot, report.region
         for where in [w for w in self._seen if w[:2] == place and w[2] not in report.fixed_costs]:
@@ -117,7 +117,7 @@ class SlowCalls:
                 new.append(self._text(step, cost))
         return new
 
-    def _text(self, step: str, cost: cr.FixedCost) -> str:
+    def _text(self, step: str, cost: c.FixedCost) -> str:
         name = f"step {step!r}" if cost.first == step else f"steps {cost.first!r} to {step!r}, which run as one"
         chain = f" (its whole chain {cost.chain_ms:.0f} ms)" if cost.chain_ms > 1.2 * cost.step_ms else ""
         limit = "at most" if cost.call_ms <= self._max_ms else "more than"
@@ -144,7 +144,7 @@ _STREAMS: Mapping[str, Mapping[int, str]] = {
 class LateRows:
     """Makes the warnings: one for each stream of late rows when its first ones are seen, one with the sum in the end.
 
-    >>> from cutwater.runtime.control.reports import Metrics
+    >>> from cutwater.runtime.control.messages import Metrics
     >>> import cutwater as cw
     >>> from cutwater.plan.planner import make_plan
     >>> flow = cw.Dataflow("example")
@@ -164,7 +164,7 @@ class LateRows:
         self._rows_in: dict[str, int] = {}
         self._told: set[tuple[str, int]] = set()
 
-    def count(self, reports: Iterable[cr.Metrics]) -> None:
+    def count(self, reports: Iterable[c.Metrics]) -> None:
         """The newest reports of all workers."""
         self._late.clear()
         self._rows_in.clear()
@@ -237,9 +237,9 @@ class StatusBoard:
         self._status = JobStatus(
             name=plan.name, uid="", phase="forming", parallelism=plan.parallelism, attempt=record.attempt
         )
-        self._hellos: dict[int, cr.Hello] = {}
+        self._hellos: dict[int, c.Hello] = {}
         self._copies: dict[int, CopiesHeld] = {}
-        self._metrics: dict[tuple[int, int], cr.Metrics] = {}
+        self._metrics: dict[tuple[int, int], c.Metrics] = {}
         """By slot and region."""
         self._late = LateRows(plan)
         self._loads, self._slow_calls = StepLoads(), SlowCalls(config)
@@ -294,7 +294,7 @@ class StatusBoard:
             self.warn(warning)
         self._update(phase="ended", outcome=outcome, reason=reason)
 
-    def joined(self, hello: cr.Hello) -> None:
+    def joined(self, hello: c.Hello) -> None:
         with self._lock:
             self._hellos[hello.slot] = hello
             self._copies.pop(hello.slot, None)  # its predecessor's
@@ -381,7 +381,7 @@ class StatusBoard:
         _WORKER_LOG.log(number, "job %r, worker %d: %s", self._plan.name, slot, text)
         self.log(f"worker {slot} {level}: {text}")
 
-    def failed(self, failure: cr.Failure) -> None:
+    def failed(self, failure: c.Failure) -> None:
         where = f"step {failure.step!r}, " if failure.step else ""
         self.log(f"worker {failure.subtask} failed: {where}{failure.kind}: {failure.message}\n{failure.traceback}")
 
@@ -396,7 +396,7 @@ class StatusBoard:
                 last_written_bytes=written_bytes,
             )
 
-    def acked(self, ack: cr.Ack) -> None:
+    def acked(self, ack: c.Ack) -> None:
         with self._lock:
             self._checkpoints = msgspec.structs.replace(self._checkpoints, last_freeze_ms=ack.freeze_ms)
 
@@ -431,7 +431,7 @@ class StatusBoard:
 
     # -------------------------------------------------------------------------------------------------- metrics
 
-    def metrics(self, slot: int, metrics: cr.Metrics) -> None:
+    def metrics(self, slot: int, metrics: c.Metrics) -> None:
         """A worker's report."""
         where = slot, metrics.region
         with self._lock:

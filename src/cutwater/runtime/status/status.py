@@ -164,17 +164,17 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
         return self.phase != "ended"
 
     def __repr__(self) -> str:
-        from cutwater.runtime.status.text import as_line
+        from cutwater.runtime.status.progress import as_line
 
         return f"JobStatus({as_line(self)})"
 
     def __str__(self) -> str:
-        from cutwater.runtime.status.text import as_text
+        from cutwater.runtime.status.progress import as_text
 
         return as_text(self)
 
     def _repr_html_(self) -> str:
-        from cutwater.runtime.status.text import as_html
+        from cutwater.runtime.status.progress import as_html
 
         return as_html(self)
 

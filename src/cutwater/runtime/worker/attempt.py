@@ -14,19 +14,18 @@ from cutwater.protocol.subtask.host import LoopReport
 from cutwater.protocol.wire.handshake import Peer, Refusal
 from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.determinant_news import DeterminantNews, PeerDeterminants
 from cutwater.runtime.copies.copies import CopyReader, lengths_of
-from cutwater.runtime.worker.checkpoint import (
+from cutwater.runtime.worker.peers import ConnectedAttempt, ExpectedPeer, PeerArrived, PeerLost, place_of
+from cutwater.runtime.worker.restore import Restore
+from cutwater.runtime.worker.snapshots import (
     CheckpointStage,
     FrozenSubtask,
+    SnapshotService,
     SubtaskLogs,
     WorkerCheckpoints,
     Written,
 )
-from cutwater.runtime.worker.peers import ConnectedAttempt, ExpectedPeer, PeerArrived, PeerLost, place_of
-from cutwater.runtime.worker.restore import Restore
-from cutwater.runtime.worker.snapshots import SnapshotService
 from cutwater.runtime.worker.subtask import Subtask
 from cutwater.runtime.worker.wiring import Wiring
 
@@ -221,7 +220,7 @@ class Attempt(ConnectedAttempt):
         """How far the sources have come, for those of their steps that have nothing to read."""
         for subtask in self._subtasks:
             if subtask.source is not None and (time := subtask.source.report(now_s)) is not None:
-                message = cr.SourceTime(self.number, self.region, subtask.source.step, subtask.key[1], *time)
+                message = c.SourceTime(self.number, self.region, subtask.source.step, subtask.key[1], *time)
                 self._worker.link.send(message)
 
     def take(self, message: object) -> None:
@@ -282,7 +281,7 @@ class Attempt(ConnectedAttempt):
         for subtask in self._subtasks:
             subtask.core.outcome(m.CompleteNotice(checkpoint_id, commit))
         if commit and notice.answer:
-            self._worker.link.send(cr.Committed(self.number, checkpoint_id, self.region))
+            self._worker.link.send(c.Committed(self.number, checkpoint_id, self.region))
 
     def _trigger(self, trigger: c.Trigger) -> None:
         """To the sources; to every subtask where all freeze at once (``synchronous``), which a savepoint does not."""
@@ -439,7 +438,7 @@ class Attempt(ConnectedAttempt):
         self._behind = [(place, output) for place, output in self._behind or () if self._owes(place, output)]
         if not self._behind and not following:
             self._behind = None
-            self._worker.link.send(cr.CaughtUp(self.number, self.region))
+            self._worker.link.send(c.CaughtUp(self.number, self.region))
 
     def _owes(self, place: Place, output: OutputChannel) -> bool:
         connection = self._connections.get(place)
@@ -481,12 +480,12 @@ class Attempt(ConnectedAttempt):
         if self._copies is not None:
             checkpoint.lengths = lengths_of(entry for part in parts for entry in part.entries)
         reports = [
-            cr.LoopReport(*key, r.quiet, r.outside_ended, r.drained, (r.outside.watermark, r.outside.idle))
+            c.LoopReport(*key, r.quiet, r.outside_ended, r.drained, (r.outside.watermark, r.outside.idle))
             for key, r in checkpoint.acknowledged.items()
             if r is not None
         ]
         self._worker.link.send(
-            cr.Ack(
+            c.Ack(
                 self.number,
                 checkpoint_id,
                 [record for part in parts for record in part.subtasks],
@@ -502,7 +501,7 @@ class Attempt(ConnectedAttempt):
         )
 
     def probe_wanted(self, subtask: tuple[int, int]) -> None:
-        self._worker.link.send(cr.ProbeWanted(self.number, *subtask, self.region))
+        self._worker.link.send(c.ProbeWanted(self.number, *subtask, self.region))
 
     def decline(self, subtask: tuple[int, int], effect: m.Decline) -> None:
         vertex, index = subtask
@@ -510,10 +509,10 @@ class Attempt(ConnectedAttempt):
         error = checkpoint.error if checkpoint is not None else None
         message = error.message if error is not None else effect.detail
         told = (type(error).__name__, error.step or "", error.hint) if error is not None else None
-        self._worker.link.send(cr.Decline(number, id, vertex, index, effect.reason.code, message, self.region, told))
+        self._worker.link.send(c.Decline(number, id, vertex, index, effect.reason.code, message, self.region, told))
 
     def finished(self, subtask: tuple[int, int]) -> None:
-        self._worker.link.send(cr.Finished(self.number, *subtask, self.region))
+        self._worker.link.send(c.Finished(self.number, *subtask, self.region))
 
     # ------------------------------------------------------------------------------------------------------ metrics
 
@@ -521,7 +520,7 @@ class Attempt(ConnectedAttempt):
         counters = self._counters.setdefault(step, {})
         counters[metric] = counters.get(metric, 0) + amount
 
-    def metrics(self) -> cr.Metrics:
+    def metrics(self) -> c.Metrics:
         """Counters since the attempt began."""
         rows_in: dict[str, int] = {}
         rows_out: dict[str, int] = {}
@@ -529,7 +528,7 @@ class Attempt(ConnectedAttempt):
         watermarks: dict[str, int] = {}
         busy_ms: dict[str, float] = {}
         full_ms: dict[str, float] = {}
-        fixed_costs: dict[str, cr.FixedCost] = {}
+        fixed_costs: dict[str, c.FixedCost] = {}
         now_s = time.monotonic()
         for subtask in self._subtasks:
             full = subtask.full_s(now_s) * 1000
@@ -544,7 +543,7 @@ class Attempt(ConnectedAttempt):
                     unread[output] = unread.get(output, 0) + rows
             if subtask.chain.watermark != MIN_WATERMARK:
                 watermarks[subtask.chain.nodes[0].step] = subtask.chain.watermark
-        return cr.Metrics(
+        return c.Metrics(
             attempt=self.number,
             time_ms=(now_s - self._started_s) * 1000,
             rows_in=rows_in,

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 from cutwater.errors import CutwaterError, WireError
 from cutwater.protocol.job.regions import Place
 from cutwater.protocol.wire.handshake import Peer, Refusal
-from cutwater.runtime.channels.connection import Connection
-from cutwater.runtime.channels.data_server import connect
+from cutwater.runtime.channels.connection import Connection, connect
 
 if TYPE_CHECKING:
-    from cutwater.runtime.control import reports as cr
+    from cutwater.runtime.control import messages as c
     from cutwater.runtime.worker.worker import Worker
 
 _CONNECT_DEADLINE_S = 15.0
@@ -113,7 +112,7 @@ class ConnectedAttempt(abc.ABC):
         """A message of the coordinator, or something posted to the worker's mailbox."""
 
     @abc.abstractmethod
-    def metrics(self) -> cr.Metrics:
+    def metrics(self) -> c.Metrics:
         """Counters since the attempt began."""
 
     @abc.abstractmethod

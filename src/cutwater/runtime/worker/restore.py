@@ -8,22 +8,21 @@ receiver, and which of their rows it owns, is told here; in which order they com
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
-from cutwater.errors import CorruptSnapshotError, CutwaterError, StorageError
+from cutwater.errors import BuildError, CorruptSnapshotError, CutwaterError, StorageError
 from cutwater.operators.base import Operator
 from cutwater.operators.evolution import Evolution
 from cutwater.plan.compatibility import check_compatible
 from cutwater.plan.graph import Channel, Edge, EdgeType, PhysicalPlan
-from cutwater.protocol.channel.items import Timed, Watermark
+from cutwater.protocol.channel.items import Rows, Timed, Watermark
 from cutwater.protocol.job.redistribution import OldChannel, RedistributedEdge
 from cutwater.protocol.subtask.watermarks import InputTime, merged_time
-from cutwater.runtime.channels.log import edge_name, fitting, to_items
 from cutwater.runtime.channels.partitioner import HashPartitioner
 from cutwater.runtime.control.messages import Deploy
 from cutwater.runtime.copies.copies import CopyReader
@@ -40,6 +39,36 @@ from cutwater.storage.store.opening import another
 
 Share: TypeAlias = Callable[[LogItem], LogItem | None]
 """Rows on their way, but only those that a new receiver owns; ``None``: it owns none of them."""
+
+
+def fitting(edge: Edge, item: LogItem) -> LogItem:
+    """Rows of a snapshot with the columns that this program sends over the edge: it may read fewer than the old one.
+
+    Raises:
+        BuildError: it reads one more.
+    """
+    if item.batch is None or item.batch.schema.names == edge.schema.names:
+        return item
+    missing = [name for name in edge.schema.names if name not in item.batch.schema.names]
+    if missing:
+        raise BuildError(
+            f"the snapshot holds rows on their way along {edge.name!r} without column {missing[0]!r}",
+            step=edge.target_step,
+            hint="Restore with the old program, take an aligned checkpoint there, and go on from that one.",
+        )
+    return item._replace(batch=item.batch.select(edge.schema.names))
+
+
+def to_items(log: Iterable[LogItem], first_row: int) -> list[Timed]:
+    """Items of a log as a channel delivers them; rows are numbered from ``first_row`` on."""
+    items: list[Timed] = []
+    for batch, watermark, idle, late_before in log:
+        if batch is None:
+            items.append(Watermark(watermark, idle))
+        else:
+            items.append(Rows(batch, first_row, watermark, late_before))
+            first_row += batch.num_rows
+    return items
 
 
 class _Ends(NamedTuple):
@@ -342,7 +371,7 @@ class Restore:
 
     def _entries(self, edge: Edge, key: Channel) -> list[Entry]:
         """Items of a channel in the snapshot, in the order of its rows: those that waited at the sender come last."""
-        found = [e for e in self._logs.get(edge_name(edge), ()) if e.channel is not None and e.channel[1:] == key[1:]]
+        found = [e for e in self._logs.get(edge.name, ()) if e.channel is not None and e.channel[1:] == key[1:]]
         return sorted(found, key=lambda e: (e.side == "sender", e.first_row))
 
     def _logged(self, edge: Edge, entries: list[Entry], next_row: int) -> list[Timed]:

@@ -23,14 +23,10 @@ from cutwater.protocol.subtask.host import ChannelLog, LoopReport, SubtaskChanne
 from cutwater.protocol.subtask.loop import IdleReason, SubtaskLoop
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import WatermarkMerger
-from cutwater.runtime.chains.chain import Chain
-from cutwater.runtime.chains.clock import ProcessingClock
-from cutwater.runtime.chains.sink_operator import SinkOperator
+from cutwater.runtime.chains.chain import Chain, ProcessingClock, SinkOperator, StepCosts
 from cutwater.runtime.chains.source_runner import Read, SourceRunner
-from cutwater.runtime.chains.step_costs import StepCosts
-from cutwater.runtime.channels.log import LoggedChannel
 from cutwater.runtime.channels.output import OutputChannel
-from cutwater.runtime.worker.checkpoint import FrozenSubtask, SubtaskLogs
+from cutwater.runtime.worker.snapshots import FrozenSubtask, LoggedChannel, SubtaskLogs
 from cutwater.storage.snapshot.manifest import ChannelRecord, SubtaskRecord
 
 _ACTIONS_PER_ROUND = 8

@@ -24,7 +24,6 @@ from cutwater.protocol import messages as m
 from cutwater.protocol.channel.items import Barrier, Item, Rows, rows_in
 from cutwater.protocol.channel.receiving import ReceivingEnd
 from cutwater.protocol.subtask.host import ChannelLog
-from cutwater.runtime.channels.log import edge_name
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.worker.subtask import Subtask, SubtaskParts
 from cutwater.trace import events as e
@@ -104,7 +103,7 @@ def _process(plan: PhysicalPlan, vertex: int, subtask: int) -> str:
 
 
 def _link(plan: PhysicalPlan, channel: Channel) -> str:
-    return f"{edge_name(plan.edges[channel.edge])} {channel.source}-{channel.target}"
+    return f"{plan.edges[channel.edge].name} {channel.source}-{channel.target}"
 
 
 def _now_ms() -> float:

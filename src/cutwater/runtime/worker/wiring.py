@@ -22,9 +22,7 @@ from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.loop import SubtaskLoop
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
-from cutwater.runtime.chains.chain import Chain, EdgeOut, Node, Target
-from cutwater.runtime.chains.clock import ProcessingClock
-from cutwater.runtime.chains.sink_operator import SinkIdentity, SinkOperator
+from cutwater.runtime.chains.chain import Chain, EdgeOut, Node, ProcessingClock, SinkIdentity, SinkOperator, Target
 from cutwater.runtime.chains.source_runner import SourceRunner
 from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.channels.output import OutputChannel
@@ -37,7 +35,7 @@ from cutwater.state.keys import key_group_range
 
 if TYPE_CHECKING:
     from cutwater.runtime.control.determinant_news import DeterminantNews
-    from cutwater.runtime.worker.determinants import SubtaskDeterminants
+    from cutwater.runtime.worker.recording import SubtaskDeterminants
     from cutwater.runtime.worker.tracing import WorkerTrace
 
 LOOP_FRAMES = 2
@@ -274,7 +272,7 @@ class Wiring:
         """Where a recovery needs it: the determinant log of a subtask on whose choices others depend (R0)."""
         if self._news is None:
             return None
-        from cutwater.runtime.worker.determinants import SubtaskDeterminants
+        from cutwater.runtime.worker.recording import SubtaskDeterminants
 
         return SubtaskDeterminants(self._news, (vertex.index, self._slot), vertex.steps, inputs, self._clock)
 

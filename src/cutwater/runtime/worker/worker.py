@@ -10,17 +10,20 @@ from __future__ import annotations
 import abc
 import contextlib
 import gc
+import logging
 import os
 import socket
 import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cutwater.config import JobConfig
+from cutwater.config import JobConfig, LogLevelName
+from cutwater.connectors.console import CONSOLE_LOGGER
 from cutwater.connectors.staging.area import Guard
 from cutwater.errors import CutwaterError, FencedError, WireError
 from cutwater.plan.graph import PhysicalPlan
@@ -29,19 +32,14 @@ from cutwater.plan.planner import replan
 from cutwater.plan.recovery import recovery_division
 from cutwater.protocol.job.regions import Division
 from cutwater.protocol.wire.handshake import Peer, Refusal
-from cutwater.runtime.channels.connection import Connection
-from cutwater.runtime.channels.data_server import DataServer
+from cutwater.runtime.channels.connection import Connection, DataServer
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control import reports as cr
 from cutwater.runtime.control.links import dial_coordinator
-from cutwater.runtime.control.messages import CopyPlaces
-from cutwater.runtime.control.process_network_messages import NetworkDeploy
-from cutwater.runtime.control.reports import CopiesHeld
+from cutwater.runtime.control.messages import CopiesHeld, CopyPlaces, NetworkDeploy
 from cutwater.runtime.copies.copies import Copies, open_copies
 from cutwater.runtime.transport.secret import Secret, shown
-from cutwater.runtime.transport.signal import Signal
+from cutwater.runtime.transport.sockets import Signal
 from cutwater.runtime.worker.attempt import Attempt
-from cutwater.runtime.worker.log import log_to_driver
 from cutwater.runtime.worker.peers import Built, ConnectedAttempt, InterruptedBuildError, Posted
 from cutwater.storage.store.base import Store
 
@@ -172,9 +170,9 @@ class Worker:
         self.data_server.start()
         self.link.start()
         left = self.copies.files if self.copies is not None else []
-        self.link.send(cr.Hello(self.args.slot, os.getpid(), socket.gethostname(), address, left))
+        self.link.send(c.Hello(self.args.slot, os.getpid(), socket.gethostname(), address, left))
         for note in self._notes:
-            self.link.send(cr.Log("info", note))
+            self.link.send(c.Log("info", note))
         try:
             with log_to_driver(self.link.send, self.args.config.worker_log_level):
                 while self._end is None:
@@ -229,7 +227,7 @@ class Worker:
         self._report()  # a peer that stopped first looks like a lost one: what this worker did counts all the same
         ours = isinstance(error, CutwaterError)
         self.link.send(
-            cr.Failure(
+            c.Failure(
                 attempt=number,
                 kind=type(error).__name__ if ours else "InvariantError",
                 message=error.message if ours else f"{type(error).__name__}: {error}",
@@ -302,7 +300,7 @@ class Worker:
             return
         attempt.building = False
         if error is None:
-            self.link.send(cr.Ready(attempt.number, attempt.region))
+            self.link.send(c.Ready(attempt.number, attempt.region))
             for message in attempt.early:
                 self._deliver(attempt, message)
         elif isinstance(error, InterruptedBuildError):
@@ -366,3 +364,47 @@ def _ends(message: Any, region: int) -> bool:
 def _story(error: BaseException) -> str:
     """Our own errors say all there is to say (a user's traceback is part of the message); others need theirs."""
     return "" if isinstance(error, CutwaterError) else "".join(traceback.format_exception(error))
+
+
+LINES_PER_S = 100
+"""A function that logs each of a million rows must not drown the driver: of what comes faster it gets the number."""
+
+
+@contextmanager
+def log_to_driver(send: Callable[[c.Log], None], level: LogLevelName) -> Generator[None]:
+    """Send what this process logs, from this level on.
+
+    Spark gives a process to the next task when this one is done: so all is as before afterwards.
+    """
+    root = logging.getLogger()
+    handler, before = _ToDriver(send), root.level
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        root.setLevel(before)
+        root.removeHandler(handler)
+
+
+class _ToDriver(logging.Handler):
+    def __init__(self, send: Callable[[c.Log], None]) -> None:
+        super().__init__()
+        self._send = send
+        self._second, self._lines, self._left_out = 0, 0, 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one line; what a console sink shows is output, and comes whole."""
+        if record.name == CONSOLE_LOGGER:
+            self._send(c.Log(c.CONSOLE, self.format(record)))
+            return
+        second = int(time.monotonic())
+        if second != self._second:
+            left_out, self._second, self._lines, self._left_out = self._left_out, second, 0, 0
+            if left_out:
+                self._send(c.Log("warning", f"{left_out:,} lines of this worker's log were left out: it logs too much"))
+        self._lines += 1
+        if self._lines > LINES_PER_S:
+            self._left_out += 1
+        else:
+            self._send(c.Log(record.levelname.lower(), self.format(record)))

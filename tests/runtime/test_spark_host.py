@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cutwater.runtime.hosts import spark as spark_host
-from cutwater.runtime.hosts.spark import SparkHost, is_local
+from cutwater.runtime import spark_host
+from cutwater.runtime.spark_host import SparkHost, is_local
 from reversal import Reversal
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from cutwater.runtime.hosts.spark import SparkHost
+from cutwater.runtime.spark_host import SparkHost
 
 
 def test_in_local_mode_everything_listens_on_loopback() -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
-from cutwater.runtime.hosts import spark as spark_host
+from cutwater.runtime import spark_host
 
 BUSY = threading.Lock()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.runtime.hosts.shipping import main_folder, own_modules
+from cutwater.runtime.spark_host import main_folder, own_modules
 
 
 @pytest.fixture
@@ -38,8 +38,6 @@ def test_an_installed_program_has_no_modules_of_its_own(monkeypatch: pytest.Monk
 
 
 def test_the_folder_of_a_script(tmp_path: Path):
-    (tmp_path / "script.py").write_text(
-        "from cutwater.runtime.hosts.shipping import main_folder\nprint(main_folder())\n"
-    )
+    (tmp_path / "script.py").write_text("from cutwater.runtime.spark_host import main_folder\nprint(main_folder())\n")
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(tmp_path)

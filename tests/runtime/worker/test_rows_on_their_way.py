@@ -7,7 +7,7 @@ import pytest
 
 from cutwater.errors import BuildError
 from cutwater.plan.graph import Edge, EdgeType
-from cutwater.runtime.channels.log import fitting
+from cutwater.runtime.worker.restore import fitting
 from cutwater.storage.snapshot.channel_log import LogItem
 
 ROWS = pa.record_batch({"k": [1, 2], "v": [3, 4], "w": ["a", "b"]})

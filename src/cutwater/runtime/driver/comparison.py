@@ -14,7 +14,7 @@ from cutwater.config import parse_duration_ms
 from cutwater.connectors.files.part_commit import checkpoint_of_part, is_visible
 from cutwater.data.changes import OP
 from cutwater.errors import ConfigError, CorruptSnapshotError
-from cutwater.runtime.cutover.following import limits_of, not_reached
+from cutwater.runtime.driver.forks import limits_of, not_reached
 from cutwater.state_reader.compare import OF_ONE, OF_OTHER, PLACE, TIMES, differing_rows, rows_of
 from cutwater.storage.log.entries import Fork
 from cutwater.storage.log.job_log import JobLog

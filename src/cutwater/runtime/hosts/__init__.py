@@ -1,1 +1,0 @@
-"""Hosts of workers: Spark jobs, one for each slot."""

@@ -107,13 +107,15 @@ def ping(out: OutputChannel, inp: ReceivingEnd, signal: Signal, seconds: float) 
 
 def worker(index: int, pipe: multiprocessing.connection.Connection, secret: Secret, args: argparse.Namespace) -> None:
     connection, signal = link(index, pipe, secret), Signal()
-    ends = [
-        (
-            connection.output(Channel(i, index, 1 - index), SCHEMA, batch_rows=args.batch, on_ready=signal.set),
-            connection.input(Channel(i, 1 - index, index), SCHEMA, on_ready=signal.set),
-        )
-        for i in range(3)
-    ]
+    ends: list[tuple[OutputChannel, ReceivingEnd]] = []
+    for i in range(3):
+        there, here = Channel(i, index, 1 - index), Channel(i, 1 - index, index)
+        send = connection.sender(there)
+        out = OutputChannel(there, SCHEMA, send, batch_rows=args.batch, on_ready=signal.set)
+        inp = ReceivingEnd(here, 8, signal.set, credit_batch=4)
+        connection.add_output(out)
+        connection.add_input(inp, SCHEMA)
+        ends.append((out, inp))
     connection.start(lost)
     batch, total = batch_of(args.batch), int(args.rows)
     if args.seconds:

@@ -89,8 +89,11 @@ class Pair:
             left = Connection(a, Peer("data", "job", 1))
             right = Connection(b, Peer("data", "job", 0))
             self.connections = [left, right]
-            self.out = left.output(KEY, schema, **sender)
-            self.inp = right.input(KEY, schema, capacity, self._input_ready, store=self.store, **receiver)
+            self.out = OutputChannel(KEY, schema, left.sender(KEY), **sender)
+            left.add_output(self.out)
+            receiver = {"credit_batch": max(1, capacity // 2), **receiver}
+            self.inp = ReceivingEnd(KEY, capacity, self._input_ready, store=self.store, **receiver)
+            right.add_input(self.inp, schema)
             before_start(self.inp)
             for connection in self.connections:
                 connection.start(lambda _, error: self.errors.append(error))

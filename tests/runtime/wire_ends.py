@@ -12,8 +12,12 @@ import pyarrow as pa
 import pytest
 
 from cutwater.errors import CutwaterError
+from cutwater.plan.graph import Channel
+from cutwater.protocol.channel.receiving import ReceivingEnd
 from cutwater.protocol.wire.handshake import Peer
 from cutwater.runtime.channels.connection import Connection
+from cutwater.runtime.channels.output import OutputChannel
+from cutwater.runtime.transport.sockets import nothing
 
 NUMBERS = pa.schema([("n", pa.int64())])
 
@@ -28,6 +32,28 @@ def until(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "did not happen within 20 s"
         time.sleep(0.0005)
+
+
+def sending(connection: Connection, key: Channel, schema: pa.Schema, **settings: Any) -> OutputChannel:
+    """The sending end of a channel to the peer; batches are as large as its frames allow."""
+    most = connection._max_frame_bytes // 2
+    channel = OutputChannel(key, schema, connection.sender(key), max_batch_bytes=most, **settings)
+    connection.add_output(channel)
+    return channel
+
+
+def receiving(
+    connection: Connection,
+    key: Channel,
+    schema: pa.Schema,
+    frames: int = 8,
+    on_ready: Callable[[], None] = nothing,
+    **settings: Any,
+) -> ReceivingEnd:
+    """The receiving end of a channel from the peer, which returns credit by halves as a worker's does."""
+    channel = ReceivingEnd(key, frames, on_ready, credit_batch=max(1, frames // 2), **settings)
+    connection.add_input(channel, schema)
+    return channel
 
 
 class Ends:

@@ -153,15 +153,25 @@ class NetworkAttempt(ConnectedAttempt):
             self._ready.append(spec.name)
             self._worker.signal.set()
 
-        return self._connections[key.source, 0].input(
-            key, _SCHEMA, self._config.channel_frames, ready, next_row=self._deploy.sent.get(spec.name, 0)
-        )
+        frames, next_row = self._config.channel_frames, self._deploy.sent.get(spec.name, 0)
+        channel = ReceivingEnd(key, frames, ready, credit_batch=max(1, frames // 2), next_row=next_row)
+        self._connections[key.source, 0].add_input(channel, _SCHEMA)
+        return channel
 
     def _output(self, spec: ChannelSpec, key: Channel) -> OutputChannel:
         next_row = self._cells[spec.source].sent[spec.name]
-        return self._connections[key.target, 0].output(
-            key, _SCHEMA, batch_rows=self._config.batch_rows, on_ready=self._worker.signal.set, next_row=next_row
+        connection, config = self._connections[key.target, 0], self._config
+        channel = OutputChannel(
+            key,
+            _SCHEMA,
+            connection.sender(key),
+            batch_rows=config.batch_rows,
+            max_batch_bytes=config.max_frame_bytes // 2,
+            on_ready=self._worker.signal.set,
+            next_row=next_row,
         )
+        connection.add_output(channel)
+        return channel
 
     def _restore_channels(self, part: ProcessPart | None) -> None:
         """Deliver again the channels' contents in the snapshot, before anything that is sent from now on."""

@@ -10,7 +10,7 @@ import threading
 
 import pyarrow as pa
 import pytest
-from wire_ends import NUMBERS, Ends, batch, until
+from wire_ends import NUMBERS, Ends, batch, receiving, sending, until
 
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import BuildError, DataError, InvariantError
@@ -64,8 +64,8 @@ def test_values_of_every_type_survive(ends: Ends) -> None:
     }
     whole = pa.record_batch(table)
     left, right = ends.joined()
-    out = left.output(KEY, whole.schema, batch_rows=1)
-    inp = right.input(KEY, whole.schema)
+    out = sending(left, KEY, whole.schema, batch_rows=1)
+    inp = receiving(right, KEY, whole.schema)
     ends.start()
     for part in (whole, whole.slice(1, 3), whole.slice(6, 1)):
         out.offer(part)
@@ -80,7 +80,7 @@ def test_a_slice_does_not_carry_the_whole_batch_it_was_cut_from(ends: Ends) -> N
     left, peer = ends.half()
     schema = pa.schema([("n", pa.int64()), ("t", pa.string()), ("l", pa.list_(pa.int64()))])
     parent = pa.record_batch([range(50_000), ["text"] * 50_000, [[1, 2]] * 50_000], schema=schema)
-    out = left.output(KEY, schema, batch_rows=10)
+    out = sending(left, KEY, schema, batch_rows=10)
     ends.start()
     peer.sendall(encode_header(Header(Kind.CREDIT, 0, *KEY, first_row=1)))
     out.offer(parent.slice(20_000, 10))
@@ -90,7 +90,7 @@ def test_a_slice_does_not_carry_the_whole_batch_it_was_cut_from(ends: Ends) -> N
 
 def test_frames_larger_than_every_buffer_arrive(ends: Ends) -> None:
     left, right = ends.joined()
-    out, inp = left.output(KEY, NUMBERS, batch_rows=200_000), right.input(KEY, NUMBERS)
+    out, inp = sending(left, KEY, NUMBERS, batch_rows=200_000), receiving(right, KEY, NUMBERS)
     ends.start()
     for first in range(0, 600_000, 200_000):
         out.offer(batch(first, 200_000))
@@ -102,7 +102,7 @@ def test_frames_larger_than_every_buffer_arrive(ends: Ends) -> None:
 @pytest.mark.parametrize("size", [1, 97, 5000, 16_385])
 def test_frames_are_read_whole_however_the_stream_is_cut(ends: Ends, size: int) -> None:
     connection, peer = ends.half()
-    inp = connection.input(KEY, NUMBERS, 1000)
+    inp = receiving(connection, KEY, NUMBERS, 1000)
     ends.start()
     chance, stream, total = random.Random(size), b"", 0
     while len(stream) < (5_000 if size == 1 else 200_000):
@@ -117,7 +117,7 @@ def test_frames_are_read_whole_however_the_stream_is_cut(ends: Ends, size: int) 
 
 def test_a_batch_above_the_frame_limit_is_split(ends: Ends) -> None:
     left, right = ends.joined(max_frame_bytes=4096)
-    out, inp = left.output(KEY, NUMBERS, batch_rows=1000), right.input(KEY, NUMBERS, 100)
+    out, inp = sending(left, KEY, NUMBERS, batch_rows=1000), receiving(right, KEY, NUMBERS, 100)
     ends.start()
     out.offer(batch(0, 1000))
     until(lambda: inp.queued_rows == 1000)
@@ -127,7 +127,7 @@ def test_a_batch_above_the_frame_limit_is_split(ends: Ends) -> None:
 def test_a_row_above_the_frame_limit_is_refused_with_the_setting_to_change(ends: Ends) -> None:
     left, right = ends.joined(max_frame_bytes=4096)
     schema = pa.schema([("t", pa.string())])
-    out, _ = left.output(KEY, schema, batch_rows=2), right.input(KEY, schema)
+    out, _ = sending(left, KEY, schema, batch_rows=2), receiving(right, KEY, schema)
     ends.start()
     until(lambda: out._end._credit)
     with pytest.raises(DataError, match="Raise max_frame_bytes"):
@@ -138,14 +138,14 @@ def test_a_schema_that_does_not_travel_is_refused(ends: Ends) -> None:
     left, _ = ends.joined()
     coded = pa.schema([("c", pa.dictionary(pa.int32(), pa.string()))])
     with pytest.raises(BuildError, match=r"column 'c' of an edge is dictionary.*, rows travel as string"):
-        left.output(KEY, coded)
+        sending(left, KEY, coded)
 
 
 def test_a_blocked_full_channel_does_not_hold_up_its_neighbour(ends: Ends) -> None:
     left, right = ends.joined()
     keys = [Channel(0, 0, 1), Channel(1, 0, 1)]
-    outs = [left.output(k, NUMBERS, batch_rows=10) for k in keys]
-    inps = [right.input(k, NUMBERS, 2) for k in keys]
+    outs = [sending(left, k, NUMBERS, batch_rows=10) for k in keys]
+    inps = [receiving(right, k, NUMBERS, 2) for k in keys]
     ends.start()
     inps[0].block()
     for first in range(0, 200, 10):
@@ -170,8 +170,8 @@ def test_channels_of_both_directions_with_a_thread_each_lose_nothing(ends: Ends)
     for edge in range(4):
         side = edge % 2
         key = Channel(edge, side, 1 - side)
-        out = sides[side].output(key, NUMBERS, batch_rows=64, on_ready=room[edge].set)
-        pairs.append((key, out, sides[1 - side].input(key, NUMBERS, 3, arrived[edge].set)))
+        out = sending(sides[side], key, NUMBERS, batch_rows=64, on_ready=room[edge].set)
+        pairs.append((key, out, receiving(sides[1 - side], key, NUMBERS, 3, arrived[edge].set)))
 
     def send(key: Channel, out: OutputChannel) -> None:
         chance = random.Random(key.edge)
@@ -206,12 +206,12 @@ def test_channels_of_both_directions_with_a_thread_each_lose_nothing(ends: Ends)
 
 def test_channels_are_made_once_and_before_the_start(ends: Ends) -> None:
     left, _ = ends.joined()
-    left.input(KEY, NUMBERS)
+    receiving(left, KEY, NUMBERS)
     with pytest.raises(InvariantError, match="made twice"):
-        left.input(KEY, NUMBERS)
+        receiving(left, KEY, NUMBERS)
     ends.start()
     with pytest.raises(InvariantError, match="before the connection starts"):
-        left.input(Channel(1, 1, 0), NUMBERS)
+        receiving(left, Channel(1, 1, 0), NUMBERS)
     with pytest.raises(InvariantError, match="start after start"):
         left.start(lambda *_: None)
 
@@ -252,7 +252,7 @@ def test_a_peer_that_breaks_the_protocol_is_lost_and_nothing_after_it_is_deliver
     ends: Ends, data: bytes, reason: str
 ) -> None:
     connection, peer = ends.half(max_frame_bytes=1 << 20)
-    inp = connection.input(KEY, NUMBERS, 3)
+    inp = receiving(connection, KEY, NUMBERS, 3)
     ends.start()
     with_later = rows_frame(0, 10) + data + rows_frame(10, 5, watermark=99)
     peer.sendall(with_later)
@@ -267,7 +267,7 @@ def test_a_peer_that_breaks_the_protocol_is_lost_and_nothing_after_it_is_deliver
 @pytest.mark.parametrize("cut", [1, 39, 40, 41, 100])
 def test_a_peer_that_dies_in_the_middle_of_a_frame_is_lost(ends: Ends, cut: int) -> None:
     connection, peer = ends.half()
-    inp = connection.input(KEY, NUMBERS)
+    inp = receiving(connection, KEY, NUMBERS)
     ends.start()
     peer.sendall(rows_frame(0, 5) + rows_frame(5, 5)[:cut])
     peer.shutdown(socket.SHUT_WR)
@@ -277,7 +277,7 @@ def test_a_peer_that_dies_in_the_middle_of_a_frame_is_lost(ends: Ends, cut: int)
 
 def test_a_peer_that_dies_in_the_middle_of_a_large_body_is_lost(ends: Ends) -> None:
     connection, peer = ends.half()
-    inp = connection.input(KEY, NUMBERS)
+    inp = receiving(connection, KEY, NUMBERS)
     ends.start()
     data = rows_frame(0, 100_000)
     peer.sendall(data[: len(data) // 2])
@@ -295,7 +295,7 @@ def test_an_end_of_stream_without_goodbye_is_a_lost_peer(ends: Ends) -> None:
 
 def test_a_peer_that_is_gone_is_noticed_when_sending(ends: Ends) -> None:
     connection, peer = ends.half()
-    out = connection.output(KEY, NUMBERS, batch_rows=10)
+    out = sending(connection, KEY, NUMBERS, batch_rows=10)
     ends.start()
     peer.sendall(encode_header(Header(Kind.CREDIT, 0, *KEY, first_row=1000)) + encode_header(Header(Kind.GOODBYE)))
     until(lambda: connection.peer_left)
@@ -315,7 +315,7 @@ def test_a_wake_up_that_fails_is_reported_not_swallowed(ends: Ends) -> None:
     def fail() -> None:
         raise KeyError("oops")
 
-    connection.input(KEY, NUMBERS, 3, fail)
+    receiving(connection, KEY, NUMBERS, 3, fail)
     ends.start()
     peer.sendall(rows_frame(0, 1))
     assert "KeyError: 'oops'" in ends.reason()
@@ -326,7 +326,7 @@ def test_a_wake_up_that_fails_is_reported_not_swallowed(ends: Ends) -> None:
 
 def test_a_polite_close_delivers_everything_and_nobody_is_lost(ends: Ends) -> None:
     left, right = ends.joined()
-    out, inp = left.output(KEY, NUMBERS, batch_rows=50_000), right.input(KEY, NUMBERS, 8)
+    out, inp = sending(left, KEY, NUMBERS, batch_rows=50_000), receiving(right, KEY, NUMBERS, 8)
     ends.start()
     until(lambda: out._end._credit == 8)
     for first in range(0, 400_000, 50_000):
@@ -344,7 +344,7 @@ def test_a_polite_close_delivers_everything_and_nobody_is_lost(ends: Ends) -> No
 
 def test_a_polite_close_waits_for_a_slow_reader(ends: Ends) -> None:
     connection, peer = ends.half()
-    out = connection.output(KEY, NUMBERS, batch_rows=100_000)
+    out = sending(connection, KEY, NUMBERS, batch_rows=100_000)
     ends.start()
     peer.sendall(encode_header(Header(Kind.CREDIT, 0, *KEY, first_row=50)))
     until(lambda: out._end._credit == 50)
@@ -363,7 +363,7 @@ def test_a_polite_close_waits_for_a_slow_reader(ends: Ends) -> None:
 
 def test_closing_while_full_ends_at_once(ends: Ends) -> None:
     left, right = ends.joined()
-    out, inp = left.output(KEY, NUMBERS, batch_rows=10), right.input(KEY, NUMBERS, 1)
+    out, inp = sending(left, KEY, NUMBERS, batch_rows=10), receiving(right, KEY, NUMBERS, 1)
     ends.start()
     inp.block()
     for first in range(0, 100, 10):
@@ -379,7 +379,7 @@ def test_closing_while_full_ends_at_once(ends: Ends) -> None:
 def test_closing_while_the_socket_takes_nothing_ends_at_once(ends: Ends) -> None:
     """The writer's thread sleeps in a system call, because the peer reads nothing."""
     connection, peer = ends.half()
-    out = connection.output(KEY, NUMBERS, batch_rows=100_000)
+    out = sending(connection, KEY, NUMBERS, batch_rows=100_000)
     ends.start()
     peer.sendall(encode_header(Header(Kind.CREDIT, 0, *KEY, first_row=50)))
     until(lambda: out._end._credit == 50)
@@ -402,7 +402,7 @@ def test_a_sender_that_notices_the_loss_is_not_the_one_who_reports_it(ends: Ends
     """The sending thread holds the channel's lock: closing in ``on_lost`` would wait for a reader that wants it."""
     a, b = socket.socketpair()
     connection, reporters = Connection(a, Peer("data", "job", 1)), []
-    out = connection.output(KEY, NUMBERS)
+    out = sending(connection, KEY, NUMBERS)
     b.shutdown(socket.SHUT_RD)  # sending fails, reading goes on
 
     def lost(connection: Connection, _: Exception) -> None:
@@ -425,7 +425,7 @@ def test_a_connection_that_never_started_closes() -> None:
 
 def test_a_barrier_passes_a_socket_full_of_other_channels_frames_in_order(ends: Ends) -> None:
     left, right = ends.joined()
-    out, inp = left.output(KEY, NUMBERS, batch_rows=10), right.input(KEY, NUMBERS, 4)
+    out, inp = sending(left, KEY, NUMBERS, batch_rows=10), receiving(right, KEY, NUMBERS, 4)
     ends.start()
     for checkpoint in range(1, 200):
         out.offer_barrier(checkpoint, final=checkpoint == 199)

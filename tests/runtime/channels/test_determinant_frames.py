@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from wire_ends import NUMBERS, Ends, batch, until
+from wire_ends import NUMBERS, Ends, batch, receiving, sending, until
 
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.items import Item
@@ -40,8 +40,8 @@ def test_the_first_frame_says_all_that_is_known(ends: Ends) -> None:
 @pytest.mark.parametrize("size", [1, 100, 8_000, 9_000, 100_000], ids=lambda size: f"{size} bytes")
 def test_a_choice_is_known_before_the_rows_that_come_of_it(ends: Ends, size: int) -> None:
     there, here = sharing(ends)
-    inp = ends.connections[0].input(KEY, NUMBERS)
-    out = ends.connections[1].output(KEY, NUMBERS)
+    inp = receiving(ends.connections[0], KEY, NUMBERS)
+    out = sending(ends.connections[1], KEY, NUMBERS)
     known: list[int] = []
 
     class Noting(type(inp)):  # type: ignore[misc]
@@ -69,7 +69,7 @@ def test_frames_without_news_have_no_order_log(ends: Ends) -> None:
     news = DeterminantNews()
     news.begin([SUBTASK], 0)
     connection.share(news.peer(1))
-    out = connection.output(KEY, NUMBERS, credit=10)
+    out = sending(connection, KEY, NUMBERS, credit=10)
     ends.start()
     out.offer_watermark(5)
     out.flush()
@@ -113,7 +113,7 @@ def test_nothing_is_heard_after_hanging_up_not_even_what_has_come(ends: Ends, mo
         at_work.set()
         go_on.wait(20)
 
-    connection.input(KEY, NUMBERS, on_ready=busy)
+    receiving(connection, KEY, NUMBERS, on_ready=busy)
     for start, entries in ((0, b"abc"), (3, b"def")):
         log = bytes([*SUBTASK, start, 3]) + entries + (b"\x01\x00\x00" if not start else b"\x00")
         peer.sendall(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from wire_ends import NUMBERS, batch, until
+from wire_ends import NUMBERS, batch, receiving, sending, until
 
 from cutwater.errors import FencedError, WireError
 from cutwater.plan.graph import Channel
@@ -81,7 +81,7 @@ def test_two_workers_meet_and_exchange_rows(listening: Listening) -> None:
     right = listening.accepted[0]
     assert (left.peer.worker, right.peer) == (1, ME)
     key = Channel(0, 0, 1)
-    out, inp = left.output(key, NUMBERS, batch_rows=10), right.input(key, NUMBERS)
+    out, inp = sending(left, key, NUMBERS, batch_rows=10), receiving(right, key, NUMBERS)
     for connection in (left, right):
         connection.start(lambda *_: None)
     out.offer(batch(0, 10))
@@ -95,11 +95,11 @@ def test_frames_that_follow_the_handshake_at_once_are_not_lost(listening: Listen
     server = listening.server()
     left = connect(server.address, ME, SECRET)
     key = Channel(0, 0, 1)
-    out = left.output(key, NUMBERS)
+    out = sending(left, key, NUMBERS)
     left.start(lambda *_: None)
     out.offer_barrier(3)
     until(lambda: listening.accepted)
-    inp = listening.accepted[0].input(key, NUMBERS)
+    inp = receiving(listening.accepted[0], key, NUMBERS)
     listening.accepted[0].start(lambda *_: None)
     until(lambda: inp.head() != EMPTY)
     assert inp.take(1).checkpoint_id == 3

@@ -22,8 +22,7 @@ from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import BuildError, CutwaterError, DataError, InvariantError, WireError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.items import Barrier, End, Item, Rows, Watermark
-from cutwater.protocol.channel.receiving import NO_LIMIT, FrameStore, ReceivingEnd, Remaker
-from cutwater.protocol.channel.replay import ReplayBuffer
+from cutwater.protocol.channel.receiving import NO_LIMIT, ReceivingEnd, Remaker
 from cutwater.protocol.wire.frames import (
     CUT,
     FINAL,
@@ -51,7 +50,7 @@ _NEWS_INLINE_BYTES: Final = 8 * 1024
 class Connection:
     """The link to one other worker, after the handshake.
 
-    Make all channels with ``input`` and ``output``, then ``start``: what the peer sends before that waits.
+    Add all channels with ``add_input`` and ``add_output``, then ``start``: what the peer sends before that waits.
 
     Args:
         sock: connected and authenticated; the connection owns it from now on.
@@ -84,71 +83,17 @@ class Connection:
             on_end=self._read_ended,
         )
 
-    def input(
-        self,
-        key: Channel,
-        schema: pa.Schema,
-        capacity_frames: int = 8,
-        on_ready: Callable[[], None] = nothing,
-        *,
-        next_row: int = 0,
-        watermark: int = MIN_WATERMARK,
-        idle: bool = False,
-        store: FrameStore | None = None,
-    ) -> ReceivingEnd:
-        """The receiving end of a channel from the peer; arguments as for ``ReceivingEnd``.
+    def add_input(self, channel: ReceivingEnd, schema: pa.Schema) -> None:
+        """Hand what the peer sends to a receiving end, and return its credit, unless it has ``NO_LIMIT``."""
+        self._check_new(channel.key, schema)
+        self._inputs[channel.key], self._schemas[channel.key] = channel, schema
+        if channel.capacity_frames < NO_LIMIT:
+            channel.on_credit = self._credit_giver(channel.key)
 
-        A capacity of ``NO_LIMIT`` gives no credit (the sender knows).
-        """
-        self._check_new(key, schema)
-        self._schemas[key] = schema
-        channel = self._inputs[key] = ReceivingEnd(
-            key,
-            capacity_frames,
-            on_ready,
-            on_credit=self._credit_giver(key) if capacity_frames < NO_LIMIT else None,
-            credit_batch=max(1, capacity_frames // 2),
-            next_row=next_row,
-            watermark=watermark,
-            idle=idle,
-            store=store,
-        )
-        return channel
-
-    def output(
-        self,
-        key: Channel,
-        schema: pa.Schema,
-        *,
-        credit: int = 0,
-        batch_rows: int = 65_536,
-        buffer_timeout_ms: float = 2.0,
-        on_ready: Callable[[], None] = nothing,
-        next_row: int = 0,
-        watermark: int = MIN_WATERMARK,
-        idle: bool = False,
-        kept: ReplayBuffer | None = None,
-    ) -> OutputChannel:
-        """The sending end of a channel to the peer, which grants the credit; arguments as for ``OutputChannel``.
-
-        A feedback channel has ``NO_LIMIT`` of it from the beginning.
-        """
-        self._check_new(key, schema)
-        channel = self._outputs[key] = OutputChannel(
-            key,
-            schema,
-            self._sender(key),
-            credit=credit,
-            batch_rows=batch_rows,
-            buffer_timeout_ms=buffer_timeout_ms,
-            max_batch_bytes=self._max_frame_bytes // 2,
-            on_ready=on_ready,
-            next_row=next_row,
-            watermark=watermark,
-            idle=idle,
-            kept=kept,
-        )
-        return channel
+    def add_output(self, channel: OutputChannel) -> None:
+        """Grant the peer's credit to a sending end, which was made with ``sender``."""
+        self._check_new(channel.key, channel.schema)
+        self._outputs[channel.key] = channel
 
     def share(self, news: PeerDeterminants) -> None:
         """Tell the peer what this worker knows of determinant logs, and hear what it knows (R0).  Before ``start``.
@@ -162,9 +107,8 @@ class Connection:
 
         The peer learns what arrived.
         """
-        self._check_new(key, schema)
+        self.add_input(channel, schema)
         channel.take_over(self._credit_giver(key), Remaker(step, key.source, key.target))
-        self._inputs[key], self._schemas[key] = channel, schema
         self._survivors[key] = channel
 
     def take_over_output(self, channel: OutputChannel, checkpoint_id: int) -> None:
@@ -173,9 +117,8 @@ class Connection:
         Raises:
             InvariantError: what the receiver lacks is not kept.
         """
-        self._check_new(channel.key, channel.schema)
-        self._outputs[channel.key] = channel
-        channel.take_over(self._sender(channel.key), checkpoint_id)
+        self.add_output(channel)
+        channel.take_over(self.sender(channel.key), checkpoint_id)
 
     def start(self, on_lost: Callable[[Connection, CutwaterError], None]) -> None:
         """Begin to read and write.
@@ -234,7 +177,9 @@ class Connection:
     def _credit_giver(self, key: Channel) -> Callable[[int], None]:
         return lambda frames: self._send(Header(Kind.CREDIT, 0, *key, first_row=frames))
 
-    def _sender(self, key: Channel) -> Callable[[Item], None]:
+    def sender(self, key: Channel) -> Callable[[Item], None]:
+        """Put items of a channel to the peer on the wire."""
+
         def send(item: Item) -> None:
             if type(item) is Rows:
                 self._send_rows(key, item)

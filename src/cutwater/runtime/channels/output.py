@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import pyarrow as pa
 
@@ -15,6 +16,8 @@ from cutwater.protocol.channel.items import Item, Timed
 from cutwater.protocol.channel.replay import ReplayBuffer
 from cutwater.protocol.channel.sending import SendingEnd
 from cutwater.runtime.transport.sockets import nothing
+
+MAX_BATCH_BYTES: Final = 1 << 29
 
 
 class OutputChannel:
@@ -51,7 +54,7 @@ class OutputChannel:
         credit: int = 0,
         batch_rows: int = 65_536,
         buffer_timeout_ms: float = 2.0,
-        max_batch_bytes: int = 1 << 29,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
         on_ready: Callable[[], None] = nothing,
         next_row: int = 0,
         watermark: int = MIN_WATERMARK,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from cutwater.config import JobConfig
@@ -25,7 +24,7 @@ from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
 from cutwater.runtime.chains.chain import Chain, EdgeOut, Node, ProcessingClock, SinkIdentity, SinkOperator, Target
 from cutwater.runtime.chains.source_runner import SourceRunner
 from cutwater.runtime.channels.connection import Connection
-from cutwater.runtime.channels.output import OutputChannel
+from cutwater.runtime.channels.output import MAX_BATCH_BYTES, OutputChannel
 from cutwater.runtime.channels.partitioner import HashPartitioner
 from cutwater.runtime.channels.spill import KeptRows, SpillingFrames
 from cutwater.runtime.control.messages import Deploy
@@ -142,53 +141,45 @@ class Wiring:
         waiting = self._restore.waiting(edge, key)
         next_row = next((i.first_row for i in waiting if type(i) is Rows), sent.next_row if sent else 0)
         sender = self._senders[key] = key.source, self._region_of[edge.source, key.source]
-        make = partial(ReceivingEnd, key) if local else partial(self._connections[sender].input, key, edge.schema)
-        channel = self._inputs[key] = make(
-            NO_LIMIT if edge.back else self._frames(edge),
+        capacity = NO_LIMIT if edge.back else self._frames(edge)
+        channel = self._inputs[key] = ReceivingEnd(
+            key,
+            capacity,
             self._notify,
+            credit_batch=1 if local else max(1, capacity // 2),
             next_row=next_row,
             watermark=known.watermark if known else MIN_WATERMARK,
             idle=known.idle if known else False,
             store=SpillingFrames(self._config.spill_memory_bytes) if edge.back or self._spills else None,
         )
+        if not local:
+            self._connections[sender].add_input(channel, edge.schema)
         channel.restore(waiting)
 
     def _make_output(self, edge: Edge, key: Channel, *, local: bool) -> None:
         known = self._restore.channel(key, sending=True)
-        next_row = known.next_row if known else 0
-        watermark, idle = (known.watermark, known.idle) if known else (MIN_WATERMARK, False)
         config = self._config
         place = self._receivers[key] = key.target, self._region_of[edge.target, key.target]
-        if not local:
-            self._outputs[key] = self._connections[place].output(
-                key,
-                edge.schema,
-                credit=NO_LIMIT if edge.back else 0,
-                batch_rows=config.batch_rows,
-                buffer_timeout_ms=config.buffer_timeout_ms,
-                on_ready=self._notify,
-                next_row=next_row,
-                watermark=watermark,
-                idle=idle,
-                kept=self._keep(),
-            )
-            if place in self._deploy.survivors:
-                self._outputs[key].restore(self._restore.overtaken(edge, key))
-            return
-        receiver = self._inputs[key]
+        receiver = self._inputs[key] if local else None
         output = self._outputs[key] = OutputChannel(
             key,
             edge.schema,
-            receiver.put,
-            credit=receiver.capacity_frames,
+            receiver.put if receiver is not None else self._connections[place].sender(key),
+            credit=receiver.capacity_frames if receiver is not None else NO_LIMIT if edge.back else 0,
             batch_rows=config.batch_rows,
             buffer_timeout_ms=config.buffer_timeout_ms,
+            max_batch_bytes=MAX_BATCH_BYTES if local else config.max_frame_bytes // 2,
             on_ready=self._notify,
-            next_row=next_row,
-            watermark=watermark,
-            idle=idle,
+            next_row=known.next_row if known else 0,
+            watermark=known.watermark if known else MIN_WATERMARK,
+            idle=known.idle if known else False,
+            kept=None if local else self._keep(),
         )
-        if not edge.back:
+        if receiver is None:
+            self._connections[place].add_output(output)
+            if place in self._deploy.survivors:
+                output.restore(self._restore.overtaken(edge, key))
+        elif not edge.back:
             receiver.on_credit = output.grant
 
     @property

@@ -25,14 +25,13 @@ from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.hosts import Topology
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control.links import WorkerLink
+from cutwater.runtime.control.links import WorkerLink, now_ms
 from cutwater.runtime.control.messages import (
     NetworkDeploy,
     SnapshotAbort,
     SnapshotParts,
     SnapshotTrigger,
 )
-from cutwater.runtime.driver.checkpointing import now_ms
 from cutwater.runtime.driver.driver import Driver, Duties
 from cutwater.runtime.failures import first_line
 from cutwater.runtime.settings import make_config

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,11 @@ from cutwater.runtime.control import messages as c
 from cutwater.runtime.transport.door import Door
 from cutwater.runtime.transport.secret import Secret
 from cutwater.runtime.transport.sockets import JOIN_S, SocketWriter, dial, shut, tune
+
+
+def now_ms() -> float:
+    """The driver's monotonic clock."""
+    return time.monotonic() * 1000
 
 
 class ControlLink:

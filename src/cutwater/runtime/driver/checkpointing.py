@@ -16,6 +16,7 @@ from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
 from cutwater.protocol.subtask.host import LoopReport
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.runtime.control import messages as c
+from cutwater.runtime.control.links import now_ms
 from cutwater.runtime.driver.publisher import Publisher
 from cutwater.runtime.driver.savepoints import SavepointRequest, Savepoints
 from cutwater.runtime.failures import error_of, first_line
@@ -29,11 +30,6 @@ if TYPE_CHECKING:
 
 Key: TypeAlias = tuple[int, int]
 """Vertex and subtask."""
-
-
-def now_ms() -> float:
-    """The driver's monotonic clock."""
-    return time.monotonic() * 1000
 
 
 class Checkpointing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -22,9 +22,8 @@ from cutwater.protocol.job.hosts import Topology
 from cutwater.protocol.job.regions import Subtask
 from cutwater.protocol.reasons import CheckpointKind
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control.links import WorkerLink
-from cutwater.runtime.control.read_limit import Limits
-from cutwater.runtime.driver.checkpointing import Checkpointing, now_ms
+from cutwater.runtime.control.links import WorkerLink, now_ms
+from cutwater.runtime.driver.checkpointing import Checkpointing
 from cutwater.runtime.driver.deploying import Deploying, held_by, passes_rows
 from cutwater.runtime.driver.driver import Driver, Duties, MakeHost
 from cutwater.runtime.driver.forks import Cutover, CutoverOrder, Successor
@@ -72,7 +71,6 @@ class Coordinator(Duties):
         self._splits = Splits(plan, splits)
         self._final_id = 0
         self._trace = _open_trace(config, plan, publisher)
-        self._handing_over = Cutover(publisher, self)
         self._division = recovery_division(plan, config.recovery)
         self.checkpoints = Checkpointing(
             config,
@@ -80,9 +78,10 @@ class Coordinator(Duties):
             self.board,
             driver=lambda: self.driver,
             completed=self._checkpoint_completed,
-            committed=self._handing_over.committed,
+            committed=self._output_committed,
             trace=self._trace,
         )
+        self._handing_over = Cutover(publisher, lambda: self.driver, self.checkpoints)
         self.driver = Driver(
             self,
             publisher.job,
@@ -179,31 +178,6 @@ class Coordinator(Duties):
 
     def note(self, text: str) -> None:
         self.board.warn(text)
-
-    # ----------------------------------------------------------------------------------------------------- forks
-
-    @property
-    def running_attempt(self) -> int:
-        return self.driver.core.running_attempt
-
-    @property
-    def committed_id(self) -> int:
-        return self.driver.core.committed_id
-
-    def snapshot(self, done: Callable[[cm.RequestAnswered], None]) -> None:
-        self.checkpoints.request(done)
-
-    def begin_anew(self, reason: str) -> None:
-        self.driver.core.begin_anew(reason, now_ms())
-
-    def later(self, function: Callable[[], None]) -> None:
-        self.driver.later(function)
-
-    def read_up_to(self, limits: Limits) -> None:
-        self._group.broadcast(c.ReadUpTo(self._machine.attempt, limits))
-
-    def retire(self, reason: str) -> None:
-        self.driver.handle(j.EndRequested(j.Outcome.STOPPED, reason, now_ms()))
 
     # ----------------------------------------------------------------------------------------- effects of the job
 
@@ -310,6 +284,9 @@ class Coordinator(Duties):
         self.driver.failures.progressed()
         self._handing_over.look()
         self._deploying.completed(checkpoint_id)
+
+    def _output_committed(self) -> None:
+        self._handing_over.committed()
 
     def worker_args(self, slot: int) -> WorkerArgs:
         return WorkerArgs(

@@ -22,9 +22,8 @@ from cutwater.protocol.job.core import JobCore
 from cutwater.protocol.job.hosts import CheckpointHost, Topology
 from cutwater.protocol.job.restart import RestartDecider
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control.links import ControlServer, WorkerLink
+from cutwater.runtime.control.links import ControlServer, WorkerLink, now_ms
 from cutwater.runtime.control.messages import CopiesHeld
-from cutwater.runtime.driver.checkpointing import now_ms
 from cutwater.runtime.driver.group import Group, Roster
 from cutwater.runtime.failures import FailureLedger, internal_error
 from cutwater.runtime.spark_host import SparkHost

@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,6 +21,9 @@ from cutwater.errors import ConfigError, CutwaterError, StorageError
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.other_sinks import shadowed_plan
 from cutwater.protocol.checkpoint import messages as cm
+from cutwater.protocol.job import messages as j
+from cutwater.runtime.control import messages as c
+from cutwater.runtime.control.links import now_ms
 from cutwater.runtime.control.read_limit import Limits, ReadLimit, StepLimit, is_before
 from cutwater.storage.log.entries import Fork, Forked, HandedOver, Promoted
 from cutwater.storage.log.job_log import JobLog, wall_clock_ms
@@ -34,6 +37,8 @@ from cutwater.storage.store.paths import LOG_FOLDER, shadow_folder
 from cutwater.storage.store.seal import Seal
 
 if TYPE_CHECKING:
+    from cutwater.runtime.driver.checkpointing import Checkpointing
+    from cutwater.runtime.driver.driver import Driver
     from cutwater.runtime.driver.publisher import Publisher
 
 
@@ -332,49 +337,16 @@ class CutoverOrder:
         return cls(to, savepoint, manifest.checkpoint_id, manifest.attempt, done)
 
 
-class CutoverHost(Protocol):
-    """The driver; everything is called in its thread."""
-
-    @property
-    def running_attempt(self) -> int:
-        """The attempt whose subtasks all run; 0: none."""
-        ...
-
-    @property
-    def committed_id(self) -> int:
-        """The checkpoint behind which nothing is read in this attempt, once all its output is committed; 0: none."""
-        ...
-
-    def later(self, function: Callable[[], None]) -> None:
-        """Call it in the driver's thread; from any thread."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Tell the user."""
-        ...
-
-    def read_up_to(self, limits: Limits) -> None:
-        """Tell the sources how far they may read."""
-        ...
-
-    def snapshot(self, done: Callable[[cm.RequestAnswered], None]) -> None:
-        """Take a checkpoint."""
-        ...
-
-    def begin_anew(self, reason: str) -> None:
-        """Go on from the newest checkpoint."""
-        ...
-
-    def retire(self, reason: str) -> None:
-        """End the job: another one goes on."""
-        ...
-
-
 class Cutover:
-    """Both parts, of one job in one driver.  Belongs to the coordinator's thread."""
+    """Both parts, of one job in one driver.  Belongs to the coordinator's thread.
 
-    def __init__(self, publisher: Publisher, host: CutoverHost) -> None:
-        self._publisher, self._host = publisher, host
+    Args:
+        driver: of the job; made after this object.
+        checkpoints: takes the one at which the fork takes over.
+    """
+
+    def __init__(self, publisher: Publisher, driver: Callable[[], Driver], checkpoints: Checkpointing) -> None:
+        self._publisher, self._driver, self._checkpoints = publisher, driver, checkpoints
         self._wanted: CutoverOrder | None = None
         self._following: Following | None = None
         self._promotions: list[queue.SimpleQueue[str]] = []
@@ -383,7 +355,11 @@ class Cutover:
         fork = publisher.forks.fork
         if fork is not None and fork.follow and publisher.forks.shadows:
             leader = Leader(fork, publisher.seal, publisher.upgrade.step_ids)
-            self._following = Following(leader, lambda lead: host.later(lambda: self._moved(lead)), self._later_note)
+            self._following = Following(
+                leader,
+                lambda lead: self._later(lambda: self._moved(lead)),
+                lambda text: self._later(lambda: self._driver().note(text)),
+            )
 
     @property
     def limits(self) -> Limits | None:
@@ -418,9 +394,9 @@ class Cutover:
         wanted = self._wanted
         if wanted is None:
             return
-        if self._host.running_attempt != wanted.attempt:
+        if self._driver().core.running_attempt != wanted.attempt:
             self.stopped("a failure came between")
-        elif self._host.committed_id >= wanted.checkpoint_id:
+        elif self._driver().core.committed_id >= wanted.checkpoint_id:
             self._wanted = None
             try:
                 self._publisher.forks.hand_over(wanted.to, wanted.savepoint)
@@ -428,7 +404,8 @@ class Cutover:
                 wanted.done.put(str(e))
                 raise
             wanted.done.put("")
-            self._host.retire(f"handed over to job {wanted.to.job!r} at checkpoint {wanted.checkpoint_id}")
+            reason = f"handed over to job {wanted.to.job!r} at checkpoint {wanted.checkpoint_id}"
+            self._driver().handle(j.EndRequested(j.Outcome.STOPPED, reason, now_ms()))
 
     # ------------------------------------------------------------------------------------------------- of the fork
 
@@ -442,7 +419,8 @@ class Cutover:
 
     def _moved(self, lead: Lead) -> None:
         if self._following is not None:
-            self._host.read_up_to(lead.limits)
+            driver = self._driver()
+            driver.group.broadcast(c.ReadUpTo(driver.machine.attempt, lead.limits))
             self.look()
 
     def look(self) -> None:
@@ -455,12 +433,12 @@ class Cutover:
             self._refuse(f"job {self._leader!r} was handed over to another fork, {over.job!r}")
         elif over is None and lead.finished:
             self._refuse(f"job {self._leader!r} has finished: nothing is left to take over")
-        elif over is not None and self._host.running_attempt and not publisher.in_doubt:
+        elif over is not None and self._driver().core.running_attempt and not publisher.in_doubt:
             newest = publisher.newest
             if newest is None or not is_at_rest(newest, lead.limits):
                 self._ask()
             else:
-                self._host.later(self._take_over)  # first the checkpoint's own effects
+                self._later(self._take_over)  # first the checkpoint's own effects
 
     @property
     def _leader(self) -> str:
@@ -473,12 +451,12 @@ class Cutover:
         self._promotions.clear()
         if reason != self._noted:
             self._noted = reason
-            self._host.note(reason)
+            self._driver().note(reason)
 
     def _ask(self) -> None:
         if not self._asked:
             self._asked = True
-            self._host.snapshot(self._answered)
+            self._checkpoints.request(self._answered)
 
     def _answered(self, answer: cm.RequestAnswered) -> None:
         self._asked = False
@@ -486,7 +464,7 @@ class Cutover:
     def _take_over(self) -> None:
         publisher, following = self._publisher, self._following
         newest = publisher.newest
-        if following is None or newest is None or not self._host.running_attempt:
+        if following is None or newest is None or not self._driver().core.running_attempt:
             return
         if not is_at_rest(newest, following.lead.limits):
             return
@@ -494,10 +472,10 @@ class Cutover:
         following.close()
         self._following = None
         reason = f"takes over from job {self._leader!r} at checkpoint {newest.checkpoint_id}"
-        self._host.begin_anew(reason)
+        self._driver().core.begin_anew(reason, now_ms())
         for done in self._promotions:
             done.put("")
         self._promotions.clear()
 
-    def _later_note(self, text: str) -> None:
-        self._host.later(lambda: self._host.note(text))
+    def _later(self, function: Callable[[], None]) -> None:
+        self._driver().later(function)

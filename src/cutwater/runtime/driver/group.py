@@ -13,9 +13,8 @@ from cutwater.protocol.job import messages as j
 from cutwater.protocol.job.waiting import duration_text
 from cutwater.protocol.wire.frames import encode_control
 from cutwater.runtime.control import messages as c
-from cutwater.runtime.control.links import WorkerLink
+from cutwater.runtime.control.links import WorkerLink, now_ms
 from cutwater.runtime.control.messages import CopiesHeld
-from cutwater.runtime.driver.checkpointing import now_ms
 from cutwater.runtime.failures import root_cause
 from cutwater.runtime.spark_host import SlotTask, SparkHost
 from cutwater.runtime.worker.worker import SlotArgs

@@ -20,7 +20,7 @@ import pytest
 from state_backends import BACKENDS, STORES, SortedSnapshot, SortedStore
 
 from cutwater.operators.aggregate.accumulators import Aggregate
-from cutwater.operators.aggregate.layout import AggregateTable, aggregate_layout
+from cutwater.operators.aggregate.keyed_operator import AggregateTable, aggregate_layout
 from cutwater.state import backend as backend_module
 from cutwater.state.backend import StateBackend
 from cutwater.state.disk.store import Write

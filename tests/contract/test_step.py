@@ -15,9 +15,7 @@ from cutwater.operators.enrich.lookup import EnrichSpec
 from cutwater.operators.enrich.table import EnrichmentTable
 from cutwater.operators.stateless.expressions import ExpressionSpec, Filter, WithColumns
 from cutwater.operators.stateless.functions import FlatMapSpec, MapBatchesSpec, MapRowSpec
-from cutwater.operators.stateless.key_check import KeyCheckSpec
-from cutwater.operators.stateless.union import UnionSpec
-from cutwater.operators.stateless.unnest import UnnestSpec
+from cutwater.operators.stateless.rows import KeyCheckSpec, UnionSpec, UnnestSpec
 
 
 class Context:

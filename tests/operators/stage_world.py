@@ -11,14 +11,10 @@ import pyarrow as pa
 
 from cutwater.data.changes import marked_schema
 from cutwater.operators.aggregate.accumulators import Aggregate
-from cutwater.operators.aggregate.top_rows import ROWS, TopRows
 from cutwater.operators.base import Operator, OperatorSpec
-from cutwater.operators.join.as_of_spec import AsOfJoinSpec
-from cutwater.operators.join.interval_spec import IntervalJoinSpec
-from cutwater.operators.join.table_spec import TableJoinSpec
-from cutwater.operators.join.window_spec import WindowJoinSpec
+from cutwater.operators.join.spec import AsOfJoinSpec, IntervalJoinSpec, TableJoinSpec, WindowJoinSpec
 from cutwater.operators.ranking.deduplicate_spec import DeduplicateSpec
-from cutwater.operators.ranking.top_spec import TopSpec
+from cutwater.operators.ranking.top_spec import ROWS, TopRows, TopSpec
 from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow, Window
 from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.state.segments import Frozen, Segment

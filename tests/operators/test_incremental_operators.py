@@ -17,7 +17,7 @@ from cutwater.errors import StorageError
 from cutwater.operators.aggregate import keyed_operator
 from cutwater.operators.base import Operator, Outputs
 from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.join.as_of_operator import AsOfJoin
+from cutwater.operators.join.two_sided import AsOfJoin
 from cutwater.operators.window import session_operator
 from cutwater.operators.window.session_operator import SessionTable
 from cutwater.state.rows import rows as rows_by_key

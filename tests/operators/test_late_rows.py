@@ -9,9 +9,7 @@ import pytest
 
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.base import OperatorSpec
-from cutwater.operators.join.as_of_spec import AsOfJoinSpec
-from cutwater.operators.join.interval_spec import IntervalJoinSpec
-from cutwater.operators.join.window_spec import WindowJoinSpec
+from cutwater.operators.join.spec import AsOfJoinSpec, IntervalJoinSpec, WindowJoinSpec
 from cutwater.operators.ranking.deduplicate_spec import DeduplicateSpec
 from cutwater.operators.window.kinds import SessionWindow, SlidingWindow, TumblingWindow
 from cutwater.operators.window.spec import WindowAggregateSpec

@@ -20,17 +20,20 @@ from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import BuildError, DataError
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
-from cutwater.operators.aggregate.top_rows import TopRows
-from cutwater.operators.join.as_of_spec import AsOfJoinSpec
-from cutwater.operators.join.interval_spec import IntervalJoinSpec
-from cutwater.operators.join.table_spec import JoinType, TableJoinSpec
-from cutwater.operators.join.window_spec import WindowJoinSpec, WindowJoinType
-from cutwater.operators.process.grouped_rows import group_rows
+from cutwater.operators.join.spec import (
+    AsOfJoinSpec,
+    IntervalJoinSpec,
+    JoinType,
+    TableJoinSpec,
+    WindowJoinSpec,
+    WindowJoinType,
+)
+from cutwater.operators.process.functions import group_rows
 from cutwater.operators.process.spec import ProcessSpec
 from cutwater.operators.ranking.deduplicate_spec import DeduplicateSpec
-from cutwater.operators.ranking.top_spec import TopSpec
+from cutwater.operators.ranking.top_spec import TopRows, TopSpec
 from cutwater.operators.stateful_processor.spec import ProcessorSpec
-from cutwater.operators.stateless.key_check import KeyCheckSpec
+from cutwater.operators.stateless.rows import KeyCheckSpec
 from cutwater.operators.window.kinds import SessionWindow, SlidingWindow, TumblingWindow, Window
 from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.runtime.channels.partitioner import HashPartitioner

@@ -23,7 +23,7 @@ import cutwater as cw
 from cutwater.connectors.generate import RateSource
 from cutwater.data import row_sizes
 from cutwater.operators.deterministic_batches import DeterministicBatches
-from cutwater.operators.join import interval_operator as join_operator
+from cutwater.operators.join import two_sided
 from cutwater.plan.planner import make_plan
 from cutwater.state.disk import tables
 from cutwater.state.rows import rows as rows_by_key
@@ -249,7 +249,7 @@ def test_a_restored_operator_repeats_itself(name: str) -> None:
     assert_repeats_itself(STEPS[name], 1)
 
 
-WIDE = [(row_sizes, "_MAX_BATCH_BYTES", 4_000), (join_operator, "_MAX_STEPS", 40)]
+WIDE = [(row_sizes, "_MAX_BATCH_BYTES", 4_000), (two_sided, "_MAX_STEPS", 40)]
 WIDE += [(rows_by_key, "_SLACK_ROWS", 100)]
 
 

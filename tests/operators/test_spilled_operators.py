@@ -15,7 +15,7 @@ from stage_world import SPECS as ALL_SPECS
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.operators.aggregate import keyed_operator
 from cutwater.operators.aggregate.keyed_operator import KeyedOperator
-from cutwater.operators.base import BaseOperator, Operator, OperatorSpec, Outputs
+from cutwater.operators.base import Operator, OperatorSpec, Outputs
 from cutwater.operators.group_watermarks import WATERMARK
 from cutwater.operators.window.kinds import Early, GlobalWindow, SessionWindow, SlidingWindow, TumblingWindow
 from cutwater.state import backend
@@ -59,7 +59,7 @@ SPECS: dict[str, OperatorSpec] = {
 }
 
 
-class Both(BaseOperator):
+class Both(Operator):
     """An operator with little memory and one with much, which must do the same."""
 
     def __init__(self, spec: OperatorSpec, subtask: int, parallelism: int) -> None:

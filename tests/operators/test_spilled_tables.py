@@ -15,7 +15,7 @@ from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.operators.group_watermarks import WATERMARK
-from cutwater.operators.join.interval_spec import IntervalJoinSpec
+from cutwater.operators.join.spec import IntervalJoinSpec
 from cutwater.state.disk.rocks import RocksStore
 from cutwater.state.table import spill
 from keyed_world import cuts, feed, owner, same, snapshot

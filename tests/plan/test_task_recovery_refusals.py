@@ -15,7 +15,7 @@ import cutwater as cw
 from cutwater.api.streams.stream import Stream
 from cutwater.config import JobConfig
 from cutwater.errors import BuildError, ConfigError, DataError
-from cutwater.operators.base import BaseOperator, Operator, OperatorSpec
+from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.plan import recovery
 from cutwater.plan.planner import make_plan
 from cutwater.plan.recovery import check_recovery, pin_tables, recovery_division, widened
@@ -120,7 +120,7 @@ class NewSpec(OperatorSpec):
         return (pa.schema({"value": pa.int64()}),)
 
     def build(self) -> Operator:
-        return BaseOperator()
+        return Operator()
 
 
 def test_a_kind_of_step_that_nobody_has_judged_is_refused() -> None:

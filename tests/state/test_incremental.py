@@ -14,7 +14,7 @@ import pytest
 
 from cutwater.errors import StorageError
 from cutwater.operators.aggregate.accumulators import Aggregate
-from cutwater.operators.aggregate.layout import aggregate_layout
+from cutwater.operators.aggregate.keyed_operator import aggregate_layout
 from cutwater.state.disk.rocks import RocksStore
 from cutwater.state.disk.tables import SpilledRows
 from cutwater.state.index.key_index import GroupIds

@@ -113,8 +113,8 @@ import sys
 import cutwater.plan.graph, cutwater.operators.aggregate.running_spec
 import cutwater.operators.window.spec, cutwater.operators.aggregate.accumulators
 assert "numba" not in sys.modules
-from cutwater.operators.aggregate import running_operator as running
-from cutwater.operators.window import aggregate_operator as windowing
+from cutwater.operators.aggregate import keyed_operator as running
+from cutwater.operators.window import operator as windowing
 from cutwater.runtime.channels import partitioner as partition
 from cutwater.state import hashing
 assert not hashing.hash_words.signatures

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.data.time import MIN_WATERMARK
@@ -63,21 +66,22 @@ class Context(Protocol):
         ...
 
 
-class Operator(Protocol):
-    """One subtask's instance of a step."""
+class Operator:
+    """One subtask's instance of a step.  By default it is stateless, passes rows on, and has nothing pending."""
 
-    late_before: int
+    ctx: Context
+    late_before: int = MIN_WATERMARK
     """Set before rows are brought: what ends at this event time or before is over for them, whatever the watermark is
     (rule W4; ``MIN_WATERMARK`` for rows that keep the promise of their split).  The operator sets it itself where it
     gives out rows that it kept (``take_answers``, ``repeat_answers``)."""
 
     def open(self, ctx: Context) -> None:
         """Called once, before ``restore`` and before any row."""
-        ...
+        self.ctx = ctx
 
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
         """Rows of one input, in the order of their channel."""
-        ...
+        return [(0, batch)]
 
     def on_watermark(self, watermark: int) -> Outputs:
         """The combined watermark of all inputs rose to ``watermark`` (microseconds since the epoch; never falls).
@@ -85,28 +89,28 @@ class Operator(Protocol):
         The loop sends the watermark on only after ``pending`` is false: event-time timers fire before.  At the end of
         bounded input it is ``MAX_WATERMARK``.
         """
-        ...
+        return []
 
     @property
     def pending(self) -> bool:
         """True while a bounded slice of the last call's work (timers, windows to fire) is left: call ``resume``."""
-        ...
+        return False
 
     def resume(self) -> Outputs:
         """The next slice of pending work."""
-        ...
+        return []
 
     @property
     def next_processing_time_ms(self) -> int | None:
         """When the operator next wants ``on_processing_time``, milliseconds since the epoch; ``None``: it waits for
         nothing.  Looked at before every action of the subtask, so it must be cheap.
         """
-        ...
+        return None
 
     @property
     def timers_pending(self) -> bool:
         """Whether the clock alone may make the operator give out rows: a loop it lies in has not ended then (C6)."""
-        ...
+        return False
 
     def on_processing_time(self, now_ms: int) -> Outputs:
         """The clock has reached ``next_processing_time_ms``: a bounded slice of what is due (timers, cleanup).
@@ -115,20 +119,20 @@ class Operator(Protocol):
         ``resume`` it holds nothing up and may lie on both sides of a freeze.  Windows, which come out whole, leave the
         rest ``pending`` instead.  Not called after the end of input.
         """
-        ...
+        return []
 
     @property
     def answered(self) -> bool:
         """Something is to be done that nothing inside has brought about: an answer has come that it waited for.  The
         loop calls ``take_answers`` between other calls, never while work is pending.
         """
-        ...
+        return False
 
     def take_answers(self) -> tuple[Outputs, bytes]:
         """What comes of the answers that are there, and where calls may have to be made once more (``ctx.repeatable``)
         all that is needed to give out the same without anybody's answer; empty where nothing came of them.
         """
-        ...
+        return [], b""
 
     def repeat_answers(self, taken: bytes) -> Outputs:
         """The same once more, from what ``take_answers`` gave, in the place of then.
@@ -136,7 +140,7 @@ class Operator(Protocol):
         Raises:
             NondeterminismError: it is about rows that are not there.
         """
-        ...
+        return []
 
     @property
     def room(self) -> int | None:
@@ -144,7 +148,7 @@ class Operator(Protocol):
 
         A wish, not a promise: steps before it in the chain may make more rows than they were given.
         """
-        ...
+        return None
 
     @property
     def held_watermark(self) -> int | None:
@@ -154,81 +158,35 @@ class Operator(Protocol):
 
         What is kept belongs to the state, counts as rows in a loop, and must leave before the end of data does.
         """
-        ...
+        return None
 
     def freeze(self, checkpoint_id: int) -> Frozen:
         """State as it is now.  Cheap; called only while ``pending`` is false."""
-        ...
-
-    def restore(self, segments: Iterable[Segment]) -> None:
-        """Rebuild state from segments; rows of key groups outside ``ctx.key_groups`` are skipped."""
-        ...
-
-    def close(self) -> None:
-        """Release resources.  Called once, also after a failure."""
-        ...
-
-
-class BaseOperator:
-    """Defaults: stateless, one output, nothing pending."""
-
-    ctx: Context
-    late_before = MIN_WATERMARK
-
-    def open(self, ctx: Context) -> None:
-        self.ctx = ctx
-
-    def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
-        return [(0, batch)]
-
-    def on_watermark(self, watermark: int) -> Outputs:
-        return []
-
-    @property
-    def pending(self) -> bool:
-        return False
-
-    def resume(self) -> Outputs:
-        return []
-
-    @property
-    def next_processing_time_ms(self) -> int | None:
-        return None
-
-    @property
-    def timers_pending(self) -> bool:
-        return False
-
-    def on_processing_time(self, now_ms: int) -> Outputs:
-        return []
-
-    @property
-    def answered(self) -> bool:
-        return False
-
-    def take_answers(self) -> tuple[Outputs, bytes]:
-        return [], b""
-
-    def repeat_answers(self, taken: bytes) -> Outputs:
-        return []
-
-    @property
-    def room(self) -> int | None:
-        return None
-
-    @property
-    def held_watermark(self) -> int | None:
-        return None
-
-    def freeze(self, checkpoint_id: int) -> Frozen:
         return EMPTY
 
     def restore(self, segments: Iterable[Segment]) -> None:
+        """Rebuild state from segments; rows of key groups outside ``ctx.key_groups`` are skipped."""
         for _ in segments:
             pass
 
     def close(self) -> None:
-        return None
+        """Release resources.  Called once, also after a failure."""
+        return
+
+    def _drained(self) -> Outputs:
+        """All pending work."""
+        outputs: Outputs = []
+        while self.pending:
+            outputs += self.resume()
+        return outputs
+
+    def _late(self, batch: pa.RecordBatch, late: npt.NDArray[np.bool_], output: int = 1) -> Outputs:
+        """The late rows of a batch, counted, for a side output."""
+        count = int(np.count_nonzero(late))
+        if not count:
+            return []
+        self.ctx.count("rows_late", count)
+        return [(output, batch.filter(pa.array(late)))]
 
 
 class OperatorSpec(ABC):
@@ -318,3 +276,26 @@ class OperatorSpec(ABC):
         """Parts of the step's line in ``flow.explain()``."""
         if self.settings:
             yield ", ".join(f"{name} {value}" for name, value in self.settings.items())
+
+
+@dataclass(frozen=True, eq=False)
+class OneInputSpec(OperatorSpec):
+    """A step over the rows of one stream."""
+
+    input_schema: pa.Schema
+
+    @property
+    def input_schemas(self) -> tuple[pa.Schema, ...]:
+        return (self.input_schema,)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyedSpec(OneInputSpec):
+    """A step over the rows of one stream by key columns."""
+
+    keys: tuple[str, ...]
+
+    @property
+    def key_fields(self) -> list[pa.Field]:
+        """The key columns."""
+        return [self.input_schema.field(name) for name in self.keys]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,26 @@ class GroupWatermarks:
         batch = pa.record_batch({GROUP_COLUMN: owned, WATERMARK: self.of(owned)})
         return Segment(WATERMARK, "base", batch, (self._owned.start, self._owned.stop))
 
+    def restored_from(
+        self, segments: Iterable[Segment], also: Callable[[Segment], None] | None = None
+    ) -> Iterator[Segment]:
+        """The other segments; the watermarks are restored as they come, and once all are in ``current`` is the lowest.
+
+        Args:
+            segments: of a snapshot.
+            also: takes what else lies beside the watermarks.
+        """
+        for segment in segments:
+            if segment.name != WATERMARK:
+                yield segment
+                continue
+            self.restore(segment)
+            if also is not None:
+                also(segment)
+        self.restored()
+
     def restore(self, segment: Segment) -> None:
-        """Take over the watermarks of a segment; ``current`` is the lowest of those taken so far."""
+        """Take over the watermarks of a segment."""
         floors = np.full(self._groups, MIN_WATERMARK, np.int64) if self._floors is None else self._floors
         groups: Any = segment.batch.column(GROUP_COLUMN).to_numpy()
         inside = (groups >= self._owned.start) & (groups < self._owned.stop)

@@ -14,7 +14,7 @@ import pyarrow.compute
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.data.words import fixed_view, from_words
 from cutwater.operators.aggregate.accumulators import Aggregate
-from cutwater.operators.aggregate.top_rows import ROWS
+from cutwater.operators.ranking.top_spec import ROWS
 from cutwater.operators.window.kinds import Period
 from cutwater.state.index.nullable import NullableIndex
 from cutwater.state.keys import key_group_owner

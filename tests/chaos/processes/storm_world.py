@@ -256,15 +256,15 @@ def _plant(plant: Callable[[Any], None]) -> Planted:
 
 def dropping_a_key(args: Any) -> None:
     """A restored table lacks a key."""
-    from cutwater.operators.aggregate import running_operator as running
+    from cutwater.state.table import frozen_table
 
-    restore = running.restore_rows
+    restore = frozen_table.restore_rows
 
     def fewer(*arguments: Any) -> Any:
         for batch in restore(*arguments):
             yield batch.slice(1)
 
-    running.restore_rows = fewer
+    frozen_table.restore_rows = fewer
 
 
 # ------------------------------------------------------------------------------------------------------------- table

@@ -15,7 +15,7 @@ from table_world import Change, Running, pieces, values
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import BuildError, DataError
-from cutwater.operators.join.as_of_spec import AsOfJoinSpec
+from cutwater.operators.join.spec import AsOfJoinSpec
 from cutwater.state.rows import rows as rows_by_key
 from keyed_world import cuts
 

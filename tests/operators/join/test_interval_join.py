@@ -14,9 +14,9 @@ import pytest
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import BuildError, DataError, StorageError
-from cutwater.operators.join import interval_operator as join_operator
-from cutwater.operators.join.interval_operator import IntervalJoin
-from cutwater.operators.join.interval_spec import IntervalJoinSpec
+from cutwater.operators.join import two_sided
+from cutwater.operators.join.spec import IntervalJoinSpec
+from cutwater.operators.join.two_sided import IntervalJoin
 from cutwater.state.keys import hash_keys, key_group_owner, key_groups
 from cutwater.state.rows import rows as rows_by_key
 from cutwater.state.segments import GROUP_COLUMN, Segment
@@ -357,7 +357,7 @@ def test_many_pairs_come_in_bounded_batches_in_order(make_context: Callable[...,
 def test_long_chain_without_matches_is_walked_in_bounded_calls(
     make_context: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(join_operator, "_MAX_STEPS", 1000)
+    monkeypatch.setattr(two_sided, "_MAX_STEPS", 1000)
     driver = Driver(spec(0, 0), make_context())
     driver.feed([Event(0, left([1] * 3000, list(range(3000))))])
     calls = 1

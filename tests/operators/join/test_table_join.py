@@ -15,7 +15,7 @@ from table_world import Change, Running, pieces, table_after, values
 
 from cutwater.errors import BuildError, DataError
 from cutwater.operators.aggregate import keyed_operator
-from cutwater.operators.join.table_spec import JoinType, TableJoinSpec
+from cutwater.operators.join.spec import JoinType, TableJoinSpec
 from keyed_world import cuts
 
 LEFT = pa.schema([("k", pa.int32()), ("v", pa.string()), pa.field("n", pa.int64(), nullable=False)])

@@ -16,7 +16,7 @@ from table_world import Change, Running, pieces, values
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import BuildError
 from cutwater.operators.join import window_operator as window_join_operator
-from cutwater.operators.join.window_spec import WindowJoinSpec, WindowJoinType
+from cutwater.operators.join.spec import WindowJoinSpec, WindowJoinType
 from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow
 from cutwater.state.rows import rows as rows_by_key
 from keyed_world import cuts, opened, owner, rescaled, snapshot

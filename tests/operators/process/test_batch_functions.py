@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from process_world import Clock, Group
 
 from cutwater.errors import UserCodeError
-from cutwater.operators.process.functions import BatchContext, BatchProcessFunction, ProcessContext
-from cutwater.operators.process.grouped_rows import group_rows
+from cutwater.operators.process.functions import BatchContext, BatchProcessFunction, ProcessContext, group_rows
 from cutwater.operators.process.operator_state import OperatorListState
 from cutwater.operators.process.spec import ProcessSpec
 from cutwater.operators.process.states import ListState, ValueState

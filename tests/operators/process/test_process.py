@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 import cutwater as cw
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.process.functions import ProcessContext, ProcessFunction
-from cutwater.operators.process.keyed_state import KeyedState
 from cutwater.operators.process.spec import ProcessSpec
-from cutwater.operators.process.states import ListState, MapState, ValueState
+from cutwater.operators.process.states import KeyedState, ListState, MapState, ValueState
 from keyed_world import feed, opened, rescaled, rows_of, snapshot
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])

@@ -14,9 +14,8 @@ from process_world import Clock, Group
 
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.process.functions import ProcessContext, ProcessFunction
-from cutwater.operators.process.keyed_state import KeyedState
 from cutwater.operators.process.spec import ProcessSpec
-from cutwater.operators.process.states import ListState, MapState, ReducingState, ValueState
+from cutwater.operators.process.states import KeyedState, ListState, MapState, ReducingState, ValueState
 
 SCHEMA = pa.schema([("k", pa.string()), ("do", pa.string()), ("n", pa.int64())])
 OUT = pa.schema(

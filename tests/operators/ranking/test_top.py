@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from table_world import Change, Running, pieces, table_after, values
 
 from cutwater.errors import BuildError
-from cutwater.operators.aggregate import ranked_rows
-from cutwater.operators.aggregate.top_rows import ROWS, TopRows
-from cutwater.operators.ranking.top_spec import TopSpec
+from cutwater.operators.ranking import top_operator
+from cutwater.operators.ranking.top_spec import ROWS, TopRows, TopSpec
 from keyed_world import cuts
 
 PLAIN = {"k": pa.string(), "a": pa.float64(), "b": pa.int16(), "row": pa.int64()}
@@ -151,8 +150,8 @@ def test_rows_that_are_removed_let_the_next_ones_move_up(
 
 @pytest.mark.parametrize("rank", [False, True])
 def test_it_agrees_with_duckdb_over_many_keys_and_portions(rank: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranked_rows, "_OUTPUT_ROWS", 100)  # many portions for one batch
-    monkeypatch.setattr(ranked_rows, "_GARBAGE_ROWS", 50)
+    monkeypatch.setattr(top_operator, "_OUTPUT_ROWS", 100)  # many portions for one batch
+    monkeypatch.setattr(top_operator, "_GARBAGE_ROWS", 50)
     random = np.random.default_rng(7)
     keys = [f"k{k}" for k in random.integers(0, 120, 12_000)]
     prices = random.integers(0, 5_000, 12_000) / 4

@@ -13,8 +13,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.tws_tester import TwsTester
 
+from cutwater.operators.stateful_processor.spark_types import TimeMode
 from cutwater.operators.stateful_processor.spec import Form, ProcessorSpec
-from cutwater.operators.stateful_processor.time_mode import TimeMode
 
 SCHEMA = pa.schema([("k", pa.string()), ("op", pa.string()), ("a", pa.int64()), ("b", pa.int64()), ("t", pa.int64())])
 TIMED = SCHEMA.set(4, pa.field("t", pa.timestamp("us")))

@@ -15,7 +15,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import cutwater as cw
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.enrich.table import EnrichmentTable
-from cutwater.operators.stateful_processor.time_mode import TimeMode
+from cutwater.operators.stateful_processor.spark_types import TimeMode
 
 ROW = batch([("a", "tell", 0, 0)])
 

@@ -16,8 +16,8 @@ from pyspark.sql.streaming import StatefulProcessor
 import cutwater as cw
 from cutwater.errors import BuildError, StorageError
 from cutwater.operators.evolution import Evolution
+from cutwater.operators.stateful_processor.spark_types import TimeMode
 from cutwater.operators.stateful_processor.spec import ProcessorSpec
-from cutwater.operators.stateful_processor.time_mode import TimeMode
 from cutwater.plan.compatibility import check_compatible
 from cutwater.plan.planner import make_plan
 from cutwater.plan.records import step_records

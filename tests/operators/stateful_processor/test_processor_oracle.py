@@ -16,7 +16,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.tws_tester import TwsTester
 
 from cutwater.operators.enrich.table import EnrichmentTable
-from cutwater.operators.stateful_processor.time_mode import TimeMode
+from cutwater.operators.stateful_processor.spark_types import TimeMode
 
 STATE_OPS = ["update", "clear", "append", "extend", "put", "forget", "set", "remove", "drop", "tell", "tell"]
 TIMER_OPS = [*STATE_OPS, "timer", "timer", "untimer"]

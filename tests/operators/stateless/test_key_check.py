@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutwater.errors import BuildError
-from cutwater.operators.stateless.key_check import KeyCheckSpec
+from cutwater.operators.stateless.rows import KeyCheckSpec
 
 SCHEMA = pa.schema({"a": pa.float64(), "b": pa.string(), "n": pa.int64()})
 FLOATS = st.one_of(st.none(), st.just(math.nan), st.floats(allow_nan=False))

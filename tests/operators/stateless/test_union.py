@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from cutwater.errors import BuildError
-from cutwater.operators.stateless.union import UnionSpec, check_same_schema
+from cutwater.operators.stateless.rows import UnionSpec, check_same_schema
 
 A = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.string())])
 

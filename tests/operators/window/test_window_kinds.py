@@ -14,7 +14,7 @@ from windows_world import advance, batch_of, plain, spec_of
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import BuildError
 from cutwater.operators.aggregate import kernels as aggregate_kernels
-from cutwater.operators.aggregate import word_accumulators
+from cutwater.operators.aggregate import value_accumulators
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.base import Operator, Outputs
 from cutwater.operators.window import session_operator
@@ -261,7 +261,7 @@ class TestPlantedBugs:
         with pytest.raises(AssertionError):
             test_sessions_agree_with_duckdb()
 
-    @pytest.mark.parametrize("owner", [word_accumulators.Count, word_accumulators.Pick], ids=["count", "min"])
+    @pytest.mark.parametrize("owner", [value_accumulators.Count, value_accumulators.Pick], ids=["count", "min"])
     def test_a_merge_that_overwrites(self, owner: type, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(owner, "merge", owner.restore)
         with pytest.raises(AssertionError):

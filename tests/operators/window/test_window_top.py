@@ -11,9 +11,9 @@ import pytest
 from table_world import Running, values
 
 from cutwater.data.time import MAX_WATERMARK
-from cutwater.operators.aggregate.top_rows import ROWS, TopRows
 from cutwater.operators.base import Outputs
-from cutwater.operators.stateless.unnest import UnnestSpec
+from cutwater.operators.ranking.top_spec import ROWS, TopRows
+from cutwater.operators.stateless.rows import UnnestSpec
 from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow
 from cutwater.operators.window.spec import WindowAggregateSpec
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from cutwater.operators.base import BaseOperator, Outputs
+from cutwater.operators.base import Operator, Outputs
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.runtime.chains import chain as clock_module
 from cutwater.runtime.chains.chain import Chain, Node, ProcessingClock
@@ -32,7 +32,7 @@ def test_w2_after_a_restore_the_clock_goes_on_where_the_latest_subtask_was() -> 
     assert Restore(store, "job", None, True, plan).processing_time_ms == 0
 
 
-class Waits(BaseOperator):
+class Waits(Operator):
     """Is due at some times, and notes when it was called."""
 
     def __init__(self, name: str, *due_ms: int) -> None:
@@ -51,7 +51,7 @@ class Waits(BaseOperator):
 
 def test_in_a_chain_the_operator_that_waited_longest_is_called_first() -> None:
     calls: list[tuple[str, int]] = []
-    operators = [BaseOperator(), Waits("a", 20, 40), Waits("b", 30, 10)]
+    operators = [Operator(), Waits("a", 20, 40), Waits("b", 30, 10)]
     for operator in operators[1:]:
         cast(Waits, operator).called = calls
     chain = Chain([Node((str(i),), operator, [[]]) for i, operator in enumerate(operators)], [])
@@ -61,4 +61,4 @@ def test_in_a_chain_the_operator_that_waited_longest_is_called_first() -> None:
         chain.on_processing_time(35)
     assert due == [10, 20, 30, 40]
     assert calls == [("b", 35), ("a", 35), ("b", 35)], "what is not due is not called"
-    assert Chain([Node(("0",), BaseOperator(), [[]])], []).next_processing_time_ms is None
+    assert Chain([Node(("0",), Operator(), [[]])], []).next_processing_time_ms is None

@@ -15,7 +15,7 @@ from fake_host import FakeSpark
 from runtime_world import assert_running_counts, counting, gated, kill_some, open_gate
 
 import cutwater as cw
-from cutwater.operators.aggregate.running_operator import RunningAggregate
+from cutwater.operators.aggregate.keyed_operator import RunningAggregate
 from cutwater.runtime.status.board import StatusBoard
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from cutwater.operators.aggregate.accumulators import Aggregate
-from cutwater.operators.aggregate.layout import AggregateTable, aggregate_layout
+from cutwater.operators.aggregate.keyed_operator import AggregateTable, aggregate_layout
 from cutwater.runtime.worker.restore import Restore
 from cutwater.state.segments import GROUP_COLUMN, Segment, SegmentKind
 from cutwater.state.table.keyed_segments import restore_rows

@@ -11,7 +11,7 @@ import pytest
 
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import InvariantError
-from cutwater.operators.base import BaseOperator, Outputs
+from cutwater.operators.base import Operator, Outputs
 from cutwater.plan.graph import Channel
 from cutwater.protocol import messages as m
 from cutwater.protocol.channel.items import Barrier, Head, Item, Rows, Watermark
@@ -37,7 +37,7 @@ def test_a_barrier_that_overtakes_after_the_rows_were_looked_at_is_taken_as_a_ba
     assert (head, operator.did) == (Head.ROWS, ["freeze"])
 
 
-class Slices(BaseOperator):
+class Slices(Operator):
     """What it makes of a batch leaves in three slices."""
 
     def __init__(self) -> None:

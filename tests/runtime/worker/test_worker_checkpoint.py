@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from cutwater.data.time import MIN_WATERMARK
-from cutwater.operators.base import BaseOperator, Outputs
+from cutwater.operators.base import Operator, Outputs
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.items import Barrier, Item, Rows
 from cutwater.protocol.channel.receiving import ReceivingEnd
@@ -41,7 +41,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 ROWS = Rows(pa.record_batch({"n": [1, 2, 3]}), 0, MIN_WATERMARK)
 
 
-class _Keeps(BaseOperator):
+class _Keeps(Operator):
     """Its state can be written when it is allowed."""
 
     def __init__(self, allowed: threading.Event, broken: bool) -> None:

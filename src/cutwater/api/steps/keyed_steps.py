@@ -25,7 +25,7 @@ from cutwater.plan.graph import EdgeType, StreamType
 
 if TYPE_CHECKING:
     from cutwater.operators.aggregate.accumulators import Aggregate, AggregateCall
-    from cutwater.operators.join.window_spec import WindowJoinType
+    from cutwater.operators.join.spec import WindowJoinType
     from cutwater.operators.window.kinds import Early, Window
     from cutwater.operators.window.spec import WindowAggregateSpec
 
@@ -147,7 +147,7 @@ def interval_join(
     suffix: str,
     parallelism: int | None,
 ) -> tuple[Upstream, ...]:
-    from cutwater.operators.join.interval_spec import IntervalJoinSpec
+    from cutwater.operators.join.spec import IntervalJoinSpec
 
     with located(builder.check_id(id)):
         for side in (left, right):
@@ -191,7 +191,7 @@ def window_join(
     parallelism: int | None,
 ) -> tuple[Upstream, ...]:
     from cutwater.api.steps.keyed_steps import LEFT, apart
-    from cutwater.operators.join.window_spec import WindowJoinSpec
+    from cutwater.operators.join.spec import WindowJoinSpec
 
     left, right = sides
     with located(builder.check_id(id)), builder.together():

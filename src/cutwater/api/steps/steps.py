@@ -93,7 +93,7 @@ def map_async(
 
 
 def union(builder: GraphBuilder, id: str, upstreams: Sequence[Upstream], parallelism: int | None) -> Upstream:
-    from cutwater.operators.stateless.union import UnionSpec, check_same_schema
+    from cutwater.operators.stateless.rows import UnionSpec, check_same_schema
 
     with located(builder.check_id(id)):
         if len(upstreams) < 2:
@@ -196,7 +196,7 @@ def key_by(
             raise BuildError(f"nulls='key' takes {MAX_NULLABLE_KEYS} key columns at most, not {len(keys)}")
     bad = None
     if dead_letters is not None:
-        from cutwater.operators.stateless.key_check import KeyCheckSpec
+        from cutwater.operators.stateless.rows import KeyCheckSpec
 
         with located(builder.check_id(dead_letters)):
             spec = KeyCheckSpec(schema, keys)

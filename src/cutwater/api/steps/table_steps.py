@@ -26,8 +26,8 @@ from cutwater.plan.graph import StreamType
 
 if TYPE_CHECKING:
     from cutwater.api.steps.keyed_steps import Windowing
-    from cutwater.operators.aggregate.top_rows import TopRows
-    from cutwater.operators.join.table_spec import JoinType
+    from cutwater.operators.join.spec import JoinType
+    from cutwater.operators.ranking.top_spec import TopRows
 
 _ROW_WISE = frozenset({"filter", "select", "with_columns", "drop", "rename"})
 _NO_ORDER = "rows of an updating stream come out when their table changes, in no order of event time"
@@ -81,7 +81,7 @@ def join_tables(
     keep: Literal["last"] | None,
     parallelism: int | None,
 ) -> Upstream:
-    from cutwater.operators.join.table_spec import TableJoinSpec
+    from cutwater.operators.join.spec import TableJoinSpec
     from cutwater.state.keys import NullableKeys
 
     with located(builder.check_id(id)):
@@ -135,8 +135,8 @@ def window_top(
 ) -> tuple[Upstream, ...]:
     """A window step that collects the first rows, and a step that takes its lists apart."""
     from cutwater.api.steps.keyed_steps import INNER, apart
-    from cutwater.operators.aggregate.top_rows import ROWS, check_order
-    from cutwater.operators.stateless.unnest import UnnestSpec
+    from cutwater.operators.ranking.top_spec import ROWS, check_order
+    from cutwater.operators.stateless.rows import UnnestSpec
 
     with located(builder.check_id(id)), builder.together():
         rows = top_rows(*order, removing=False, ranked=False)
@@ -155,7 +155,7 @@ def top_rows(
     n: int, by: str | Sequence[str], descending: bool | Sequence[bool], *, removing: bool, ranked: bool
 ) -> TopRows:
     """The order, from what the user wrote."""
-    from cutwater.operators.aggregate.top_rows import ROWS, TopRows
+    from cutwater.operators.ranking.top_spec import ROWS, TopRows
 
     columns = (by,) if isinstance(by, str) else tuple(by)
     directions = (descending,) * len(columns) if isinstance(descending, bool) else tuple(descending)
@@ -171,7 +171,7 @@ def join_as_of(
     suffix: str,
     parallelism: int | None,
 ) -> tuple[Upstream, ...]:
-    from cutwater.operators.join.as_of_spec import AsOfJoinSpec
+    from cutwater.operators.join.spec import AsOfJoinSpec
 
     with located(builder.check_id(id)):
         for upstream in (left, right):

@@ -16,8 +16,7 @@ from cutwater.errors import BuildError
 
 if TYPE_CHECKING:
     from cutwater.operators.aggregate.accumulators import AggregateCall
-    from cutwater.operators.join.table_spec import JoinType
-    from cutwater.operators.join.window_spec import WindowJoinType
+    from cutwater.operators.join.spec import JoinType, WindowJoinType
     from cutwater.operators.stateful_processor.spark_types import SparkSchema
     from cutwater.operators.window.kinds import Early, Window
 

@@ -24,7 +24,7 @@ from cutwater.errors import BuildError
 from cutwater.plan.graph import StreamType
 
 if TYPE_CHECKING:
-    from cutwater.operators.stateless.union import UnionSpec
+    from cutwater.operators.stateless.rows import UnionSpec
 
 _BEGIN = "Write flow.loop('id', stream), or flow.loop('id', schema='k long, v double')."
 
@@ -43,7 +43,7 @@ class LoopStream(Stream):
         parallelism: int | None,
     ) -> LoopStream:
         """The step of ``Dataflow.loop``, with one input or none."""
-        from cutwater.operators.stateless.union import UnionSpec
+        from cutwater.operators.stateless.rows import UnionSpec
 
         with located(builder.check_id(id)):
             if (stream is None) == (schema is None):

@@ -45,9 +45,8 @@ def transform_with_state(
         output: the output schema, and the names of output mode and time mode.
         event_time: the output's event-time column.
     """
-    from cutwater.operators.stateful_processor.spark_types import arrow_schema
+    from cutwater.operators.stateful_processor.spark_types import TimeMode, arrow_schema, check_output_mode
     from cutwater.operators.stateful_processor.spec import ProcessorSpec
-    from cutwater.operators.stateful_processor.time_mode import TimeMode, check_output_mode
 
     with located(builder.check_id(id)):
         output_schema, output_mode, time_mode = output

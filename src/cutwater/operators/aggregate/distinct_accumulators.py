@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -11,20 +11,19 @@ import pyarrow as pa
 
 from cutwater.data.words import bytes_view, from_words, new_buffer, valid_rows
 from cutwater.operators.aggregate import distinct_kernels as kernels
-from cutwater.operators.aggregate.accumulators import Accumulator
-from cutwater.state.growing_array import GrowingArray, Values
+from cutwater.operators.aggregate.value_accumulators import ArrayAccumulator, mask_of
+from cutwater.state.growing_array import Values
 from cutwater.state.index.key_index import GroupIds, make_index
 from cutwater.state.keys import hash_keys
 
-_ALL: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
-_ALL.flags.writeable = False
 _FIRST_WORDS = 1 << 12
 _OFFSETS, _SIZES, _ESTIMATES = 1, 2, 5
 _MAX_BINARY_BYTES = 2**31 - 1
 
 
-class ApproxCountDistinct(Accumulator):
-    """A HyperLogLog sketch per group id; see ``distinct_kernels`` for how it lies in memory.
+class ApproxCountDistinct(ArrayAccumulator):
+    """A HyperLogLog sketch per group id; see ``distinct_kernels`` for how it lies in memory: by group id there are
+    epochs, offsets, sizes, filled, sums and estimates.
 
     A sketch depends on the set of values only: not on their order, their number, or how it was merged.  On disk it is
     binary: words of four bytes, little-endian, ``register << 6 | rank`` in the order of the registers; or, from
@@ -36,6 +35,7 @@ class ApproxCountDistinct(Accumulator):
     """
 
     def __init__(self, column: str, precision: int) -> None:
+        super().__init__(np.int32, np.int64, np.int32, np.int32, np.int64, np.int64)
         self._column = column
         self._precision = precision
         self._registers = 1 << precision
@@ -43,45 +43,23 @@ class ApproxCountDistinct(Accumulator):
         self._words = 0
         self._arena = np.zeros(_FIRST_WORDS, np.uint32)
         self._epoch = 1
-        self.columns = [GrowingArray(kind) for kind in (np.int32, np.int64, np.int32, np.int32, np.int64, np.int64)]
-        self._copies: Sequence[Values] | None = None
-
-    @property
-    def _books(self) -> tuple[Values, Values, Values, Values, Values, Values]:
-        """Epochs, offsets, sizes, filled, sums, estimates."""
-        columns = [column.values for column in self.columns] if self._copies is None else self._copies
-        return columns[0], columns[1], columns[2], columns[3], columns[4], columns[5]
 
     @property
     def varying_bytes(self) -> int:
         return self._arena.nbytes
 
     def reserve(self, gids: int) -> None:
+        super().reserve(gids)
         self._used = gids
-        for column in self.columns:
-            column.reserve(gids)
-
-    def update(self, gids: GroupIds, batch: pa.RecordBatch) -> None:
-        self.running(gids, batch)
 
     def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column(self._column)
-        valid = valid_rows(column)
-        hashes = hash_keys([column])
+        mask, hashes = mask_of(column), hash_keys([column])
         buffer, out = new_buffer(len(gids), np.int64)
         row = 0
         while True:
             row, self._words = kernels.add_hashes(
-                gids,
-                hashes,
-                _ALL if valid is None else valid,
-                self._precision,
-                row,
-                self._arena,
-                self._words,
-                self._epoch,
-                *self._books,
-                out,
+                gids, hashes, mask, self._precision, row, self._arena, self._words, self._epoch, out, *self._arrays
             )
             if row == len(gids):
                 return pa.Array.from_buffers(pa.int64(), len(gids), [None, buffer])
@@ -89,14 +67,14 @@ class ApproxCountDistinct(Accumulator):
 
     def _grow(self) -> None:
         """Twice the arena; or without the blocks that were left behind, if those are more than half of it."""
-        live = int(self._books[_SIZES][: self._used].sum(dtype=np.int64))
+        live = int(self._arrays[_SIZES][: self._used].sum(dtype=np.int64))
         if self._words > 2 * live + _FIRST_WORDS:
             self._compact()
         else:
             self._arena = _longer(self._arena, self._words, 2 * len(self._arena) + self._registers // 4)
 
     def _compact(self) -> None:
-        _, offsets, sizes, *_ = self._books
+        _, offsets, sizes, *_ = self._arrays
         sizes = sizes[: self._used]
         self._words = int(sizes.sum(dtype=np.int64))
         arena = np.zeros(2 * self._words + _FIRST_WORDS + self._registers // 4, np.uint32)
@@ -106,11 +84,11 @@ class ApproxCountDistinct(Accumulator):
         self._arena = arena
 
     def result(self, gids: GroupIds) -> pa.Array:
-        return from_words(self._books[_ESTIMATES][gids], pa.int64())
+        return from_words(self._arrays[_ESTIMATES][gids], pa.int64())
 
     def state(self, gids: GroupIds) -> list[pa.Array]:
         starts = np.zeros(len(gids) + 1, np.int64)
-        _, offsets, sizes, filled, _, _ = self._books
+        _, offsets, sizes, filled, _, _ = self._arrays
         np.cumsum(np.minimum(filled[gids], self._registers // 4), out=starts[1:])
         if 4 * int(starts[-1]) > _MAX_BINARY_BYTES:
             raise pa.ArrowInvalid("sketches of more than 2 GB do not fit one array")  # the caller takes fewer group ids
@@ -120,7 +98,7 @@ class ApproxCountDistinct(Accumulator):
         return [pa.Array.from_buffers(pa.binary(), len(gids), [None, places, pa.py_buffer(words)])]
 
     def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
-        for values in self._books:
+        for values in self._arrays:
             values[gids] = 0
         self.merge(gids, columns)
 
@@ -132,53 +110,46 @@ class ApproxCountDistinct(Accumulator):
         row = 0
         while True:
             row, self._words = kernels.absorb(
-                gids, words, starts, self._precision, row, self._arena, self._words, self._epoch, *self._books
+                gids, words, starts, self._precision, row, self._arena, self._words, self._epoch, *self._arrays
             )
             if row == len(gids):
                 return
             self._grow()
 
     def keep(self, gids: GroupIds) -> None:
-        for column in self.columns:
-            column.replace(column.values[gids])
+        super().keep(gids)
         self._used = len(gids)
         self._compact()
 
-    def frozen(self, columns: Sequence[Values]) -> Accumulator:
-        copy = object.__new__(ApproxCountDistinct)
-        vars(copy).update(vars(self))
-        copy._copies = columns
+    def frozen(self, columns: Sequence[Values]) -> Self:
+        copy = super().frozen(columns)
         self._epoch += 1
         return copy
 
 
-class CountDistinct(Accumulator):
+class CountDistinct(ArrayAccumulator):
     """The distinct values of all group ids in one index of (group id, value), and how many each group id has."""
 
     def __init__(self, column: str, value: pa.DataType) -> None:
+        super().__init__(np.int64)
         self._column = column
         self._value = value
         self._used = 0
         self._index = make_index([pa.int32(), value])
         self._owners: GroupIds = np.empty(0, np.int32)
-        self.columns = [GrowingArray(np.int64)]
-        self._copies: Sequence[Values] | None = None
         self._by_owner: npt.NDArray[np.int64] | None = None
 
     @property
     def _counts(self) -> Values:
-        return self.columns[0].values if self._copies is None else self._copies[0]
+        return self._arrays[0]
 
     @property
     def varying_bytes(self) -> int:
         return self._index.key_bytes + self._owners.nbytes
 
     def reserve(self, gids: int) -> None:
+        super().reserve(gids)
         self._used = gids
-        self.columns[0].reserve(gids)
-
-    def update(self, gids: GroupIds, batch: pa.RecordBatch) -> None:
-        self.running(gids, batch)
 
     def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column(self._column)
@@ -236,7 +207,7 @@ class CountDistinct(Accumulator):
         numbers = np.full(self._used, -1, np.int64)
         numbers[gids] = np.arange(len(gids))
         self._rebuild(np.flatnonzero(numbers[self._owners[: len(self._index)]] >= 0), numbers)
-        self.columns[0].replace(self._counts[gids])
+        super().keep(gids)
         self._used = len(gids)
 
     def _rebuild(self, entries: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> None:
@@ -249,11 +220,10 @@ class CountDistinct(Accumulator):
         if len(entries):
             self._admit(owners, values)
 
-    def frozen(self, columns: Sequence[Values]) -> Accumulator:
-        copy = object.__new__(CountDistinct)
-        vars(copy).update(vars(self))
+    def frozen(self, columns: Sequence[Values]) -> Self:
+        copy = super().frozen(columns)
         # Owners of entries never change and a longer array is a new one; what is shared is only appended to.
-        copy._index, copy._copies, copy._by_owner = self._index.frozen(), columns, None
+        copy._index, copy._by_owner = self._index.frozen(), None
         return copy
 
 

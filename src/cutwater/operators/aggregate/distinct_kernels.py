@@ -128,13 +128,13 @@ def add_hashes(
     arena: Any,
     used: Any,
     epoch: Any,
+    out: Any,
     epochs: Any,
     offsets: Any,
     sizes: Any,
     filled: Any,
     sums: Any,
     estimates: Any,
-    out: Any,
 ) -> Any:
     """Add the hash of each row to the sketch of its group id; ``out`` gets the estimate after each row.
 

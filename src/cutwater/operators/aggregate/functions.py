@@ -30,9 +30,7 @@ class Count(AggregateFunction):
         return pa.int64()
 
     def accumulator(self, aggregate: Aggregate, column: pa.DataType) -> Accumulator:
-        from cutwater.operators.aggregate import word_accumulators
-
-        return word_accumulators.Count(aggregate.column)
+        return _accumulators().Count(aggregate.column)
 
     def column_of(self, stored: Sequence[pa.DataType]) -> pa.DataType:
         return pa.null()
@@ -58,9 +56,7 @@ class Sum(NumberFunction):
         return pa.float64() if pt.is_floating(column) else pa.int64()
 
     def accumulator(self, aggregate: Aggregate, column: pa.DataType) -> Accumulator:
-        from cutwater.operators.aggregate import word_accumulators
-
-        return word_accumulators.Sum(aggregate.column or "", self.result_type(column))
+        return _accumulators().Sum(aggregate.column or "", self.result_type(column))
 
 
 @aggregate_function("mean")
@@ -71,9 +67,7 @@ class Mean(NumberFunction):
         return {"sum": pa.float64(), "count": pa.int64()}
 
     def accumulator(self, aggregate: Aggregate, column: pa.DataType) -> Accumulator:
-        from cutwater.operators.aggregate import word_accumulators
-
-        return word_accumulators.Mean(aggregate.column or "")
+        return _accumulators().Mean(aggregate.column or "")
 
 
 @aggregate_function("min", "max")
@@ -106,9 +100,7 @@ class End(AggregateFunction):
         picked = _pick(self.kind, aggregate, column)
         if not aggregate.ordered:
             return picked
-        from cutwater.operators.aggregate.ordered_accumulator import Ordered
-
-        return Ordered(picked, aggregate.column or "", first=self.kind == "first")
+        return _accumulators().Ordered(picked, aggregate.column or "", first=self.kind == "first")
 
 
 @aggregate_function("any", "all")
@@ -135,9 +127,7 @@ class Spread(NumberFunction):
         return {"count": pa.int64(), "mean": pa.float64(), "squares": pa.float64()}
 
     def accumulator(self, aggregate: Aggregate, column: pa.DataType) -> Accumulator:
-        from cutwater.operators.aggregate import word_accumulators
-
-        return word_accumulators.Spread(self.kind, aggregate.column or "")
+        return _accumulators().Spread(self.kind, aggregate.column or "")
 
     def column_of(self, stored: Sequence[pa.DataType]) -> pa.DataType:
         return pa.float64()
@@ -200,7 +190,12 @@ class ApproxCountDistinct(DistinctFunction):
 
 def _pick(kind: str, aggregate: Aggregate, column: pa.DataType) -> Accumulator:
     """First, last, min or max: as words where a value is one."""
-    from cutwater.operators.aggregate import value_accumulators, word_accumulators
-
-    pick = word_accumulators.Pick if is_word_type(column) else value_accumulators.PickValue
+    pick = _accumulators().Pick if is_word_type(column) else _accumulators().PickValue
     return pick(kind, aggregate.column or "", column)
+
+
+def _accumulators():
+    """The module of most accumulators; it loads Numba: only where rows flow."""
+    from cutwater.operators.aggregate import value_accumulators
+
+    return value_accumulators

@@ -6,10 +6,12 @@ of ``out`` hold a value.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from cutwater.data.changes import AFTER, BEFORE, DELETE, INSERT
 from cutwater.state.kernels import kernel
 
 
@@ -123,58 +125,31 @@ def merge_spread(
             counts[gid] = total
 
 
-@kernel
-def minimum(gids: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
-    masked = valid.shape[0] > 0
-    for i in range(gids.shape[0]):
-        gid = gids[i]
-        if not masked or valid[i]:
-            if not seen[gid] or words[i] < values[gid]:
-                values[gid] = words[i]
-            seen[gid] = True
-        out[i] = values[gid]
-        if masked:
-            out_seen[i] = seen[gid]
+FIRST, LAST, MIN, MAX = range(4)
 
 
-@kernel
-def maximum(gids: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
-    masked = valid.shape[0] > 0
-    for i in range(gids.shape[0]):
-        gid = gids[i]
-        if not masked or valid[i]:
-            if not seen[gid] or words[i] > values[gid]:
-                values[gid] = words[i]
-            seen[gid] = True
-        out[i] = values[gid]
-        if masked:
-            out_seen[i] = seen[gid]
+def _choosing(how: int) -> Callable[..., None]:
+    """The kernel that keeps one of the words of each group id; ``how`` is a constant of its machine code."""
+
+    @kernel
+    def choose(gids: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
+        masked = valid.shape[0] > 0
+        for i in range(gids.shape[0]):
+            gid = gids[i]
+            if not masked or valid[i]:
+                word, held = words[i], values[gid]
+                if not seen[gid] or how == LAST or (how == MIN and word < held) or (how == MAX and word > held):
+                    values[gid] = word
+                seen[gid] = True
+            out[i] = values[gid]
+            if masked:
+                out_seen[i] = seen[gid]
+
+    return choose
 
 
-@kernel
-def first(gids: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
-    masked = valid.shape[0] > 0
-    for i in range(gids.shape[0]):
-        gid = gids[i]
-        if not seen[gid] and (not masked or valid[i]):
-            values[gid] = words[i]
-            seen[gid] = True
-        out[i] = values[gid]
-        if masked:
-            out_seen[i] = seen[gid]
-
-
-@kernel
-def last(gids: Any, words: Any, valid: Any, values: Any, seen: Any, out: Any, out_seen: Any) -> None:
-    masked = valid.shape[0] > 0
-    for i in range(gids.shape[0]):
-        gid = gids[i]
-        if not masked or valid[i]:
-            values[gid] = words[i]
-            seen[gid] = True
-        out[i] = values[gid]
-        if masked:
-            out_seen[i] = seen[gid]
+CHOOSE = {"first": _choosing(FIRST), "last": _choosing(LAST), "min": _choosing(MIN), "max": _choosing(MAX)}
+"""Kernels by kind of aggregate."""
 
 
 @kernel
@@ -220,7 +195,7 @@ def localise(gids: Any, numbers: Any, local: Any, touched: Any) -> Any:
 def pick(local: Any, valid: Any, ranks: Any, how: Any, current: Any, out: Any) -> None:
     """The pool row that each number holds after each row; the rows of the batch follow the earlier values in the pool.
 
-    ``how``: 0 first, 1 last, 2 min, 3 max.  ``current``: pool row by number, -1 for none.
+    ``how``: one of ``FIRST`` to ``MAX``.  ``current``: pool row by number, -1 for none.
     """
     masked = valid.shape[0] > 0
     offset = current.shape[0]
@@ -229,12 +204,12 @@ def pick(local: Any, valid: Any, ranks: Any, how: Any, current: Any, out: Any) -
         now = current[number]
         if not masked or valid[i]:
             row = offset + i
-            if now < 0 or how == 1:
+            if now < 0 or how == LAST:
                 now = row
-            elif how == 2:
+            elif how == MIN:
                 if ranks[row] < ranks[now]:
                     now = row
-            elif how == 3 and ranks[row] > ranks[now]:
+            elif how == MAX and ranks[row] > ranks[now]:
                 now = row
             current[number] = now
         out[i] = now
@@ -262,3 +237,77 @@ def take_orders(gids: Any, orders: Any, first: Any, held: Any) -> None:
             continue
         if held[gid] == 0 or (first and order < held[gid]) or (not first and order > held[gid]):
             held[gid] = order
+
+
+@kernel
+def keep_first(local: Any, times: Any, within: Any, known: Any, until: Any, kept: Any) -> None:
+    """Mark the rows that are no duplicates: of an unknown key, or at or after the time that it is known ``until``."""
+    for i in range(local.shape[0]):
+        key = local[i]
+        kept[i] = not known[key] or times[i] >= until[key]
+        if kept[i]:
+            known[key] = True
+            until[key] = times[i] + within
+
+
+@kernel
+def keep_last(local: Any, times: Any, within: Any, known: Any, until: Any, current: Any, rows: Any, codes: Any) -> Any:
+    """Changes of the table of latest rows; returns how many."""
+    count = 0
+    offset = current.shape[0]
+    for i in range(local.shape[0]):
+        key = local[i]
+        if known[key] and times[i] < until[key]:
+            rows[count] = current[key]
+            codes[count] = BEFORE
+            codes[count + 1] = AFTER
+            count += 1
+        else:
+            codes[count] = INSERT
+            known[key] = True
+            until[key] = times[i] + within
+        rows[count] = offset + i
+        count += 1
+        current[key] = offset + i
+    return count
+
+
+@kernel
+def replace_rows(
+    local: Any, added: Any, current: Any, other: Any, outer: Any, other_outer: Any, rows: Any, keys: Any, codes: Any
+) -> Any:
+    """Changes of a join of two tables when rows of one are set (``added``) or removed.
+
+    Args:
+        other: by key, whether the other table has a row.
+        outer: whether rows of this table come out without a partner.
+        other_outer: the same of the other table.
+        rows: gets pool rows of this table, -1 for none.
+        keys: gets the number of the key.
+
+    Returns (changes, removed rows that were not there).
+    """
+    count = 0
+    missing = 0
+    offset = current.shape[0]
+    for i in range(local.shape[0]):
+        key = local[i]
+        old = current[key]
+        new = offset + i if added[i] else -1
+        if old < 0 and new < 0:
+            missing += 1
+            continue
+        before = (old >= 0 and (outer or other[key])) or (other[key] and other_outer)
+        after = (new >= 0 and (outer or other[key])) or (other[key] and other_outer)
+        if before:
+            rows[count] = old
+            keys[count] = key
+            codes[count] = BEFORE if after else DELETE
+            count += 1
+        if after:
+            rows[count] = new
+            keys[count] = key
+            codes[count] = AFTER if before else INSERT
+            count += 1
+        current[key] = new
+    return count, missing

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,18 +11,31 @@ import pyarrow as pa
 
 from cutwater.data.event_times import event_times
 from cutwater.operators.aggregate import kernels as aggregate_kernels
-from cutwater.operators.aggregate.accumulators import Aggregate
-from cutwater.operators.aggregate.layout import AggregateTable, aggregate_layout
-from cutwater.operators.base import BaseOperator, Context, Outputs
-from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
+from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate
+from cutwater.operators.base import Context, Operator, Outputs
+from cutwater.operators.group_watermarks import GroupWatermarks
 from cutwater.state.backend import StateBackend
 from cutwater.state.growing_array import GrowingArray
 from cutwater.state.index.key_index import GroupIds
-from cutwater.state.keys import hash_keys, key_groups
+from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
 from cutwater.state.segments import Frozen, Segment
 from cutwater.state.table.frozen_table import freeze_table, restore_table
+from cutwater.state.table.keyed_table import KeyedTable, Layout
 
-STATE = "table"
+if TYPE_CHECKING:
+    from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
+
+
+AggregateTable: TypeAlias = KeyedTable[Accumulator]
+"""The values of each aggregate, by key."""
+
+
+def aggregate_layout(aggregates: Sequence[Aggregate], schema: pa.Schema) -> Layout[Accumulator]:
+    """One accumulator per aggregate, over rows of ``schema``."""
+    types = [[field.type for field in aggregate.state_fields(schema)] for aggregate in aggregates]
+    return Layout(lambda: [aggregate.accumulator(schema) for aggregate in aggregates], types)
+
+
 _SLACK_KEYS = 1 << 12
 """Keys below this number are not worth a sweep."""
 
@@ -50,7 +64,7 @@ class Touched:
         return len(self.gids)
 
 
-class KeyedOperator(BaseOperator):
+class KeyedOperator(Operator):
     """Freezing, restoring, late rows, and forgetting keys.
 
     Args:
@@ -59,6 +73,11 @@ class KeyedOperator(BaseOperator):
         state_schema: the key columns, then the state of ``held``.
         timed: whether a watermark belongs to the state.
     """
+
+    _name = "table"
+    """Of the state."""
+    _lasting = False
+    """No key is ever forgotten."""
 
     def __init__(
         self,
@@ -81,7 +100,7 @@ class KeyedOperator(BaseOperator):
 
     def _track(self, *, restored: bool = False) -> None:
         if self.ctx.incremental:
-            self._table.track(restored=restored)
+            self._table.track(restored=restored, lasting=self._lasting)
 
     def close(self) -> None:
         self._backend.close()
@@ -111,21 +130,19 @@ class KeyedOperator(BaseOperator):
         self._table.make_room()
 
     def _divert_late(
-        self, batch: pa.RecordBatch, keys: Sequence[pa.Array], time: str, output: int, of: str = ""
+        self, batch: pa.RecordBatch, keys: Sequence[pa.Array], time: str
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], Outputs]:
-        """The rows that are not behind the watermark, their times, and the others as side output ``output``."""
-        times = event_times(batch, time, of)
+        """The rows that are not behind the watermark, their times, and the others as side output."""
+        times = event_times(batch, time)
         reached: npt.NDArray[np.int64] | int = self._watermarks.current
         if self._watermarks.differ:
             reached = self._watermarks.of(key_groups(hash_keys(keys), self.ctx.max_parallelism))
         late = times <= np.maximum(reached, self.late_before)
-        count = int(np.count_nonzero(late))
-        if count == 0:
-            return batch, times, []
-        self.ctx.count("rows_late", count)
-        times = times[~late]
-        times.flags.writeable = False  # one specialisation of the kernels
-        return batch.filter(pa.array(~late)), times, [(output, batch.filter(pa.array(late)))]
+        outputs = self._late(batch, late)
+        if outputs:
+            batch, times = batch.filter(pa.array(~late)), times[~late]
+            times.flags.writeable = False  # one specialisation of the kernels
+        return batch, times, outputs
 
     # -- forgetting
 
@@ -159,18 +176,32 @@ class KeyedOperator(BaseOperator):
     def freeze(self, checkpoint_id: int) -> Frozen:
         watermarks = [self._watermarks.segment()] if self._timed else []
         owned, groups = self.ctx.key_groups, self.ctx.max_parallelism
-        return freeze_table(self._table, checkpoint_id, STATE, self._state, owned, groups, watermarks)
+        return freeze_table(self._table, checkpoint_id, self._name, self._state, owned, groups, watermarks)
 
     def restore(self, segments: Iterable[Segment]) -> None:
         self._clear()
-        restore_table(self._table, self._of_table(segments), self._state, self.ctx.key_groups)
-        self._watermarks.restored()
+        restore_table(self._table, self._watermarks.restored_from(segments), self._state, self.ctx.key_groups)
         self._track(restored=True)
 
-    def _of_table(self, segments: Iterable[Segment]) -> Iterator[Segment]:
-        """The segments of the table; the watermarks are restored as they come."""
-        for segment in segments:
-            if segment.name == WATERMARK:
-                self._watermarks.restore(segment)
-            else:
-                yield segment
+
+class RunningAggregate(KeyedOperator):
+    """Key columns to group ids, then one pass per aggregate."""
+
+    _name = "agg"
+    _lasting = True
+
+    def __init__(self, spec: RunningAggregateSpec) -> None:
+        types = [field.type for field in spec.key_fields]
+        super().__init__(types, spec.aggregates, spec.input_schema, spec.state_schema, timed=False)
+        self._spec = spec
+        self._output = spec.outputs[0]
+
+    def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
+        if batch.num_rows == 0:
+            return []
+        require_valid_keys(batch, self._spec.keys)
+        self._table.make_room()
+        gids = self._table.upsert([batch.column(name) for name in self._spec.keys])
+        passed = [batch.column(name) for name in self._spec.passed_columns]
+        results = [accumulator.running(gids, batch) for accumulator in self._table.accumulators]
+        return [(0, pa.RecordBatch.from_arrays([*passed, *results], schema=self._output))]

@@ -10,14 +10,14 @@ import pyarrow as pa
 from cutwater.errors import BuildError
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.evolution import aggregate_parts, evolve_aggregates
-from cutwater.operators.base import Operator, OperatorSpec
+from cutwater.operators.base import KeyedSpec, Operator
 from cutwater.operators.evolution import Evolution, Former
 from cutwater.state.keys import check_key_types
 from cutwater.storage.snapshot.manifest import Shape, TableRecord
 
 
 @dataclass(frozen=True)
-class RunningAggregateSpec(OperatorSpec):
+class RunningAggregateSpec(KeyedSpec):
     """One output row per input row: the key columns, the event time if there is one, and the aggregates up to this row.
 
     Args:
@@ -37,8 +37,6 @@ class RunningAggregateSpec(OperatorSpec):
 
     repeatable = True
 
-    input_schema: pa.Schema
-    keys: tuple[str, ...]
     aggregates: tuple[Aggregate, ...]
     event_time: str | None = None
 
@@ -58,10 +56,6 @@ class RunningAggregateSpec(OperatorSpec):
         return self.keys if event_time is None or event_time in self.keys else (*self.keys, event_time)
 
     @property
-    def input_schemas(self) -> tuple[pa.Schema, ...]:
-        return (self.input_schema,)
-
-    @property
     def keeps_every_row(self) -> bool:
         return True
 
@@ -77,8 +71,7 @@ class RunningAggregateSpec(OperatorSpec):
 
     @property
     def state_schema(self) -> pa.Schema:
-        keys = [self.input_schema.field(name) for name in self.keys]
-        return pa.schema([*keys, *(f for a in self.aggregates for f in a.state_fields(self.input_schema))])
+        return pa.schema([*self.key_fields, *(f for a in self.aggregates for f in a.state_fields(self.input_schema))])
 
     @property
     def state_parts(self) -> dict[str, str]:
@@ -99,7 +92,7 @@ class RunningAggregateSpec(OperatorSpec):
         yield ", ".join(f"{a.name} = {a}" for a in self.aggregates)
 
     def build(self) -> Operator:
-        from cutwater.operators.aggregate.running_operator import RunningAggregate  # Numba: only where rows flow
+        from cutwater.operators.aggregate.keyed_operator import RunningAggregate  # Numba: only where rows flow
 
         return RunningAggregate(self)
 

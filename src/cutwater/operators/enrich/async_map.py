@@ -21,20 +21,60 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+import msgspec
 import pyarrow as pa
 
 from cutwater.data.rows import describe_row, row_contents
 from cutwater.data.schema_text import as_schema
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import BuildError, CutwaterError, NondeterminismError, UserCodeError
-from cutwater.operators.base import BaseOperator, Context, OperatorSpec, Outputs
+from cutwater.operators.base import Context, OneInputSpec, Operator, Outputs
 from cutwater.operators.enrich.async_calls import AsyncCalls, Call
-from cutwater.operators.enrich.async_results import Run, decode_answers, encode_answers
 from cutwater.operators.row_output import RowBuilder, function_name, rows_of, to_dicts, user_error
 from cutwater.state.segments import Frozen, FrozenSegments, Segment
 from cutwater.storage.snapshot.manifest import Shape, TableRecord
+
+
+class Run(NamedTuple):
+    """Neighbours, of the rows that are kept in the order in which they came, that leave together."""
+
+    skipped: int
+    """Rows between the run before and this one: they stay."""
+    rows: int
+    late: bool
+    """They got no answer in time, and leave as they came."""
+
+
+class _Taken(NamedTuple):
+    runs: list[Run]
+    made: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Taken).decode
+
+
+def encode_answers(runs: list[Run], made: pa.RecordBatch | None) -> bytes:
+    """What leaves at one time.
+
+    Args:
+        runs: of which rows.
+        made: the rows made of those that are not late; ``None``: none.
+
+    >>> made = pa.record_batch({"n": [4, 9]})
+    >>> decode_answers(encode_answers([Run(1, 2, False)], made), made.schema)[0]
+    [Run(skipped=1, rows=2, late=False)]
+    """
+    return _encode(_Taken(runs, b"" if made is None else made.serialize().to_pybytes()))
+
+
+def decode_answers(data: bytes, schema: pa.Schema) -> tuple[list[Run], pa.RecordBatch | None]:
+    """The same again; ``schema`` is that of the rows made."""
+    runs, made = _decode(data)
+    return runs, pa.ipc.read_record_batch(pa.py_buffer(made), schema) if made else None
+
 
 _Result: TypeAlias = Mapping[str, Any] | None
 AsyncFunction: TypeAlias = Callable[..., Awaitable[_Result | Sequence[_Result]] | _Result | Sequence[_Result]]
@@ -44,7 +84,7 @@ _LATE_BEFORE = b"cutwater.late_before"
 
 
 @dataclass(frozen=True)
-class AsyncMapSpec(OperatorSpec):
+class AsyncMapSpec(OneInputSpec):
     """One row for each row, from a function that is called for many rows at a time.
 
     Args:
@@ -67,7 +107,6 @@ class AsyncMapSpec(OperatorSpec):
     repeatable = True
     ends_chain = True
 
-    input_schema: pa.Schema
     fn: AsyncFunction
     output_schema: pa.Schema
     ordered: bool = True
@@ -106,10 +145,6 @@ class AsyncMapSpec(OperatorSpec):
         return (self.output_schema, *sides)
 
     @property
-    def input_schemas(self) -> tuple[pa.Schema, ...]:
-        return (self.input_schema,)
-
-    @property
     def state_tables(self) -> tuple[TableRecord, ...]:
         return (TableRecord(_STATE, "requests", Shape.REQUESTS),)
 
@@ -132,7 +167,7 @@ class _Segment:
         self.late_before = MIN_WATERMARK
 
 
-class AsyncMapOperator(BaseOperator):
+class AsyncMapOperator(Operator):
     """Keeps rows until their results are there.  Counts ``rows_dead_letter`` and ``calls_retried``."""
 
     def __init__(self, spec: AsyncMapSpec) -> None:

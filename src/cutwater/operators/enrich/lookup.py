@@ -13,7 +13,7 @@ import pyarrow as pa
 from cutwater.data.row_sizes import rows_per_batch, widest_row_bytes
 from cutwater.data.rows import describe_row
 from cutwater.errors import BuildError, CutwaterError, DataError
-from cutwater.operators.base import BaseOperator, Context, Operator, OperatorSpec, Outputs
+from cutwater.operators.base import Context, OneInputSpec, Operator, Outputs
 from cutwater.operators.deterministic_batches import DeterministicBatches
 from cutwater.operators.enrich.table import EnrichmentTable, table_digest
 from cutwater.operators.join.columns import common_key_type, joined_fields
@@ -23,7 +23,7 @@ from cutwater.state.table.row_store import ValueStore
 
 
 @dataclass(frozen=True, eq=False)
-class EnrichSpec(OperatorSpec):
+class EnrichSpec(OneInputSpec):
     """Look each row's key up in ``table`` and add the table's other columns.
 
     The order of the rows is kept.  A null (or NaN) key matches nothing.  Key columns of the table do not come out; its
@@ -43,7 +43,6 @@ class EnrichSpec(OperatorSpec):
 
     repeatable = True
 
-    input_schema: pa.Schema
     table: EnrichmentTable
     on: tuple[tuple[str, str], ...]
     how: Literal["left", "inner"] = "left"
@@ -87,10 +86,6 @@ class EnrichSpec(OperatorSpec):
         return (self._output,)
 
     @property
-    def input_schemas(self) -> tuple[pa.Schema, ...]:
-        return (self.input_schema,)
-
-    @property
     def keeps_every_row(self) -> bool:
         return self.how == "left"
 
@@ -118,7 +113,7 @@ def _duplicate(cls: type[CutwaterError], key: dict[str, object], count: int) -> 
     )
 
 
-class EnrichOperator(BaseOperator):
+class EnrichOperator(Operator):
     """Builds an index over the table once; then one lookup and one gather per slice."""
 
     def __init__(self, spec: EnrichSpec) -> None:

@@ -10,17 +10,16 @@ import pyarrow as pa
 
 from cutwater.data.changes import OP, added_rows, op_column
 from cutwater.data.words import valid_rows
-from cutwater.operators import table_kernels as kernels
+from cutwater.operators.aggregate import kernels
 from cutwater.operators.aggregate.accumulators import Accumulator
-from cutwater.operators.aggregate.keyed_operator import KeyedOperator, Touched, as_rows
-from cutwater.operators.aggregate.layout import AggregateTable
+from cutwater.operators.aggregate.keyed_operator import AggregateTable, KeyedOperator, Touched, as_rows
 from cutwater.operators.base import Outputs
-from cutwater.operators.join.table_spec import TABLES
+from cutwater.operators.join.spec import TABLES
 from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import null_key_mask, require_valid_keys
 
 if TYPE_CHECKING:
-    from cutwater.operators.join.table_spec import TableJoinSpec
+    from cutwater.operators.join.spec import TableJoinSpec
 
 
 class TableJoin(KeyedOperator):

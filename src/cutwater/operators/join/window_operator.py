@@ -15,14 +15,14 @@ from cutwater.data.row_sizes import rows_per_batch
 from cutwater.data.words import from_words
 from cutwater.operators.base import Outputs
 from cutwater.operators.join.two_sided import LEFT, RIGHT, TwoSidedJoin
-from cutwater.operators.window.aggregate_operator import expand
+from cutwater.operators.window.operator import expand
 from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import NullableKeys, hash_keys, key_groups, null_key_mask, require_valid_keys
 from cutwater.state.rows.chains import References, RowChains
 from cutwater.state.rows.keyed_rows import NEVER
 
 if TYPE_CHECKING:
-    from cutwater.operators.join.window_spec import WindowJoinSpec
+    from cutwater.operators.join.spec import WindowJoinSpec
 
 _compute: Any = pyarrow.compute
 
@@ -77,7 +77,10 @@ class WindowJoin(TwoSidedJoin):
         late = inside & (over | (last <= self._reached(input, batch)))
         taken = inside & ~late
         if not taken.all():
-            outputs += self._divert(input, batch, late, int(np.count_nonzero(~inside)))
+            outside = int(np.count_nonzero(~inside))
+            if outside:
+                self.ctx.count("rows_outside_windows", outside)
+            outputs += self._late(batch, late, 1 + input)
             batch, times = batch.filter(pa.array(taken)), times[taken]
         if not self._lonely[input]:
             batch, times = self._with_whole_keys(input, batch, times)
@@ -85,15 +88,6 @@ class WindowJoin(TwoSidedJoin):
             self._rows.make_room(self._watermarks.current)
             self._rows.add(input, batch, times)
         return outputs
-
-    def _divert(self, side: int, batch: pa.RecordBatch, late: Any, outside: int) -> Outputs:
-        if outside:
-            self.ctx.count("rows_outside_windows", outside)
-        count = int(np.count_nonzero(late))
-        if not count:
-            return []
-        self.ctx.count("rows_late", count)
-        return [(1 + side, batch.filter(pa.array(late)))]
 
     # -- time
 
@@ -177,12 +171,6 @@ class WindowJoin(TwoSidedJoin):
     @property
     def _firing(self) -> bool:
         return self._closing is not None or self._brought is not None
-
-    def _drained(self) -> Outputs:
-        outputs: Outputs = []
-        while self.pending:
-            outputs += self.resume()
-        return outputs
 
     def _next_rows(self) -> Outputs:
         if self._closing is None and self._brought is not None:

@@ -23,7 +23,7 @@ from cutwater.operators.evolution import (
     through_list,
     through_map,
 )
-from cutwater.operators.process.keyed_state import VALUE
+from cutwater.operators.process.states import VALUE
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import StorageError
-from cutwater.operators.base import BaseOperator, Context, Outputs
+from cutwater.operators.base import Context, Operator, Outputs
 from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
-from cutwater.operators.process.keyed_state import VALUE, Cursor, KeyedState
+from cutwater.operators.process.states import VALUE, Cursor, KeyedState
 from cutwater.state.backend import StateBackend
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.objects.segments import FrozenObjectStates, FrozenPart, as_written, object_rows, restore_objects
@@ -40,7 +40,7 @@ KEYS_AHEAD = 256
 """Keys whose states are asked for at once."""
 
 
-class ObjectOperator(BaseOperator):
+class ObjectOperator(Operator):
     """Keyed states and timers of a subtask, about the key of a common cursor.
 
     Args:

@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from cutwater.data.changes import op_column
 from cutwater.data.words import from_words, to_words, valid_rows
-from cutwater.operators import table_kernels as kernels
-from cutwater.operators.aggregate.keyed_operator import KeyedOperator, Touched, as_rows
-from cutwater.operators.aggregate.layout import AggregateTable
+from cutwater.operators.aggregate import kernels
+from cutwater.operators.aggregate.keyed_operator import AggregateTable, KeyedOperator, Touched, as_rows
 from cutwater.operators.base import Outputs
 from cutwater.operators.ranking.deduplicate_spec import EXPIRES, ROW
 from cutwater.state.index.key_index import GroupIds
@@ -31,7 +30,7 @@ class Deduplicate(KeyedOperator):
     """A table of keys, with the time at which each expires and its latest row, as far as the spec asks for them."""
 
     def __init__(self, spec: DeduplicateSpec) -> None:
-        types = [spec.input_schema.field(name).type for name in spec.keys]
+        types = [field.type for field in spec.key_fields]
         super().__init__(types, spec.held, spec.held_schema, spec.state_schema, timed=spec.within_us is not None)
         self._spec = spec
 
@@ -47,7 +46,7 @@ class Deduplicate(KeyedOperator):
         else:
             assert spec.event_time is not None
             keys = [batch.column(name) for name in spec.keys]
-            batch, times, outputs = self._divert_late(batch, keys, spec.event_time, 1)
+            batch, times, outputs = self._divert_late(batch, keys, spec.event_time)
         if batch.num_rows:
             touched = self._touch([batch.column(name) for name in spec.keys])
             until = self._until(touched)

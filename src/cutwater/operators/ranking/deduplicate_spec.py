@@ -11,7 +11,7 @@ from cutwater.data.changes import marked_schema, row_type
 from cutwater.data.time import MAX_SPAN_US
 from cutwater.errors import BuildError
 from cutwater.operators.aggregate.accumulators import Aggregate
-from cutwater.operators.base import Operator, OperatorSpec
+from cutwater.operators.base import KeyedSpec, Operator
 from cutwater.state.keys import check_key_types
 
 ROW = ".row"
@@ -21,7 +21,7 @@ EXPIRES = ".expires"
 
 
 @dataclass(frozen=True)
-class DeduplicateSpec(OperatorSpec):
+class DeduplicateSpec(KeyedSpec):
     """Output 0: ``keep="first"`` lets the first row of each key through; ``"last"`` is an updating stream (see
     ``changes``) of the latest row.  First and latest are meant in the order in which the rows come.
 
@@ -47,8 +47,6 @@ class DeduplicateSpec(OperatorSpec):
 
     repeatable = True
 
-    input_schema: pa.Schema
-    keys: tuple[str, ...]
     keep: Literal["first", "last"] = "first"
     event_time: str | None = None
     within_us: int | None = None
@@ -92,16 +90,12 @@ class DeduplicateSpec(OperatorSpec):
         return tuple(Aggregate(name, "last", name) for name in self.held_schema.names)
 
     @property
-    def input_schemas(self) -> tuple[pa.Schema, ...]:
-        return (self.input_schema,)
-
-    @property
     def settings(self) -> dict[str, str]:
         return {"keep": self.keep}
 
     @property
     def state_schema(self) -> pa.Schema:
-        return pa.schema([*(self.input_schema.field(name) for name in self.keys), *self.held_schema])
+        return pa.schema([*self.key_fields, *self.held_schema])
 
     def build(self) -> Operator:
         from cutwater.operators.ranking.deduplicate_operator import Deduplicate  # Numba: only where rows flow

@@ -10,8 +10,8 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.process.keyed_state import Cursor, KeyedState
-from cutwater.operators.stateful_processor.spark_types import SparkSchema, arrow_schema
+from cutwater.operators.process.states import Cursor, KeyedState
+from cutwater.operators.stateful_processor.spark_types import SparkSchema, TimeMode, arrow_schema
 from cutwater.operators.stateful_processor.states import (
     HostedList,
     HostedMap,
@@ -19,7 +19,6 @@ from cutwater.operators.stateful_processor.states import (
     HostedValue,
     StateDeclaration,
 )
-from cutwater.operators.stateful_processor.time_mode import TimeMode
 from cutwater.state.objects.timers import PREFIX, Timers
 from cutwater.state.objects.ttl import TimeToLive
 

@@ -1,30 +1,89 @@
-"""The operators behind ``ProcessorSpec``: what both forms share, and the form of rows."""
+"""The operators behind ``ProcessorSpec``: what both forms share, the form of rows, the form of pandas DataFrames."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from cutwater.data.event_times import event_times
-from cutwater.data.rows import Row
+from cutwater.data.rows import Row, shorten_value
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError, UserCodeError
 from cutwater.operators.base import Outputs
 from cutwater.operators.process.object_operator import TIMERS_PER_SLICE, ObjectOperator
-from cutwater.operators.row_output import to_dicts, user_error
+from cutwater.operators.row_output import RowBuilder, to_dicts, user_error
 from cutwater.operators.stateful_processor.handle import Handle
-from cutwater.operators.stateful_processor.output import TupleBuilder
-from cutwater.operators.stateful_processor.records import Record
-from cutwater.operators.stateful_processor.spark_types import expired_timer_info, row_maker, timer_values
+from cutwater.operators.stateful_processor.spark_types import (
+    TimeMode,
+    expired_timer_info,
+    local_zone,
+    row_maker,
+    timer_values,
+)
 from cutwater.operators.stateful_processor.spec import ProcessorSpec
-from cutwater.operators.stateful_processor.time_mode import TimeMode
+from cutwater.operators.stateful_processor.states import Record, codec
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
 from cutwater.state.objects.timers import PREFIX, TimerDomain
 from cutwater.state.segments import GROUP_COLUMN, Segment
+
+_NO_FIELDS: dict[str, list[str]] = {}
+
+
+class TupleBuilder(RowBuilder):
+    """Collects ``Row`` objects and tuples.
+
+    A ``Row`` with the names of the declared columns is taken by name, any other row by position, as Spark does it.
+
+    >>> builder = TupleBuilder(print, pa.schema({"k": pa.string(), "n": pa.int64()}))
+    >>> builder.add(("a", 1), {}, 0)
+    >>> [(n, batch.to_pydict()) for n, batch in builder.take(0, lambda index: {})]
+    [(0, {'k': ['a'], 'n': [1]})]
+    """
+
+    def __init__(self, fn: object, schema: pa.Schema) -> None:
+        super().__init__(fn, schema)
+        self.unit = "key"
+        self._order: list[str] = schema.names
+        self._sorted = sorted(self._order)
+        self._stores = [codec(field.type).store for field in schema]
+
+    def extend(self, rows: list[Any], index: int) -> None:
+        """Rows made from input key ``index``; ``take`` looks at them."""
+        self._made += rows
+        self._origins += [index] * len(rows)
+
+    def add(self, out: object, row: Row, index: int) -> None:
+        """One row made from input key ``index``."""
+        self.extend([out], index)
+
+    def take(self, output: int, origin: Callable[[int], Row]) -> Outputs:
+        """The rows so far as batches for an output.
+
+        Raises:
+            UserCodeError: one is no row, has not as many values as there are columns, or a value does not fit.
+        """
+        width, made = len(self._order), self._made
+        for row, index in zip(made, self._origins, strict=True):
+            if not isinstance(row, tuple):
+                raise self.misfit(f"made {type(row).__name__} instead of a Row", origin(index), index)
+            if len(row) != width:  # pyright: ignore[reportUnknownArgumentType]
+                raise self.misfit(f"made a row of {len(row)} values for {width} columns", origin(index), index)  # pyright: ignore[reportUnknownArgumentType]
+        order = self._order
+        for number, row in enumerate(made):
+            fields = getattr(row, "__dict__", _NO_FIELDS).get("__fields__")
+            if fields is not None and fields != order and sorted(fields) == self._sorted:
+                made[number] = tuple([row[fields.index(name)] for name in order])
+        return super().take(output, origin)
+
+    def _columns(self, made: list[Any]) -> Iterable[list[Any]]:
+        columns = map(list, zip(*made, strict=True))
+        for column, store in zip(columns, self._stores, strict=True):
+            yield column if store is None else [None if value is None else store(value) for value in column]
+
 
 Key = tuple[Hashable, ...]
 
@@ -82,10 +141,8 @@ class ProcessorOperator(ObjectOperator):
         if self._watermarks.differ:
             reached = np.array(self._watermarks_of(batch, self._spec.keys))
         late = times <= np.maximum(reached, self.late_before)
-        if not late.any():
-            return batch, []
-        self.ctx.count("rows_late", int(late.sum()))
-        return batch.filter(pa.array(~late)), [(1, batch.filter(pa.array(late)))]
+        outputs = self._late(batch, late)
+        return (batch.filter(pa.array(~late)) if outputs else batch), outputs
 
     def _bind(self, key: Key) -> Key:
         """States and timers are about this key from now on; returns it as the processor sees it."""
@@ -267,3 +324,113 @@ class RowProcessorOperator(ProcessorOperator):
     def _take(self, origin: Callable[[int], Row], unit: str = "key") -> Outputs:
         self._made.unit = unit
         return self._made.take(0, origin)
+
+
+class PandasProcessorOperator(ProcessorOperator):
+    """Gives each key's rows as one DataFrame and takes DataFrames."""
+
+    def __init__(self, spec: ProcessorSpec, processor: Any) -> None:
+        super().__init__(spec, processor)
+        self._made: list[tuple[Any, int]] = []
+
+    def _handle_rows(self, batch: pa.RecordBatch) -> Outputs:
+        call, times = self._processor.handleInputRows, self._times()
+        rows: list[Row] = []
+        for index, (key, frame) in enumerate(self._frames(batch)):
+            seen, row = self._bind(key), self._key_row(key)
+            if self._watermarks.differ:
+                times = self._times(key)
+            for made in self._call(call, (seen, iter((frame,)), times), row, index, "key"):
+                self._add(made, row, index)
+            rows.append(row)
+        return self._take(rows.__getitem__)
+
+    def _handle_initial(self, batch: pa.RecordBatch) -> None:
+        times = self._times()
+        for index, (key, frame) in enumerate(self._frames(batch)):
+            arguments = (self._bind(key), frame, times)
+            try:
+                self._processor.handleInitialState(*arguments)
+            except Exception as exc:
+                raise user_error(self._processor.handleInitialState, exc, row=self._key_row(key), index=index) from exc
+
+    def _frames(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, Any]]:
+        """Each key and its rows, in the order in which the keys came.  The batch is converted once."""
+        keys: Iterator[Key] = zip(*(batch.column(name).to_pylist() for name in self._spec.keys), strict=True)
+        numbers: dict[Key, int] = {}
+        group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+        order = np.argsort(group, kind="stable")
+        whole = _to_pandas(batch.take(pa.array(order)))
+        ends = np.cumsum(np.bincount(group, minlength=len(numbers))).tolist()
+        for key, start, end in zip(numbers, [0, *ends[:-1]], ends, strict=True):
+            yield key, whole.iloc[start:end].reset_index(drop=True)
+
+    def _add(self, result: Any, row: Row, index: int) -> None:
+        import pandas as pd
+
+        if not isinstance(result, pd.DataFrame):
+            raise self._misfit(f"made {type(result).__name__} instead of a DataFrame", row, index)
+        schema = self._spec.output_schema
+        names = [str(name) for name in result.columns]
+        if set(names) != set(schema.names):
+            if len(names) != len(schema):
+                listed = ", ".join(map(repr, names)) or "no columns"
+                raise self._misfit(f"made a DataFrame with {listed}", row, index)
+            # As in Spark: other names are no matter if they are no texts.
+            if any(isinstance(name, str) for name in result.columns):
+                unknown = ", ".join(repr(name) for name in names if name not in schema.names)
+                raise self._misfit(f"made a DataFrame with the undeclared columns {unknown}", row, index)
+            result = result.set_axis(schema.names, axis=1)
+        if len(result):
+            self._made.append((result, index))
+
+    def _take(self, origin: Callable[[int], Row], unit: str = "key") -> Outputs:
+        made, self._made = self._made, []
+        if not made:
+            return []
+        import pandas as pd
+
+        try:
+            frame = pd.concat([result for result, _ in made], ignore_index=True) if len(made) > 1 else made[0][0]
+            return [(0, self._to_batch(frame))]
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return [(0, self._to_batch_or_say(result, origin(index), index)) for result, index in made]
+
+    def _to_batch(self, frame: Any) -> pa.RecordBatch:
+        schema = self._spec.output_schema
+        batch = pa.RecordBatch.from_pandas(_localised(frame, schema), schema, preserve_index=False)
+        for field, column in zip(schema, batch.columns, strict=True):
+            if column.null_count and not field.nullable:
+                raise ValueError(f"null for column {field.name!r}, which is declared not null")
+        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+    def _to_batch_or_say(self, frame: Any, row: Row, index: int) -> pa.RecordBatch:
+        try:
+            return self._to_batch(frame)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
+            raise self._misfit(f"made values that do not fit ({exc}) from", row, index) from exc
+
+    def _misfit(self, what: str, row: Row, index: int) -> UserCodeError:
+        declared = ", ".join(f"{f.name} {f.type}" for f in self._spec.output_schema)
+        error = UserCodeError(f"{self._spec.user} {what}, of key {shorten_value(row)}", hint=f"Declared is {declared}.")
+        error.row = index
+        return error
+
+
+def _to_pandas(batch: pa.RecordBatch) -> Any:
+    """As Spark gives DataFrames: timestamps naive, in local time; dates as objects."""
+    frame = batch.to_pandas(date_as_object=True)
+    for field in batch.schema:
+        if pa.types.is_timestamp(field.type) and field.type.tz is not None:
+            frame[field.name] = frame[field.name].dt.tz_convert(local_zone()).dt.tz_localize(None)
+    return frame
+
+
+def _localised(frame: Any, schema: pa.Schema) -> Any:
+    """Naive timestamps are local time where the schema has a zone."""
+    for field in schema:
+        if pa.types.is_timestamp(field.type) and field.type.tz is not None:
+            column = frame[field.name]
+            if getattr(column.dtype, "kind", "") == "M" and getattr(column.dtype, "tz", None) is None:
+                frame = frame.assign(**{field.name: column.dt.tz_localize(local_zone(), ambiguous=False)})
+    return frame

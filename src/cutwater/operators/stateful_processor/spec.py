@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from cutwater.errors import BuildError, CutwaterError
-from cutwater.operators.base import Operator, OperatorSpec
+from cutwater.operators.base import KeyedSpec, Operator
 from cutwater.operators.enrich.table import EnrichmentTable
 from cutwater.operators.process.evolution import StateForm, evolve_states
 from cutwater.operators.row_output import user_error
 from cutwater.operators.stateful_processor.handle import Handle
-from cutwater.operators.stateful_processor.spark_types import arrow_schema, handles, is_processor
+from cutwater.operators.stateful_processor.spark_types import TimeMode, arrow_schema, handles, is_processor
 from cutwater.operators.stateful_processor.states import StateDeclaration
-from cutwater.operators.stateful_processor.time_mode import TimeMode
 from cutwater.state.keys import check_key_types
 from cutwater.storage.snapshot.manifest import Shape, TableRecord
 
@@ -29,7 +28,7 @@ Form = Literal["rows", "pandas"]
 
 
 @dataclass(frozen=True)
-class ProcessorSpec(OperatorSpec):
+class ProcessorSpec(KeyedSpec):
     """A ``StatefulProcessor`` over the rows of one keyed stream.
 
     Output 0 are its rows; with event time, output 1 are the rows that came too late for it.
@@ -52,8 +51,6 @@ class ProcessorSpec(OperatorSpec):
 
     repeatable = True
 
-    input_schema: pa.Schema
-    keys: tuple[str, ...]
     processor: Any
     output_schema: pa.Schema
     time_mode: TimeMode = TimeMode.NONE
@@ -89,14 +86,6 @@ class ProcessorSpec(OperatorSpec):
     def user(self) -> str:
         """Name of the user's class."""
         return type(self.processor).__name__
-
-    @property
-    def key_fields(self) -> list[pa.Field]:
-        return [self.input_schema.field(name) for name in self.keys]
-
-    @property
-    def input_schemas(self) -> tuple[pa.Schema, ...]:
-        return (self.input_schema,)
 
     @property
     def outputs(self) -> tuple[pa.Schema, ...]:
@@ -143,7 +132,7 @@ class ProcessorSpec(OperatorSpec):
 
     def build(self) -> Operator:
         if self.form == "pandas":
-            from cutwater.operators.stateful_processor.pandas_operator import PandasProcessorOperator
+            from cutwater.operators.stateful_processor.operator import PandasProcessorOperator
 
             return PandasProcessorOperator(self, copy.copy(self.processor))
         from cutwater.operators.stateful_processor.operator import RowProcessorOperator

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cutwater.data.rows import describe_row, row_contents
 from cutwater.errors import BuildError, CutwaterError, DataError, UserCodeError
-from cutwater.operators.base import BaseOperator, OperatorSpec, Outputs
+from cutwater.operators.base import OneInputSpec, Operator, OperatorSpec, Outputs
 from cutwater.operators.stateless.expression_checks import (
     advice,
     check_row_local,
@@ -79,7 +79,7 @@ Stage: TypeAlias = Filter | Select | WithColumns | Drop | Rename
 
 
 @dataclass(frozen=True, eq=False)
-class ExpressionSpec(OperatorSpec):
+class ExpressionSpec(OneInputSpec):
     """A chain of stages over rows of ``input_schema``.
 
     Args:
@@ -98,7 +98,6 @@ class ExpressionSpec(OperatorSpec):
 
     repeatable = True
 
-    input_schema: pa.Schema
     stages: tuple[Stage, ...]
     checked: bool = field(default=False, repr=False)
     _output: pa.Schema = field(init=False, repr=False)
@@ -113,10 +112,6 @@ class ExpressionSpec(OperatorSpec):
     @property
     def outputs(self) -> tuple[pa.Schema, ...]:
         return (self._output,)
-
-    @property
-    def input_schemas(self) -> tuple[pa.Schema, ...]:
-        return (self.input_schema,)
 
     @property
     def keeps_every_row(self) -> bool:
@@ -141,7 +136,7 @@ class ExpressionSpec(OperatorSpec):
         return ExpressionOperator(prune(compiler.operations, compiler.schema.names), compiler.schema)
 
 
-class ExpressionOperator(BaseOperator):
+class ExpressionOperator(Operator):
     """Runs compiled stages on each slice."""
 
     def __init__(self, operations: Sequence[Operation], schema: pa.Schema) -> None:

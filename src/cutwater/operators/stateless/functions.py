@@ -16,7 +16,7 @@ import pyarrow as pa
 from cutwater.data.rows import Row, row_contents
 from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.base import BaseOperator, OperatorSpec, Outputs
+from cutwater.operators.base import OneInputSpec, Operator, Outputs
 from cutwater.operators.row_output import RowBuilder, conform_batch, function_name, rows_of, to_dicts, user_error
 
 BatchFunction: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
@@ -39,12 +39,11 @@ def _check(function: object, schema: pa.Schema) -> None:
 
 
 @dataclass(frozen=True)
-class _FunctionSpec(OperatorSpec):
+class _FunctionSpec(OneInputSpec):
     """What the three specs share: a function and the schema of what it makes (an Arrow schema, or a text)."""
 
     repeatable = True
 
-    input_schema: pa.Schema
     fn: Callable[..., Any]
     output_schema: pa.Schema
 
@@ -55,10 +54,6 @@ class _FunctionSpec(OperatorSpec):
     @property
     def outputs(self) -> tuple[pa.Schema, ...]:
         return (self.output_schema,)
-
-    @property
-    def input_schemas(self) -> tuple[pa.Schema, ...]:
-        return (self.input_schema,)
 
 
 class MapBatchesSpec(_FunctionSpec):
@@ -107,7 +102,7 @@ class MapRowSpec(_FunctionSpec):
         return RowOperator(self.fn, self.output_schema, many=False)
 
 
-class MapBatchesOperator(BaseOperator):
+class MapBatchesOperator(Operator):
     """Calls a function of batches once per slice."""
 
     def __init__(self, fn: BatchFunction, schema: pa.Schema) -> None:
@@ -133,7 +128,7 @@ class MapBatchesOperator(BaseOperator):
         return [(0, result) for result in conformed if result.num_rows]
 
 
-class RowOperator(BaseOperator):
+class RowOperator(Operator):
     """Calls a function once per row.  Slow by nature (one Python call a row); expressions are the quick way."""
 
     def __init__(self, fn: Callable[[Row], Any], schema: pa.Schema, *, many: bool) -> None:

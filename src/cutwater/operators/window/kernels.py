@@ -1,4 +1,4 @@
-"""Kernels of the windows."""
+"""Kernels of the windows, and of the sessions."""
 
 from __future__ import annotations
 
@@ -111,3 +111,161 @@ def epochs(numbers: Any, fire: Any, current: Any, local: Any) -> Any:
             current[number] = following
             following += 1
     return following
+
+
+@kernel
+def find(anchor: Any, time: Any, end: Any, by_gid: Any) -> Any:
+    """The first of the key's sessions that a row belongs to (-1: none), how many others, and whether one came out."""
+    starts, ends, alive, nexts, _, _, _, came_out, _ = by_gid
+    found, others, blocked = -1, 0, False
+    gid = anchor
+    while gid >= 0:
+        if alive[gid] and starts[gid] <= end and ends[gid] >= time:
+            blocked = blocked or came_out[gid]
+            if found < 0:
+                found = gid
+            else:
+                others += 1
+        gid = nexts[gid]
+    return found, others, blocked
+
+
+@kernel
+def extend(found: Any, others: Any, time: Any, end: Any, by_gid: Any, gone: Any, swallowed: Any) -> Any:
+    """Put a row into its session, which swallows the others it belongs to; returns how many ``gone`` holds then."""
+    starts, ends, alive, nexts, _, pending, _, _, parents = by_gid
+    low = min(starts[found], time)
+    high = max(ends[found], end)
+    gid = nexts[found] if others > 0 else -1
+    while gid >= 0:
+        if alive[gid] and starts[gid] <= end and ends[gid] >= time:
+            low = min(low, starts[gid])
+            high = max(high, ends[gid])
+            alive[gid] = False
+            parents[gid] = found
+            pending[found] += pending[gid]
+            gone[swallowed] = gid
+            swallowed += 1
+        gid = nexts[gid]
+    starts[found] = low
+    ends[found] = high
+    return swallowed
+
+
+@kernel
+def begin(found: Any, time: Any, end: Any, by_gid: Any) -> None:
+    """A session of one row, which is counted later."""
+    starts, ends, alive, _, _, pending, fired, _, parents = by_gid
+    starts[found] = time
+    ends[found] = end
+    alive[found] = True
+    pending[found] = 0
+    fired[found] = False
+    parents[found] = found
+
+
+@kernel
+def take_rows(
+    first: Any, times: Any, anchors: Any, settings: Any, reached: Any, used: Any, by_gid: Any, out: Any
+) -> Any:
+    """Put rows into sessions, one by one as they came.
+
+    Stops before a row that would merge sessions one of which came out: a result must not hold what is merged later.
+
+    Args:
+        settings: gap, lateness, rows that make a session come out (0: none).
+        reached: the watermark of each row, or one for all.
+        used: group ids in use; new sessions get the next ones.
+        out: group ids (by row, its session; -1 if it is late), borders (by row, of its session once the row is in),
+            fire (by row, whether its session comes out at once), new_rows and new_ids (the row that began each new
+            group id, and its session number), begun (sessions that have to be looked at when their time comes), gone
+            (swallowed).
+
+    Returns:
+        the first row not taken; how many new ids, sessions in ``begun`` and in ``gone``, rows that fire, late rows.
+    """
+    gap, lateness, limit = settings
+    _, ends, _, nexts, taken, pending, fired, came_out, parents = by_gid
+    gids, borders, fire, new_rows, new_ids, begun, gone = out
+    created, started, swallowed, firing, late = 0, 0, 0, 0, 0
+    for i in range(first, times.shape[0]):
+        anchor, end, watermark = anchors[i], times[i] + gap, reached[i if reached.shape[0] > 1 else 0]
+        found, others, blocked = find(anchor, times[i], end, by_gid)
+        if others > 0 and blocked:
+            return i, created, started, swallowed, firing, late
+        if found < 0 and end - 1 + lateness <= watermark:
+            gids[i], fire[i] = -1, False
+            late += 1
+            continue
+        if found < 0:
+            found = anchor
+            if parents[anchor] >= 0:
+                found = used + created
+                taken[anchor] += 1
+                new_rows[created], new_ids[created] = i, taken[anchor]
+                nexts[found], nexts[anchor] = nexts[anchor], found
+                created += 1
+            begin(found, times[i], end, by_gid)
+            begun[started] = found
+            started += 1
+        else:
+            swallowed = extend(found, others, times[i], end, by_gid, gone, swallowed)
+        gids[i] = found
+        borders[i, 0], borders[i, 1] = by_gid[0][found], ends[found]
+        pending[found] += 1
+        complete = ends[found] - 1 <= watermark
+        if fired[found] and not complete:
+            begun[started] = found  # it goes on, and fires again at its new end
+            started += 1
+        fired[found] = complete
+        fire[i] = complete or (limit > 0 and pending[found] >= limit)
+        if fire[i]:
+            firing += 1
+            pending[found] = 0
+            came_out[found] = True
+    return times.shape[0], created, started, swallowed, firing, late
+
+
+@kernel
+def members(anchors: Any, nexts: Any, out: Any) -> Any:
+    """All group ids of some keys, each anchor given once; returns how many ``out`` holds."""
+    count = 0
+    for i in range(anchors.shape[0]):
+        gid = anchors[i]
+        while gid >= 0:
+            out[count] = gid
+            count += 1
+            gid = nexts[gid]
+    return count
+
+
+@kernel
+def resolve(gids: Any, parents: Any) -> None:
+    """Replace each group id by the session that holds its rows in the end."""
+    for i in range(gids.shape[0]):
+        gid = gids[i]
+        while parents[gid] != gid:
+            gid = parents[gid]
+        gids[i] = gid
+
+
+@kernel
+def place(anchors: Any, parents: Any, taken: Any, ids: Any) -> None:
+    """Number sessions within their keys: the first takes the anchor."""
+    for i in range(anchors.shape[0]):
+        anchor = anchors[i]
+        if parents[anchor] < 0:
+            parents[anchor] = anchor
+            ids[i] = 0
+        else:
+            taken[anchor] += 1
+            ids[i] = taken[anchor]
+
+
+@kernel
+def link(gids: Any, anchors: Any, nexts: Any) -> None:
+    """Chain group ids to their anchors; an anchor itself begins its chain."""
+    for i in range(gids.shape[0]):
+        if gids[i] != anchors[i]:
+            nexts[gids[i]] = nexts[anchors[i]]
+            nexts[anchors[i]] = gids[i]

@@ -132,7 +132,7 @@ class PeriodicWindow(Window):
         return np.where(begins <= times_us, begins + size_us - 1, _NEVER)
 
     def operator(self, spec: WindowAggregateSpec) -> Operator:
-        from cutwater.operators.window.aggregate_operator import WindowAggregate  # Numba: only where rows flow
+        from cutwater.operators.window.operator import WindowAggregate  # Numba: only where rows flow
         from cutwater.operators.window.sliced_operator import SlicedWindowAggregate
 
         return SlicedWindowAggregate(spec) if spec.sliced else WindowAggregate(spec)
@@ -238,7 +238,7 @@ class GlobalWindow(Window):
         return np.full(len(times_us), _NEVER, np.int64)
 
     def operator(self, spec: WindowAggregateSpec) -> Operator:
-        from cutwater.operators.window.aggregate_operator import WindowAggregate  # Numba: only where rows flow
+        from cutwater.operators.window.operator import WindowAggregate  # Numba: only where rows flow
 
         return WindowAggregate(spec)
 

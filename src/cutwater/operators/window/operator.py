@@ -14,11 +14,14 @@ import pyarrow as pa
 from cutwater.data.event_times import event_times
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.data.words import to_words
-from cutwater.operators.aggregate.layout import AggregateTable
-from cutwater.operators.aggregate.ordered_accumulator import ARRIVAL
-from cutwater.operators.base import BaseOperator, Context, Outputs
+from cutwater.operators.aggregate.keyed_operator import AggregateTable
+from cutwater.operators.aggregate.value_accumulators import ARRIVAL
+from cutwater.operators.base import Context, Operator, Outputs
 from cutwater.operators.emission_order import EmissionOrder
-from cutwater.operators.group_watermarks import WATERMARK, GroupWatermarks
+from cutwater.operators.group_watermarks import GroupWatermarks
+from cutwater.operators.window import kernels
+from cutwater.operators.window.kinds import Period
+from cutwater.operators.window.table import WindowTable
 from cutwater.state.backend import StateBackend
 from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import hash_keys, key_groups, require_valid_keys
@@ -30,6 +33,7 @@ from cutwater.state.table.timed_table import Passed, Portions
 
 if TYPE_CHECKING:
     from cutwater.operators.window.spec import WindowAggregateSpec
+
 
 _NEXT = "next_ms"
 
@@ -161,7 +165,7 @@ _ALL_GROUP_IDS = 2**31
 W = TypeVar("W", bound=Windows)
 
 
-class WindowOperator(BaseOperator, Generic[W]):
+class WindowOperator(Operator, Generic[W]):
     """Rows go into windows, windows come out in slices.
 
     After a restore from several subtasks their watermarks may differ.  Then each key group keeps its own as a *floor*
@@ -215,7 +219,7 @@ class WindowOperator(BaseOperator, Generic[W]):
     # -- rows
 
     def process(self, input: int, batch: pa.RecordBatch) -> Outputs:
-        outputs = self._drain()
+        outputs = self._drained()
         if batch.num_rows == 0:
             return outputs
         require_valid_keys(batch, self._spec.keys)
@@ -233,12 +237,6 @@ class WindowOperator(BaseOperator, Generic[W]):
         closes = self._spec.window.first_close(self._times(batch))
         late = closes <= max(MIN_WATERMARK, self.late_before - self._spec.allowed_lateness_us)
         return (batch.filter(pa.array(~late)), self._late(batch, late)) if late.any() else (batch, [])
-
-    def _drain(self) -> Outputs:
-        outputs: Outputs = []
-        while self.pending:
-            outputs += self.resume()
-        return outputs
 
     def _reached(self, batch: pa.RecordBatch) -> Times:
         if not self._watermarks.differ:
@@ -263,15 +261,10 @@ class WindowOperator(BaseOperator, Generic[W]):
         first, self._arrived = self._arrived, self._arrived + batch.num_rows
         return batch.append_column(ARRIVAL, pa.array(np.arange(first, self._arrived)))
 
-    def _late(self, batch: pa.RecordBatch, late: npt.NDArray[np.bool_]) -> Outputs:
-        """The late rows of a batch, for the side output."""
-        self.ctx.count("rows_late", int(late.sum()))
-        return [(1, batch.filter(pa.array(late)))]
-
     # -- firing
 
     def on_watermark(self, watermark: int) -> Outputs:
-        outputs = self._drain()
+        outputs = self._drained()
         if self._by_clock and watermark < MAX_WATERMARK:
             return outputs
         return outputs + self._fire(watermark)
@@ -375,12 +368,12 @@ class WindowOperator(BaseOperator, Generic[W]):
         return self.next_processing_time_ms is not None
 
     def on_processing_time(self, now_ms: int) -> Outputs:
-        outputs = self._drain()
+        outputs = self._drained()
         if self._by_clock:
             outputs += self._fire(1000 * now_ms - 1)
         if self._early.next_ms is None or now_ms < self._early.next_ms:
             return outputs
-        return outputs + self._drain() + self._come_out_early()
+        return outputs + self._drained() + self._come_out_early()
 
     def _come_out_early(self) -> Outputs:
         """A slice of what has changed; of all of it if calls are made once more, or where it lies would choose."""
@@ -421,15 +414,17 @@ class WindowOperator(BaseOperator, Generic[W]):
         self._clear()
         for _, batch in self._named_rows({STATE: self._windows.restored}, segments):
             self._windows.restore(batch)
-        self._watermarks_restored()
+        self._before = self._watermarks.copy()
         self._track(restored=True)
 
     def _named_rows(
         self, tables: Mapping[str, RestoredRows], segments: Iterable[Segment]
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The rows to restore, with the name of their state; numbers of rows to come go on after those of these."""
-        segments, schema = self._with_watermarks(segments), self._spec.state_schema
-        for name, batch in restore_tables(tables, segments, schema, self.ctx.key_groups, self._windows.index):
+        segments = self._watermarks.restored_from(segments, self._early.restore)
+        for name, batch in restore_tables(
+            tables, segments, self._spec.state_schema, self.ctx.key_groups, self._windows.index
+        ):
             for aggregate in self._spec.kept:
                 if aggregate.ordered:
                     orders = to_words(batch.column(f"{aggregate.name}.order"))
@@ -437,16 +432,65 @@ class WindowOperator(BaseOperator, Generic[W]):
             self._early.rows_restored()
             yield name, batch
 
-    def _with_watermarks(self, segments: Iterable[Segment]) -> Iterator[Segment]:
-        """The other segments; the watermarks are restored as they come."""
-        for segment in segments:
-            if segment.name == WATERMARK:
-                self._watermarks.restore(segment)
-                self._early.restore(segment)
-            else:
-                yield segment
 
-    def _watermarks_restored(self) -> None:
-        """All segments have been taken."""
-        self._watermarks.restored()
-        self._before = self._watermarks.copy()
+class WindowAggregate(WindowOperator[WindowTable]):
+    """Every row goes into each of its windows."""
+
+    def _clear(self) -> None:
+        super()._clear()
+        self._windows = WindowTable(self._spec, self._backend)
+
+    def _take(self, batch: pa.RecordBatch, reached: Times) -> Outputs:
+        self._windows.table.make_room()
+        period = self._spec.window.period
+        if period is not None and period.size_us != period.every_us:
+            return self._slide(period, batch, reached)
+        starts: Times = np.zeros(batch.num_rows, np.int64)
+        first = 0
+        if period is not None:
+            first, _ = kernels.assign(self._times(batch), period.size_us, 0, period.offset_us, starts)
+        outputs: Outputs = []
+        takes_us = self._windows.reach_us + self._spec.allowed_lateness_us
+        if int(first) + takes_us <= int(reached.max()):
+            late = starts + takes_us <= reached
+            if late.any():
+                outputs = self._late(batch, late)
+                batch, starts = batch.filter(pa.array(~late)), starts[~late]
+                reached = reached if len(reached) == 1 else reached[~late]
+        return outputs + self._windows.add(batch, starts, reached)
+
+    def _slide(self, period: Period, batch: pa.RecordBatch, reached: Times) -> Outputs:
+        times, lateness = self._times(batch), self._spec.allowed_lateness_us
+        rows, starts = expand(period, times, lateness, reached, complete=False)
+        if len(rows) and len(np.unique(rows)) == batch.num_rows:
+            outputs: Outputs = []
+        else:
+            outputs = self._outside(period, batch, times, rows)
+        reached = reached if len(reached) == 1 else reached[rows]
+        return outputs + self._windows.add(batch.take(pa.array(rows)), starts, reached)
+
+    def _outside(self, period: Period, batch: pa.RecordBatch, times: Times, rows: Times) -> Outputs:
+        """Rows that go nowhere: late, or between two windows."""
+        lost = np.ones(batch.num_rows, np.bool_)
+        lost[rows] = False
+        between = lost & ((times - period.offset_us) % period.every_us >= period.size_us)
+        if between.any():
+            self.ctx.count("rows_outside_windows", int(between.sum()))
+        late = lost & ~between
+        return self._late(batch, late)
+
+
+def expand(period: Period, times: Times, lateness_us: int, reached: Times, *, complete: bool) -> tuple[Times, Times]:
+    """Every (row, window start) such that the row lies in the window and the window still takes it.
+
+    Args:
+        complete: only windows that have fired.
+    """
+    nowhere: Times = np.empty(0, np.int64)
+    arguments = (times, period.size_us, period.every_us, period.offset_us, lateness_us, complete, reached)
+    count = kernels.expand(*arguments, nowhere, nowhere)
+    rows: Times = np.empty(count, np.int64)
+    starts: Times = np.empty(count, np.int64)
+    if count:
+        kernels.expand(*arguments, rows, starts)
+    return rows, starts

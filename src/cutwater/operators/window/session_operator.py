@@ -16,12 +16,12 @@ import pyarrow as pa
 
 from cutwater.data.words import fixed_view, from_words
 from cutwater.operators.aggregate.accumulators import Accumulator
-from cutwater.operators.aggregate.layout import AggregateTable, aggregate_layout
+from cutwater.operators.aggregate.keyed_operator import AggregateTable, aggregate_layout
 from cutwater.operators.base import Outputs
-from cutwater.operators.window import session_kernels as kernels
-from cutwater.operators.window.fold import Fold
+from cutwater.operators.window import kernels
 from cutwater.operators.window.kinds import SessionWindow
 from cutwater.operators.window.operator import Times, WindowOperator
+from cutwater.operators.window.table import Fold
 from cutwater.state.index.key_index import GroupIds, KeyIndex
 from cutwater.state.segments import Segment, SegmentKind
 from cutwater.state.table.bundles import Bundles, FrozenBundles, all_gids
@@ -150,7 +150,7 @@ class SessionTable:
         assert isinstance(spec.window, SessionWindow)
         self._spec = spec
         self._gap_us = spec.window.gap_us
-        types = [pa.int64(), *(spec.input_schema.field(name).type for name in spec.keys)]
+        types = [pa.int64(), *(field.type for field in spec.key_fields)]
         self.table: AggregateTable = KeyedTable(types, aggregate_layout(spec.kept, spec.input_schema), SIDES)
         self._fold = Fold(spec.kept, spec.input_schema, discarding=spec.discarding)
         self._calendar = self._new_calendar()
@@ -571,4 +571,4 @@ class SessionAggregate(WindowOperator[SessionTable]):
             late[begin : taken.stop] = taken.late
             outputs += taken.outputs
             begin = taken.stop
-        return (self._late(batch, late) if late.any() else []) + outputs
+        return self._late(batch, late) + outputs

@@ -17,11 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from cutwater.data.words import fixed_view, from_words
-from cutwater.operators.aggregate.layout import AggregateTable, aggregate_layout
+from cutwater.operators.aggregate.keyed_operator import AggregateTable, aggregate_layout
 from cutwater.operators.base import Outputs
 from cutwater.operators.window import kernels
-from cutwater.operators.window.aggregate_operator import expand
-from cutwater.operators.window.operator import SLICE_ROWS, STATE, Times, WindowOperator
+from cutwater.operators.window.operator import SLICE_ROWS, STATE, Times, WindowOperator, expand
 from cutwater.operators.window.table import WindowTable
 from cutwater.state.index.key_index import GroupIds
 from cutwater.state.segments import Frozen, Segment
@@ -53,7 +52,7 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
     def _clear(self) -> None:
         super()._clear()
         spec = self._spec
-        types = [spec.time_type, *(spec.input_schema.field(name).type for name in spec.keys)]
+        types = [spec.time_type, *(field.type for field in spec.key_fields)]
         layout, timing = aggregate_layout(spec.kept, spec.input_schema), Timing(self._reach_us, 0, fires=False)
         self._slices = self._backend.timed_table(types, layout, timing, lambda *_: None, self._expect)
         self._windows = WindowTable(spec, self._backend)
@@ -75,11 +74,9 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
         if self._end(int(first)) - 1 > int(reached.max()):  # no window of any row has fired
             self._into_slices(batch, starts)
             return []
-        outputs: Outputs = []
         last = starts - (starts - window.offset_us) % window.every_us  # the last window over the slice
         late = last + (self._reach_us + lateness) <= reached
-        if late.any():
-            outputs = self._late(batch.select(self._spec.input_schema.names), late)
+        outputs = self._late(batch.select(self._spec.input_schema.names), late)
         waiting = last + self._reach_us > reached
         self._into_slices(batch.filter(pa.array(waiting)), starts[waiting])
         if lateness == 0:
@@ -238,7 +235,7 @@ class SlicedWindowAggregate(WindowOperator[WindowTable]):
                 self._windows.restore(batch)
             else:
                 self._restore_slices(batch)
-        self._watermarks_restored()
+        self._before = self._watermarks.copy()
         self._ahead = [begin for begin in self._ahead if begin + self._reach_us > self._watermarks.current]
         self._known = set(self._ahead)
         heapq.heapify(self._ahead)

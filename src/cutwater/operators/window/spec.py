@@ -32,7 +32,7 @@ from cutwater.errors import BuildError
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.evolution import aggregate_parts, evolve_aggregates
 from cutwater.operators.aggregate.running_spec import check_names, read_by
-from cutwater.operators.base import Operator, OperatorSpec
+from cutwater.operators.base import KeyedSpec, Operator
 from cutwater.operators.evolution import Evolution, Former
 from cutwater.operators.window.kinds import Early, Window
 from cutwater.state.keys import check_key_types
@@ -47,7 +47,7 @@ WINDOW_PENDING = "window_pending"
 
 
 @dataclass(frozen=True)
-class WindowAggregateSpec(OperatorSpec):
+class WindowAggregateSpec(KeyedSpec):
     """Aggregates by key and window.
 
     Outputs: 0 = key columns, ``window_start``, ``window_end`` (of the type of the event time; by processing time UTC;
@@ -71,8 +71,6 @@ class WindowAggregateSpec(OperatorSpec):
 
     repeatable = True
 
-    input_schema: pa.Schema
-    keys: tuple[str, ...]
     event_time: str | None
     window: Window
     aggregates: tuple[Aggregate, ...]
@@ -146,20 +144,15 @@ class WindowAggregateSpec(OperatorSpec):
         return tuple(a.mergeable() for a in self.aggregates)
 
     @property
-    def input_schemas(self) -> tuple[pa.Schema, ...]:
-        return (self.input_schema,)
-
-    @property
     def columns_read(self) -> frozenset[str] | None:
         return read_by(self.aggregates, self.keys if self.event_time is None else (*self.keys, self.event_time))
 
     @property
     def outputs(self) -> tuple[pa.Schema, ...]:
-        keys = [self.input_schema.field(name) for name in self.keys]
         borders = () if self.window.endless else (WINDOW_START, WINDOW_END)
         window = [pa.field(name, self.time_type) for name in borders]
         results = [pa.field(a.name, a.result_type(self.input_schema)) for a in self.aggregates]
-        return pa.schema([*keys, *window, *results]), self.input_schema
+        return pa.schema([*self.key_fields, *window, *results]), self.input_schema
 
     @property
     def window_fields(self) -> list[pa.Field]:
@@ -172,9 +165,8 @@ class WindowAggregateSpec(OperatorSpec):
 
     @property
     def state_schema(self) -> pa.Schema:
-        keys = [self.input_schema.field(name) for name in self.keys]
         state = [field for a in self.kept for field in a.state_fields(self.input_schema)]
-        return pa.schema([*keys, *self.window_fields, *state])
+        return pa.schema([*self.key_fields, *self.window_fields, *state])
 
     @property
     def state_parts(self) -> dict[str, str]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.data.words import fixed_view, from_words
-from cutwater.operators.aggregate.layout import AggregateTable, aggregate_layout
+from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate
+from cutwater.operators.aggregate.keyed_operator import AggregateTable, aggregate_layout
 from cutwater.operators.base import Outputs
 from cutwater.operators.window import kernels
-from cutwater.operators.window.fold import Fold
 from cutwater.state.index.key_index import GroupIds
 from cutwater.state.segments import Segment
 from cutwater.state.table.changes import Changed
@@ -25,6 +26,66 @@ if TYPE_CHECKING:
     from cutwater.operators.window.operator import MakeSegments, Times
     from cutwater.operators.window.spec import WindowAggregateSpec
     from cutwater.state.backend import StateBackend
+
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Fold:
+    """How the accumulators of a table take rows.
+
+    Args:
+        aggregates: what the accumulators compute.
+        schema: of the rows.
+        discarding: a group id begins anew after each of its results.
+    """
+
+    def __init__(self, aggregates: Sequence[Aggregate], schema: pa.Schema, *, discarding: bool) -> None:
+        self._aggregates = aggregates
+        self._schema = schema
+        self._discarding = discarding
+
+    def rows(self, table: AggregateTable, gids: GroupIds, batch: pa.RecordBatch, fire: Mask) -> list[pa.Array]:
+        """Take rows of group ids that may change now.
+
+        Returns a column per aggregate: the results after those rows that fire.
+        """
+        if self._discarding:
+            return self._discard(table.accumulators, gids, batch, fire)
+        mask = pa.array(fire)
+        return [accumulator.running(gids, batch).filter(mask) for accumulator in table.accumulators]
+
+    def _discard(
+        self, into: Sequence[Accumulator], gids: GroupIds, batch: pa.RecordBatch, fire: Mask
+    ) -> list[pa.Array]:
+        """Between its results each group id has values of its own, numbered one after the other."""
+        touched, numbers = np.unique(gids, return_inverse=True)
+        current: GroupIds = np.arange(len(touched), dtype=np.int32)
+        local: GroupIds = np.empty(len(gids), np.int32)
+        begun = current.copy()
+        count = kernels.epochs(numbers.astype(np.int32), fire, current, local)
+        mask = pa.array(fire)
+        results: list[pa.Array] = []
+        for accumulator, aggregate in zip(into, self._aggregates, strict=True):
+            scratch = aggregate.accumulator(self._schema)
+            scratch.reserve(count)
+            scratch.restore(begun, accumulator.state(touched))
+            results.append(scratch.running(local, batch).filter(mask))
+            accumulator.restore(touched, scratch.state(current))
+        return results
+
+    def begin_anew(self, table: AggregateTable, gids: GroupIds) -> None:
+        """Group ids whose results have come out: with ``discarding`` they hold nothing now."""
+        if self._discarding:
+            self.clear(table, gids)
+
+    def clear(self, table: AggregateTable, gids: GroupIds) -> None:
+        """From now on these group ids have seen nothing."""
+        table.touch(gids)
+        for accumulator, aggregate in zip(table.accumulators, self._aggregates, strict=True):
+            fresh = aggregate.accumulator(self._schema)
+            fresh.reserve(1)
+            accumulator.restore(gids, fresh.state(np.zeros(len(gids), np.int32)))
 
 
 class WindowTable:
@@ -47,7 +108,7 @@ class WindowTable:
             waits=self._counted and not self._limit,
             only_pending=self._counted and spec.discarding,
         )
-        types = [spec.time_type, *(spec.input_schema.field(name).type for name in spec.keys)]
+        types = [spec.time_type, *(field.type for field in spec.key_fields)]
         self._fold = Fold(spec.kept, spec.input_schema, discarding=spec.discarding)
         self.rows = backend.timed_table(types, aggregate_layout(spec.kept, spec.input_schema), timing, self._results)
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from cutwater.connectors.base import Committer, Json, PreCommit, Sink, SinkWriter
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError, UserCodeError
-from cutwater.operators.base import BaseOperator, Operator, Outputs
+from cutwater.operators.base import Operator, Outputs
 from cutwater.protocol.subtask.call_size import CallCost, CallSize
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.channels.partitioner import HashPartitioner
@@ -316,7 +316,7 @@ class Chain:
 
 
 def _overrides(operator: Operator, name: str) -> bool:
-    return getattr(type(operator), name, None) is not getattr(BaseOperator, name)
+    return getattr(type(operator), name, None) is not getattr(Operator, name)
 
 
 @contextlib.contextmanager
@@ -407,7 +407,7 @@ class SinkIdentity:
     incarnation: int
 
 
-class SinkOperator(BaseOperator):
+class SinkOperator(Operator):
     """A sink's writer as the last operator of a chain.
 
     Its part of a snapshot is not a segment but what ``pre_commit``, called at a freeze, returns: handles to ``commit``

@@ -10,7 +10,7 @@ from cutwater.config import JobConfig
 from cutwater.connectors.base import Sink
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError
-from cutwater.operators.base import BaseOperator, Operator, OperatorSpec
+from cutwater.operators.base import Operator, OperatorSpec
 from cutwater.plan.graph import Channel, Edge, EdgeType, PhysicalPlan, Vertex
 from cutwater.plan.planner import FusedNode, fuse_links
 from cutwater.protocol.channel.items import Rows
@@ -79,7 +79,7 @@ class OperatorContext:
         self.notify()
 
 
-class _SourceNode(BaseOperator):
+class _SourceNode(Operator):
     """Stands for the read step in its chain; its rows come from the ``SourceRunner``."""
 
 

@@ -167,7 +167,7 @@ class Objects:
         states = self.operator._states
         found: Content = []
         for name, state in states.items():
-            for key, value in state.freeze().items():
+            for key, value in state.objects.freeze().items():
                 found += rows_of(name, key[0], value[0] if name == "recent" else value)
         for domain, timers in self.operator._timers.items():
             for key, times in timers.freeze().items():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,9 @@ import pyarrow as pa
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.evolution import Change, Evolution, Former, converted, refusals
 from cutwater.state.segments import GROUP_COLUMN, Segment
+
+_Column: TypeAlias = Callable[[pa.RecordBatch], pa.Array]
+"""Makes a column of the state from a batch of the former state."""
 
 
 def aggregate_parts(aggregates: Sequence[Aggregate], schema: pa.Schema) -> dict[str, str]:
@@ -48,15 +52,15 @@ def evolve_aggregates(
     own = {f.name for of in fields.values() for f in of}
     reasons = _other_columns(former.schema, [f for f in state_schema if f.name not in own])
     origins, found = _origins(before, now, renames, reasons)
-    columns: list[_Column] = []
+    columns: dict[str, _Column] = {}
     for aggregate in aggregates:
         origin = origins.get(aggregate.name)
         for position, field in enumerate(fields[aggregate.name]):
             if origin is None:
-                columns.append(_Column(field, None, _Empty(aggregate, input_schema, position)))
+                columns[field.name] = _empty(aggregate, input_schema, position)
                 continue
             source = origin + field.name.removeprefix(aggregate.name)
-            columns.append(_Column(field, source, None))
+            columns[field.name] = partial(_taken, source, field)
             if former.schema.get_field_index(source) < 0:
                 reasons.append(f"aggregate {aggregate.name!r}: the snapshot has no column {source!r}")
                 continue
@@ -67,9 +71,7 @@ def evolve_aggregates(
                 found.append(Change("widened", field.name, f"from {was} to {field.type}"))
     wanted = [f.name for f in former.schema]
     same = wanted == state_schema.names and former.schema.types == state_schema.types and not found
-    return Evolution(
-        tuple(found), tuple(reasons), convert=None if same else _Convert(frozenset(wanted), state_schema, columns)
-    )
+    return Evolution(tuple(found), tuple(reasons), convert=None if same else _conversion(wanted, state_schema, columns))
 
 
 def _other_columns(old: pa.Schema, fixed: list[pa.Field]) -> list[str]:
@@ -123,52 +125,34 @@ def _function(meaning: str) -> str:
     return meaning.partition("(")[0]
 
 
-@dataclass(frozen=True)
-class _Empty:
-    """One column of an aggregate that has seen nothing."""
+def _taken(source: str, field: pa.Field, batch: pa.RecordBatch) -> pa.Array:
+    """A column of the state, from another one."""
+    return converted(batch.column(source), field.type, {})
 
-    aggregate: Aggregate
-    input_schema: pa.Schema
-    position: int
 
-    @cached_property
-    def _row(self) -> pa.Array:
-        accumulator = self.aggregate.accumulator(self.input_schema)
+def _empty(aggregate: Aggregate, input_schema: pa.Schema, position: int) -> _Column:
+    """One column of the state of an aggregate that has seen nothing."""
+
+    @cache
+    def row() -> pa.Array:
+        accumulator = aggregate.accumulator(input_schema)
         accumulator.reserve(1)
-        return accumulator.state(np.zeros(1, np.int32))[self.position]
+        return accumulator.state(np.zeros(1, np.int32))[position]
 
-    def rows(self, count: int) -> pa.Array:
-        return self._row.take(pa.array(np.zeros(count, np.int64)))
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column of the state: from another one, or empty."""
-
-    field: pa.Field
-    source: str | None
-    empty: _Empty | None
-
-    def of(self, batch: pa.RecordBatch) -> pa.Array:
-        if self.source is None:
-            assert self.empty is not None
-            return self.empty.rows(batch.num_rows)
-        return converted(batch.column(self.source), self.field.type, {})
+    return lambda batch: row().take(pa.array(np.zeros(batch.num_rows, np.int64)))
 
 
-@dataclass(frozen=True)
-class _Convert:
+def _conversion(
+    held: Collection[str], schema: pa.Schema, columns: Mapping[str, _Column]
+) -> Callable[[Segment], Segment]:
     """Segments with the columns that this program has."""
 
-    held: frozenset[str]
-    schema: pa.Schema
-    columns: Sequence[_Column]
-
-    def __call__(self, segment: Segment) -> Segment:
+    def convert(segment: Segment) -> Segment:
         batch = segment.batch
-        if segment.kind == "delete" or not self.held <= {*batch.schema.names}:
+        if segment.kind == "delete" or not set(held) <= {*batch.schema.names}:
             return segment  # keys that went, or watermarks
-        made = {column.field.name: column.of(batch) for column in self.columns}
-        fields = [batch.schema.field(GROUP_COLUMN), *self.schema]
-        arrays = [made[f.name] if f.name in made else batch.column(f.name) for f in fields]
+        fields = [batch.schema.field(GROUP_COLUMN), *schema]
+        arrays = [columns[f.name](batch) if f.name in columns else batch.column(f.name) for f in fields]
         return replace(segment, batch=pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
+
+    return convert

@@ -12,32 +12,16 @@ import inspect
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from cutwater.data.rows import Row
 
+if TYPE_CHECKING:
+    from cutwater.operators.enrich.async_map import AsyncMapSpec
+
 _JOIN_S = 1.0
-
-
-class CallSettings(Protocol):
-    """How calls are made (see ``AsyncMapSpec``)."""
-
-    @property
-    def capacity(self) -> int: ...
-
-    @property
-    def timeout_ms(self) -> float: ...
-
-    @property
-    def retries(self) -> int: ...
-
-    @property
-    def retry_delay_ms(self) -> float: ...
-
-    @property
-    def batch_rows(self) -> int | None: ...
 
 
 class Call:
@@ -79,7 +63,7 @@ class AsyncCalls:
     """
 
     def __init__(
-        self, fn: Callable[..., Any], settings: CallSettings, name: str, finished: Callable[[Call], None]
+        self, fn: Callable[..., Any], settings: AsyncMapSpec, name: str, finished: Callable[[Call], None]
     ) -> None:
         self._fn, self._settings, self._name, self._finished = fn, settings, name, finished
         self._is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)

@@ -131,12 +131,6 @@ class IntervalJoinSpec(TimedJoinSpec):
     right column whose name the left side has gets ``suffix``.
 
     Args:
-        left_schema: rows of input 0.
-        right_schema: rows of input 1.
-        left_keys: key columns of the left side.
-        right_keys: their partners on the right side, in the same order.
-        left_time: event-time column of the left side, ``timestamp[us]``.
-        right_time: event-time column of the right side, ``timestamp[us]``.
         lower_us: lowest ``right.time - left.time``, microseconds; may be negative.
         upper_us: highest ``right.time - left.time``, microseconds.
         suffix: appended to a right name that the left side has too.
@@ -199,11 +193,6 @@ class AsOfJoinSpec(TimedJoinSpec):
     right column whose name the left side has gets ``suffix``.
 
     Args:
-        left_schema: rows of input 0.
-        right_schema: versions, input 1.
-        left_keys: key columns of the left side.
-        right_keys: their partners on the right side, in the same order.
-        left_time: event-time column of the left side, ``timestamp[us]``.
         right_time: event-time column of the right side: from when on the version is valid.
         how: whether left rows without a version come out ("left") or not ("inner").
         suffix: appended to a right name that the left side has too.
@@ -257,12 +246,6 @@ class WindowJoinSpec(TimedJoinSpec):
     A right column whose name is taken gets ``suffix``.
 
     Args:
-        left_schema: rows of input 0.
-        right_schema: rows of input 1.
-        left_keys: key columns of the left side.
-        right_keys: their partners on the right side, in the same order.
-        left_time: event-time column of the left side, ``timestamp[us]``.
-        right_time: event-time column of the right side, ``timestamp[us]``.
         windows: a kind with a period, so that both sides have the same.
         how: pairs only ("inner"), or also rows without a partner: of one side ("left", "right") or of both ("full");
             left rows that have a partner ("semi"), or that have none ("anti"), each once for each of its windows.
@@ -354,10 +337,6 @@ class TableJoinSpec(JoinSpec):
     ``suffix``.
 
     Args:
-        left_schema: rows of input 0.
-        right_schema: rows of input 1.
-        left_keys: key columns of the left side.
-        right_keys: their partners on the right side, in the same order.
         how: which rows come out without a partner: none, those of one side, or of both.
         suffix: appended to a right name that the left side has too.
         updating: whether the left and the right input are updating streams.
@@ -383,11 +362,11 @@ class TableJoinSpec(JoinSpec):
         left, right = self.tables
         of_left: list[pa.Field] = []
         for column in left:
-            if column.name in self.shared_keys:
+            if column.name in self.dropped:
                 of_left.append(pa.field(column.name, self.key_types[self.left_keys.index(column.name)]))
             else:
                 of_left.append(column.with_nullable(column.nullable or self.outer[1]))
-        of_right = joined_fields(left, right, self.shared_keys, self.suffix, nullable=self.outer[0])
+        of_right = joined_fields(left, right, self.dropped, self.suffix, nullable=self.outer[0])
         return list(marked_schema(pa.schema([*of_left, *of_right])))
 
     @property
@@ -398,11 +377,6 @@ class TableJoinSpec(JoinSpec):
             for schema, updating in zip((self.left_schema, self.right_schema), self.updating, strict=True)
         )
         return left, right
-
-    @property
-    def shared_keys(self) -> tuple[str, ...]:
-        """Key columns that have one name on both sides."""
-        return tuple(a for a, b in zip(self.left_keys, self.right_keys, strict=True) if a == b)
 
     @property
     def outer(self) -> tuple[bool, bool]:

@@ -13,6 +13,7 @@ from cutwater.data.words import valid_rows
 from cutwater.operators.aggregate import kernels
 from cutwater.operators.aggregate.accumulators import Accumulator
 from cutwater.operators.aggregate.keyed_operator import AggregateTable, KeyedOperator, Touched, as_rows
+from cutwater.operators.aggregate.value_accumulators import take_or_null
 from cutwater.operators.base import Outputs
 from cutwater.operators.join.spec import TABLES
 from cutwater.state.index.key_index import GroupIds
@@ -51,7 +52,7 @@ class TableJoin(KeyedOperator):
         if null is not None:  # as in SQL, equal to nothing on the other side
             partners = np.arange(len(touched))
             partners[touched.local[null]] = -1
-            met = _take(met, partners)
+            met = take_or_null(met, partners)
         stored = mine.result(touched.gids)
         current = np.where(_is_valid(stored), np.arange(len(touched)), -1)
         rows, keys = np.empty(2 * len(came), np.int64), np.empty(2 * len(came), np.int64)
@@ -72,7 +73,7 @@ class TableJoin(KeyedOperator):
         self._hold(mine, touched, current, came, input)
         if not count:
             return []
-        out = _take(pa.concat_arrays([stored, came]), rows[:count])
+        out = take_or_null(pa.concat_arrays([stored, came]), rows[:count])
         partner = met.take(pa.array(keys[:count]))
         left, right = (out, partner) if input == 0 else (partner, out)
         return [(0, self._joined(op_column(codes[:count]), left, right, touched.gids[keys[:count]]))]
@@ -101,11 +102,11 @@ class TableJoin(KeyedOperator):
     def _joined(self, op: pa.Array, left: pa.Array, right: pa.Array, gids: GroupIds) -> pa.RecordBatch:
         spec = self._spec
         columns: list[pa.Array] = [op, *_columns(left)]
-        keys = self._table.index.columns(gids) if spec.shared_keys else []
+        keys = self._table.index.columns(gids) if spec.dropped else []
         for name, key in zip(spec.left_keys, keys, strict=False):
-            if name in spec.shared_keys:  # the side that has the row may be either
+            if name in spec.dropped:  # the side that has the row may be either
                 columns[1 + spec.tables[0].get_field_index(name)] = key
-        carried = [i for i, name in enumerate(spec.tables[1].names) if name not in spec.shared_keys]
+        carried = [i for i, name in enumerate(spec.tables[1].names) if name not in spec.dropped]
         parts = _columns(right)
         return pa.RecordBatch.from_arrays([*columns, *(parts[i] for i in carried)], schema=spec.outputs[0])
 
@@ -119,8 +120,3 @@ def _columns(rows: pa.Array) -> list[pa.Array]:
 def _is_valid(rows: pa.Array) -> Any:
     valid = valid_rows(rows)
     return np.ones(len(rows), np.bool_) if valid is None else valid
-
-
-def _take(pool: pa.Array, rows: Any) -> pa.Array:
-    missing = rows < 0
-    return pool.take(pa.array(rows, mask=missing) if missing.any() else pa.array(rows))

@@ -79,7 +79,7 @@ class ObjectOperator(Operator):
 
     def _track(self, *, restored: bool = False) -> None:
         if self.ctx.incremental:
-            for table in (*self._states.values(), *self._timers.values()):
+            for table in (*(state.objects for state in self._states.values()), *self._timers.values()):
                 table.track(restored=restored)
 
     def _ahead(self, keys: Iterable[Key]) -> Iterable[Key]:
@@ -90,7 +90,7 @@ class ObjectOperator(Operator):
         while part := list(islice(keys, KEYS_AHEAD)):
             wanted = list(dict.fromkeys(part))
             for state in self._states.values():
-                state.fetch(wanted)
+                state.objects.get_many(wanted)
             yield from part
 
     def close(self) -> None:
@@ -159,7 +159,9 @@ class ObjectOperator(Operator):
         parts: list[FrozenPart] = []
         for name, state in self._states.items():
             rows = partial(_stored_rows, state)
-            parts.append(FrozenPart(name, self._keys, _value_field(state), state.freeze(checkpoint_id), rows, groups))
+            parts.append(
+                FrozenPart(name, self._keys, _value_field(state), state.objects.freeze(checkpoint_id), rows, groups)
+            )
         if self._fires:
             for domain, timers in self._timers.items():
                 times = timers.freeze(checkpoint_id)

@@ -9,9 +9,10 @@ which fits the broadcast rows that an unaligned snapshot holds for it.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -211,9 +212,14 @@ class BroadcastState(OperatorState, MutableMapping[Any, Any]):
     def __init__(self, key_type: str | pa.DataType, value_type: str | pa.DataType) -> None:
         super().__init__(key_type, value_type)
 
-    def writable(self) -> _Writable:
+    @contextlib.contextmanager
+    def writable(self) -> Generator[None]:
         """While this lasts, the state can be changed."""
-        return _Writable(self)
+        self.is_writable = True
+        try:
+            yield
+        finally:
+            self.is_writable = False
 
     def __getitem__(self, key: Any) -> Any:
         return self._entries[key]
@@ -255,14 +261,3 @@ class BroadcastState(OperatorState, MutableMapping[Any, Any]):
 
     def _falls_to(self, ctx: Context, group: int, subtask: int, subtasks: int) -> bool:
         return subtask == ctx.subtask % subtasks
-
-
-class _Writable:
-    def __init__(self, state: BroadcastState) -> None:
-        self._state = state
-
-    def __enter__(self) -> None:
-        self._state.is_writable = True
-
-    def __exit__(self, *error: object) -> None:
-        self._state.is_writable = False

@@ -19,7 +19,7 @@ from cutwater.data.rows import shorten_value
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.operators.process.state_types import as_type, checked, value_check
 from cutwater.state.backend import StateBackend
-from cutwater.state.objects.table import FrozenObjects, KeyedObjects, ObjectTable
+from cutwater.state.objects.table import KeyedObjects, ObjectTable
 from cutwater.state.objects.ttl import Expiries, Stamped, TimeToLive, TtlUpdate, stamped, stamped_type, unstamped
 
 VALUE = "__value"
@@ -102,18 +102,6 @@ class KeyedState:
     def clear(self) -> None:
         """Forget what is kept of this key."""
         self._table.remove(self._cursor.key)
-
-    def track(self, *, restored: bool = False) -> None:
-        """See ``KeyedObjects``."""
-        self._table.track(restored=restored)
-
-    def freeze(self, checkpoint_id: int | None = None) -> FrozenObjects[Any]:
-        """All keys, as they are now; see ``KeyedObjects``."""
-        return self._table.freeze(checkpoint_id)
-
-    def fetch(self, keys: Sequence[Hashable]) -> None:
-        """These keys come next."""
-        self._table.get_many(keys)
 
     @property
     def objects(self) -> KeyedObjects[Any]:
@@ -481,9 +469,6 @@ class MapState(KeyedState, MutableMapping[Any, Any]):
 
     def __len__(self) -> int:
         return len(self._live_entries())
-
-    def clear(self) -> None:
-        self._table.remove(self._cursor.key)
 
     def stored(self, value: Any) -> Any:
         return list(value.items()) if self._ttl is None else [(k, unstamped(v)) for k, v in value.items()]

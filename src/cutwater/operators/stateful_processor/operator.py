@@ -110,8 +110,8 @@ class ProcessorOperator(ObjectOperator):
         """Call the processor with the rows of each key."""
 
     @abstractmethod
-    def _handle_initial(self, batch: pa.RecordBatch) -> None:
-        """Call the processor with the initial state of each key."""
+    def _initial(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, Any]]:
+        """The initial state of each key, as the processor takes it."""
 
     @abstractmethod
     def _add(self, result: Any, row: Row, index: int) -> None:
@@ -182,6 +182,10 @@ class ProcessorOperator(ObjectOperator):
             error.hint = "Yield what it makes, or return an iterator; if there is nothing: return iter([])."
         return error
 
+    def _keys_of(self, batch: pa.RecordBatch) -> Iterator[Key]:
+        """The key of each row."""
+        return zip(*(batch.column(name).to_pylist() for name in self._spec.keys), strict=True)
+
     def _key_row(self, key: Key) -> Row:
         return dict(zip(self._spec.keys, key, strict=True))
 
@@ -241,6 +245,15 @@ class ProcessorOperator(ObjectOperator):
             if mine.num_rows:
                 self._handle_initial(mine)
 
+    def _handle_initial(self, batch: pa.RecordBatch) -> None:
+        call, times = self._processor.handleInitialState, self._times()
+        for index, (key, initial) in enumerate(self._initial(batch)):
+            arguments = (self._bind(key), initial, times)
+            try:
+                call(*arguments)
+            except Exception as exc:
+                raise user_error(call, exc, row=self._key_row(key), index=index) from exc
+
     def _more_parts(self) -> list[Callable[[], Iterable[Segment]]]:
         if self._spec.initial is None:
             return []
@@ -293,7 +306,7 @@ class RowProcessorOperator(ProcessorOperator):
     def _grouped(self, batch: pa.RecordBatch) -> dict[Key, list[tuple[Any, ...]]]:
         """The rows of each key, in the order in which the keys came."""
         try:
-            keys = zip(*(batch.column(name).to_pylist() for name in self._spec.keys), strict=True)
+            keys = self._keys_of(batch)
             rows = zip(*self._record.seen(batch.columns), strict=True)
         except (OverflowError, ValueError):
             to_dicts(batch)  # says which row has no Python value
@@ -307,16 +320,10 @@ class RowProcessorOperator(ProcessorOperator):
                 found.append(row)
         return groups
 
-    def _handle_initial(self, batch: pa.RecordBatch) -> None:
+    def _initial(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, Any]]:
         record = Record(batch.schema)
-        make, times = row_maker(record.names), self._times()
-        keys = zip(*(batch.column(k).to_pylist() for k in self._spec.keys), strict=True)
-        for index, (key, row) in enumerate(zip(keys, zip(*record.seen(batch.columns), strict=True), strict=True)):
-            arguments = (self._bind(key), make(row), times)
-            try:
-                self._processor.handleInitialState(*arguments)
-            except Exception as exc:
-                raise user_error(self._processor.handleInitialState, exc, row=self._key_row(key), index=index) from exc
+        rows = map(row_maker(record.names), zip(*record.seen(batch.columns), strict=True))
+        return zip(self._keys_of(batch), rows, strict=True)
 
     def _add(self, result: Any, row: Row, index: int) -> None:
         self._made.add(result, row, index)
@@ -336,7 +343,7 @@ class PandasProcessorOperator(ProcessorOperator):
     def _handle_rows(self, batch: pa.RecordBatch) -> Outputs:
         call, times = self._processor.handleInputRows, self._times()
         rows: list[Row] = []
-        for index, (key, frame) in enumerate(self._frames(batch)):
+        for index, (key, frame) in enumerate(self._initial(batch)):
             seen, row = self._bind(key), self._key_row(key)
             if self._watermarks.differ:
                 times = self._times(key)
@@ -345,20 +352,10 @@ class PandasProcessorOperator(ProcessorOperator):
             rows.append(row)
         return self._take(rows.__getitem__)
 
-    def _handle_initial(self, batch: pa.RecordBatch) -> None:
-        times = self._times()
-        for index, (key, frame) in enumerate(self._frames(batch)):
-            arguments = (self._bind(key), frame, times)
-            try:
-                self._processor.handleInitialState(*arguments)
-            except Exception as exc:
-                raise user_error(self._processor.handleInitialState, exc, row=self._key_row(key), index=index) from exc
-
-    def _frames(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, Any]]:
+    def _initial(self, batch: pa.RecordBatch) -> Iterator[tuple[Key, Any]]:
         """Each key and its rows, in the order in which the keys came.  The batch is converted once."""
-        keys: Iterator[Key] = zip(*(batch.column(name).to_pylist() for name in self._spec.keys), strict=True)
         numbers: dict[Key, int] = {}
-        group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+        group = np.array([numbers.setdefault(key, len(numbers)) for key in self._keys_of(batch)], np.int64)
         order = np.argsort(group, kind="stable")
         whole = _to_pandas(batch.take(pa.array(order)))
         ends = np.cumsum(np.bincount(group, minlength=len(numbers))).tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,9 +29,10 @@ from cutwater.state.segments import GROUP_COLUMN, Frozen, Segment
 from cutwater.state.table.changes import Changed
 from cutwater.state.table.frozen_table import FrozenTable, restore_tables
 from cutwater.state.table.keyed_segments import RestoredRows
-from cutwater.state.table.timed_table import Passed, Portions
+from cutwater.state.table.timed_table import Portions
 
 if TYPE_CHECKING:
+    from cutwater.operators.window.session_operator import SessionTable
     from cutwater.operators.window.spec import WindowAggregateSpec
 
 
@@ -91,78 +92,15 @@ class EarlyClock:
 Times: TypeAlias = npt.NDArray[np.int64]
 
 
-class MakeSegments(Protocol):
-    """Makes the segments of a frozen table: all of them, or those of what changed."""
-
-    def __call__(self, name: str, groups: int, changed: Changed | None = None, /) -> Iterator[Segment]: ...
-
-
-class Windows(Protocol):
-    """The values of windows: group ids, one for each window of a key."""
-
-    @property
-    def table(self) -> AggregateTable:
-        """The values."""
-        ...
-
-    def due(self, watermark: int) -> Portions[Outputs]:
-        """The output of now, in the order of time as far as it lies in memory; each window fires once."""
-        ...
-
-    @property
-    def next_instant(self) -> int | None:
-        """At which watermark windows want to be looked at next: none fires before; ``None``: none is waiting."""
-        ...
-
-    def changed(self, passed: Passed, most: int) -> Portions[Outputs]:
-        """The early output, in the order of time: windows that have not fired, with rows that have not come out.
-
-        Args:
-            passed: whether it is time for them.
-            most: how many group ids in memory at most.
-        """
-        ...
-
-    def keys(self, gids: GroupIds) -> list[pa.Array]:
-        """The key columns of some group ids."""
-        ...
-
-    def times(self, gids: GroupIds) -> Times:
-        """By which they come out, one before the other."""
-        ...
-
-    def times_in(self, batch: pa.RecordBatch) -> Times:
-        """``times`` of results."""
-        ...
-
-    def forget(self, watermark: int) -> None:
-        """Everything that is due has come out: drop windows that take no more rows."""
-        ...
-
-    def frozen(self, checkpoint_id: int) -> tuple[AggregateTable, MakeSegments]:
-        """The table as it is now, and a function that makes its segments."""
-        ...
-
-    @property
-    def restored(self) -> RestoredRows:
-        """The rows that a restore sets."""
-        ...
-
-    def index(self, identity: list[pa.Array]) -> list[pa.Array]:
-        """The columns of the table's index, from those by which snapshots tell windows apart."""
-        ...
-
-    def restore(self, batch: pa.RecordBatch) -> None:
-        """Set rows of the specification's ``state_schema``."""
-        ...
-
+MakeSegments: TypeAlias = Callable[[str, int, Changed | None], Iterator[Segment]]
+"""Makes the segments of a frozen table, given its name and the number of key groups: all, or those of what changed."""
 
 STATE = "window"
 SLICE_ROWS = 1 << 16
 """Rows that one call fires or puts together at most."""
 _ALL_GROUP_IDS = 2**31
 
-W = TypeVar("W", bound=Windows)
+W = TypeVar("W", bound="WindowTable | SessionTable")
 
 
 class WindowOperator(Operator, Generic[W]):

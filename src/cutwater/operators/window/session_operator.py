@@ -327,7 +327,7 @@ class SessionTable:
         self._calendar.add(gids, self.instants(gids))
 
     def due(self, watermark: int) -> Portions[Outputs]:
-        """See ``Windows.due``."""
+        """The output of now, in the order of time as far as it lies in memory; each session fires once."""
         keys, later = self._keys, None
         if keys is not None and keys.due(watermark):
             later = (self._results(self._due(watermark)) for _ in keys.bring_due(watermark))
@@ -351,12 +351,17 @@ class SessionTable:
 
     @property
     def next_instant(self) -> int | None:
-        """See ``Windows.next_instant``: sessions that go on meanwhile are looked at, too."""
+        """At which watermark sessions want to be looked at next, also those that go on meanwhile; ``None``: never."""
         waiting = (self._calendar.next_instant, None if self._keys is None else self._keys.next_instant)
         return min((instant for instant in waiting if instant is not None), default=None)
 
     def changed(self, passed: Passed, most: int) -> Portions[Outputs]:
-        """See ``Windows.changed``."""
+        """The early output, in the order of time: sessions that have not fired, with rows that have not come out.
+
+        Args:
+            passed: whether it is time for them.
+            most: how many group ids in memory at most.
+        """
         keys, later = self._keys, None
         if keys is not None:
             later = (self._results(self._changed(gids, passed, len(gids))) for gids in keys.bring_waiting())
@@ -384,7 +389,7 @@ class SessionTable:
         return self._ends[gids]
 
     def times_in(self, batch: pa.RecordBatch) -> Times:
-        """See ``Windows.times_in``."""
+        """``times`` of results."""
         return fixed_view(batch.column(len(self._spec.keys) + 1), np.int64)
 
     def keys(self, gids: GroupIds) -> list[pa.Array]:
@@ -450,11 +455,11 @@ class SessionTable:
 
     @property
     def restored(self) -> RestoredRows:
-        """See ``Windows.restored``."""
+        """The rows that a restore sets."""
         return self._keys or self.table
 
     def index(self, identity: list[pa.Array]) -> list[pa.Array]:
-        """See ``Windows.index``."""
+        """The columns of the table's index, from those by which snapshots tell sessions apart."""
         return identity
 
     def restore(self, batch: pa.RecordBatch) -> None:
@@ -510,7 +515,7 @@ class FrozenSessions:
         self._spec, self._table, self._bundles = spec, table, bundles
         self._width = len(spec.keys)
 
-    def segments(self, name: str, groups: int, changed: Changed | None = None) -> Iterator[Segment]:
+    def segments(self, name: str, groups: int, changed: Changed | None) -> Iterator[Segment]:
         """All segments, or those of what changed; see ``MakeSegments``."""
         table, every, bundles = self._table, all_gids(self._table), self._bundles
         if changed is None:

@@ -20,7 +20,7 @@ from cutwater.state.index.key_index import GroupIds
 from cutwater.state.segments import Segment
 from cutwater.state.table.changes import Changed
 from cutwater.state.table.keyed_segments import deleted_segments, group_segments
-from cutwater.state.table.timed_table import Passed, Portions, Timing
+from cutwater.state.table.timed_table import Timing
 
 if TYPE_CHECKING:
     from cutwater.operators.window.operator import MakeSegments, Times
@@ -110,7 +110,11 @@ class WindowTable:
         )
         types = [spec.time_type, *(field.type for field in spec.key_fields)]
         self._fold = Fold(spec.kept, spec.input_schema, discarding=spec.discarding)
-        self.rows = backend.timed_table(types, aggregate_layout(spec.kept, spec.input_schema), timing, self._results)
+        layout = aggregate_layout(spec.kept, spec.input_schema)
+        self.rows = rows = backend.timed_table(types, layout, timing, self._results)
+        # Windows come out, are told apart and are forgotten as the rows of that table.
+        self.due, self.changed, self.forget = rows.due, rows.changed, rows.forget
+        self.times, self.keys = rows.times, rows.keys
 
     @property
     def table(self) -> AggregateTable:
@@ -149,22 +153,10 @@ class WindowTable:
 
     # -- firing
 
-    def due(self, watermark: int) -> Portions[Outputs]:
-        """See ``Windows.due``."""
-        return self.rows.due(watermark)
-
-    def changed(self, passed: Passed, most: int) -> Portions[Outputs]:
-        """See ``Windows.changed``."""
-        return self.rows.changed(passed, most)
-
     @property
     def next_instant(self) -> int | None:
-        """See ``Windows.next_instant``."""
+        """At which watermark windows want to be looked at next: none fires before; ``None``: none is waiting."""
         return self.rows.next_instant
-
-    def forget(self, watermark: int) -> None:
-        """Forget windows that take no more rows."""
-        self.rows.forget(watermark)
 
     def _results(self, table: AggregateTable, gids: GroupIds) -> Outputs:
         """The results of some group ids; what is discarded is gone then."""
@@ -176,18 +168,10 @@ class WindowTable:
         self._fold.begin_anew(table, gids)
         return outputs
 
-    def times(self, gids: GroupIds) -> Times:
-        """The starts of the windows of some group ids."""
-        return self.rows.times(gids)
-
     def times_in(self, batch: pa.RecordBatch) -> Times:
-        """See ``Windows.times_in``."""
+        """``times`` of results."""
         starts = None if self._endless else batch.column(len(self._spec.keys))
         return np.zeros(batch.num_rows, np.int64) if starts is None else fixed_view(starts, np.int64)
-
-    def keys(self, gids: GroupIds) -> list[pa.Array]:
-        """The key columns of some group ids."""
-        return self.rows.keys(gids)
 
     def _output(self, keys: list[pa.Array], starts: Times, columns: list[pa.Array]) -> Outputs:
         kind = self._spec.time_type
@@ -210,7 +194,7 @@ class WindowTable:
         def keys(part: AggregateTable, gids: GroupIds) -> list[pa.Array]:
             return part.index.columns(gids)[1:]
 
-        def segments(name: str, groups: int, changed: Changed | None = None) -> Iterator[Segment]:
+        def segments(name: str, groups: int, changed: Changed | None) -> Iterator[Segment]:
             schema = self._spec.state_schema
             if changed is not None and changed.deleted:
                 start = [] if self._endless else self._spec.window_fields[:1]
@@ -224,11 +208,11 @@ class WindowTable:
 
     @property
     def restored(self) -> AggregateTable:
-        """See ``Windows.restored``."""
+        """The rows that a restore sets."""
         return self.table
 
     def index(self, identity: list[pa.Array]) -> list[pa.Array]:
-        """See ``Windows.index``."""
+        """The columns of the table's index, from those by which snapshots tell windows apart."""
         if not self._endless:
             return identity
         return [from_words(np.zeros(len(identity[0]), np.int64), self._spec.time_type), *identity]

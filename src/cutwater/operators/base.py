@@ -8,7 +8,7 @@ reach an operator: the loop calls ``freeze`` when the protocol says so.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.data.time import MIN_WATERMARK
+from cutwater.errors import BuildError
 from cutwater.state.segments import EMPTY, Frozen, Segment
 from cutwater.storage.snapshot.manifest import TableRecord
 
@@ -280,7 +281,11 @@ class OperatorSpec(ABC):
 
 @dataclass(frozen=True, eq=False)
 class OneInputSpec(OperatorSpec):
-    """A step over the rows of one stream."""
+    """A step over the rows of one stream.
+
+    Args:
+        input_schema: schema of the rows.
+    """
 
     input_schema: pa.Schema
 
@@ -291,7 +296,11 @@ class OneInputSpec(OperatorSpec):
 
 @dataclass(frozen=True, eq=False)
 class KeyedSpec(OneInputSpec):
-    """A step over the rows of one stream by key columns."""
+    """A step over the rows of one stream by key.
+
+    Args:
+        keys: key columns.
+    """
 
     keys: tuple[str, ...]
 
@@ -299,3 +308,14 @@ class KeyedSpec(OneInputSpec):
     def key_fields(self) -> list[pa.Field]:
         """The key columns."""
         return [self.input_schema.field(name) for name in self.keys]
+
+
+def check_names(names: Sequence[str], hint: str = "Give the aggregate another name.") -> None:
+    """Refuse two columns of one name.
+
+    Raises:
+        BuildError: names it.
+    """
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise BuildError(f"two columns would be named {name!r}", hint=hint)

@@ -168,9 +168,9 @@ class AggregateFunction(ABC):
         """True for the types of column that it takes."""
         return True
 
-    @abstractmethod
     def result_type(self, column: pa.DataType) -> pa.DataType:
-        """Type of the result over a column of a type that fits."""
+        """Type of the result over a column of a type that fits: by default that type."""
+        return column
 
     def state(self, column: pa.DataType) -> dict[str, pa.DataType]:
         """Types of the columns that a snapshot keeps, by name; "" is the column named like the aggregate.

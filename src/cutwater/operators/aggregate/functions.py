@@ -80,9 +80,6 @@ class Extreme(AggregateFunction):
         text = pt.is_string(column) or pt.is_large_string(column) or pt.is_binary(column) or pt.is_large_binary(column)
         return is_word_type(column) or text or pt.is_decimal128(column) or pt.is_decimal256(column)
 
-    def result_type(self, column: pa.DataType) -> pa.DataType:
-        return column
-
     def accumulator(self, aggregate: Aggregate, column: pa.DataType) -> Accumulator:
         return _pick(self.kind, aggregate, column)
 
@@ -92,9 +89,6 @@ class End(AggregateFunction):
     """The first, the last value in the order of arrival."""
 
     by_arrival = True
-
-    def result_type(self, column: pa.DataType) -> pa.DataType:
-        return column
 
     def accumulator(self, aggregate: Aggregate, column: pa.DataType) -> Accumulator:
         picked = _pick(self.kind, aggregate, column)
@@ -111,9 +105,6 @@ class Truth(AggregateFunction):
 
     def fits(self, column: pa.DataType) -> bool:
         return pt.is_boolean(column)
-
-    def result_type(self, column: pa.DataType) -> pa.DataType:
-        return column
 
     def accumulator(self, aggregate: Aggregate, column: pa.DataType) -> Accumulator:
         return _pick("max" if self.kind == "any" else "min", aggregate, column)

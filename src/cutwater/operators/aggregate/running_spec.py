@@ -10,7 +10,7 @@ import pyarrow as pa
 from cutwater.errors import BuildError
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.evolution import aggregate_parts, evolve_aggregates
-from cutwater.operators.base import KeyedSpec, Operator
+from cutwater.operators.base import KeyedSpec, Operator, check_names
 from cutwater.operators.evolution import Evolution, Former
 from cutwater.state.keys import check_key_types
 from cutwater.storage.snapshot.manifest import Shape, TableRecord
@@ -21,8 +21,6 @@ class RunningAggregateSpec(KeyedSpec):
     """One output row per input row: the key columns, the event time if there is one, and the aggregates up to this row.
 
     Args:
-        input_schema: schema of the rows.
-        keys: key columns.
         aggregates: what to compute.
         event_time: event-time column to pass on.
 
@@ -46,8 +44,8 @@ class RunningAggregateSpec(KeyedSpec):
             raise BuildError(f"no such event-time column {self.event_time!r}")
         if not self.aggregates:
             raise BuildError("no aggregate given", hint="Name at least one, for example n=cw.count().")
-        check_names([*self.outputs[0].names])
-        check_names([*self.state_schema.names])
+        check_names(self.outputs[0].names)
+        check_names(self.state_schema.names)
 
     @property
     def passed_columns(self) -> tuple[str, ...]:
@@ -105,14 +103,3 @@ def read_by(aggregates: Sequence[Aggregate], others: Iterable[str]) -> frozenset
             return None
         found |= aggregate.columns_read
     return found
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Refuse two columns of one name.
-
-    Raises:
-        BuildError: names it.
-    """
-    for position, name in enumerate(names):
-        if name in names[:position]:
-            raise BuildError(f"two columns would be named {name!r}", hint="Give the aggregate another name.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -98,12 +99,25 @@ class Count(ArrayAccumulator):
 class _Seen(ArrayAccumulator):
     """A word (or float) and whether a value has been seen."""
 
-    def __init__(self, column: str, dtype: Any) -> None:
+    def __init__(self, column: str, dtype: Any, result: pa.DataType, *, ordered: bool = False) -> None:
         super().__init__(dtype, np.bool_)
         self._column = column
+        self._type, self._ordered = result, ordered
 
     def merge(self, gids: GroupIds, columns: list[pa.Array]) -> None:
         self.update(gids, pa.record_batch({self._column: columns[0]}))  # its state is a value, null before the first
+
+    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
+        values, held = self._arrays
+        kernels.put_seen(gids, self._words(columns[0]), mask_of(columns[0]), values, held)
+
+    def result(self, gids: GroupIds) -> pa.Array:
+        values, seen = self._rows(gids)
+        return from_words(values.view(np.int64), self._type, None if seen.all() else seen, ordered=self._ordered)
+
+    @abstractmethod
+    def _words(self, column: pa.Array) -> npt.NDArray[Any]:
+        """The values as they lie in the state."""
 
 
 class Sum(_Seen):
@@ -111,8 +125,7 @@ class Sum(_Seen):
 
     def __init__(self, column: str, result: pa.DataType) -> None:
         self._float = pa.types.is_floating(result)
-        super().__init__(column, np.float64 if self._float else np.int64)
-        self._type = result
+        super().__init__(column, np.float64 if self._float else np.int64, result)
 
     def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column(self._column)
@@ -143,12 +156,8 @@ class Sum(_Seen):
             hint="Cast the column to float64 before summing.",
         )
 
-    def result(self, gids: GroupIds) -> pa.Array:
-        values, seen = self._rows(gids)
-        return from_words(values.view(np.int64), self._type, None if seen.all() else seen)
-
-    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
-        _restore_seen(self._arrays, gids, columns[0], _doubles(columns[0]) if self._float else to_words(columns[0]))
+    def _words(self, column: pa.Array) -> npt.NDArray[Any]:
+        return _doubles(column) if self._float else to_words(column)
 
 
 class Mean(ArrayAccumulator):
@@ -230,10 +239,8 @@ class Pick(_Seen):
     """First, last, min or max of a fixed-width column, as words."""
 
     def __init__(self, kind: str, column: str, result: pa.DataType) -> None:
-        super().__init__(column, np.int64)
+        super().__init__(column, np.int64, result, ordered=kind in ("min", "max"))
         self._kernel = kernels.CHOOSE[kind]
-        self._ordered = kind in ("min", "max")
-        self._type = result
 
     def running(self, gids: GroupIds, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column(self._column)
@@ -241,13 +248,6 @@ class Pick(_Seen):
         _, out, seen = _outputs(len(gids), np.int64, mask)
         self._kernel(gids, self._words(column), mask, *self._arrays, out, seen)
         return from_words(out, self._type, seen if len(seen) else None, ordered=self._ordered)
-
-    def result(self, gids: GroupIds) -> pa.Array:
-        values, seen = self._rows(gids)
-        return from_words(values, self._type, None if seen.all() else seen, ordered=self._ordered)
-
-    def restore(self, gids: GroupIds, columns: list[pa.Array]) -> None:
-        _restore_seen(self._arrays, gids, columns[0], self._words(columns[0]))
 
     def _words(self, column: pa.Array) -> Words:
         if pa.types.is_floating(column.type) and not self._ordered:
@@ -271,10 +271,6 @@ def _doubles(column: pa.Array) -> npt.NDArray[np.float64]:
 def _with_nulls(buffer: pa.Buffer, seen: Mask, kind: pa.DataType, rows: int) -> pa.Array:
     bitmap = None if len(seen) == 0 else pa.py_buffer(np.packbits(seen, bitorder="little"))
     return pa.Array.from_buffers(kind, rows, [bitmap, buffer])
-
-
-def _restore_seen(arrays: Sequence[Values], gids: GroupIds, column: pa.Array, values: npt.NDArray[Any]) -> None:
-    kernels.put_seen(gids, values, mask_of(column), *arrays)
 
 
 _compute: Any = pyarrow.compute  # the stubs do not know ``rank``

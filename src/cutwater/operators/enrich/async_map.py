@@ -88,7 +88,6 @@ class AsyncMapSpec(OneInputSpec):
     """One row for each row, from a function that is called for many rows at a time.
 
     Args:
-        input_schema: schema of the rows that come in.
         fn: ``async def fn(row: dict) -> dict | None``, or a plain function, which then runs in threads.  With
             ``batch_rows`` it takes a list of rows and returns a list as long.
         output_schema: schema of the rows that it makes, or a text.

@@ -30,7 +30,6 @@ class EnrichSpec(OneInputSpec):
     other columns get ``suffix`` where the stream has a column of that name.
 
     Args:
-        input_schema: schema of the stream's rows.
         table: what to look up in.
         on: pairs of key columns (stream, table).
         how: "left" keeps rows without a match, with nulls; "inner" drops them.

@@ -10,8 +10,7 @@ which fits the broadcast rows that an unaligned snapshot holds for it.
 from __future__ import annotations
 
 import contextlib
-import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -20,13 +19,13 @@ import pyarrow as pa
 
 from cutwater.errors import UserCodeError
 from cutwater.operators.base import Context
-from cutwater.operators.process.state_types import as_type, checked, value_check
+from cutwater.operators.process.state_types import DeclaredState
 from cutwater.state.segments import GROUP_COLUMN, Segment
 
 _SUBTASK, _SUBTASKS, _POSITION, _VALUE = "__subtask", "__subtasks", "__position", "__value"
 
 
-class OperatorState(ABC):
+class OperatorState(DeclaredState):
     """A state of a process function that belongs to no key.  Declared in the class, used through ``self``.
 
     Args:
@@ -42,24 +41,13 @@ class OperatorState(ABC):
     """Whether every subtask is offered everything at a restore."""
 
     def __init__(self, *types: str | pa.DataType) -> None:
-        self.types = tuple(as_type(t) for t in types)
-        self.name = ""
-        self._checks = [value_check(t) for t in self.types]
+        super().__init__(*types)
         self._empty()
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
 
     @property
     def stored_type(self) -> pa.DataType:
         """The Arrow type of all that a subtask keeps, for upgrade checks."""
         return pa.list_(self._element_type)
-
-    def fresh(self) -> OperatorState:
-        """An empty state of the same declaration, for one subtask."""
-        state = copy.copy(self)
-        state._empty()
-        return state
 
     def freeze(self, ctx: Context) -> Iterator[Segment]:
         """What is kept now, as segments (made when they are asked for)."""
@@ -110,17 +98,11 @@ class OperatorState(ABC):
         return self.types[0]
 
     @abstractmethod
-    def _empty(self) -> None: ...
-
-    @abstractmethod
     def _elements(self) -> Sequence[Any]:
         """What is kept now; later changes are not in it."""
 
     @abstractmethod
     def _fill(self, elements: list[Any]) -> None: ...
-
-    def _checked(self, value: Any, check: int = 0) -> Any:
-        return checked(value, self._checks[check], self.name, self.types[check])
 
 
 class OperatorListState(OperatorState):

@@ -124,11 +124,8 @@ class ProcessSpec(KeyedSpec):
 
     @property
     def state_schema(self) -> pa.Schema | None:
-        keyed, others = declared_states(self.function), declared_operator_states(self.function)
-        if not keyed and not others:
-            return None
-        states = [pa.field(name, state.stored_type) for name, state in (*keyed.items(), *others.items())]
-        return pa.schema([*self.key_fields, *states])
+        fields = [pa.field(name, state.stored_type) for name, state in self._states.items()]
+        return pa.schema([*self.key_fields, *fields]) if fields else None
 
     @property
     def state_parts(self) -> dict[str, str]:
@@ -136,11 +133,8 @@ class ProcessSpec(KeyedSpec):
 
     @property
     def state_tables(self) -> tuple[TableRecord, ...]:
-        keyed = [TableRecord(name, shape=Shape.OBJECT) for name in declared_states(self.function)]
-        return (
-            *keyed,
-            *(TableRecord(name, shape=Shape.ELEMENTS) for name in declared_operator_states(self.function)),
-        )
+        shapes = dict.fromkeys(declared_operator_states(self.function), Shape.ELEMENTS)
+        return tuple(TableRecord(name, shape=shapes.get(name, Shape.OBJECT)) for name in self._states)
 
     @property
     def settings(self) -> dict[str, str]:

@@ -5,8 +5,10 @@ A wrong value is then an error on the row that brought it, and not one of the sn
 
 from __future__ import annotations
 
+import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -55,21 +57,6 @@ def value_check(type: pa.DataType) -> Check:
     return lambda value: _through_arrow(value, type)
 
 
-def checked(value: Any, check: Check, name: str, kind: pa.DataType) -> Any:
-    """The value as the state ``name`` of type ``kind`` holds it.
-
-    Raises:
-        UserCodeError: it cannot.
-    """
-    try:
-        return check(value)
-    except (TypeError, ValueError, OverflowError, pa.ArrowException):
-        raise UserCodeError(
-            f"state {name!r} of type {kind} cannot hold {shorten_value(value)} ({type(value).__name__})",
-            hint="Convert the value, or declare the state with its type.",
-        ) from None
-
-
 def _integer_check(type: pa.DataType) -> Check:
     bits = type.bit_width
     low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if pt.is_signed_integer(type) else (0, (1 << bits) - 1)
@@ -98,3 +85,42 @@ def _through_arrow(value: Any, type: pa.DataType) -> Any:
     if loses_value(values, type) is not None:
         raise ValueError
     return pa.array(values, type)[0].as_py()
+
+
+class DeclaredState(ABC):
+    """A state that the class of a process function declares as an attribute.
+
+    Args:
+        types: Spark's names of the types of what it holds.
+
+    Raises:
+        BuildError: no such type.
+    """
+
+    def __init__(self, *types: str | pa.DataType) -> None:
+        self.types = tuple(as_type(t) for t in types)
+        self.name = ""
+        self._checks = [value_check(t) for t in self.types]
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def fresh(self) -> Self:
+        """An empty state of the same declaration, for one subtask."""
+        state = copy.copy(self)
+        state._empty()
+        return state
+
+    @abstractmethod
+    def _empty(self) -> None:
+        """Forget everything."""
+
+    def _checked(self, value: Any, check: int = 0) -> Any:
+        try:
+            return self._checks[check](value)
+        except (TypeError, ValueError, OverflowError, pa.ArrowException):
+            raise UserCodeError(
+                f"state {self.name!r} of type {self.types[check]} cannot hold {shorten_value(value)} "
+                f"({type(value).__name__})",
+                hint="Convert the value, or declare the state with its type.",
+            ) from None

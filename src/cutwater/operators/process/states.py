@@ -7,7 +7,6 @@ or map: each element) together with the processing time at which it expires.
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ import pyarrow.types as pt
 
 from cutwater.data.rows import shorten_value
 from cutwater.errors import BuildError, UserCodeError
-from cutwater.operators.process.state_types import as_type, checked, value_check
+from cutwater.operators.process.state_types import DeclaredState
 from cutwater.state.backend import StateBackend
 from cutwater.state.objects.table import KeyedObjects, ObjectTable
 from cutwater.state.objects.ttl import Expiries, Stamped, TimeToLive, TtlUpdate, stamped, stamped_type, unstamped
@@ -45,7 +44,7 @@ class Cursor:
             self.key = key
 
 
-class KeyedState:
+class KeyedState(DeclaredState):
     """A state of a process function: one thing for each key.  Declared in the class, used through ``self``.
 
     Args:
@@ -62,16 +61,11 @@ class KeyedState:
     """Type of a content that is changed in place, which makes copies."""
 
     def __init__(self, *types: str | pa.DataType, ttl: Any = None, ttl_update: TtlUpdate = "on_write") -> None:
-        self.types = tuple(as_type(t) for t in types)
-        self.name = ""
-        self._checks = [value_check(t) for t in self.types]
+        super().__init__(*types)
         self._ttl = None if ttl is None else TimeToLive(ttl, ttl_update)
-        self._clear_all()
+        self._empty()
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def _clear_all(self) -> None:
+    def _empty(self) -> None:
         self._cursor = Cursor()
         self._table: KeyedObjects[Any] = ObjectTable(self._container)
         self._expiries = None if self._ttl is None else Expiries(self._ttl.ms)
@@ -80,12 +74,6 @@ class KeyedState:
     def stored_type(self) -> pa.DataType:
         """The Arrow type of one key's content in a snapshot."""
         return self._element_type(0)
-
-    def fresh(self) -> KeyedState:
-        """An empty state of the same declaration, for one subtask."""
-        state = copy.copy(self)
-        state._clear_all()
-        return state
 
     def attach(self, cursor: Cursor) -> None:
         """Let key and time be those of a cursor, which all states of a subtask share."""
@@ -194,9 +182,6 @@ class KeyedState:
                     ) from None
             values = values.to_pylist()
         return [None if value is None else self._checked(value) for value in values]
-
-    def _checked(self, value: Any, check: int = 0) -> Any:
-        return checked(value, self._checks[check], self.name, self.types[check])
 
 
 def _is_number(kind: pa.DataType) -> bool:

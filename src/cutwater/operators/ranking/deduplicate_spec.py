@@ -31,8 +31,6 @@ class DeduplicateSpec(KeyedSpec):
     t + ``within_us``.  Rows of ``keep="first"`` that are dropped count in ``rows_duplicate``.
 
     Args:
-        input_schema: schema of the rows.
-        keys: key columns.
         keep: which row of a key.
         event_time: column of type ``timestamp[us]``; only with ``within_us``.
         within_us: how long a key is remembered, microseconds of event time; ``None``: for ever.

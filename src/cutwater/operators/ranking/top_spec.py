@@ -97,8 +97,6 @@ class TopSpec(KeyedSpec):
     counts in ``rows_unmatched`` if it is not there.
 
     Args:
-        input_schema: schema of the rows.
-        keys: key columns.
         rows: order and number.
         rank: name of the column with the rank, if one is wanted.
         updating: whether the input is an updating stream.

@@ -34,8 +34,6 @@ class ProcessorSpec(KeyedSpec):
     Output 0 are its rows; with event time, output 1 are the rows that came too late for it.
 
     Args:
-        input_schema: schema of the rows.
-        keys: their key columns.
         processor: the user's object; each subtask works with a copy.
         output_schema: of what it yields: a ``StructType``, a text, or an Arrow schema.
         time_mode: what its timers go by.

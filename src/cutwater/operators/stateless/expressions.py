@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cutwater.data.rows import describe_row, row_contents
 from cutwater.errors import BuildError, CutwaterError, DataError, UserCodeError
-from cutwater.operators.base import OneInputSpec, Operator, OperatorSpec, Outputs
+from cutwater.operators.base import OneInputSpec, Operator, OperatorSpec, Outputs, check_names
 from cutwater.operators.stateless.expression_checks import (
     advice,
     check_row_local,
@@ -38,6 +38,8 @@ from cutwater.operators.stateless.expression_plan import (
 
 if TYPE_CHECKING:
     import polars as pl
+
+_ALIAS = "Give one another name with .alias(...)."
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +85,6 @@ class ExpressionSpec(OneInputSpec):
     """A chain of stages over rows of ``input_schema``.
 
     Args:
-        input_schema: schema of the rows that come in.
         stages: what to do to them, in order.
         checked: the stages were found local to a row before (set by ``fused``).
 
@@ -104,9 +105,7 @@ class ExpressionSpec(OneInputSpec):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", tuple(self.stages))
-        compiler = _Compiler(self.input_schema, trial=not self.checked)
-        for stage in self.stages:
-            compiler.add(stage)
+        compiler = self._compiled(trial=not self.checked)
         object.__setattr__(self, "_output", compiler.schema)
 
     @property
@@ -129,10 +128,14 @@ class ExpressionSpec(OneInputSpec):
             raise BuildError("expression steps of different schemas cannot be fused")
         return ExpressionSpec(self.input_schema, self.stages + after.stages, checked=True)
 
-    def build(self) -> ExpressionOperator:
-        compiler = _Compiler(self.input_schema, trial=False)
+    def _compiled(self, *, trial: bool) -> _Compiler:
+        compiler = _Compiler(self.input_schema, trial=trial)
         for stage in self.stages:
             compiler.add(stage)
+        return compiler
+
+    def build(self) -> ExpressionOperator:
+        compiler = self._compiled(trial=False)
         return ExpressionOperator(prune(compiler.operations, compiler.schema.names), compiler.schema)
 
 
@@ -217,7 +220,7 @@ class _Compiler:
             for name in stage.mapping:
                 self._require(name)
             names = [stage.mapping.get(name, name) for name in self.schema.names]
-            _refuse_repeated(names)
+            check_names(names, _ALIAS)
             return self._project(dict(zip(names, self.schema.names, strict=True)), [], names)
         return self._columns([_as_expr(e) for e in stage.exprs], keep=isinstance(stage, WithColumns))
 
@@ -254,7 +257,7 @@ class _Compiler:
             named += [f.name for f in fields]
             for f in fields:
                 carried.pop(f.name, None)
-        _refuse_repeated(named)
+        check_names(named, _ALIAS)
         order += [name for name in named if name not in order]
         if not order:
             raise BuildError("select needs at least one column")
@@ -340,12 +343,6 @@ def _grouped(computes: list[Compute], order: list[str]) -> tuple[Compute, ...]:
     read = {root for compute in computes for root in compute.roots}
     fields = tuple(f for compute in computes for f in compute.fields)
     return (Compute(exprs, tuple(name for name in order if name in read), fields),)
-
-
-def _refuse_repeated(names: Sequence[str]) -> None:
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise BuildError(f"two columns would be named {repeated!r}", hint="Give one another name with .alias(...).")
 
 
 def _as_expr(value: pl.Expr | str) -> pl.Expr:

@@ -64,7 +64,6 @@ class MapBatchesSpec(_FunctionSpec):
     differ are cast where no value is lost.
 
     Args:
-        input_schema: schema of the rows that come in.
         fn: the function.
         output_schema: schema of the rows that it makes, or a text such as ``"word string, n long"``.
 

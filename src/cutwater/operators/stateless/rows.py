@@ -12,7 +12,7 @@ import pyarrow as pa
 from cutwater.data.schema_differences import schema_differences
 from cutwater.data.schema_text import ZONES_DIFFER_HINT, zones_differ
 from cutwater.errors import BuildError
-from cutwater.operators.base import KeyedSpec, OneInputSpec, Operator, OperatorSpec, Outputs
+from cutwater.operators.base import KeyedSpec, OneInputSpec, Operator, OperatorSpec, Outputs, check_names
 from cutwater.state.keys import check_key_types, valid_key_mask
 
 _HINT = "Bring them to one schema with select, rename or a cast before the union."
@@ -89,7 +89,6 @@ class UnnestSpec(OneInputSpec):
     """The columns of the rows that lists of rows hold, then the place in its list (from 1 on).
 
     Args:
-        input_schema: schema of the rows.
         column: a column of lists of structs.
         kept: columns that come out before those of the structs.
         place: name of the column with the place.
@@ -111,13 +110,7 @@ class UnnestSpec(OneInputSpec):
     place: str
 
     def __post_init__(self) -> None:
-        names = self.outputs[0].names
-        for position, name in enumerate(names):
-            if name in names[:position]:
-                raise BuildError(
-                    f"two columns would be named {name!r}",
-                    hint="Rename the column, or give the rank another name: rank='...'.",
-                )
+        check_names(self.outputs[0].names, "Rename the column, or give the rank another name: rank='...'.")
 
     @property
     def outputs(self) -> tuple[pa.Schema, ...]:

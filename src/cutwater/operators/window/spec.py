@@ -31,8 +31,8 @@ from cutwater.data.time import MAX_SPAN_US
 from cutwater.errors import BuildError
 from cutwater.operators.aggregate.accumulators import Aggregate
 from cutwater.operators.aggregate.evolution import aggregate_parts, evolve_aggregates
-from cutwater.operators.aggregate.running_spec import check_names, read_by
-from cutwater.operators.base import KeyedSpec, Operator
+from cutwater.operators.aggregate.running_spec import read_by
+from cutwater.operators.base import KeyedSpec, Operator, check_names
 from cutwater.operators.evolution import Evolution, Former
 from cutwater.operators.window.kinds import Early, Window
 from cutwater.state.keys import check_key_types
@@ -54,8 +54,6 @@ class WindowAggregateSpec(KeyedSpec):
     not with the global window), aggregates; 1 = late rows.
 
     Args:
-        input_schema: schema of the rows.
-        keys: key columns.
         event_time: column of type ``timestamp[us]``, with or without time zone; ``None`` for windows by processing
             time, and possible for the global window.
         window: how time is cut.

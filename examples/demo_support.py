@@ -23,7 +23,7 @@ from rich.table import Table
 
 import cutwater as cw
 from cutwater.connectors.base import Source
-from cutwater.connectors.spark.source import DataFrameSource
+from cutwater.connectors.spark_source import DataFrameSource
 from cutwater.spark.session import session
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import cutwater as cw
-from cutwater.connectors.spark.source import StreamingDataFrameSource
+from cutwater.connectors.spark_source import StreamingDataFrameSource
 from cutwater.spark.session import session
 
 

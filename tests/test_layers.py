@@ -37,7 +37,7 @@ PYSPARK_HOMES = {
     "cutwater.runtime.spark_host": "the one host on Spark; tells Spark's pickler which modules to send whole",
     "cutwater.runtime.daemon": "is Spark's worker daemon, with the data path loaded before it forks",
     "cutwater.operators.stateful_processor.spark_types": "makes the rows and schemas that a StatefulProcessor knows",
-    "cutwater.connectors.spark.source": "stages DataFrames; imports pyspark inside functions only",
+    "cutwater.connectors.spark_source": "stages DataFrames; imports pyspark inside functions only",
 }
 
 PROTOCOL_MAY_IMPORT = {"msgspec"} | (

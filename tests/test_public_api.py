@@ -109,7 +109,7 @@ RESULTS = ("DeduplicatedStream", "WindowedStream", "WindowedResult", "JoinedStre
 
 
 @pytest.mark.parametrize(
-    ("home", "kind"), [("stream", "Stream"), ("keyed", "KeyedStream"), *(("keyed_results", kind) for kind in RESULTS)]
+    ("home", "kind"), [("stream", "Stream"), ("keyed", "KeyedStream"), *(("keyed", kind) for kind in RESULTS)]
 )
 def test_every_method_a_user_calls_is_documented(home, kind):
     home = importlib.import_module(f"cutwater.api.streams.{home}")

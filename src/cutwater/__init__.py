@@ -86,7 +86,7 @@ _HOMES = {
     "cutwater.connectors.files.files": ("files",),
     "cutwater.connectors.generate": ("generate", "rate"),
     "cutwater.connectors.memory": ("memory",),
-    "cutwater.connectors.tables.sink": ("table",),
+    "cutwater.connectors.table_sink": ("table",),
     "cutwater.api.aggregates": (
         "all",
         "any",
@@ -146,7 +146,7 @@ if TYPE_CHECKING:
     from cutwater.connectors.files.files import files
     from cutwater.connectors.generate import generate, rate
     from cutwater.connectors.memory import memory
-    from cutwater.connectors.tables.sink import table
+    from cutwater.connectors.table_sink import table
     from cutwater.errors import BuildError, ConfigError, CutwaterError, FencedError, JobCancelledError
     from cutwater.operators.enrich.table import EnrichmentTable
     from cutwater.operators.process.functions import (

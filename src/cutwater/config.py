@@ -271,13 +271,16 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         above_0 = ("interval_ms", "timeout_ms", "buffer_timeout_ms", "slice_budget_ms", "boot_timeout_ms")
-        for name in (*above_0, "catch_up_timeout_ms", "rescale_timeout_ms", "max_call_ms"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
-        if self.resource_timeout_ms is not None and self.resource_timeout_ms <= 0:
-            raise ConfigError(f"resource_timeout_ms must be above 0, got {self.resource_timeout_ms}")
+        for name in (*above_0, "catch_up_timeout_ms", "rescale_timeout_ms", "max_call_ms", "resource_timeout_ms"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} must be above 0, got {value}")
+        for name in ("aligned_timeout_ms", "spill_memory_bytes", "replay_memory_bytes", "tolerable_failed"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"{name} must be at least 0, got {value}")
         counts = ("parallelism", "max_parallelism", "max_concurrent", "num_retained", "batch_rows", "channel_frames")
-        for name in counts:
+        for name in (*counts, "replica_memory_bytes", "local_copies_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.parallelism > self.max_parallelism:
@@ -305,12 +308,6 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"but max_concurrent is {self.max_concurrent}",
                 hint="Leave max_concurrent at 1, or choose protocol 'aligned' or 'chandy_lamport'.",
             )
-        if self.aligned_timeout_ms is not None and self.aligned_timeout_ms < 0:
-            raise ConfigError(f"aligned_timeout_ms must be at least 0, got {self.aligned_timeout_ms}")
-        if self.spill_memory_bytes < 0:
-            raise ConfigError(f"spill_memory_bytes must be at least 0, got {self.spill_memory_bytes}")
-        if self.replay_memory_bytes < 0:
-            raise ConfigError(f"replay_memory_bytes must be at least 0, got {self.replay_memory_bytes}")
         if self.state_memory_bytes < 1 << 20:
             raise ConfigError(
                 f"state_memory_bytes must be at least {1 << 20} (1 MiB), got {self.state_memory_bytes}",
@@ -327,8 +324,6 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
                 hint="Leave trace_dir out, or set recovery='job' while you look at traces.",
             )
         self._check_copies()
-        if self.tolerable_failed < 0:
-            raise ConfigError(f"tolerable_failed must be at least 0, got {self.tolerable_failed}")
 
     def _check_copies(self) -> None:
         if not 0 <= self.state_replicas < max(1, self.parallelism):
@@ -341,9 +336,6 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "protocol 'none' goes back to nothing after a failure, so copies of its snapshots are of no use",
                 hint="Leave state_replicas and local_copies_dir out, or choose another protocol.",
             )
-        for name in ("replica_memory_bytes", "local_copies_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @property
     def keeps_copies(self) -> bool:

@@ -266,7 +266,7 @@ class FakeFrame:
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_spark_dataframe_is_read_as_it_is(flow, monkeypatch, streaming):
-    from cutwater.connectors.spark import source as spark_source
+    from cutwater.connectors import spark_source
 
     monkeypatch.setattr(FakeFrame, "__module__", "pyspark.sql.classic.dataframe")
     stream = flow.read("frame", FakeFrame(streaming), event_time="t")

@@ -9,7 +9,7 @@ from pathlib import Path
 import cutwater as cw
 from cutwater.chaos.shadow import Orders, Pace, shadowed
 from cutwater.chaos.storm import _kill_living
-from cutwater.connectors.staging.area import UNGUARDED
+from cutwater.connectors.staging import UNGUARDED
 from cutwater.plan.planner import make_plan
 from cutwater.plan.recovery import recovery_division
 from cutwater.runtime.driver.preparing import prepare

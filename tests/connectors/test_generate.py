@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cutwater.connectors.files.source import FileSource
 from cutwater.connectors.generate import RateSource, generate, rate
 from cutwater.connectors.memory import memory
-from cutwater.connectors.spark.source import DataFrameSource
+from cutwater.connectors.spark_source import DataFrameSource
 from cutwater.errors import BuildError, UserCodeError
 
 

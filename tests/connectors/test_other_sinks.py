@@ -11,10 +11,9 @@ import pytest
 from sink_identity import SCHEMA, Identity, numbers
 
 from cutwater.connectors.base import Json, Sink
-from cutwater.connectors.collect import CollectSink, read_result
 from cutwater.connectors.discard import DiscardSink, LatencyHistogram, discard
 from cutwater.connectors.files.files import files
-from cutwater.connectors.files.sink import FileSink
+from cutwater.connectors.files.sink import CollectSink, FileSink, read_result
 from cutwater.connectors.foreach_batch import ForeachBatchSink
 from cutwater.errors import BuildError, ConfigError, CutwaterError, InvariantError, StorageError, UserCodeError
 

@@ -29,7 +29,7 @@ from sink_disk import ForgetfulDisk, Killed
 
 from cutwater.connectors.base import Committer, Json, PreCommit, Sink, SinkSnapshot, SinkWriter
 from cutwater.connectors.foreach_batch import ForeachBatchSink
-from cutwater.connectors.tables.sink import TableSink
+from cutwater.connectors.table_sink import TableSink
 
 SPLITS, BIG = 4, 1_000_000
 SCHEMA = pa.schema({"row": pa.int64(), "text": pa.string()})

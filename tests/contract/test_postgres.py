@@ -18,7 +18,7 @@ import pytest
 from sink_model import SCHEMA, Identity, batch_of
 
 from cutwater.connectors.base import SinkSnapshot
-from cutwater.connectors.tables.sink import TableCommitter, TableSink, table
+from cutwater.connectors.table_sink import TableCommitter, TableSink, table
 from cutwater.errors import BuildError, DataError, StorageError
 
 psycopg: Any = pytest.importorskip("psycopg")
@@ -84,7 +84,7 @@ def test_epochs_are_committed_once_fenced_and_taken_back(server: str, query: Any
         path.write_bytes(content)
     committer(sink).commit(2, made[1].handles)
     assert query("SELECT row FROM t") == [(1,)]
-    committer(sink)._book.compact(5)
+    committer(sink)._records.compact(5)
     assert query("SELECT checkpoint_id, subtask FROM cutwater_epochs") == [(5, -1)]
 
 

@@ -13,22 +13,16 @@ import pyarrow as pa
 import pytest
 from sink_model import SCHEMA, Calls, Identity, Job, batch_of
 
-from cutwater.connectors import foreach_batch
+from cutwater.connectors import foreach_batch, staging, staging_folders, table_sink
 from cutwater.connectors.base import Sink, SinkSnapshot
-from cutwater.connectors.collect import CollectSink
 from cutwater.connectors.console import console
 from cutwater.connectors.discard import discard
 from cutwater.connectors.files import part_commit
 from cutwater.connectors.files import sink as file_sink
 from cutwater.connectors.files.part_formats import CsvParts, JsonParts
-from cutwater.connectors.files.sink import FileSink
+from cutwater.connectors.files.sink import CollectSink, FileSink
 from cutwater.connectors.foreach_batch import ForeachBatchSink
-from cutwater.connectors.staging import area as staging_area
-from cutwater.connectors.staging import folders as staging_folders
-from cutwater.connectors.staging import log as staging
-from cutwater.connectors.tables import sink as table_epochs
-from cutwater.connectors.tables import sink as table_sink
-from cutwater.connectors.tables.sink import table
+from cutwater.connectors.table_sink import table
 from cutwater.errors import CutwaterError
 
 Make = Callable[[str], Sink]
@@ -100,7 +94,7 @@ def _forgets_parts_of_aborted_checkpoints(patch: pytest.MonkeyPatch) -> None:
 
 
 def _reads_behind_the_cut(patch: pytest.MonkeyPatch) -> None:
-    def whole_piece(area: staging_area.StagingArea[Any], cut: staging.PieceCut, verify: bool) -> pa.RecordBatchReader:
+    def whole_piece(area: staging.StagingArea[Any], cut: staging.PieceCut, verify: bool) -> pa.RecordBatchReader:
         length = os.path.getsize(area.path(cut.file))
         return staging.open_piece(area, staging.PieceCut(cut.file, length, cut.rows, cut.digest), verify=False)
 
@@ -148,8 +142,8 @@ def _takes_back_what_a_successor_committed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sweeps_what_a_successor_staged(patch: pytest.MonkeyPatch) -> None:
-    real = staging_area.StagingArea.sweep
-    patch.setattr(staging_area.StagingArea, "sweep", lambda self, incarnation, keep=(): real(self, 10**9, keep))
+    real = staging.StagingArea.sweep
+    patch.setattr(staging.StagingArea, "sweep", lambda self, incarnation, keep=(): real(self, 10**9, keep))
 
 
 def _commit_removes_what_older_checkpoints_need(patch: pytest.MonkeyPatch) -> None:
@@ -190,9 +184,7 @@ def _forgets_epochs_of_aborted_checkpoints(patch: pytest.MonkeyPatch) -> None:
 
 
 def _removes_an_epoch_before_the_call(patch: pytest.MonkeyPatch) -> None:
-    def open_and_remove(
-        area: staging_area.StagingArea[Any], cut: staging.PieceCut, verify: bool
-    ) -> pa.RecordBatchReader:
+    def open_and_remove(area: staging.StagingArea[Any], cut: staging.PieceCut, verify: bool) -> pa.RecordBatchReader:
         reader = staging.open_piece(area, cut, verify=verify)
         area.folder.remove([cut.file])
         return reader
@@ -201,30 +193,28 @@ def _removes_an_epoch_before_the_call(patch: pytest.MonkeyPatch) -> None:
 
 
 def _commits_rows_without_their_epoch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(table_epochs.EpochBook, "enter", lambda self, connection, epoch: epoch.checkpoint_id)
+    patch.setattr(table_sink.EpochRecords, "enter", lambda self, connection, epoch: epoch.checkpoint_id)
 
 
 def _splits_the_transaction_in_two(patch: pytest.MonkeyPatch) -> None:
     def take(self: table_sink.TableCommitter, rows: pa.Table, epoch: foreach_batch.EpochHandle) -> None:
-        with self._book.transaction() as connection:
-            number = self._book.enter(connection, epoch)
+        with self._records.transaction() as connection:
+            number = self._records.enter(connection, epoch)
         if number is not None:
-            with self._book.transaction() as connection:
+            with self._records.transaction() as connection:
                 connection.cursor().executemany(self._statement, self._values(rows, number))
 
     patch.setattr(table_sink.TableCommitter, "_take", take)
 
 
 def _takes_no_rows_back(patch: pytest.MonkeyPatch) -> None:
-    real = table_epochs.EpochBook.fence
-    patch.setattr(
-        table_epochs.EpochBook, "fence", lambda self, n, incarnation, target: real(self, n, incarnation, None)
-    )
+    real = table_sink.EpochRecords.fence
+    patch.setattr(table_sink.EpochRecords, "fence", lambda self, n, number, target: real(self, n, number, None))
 
 
 def _takes_back_rows_of_a_successor(patch: pytest.MonkeyPatch) -> None:
-    real = table_epochs.EpochBook.fence
-    patch.setattr(table_epochs.EpochBook, "fence", lambda self, n, incarnation, target: real(self, n, 10**9, target))
+    real = table_sink.EpochRecords.fence
+    patch.setattr(table_sink.EpochRecords, "fence", lambda self, n, incarnation, target: real(self, n, 10**9, target))
 
 
 def _compacts_too_much(patch: pytest.MonkeyPatch) -> None:

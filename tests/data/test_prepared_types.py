@@ -23,7 +23,7 @@ ELSEWHERE = {
         "cutwater.process_networks.messages",
         "kind",
     ): "a user's class; building the network decodes it once, in one thread",
-    ("cutwater.connectors.staging.log", "kind"): "what the sinks that call it name, which is looked at there",
+    ("cutwater.connectors.staging", "kind"): "what the sinks that call it name, which is looked at there",
     ("cutwater.runtime.driver.requests", "type"): "one of the module's three, which are prepared",
 }
 

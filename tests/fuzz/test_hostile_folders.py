@@ -27,7 +27,7 @@ import pytest
 from cutwater.connectors.base import SinkSnapshot
 from cutwater.connectors.files.sink import FileSink
 from cutwater.connectors.foreach_batch import ForeachBatchSink
-from cutwater.connectors.staging.area import Guard
+from cutwater.connectors.staging import Guard
 from cutwater.errors import CutwaterError
 from cutwater.state.index.grouping import in_groups
 from cutwater.state.segments import GROUP_COLUMN, Segment

@@ -21,7 +21,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import cutwater as cw
 from cutwater.connectors.generate import RateSource
-from cutwater.data import row_sizes
+from cutwater.data import rows
 from cutwater.operators.deterministic_batches import DeterministicBatches
 from cutwater.operators.join import two_sided
 from cutwater.plan.planner import make_plan
@@ -249,7 +249,7 @@ def test_a_restored_operator_repeats_itself(name: str) -> None:
     assert_repeats_itself(STEPS[name], 1)
 
 
-WIDE = [(row_sizes, "_MAX_BATCH_BYTES", 4_000), (two_sided, "_MAX_STEPS", 40)]
+WIDE = [(rows, "_MAX_BATCH_BYTES", 4_000), (two_sided, "_MAX_STEPS", 40)]
 WIDE += [(rows_by_key, "_SLACK_ROWS", 100)]
 
 

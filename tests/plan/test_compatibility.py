@@ -7,9 +7,8 @@ import pytest
 
 import cutwater as cw
 from cutwater.errors import BuildError
-from cutwater.plan.compatibility import check_compatible
+from cutwater.plan.compatibility import check_compatible, step_records
 from cutwater.plan.planner import make_plan
-from cutwater.plan.records import step_records
 from cutwater.storage.snapshot.manifest import Manifest, SplitRecord, SubtaskRecord
 
 

@@ -14,11 +14,10 @@ from pyspark import cloudpickle
 
 import cutwater as cw
 from cutwater.errors import BuildError, InvariantError
-from cutwater.plan.compatibility import check_compatible
+from cutwater.plan.compatibility import check_compatible, step_records
 from cutwater.plan.cycles import reachable
 from cutwater.plan.graph import EdgeType
 from cutwater.plan.planner import fuse_links, make_plan, validate_plan
-from cutwater.plan.records import step_records
 from cutwater.state.keys import hash_keys, key_group_owner, key_groups
 from cutwater.storage.snapshot.manifest import Entry, Manifest
 

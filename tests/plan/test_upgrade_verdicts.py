@@ -14,10 +14,9 @@ import pytest
 import cutwater as cw
 from cutwater.errors import BuildError, ConfigError
 from cutwater.operators.process.states import ValueState
-from cutwater.plan.compatibility import check_compatible, compare
+from cutwater.plan.compatibility import check_compatible, compare, edge_records, step_records
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.planner import make_plan
-from cutwater.plan.records import edge_records, step_records
 from cutwater.plan.upgrade import Upgrade, upgrade_of
 from cutwater.storage.snapshot.manifest import Entry, Manifest, SplitRecord, SubtaskRecord
 
@@ -207,13 +206,13 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str,
 def page(plan: PhysicalPlan, manifest: Manifest, upgrade: Upgrade) -> tuple[Any, str]:
     from cutwater.api.jobs.restore_plan import ReadingTime, RestorePlan
 
-    outlook = compare(plan, manifest, upgrade).outlook
+    report = compare(plan, manifest, upgrade).report
     made = RestorePlan(
         program=plan.name, snapshot="chk/job", job=manifest.job, checkpoint_id=7, parallelism=plan.parallelism,
-        was_parallelism=2, outlook=outlook, reading=ReadingTime(bytes=9, sample_bytes=9, bytes_per_s=None),
+        was_parallelism=2, outlook=report, reading=ReadingTime(bytes=9, sample_bytes=9, bytes_per_s=None),
     )  # fmt: skip
     json.dumps(made.to_dict())
-    return outlook, str(made)
+    return report, str(made)
 
 
 @pytest.mark.parametrize("case", TABLE)
@@ -221,12 +220,12 @@ def test_every_step_is_told_of(case: str) -> None:
     before, after, said, verdicts, told = TABLE[case]
     plan, manifest = program(**after), snapshot(program(**before))
     upgrade, _ = upgrade_of(said)
-    outlook, text = page(plan, manifest, upgrade)
-    assert {s.id: s.verdict for s in outlook.steps} == verdicts
+    report, text = page(plan, manifest, upgrade)
+    assert {s.id: s.verdict for s in report.steps} == verdicts
     for words in told:
         assert words in text
     possible = not {"orphaned", "refused"} & {*verdicts.values()} and "max_parallelism" not in after
-    assert outlook.ok == possible
+    assert report.ok == possible
     assert ("CANNOT begin" in text) != possible
     if possible:
         check_compatible(plan, manifest, upgrade)
@@ -240,7 +239,7 @@ def test_rows_on_their_way_follow_their_edge_to_its_new_name() -> None:
     said = Upgrade(step_ids={"agg": "counts", "in": "rows"})
     bound = check_compatible(plan, snapshot(program(), on_edges=5), said)
     assert [e.name for e in bound.manifest.entries if e.kind == "channel"] == ["rows.0>counts.0"]
-    assert [(e.name, e.rows, e.verdict) for e in bound.outlook.edges] == [("rows.0>counts.0", 5, "bound")]
+    assert [(e.name, e.rows, e.verdict) for e in bound.report.edges] == [("rows.0>counts.0", 5, "bound")]
     assert bound.manifest.subtasks[0].splits.keys() == {"rows"}
     assert {e.step for e in bound.manifest.entries} == {"counts"}
 
@@ -257,8 +256,8 @@ def test_rows_on_their_way_that_lack_a_column_are_refused_and_fewer_columns_are_
 def test_rows_on_the_way_to_a_step_that_may_go_go_with_it() -> None:
     bound = check_compatible(program(), snapshot(program(logic=Last()), on_edges=5), Upgrade(allow_dropped_state=True))
     assert {e.step for e in bound.manifest.entries} == {"agg"}
-    assert "5 rows on their way along in.0>logic.0 dropped." in bound.outlook.warnings
-    assert "State of step 'logic' (process) dropped: 12 rows, 340 bytes." in bound.outlook.warnings
+    assert "5 rows on their way along in.0>logic.0 dropped." in bound.report.warnings
+    assert "State of step 'logic' (process) dropped: 12 rows, 340 bytes." in bound.report.warnings
 
 
 def test_another_job_leaves_uncommitted_rows_to_the_one_that_wrote_them() -> None:
@@ -271,7 +270,7 @@ def test_another_job_leaves_uncommitted_rows_to_the_one_that_wrote_them() -> Non
 def test_what_was_said_of_the_upgrade_may_stay() -> None:
     said = Upgrade(step_ids={"agg": "counts"}, state_names={"counts/n": "n"}, allow_dropped_state=True)
     plan = program(agg="counts")
-    assert check_compatible(plan, snapshot(plan), said).outlook.steps[1].verdict == "bound"
+    assert check_compatible(plan, snapshot(plan), said).report.steps[1].verdict == "bound"
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cutwater.errors import ConfigError
-from cutwater.spark import interpreter
-from cutwater.spark.interpreter import check_interpreter, require_interpreter
+from cutwater.spark import session
+from cutwater.spark.session import check_interpreter, require_interpreter
 
 OURS = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -69,7 +69,7 @@ def test_the_programs_own_python_is_not_asked(monkeypatch: pytest.MonkeyPatch) -
     def run(*_: object, **__: object) -> None:
         raise AssertionError("it was asked")
 
-    monkeypatch.setattr(interpreter.subprocess, "run", run)
+    monkeypatch.setattr(session.subprocess, "run", run)
     check_interpreter(sys.executable)
 
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 import cutwater as cw
 from cutwater.data.time import MAX_WATERMARK
+from cutwater.plan.compatibility import step_records
 from cutwater.plan.planner import make_plan
-from cutwater.plan.records import step_records
 from cutwater.state.keys import hash_keys, key_group_owner, key_groups
 from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.snapshot.chains import Chains, extended

@@ -11,8 +11,8 @@ import pytest
 
 import cutwater as cw
 from cutwater.operators.window.kinds import Period, SessionWindow, SlidingWindow, TumblingWindow, Window
+from cutwater.plan.compatibility import step_records
 from cutwater.plan.planner import make_plan
-from cutwater.plan.records import step_records
 from cutwater.state_reader.layout import TableLayout, layouts
 from cutwater.storage.snapshot.manifest import Entry, Manifest, StepRecord
 

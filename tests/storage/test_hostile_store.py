@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from storage_world import JOB, a_job, manifest_of
 
-from cutwater.connectors.staging.area import Guard, staging_beside
+from cutwater.connectors.staging import Guard, staging_beside
 from cutwater.errors import ConfigError, CorruptSnapshotError, ForeignDirectoryError, SealError, StorageError
 from cutwater.storage.log.entries import parse_entry
 from cutwater.storage.log.job_log import JobLog

@@ -13,7 +13,6 @@ from cutwater.api.steps.build import (
     GraphBuilder,
     distinct_columns,
     duration_us,
-    located,
     plain_schema,
     require_column,
 )
@@ -89,7 +88,7 @@ class Dataflow:
         Raises:
             BuildError: not a source, a source without schema, or an event-time column that is missing or no time.
         """
-        with located(self._builder.check_id(id)):
+        with self._builder.new_step(id, (), parallelism) as step:
             made = _as_source(source, event_time, rate)
             made, bad = _with_bad_rows(made, bad_rows)
             out_of_order_us = duration_us(out_of_order, "out_of_order")
@@ -104,14 +103,14 @@ class Dataflow:
             diverts = bad == "dead_letter"
             if diverts:
                 outputs.append(StreamType(dead_letter_schema))
-            options: dict[str, object] = {
+            idle = {} if idle_timeout is None else {"idle_timeout_ms": _idle_timeout_ms(idle_timeout)}
+            told: dict[str, Any] = {
                 "event_time": event_time,
                 "out_of_order_us": out_of_order_us,
                 "bad_rows": bad,
+                **idle,
             }
-            if idle_timeout is not None:
-                options["idle_timeout_ms"] = _idle_timeout_ms(idle_timeout)
-            upstreams = self._builder.add(id, "read", made, [], outputs, parallelism=parallelism, options=options)
+            upstreams = step.add("read", made, outputs, **told)
         return Stream(self._builder, upstreams[0], upstreams[1] if diverts else None)
 
     def loop(
@@ -281,7 +280,7 @@ def _as_source(value: object, event_time: str | None, rate: float | None) -> Sou
     if hasattr(value, "as_source"):
         value = cast(Any, value).as_source()
     if type(value).__module__.startswith("pyspark.") and hasattr(value, "isStreaming"):
-        from cutwater.connectors.spark import source as spark_source
+        from cutwater.connectors import spark_source
 
         frame = cast(Any, value)
         if frame.isStreaming:

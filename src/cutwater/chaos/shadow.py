@@ -26,9 +26,9 @@ from cutwater.connectors.base import (
     Split,
     SplitReader,
     SubtaskCommitter,
+    earliest_time,
 )
-from cutwater.connectors.collect import CollectSink
-from cutwater.connectors.files.earliest import earliest_time
+from cutwater.connectors.files.sink import CollectSink
 from cutwater.errors import BuildError, UserCodeError
 from cutwater.plan.graph import LogicalGraph, Step
 from cutwater.plan.other_sinks import shadow_of

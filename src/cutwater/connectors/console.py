@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from cutwater.connectors.base import Json, PreCommit, SinkContext
+from cutwater.connectors.base import Guarantee, Json, PreCommit, SinkContext
 from cutwater.connectors.discard import NothingToCommit
 from cutwater.data.rows import row_contents
 from cutwater.errors import ConfigError
@@ -38,17 +38,12 @@ class ConsoleSink:
     for_people_only = True
     """Rows that come twice do no harm."""
 
+    guarantee: ClassVar[Guarantee] = "at-least-once"
+    parallelism: ClassVar[int | None] = None
+
     def __post_init__(self) -> None:
         if self.rows < 1:
             raise ConfigError(f"rows must be at least 1, got {self.rows}")
-
-    @property
-    def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
-        return "at-least-once"
-
-    @property
-    def parallelism(self) -> int | None:
-        return None
 
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink.check``; any row can be shown."""

@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
+from cutwater.connectors.base import Guarantee, Json, PreCommit, SinkContext, SinkSnapshot
 from cutwater.data.decoding import prepare
 from cutwater.errors import BuildError
 
@@ -82,17 +82,8 @@ class DiscardSink:
     count: bool = True
     latency_column: str | None = None
 
-    @property
-    def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
-        return "exactly-once"
-
-    @property
-    def parallelism(self) -> int | None:
-        return None
-
-    def bind(self, directory: str) -> DiscardSink:
-        """Nothing is stored; ``directory`` is not used."""
-        return self
+    guarantee: ClassVar[Guarantee] = "exactly-once"
+    parallelism: ClassVar[int | None] = None
 
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink.check``.

@@ -6,16 +6,26 @@ import inspect
 import traceback
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 import pyarrow as pa
 
 from cutwater.connectors.base import Json, PreCommit, SinkContext, SinkSnapshot
-from cutwater.connectors.files.parquet_types import cast_batch, plain_schema
-from cutwater.connectors.staging.area import UNGUARDED, Guard, StagingArea, check_piece, staging_in_store
-from cutwater.connectors.staging.folders import StoreFolder
-from cutwater.connectors.staging.log import EndHandle, PieceCut, StagingLog, converted, open_piece
+from cutwater.connectors.files.schemas import cast_batch, plain_schema
+from cutwater.connectors.staging import (
+    UNGUARDED,
+    EndHandle,
+    Guard,
+    PieceCut,
+    StagingArea,
+    StagingLog,
+    check_piece,
+    converted,
+    open_piece,
+    staging_in_store,
+)
+from cutwater.connectors.staging_folders import StoreFolder
 from cutwater.data.decoding import prepare
 from cutwater.errors import BuildError, ConfigError, InvariantError, UserCodeError
 from cutwater.storage.store.opening import absolute_uri
@@ -35,7 +45,31 @@ prepare(EpochHandle | EndHandle)
 
 
 @dataclass(frozen=True)
-class ForeachBatchSink:
+class EpochSink:
+    """Base of sinks whose rows wait in the job's store until their checkpoint is complete."""
+
+    directory: str | None = field(default=None, kw_only=True)
+    """Where rows wait; given by the runtime through ``bind``."""
+    guard: Guard = field(default=UNGUARDED, repr=False, compare=False, kw_only=True)
+    """Of these rows; given through ``guarded``."""
+
+    def bind(self, directory: str) -> Self:
+        """The same sink, staging below ``directory``."""
+        return replace(self, directory=absolute_uri(directory))
+
+    def guarded(self, guard: Guard) -> Self:
+        """The same sink, whose staged rows are guarded."""
+        return replace(self, guard=guard)
+
+    def area(self, job_uid: str, step: str) -> StagingArea[StoreFolder]:
+        """The staging of a write step."""
+        if self.directory is None:
+            raise InvariantError(f"a {type(self).__name__} was started before it was bound to a directory", step=step)
+        return staging_in_store(self.directory, job_uid, step, self.guard)
+
+
+@dataclass(frozen=True)
+class ForeachBatchSink(EpochSink):
     """Calls ``fn(table, checkpoint_id)`` with the rows between two barriers, once their checkpoint is safe.
 
     Without a failure there is one call per checkpoint, none for a checkpoint without rows.  After a failure the last
@@ -50,8 +84,6 @@ class ForeachBatchSink:
             ``fn(table, checkpoint_id, subtask)``: the pair names the rows.
         parallelism: number of subtasks.
         idempotent: whether ``fn`` bears being called again with the same id.  If not, the sink says at-least-once.
-        directory: where rows wait; given by the runtime through ``bind``.
-        guard: of these; given through ``guarded``.
 
     Raises:
         ConfigError: the parallelism is below 1.
@@ -60,8 +92,6 @@ class ForeachBatchSink:
     fn: Callable[..., Any]
     parallelism: int = 1
     idempotent: bool = True
-    directory: str | None = None
-    guard: Guard = field(default=UNGUARDED, repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.parallelism < 1:
@@ -70,14 +100,6 @@ class ForeachBatchSink:
     @property
     def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
         return "exactly-once" if self.idempotent else "at-least-once"
-
-    def bind(self, directory: str) -> ForeachBatchSink:
-        """The same sink, staging below ``directory``."""
-        return replace(self, directory=absolute_uri(directory))
-
-    def guarded(self, guard: Guard) -> ForeachBatchSink:
-        """The same sink, whose staged rows are guarded."""
-        return replace(self, guard=guard)
 
     def check(self, schema: pa.Schema) -> None:
         """See ``Sink.check``.
@@ -98,10 +120,10 @@ class ForeachBatchSink:
             return  # a builtin without a signature: the first call shows
 
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> EpochWriter:
-        return EpochWriter(self._area(ctx.job_uid, ctx.step), plain_schema(schema), ctx)
+        return EpochWriter(self.area(ctx.job_uid, ctx.step), plain_schema(schema), ctx)
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> EpochCommitter:
-        return EpochCommitter(self._area(job_uid, step), lambda table, epoch: self._call(table, epoch, step))
+        return EpochCommitter(self.area(job_uid, step), lambda table, epoch: self._call(table, epoch, step))
 
     def _call(self, table: pa.Table, epoch: EpochHandle, step: str) -> None:
         key = (epoch.checkpoint_id, epoch.subtask)[: 1 if self.parallelism == 1 else 2]
@@ -113,11 +135,6 @@ class ForeachBatchSink:
                 + "".join(traceback.format_exception(error)),
                 step=step,
             ) from error
-
-    def _area(self, job_uid: str, step: str) -> StagingArea[StoreFolder]:
-        if self.directory is None:
-            raise InvariantError("a foreach_batch sink was started before it was bound to a directory", step=step)
-        return staging_in_store(self.directory, job_uid, step, self.guard)
 
 
 class EpochWriter:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -34,12 +34,7 @@ class RateSource:
     Args:
         fn: computes rows; None gives ``value`` (the row number) and ``timestamp`` (2020-01-01 plus ``1/rate`` seconds
             per row, 1 ms if there is no rate): never the clock.
-        schema: schema of the rows.
-        rows: how many rows in all; None for ever.
-        partitions: number of splits.
-        start: number of the first row.
-        rate: rows per second over all subtasks.
-        stripe_rows: length of a stripe.
+        schema, rows, partitions, start, rate, stripe_rows: as of ``generate``.
     """
 
     fn: GenerateFn | None = None
@@ -51,6 +46,11 @@ class RateSource:
     stripe_rows: int = 65_536
     bad_rows: BadRows = "fail"
 
+    replayable: ClassVar[bool] = True
+    discover_interval_ms: ClassVar[float] = 3_600_000.0
+    interleave: ClassVar[bool] = True
+    """Splits are read in turns: their event times advance together."""
+
     def __post_init__(self) -> None:
         for name, low in (("partitions", 1), ("stripe_rows", 1), ("rows", 0), ("start", 0)):
             value = getattr(self, name)
@@ -61,19 +61,6 @@ class RateSource:
     @property
     def bounded(self) -> bool:
         return self.rows is not None
-
-    @property
-    def replayable(self) -> bool:
-        return True
-
-    @property
-    def discover_interval_ms(self) -> float:
-        return 3_600_000.0
-
-    @property
-    def interleave(self) -> bool:
-        """Splits are read in turns: their event times advance together."""
-        return True
 
     def with_bad_rows(self, bad_rows: BadRows) -> RateSource:
         """A copy for a read step that diverts bad rows (generated rows are never bad)."""

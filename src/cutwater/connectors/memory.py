@@ -12,12 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
 from cutwater.connectors.base import BadRows, Json, SourceContext, Split, check_rate
-from cutwater.connectors.files.schema_match import SchemaOrigin, column_differences
+from cutwater.connectors.files.schemas import SchemaOrigin, column_differences
+from cutwater.data.rows import shorten_value
 from cutwater.data.schema_text import as_schema
 from cutwater.errors import BuildError, DataError, did_you_mean
 
@@ -75,20 +76,12 @@ class MemorySource:
     rate: float | None = None
     bad_rows: BadRows = "fail"
 
+    bounded: ClassVar[bool] = True
+    replayable: ClassVar[bool] = True
+    discover_interval_ms: ClassVar[float] = 3_600_000.0
+
     def __post_init__(self) -> None:
         check_rate(self.rate)
-
-    @property
-    def bounded(self) -> bool:
-        return True
-
-    @property
-    def replayable(self) -> bool:
-        return True
-
-    @property
-    def discover_interval_ms(self) -> float:
-        return 3_600_000.0
 
     def with_bad_rows(self, bad_rows: BadRows) -> MemorySource:
         """A copy that fails at bad rows or diverts them."""
@@ -269,10 +262,10 @@ def _guessed(name: str, lists: Sequence[Sequence[Item]]) -> pa.DataType:
             try:
                 pa.array([*seen[-1:], value])
             except (pa.ArrowException, OverflowError, ValueError, TypeError):
-                before = f", before it is {type(seen[-1]).__name__} {_shown(seen[-1])}" if seen else ""
+                before = f", before it is {type(seen[-1]).__name__} {shorten_value(seen[-1])}" if seen else ""
                 raise BuildError(
                     f"memory: the rows have no common schema: {_place(split, number, name)} is {type(value).__name__} "
-                    f"{_shown(value)}{before}",
+                    f"{shorten_value(value)}{before}",
                     hint=f"Mend the row, or give schema='{name} string, ...'.",
                 ) from e
             seen += [value] if value is not None else []
@@ -283,11 +276,6 @@ def _guessed(name: str, lists: Sequence[Sequence[Item]]) -> pa.DataType:
 
 def _place(split: int, number: int, column: str) -> str:
     return f"split {split}, row {number}, column {column!r}"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{text[:60]}..." if len(text) > 60 else text
 
 
 def _batches(items: Sequence[Item], schema: pa.Schema, split: int) -> Iterable[pa.RecordBatch | Fault]:
@@ -355,8 +343,8 @@ def _refuse(values: list[Any], field: pa.Field, split: int, first: int) -> None:
             _column([value], field)
         except (pa.ArrowException, OverflowError, ValueError, TypeError) as e:
             raise BuildError(
-                f"memory: {_place(split, number, field.name)}: {type(value).__name__} {_shown(value)} does not fit "
-                f"the schema, which says {field.type}: {e}",
+                f"memory: {_place(split, number, field.name)}: {type(value).__name__} {shorten_value(value)} does not "
+                f"fit the schema, which says {field.type}: {e}",
                 hint="Mend the row, or the schema.",
             ) from e
 

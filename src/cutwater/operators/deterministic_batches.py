@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from cutwater.data.row_sizes import MAX_BATCH_ROWS, row_bytes
+from cutwater.data.rows import MAX_BATCH_ROWS, row_bytes
 from cutwater.operators.base import Outputs
 
 _PORTION_BYTES = 1 << 26

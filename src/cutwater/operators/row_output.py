@@ -10,7 +10,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from cutwater.data.rows import Row, describe_row, loses_value, row_contents, shorten_value
-from cutwater.data.schema_differences import schema_differences
+from cutwater.data.schema_text import schema_differences
 from cutwater.errors import DataError, UserCodeError
 from cutwater.operators.base import Outputs
 

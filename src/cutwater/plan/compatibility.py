@@ -1,25 +1,25 @@
 """Fate of every step if a program began from a checkpoint that another version of it wrote.
 
-Steps are matched by id.  Stateless steps may come, go and change; a new step with state begins empty; what a checkpoint
-holds of a step that is gone is lost only where the user says so.
+A manifest has a record of each step and edge, enough for a later program to see whether it can go on from there.  Steps
+are matched by id.  Stateless steps may come, go and change; a new step with state begins empty; what a checkpoint holds
+of a step that is gone is lost only where the user says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 import pyarrow as pa
 
 from cutwater.errors import BuildError
 from cutwater.operators.evolution import Change, Evolution, Former
-from cutwater.plan.graph import PhysicalPlan
-from cutwater.plan.records import edge_records, step_records
-from cutwater.plan.restore_report import Compatibility, EdgeOutlook, StepOutlook, Verdict
+from cutwater.plan.graph import PhysicalPlan, Step
 from cutwater.plan.upgrade import Upgrade, in_new_ids, without_steps
 from cutwater.storage.snapshot.channel_log import CHANNEL_KIND
-from cutwater.storage.snapshot.manifest import Manifest, StepRecord
+from cutwater.storage.snapshot.manifest import EdgeRecord, Manifest, StepRecord
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Bound:
 
     Attributes:
         manifest: with the new ids, without what is dropped.
-        outlook: for people.
+        report: for people.
         evolutions: by step, where state is taken in another form.
     """
 
     manifest: Manifest
-    outlook: Compatibility
+    report: RestoreReport
     evolutions: dict[str, Evolution]
 
 
@@ -52,10 +52,10 @@ def compare(plan: PhysicalPlan, manifest: Manifest, upgrade: Upgrade, *, foreign
     upgrade.check(plan)
     told = in_new_ids(manifest, plan, upgrade.step_ids)
     matching = _Matching(plan, told, upgrade, foreign)
-    outlook = matching.outlook()
-    dropped = {s.id for s in outlook.steps if s.verdict == "dropped"}
-    edges = {e.name for e in outlook.edges if e.verdict == "dropped"}
-    return Bound(without_steps(told, dropped, edges), outlook, matching.evolutions)
+    report = matching.report()
+    dropped = {s.id for s in report.steps if s.verdict == "dropped"}
+    edges = {e.name for e in report.edges if e.verdict == "dropped"}
+    return Bound(without_steps(told, dropped, edges), report, matching.evolutions)
 
 
 def check_compatible(
@@ -68,9 +68,9 @@ def check_compatible(
         ConfigError: as ``compare``.
     """
     bound = compare(plan, manifest, upgrade or Upgrade(), foreign=foreign)
-    if not bound.outlook.ok:
-        listed = "".join(f"\n  - {r}" for r in bound.outlook.all_reasons)
-        advice = bound.outlook.advice or ["Give the steps their old ids and settings back, or start under a new name."]
+    if not bound.report.ok:
+        listed = "".join(f"\n  - {r}" for r in bound.report.all_reasons)
+        advice = bound.report.advice or ["Give the steps their old ids and settings back, or start under a new name."]
         raise BuildError(
             f"dataflow {plan.name!r} cannot go on from checkpoint {manifest.checkpoint_id}:{listed}\n",
             hint=" ".join(advice),
@@ -88,7 +88,7 @@ class _Matching:
         self._was = {new: old for old, new in upgrade.step_ids.items()}
         self.evolutions: dict[str, Evolution] = {}
 
-    def outlook(self) -> Compatibility:
+    def report(self) -> RestoreReport:
         steps = [self._of_program(r) for r in self._new.values()]
         steps += [self._not_in_program(r) for r in self._old.values() if r.id not in self._new]
         plan, manifest = self._plan, self._manifest
@@ -98,14 +98,14 @@ class _Matching:
                 f"max_parallelism was {manifest.max_parallelism} and is {plan.max_parallelism}: "
                 "it fixes the key groups for the life of the job"
             )
-        return Compatibility(steps=steps, edges=list(self._edges()), reasons=reasons)
+        return RestoreReport(steps=steps, edges=list(self._edges()), reasons=reasons)
 
     # -- steps
 
-    def _of_program(self, new: StepRecord) -> StepOutlook:
+    def _of_program(self, new: StepRecord) -> StepReport:
         old = self._old.get(new.id)
         if old is None:
-            return StepOutlook(id=new.id, kind=new.kind, verdict="new", parallelism=new.parallelism)
+            return StepReport(id=new.id, kind=new.kind, verdict="new", parallelism=new.parallelism)
         holds = self._holds(old)
         changes: list[Change] = []
         reasons: list[str] = []
@@ -124,7 +124,7 @@ class _Matching:
         if self._renamed_sink(new.id, old) and not self._foreign:
             reasons.append(f"step {self._was[new.id]!r} has uncommitted rows, which are named by its id")
         rows, size = self._amount(new.id)
-        return StepOutlook(
+        return StepReport(
             id=new.id,
             kind=new.kind,
             verdict="refused" if reasons else "changed" if changes else "bound",
@@ -142,7 +142,7 @@ class _Matching:
         """True for a write step that has another id now, and something that is named by the old one."""
         return id in self._was and self._was[id] != id and self._holds(old) == "uncommitted rows"
 
-    def _not_in_program(self, old: StepRecord) -> StepOutlook:
+    def _not_in_program(self, old: StepRecord) -> StepReport:
         holds = self._holds(old)
         rows, size = self._amount(old.id)
         verdict: Verdict = "gone" if not holds else "dropped" if self._upgrade.allow_dropped_state else "orphaned"
@@ -156,7 +156,7 @@ class _Matching:
             if likely := self._likely(old):
                 told = f"step_ids={{{old.id!r}: {likely!r}}} (--map {old.id}={likely})"
                 advice = f"Was {old.id!r} renamed to {likely!r}? Then say {told}."
-        return StepOutlook(
+        return StepReport(
             id=old.id,
             kind=old.kind,
             verdict=verdict,
@@ -234,7 +234,7 @@ class _Matching:
 
     # -- rows on their way
 
-    def _edges(self) -> Iterator[EdgeOutlook]:
+    def _edges(self) -> Iterator[EdgeReport]:
         """Edges that rows were on at the cut.
 
         That an edge closes a loop now, or no longer does, is no hindrance: rows that were on it come first on any edge.
@@ -253,16 +253,16 @@ class _Matching:
         for name, count in rows.items():
             what = f"{count:,} {'row' if count == 1 else 'rows'} on the way there"
             if name not in now and any(name.startswith(f"{step}.") or f">{step}." in name for step in dropped):
-                yield EdgeOutlook(name=name, rows=count, verdict="dropped")
+                yield EdgeReport(name=name, rows=count, verdict="dropped")
             elif name not in now:
                 reason = f"edge {name} is gone, {what} would be lost"
-                yield EdgeOutlook(name=name, rows=count, verdict="refused", reason=reason)
+                yield EdgeReport(name=name, rows=count, verdict="refused", reason=reason)
             elif missing := [column for column in now[name] if before.get(name) and column not in before[name]]:
                 column, kind = missing[0]
                 reason = f"edge {name} has the column {column!r} ({kind}) now, {what} have it not"
-                yield EdgeOutlook(name=name, rows=count, verdict="refused", reason=reason)
+                yield EdgeReport(name=name, rows=count, verdict="refused", reason=reason)
             else:
-                yield EdgeOutlook(name=name, rows=count, verdict="bound")
+                yield EdgeReport(name=name, rows=count, verdict="bound")
 
 
 def _tells(old: StepRecord, new: StepRecord) -> bool:
@@ -291,3 +291,131 @@ def _differences(old: list[tuple[str, str]], new: list[tuple[str, str]]) -> Iter
     yield from (f"column {name!r} is new" for name in after if name not in before)
     if before == after:
         yield "the order of the columns"
+
+
+def step_records(plan: PhysicalPlan) -> list[StepRecord]:
+    """Records of all steps, for the upgrade check of a later program."""
+    vertices = {id: v for v in plan.vertices for id in v.steps}
+    return [_record(step, vertices[step.id].parallelism, vertices[step.id].index) for step in plan.steps.values()]
+
+
+def edge_records(plan: PhysicalPlan) -> list[EdgeRecord]:
+    """Records of all edges: a later program may give an edge another number, or other columns."""
+    return [EdgeRecord(e.name, [(f.name, str(f.type)) for f in e.schema]) for e in plan.edges]
+
+
+def _record(step: Step, parallelism: int, vertex: int) -> StepRecord:
+    spec = step.operator
+    record = StepRecord(
+        id=step.id,
+        kind=step.kind,
+        parallelism=parallelism,
+        keys=list(step.inputs[0].keys) if step.inputs else [],
+        outputs=[[(f.name, str(f.type)) for f in o.schema] for o in step.outputs],
+        vertex=vertex,
+    )
+    if spec is None:
+        return record
+    record = msgspec.structs.replace(record, tables=list(spec.state_tables))
+    state = spec.state_schema
+    if state is None:
+        return record
+    return msgspec.structs.replace(
+        record,
+        state=[(f.name, str(f.type)) for f in state],
+        settings=spec.settings,
+        types=state.serialize().to_pybytes(),
+        parts=list(spec.state_parts.items()),
+    )
+
+
+Verdict = Literal["bound", "changed", "new", "gone", "orphaned", "dropped", "refused"]
+"""``bound``: as it was.  ``changed``: its state is taken in another form.  ``new``: begins empty.  ``gone``: not in the
+program, and nothing is kept of it.  ``orphaned``: not in the program, but something is kept of it.  ``dropped``: the
+same, and the user lets it go.  ``refused``: cannot be taken."""
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Fate of one step."""
+
+    id: str
+    kind: str
+    verdict: Verdict
+    holds: str = ""
+    """Data that the checkpoint has of it: "state", "read positions", "uncommitted rows"; empty for nothing."""
+    rows: int = 0
+    bytes: int = 0
+    """Of state, in the checkpoint."""
+    was_id: str = ""
+    """Its old id, if it has another one now."""
+    parallelism: int = 0
+    """Subtasks now; 0 if it is not in the program."""
+    was_parallelism: int = 0
+    """Subtasks in the checkpoint; 0 if it is not there."""
+    changes: list[Change] = []
+    """Differences that are taken."""
+    reasons: list[str] = []
+    """Why it cannot be taken."""
+    likely: str = ""
+    """Of an orphaned step: what it may be called now."""
+    advice: str = ""
+    """Advice for the reasons."""
+
+    @property
+    def rescaled(self) -> bool:
+        return bool(self.parallelism and self.was_parallelism) and self.parallelism != self.was_parallelism
+
+
+class EdgeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Fate of rows that were on their way at the cut."""
+
+    name: str
+    rows: int
+    verdict: Literal["bound", "dropped", "refused"]
+    reason: str = ""
+
+
+class RestoreReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole report, steps in the order of the program, then those that are not in it."""
+
+    steps: list[StepReport]
+    edges: list[EdgeReport]
+    reasons: list[str] = []
+    """Why no step at all can go on."""
+
+    @property
+    def ok(self) -> bool:
+        """True if the program can go on from the checkpoint."""
+        return not self.all_reasons
+
+    @property
+    def all_reasons(self) -> list[str]:
+        """Every reason why not, one sentence each."""
+        found = [*self.reasons, *(reason for step in self.steps for reason in step.reasons)]
+        return found + [edge.reason for edge in self.edges if edge.verdict == "refused"]
+
+    @property
+    def advice(self) -> list[str]:
+        """Advice for the reasons."""
+        found = [s.advice for s in self.steps if s.reasons and s.advice]
+        if any(edge.verdict == "refused" for edge in self.edges):
+            found.append("Take a savepoint with the old program: it is aligned, and no rows are on their way in it.")
+        return list(dict.fromkeys(found))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Warnings of state that goes."""
+        told = [
+            f"{step.holds.capitalize()} of step {step.id!r} ({step.kind}) dropped: {step.rows:,} rows, "
+            f"{step.bytes:,} bytes."
+            for step in self.steps
+            if step.verdict == "dropped"
+        ]
+        told += [
+            f"Step {step.id!r} no longer has {change.name!r}: dropped {change.detail}."
+            for step in self.steps
+            for change in step.changes
+            if change.what == "dropped"
+        ]
+        told += [f"{e.rows:,} rows on their way along {e.name} dropped." for e in self.edges if e.verdict == "dropped"]
+        return told

@@ -13,7 +13,6 @@ from cutwater.plan.planner import fuse_links, make_plan
 
 if TYPE_CHECKING:
     from cutwater.connectors.base import Sink, Source
-    from cutwater.operators.base import OperatorSpec
 
 
 def explain(graph: LogicalGraph, *, parallelism: int, max_parallelism: int, protocol: ProtocolName) -> str:
@@ -111,15 +110,11 @@ def _details(step: Step) -> Iterator[str]:
         sink = cast("Sink", step.spec)
         yield f"{type(sink).__name__}, {sink.guarantee}"
     elif step.operator is not None:
-        yield from _operator_details(step.operator)
+        yield from step.operator.explanation()
+        if step.operator.state_schema is not None:
+            yield f"state ({', '.join(step.operator.state_schema.names)})"
     if step.parallelism is not None:
         yield f"parallelism {step.parallelism}"
-
-
-def _operator_details(spec: OperatorSpec) -> Iterator[str]:
-    yield from spec.explanation()
-    if spec.state_schema is not None:
-        yield f"state ({', '.join(spec.state_schema.names)})"
 
 
 def _guarantees(graph: LogicalGraph, protocol: ProtocolName) -> Iterator[str]:

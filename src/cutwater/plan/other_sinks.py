@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 
 from cutwater.connectors.base import Sink, SinkHooks
-from cutwater.connectors.staging.area import Guard
+from cutwater.connectors.staging import Guard
 from cutwater.errors import BuildError
 from cutwater.plan.graph import LogicalGraph, PhysicalPlan, Step
 from cutwater.storage.store.opening import joined
 
 if TYPE_CHECKING:
-    from cutwater.connectors.collect import CollectSink
+    from cutwater.connectors.files.sink import CollectSink
 
 
 def _sink_schema(graph: LogicalGraph | PhysicalPlan, step: Step) -> pa.Schema:
@@ -45,7 +45,7 @@ def shadowed_plan(plan: PhysicalPlan, folder: str) -> PhysicalPlan:
     Raises:
         BuildError: as ``shadow_of``.
     """
-    from cutwater.connectors.collect import CollectSink  # with all of Parquet, which few workers need
+    from cutwater.connectors.files.sink import CollectSink  # with all of Parquet, which few workers need
 
     steps = dict(plan.steps)
     for step in plan.steps.values():

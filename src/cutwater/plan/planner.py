@@ -125,8 +125,7 @@ class _Planner:
             t is EdgeType.FORWARD and i.step in self._in_place for i, t in zip(step.inputs, types, strict=True)
         ):
             self._in_place.add(step.id)
-        if types == [EdgeType.FORWARD] and self._alike(step, step.inputs[0]) and not self._ends_chain(step.inputs[0]):
-            source = step.inputs[0]
+        if types == [EdgeType.FORWARD] and self._continues_chain(step, source := step.inputs[0]):
             vertex = self._vertex[source.step]
             chain = self._chains[vertex]
             self._links[vertex].append(Link(chain.index(source.step), source.output, len(chain), 0))
@@ -155,7 +154,7 @@ class _Planner:
                     target_input=number,
                     schema=self._schema(step, source),
                     keys=source.keys,
-                    back=self._closes_loop(step, source),
+                    back=(source.step, step.id) in self._graph.cycles.back_edges,
                 )
             )
 
@@ -184,16 +183,13 @@ class _Planner:
             loops=_loops(len(vertices), self._edges),
         )
 
+    def _continues_chain(self, step: Step, source: Input) -> bool:
+        spec = self._graph.steps[source.step].operator
+        return self._alike(step, source) and (spec is None or not spec.ends_chain)
+
     def _alike(self, step: Step, source: Input) -> bool:
         """True if two steps have the same parallelism whatever that of the job is."""
         return step.parallelism == self._graph.steps[source.step].parallelism
-
-    def _ends_chain(self, source: Input) -> bool:
-        spec = self._graph.steps[source.step].operator
-        return spec is not None and spec.ends_chain
-
-    def _closes_loop(self, step: Step, source: Input) -> bool:
-        return (source.step, step.id) in self._graph.cycles.back_edges
 
     def _edge_type(self, step: Step, source: Input) -> EdgeType:
         same = self._parallelism[step.id] == self._parallelism[source.step]

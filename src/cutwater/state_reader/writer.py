@@ -19,8 +19,8 @@ import pyarrow as pa
 from cutwater import __version__
 from cutwater.errors import BuildError, ConfigError
 from cutwater.plan.checks import check_complete
+from cutwater.plan.compatibility import step_records
 from cutwater.plan.planner import make_plan
-from cutwater.plan.records import step_records
 from cutwater.state.keys import key_group_range
 from cutwater.state.segments import Segment
 from cutwater.state_reader.layout import TableLayout, layouts

@@ -361,8 +361,7 @@ def plan(
 
     SNAPSHOT is DIR/JOB (its newest checkpoint), DIR/JOB@7, DIR/JOB/chk-7, or a savepoint.
     """
-    from cutwater.api.jobs.restore_plan import plan_restore
-    from cutwater.api.jobs.restore_plan_text import render_restore_plan
+    from cutwater.api.jobs.restore_plan import plan_restore, render_restore_plan
     from cutwater.plan.upgrade import upgrade_of
     from cutwater.spark.session import session
     from cutwater.ui.program import load_program

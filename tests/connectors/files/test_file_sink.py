@@ -18,7 +18,7 @@ from cutwater.connectors.files import sink as file_sink
 from cutwater.connectors.files.part_commit import part_stem, part_suffix, write_part
 from cutwater.connectors.files.part_formats import CsvParts, JsonParts, ParquetParts, PartFormat
 from cutwater.connectors.files.sink import FileSink, PartWriter
-from cutwater.connectors.staging.area import staging_beside
+from cutwater.connectors.staging import staging_beside
 from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, DataError, StorageError
 from damage import flipped, truncated
 

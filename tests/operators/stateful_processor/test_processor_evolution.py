@@ -18,9 +18,8 @@ from cutwater.errors import BuildError, StorageError
 from cutwater.operators.evolution import Evolution
 from cutwater.operators.stateful_processor.spark_types import TimeMode
 from cutwater.operators.stateful_processor.spec import ProcessorSpec
-from cutwater.plan.compatibility import check_compatible
+from cutwater.plan.compatibility import check_compatible, step_records
 from cutwater.plan.planner import make_plan
-from cutwater.plan.records import step_records
 from cutwater.storage.snapshot.manifest import Manifest
 
 OUT = pa.schema({"k": pa.string(), "told": pa.string()})

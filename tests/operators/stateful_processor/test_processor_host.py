@@ -21,9 +21,8 @@ from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import BuildError
 from cutwater.operators.stateful_processor.spark_types import TimeMode
 from cutwater.operators.stateful_processor.spec import ProcessorSpec
-from cutwater.plan.compatibility import check_compatible
+from cutwater.plan.compatibility import check_compatible, step_records
 from cutwater.plan.planner import make_plan
-from cutwater.plan.records import step_records
 from cutwater.storage.snapshot.manifest import Manifest
 
 

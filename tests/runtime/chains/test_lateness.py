@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from late_world import SCHEMA, SECOND, ZERO, File, World, said
 
-from cutwater.connectors.files.earliest import earliest_time
+from cutwater.connectors.base import earliest_time
 from cutwater.connectors.files.source import FileSource
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.operators.window.kinds import SlidingWindow, TumblingWindow, Window

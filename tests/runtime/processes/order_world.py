@@ -18,9 +18,9 @@ from typing import Any, cast
 import cutwater as cw
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Source
+from cutwater.plan.compatibility import edge_records, step_records
 from cutwater.plan.graph import Channel
 from cutwater.plan.planner import make_plan
-from cutwater.plan.records import edge_records, step_records
 from cutwater.plan.recovery import subtasks_of
 from cutwater.plan.upgrade import Upgrade
 from cutwater.protocol.channel.items import Rows

@@ -14,8 +14,8 @@ from fake_host import FakeHost, FakeSpark, adopt, context, server_address
 from runtime_world import assert_running_counts, gated, open_gate, query, wait_until
 
 import cutwater as cw
+from cutwater.api.jobs import forks
 from cutwater.api.jobs import job as job_module
-from cutwater.api.jobs import promotion
 from cutwater.api.jobs.job import Job
 from cutwater.errors import BuildError, ConfigError, CutwaterError
 from cutwater.plan.planner import make_plan
@@ -165,7 +165,7 @@ def drive(folder: str, server: str, die: str = "") -> None:
 
         return call
 
-    promotion.send = dying("asking", partial(promotion.send, claim_s=2.0))
+    forks.send = dying("asking", partial(forks.send, claim_s=2.0))
     ForkLog.hand_over = dying("the leader's entry", ForkLog.hand_over)  # type: ignore[method-assign]
     ForkLog.promote = dying("its entry", ForkLog.promote)  # type: ignore[method-assign]
     fork = fork_of(Path(folder), FakeSpark())
@@ -235,7 +235,7 @@ def test_t3_a_fork_takes_over_from_a_leader_whose_driver_is_dead(
     fake_spark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the leader had in progress is committed up to its newest checkpoint, and each row behind it comes once."""
-    monkeypatch.setattr(promotion, "send", partial(promotion.send, claim_s=0.1))
+    monkeypatch.setattr(forks, "send", partial(forks.send, claim_s=0.1))
     uid = dead_leader(tmp_path)
     at = log_of(tmp_path, "a").newest_id
     fork = fork_of(tmp_path, fake_spark)
@@ -364,5 +364,5 @@ def test_a_loop_keeps_a_fork_from_taking_over() -> None:
     halves = numbers.with_columns("halve", n=pl.col("n") // 2)
     numbers.feed_back(halves.filter("more", pl.col("n") > 1))
     halves.filter("ones", pl.col("n") == 1).write("out", cw.discard())
-    assert [r for r in promotion.undecided_steps(make_plan(flow, 2)) if "closes a loop" in r]
-    assert promotion.undecided_steps(make_plan(flow_of(Path("out")), 2)) == []
+    assert [r for r in forks.undecided_steps(make_plan(flow, 2)) if "closes a loop" in r]
+    assert forks.undecided_steps(make_plan(flow_of(Path("out")), 2)) == []

@@ -10,7 +10,7 @@ from runtime_world import wait_until
 
 import cutwater as cw
 from cutwater.api.jobs.job import Job
-from cutwater.api.streams.keyed_results import WindowedResult
+from cutwater.api.streams.keyed import WindowedResult
 from cutwater.connectors.memory import PAUSE
 
 NOON = datetime(2024, 1, 1, 12)

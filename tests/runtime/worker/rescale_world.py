@@ -16,9 +16,9 @@ import pyarrow as pa
 import cutwater as cw
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.operators.base import Operator, Outputs
+from cutwater.plan.compatibility import edge_records
 from cutwater.plan.graph import Channel, PhysicalPlan
 from cutwater.plan.planner import make_plan
-from cutwater.plan.records import edge_records
 from cutwater.protocol.channel.items import Rows
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger
 from cutwater.runtime.channels.partitioner import HashPartitioner

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 import cutwater as cw
+from cutwater.plan.compatibility import edge_records, step_records
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.planner import make_plan
-from cutwater.plan.records import edge_records, step_records
 from cutwater.plan.upgrade import Upgrade
 from cutwater.runtime.worker import restore as restore_module
 from cutwater.runtime.worker.restore import Restore

@@ -16,8 +16,8 @@ import msgspec
 
 from cutwater.api.steps.build import GraphBuilder
 from cutwater.config import JobConfig
-from cutwater.connectors.collect import read_result
-from cutwater.connectors.staging.area import Guard
+from cutwater.connectors.files.sink import read_result
+from cutwater.connectors.staging import Guard
 from cutwater.errors import ConfigError, CutwaterError
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.planner import replan
@@ -243,7 +243,7 @@ class Job:
             back = fork.promote()
             fork.status.outcome, back  # "" (it runs, and serves), "checkpoints/savepoints/..."
         """
-        from cutwater.api.jobs.promotion import promote
+        from cutwater.api.jobs.forks import promote
 
         folder = None if savepoint is None else absolute_uri(savepoint)
         return promote(self._coordinator, self._directory, folder, self._graph, self._spark)
@@ -255,9 +255,7 @@ class Job:
             CutwaterError: nothing was handed over, with the reason; the job goes on.
         """
         path = self._coordinator.calls.hand_over(to, savepoint)
-        self._coordinator.driver.ended.wait()
-        self._coordinator.driver.join()
-        self._clean_up()
+        self._await_end()
         return path
 
     def disconnect(self, slot: int) -> None:
@@ -286,6 +284,9 @@ class Job:
 
     def _end(self, outcome: Outcome, reason: str) -> None:
         self._coordinator.driver.request_end(outcome, reason)
+        self._await_end()
+
+    def _await_end(self) -> None:
         self._coordinator.driver.ended.wait()
         self._coordinator.driver.join()
         self._clean_up()

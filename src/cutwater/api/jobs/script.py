@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
@@ -27,18 +27,6 @@ _LOOK_S = 0.2
 _PERIOD_S = 10.0
 """Between two lines where there is no terminal."""
 _SWITCH = {"": True, "on": True, "1": True, "off": False, "0": False}
-
-
-class Progress(Protocol):
-    """Shows a job's states, one after the other."""
-
-    def update(self, status: JobStatus) -> None:
-        """The newest state."""
-        ...
-
-    def close(self) -> None:
-        """Nothing comes after this."""
-        ...
 
 
 @contextmanager
@@ -79,7 +67,7 @@ def _wanted(progress: bool | None) -> bool:
     return _SWITCH[said]
 
 
-def _view() -> Progress:
+def _view() -> LineProgress | LoggedProgress:
     console = Console(stderr=True, highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
         return LineProgress(console)

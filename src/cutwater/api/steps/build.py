@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from cutwater.config import parse_duration_ms
 from cutwater.data.changes import OP
+from cutwater.data.rows import shorten_value
 from cutwater.errors import BuildError, ConfigError, CutwaterError, did_you_mean
 from cutwater.plan.graph import EdgeType, Input, LogicalGraph, Step, StreamType
 
@@ -60,7 +61,7 @@ class GraphBuilder:
 
     name: str
     steps: dict[str, Step] = field(default_factory=dict[str, Step])
-    _lost: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+    lost: dict[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
 
     @property
     def graph(self) -> LogicalGraph:
@@ -71,7 +72,7 @@ class GraphBuilder:
         """The name, if a dataflow may have it (it names a folder, as step ids do)."""
         if not isinstance(name, str) or not _is_plain(name):
             raise BuildError(
-                f"{_shown(name)} cannot be the name of a dataflow",
+                f"{shorten_value(name)} cannot be the name of a dataflow",
                 hint=f"Use letters, digits, '.', '_' and '-', at most {_STEP_ID_MAX_CHARS} characters.",
             )
         return name
@@ -84,7 +85,7 @@ class GraphBuilder:
         """
         hint = "Every step's first argument is its id: letters, digits, '.', '_' and '-', for example 'late-flights'."
         if not isinstance(id, str):
-            raise BuildError(f"a step id is a string, not {_shown(id)}", hint=hint)
+            raise BuildError(f"a step id is a string, not {shorten_value(id)}", hint=hint)
         if not _is_plain(id):
             raise BuildError(f"{id!r} cannot be a step id", hint=f"{hint} At most {_STEP_ID_MAX_CHARS} characters.")
         if id in self.steps:
@@ -95,29 +96,12 @@ class GraphBuilder:
             )
         return id
 
-    def add(
-        self,
-        id: str,
-        kind: str,
-        spec: Source | OperatorSpec | Sink,
-        inputs: Sequence[Upstream],
-        outputs: Sequence[StreamType],
-        *,
-        parallelism: int | None = None,
-        options: dict[str, object] | None = None,
-        lost: str | None = None,
-    ) -> tuple[Upstream, ...]:
-        """Add a checked step and return its outputs.
-
-        ``lost`` says why the event time of output 0 is gone.
-        """
-        check_parallelism(id, parallelism)
-        self.steps[id] = Step(
-            id, kind, spec, tuple(u.input for u in inputs), tuple(outputs), parallelism, options or {}
-        )
-        if lost is not None:
-            self._lost[id, 0] = lost
-        return tuple(Upstream(id, n, t) for n, t in enumerate(outputs))
+    @contextlib.contextmanager
+    def new_step(self, id: object, inputs: Sequence[Upstream], parallelism: int | None) -> Generator[NewStep]:
+        """A step to be checked and added inside; every error raised there says that it is this step's."""
+        with located(self.check_id(id)) as step:
+            check_parallelism(parallelism)
+            yield NewStep(self, step, tuple(inputs), parallelism)
 
     @contextlib.contextmanager
     def together(self) -> Generator[None]:
@@ -139,8 +123,8 @@ class GraphBuilder:
         """Why a stream has no event time: (what happened, what to do)."""
         step, output = upstream.step, upstream.output
         while True:
-            if (step, output) in self._lost:
-                reason = self._lost[step, output]
+            if (step, output) in self.lost:
+                reason = self.lost[step, output]
                 hint = "Keep the column up to here." if reason.startswith("column ") else ""
                 return f"the stream's event time was lost at step {step!r}: {reason}", hint
             if output != 0:
@@ -158,6 +142,11 @@ class GraphBuilder:
                 )
             step, output = inputs[0].step, inputs[0].output
 
+    def no_event_time(self, upstream: Upstream, needed: str, where: str = "") -> BuildError:
+        """The error for a step that needs event time where a stream has none; ``needed`` begins its message."""
+        story, hint = self.event_time_story(upstream)
+        return BuildError(f"{needed}, but {where}{story}", hint=hint)
+
     def has_watermark(self, upstream: Upstream) -> bool:
         """True if every source above reads with an event time, so that a watermark comes."""
         if upstream.type.event_time is not None:
@@ -168,6 +157,40 @@ class GraphBuilder:
         # What is fed back to a loop carries no watermark: its first input alone decides (W3).
         inputs = step.inputs[:1] if step.kind == "loop" else step.inputs
         return all(self.has_watermark(Upstream(i.step, i.output, self.steps[i.step].outputs[i.output])) for i in inputs)
+
+
+@dataclass(frozen=True)
+class NewStep:
+    """A step that is about to be added: its id, what it reads, and the parallelism of its own, if it has one."""
+
+    builder: GraphBuilder
+    id: str
+    inputs: tuple[Upstream, ...]
+    parallelism: int | None
+
+    @property
+    def upstream(self) -> Upstream:
+        """The first of its inputs."""
+        return self.inputs[0]
+
+    def add(
+        self,
+        kind: str,
+        spec: Source | OperatorSpec | Sink,
+        outputs: Sequence[StreamType],
+        *,
+        lost: str | None = None,
+        **options: object,
+    ) -> tuple[Upstream, ...]:
+        """Add the step, checked, and return its outputs.
+
+        ``lost`` says why the event time of output 0 is gone.
+        """
+        inputs = tuple(u.input for u in self.inputs)
+        self.builder.steps[self.id] = Step(self.id, kind, spec, inputs, tuple(outputs), self.parallelism, options)
+        if lost is not None:
+            self.builder.lost[self.id, 0] = lost
+        return tuple(Upstream(self.id, n, t) for n, t in enumerate(outputs))
 
 
 # ------------------------------------------------------------------------------------------------------------- types
@@ -222,16 +245,16 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 @contextlib.contextmanager
-def located(step: str) -> Generator[None]:
+def located(step: str) -> Generator[str]:
     """Say in every error raised inside which step it belongs to."""
     try:
-        yield
+        yield step
     except CutwaterError as e:
         e.step = e.step or step
         raise
 
 
-def check_parallelism(step: str, parallelism: object) -> None:
+def check_parallelism(parallelism: object) -> None:
     """Refuse a parallelism that is neither ``None`` nor a whole number above 0."""
     if parallelism is None:
         return
@@ -242,7 +265,7 @@ def check_parallelism(step: str, parallelism: object) -> None:
                 "A column of that name: pl.col(...).alias('parallelism') in select and with_columns, "
                 "rename('id', {'old': 'parallelism'}) after an aggregate."
             )
-        raise BuildError(f"parallelism must be a whole number above 0, not {_shown(parallelism)}", step=step, hint=hint)
+        raise BuildError(f"parallelism must be a whole number above 0, not {shorten_value(parallelism)}", hint=hint)
 
 
 def listed(values: Sequence[object]) -> list[Any]:
@@ -263,7 +286,7 @@ def require_column(schema: pa.Schema, name: object, what: str = "column") -> str
             hint = "Give the names one by one, or all in one list."
         elif (plain := _plain_column(name)) is not None:
             hint = f"Write {plain!r}."
-        raise BuildError(f"a {what} is given by its name, not by {_shown(name)}", hint=hint)
+        raise BuildError(f"a {what} is given by its name, not by {shorten_value(name)}", hint=hint)
     found = schema.names.count(name)
     if found == 0:
         raise BuildError(f"no such {what} {name!r}", hint=did_you_mean(name, schema.names))
@@ -332,8 +355,3 @@ def _plain_column(value: object) -> str | None:
 def _is_plain(name: str) -> bool:
     """True if a name can stand in a path as it is."""
     return bool(_STEP_ID.fullmatch(name)) and not name.startswith(".") and len(name) <= _STEP_ID_MAX_CHARS
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{text[:60]}..." if len(text) > 60 else text

@@ -1,31 +1,36 @@
-"""The steps with keyed state: their specifications, types and checks."""
+"""The steps with keyed state, tables among it: their specifications, types and checks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
 from cutwater.api.steps.build import (
+    Duration,
     GraphBuilder,
+    NewStep,
     Upstream,
-    check_parallelism,
     distinct_columns,
+    duration_us,
     located,
     refuse_changes,
     require_column,
 )
-from cutwater.api.steps.expression_steps import rename
+from cutwater.api.steps.steps import rename
 from cutwater.config import format_us
+from cutwater.data.changes import OP
 from cutwater.errors import BuildError
 from cutwater.operators.window.spec import WINDOW_END, WINDOW_START
 from cutwater.plan.graph import EdgeType, StreamType
 
 if TYPE_CHECKING:
     from cutwater.operators.aggregate.accumulators import Aggregate, AggregateCall
-    from cutwater.operators.join.spec import WindowJoinType
+    from cutwater.operators.join.spec import JoinType, WindowJoinType
+    from cutwater.operators.ranking.top_spec import TopRows
     from cutwater.operators.window.kinds import Early, Window
     from cutwater.operators.window.spec import WindowAggregateSpec
 
@@ -62,47 +67,31 @@ def refuse_unnamed(id: str, unnamed: tuple[object, ...]) -> None:
     raise BuildError("an aggregate without a name", step=id, hint=f"Name its column: n={call}.")
 
 
-def running_aggregate(
-    builder: GraphBuilder,
-    id: str,
-    upstream: Upstream,
-    calls: Mapping[str, AggregateCall],
-    parallelism: int | None,
-) -> Upstream:
+def running_aggregate(step: NewStep, calls: Mapping[str, AggregateCall]) -> Upstream:
     from cutwater.operators.aggregate.running_spec import RunningAggregateSpec
 
-    with located(builder.check_id(id)):
-        check_parallelism(id, parallelism)
-        refuse_changes(builder, upstream, "an aggregate", timed=False)
-        aggregates = _aggregates(upstream.type.schema, calls)
-        event_time = upstream.type.event_time
-        spec = RunningAggregateSpec(upstream.type.schema, upstream.keys, aggregates, event_time)
-        schema = distinct_columns(spec.outputs[0])
-        out = StreamType(schema, event_time, upstream.keys, upstream.type.span)
-        return builder.add(id, "aggregate", spec, [upstream], [out], parallelism=parallelism)[0]
+    upstream = step.upstream
+    refuse_changes(step.builder, upstream, "an aggregate", timed=False)
+    aggregates = _aggregates(upstream.type.schema, calls)
+    event_time = upstream.type.event_time
+    spec = RunningAggregateSpec(upstream.type.schema, upstream.keys, aggregates, event_time)
+    schema = distinct_columns(spec.outputs[0])
+    out = StreamType(schema, event_time, upstream.keys, upstream.type.span)
+    return step.add("aggregate", spec, [out])[0]
 
 
 def window_aggregate(
-    builder: GraphBuilder,
-    id: str,
-    upstream: Upstream,
-    calls: Mapping[str, AggregateCall | Aggregate],
-    windowing: Windowing,
-    parallelism: int | None,
+    step: NewStep, calls: Mapping[str, AggregateCall | Aggregate], windowing: Windowing
 ) -> tuple[Upstream, ...]:
-    from cutwater.api.steps.keyed_steps import INNER, apart
     from cutwater.operators.window.spec import WindowAggregateSpec
 
+    upstream = step.upstream
     window, lateness_us = windowing.window, windowing.allowed_lateness_us
-    with located(builder.check_id(id)), builder.together():
-        check_parallelism(id, parallelism)
-        refuse_changes(builder, upstream, "a window")
-        upstream, renames = apart(builder, id, upstream, window, INNER, upstream.keys)
+    with step.builder.together():
+        upstream, renames = apart(step, upstream, window, INNER, upstream.keys)
+        step = replace(step, inputs=(upstream,))
         aggregates = _aggregates(upstream.type.schema, calls, renames)
         event_time = None if window.processing_time else upstream.type.event_time
-        if event_time is None and not (window.endless or window.processing_time):
-            story, hint = builder.event_time_story(upstream)
-            raise BuildError(f"a window needs event time, but {story}", hint=hint)
         if not window.processing_time:
             _check_nesting(upstream.type, window)
         spec = WindowAggregateSpec(
@@ -121,7 +110,7 @@ def window_aggregate(
         event_time, span = (None, None) if lost is not None else ("window_start", window.span)
         out = StreamType(schema, event_time, upstream.keys, span)
         late = StreamType(spec.outputs[1], None, upstream.keys)
-        made = builder.add(id, "window", spec, [upstream], [out, late], parallelism=parallelism, lost=lost)
+        made = step.add("window", spec, [out, late], lost=lost)
         return made[:1] if window.processing_time else made
 
 
@@ -138,69 +127,45 @@ def _why_no_event_time(spec: WindowAggregateSpec) -> str | None:
     return _OVERLAPPING if spec.window.span is None else None
 
 
-def interval_join(
-    builder: GraphBuilder,
-    id: str,
-    left: Upstream,
-    right: Upstream,
-    bounds_us: tuple[int, int],
-    suffix: str,
-    parallelism: int | None,
-) -> tuple[Upstream, ...]:
+def interval_join(step: NewStep, bounds_us: tuple[int, int], suffix: str) -> tuple[Upstream, ...]:
     from cutwater.operators.join.spec import IntervalJoinSpec
 
-    with located(builder.check_id(id)):
-        for side in (left, right):
-            refuse_changes(builder, side, "an interval join")
-        lower_us, upper_us = bounds_us
-        if lower_us > upper_us:
-            raise BuildError("within: the lower bound is above the upper", hint="Write within=('-1h', '30m').")
-        left_time, right_time = (join_time(builder, side, u) for side, u in (("left", left), ("right", right)))
-        spec = IntervalJoinSpec(
-            left.type.schema,
-            right.type.schema,
-            left.keys,
-            right.keys,
-            left_time,
-            right_time,
-            lower_us,
-            upper_us,
-            suffix,
-        )
-        schema = distinct_columns(spec.outputs[0])
-        # A pair comes out when its later row comes; only the time of a row that is never the earlier one is in time.
-        event_time = lost = None
-        if upper_us <= 0:
-            event_time = left_time
-        elif lower_us >= 0:
-            event_time = _right_name(schema, left.type.schema, right_time, suffix)
-        else:
-            lost = "either row of a pair may be the older one; with_event_time says which column to go by"
-        out = StreamType(schema, event_time, left.keys)
-        late = [StreamType(s, None, u.keys) for s, u in zip(spec.outputs[1:], (left, right), strict=True)]
-        return builder.add(id, "join", spec, [left, right], [out, *late], parallelism=parallelism, lost=lost)
+    left, right = step.inputs
+    for side in step.inputs:
+        refuse_changes(step.builder, side, "an interval join")
+    lower_us, upper_us = bounds_us
+    if lower_us > upper_us:
+        raise BuildError("within: the lower bound is above the upper", hint="Write within=('-1h', '30m').")
+    left_time, right_time = (join_time(step.builder, side, u) for side, u in (("left", left), ("right", right)))
+    spec = IntervalJoinSpec(
+        left.type.schema, right.type.schema, left.keys, right.keys, left_time, right_time, lower_us, upper_us, suffix
+    )
+    schema = distinct_columns(spec.outputs[0])
+    # A pair comes out when its later row comes; only the time of a row that is never the earlier one is in time.
+    event_time = lost = None
+    if upper_us <= 0:
+        event_time = left_time
+    elif lower_us >= 0:
+        event_time = _right_name(schema, left.type.schema, right_time, suffix)
+    else:
+        lost = "either row of a pair may be the older one; with_event_time says which column to go by"
+    out = StreamType(schema, event_time, left.keys)
+    late = [StreamType(s, None, u.keys) for s, u in zip(spec.outputs[1:], (left, right), strict=True)]
+    return step.add("join", spec, [out, *late], lost=lost)
 
 
-def window_join(
-    builder: GraphBuilder,
-    id: str,
-    sides: tuple[Upstream, Upstream],
-    window: Window,
-    how: WindowJoinType,
-    suffix: str,
-    parallelism: int | None,
-) -> tuple[Upstream, ...]:
-    from cutwater.api.steps.keyed_steps import LEFT, apart
+def window_join(step: NewStep, window: Window, how: WindowJoinType, suffix: str) -> tuple[Upstream, ...]:
     from cutwater.operators.join.spec import WindowJoinSpec
 
-    left, right = sides
-    with located(builder.check_id(id)), builder.together():
-        for side in sides:
-            refuse_changes(builder, side, "a window join")
+    left, right = step.inputs
+    with step.builder.together():
+        for side in step.inputs:
+            refuse_changes(step.builder, side, "a window join")
             _check_nesting(side.type, window)
-        left, _ = apart(builder, id, left, window, LEFT, left.type.schema.names)
+        left, _ = apart(step, left, window, LEFT, left.type.schema.names)
         sides = (left, right)
-        times = [_side_time(builder, name, side) for name, side in zip(("left", "right"), sides, strict=True)]
+        step = replace(step, inputs=sides)
+        times = [_side_time(step.builder, name, side) for name, side in zip(("left", "right"), sides, strict=True)]
         types = (left.type.schema, right.type.schema)
         spec = WindowJoinSpec(*types, left.keys, right.keys, times[0], times[1], window, how, suffix)
         schema = distinct_columns(spec.outputs[0])
@@ -209,7 +174,7 @@ def window_join(
         event_time, lost = (None, _OVERLAPPING) if window.span is None else ("window_start", None)
         out = StreamType(schema, event_time, keys, window.span)
         late = [StreamType(s, None, u.keys) for s, u in zip(spec.outputs[1:], sides, strict=True)]
-        return builder.add(id, "window_join", spec, sides, [out, *late], parallelism=parallelism, lost=lost)
+        return step.add("window_join", spec, [out, *late], lost=lost)
 
 
 def _right_name(joined: pa.Schema, left: pa.Schema, name: str, suffix: str) -> str:
@@ -272,8 +237,7 @@ def join_time(builder: GraphBuilder, side: str, upstream: Upstream) -> str:
 
 def _side_time(builder: GraphBuilder, side: str, upstream: Upstream) -> str:
     if upstream.type.event_time is None:
-        story, hint = builder.event_time_story(upstream)
-        raise BuildError(f"a join needs event time, but on its {side} side {story}", hint=hint)
+        raise builder.no_event_time(upstream, "a join needs event time", f"on its {side} side ")
     return upstream.type.event_time
 
 
@@ -281,14 +245,14 @@ INNER, LEFT = "inner", "left"
 
 
 def apart(
-    builder: GraphBuilder, id: str, upstream: Upstream, window: Window, ending: str, columns: Collection[str]
+    step: NewStep, upstream: Upstream, window: Window, ending: str, columns: Collection[str]
 ) -> tuple[Upstream, dict[str, str]]:
     """The upstream with other names where its columns have those of a window's borders.
 
     A step ``<id>.<ending>`` renames them; where nothing collides there is none.
 
     Args:
-        id: of the step with the window.
+        step: with the window.
         window: the global one has no borders.
         ending: what the new names end with: ``window_start_inner``.
         columns: those that come out beside the borders.
@@ -310,7 +274,166 @@ def apart(
     if not renames:
         return upstream, {}
     plain = replace(upstream, edge=EdgeType.FORWARD, keys=())
-    beside = builder.steps[upstream.step].parallelism if upstream.edge is EdgeType.FORWARD else None
-    renamed = rename(builder, f"{id}.{ending}", plain, renames, beside)
+    beside = step.builder.steps[upstream.step].parallelism if upstream.edge is EdgeType.FORWARD else None
+    with step.builder.new_step(f"{step.id}.{ending}", [plain], beside) as renaming:
+        renamed = rename(renaming, renames)
     keys = type(upstream.keys)(renames.get(name, name) for name in upstream.keys)
     return replace(renamed, edge=upstream.edge, keys=keys), renames
+
+
+_ROW_WISE = frozenset({"filter", "select", "with_columns", "drop", "rename"})
+_NO_ORDER = "rows of an updating stream come out when their table changes, in no order of event time"
+
+
+def with_changes(upstream: Upstream, columns: tuple[str, ...]) -> Upstream:
+    """The upstream as an updating stream."""
+    with located(upstream.step):
+        kind = upstream.type.schema.field(require_column(upstream.type.schema, OP)).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise BuildError(f"column {OP!r} is {kind}, not string", hint="It holds '+I', '-U', '+U' or '-D'.")
+        changes = tuple(require_column(upstream.type.schema, name) for name in columns)
+    return replace(upstream, type=replace(upstream.type, changes=changes))
+
+
+def deduplicate(step: NewStep, keep: Literal["first", "last"], within: Duration | None) -> tuple[Upstream, ...]:
+    from cutwater.operators.ranking.deduplicate_spec import DeduplicateSpec
+
+    upstream = step.upstream
+    refuse_changes(step.builder, upstream, "deduplicate", timed=within is not None)
+    event_time = within_us = None
+    if within is not None:
+        within_us = duration_us(within, "within")
+        event_time = upstream.type.event_time
+        if event_time is None:
+            raise step.builder.no_event_time(upstream, "within= needs event time")
+    spec = DeduplicateSpec(upstream.type.schema, upstream.keys, keep, event_time, within_us)
+    if keep == "first":
+        out, lost = replace(upstream.type, keys=upstream.keys), None
+    else:
+        out, lost = StreamType(spec.outputs[0], None, upstream.keys, changes=upstream.keys), _NO_ORDER
+    late = [StreamType(schema, None, upstream.keys) for schema in spec.outputs[1:]]
+    return step.add("deduplicate", spec, [out, *late], lost=lost)
+
+
+def join_tables(step: NewStep, how: JoinType, suffix: str, keep: Literal["last"] | None) -> Upstream:
+    from cutwater.operators.join.spec import TableJoinSpec
+    from cutwater.state.keys import NullableKeys
+
+    left, right = step.inputs
+    if keep not in (None, "last"):
+        raise BuildError(f"keep={keep!r} is unknown", hint="Write keep='last', or leave it out.")
+    for side, upstream in (("left", left), ("right", right)):
+        _check_one_row_per_key(side, upstream)
+    if keep is None:
+        _tell_what_replaces(step)
+    updating = (left.type.changes is not None, right.type.changes is not None)
+    spec = TableJoinSpec(left.type.schema, right.type.schema, left.keys, right.keys, how, suffix, updating)
+    schema = distinct_columns(spec.outputs[0])
+    # The left key columns hold the key of every row unless a row may have no left side.
+    keyed = how in ("inner", "left") or left.keys == right.keys
+    keys = left.keys if keyed else ()
+    # A null key has no partner: in a full join it comes out of either side.
+    unpaired = how == "full" and all(isinstance(side.keys, NullableKeys) for side in (left, right))
+    out = StreamType(schema, None, keys, changes=() if unpaired else keys)
+    return step.add("join_tables", spec, [out], lost=_NO_ORDER)[0]
+
+
+def top(step: NewStep, order: tuple[int, str | Sequence[str], bool | Sequence[bool]], rank: str | None) -> Upstream:
+    """``order``: how many rows, by which columns, and whether descending."""
+    from cutwater.operators.ranking.top_spec import TopSpec
+
+    upstream = step.upstream
+    changes = upstream.type.changes
+    rows = top_rows(*order, removing=changes is not None, ranked=rank is not None)
+    spec = TopSpec(upstream.type.schema, upstream.keys, rows, rank, changes is not None)
+    schema = distinct_columns(spec.outputs[0])
+    apart = (*upstream.keys, rank) if rank is not None else changes or ()
+    out = StreamType(schema, None, upstream.keys, changes=apart)
+    return step.add("top", spec, [out], lost=_NO_ORDER)[0]
+
+
+def window_top(
+    step: NewStep, order: tuple[int, str | Sequence[str], bool | Sequence[bool]], rank: str, windowing: Windowing
+) -> tuple[Upstream, ...]:
+    """A window step that collects the first rows, and a step that takes its lists apart."""
+    from cutwater.operators.ranking.top_spec import ROWS, check_order
+    from cutwater.operators.stateless.rows import UnnestSpec
+
+    upstream = step.upstream
+    with step.builder.together():
+        rows = top_rows(*order, removing=False, ranked=False)
+        check_order(upstream.type.schema, rows)
+        ranked_id = step.builder.check_id(f"{step.id}.rank")
+        upstream, renames = apart(step, upstream, windowing.window, INNER, upstream.type.schema.names)
+        rows = replace(rows, by=tuple(renames.get(name, name) for name in rows.by))
+        lists, *late = window_aggregate(replace(step, inputs=(upstream,)), {ROWS: rows}, windowing)
+        kept = tuple(name for name in lists.type.schema.names if name not in (*upstream.keys, ROWS))
+        spec = UnnestSpec(lists.type.schema, ROWS, kept, rank)
+        out = replace(lists.type, schema=distinct_columns(spec.outputs[0]))
+        return (replace(step, id=ranked_id, inputs=(lists,)).add("unnest", spec, [out])[0], *late)
+
+
+def top_rows(
+    n: int, by: str | Sequence[str], descending: bool | Sequence[bool], *, removing: bool, ranked: bool
+) -> TopRows:
+    """The order, from what the user wrote."""
+    from cutwater.operators.ranking.top_spec import ROWS, TopRows
+
+    columns = (by,) if isinstance(by, str) else tuple(by)
+    directions = (descending,) * len(columns) if isinstance(descending, bool) else tuple(descending)
+    return TopRows(ROWS, "top", by=columns, descending=directions, n=n, removing=removing, ranked=ranked)
+
+
+def join_as_of(step: NewStep, how: Literal["inner", "left"], suffix: str) -> tuple[Upstream, ...]:
+    from cutwater.operators.join.spec import AsOfJoinSpec
+
+    left, right = step.inputs
+    for upstream in (left, right):
+        refuse_changes(step.builder, upstream, "an as-of join")
+    times = (join_time(step.builder, "left", left), join_time(step.builder, "right", right))
+    spec = AsOfJoinSpec(left.type.schema, right.type.schema, left.keys, right.keys, *times, how, suffix)
+    # Rows come out when the watermark passes them, so their own time is in order.
+    out = StreamType(distinct_columns(spec.outputs[0]), times[0], left.keys)
+    late = [StreamType(s, None, u.keys) for s, u in zip(spec.outputs[1:], (left, right), strict=True)]
+    return step.add("join_as_of", spec, [out, *late])
+
+
+def _check_one_row_per_key(side: str, upstream: Upstream) -> None:
+    changes = upstream.type.changes
+    if changes is None or (changes and set(changes) <= set(upstream.keys)):
+        return
+    known = f"are told apart by {', '.join(changes)}" if changes else "have no known key"
+    raise BuildError(
+        f"the {side} side is an updating stream whose rows {known}, but the join keeps one row for each "
+        f"{', '.join(upstream.keys)}: they would replace each other",
+        hint="Key it by the columns that tell its rows apart, or name those: .with_changes('column').",
+    )
+
+
+def _tell_what_replaces(step: NewStep) -> None:
+    """Warn of sides whose rows are not known to be the latest of their keys: SQL would join each of them."""
+    plain = [
+        f"the {name} side, step {side.step!r},"
+        for name, side in zip(("left", "right"), step.inputs, strict=True)
+        if side.type.changes is None and not _holds_latest(step.builder, side)
+    ]
+    if plain:
+        warnings.warn(
+            f"step {step.id!r}: join_tables keeps one row of each key, the latest, and {' and '.join(plain)} may have "
+            "several. If that is meant, write keep='last'. To pair every row with every other one use join(..., "
+            "within=...).",
+            stacklevel=4,
+        )
+
+
+def _holds_latest(builder: GraphBuilder, side: Upstream) -> bool:
+    """True if a row of a stream stands for its key: one that replaces those before it, or the only one."""
+    step = builder.steps[side.step]
+    while step.kind in _ROW_WISE:
+        step = builder.steps[step.inputs[0].step]
+    apart = set(side.type.keys)
+    if step.kind == "window" and side.type.event_time is not None:
+        apart.add(side.type.event_time)
+    elif step.kind not in ("aggregate", "deduplicate") or getattr(step.spec, "within_us", None) is not None:
+        return False
+    return bool(side.type.keys) and apart <= set(side.keys)

@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Never, cast
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never, cast
 
-from cutwater.api.steps.build import Duration, duration_us, located, refuse_changes
-from cutwater.api.steps.keyed_steps import Windowing, interval_join, refuse_unnamed, running_aggregate, window_join
-from cutwater.api.steps.steps import with_event_time
-from cutwater.api.steps.table_steps import deduplicate, join_as_of, join_tables, top, with_changes
-from cutwater.api.streams.keyed_results import DeduplicatedStream, JoinedStream, WindowedStream
-from cutwater.api.streams.stream import Stream
-from cutwater.api.streams.transformed import TransformedStream, transform_with_state
+import pyarrow as pa
+
+from cutwater.api.steps.build import (
+    Duration,
+    GraphBuilder,
+    NewStep,
+    Upstream,
+    carry_by_name,
+    distinct_columns,
+    duration_us,
+    located,
+    plain_schema,
+    refuse_changes,
+    require_column,
+)
+from cutwater.api.steps.keyed_steps import (
+    Windowing,
+    deduplicate,
+    interval_join,
+    join_as_of,
+    join_tables,
+    refuse_unnamed,
+    running_aggregate,
+    top,
+    window_aggregate,
+    window_join,
+    window_top,
+    with_changes,
+)
+from cutwater.api.steps.steps import enrichment_table, with_event_time
+from cutwater.api.streams.stream import MissingMethodError, Stream
 from cutwater.errors import BuildError
+from cutwater.plan.graph import StreamType
 
 if TYPE_CHECKING:
     from cutwater.operators.aggregate.accumulators import AggregateCall
     from cutwater.operators.join.spec import JoinType, WindowJoinType
     from cutwater.operators.stateful_processor.spark_types import SparkSchema
+    from cutwater.operators.stateful_processor.spec import Form
     from cutwater.operators.window.kinds import Early, Window
 
 
@@ -52,7 +80,7 @@ class KeyedStream(Stream):
             BuildError: no aggregate, one without a name, or one that does not fit its column.
         """
         refuse_unnamed(id, unnamed)
-        return self._stream(running_aggregate(self._builder, id, self._upstream, aggregates, parallelism))
+        return self._step(running_aggregate, id, parallelism, aggregates)
 
     def window(
         self,
@@ -85,8 +113,7 @@ class KeyedStream(Stream):
             refuse_changes(self._builder, self._upstream, "a window")
             timeless = window.endless or window.processing_time
             if self._upstream.type.event_time is None and not timeless:
-                story, hint = self._builder.event_time_story(self._upstream)
-                raise BuildError(f"a window needs event time, but {story}", hint=hint)
+                raise self._builder.no_event_time(self._upstream, "a window needs event time")
             lateness_us = duration_us(allowed_lateness, "allowed_lateness")
         return WindowedStream(
             self._builder, self._upstream, Windowing(id, window, lateness_us, early, bool(discarding))
@@ -118,20 +145,16 @@ class KeyedStream(Stream):
             BuildError: a side without key or event time, keys of different types, ``lo`` above ``hi``, a session or a
                 window by processing time, ``within`` with another ``how`` than "inner".
         """
-        with located(self._builder.check_id(id)):
-            other = self._same_flow(right)
-            if not isinstance(other, KeyedStream):
-                raise BuildError("the right side of the join has no key", hint="Call key_by(...) on it first.")
-            sides = (self._upstream, other._upstream)
+        with self._joining(id, right, parallelism) as step:
             if (within is None) == (window is None):
                 raise BuildError(
                     "a join needs either within= or window=",
                     hint="Write within=('-1h', '30m'), or window=cw.tumbling('1h').",
                 )
             if window is not None:
-                made = window_join(self._builder, id, sides, window, how, suffix, parallelism)
+                made = window_join(step, window, how, suffix)
             elif how == "inner":
-                made = interval_join(self._builder, id, *sides, _bounds_us(within), suffix, parallelism)
+                made = interval_join(step, _bounds_us(within), suffix)
             else:
                 raise BuildError(
                     f"how={how!r} is for joins of windows: an interval join gives pairs only",
@@ -169,18 +192,9 @@ class KeyedStream(Stream):
             BuildError: not a processor, an ``init`` that fails, event time where the stream has none, or a schema or
                 mode that is none.
         """
-        return transform_with_state(
-            self._builder,
-            id,
-            self._upstream,
-            processor,
-            (output_schema, output_mode, time_mode),
-            "rows",
-            initial_state=initial_state,
-            renames=renames,
-            event_time=event_time,
-            parallelism=parallelism,
-        )
+        with self._new_step(id, parallelism) as step:
+            output = (output_schema, output_mode, time_mode)
+            return _transform(step, processor, output, "rows", initial_state, renames, event_time)
 
     def transform_with_state_in_pandas(
         self,
@@ -196,18 +210,9 @@ class KeyedStream(Stream):
         parallelism: int | None = None,
     ) -> TransformedStream:
         """As ``transform_with_state``, for a processor that takes and yields pandas DataFrames."""
-        return transform_with_state(
-            self._builder,
-            id,
-            self._upstream,
-            processor,
-            (output_schema, output_mode, time_mode),
-            "pandas",
-            initial_state=initial_state,
-            renames=renames,
-            event_time=event_time,
-            parallelism=parallelism,
-        )
+        with self._new_step(id, parallelism) as step:
+            output = (output_schema, output_mode, time_mode)
+            return _transform(step, processor, output, "pandas", initial_state, renames, event_time)
 
     def with_changes(self, *columns: str) -> KeyedStream:
         """As ``Stream.with_changes``; the key stays."""
@@ -231,9 +236,8 @@ class KeyedStream(Stream):
         Raises:
             BuildError: ``within`` without event time, an updating stream, or (``keep="last"``) a column named ``op``.
         """
-        return DeduplicatedStream(
-            self._builder, deduplicate(self._builder, id, self._upstream, keep, within, parallelism)
-        )
+        with self._new_step(id, parallelism) as step:
+            return DeduplicatedStream(self._builder, deduplicate(step, keep, within))
 
     def join_as_of(
         self,
@@ -257,12 +261,8 @@ class KeyedStream(Stream):
         Raises:
             BuildError: a side without key or event time, keys of different types, an updating stream.
         """
-        with located(self._builder.check_id(id)):
-            other = self._same_flow(right)
-            if not isinstance(other, KeyedStream):
-                raise BuildError("the right side of the join has no key", hint="Call key_by(...) on it first.")
-        made = join_as_of(self._builder, id, self._upstream, other._upstream, how, suffix, parallelism)
-        return JoinedStream(self._builder, made)
+        with self._joining(id, right, parallelism) as step:
+            return JoinedStream(self._builder, join_as_of(step, how, suffix))
 
     def top(
         self,
@@ -289,8 +289,7 @@ class KeyedStream(Stream):
         Raises:
             BuildError: an unknown column, one without such an order, or a name that is taken.
         """
-        order = (n, by, descending)
-        return self._stream(top(self._builder, id, self._upstream, order, rank, parallelism))
+        return self._step(top, id, parallelism, (n, by, descending), rank)
 
     def join_tables(
         self,
@@ -316,12 +315,17 @@ class KeyedStream(Stream):
             BuildError: a side without key, keys of different types, a column named ``op``, or an updating stream whose
                 rows the key does not tell apart.
         """
+        with self._joining(id, right, parallelism) as step:
+            return self._stream(join_tables(step, how, suffix, keep))
+
+    @contextlib.contextmanager
+    def _joining(self, id: str, right: Stream, parallelism: int | None) -> Generator[NewStep]:
         with located(self._builder.check_id(id)):
             other = self._same_flow(right)
             if not isinstance(other, KeyedStream):
                 raise BuildError("the right side of the join has no key", hint="Call key_by(...) on it first.")
-        made = join_tables(self._builder, id, self._upstream, other._upstream, how, suffix, keep, parallelism)
-        return self._stream(made)
+        with self._new_step(id, parallelism, other._upstream) as step:
+            yield step
 
 
 def _bounds_us(within: object) -> tuple[int, int]:
@@ -329,3 +333,182 @@ def _bounds_us(within: object) -> tuple[int, int]:
         raise BuildError(f"within is a pair of durations, not {within!r}", hint="Write within=('-1h', '30m').")
     lower, upper = cast("tuple[Duration, Duration]", within)
     return duration_us(lower, "within", signed=True), duration_us(upper, "within", signed=True)
+
+
+class WindowedStream:
+    """A keyed stream cut into windows: call ``aggregate`` or ``top``."""
+
+    def __init__(self, builder: GraphBuilder, upstream: Upstream, windowing: Windowing) -> None:
+        self._builder = builder
+        self._upstream = upstream
+        self._windowing = windowing
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(f"windows have no {name!r}")
+            raise MissingMethodError(
+                f"windows have no {name!r}: they are no stream yet",
+                step=self._upstream.step,
+                hint="Say what comes out of each: .aggregate('id', n=cw.count()) or .top('id', 3, by='column').",
+            )
+
+    def aggregate(
+        self, id: str, /, *unnamed: Never, parallelism: int | None = None, **aggregates: AggregateCall
+    ) -> WindowedResult:
+        """One row for each key and window, when the watermark passes the window's end (and when ``window`` says so).
+
+        Columns: the keys, ``window_start``, ``window_end`` (not with the global window), then one per aggregate.
+        ``window_start`` of tumbling windows is the result's event time, so that larger windows can be built on it.
+
+        Args:
+            id: names the state.
+            unnamed, aggregates: as in ``KeyedStream.aggregate``.
+        """
+        refuse_unnamed(id, unnamed)
+        with self._builder.new_step(id, [self._upstream], parallelism) as step:
+            return WindowedResult(self._builder, window_aggregate(step, aggregates, self._windowing))
+
+    def top(
+        self,
+        id: str,
+        n: int,
+        *,
+        by: str | Sequence[str],
+        descending: bool | Sequence[bool] = True,
+        rank: str = "rank",
+        parallelism: int | None = None,
+    ) -> WindowedResult:
+        """The first ``n`` rows of each key and window, when results of the window come out; nothing is updated.
+
+        Columns: ``window_start``, ``window_end`` (not with the global window), those of the rows, then the rank.
+
+        Args:
+            id: names the state; the step ``<id>.rank`` takes the lists of the windows apart.
+            rank: name of the column with the rank, from 1 on; the others are as in ``KeyedStream.top``.
+        """
+        with self._builder.new_step(id, [self._upstream], parallelism) as step:
+            return WindowedResult(self._builder, window_top(step, (n, by, descending), rank, self._windowing))
+
+
+class _WithLateRows(Stream):
+    """A main output, and the rows that came too late for it, where a row can be late."""
+
+    _never_late: ClassVar[str]
+    """Why no row is late if there is no second output."""
+
+    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
+        super().__init__(builder, outputs[0])
+        self._outputs = outputs
+
+    @property
+    def late(self) -> Stream:
+        """Rows that lay behind the watermark (of windows: behind their end plus the allowed lateness).
+
+        Raises:
+            BuildError: no row can be late: windows by processing time, or keys that are remembered for ever.
+        """
+        if len(self._outputs) == 1:
+            raise BuildError(self._never_late, step=self._outputs[0].step)
+        return Stream(self._builder, self._outputs[1])
+
+
+class WindowedResult(_WithLateRows):
+    """Results of windows, with the rows that came too late for them."""
+
+    _never_late = "by processing time no row is late"
+
+
+class DeduplicatedStream(_WithLateRows):
+    """Rows without duplicates, with those that came too late to tell."""
+
+    _never_late = "without within= no row is late"
+
+
+class JoinedStream(Stream):
+    """Pairs of a join, with the rows that came too late to be joined."""
+
+    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
+        super().__init__(builder, outputs[0])
+        self._late = outputs[1:]
+
+    @property
+    def late_left(self) -> Stream:
+        """Rows of the left side that lay behind the watermark."""
+        return Stream(self._builder, self._late[0])
+
+    @property
+    def late_right(self) -> Stream:
+        """Rows of the right side that lay behind the watermark."""
+        return Stream(self._builder, self._late[1])
+
+
+def _transform(
+    step: NewStep,
+    processor: object,
+    output: tuple[Any, str, str],
+    form: Form,
+    initial_state: object,
+    renames: Mapping[str | tuple[str, str], str] | None,
+    event_time: str | None,
+) -> TransformedStream:
+    """Add the step of a processor.
+
+    Args:
+        output: the output schema, and the names of output mode and time mode.
+        event_time: the output's event-time column.
+    """
+    from cutwater.operators.stateful_processor.spark_types import TimeMode, arrow_schema, check_output_mode
+    from cutwater.operators.stateful_processor.spec import ProcessorSpec
+
+    upstream, (output_schema, output_mode, time_mode) = step.upstream, output
+    check_output_mode(output_mode)
+    mode = TimeMode.named(time_mode)
+    time = upstream.type.event_time if mode is TimeMode.EVENT else None
+    if mode is TimeMode.EVENT and time is None:
+        raise step.builder.no_event_time(upstream, "time_mode='EventTime' needs event time")
+    schema = distinct_columns(plain_schema(arrow_schema(output_schema)))
+    initial = None if initial_state is None else enrichment_table(initial_state)
+    spec = ProcessorSpec(
+        upstream.type.schema, upstream.keys, processor, schema, mode, form, time, initial, dict(renames or {})
+    )
+    out, lost = carry_by_name(upstream, schema)
+    if event_time is not None:
+        out, lost = _with_event_time(step.builder, upstream, out, event_time), None
+    late = [StreamType(s, None, upstream.keys) for s in spec.outputs[1:]]
+    return TransformedStream(step.builder, step.add("processor", spec, [out, *late], lost=lost))
+
+
+def _with_event_time(builder: GraphBuilder, upstream: Upstream, out: StreamType, column: str) -> StreamType:
+    require_column(out.schema, column)
+    kind = out.schema.field(column).type
+    if not (pa.types.is_timestamp(kind) and kind.unit == "us"):
+        raise BuildError(f"column {column!r} is of type {kind}, an event time is a timestamp")
+    if not builder.has_watermark(upstream):
+        story, hint = builder.event_time_story(upstream)
+        raise BuildError(f"no watermark comes from above: {story}", hint=hint)
+    return replace(out, event_time=column, span=None)
+
+
+class TransformedStream(Stream):
+    """Stream of a processor, with the rows that came too late for it."""
+
+    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...]) -> None:
+        super().__init__(builder, outputs[0])
+        self._late = outputs[1:]
+
+    @property
+    def late(self) -> Stream:
+        """Rows at or behind the watermark, which Spark drops.
+
+        Raises:
+            BuildError: the time mode is not event time, so that no row is late.
+        """
+        if not self._late:
+            raise BuildError(
+                "no row is late here",
+                step=self._upstream.step,
+                hint="Rows are late with time_mode='EventTime' only.",
+            )
+        return Stream(self._builder, self._late[0])

@@ -48,24 +48,18 @@ class LoopStream(Stream):
         with located(builder.check_id(id)):
             if (stream is None) == (schema is None):
                 raise BuildError("a loop begins with a stream or with a schema", hint=_BEGIN)
-            entering = None if stream is None else cls._of_flow(builder, stream)._upstream
-            if entering is None:
+            entering = () if stream is None else (cls._of_flow(builder, stream)._upstream,)
+        with builder.new_step(id, entering, parallelism) as step:
+            if not entering:
                 carried = _declared(schema, event_time)
             elif event_time is None:
-                carried = entering.type
+                carried = step.upstream.type
             else:
                 raise BuildError("event_time is that of the stream", hint="Write flow.loop('id', stream).")
             # What is fed back may hold nulls where the first rows cannot: every column is nullable from here on.
             nullable = pa.schema([f.with_nullable(True) for f in carried.schema])
-            (upstream,) = builder.add(
-                id,
-                "loop",
-                UnionSpec(nullable, 1),
-                [] if entering is None else [entering],
-                [StreamType(nullable, carried.event_time, (), carried.span)],
-                parallelism=parallelism,
-                options={"declared": entering is None},
-            )
+            out = StreamType(nullable, carried.event_time, (), carried.span)
+            (upstream,) = step.add("loop", UnionSpec(nullable, 1), [out], declared=not entering)
         return cls(builder, upstream)
 
     def feed_back(self, stream: Stream) -> None:
@@ -112,7 +106,7 @@ class LoopStream(Stream):
 
 
 def _check_schema(wanted: pa.Schema, other: Upstream) -> None:
-    from cutwater.data.schema_differences import schema_differences
+    from cutwater.data.schema_text import schema_differences
 
     differences = schema_differences(wanted, other.type.schema)
     if differences:

@@ -5,16 +5,17 @@ A stream is a value: using it twice gives two branches.  Nothing runs until the 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from cutwater.api.steps import expression_steps, steps, table_steps
-from cutwater.api.steps.build import GraphBuilder, Upstream, located
-from cutwater.api.steps.elsewhere import missing_method
-from cutwater.errors import BuildError
+from cutwater.api.steps import keyed_steps, steps
+from cutwater.api.steps.build import GraphBuilder, NewStep, Upstream, carry_by_name, located, plain_schema
+from cutwater.config import format_us
+from cutwater.errors import BuildError, did_you_mean
 from cutwater.plan.graph import EdgeType, StreamType
 
 if TYPE_CHECKING:
@@ -22,9 +23,14 @@ if TYPE_CHECKING:
 
     from cutwater.api.steps.build import Duration
     from cutwater.api.streams.keyed import KeyedStream
-    from cutwater.api.streams.processed import ConnectedStreams, ProcessedStream
     from cutwater.operators.enrich.async_map import AsyncFunction
-    from cutwater.operators.process.functions import ProcessFunction
+    from cutwater.operators.process.functions import (
+        BroadcastProcessFunction,
+        CoProcessFunction,
+        ProcessFunction,
+        StatefulFunction,
+    )
+    from cutwater.plan.graph import StreamType
 
 
 class Stream:
@@ -86,7 +92,7 @@ class Stream:
         Raises:
             BuildError: unknown column, not a boolean, or an expression that looks across rows.
         """
-        return self._step(expression_steps.filter_rows, id, predicates, parallelism)
+        return self._step(steps.filter_rows, id, parallelism, predicates)
 
     def select(
         self,
@@ -100,7 +106,7 @@ class Stream:
 
         A column to be named ``parallelism`` gets its name by ``.alias("parallelism")``.
         """
-        return self._step(expression_steps.select, id, exprs, named, parallelism)
+        return self._step(steps.select, id, parallelism, exprs, named)
 
     def with_columns(
         self, id: str, /, *exprs: pl.Expr | Sequence[pl.Expr], parallelism: int | None = None, **named: pl.Expr
@@ -109,11 +115,11 @@ class Stream:
 
         A column to be named ``parallelism`` gets its name by ``.alias("parallelism")``.
         """
-        return self._step(expression_steps.with_columns, id, exprs, named, parallelism)
+        return self._step(steps.with_columns, id, parallelism, exprs, named)
 
     def drop(self, id: str, *columns: str | Sequence[str], parallelism: int | None = None) -> Stream:
         """All columns but these."""
-        return self._step(expression_steps.drop, id, columns, parallelism)
+        return self._step(steps.drop, id, parallelism, columns)
 
     def rename(
         self, id: str, mapping: Mapping[str, str] | None = None, /, *, parallelism: int | None = None, **names: str
@@ -122,7 +128,7 @@ class Stream:
 
         A column that is named ``parallelism`` is renamed the first way.
         """
-        return self._step(expression_steps.rename, id, {**(mapping or {}), **names}, parallelism)
+        return self._step(steps.rename, id, parallelism, {**(mapping or {}), **names})
 
     # --------------------------------------------------------------------------------------------------- functions
 
@@ -141,7 +147,7 @@ class Stream:
         Args:
             schema: of the result, as text (``"k long, v double"``) or as an Arrow schema.
         """
-        return self._step(steps.function_step, id, "map_batches", fn, schema, parallelism)
+        return self._step(steps.function_step, id, parallelism, "map_batches", fn, schema)
 
     def map(
         self,
@@ -152,7 +158,7 @@ class Stream:
         parallelism: int | None = None,
     ) -> Stream:
         """One row for each row, from a function of a dict; ``None`` drops the row."""
-        return self._step(steps.function_step, id, "map", fn, schema, parallelism)
+        return self._step(steps.function_step, id, parallelism, "map", fn, schema)
 
     def flat_map(
         self,
@@ -163,7 +169,7 @@ class Stream:
         parallelism: int | None = None,
     ) -> Stream:
         """Any number of rows for each row, from a function of a dict."""
-        return self._step(steps.function_step, id, "flat_map", fn, schema, parallelism)
+        return self._step(steps.function_step, id, parallelism, "flat_map", fn, schema)
 
     def process(
         self,
@@ -186,9 +192,9 @@ class Stream:
         Raises:
             BuildError: not a process function, states that need a key where there is none, or a schema that is none.
         """
-        from cutwater.api.streams.processed import process
 
-        return process(self._builder, id, (self._upstream,), function, schema, side, parallelism)
+        with self._new_step(id, parallelism) as step:
+            return _process(step, function, schema, side)
 
     def map_async(
         self,
@@ -228,7 +234,8 @@ class Stream:
             "on_timeout": on_timeout,
             "batch_rows": batch_rows,
         }
-        made = steps.map_async(self._builder, id, self._upstream, fn, schema, timeout, settings, parallelism)
+        with self._new_step(id, parallelism) as step:
+            made = steps.map_async(step, fn, schema, timeout, settings)
         return Stream(self._builder, made[0], made[1] if len(made) > 1 else None)
 
     # ----------------------------------------------------------------------------------------------- joining streams
@@ -241,16 +248,15 @@ class Stream:
         Raises:
             BuildError: only one of them has a key, or they are of different dataflows.
         """
-        from cutwater.api.streams.processed import ConnectedStreams
 
         return ConnectedStreams(self._builder, self._upstream, self._same_flow(right)._upstream)
 
     def union(self, id: str, *others: Stream, parallelism: int | None = None) -> Stream:
         """The rows of all these streams, which must have one schema, in the order in which they arrive."""
-        for other in others:
-            with located(self._builder.check_id(id)):
-                self._same_flow(other)
-        return self._stream(steps.union(self._builder, id, [s._upstream for s in (self, *others)], parallelism))
+        with located(self._builder.check_id(id)):
+            upstreams = [self._same_flow(other)._upstream for other in others]
+        with self._new_step(id, parallelism, *upstreams) as step:
+            return self._stream(steps.union(step))
 
     def enrich(
         self,
@@ -270,7 +276,7 @@ class Stream:
             on: key columns, same name on both sides, or ``{"stream column": "table column"}``.
             how: "left" keeps rows without a match, "inner" drops them.
         """
-        return self._step(steps.enrich, id, table, on, how, suffix, parallelism)
+        return self._step(steps.enrich, id, parallelism, table, on, how, suffix)
 
     # ------------------------------------------------------------------------------------------------- partitioning
 
@@ -326,7 +332,7 @@ class Stream:
         Raises:
             BuildError: no column ``op`` of type string, or an unknown column.
         """
-        return Stream(self._builder, table_steps.with_changes(self._upstream, columns), self._dead_letters)
+        return Stream(self._builder, keyed_steps.with_changes(self._upstream, columns), self._dead_letters)
 
     # -------------------------------------------------------------------------------------------------------- sinks
 
@@ -336,7 +342,8 @@ class Stream:
         Raises:
             BuildError: not a sink, or one that cannot take such rows.
         """
-        steps.write(self._builder, id, self._upstream, sink, parallelism)
+        with self._new_step(id, parallelism) as step:
+            steps.write(step, sink)
 
     def foreach_batch(
         self, id: str, fn: Callable[[pa.Table, int], None], *, idempotent: bool = True, parallelism: int | None = None
@@ -348,16 +355,24 @@ class Stream:
         Args:
             idempotent: ``fn`` takes a second call of one id as one: only then is the output exactly-once.
         """
-        steps.foreach_batch(self._builder, id, self._upstream, fn, idempotent, parallelism)
+        with self._new_step(id, parallelism) as step:
+            steps.foreach_batch(step, fn, idempotent)
 
     def collect(self, id: str, *, parallelism: int | None = None) -> None:
         """Keep the rows as the job's result: ``job.result(id)``."""
-        steps.collect(self._builder, id, self._upstream, parallelism)
+        with self._new_step(id, parallelism) as step:
+            steps.collect(step)
 
     # ------------------------------------------------------------------------------------------------------ internal
 
-    def _step(self, make: Callable[..., Upstream], id: str, *arguments: object) -> Stream:
-        return self._stream(make(self._builder, id, self._upstream, *arguments))
+    def _step(self, make: Callable[..., Upstream], id: str, parallelism: int | None, *arguments: object) -> Stream:
+        with self._new_step(id, parallelism) as step:
+            return self._stream(make(step, *arguments))
+
+    def _new_step(
+        self, id: str, parallelism: int | None, *others: Upstream
+    ) -> contextlib.AbstractContextManager[NewStep]:
+        return self._builder.new_step(id, (self._upstream, *others), parallelism)
 
     def _stream(self, upstream: Upstream) -> Stream:
         return Stream(self._builder, upstream)
@@ -375,3 +390,143 @@ class Stream:
                 hint="Streams of one dataflow only can be joined.",
             )
         return other
+
+
+_HERE = {
+    "where": "filter('id', expression)",
+    **dict.fromkeys(("groupBy", "group_by", "groupby", "keyBy"), "key_by('column')"),
+    **dict.fromkeys(("withColumn", "withColumns"), "with_columns('id', name=expression)"),
+    "withColumnRenamed": "rename('id', old='new')",
+    **dict.fromkeys(("dropDuplicates", "drop_duplicates", "distinct"), "key_by('column').deduplicate('id')"),
+    **dict.fromkeys(
+        ("withWatermark", "assign_timestamps_and_watermarks"), "read(..., event_time='at', out_of_order='10s')"
+    ),
+    **dict.fromkeys(("agg", "reduce", "sum", "count"), "key_by('column').aggregate('id', n=cw.count())"),
+    **dict.fromkeys(("mapInArrow", "map_partitions", "mapPartitions"), "map_batches('id', function, schema)"),
+    "flatMap": "flat_map('id', function, schema)",
+    "unionByName": "union('id', other)",
+    "foreachBatch": "foreach_batch('id', function)",
+    **dict.fromkeys(("show", "print"), "write('id', cw.console())"),
+    **dict.fromkeys(("writeStream", "sink", "sink_to", "add_sink", "sinkTo"), "write('id', sink)"),
+}
+"""Names of other libraries for methods that are here."""
+_OVER_ALL = ("aggregate", "window", "top")
+
+
+class MissingMethodError(BuildError, AttributeError):
+    """A stream has no such method; an ``AttributeError`` as well, so that ``hasattr`` tells the truth."""
+
+
+def missing_method(
+    name: str, there: Iterable[str], *, keyed: bool, step: str, type: StreamType | None = None
+) -> MissingMethodError:
+    """The error for a method that a stream does not have.
+
+    Args:
+        name: of the method.
+        there: names of the methods that it has.
+        keyed: whether a stream with a key has it.
+        step: where the stream comes from.
+        type: of the stream, if it is one.
+    """
+    if keyed:
+        hint = f"Write .key_by('column').{name}(...)."
+        if type is not None and type.span is not None and name in _OVER_ALL:
+            size, offset = type.span
+            same = f"cw.tumbling({format_us(size)!r}{f', offset={format_us(offset)!r}' if offset else ''})"
+            rest = f".{name}" if name != "window" else ".aggregate"
+            hint += f" Over the results of each window: .key_by({type.event_time!r}).window('id', {same}){rest}(...)."
+        elif name in _OVER_ALL:
+            hint += (
+                " For one result over all rows give them one key: "
+                f".with_columns('id', everything=pl.lit(0)).key_by('everything').{name}(...)."
+            )
+        return MissingMethodError(f"{name} needs a key, this stream has none", step=step, hint=hint)
+    hint = f"Write {_HERE[name]}." if name in _HERE else did_you_mean(name, [n for n in there if n[0] != "_"])
+    return MissingMethodError(f"a stream has no {name!r}", step=step, hint=hint)
+
+
+Sides = Mapping[str, "str | pa.Schema"]
+
+
+def _process(step: NewStep, function: StatefulFunction, schema: str | pa.Schema, side: Sides | None) -> ProcessedStream:
+    """Add the step of a process function over one or two streams."""
+    from cutwater.data.schema_text import as_schema
+    from cutwater.operators.process.spec import ProcessInput, ProcessSpec
+
+    sides = tuple((name, plain_schema(as_schema(fields))) for name, fields in (side or {}).items())
+    output = plain_schema(as_schema(schema))
+    left, *others = (ProcessInput(u.type.schema, u.keys, u.edge is EdgeType.BROADCAST) for u in step.inputs)
+    right = others[0] if others else None
+    spec = ProcessSpec(left.schema, left.keys, function, output, sides, right, left.broadcast)
+    types = [carry_by_name(step.upstream, schema) for schema in spec.outputs]
+    out, lost = types[0]
+    if out.event_time is not None and not all(step.builder.has_watermark(u) for u in step.inputs):
+        out = replace(out, event_time=None, span=None)
+        lost = "its right stream has no event time, so that no watermark passes"
+    outputs = [out, *(found for found, _ in types[1:])]
+    made = step.add("process", spec, outputs, lost=lost)
+    return ProcessedStream(step.builder, made, tuple(name for name, _ in sides))
+
+
+class ConnectedStreams:
+    """Two streams that share the state of a process function: call ``process``."""
+
+    def __init__(self, builder: GraphBuilder, left: Upstream, right: Upstream) -> None:
+        self._builder, self._left, self._right = builder, left, right
+        if left.edge is EdgeType.BROADCAST:
+            raise BuildError(
+                "the broadcast stream is the left one",
+                step=left.step,
+                hint="Write stream.connect(rules.broadcast()).",
+            )
+        if right.edge is not EdgeType.BROADCAST and bool(left.keys) != bool(right.keys):
+            raise BuildError(
+                f"the {'right' if left.keys else 'left'} stream has no key, the other one has",
+                step=(right if left.keys else left).step,
+                hint="Call key_by on both or on neither, or connect to a broadcast() stream.",
+            )
+
+    def process(
+        self,
+        id: str,
+        function: CoProcessFunction | BroadcastProcessFunction,
+        schema: str | pa.Schema,
+        *,
+        side: Sides | None = None,
+        parallelism: int | None = None,
+    ) -> ProcessedStream:
+        """Your own logic over the rows of both streams; the arguments are those of ``Stream.process``.
+
+        Args:
+            function: a ``cw.CoProcessFunction``, or a ``cw.BroadcastProcessFunction`` if the right stream is broadcast.
+
+        Raises:
+            BuildError: another function, keys that do not fit each other, or a schema that is none.
+        """
+        with self._builder.new_step(id, (self._left, self._right), parallelism) as step:
+            return _process(step, function, schema, side)
+
+
+class ProcessedStream(Stream):
+    """Stream of a process function, with its side outputs."""
+
+    def __init__(self, builder: GraphBuilder, outputs: tuple[Upstream, ...], names: tuple[str, ...]) -> None:
+        super().__init__(builder, outputs[0])
+        self._outputs = dict(zip(names, outputs[1:], strict=True))
+        self._id = outputs[0].step
+
+    def side(self, name: str) -> Stream:
+        """Rows that the function emitted for a side output.
+
+        Raises:
+            BuildError: the step declares no such side output.
+        """
+        if name not in self._outputs:
+            known = ", ".join(map(repr, self._outputs)) or "none"
+            raise BuildError(
+                f"no side output {name!r}",
+                step=self._id,
+                hint=f"Declared are: {known}. Declare it with side={{{name!r}: schema}}.",
+            )
+        return Stream(self._builder, self._outputs[name])

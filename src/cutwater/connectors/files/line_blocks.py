@@ -89,14 +89,8 @@ class LineBlocks:
         self._rest = b""
         self._ended = False
         self._compressed = compression_of(entry.path) is not None
+        self._file = entry.open()
         try:
-            self._file = pa.OSFile(entry.path)
-        except FileNotFoundError:
-            raise entry.missing() from None
-        except OSError as e:
-            raise DataError(f"cannot open {entry.path}: {e}") from e
-        try:
-            entry.check(self._file.fileno())
             compression = compression_of(entry.path)
             self._stream = pa.CompressedInputStream(self._file, compression) if compression else self._file
             self._enter(offset)
@@ -120,11 +114,17 @@ class LineBlocks:
         return self._line
 
     def next_block(self) -> Block | None:
-        """The next rows, or None at the end.
+        """The next block that has rows, or None at the end.
 
         Raises:
             DataError: the file was changed meanwhile, its compression is damaged, or a row is too long.
         """
+        while (block := self._next()) is not None:
+            if len(block.starts):
+                return block
+        return None
+
+    def _next(self) -> Block | None:
         data, self._rest = self._rest, b""
         while True:
             if not self._ended:

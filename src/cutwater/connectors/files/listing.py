@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from cutwater.connectors.base import Json
 from cutwater.errors import BuildError, DataError
 
@@ -42,12 +44,27 @@ class FileEntry(NamedTuple):
         if self.mtime_ns is not None and now.st_mtime_ns != self.mtime_ns:
             raise self._changed("its time of change is another one")
 
-    def missing(self) -> DataError:
-        """The error to raise when the file is gone."""
-        return DataError(
-            f"{self.path} vanished before it was read to its end",
-            hint="Keep input files in place until the job has ended and no snapshot that refers to them is needed.",
-        )
+    def open(self) -> pa.OSFile:
+        """The file, open.
+
+        Raises:
+            DataError: it is gone, cannot be read, or was changed or replaced since it was listed.
+        """
+        try:
+            file = pa.OSFile(self.path)
+        except FileNotFoundError:
+            raise DataError(
+                f"{self.path} vanished before it was read to its end",
+                hint="Keep input files in place until the job has ended and no snapshot that refers to them is needed.",
+            ) from None
+        except OSError as e:
+            raise DataError(f"cannot open {self.path}: {e}") from e
+        try:
+            self.check(file.fileno())
+        except DataError:
+            file.close()
+            raise
+        return file
 
     def _changed(self, how: str) -> DataError:
         return DataError(

@@ -14,10 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cutwater.connectors.base import Json, SourceContext, Split
-from cutwater.connectors.files.bad_rows import salvage
 from cutwater.connectors.files.listing import FileEntry
-from cutwater.connectors.files.parquet_types import plain_schema
-from cutwater.connectors.files.schema_match import SchemaOrigin, column_differences
+from cutwater.connectors.files.schemas import (
+    SchemaOrigin,
+    check_columns,
+    column_differences,
+    good_and_bad,
+    plain_schema,
+)
 from cutwater.data.time import MAX_WATERMARK
 from cutwater.errors import DataError
 
@@ -48,21 +52,12 @@ class _OpenFile:
 def _open(entry: FileEntry) -> _OpenFile:
     if entry.size == 0:
         raise DataError(f"{entry.path} is empty (0 bytes), not even a Parquet file without rows", hint=_TRUNCATED)
+    stream = entry.open()
     try:
-        stream = pa.OSFile(entry.path)
-    except FileNotFoundError:
-        raise entry.missing() from None
-    except OSError as e:
-        raise DataError(f"cannot open {entry.path}: {e}") from e
-    try:
-        entry.check(stream.fileno())
         parquet = pq.ParquetFile(stream, coerce_int96_timestamp_unit="us", page_checksum_verification=True)
     except (pa.ArrowException, OSError) as e:
         stream.close()
         raise DataError(f"{entry.path} is truncated or not a Parquet file: {e}", hint=_TRUNCATED) from e
-    except DataError:
-        stream.close()
-        raise
     return _OpenFile(entry, stream, parquet)
 
 
@@ -214,12 +209,7 @@ class ParquetReader:
     def _check_columns(self, origin: SchemaOrigin) -> None:
         # With a given schema INT96 may also be read as it lies there, without zone: timestamp_ntz.
         found = plain_schema(self._file.parquet.schema_arrow) if origin.given else _with_instants(self._file)
-        differences = column_differences(found, self._schema, origin)
-        if differences:
-            raise DataError(
-                f"{self._file.entry.path} does not have the columns of {origin.name}: {'; '.join(differences)}",
-                hint="Give schema= with the columns to read, or read files of one schema per step.",
-            )
+        check_columns(self._file.entry.path, column_differences(found, self._schema, origin), origin)
 
     def _stream(self, groups: range) -> Iterator[pa.RecordBatch]:
         metadata = self._file.parquet.metadata
@@ -258,7 +248,9 @@ class ParquetReader:
             return self._cast(raw)
         except (pa.ArrowException, ValueError):
             pass
-        result = salvage(raw.num_rows, lambda a, b: self._cast(raw.slice(a, b - a)), first_only=self._divert is None)
+        result = good_and_bad(
+            raw.num_rows, lambda a, b: self._cast(raw.slice(a, b - a)), first_only=self._divert is None
+        )
         for row, reason in result.bad:
             text = json.dumps(raw.slice(row, 1).to_pylist()[0], default=str)[:_MAX_RAW]
             number = self._first_row + self._row + row

@@ -16,9 +16,8 @@ import xxhash
 
 from cutwater.connectors.base import Json, SinkSnapshot
 from cutwater.connectors.files.part_formats import PartFormat
-from cutwater.connectors.staging.area import TAMPERED, StagingArea, check_piece
-from cutwater.connectors.staging.folders import TargetFolder, fsync_path, storage_errors
-from cutwater.connectors.staging.log import EndHandle, PieceCut, converted
+from cutwater.connectors.staging import TAMPERED, EndHandle, PieceCut, StagingArea, check_piece, converted
+from cutwater.connectors.staging_folders import TargetFolder, fsync_path, storage_errors
 from cutwater.data.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.store.beneath import open_to_read, opened_folder

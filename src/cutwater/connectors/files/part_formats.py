@@ -5,6 +5,7 @@ Everything else about a file, when it is cut, named, committed and taken back, d
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, Protocol, cast
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from cutwater.connectors.files.parquet_types import parquet_schema, plain_schema
+from cutwater.connectors.files.schemas import parquet_schema, plain_schema
 from cutwater.errors import BuildError, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class ParquetParts:
 
 
 @dataclass(frozen=True)
-class _TextParts:
+class _TextParts(ABC):
     """Base of JSON lines and CSV: chunks of text, perhaps compressed."""
 
     compression: Literal["gzip"] | None = None
@@ -129,10 +130,13 @@ class _TextParts:
         """Texts name no types."""
         return None
 
-    def _write(self, file: BinaryIO, texts: Iterator[str]) -> None:
+    def write(self, file: BinaryIO, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         with pa.output_stream(cast(Any, _KeptOpen(file)), compression=self.compression) as stream:
-            for text in texts:
+            for text in self._texts(schema, batches):
                 stream.write(text.encode())
+
+    @abstractmethod
+    def _texts(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[str]: ...
 
 
 @dataclass(frozen=True)
@@ -157,10 +161,7 @@ class JsonParts(_TextParts):
     def schema(self, schema: pa.Schema) -> pa.Schema:
         return _text_schema(schema, "JSON lines", _no_json)
 
-    def write(self, file: BinaryIO, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        self._write(file, self._lines(schema, batches))
-
-    def _lines(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
+    def _texts(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
         import polars as pl
 
         expressions = [
@@ -201,10 +202,7 @@ class CsvParts(_TextParts):
     def schema(self, schema: pa.Schema) -> pa.Schema:
         return _text_schema(schema, "CSV", _no_csv)
 
-    def write(self, file: BinaryIO, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        self._write(file, self._rows(schema, batches))
-
-    def _rows(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
+    def _texts(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[str]:
         import polars as pl
 
         zoned = [

@@ -1,4 +1,7 @@
-"""The file sink: exactly-once output into a directory that Spark (or anything else) reads as one dataset."""
+"""The file sink: exactly-once output into a directory that Spark (or anything else) reads as one dataset.
+
+The collecting sink keeps a bounded job's result in such a directory, of the job's own.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import BinaryIO, Literal, cast
+from typing import BinaryIO, ClassVar, Self, cast
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from cutwater.config import parse_duration_ms
-from cutwater.connectors.base import Json, PreCommit, SinkContext
-from cutwater.connectors.files.parquet_types import cast_batch
+from cutwater.connectors.base import Guarantee, Json, PreCommit, SinkContext, SinkWriter, SubtaskCommitter
 from cutwater.connectors.files.part_commit import (
     LogState,
     PartCommitter,
@@ -27,10 +30,22 @@ from cutwater.connectors.files.part_commit import (
     write_part,
 )
 from cutwater.connectors.files.part_formats import ParquetParts, PartFormat
-from cutwater.connectors.staging.area import UNGUARDED, Guard, StagingArea, staging_beside
-from cutwater.connectors.staging.folders import TargetFolder, fsync_path, storage_errors
-from cutwater.connectors.staging.log import EndHandle, PieceCut, StagingLog, converted, open_piece
-from cutwater.errors import BuildError, ConfigError
+from cutwater.connectors.files.schemas import cast_batch, parquet_schema
+from cutwater.connectors.staging import (
+    UNGUARDED,
+    EndHandle,
+    Guard,
+    PieceCut,
+    StagingArea,
+    StagingLog,
+    converted,
+    open_piece,
+    staging_beside,
+)
+from cutwater.connectors.staging_folders import TargetFolder, fsync_path, storage_errors
+from cutwater.errors import BuildError, ConfigError, InvariantError, StorageError
+from cutwater.storage.store.opening import store_at
+from cutwater.storage.store.seal import PLAIN
 
 
 def local_path(path: str) -> str:
@@ -83,24 +98,15 @@ class FileSink:
     guard: Guard = field(default=UNGUARDED, repr=False, compare=False, kw_only=True)
     """Given by the runtime through ``guarded``."""
 
+    guarantee: ClassVar[Guarantee] = "exactly-once"
+    parallelism: ClassVar[int | None] = None
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", local_path(self.path))
         object.__setattr__(self, "roll_interval_ms", parse_duration_ms(self.roll_interval_ms, name="roll_interval_ms"))
         for name in ("roll_rows", "roll_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-
-    @property
-    def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
-        return "exactly-once"
-
-    @property
-    def parallelism(self) -> int | None:
-        return None
-
-    def bind(self, directory: str) -> FileSink:
-        """This sink has a place of its own; ``directory`` is not used."""
-        return self
 
     def guarded(self, guard: Guard) -> FileSink:
         """The same sink, whose staged files are guarded."""
@@ -300,3 +306,67 @@ def _same_type(one: pa.DataType, other: pa.DataType) -> bool:
     if pa.types.is_timestamp(one) and pa.types.is_timestamp(other):
         return True  # Spark writes INT96 by default, which bears no zone
     return pa.types.is_nested(one) == pa.types.is_nested(other) and (pa.types.is_nested(one) or one.equals(other))
+
+
+@dataclass(frozen=True)
+class CollectSink:
+    """Keeps the rows, exactly once, in a folder of the job, for the driver to read when the job has ended.
+
+    The runtime gives it that folder by ``bind``; ``spark.read.parquet(directory)`` or ``read_result`` reads it.
+
+    Args:
+        directory: that folder.
+        roll_interval_ms: see ``FileSink``.
+        guard: of staged files; given through ``guarded``.
+    """
+
+    directory: str | None = None
+    roll_interval_ms: float | str | timedelta = FileSink.roll_interval_ms
+    guard: Guard = field(default=UNGUARDED, repr=False, compare=False, kw_only=True)
+
+    guarantee: ClassVar[Guarantee] = "exactly-once"
+    parallelism: ClassVar[int | None] = None
+
+    def bind(self, directory: str) -> Self:
+        """The same sink, writing to ``directory``.
+
+        Raises:
+            ConfigError: it is none of the file system, where whoever reads the rows would find them.
+        """
+        return replace(self, directory=store_at(directory, PLAIN).local_folder())
+
+    def guarded(self, guard: Guard) -> Self:
+        """The same sink, whose staged files are guarded."""
+        return replace(self, guard=guard)
+
+    def check(self, schema: pa.Schema) -> None:
+        """See ``Sink.check``."""
+        parquet_schema(schema)
+
+    def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> SinkWriter:
+        return self._parquet().writer(schema, ctx, restored)
+
+    def committer(self, schema: pa.Schema, job_uid: str, step: str) -> SubtaskCommitter:
+        return self._parquet().committer(schema, job_uid, step)
+
+    def _parquet(self) -> FileSink:
+        if self.directory is None:
+            raise InvariantError("a collecting sink was started before it was bound to a directory")
+        return FileSink(self.directory, roll_interval_ms=self.roll_interval_ms, guard=self.guard)
+
+
+def read_result(directory: str, schema: pa.Schema) -> pa.Table:
+    """All committed rows of a collected step, in each subtask's order, with the types of ``schema``.
+
+    Raises:
+        StorageError: the directory or one of its files cannot be read.
+    """
+    try:
+        names = sorted(name for name in os.listdir(directory) if is_visible(name, ".parquet"))
+        tables = [pq.ParquetFile(os.path.join(directory, name)).read() for name in names]
+    except (OSError, pa.ArrowInvalid) as error:
+        raise StorageError(
+            f"cannot read the result in {directory!r}: {error}", hint="Is the job finished, and was it this directory?"
+        ) from error
+    batches = [cast_batch(batch, schema) for table in tables for batch in table.to_batches()]
+    return pa.Table.from_batches(batches, schema)

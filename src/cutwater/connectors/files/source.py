@@ -11,12 +11,11 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from cutwater.config import parse_duration_ms
-from cutwater.connectors.base import BadRows, Json, SourceContext, Split, SplitReader, check_rate
-from cutwater.connectors.files.earliest import earliest_of_first_row
+from cutwater.connectors.base import BadRows, Json, SourceContext, Split, SplitReader, check_rate, earliest_of_first_row
 from cutwater.connectors.files.line_blocks import compression_of
 from cutwater.connectors.files.listing import FileEntry, absolute_paths, list_files, marker_path
 from cutwater.connectors.files.parquet_reader import ParquetReader, earliest_by_statistics, file_schema, parquet_splits
-from cutwater.connectors.files.schema_match import SchemaOrigin
+from cutwater.connectors.files.schemas import SchemaOrigin
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFormat
 from cutwater.connectors.files.text_reader import TextReader, first_block
 from cutwater.data.schema_text import as_schema
@@ -52,31 +51,18 @@ class FileSource:
 
     Args:
         path: file, directory (at every depth), glob, or a list of them.
-        format: ``"parquet"``, ``"csv"`` or ``"json"``; None tells it by the names (``.gz``, ``.bz2``, ``.zst`` may
-            follow on text files).
-        schema: ``pyarrow.Schema`` or text such as ``"k long, at timestamp"``.
-        rate: rows per second over all subtasks; None for as fast as possible.
-        bad_rows: ``"fail"``: a row that cannot be parsed or has a wrong type fails the job, with file and line;
-            ``"dead_letter"``: it goes to the step's dead letters.
-        watch: the directory keeps growing.
-        discover_interval_ms: how often to look for new files; a duration such as ``"10s"`` or milliseconds.
-        settle_ms: how long a watched file must have been left alone; as above.
-        end_marker: a file that says, by being there, that the watched directory is complete, and is no input itself.
-            A bare name lies in the watched directory, anything with a slash is a path.
-        time_ordered: in the order of their paths, each file begins no earlier in event time than the one before.  Then
-            the files to come need not be looked into, and hold time back only as far as the next one does.
-        header: CSV files begin with the names of the columns; without them they are called ``_c0``, ``_c1`` ... or
-            as ``schema`` says.
-        delimiter: of CSV fields.
-        quote: quoting character of CSV, doubled inside quotes; None for no quoting.
-        null_values: CSV fields that mean null (only unquoted ones).
-        timestamp_formats: ``strptime`` formats, tried in order; without them ISO 8601.  A time without zone in a
-            column with zone is local time there.
+        format: None tells it by the names (``.gz``, ``.bz2``, ``.zst`` may follow on text files).
+        time_ordered: as of ``cw.files``, whose other arguments have the same names here.  Files to come need not be
+            looked into then, and hold time back only as far as the next one does.
+        header: without them columns of CSV are called ``_c0``, ``_c1`` ... or as ``schema`` says.
+        timestamp_formats: with them a time without zone in a column with zone is local time there.
 
     Raises:
         BuildError: no such path, an unknown format, a schema that the format cannot hold.
         ConfigError: an option is wrong.
     """
+
+    replayable = True
 
     def __init__(
         self,
@@ -113,8 +99,8 @@ class FileSource:
         self.paths = absolute_paths(path)
         self.bad_rows: BadRows = bad_rows
         self._format: FileFormat | None = format
-        self._rate, self._watch = rate, watch
-        self._discover_interval_ms = interval_ms
+        self.rate, self._watch = rate, watch
+        self.discover_interval_ms = interval_ms
         self._settle_ms = parse_duration_ms(settle_ms, name="settle_ms")
         self.time_ordered = time_ordered
         self._end_marker = None if end_marker is None else marker_path(end_marker, self.paths)
@@ -168,18 +154,6 @@ class FileSource:
     def ended(self) -> bool:
         """True once no new splits will come: ``discover`` has returned all."""
         return self.bounded
-
-    @property
-    def replayable(self) -> bool:
-        return True
-
-    @property
-    def rate(self) -> float | None:
-        return self._rate
-
-    @property
-    def discover_interval_ms(self) -> float:
-        return self._discover_interval_ms
 
     def with_bad_rows(self, bad_rows: BadRows) -> FileSource:
         """A copy that fails at bad rows or diverts them."""
@@ -319,7 +293,7 @@ class FileSource:
             if len(schema):
                 self._origin = SchemaOrigin(entry.path, given=False)
                 return schema
-        raise BuildError(f"files: no rows in {self._where()} to take a schema from", hint="Give schema='k long, ...'.")
-
-    def _where(self) -> str:
-        return ", ".join(repr(p) for p in self.paths)
+        raise BuildError(
+            f"files: no rows in {', '.join(map(repr, self.paths))} to take a schema from",
+            hint="Give schema='k long, ...'.",
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
@@ -10,10 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cutwater.connectors.base import Json, SourceContext, Split
-from cutwater.connectors.files.bad_rows import salvage
 from cutwater.connectors.files.line_blocks import Block, LineBlocks
 from cutwater.connectors.files.listing import FileEntry
-from cutwater.connectors.files.schema_match import SchemaOrigin
+from cutwater.connectors.files.schemas import SchemaOrigin, check_columns, good_and_bad, name_differences
 from cutwater.connectors.files.text_formats import CsvFormat, JsonFormat, TextFormat
 from cutwater.errors import DataError
 
@@ -51,13 +51,8 @@ class _Start(NamedTuple):
 def first_block(entry: FileEntry, text: TextFormat) -> tuple[list[str], Block] | None:
     """Column names (empty for JSON) and first rows of a file; None if it holds neither."""
     start = _start(entry, text)
-    lines = _lines(entry, text, start.offset, start.line, _INFER_BYTES)
-    try:
+    with closing(_lines(entry, text, start.offset, start.line, _INFER_BYTES)) as lines:
         block = lines.next_block()
-        while block is not None and not len(block.starts):
-            block = lines.next_block()
-    finally:
-        lines.close()
     if block is None:
         # A header without rows still tells the columns.
         none = np.empty(0, np.int64)
@@ -74,13 +69,8 @@ def _lines(entry: FileEntry, text: TextFormat, offset: int, line: int, block_byt
 def _start(entry: FileEntry, text: TextFormat) -> _Start:
     if isinstance(text, JsonFormat):
         return _Start(0, 1, [])
-    lines = _lines(entry, text, 0, 1, block_bytes=1 << 16)
-    try:
+    with closing(_lines(entry, text, 0, 1, block_bytes=1 << 16)) as lines:
         block = lines.next_block()
-        while block is not None and not len(block.starts):
-            block = lines.next_block()
-    finally:
-        lines.close()
     if block is None:
         return _Start(0, 1, [])
     first, end = int(block.starts[0]), int(block.ends[0])
@@ -156,12 +146,11 @@ class TextReader:
         self._lines.close()
 
     def _next_parsed(self) -> _Parsed | None:
-        """The next block that has rows, good or bad."""
-        while (block := self._lines.next_block()) is not None:
-            if len(block.starts):
-                self._parsed, self._row, self._bad = self._parse(block), 0, 0
-                return self._parsed
-        return None
+        """The next block, whose rows may be good or bad."""
+        if (block := self._lines.next_block()) is None:
+            return None
+        self._parsed, self._row, self._bad = self._parse(block), 0, 0
+        return self._parsed
 
     def _hand_over(self, bad: list[_Bad]) -> None:
         """Divert the bad rows before the next good one: the position is behind them."""
@@ -181,7 +170,7 @@ class TextReader:
         if block.unclosed:
             bad = [(0, "a quoted field begins here that is never closed")]
         else:
-            result = salvage(rows, lambda a, b: self._batch(block, a, b), first_only=self._divert is None)
+            result = good_and_bad(rows, lambda a, b: self._batch(block, a, b), first_only=self._divert is None)
             batches, good, bad = result.batches, result.good, result.bad
         if bad and self._divert is None:
             raise self._error(block, *bad[0])
@@ -227,18 +216,8 @@ class TextReader:
         wanted = self._schema.names
         if not self._text.header:
             if len(found) != len(wanted):
-                raise self._other_columns(f"{len(found)} columns instead of {len(wanted)}")
+                differences = [f"{len(found)} columns instead of {len(wanted)}"]
+                check_columns(self._entry.path, differences, self._origin)
             return wanted
-        problems = [f"column {n!r} is missing" for n in wanted if n not in found]
-        problems += [f"column {n!r} is there more than once" for n in sorted({n for n in found if found.count(n) > 1})]
-        if not self._origin.given:
-            problems += [f"column {n!r} is new" for n in found if n not in wanted]
-        if problems:
-            raise self._other_columns("; ".join(problems))
+        check_columns(self._entry.path, name_differences(found, wanted, self._origin), self._origin)
         return found
-
-    def _other_columns(self, problems: str) -> DataError:
-        return DataError(
-            f"{self._entry.path} does not have the columns of {self._origin.name}: {problems}",
-            hint="Give schema= with the columns to read, or read files of one schema per step.",
-        )

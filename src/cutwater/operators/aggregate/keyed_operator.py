@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.data.event_times import event_times
+from cutwater.data.rows import event_times
 from cutwater.operators.aggregate import kernels as aggregate_kernels
 from cutwater.operators.aggregate.accumulators import Accumulator, Aggregate
 from cutwater.operators.base import Context, Operator, Outputs

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.data.row_sizes import rows_per_batch, widest_row_bytes
-from cutwater.data.rows import describe_row
+from cutwater.data.rows import describe_row, rows_per_batch, widest_row_bytes
 from cutwater.errors import BuildError, CutwaterError, DataError
 from cutwater.operators.base import Context, OneInputSpec, Operator, Outputs
 from cutwater.operators.deterministic_batches import DeterministicBatches

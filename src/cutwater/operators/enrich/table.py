@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 import xxhash
 
-from cutwater.data.schema_differences import schema_differences
+from cutwater.data.schema_text import schema_differences
 from cutwater.errors import BuildError, DataError
 from cutwater.operators.stateless.expression_plan import plain_type
 

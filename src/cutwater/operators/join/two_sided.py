@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.data.event_times import event_times
-from cutwater.data.row_sizes import rows_per_batch, widest_row_bytes
+from cutwater.data.rows import event_times, rows_per_batch, widest_row_bytes
 from cutwater.operators.base import Context, Operator, Outputs
 from cutwater.operators.deterministic_batches import DeterministicBatches
 from cutwater.operators.emission_order import EmissionOrder

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
-from cutwater.data.row_sizes import rows_per_batch
+from cutwater.data.rows import rows_per_batch
 from cutwater.data.words import from_words
 from cutwater.operators.base import Outputs
 from cutwater.operators.join.two_sided import LEFT, RIGHT, TwoSidedJoin

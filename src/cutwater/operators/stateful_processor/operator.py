@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cutwater.data.event_times import event_times
-from cutwater.data.rows import Row, shorten_value
+from cutwater.data.rows import Row, event_times, shorten_value
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError, UserCodeError
 from cutwater.operators.base import Outputs

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cutwater.data.schema_differences import schema_differences
-from cutwater.data.schema_text import ZONES_DIFFER_HINT, zones_differ
+from cutwater.data.schema_text import ZONES_DIFFER_HINT, schema_differences, zones_differ
 from cutwater.errors import BuildError
 from cutwater.operators.base import KeyedSpec, OneInputSpec, Operator, OperatorSpec, Outputs, check_names
 from cutwater.state.keys import check_key_types, valid_key_mask

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.data.event_times import event_times
+from cutwater.data.rows import event_times
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.data.words import to_words
 from cutwater.operators.aggregate.keyed_operator import AggregateTable

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.connectors.base import Source, SourceHooks, Split, SplitReader, dead_letter_schema
-from cutwater.connectors.files.earliest import earliest_time
+from cutwater.connectors.base import Source, SourceHooks, Split, SplitReader, dead_letter_schema, earliest_time
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError, DataError
 from cutwater.operators.base import Outputs

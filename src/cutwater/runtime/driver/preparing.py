@@ -12,13 +12,13 @@ import pyarrow as pa
 
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Sink, SinkHooks, Source, SourceHooks, Split
-from cutwater.connectors.staging.area import Guard
+from cutwater.connectors.staging import Guard
 from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, CutwaterError
 from cutwater.plan.checks import check_guarantees
+from cutwater.plan.compatibility import step_records
 from cutwater.plan.graph import LogicalGraph, PhysicalPlan, Step
 from cutwater.plan.other_sinks import shadowed_plan
 from cutwater.plan.planner import make_plan
-from cutwater.plan.records import step_records
 from cutwater.plan.recovery import check_recovery, pin_tables
 from cutwater.plan.upgrade import Upgrade
 from cutwater.runtime.driver.forks import limits_of

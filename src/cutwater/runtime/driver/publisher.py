@@ -20,12 +20,11 @@ import msgspec
 from cutwater import __version__
 from cutwater.config import JobConfig
 from cutwater.connectors.base import Committer, Sink, SinkSnapshot, SubtaskCommitter
-from cutwater.connectors.staging.area import Guard
+from cutwater.connectors.staging import Guard
 from cutwater.errors import ConfigError, CorruptSnapshotError, FencedError, StorageError
-from cutwater.plan.compatibility import check_compatible
+from cutwater.plan.compatibility import check_compatible, edge_records, step_records
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.other_sinks import guarded_plan
-from cutwater.plan.records import edge_records, step_records
 from cutwater.plan.recovery import subtasks_of
 from cutwater.plan.upgrade import Upgrade
 from cutwater.protocol.job.messages import Outcome
@@ -312,7 +311,7 @@ class Publisher:
         if restorable is None:
             return None
         bound = check_compatible(self.plan, restorable.manifest, self.upgrade, foreign=self.foreign)
-        self.warnings += [w for w in (*restorable.warnings, *bound.outlook.warnings) if w not in self.warnings]
+        self.warnings += [w for w in (*restorable.warnings, *bound.report.warnings) if w not in self.warnings]
         if self._claims and self._origin is not None:
             origin, digest = self._origin, restorable.completed.digest
             self._claim.take(origin.directory, origin.job, digest, state.newest_id)

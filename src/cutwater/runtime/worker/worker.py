@@ -24,7 +24,7 @@ from typing import Any
 
 from cutwater.config import JobConfig, LogLevelName
 from cutwater.connectors.console import CONSOLE_LOGGER
-from cutwater.connectors.staging.area import Guard
+from cutwater.connectors.staging import Guard
 from cutwater.errors import CutwaterError, FencedError, WireError
 from cutwater.plan.graph import PhysicalPlan
 from cutwater.plan.other_sinks import guarded_plan, shadowed_plan

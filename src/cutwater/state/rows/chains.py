@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.data.row_sizes import rows_per_batch, widest_row_bytes
+from cutwater.data.rows import rows_per_batch, widest_row_bytes
 from cutwater.state.index.key_index import GroupIds
 from cutwater.state.keys import hash_keys, key_groups
 from cutwater.state.rows import kernels

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cutwater.data.event_times import event_times
+from cutwater.data.rows import event_times
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.state.disk.row_codec import RowCodec
 from cutwater.state.disk.tables import NEVER, FrozenRowJournal, RowJournal, SpillQueue

@@ -5,7 +5,7 @@ import datetime as dt
 import pyarrow as pa
 import pytest
 
-from cutwater.connectors.files.parquet_types import cast_batch, parquet_schema, plain_schema
+from cutwater.connectors.files.schemas import cast_batch, parquet_schema, plain_schema
 from cutwater.errors import BuildError, DataError
 
 PARQUET_FORMS = [

@@ -13,22 +13,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cutwater.connectors.base import Json, SinkContext, SinkSnapshot
-from cutwater.connectors.files.parquet_types import plain_schema
-from cutwater.connectors.foreach_batch import EpochCommitter, EpochHandle, EpochWriter
-from cutwater.connectors.staging.area import UNGUARDED, Guard, StagingArea, incarnation_of, staging_in_store
-from cutwater.connectors.staging.folders import StoreFolder
-from cutwater.connectors.tables.database import Connection, Database, database_of
+from cutwater.connectors.base import Guarantee, Json, SinkContext, SinkSnapshot
+from cutwater.connectors.databases import Connection, Database, database_of
+from cutwater.connectors.files.schemas import plain_schema
+from cutwater.connectors.foreach_batch import EpochCommitter, EpochHandle, EpochSink, EpochWriter
+from cutwater.connectors.staging import StagingArea, incarnation_of
+from cutwater.connectors.staging_folders import StoreFolder
 from cutwater.data.changes import OP, added_rows
-from cutwater.errors import BuildError, ConfigError, InvariantError, did_you_mean
-from cutwater.storage.store.opening import absolute_uri
+from cutwater.errors import BuildError, ConfigError, did_you_mean
 
 EPOCH_COLUMN = "cutwater_epoch"
 """Column of an appended table: the epoch that wrote the row."""
@@ -37,7 +36,7 @@ _ALL_BELOW = -1
 """In place of a subtask: the record stands for all epochs up to its checkpoint."""
 
 
-class EpochBook:
+class EpochRecords:
     """The epochs of one write step of one job.
 
     Args:
@@ -148,7 +147,7 @@ _COMPACT_EVERY = 100
 
 
 @dataclass(frozen=True)
-class TableSink:
+class TableSink(EpochSink):
     """Appends rows to a table, or upserts them by key; each row's effect exactly once.
 
     Args:
@@ -158,8 +157,6 @@ class TableSink:
         key: key columns of an upsert.
         changes: of an upsert of an updating stream, the columns that tell its rows apart; given through ``applying``.
         parallelism: number of subtasks that write.
-        directory: where rows wait; given by the runtime through ``bind``.
-        guard: of these; given through ``guarded``.
 
     Raises:
         ConfigError: a setting that makes no sense.
@@ -170,9 +167,9 @@ class TableSink:
     mode: Literal["append", "upsert"] = "append"
     key: tuple[str, ...] = ()
     parallelism: int = 1
-    directory: str | None = None
     changes: tuple[str, ...] | None = None
-    guard: Guard = field(default=UNGUARDED, repr=False, compare=False, kw_only=True)
+
+    guarantee: ClassVar[Guarantee] = "exactly-once"
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -190,18 +187,6 @@ class TableSink:
                 f"an upsert with parallelism {self.parallelism} would write rows of one key in any order",
                 hint="Leave parallelism at 1, or append.",
             )
-
-    @property
-    def guarantee(self) -> Literal["exactly-once", "at-least-once"]:
-        return "exactly-once"
-
-    def bind(self, directory: str) -> TableSink:
-        """The same sink, staging below ``directory``."""
-        return replace(self, directory=absolute_uri(directory))
-
-    def guarded(self, guard: Guard) -> TableSink:
-        """The same sink, whose staged rows are guarded."""
-        return replace(self, guard=guard)
 
     def applying(self, changes: tuple[str, ...]) -> TableSink:
         """The same sink for an updating stream: an upsert makes the table what the stream's added rows are.
@@ -255,10 +240,10 @@ class TableSink:
 
     def writer(self, schema: pa.Schema, ctx: SinkContext, restored: list[Json]) -> EpochWriter:
         made = EpochWriter if self.changes is None else _ChangesWriter
-        return made(self._area(ctx.job_uid, ctx.step), plain_schema(schema), ctx)
+        return made(self.area(ctx.job_uid, ctx.step), plain_schema(schema), ctx)
 
     def committer(self, schema: pa.Schema, job_uid: str, step: str) -> TableCommitter:
-        return TableCommitter(self, plain_schema(schema), self._area(job_uid, step))
+        return TableCommitter(self, plain_schema(schema), self.area(job_uid, step))
 
     def _check_table(self, names: Sequence[str]) -> None:
         database = self.database
@@ -285,11 +270,6 @@ class TableSink:
                 f"{where} has no unique index on ({', '.join(self.key)}), which an upsert by these columns needs",
                 hint=f"CREATE UNIQUE INDEX ON {database.quoted(self.name)} ({', '.join(self.key)}), or another key.",
             )
-
-    def _area(self, job_uid: str, step: str) -> StagingArea[StoreFolder]:
-        if self.directory is None:
-            raise InvariantError("a table sink was started before it was bound to a directory", step=step)
-        return staging_in_store(self.directory, job_uid, step, self.guard)
 
 
 def table(
@@ -336,7 +316,7 @@ class TableCommitter:
         self.takes_back = sink.mode == "append"
         self._sink = sink
         self._schema = sink.stored(schema)
-        self._book = EpochBook(sink.database, area.job_uid, area.step)
+        self._records = EpochRecords(sink.database, area.job_uid, area.step)
         self._epochs = EpochCommitter(area, self._take)
         self._floor = 0
 
@@ -359,14 +339,14 @@ class TableCommitter:
         self._make_tables()
         self._epochs.settle(restored, retained, incarnation)
         target = self._target if self.takes_back else None
-        self._book.fence(0 if restored is None else restored.checkpoint_id, incarnation, target)
+        self._records.fence(0 if restored is None else restored.checkpoint_id, incarnation, target)
 
     def retire(self, retired: SinkSnapshot, retained: Sequence[SinkSnapshot]) -> None:
         """See ``Committer.retire``; now and then forgets epochs that no checkpoint names any more."""
         named = [epoch.checkpoint_id for snapshot in retained for epoch in _epochs(snapshot)]
         floor = min([retired.checkpoint_id, *(checkpoint_id - 1 for checkpoint_id in named)])
         if floor >= self._floor + _COMPACT_EVERY:
-            self._book.compact(floor)
+            self._records.compact(floor)
             self._floor = floor
 
     def finish(self, incarnation: int) -> None:
@@ -388,13 +368,13 @@ class TableCommitter:
         else:
             columns.append(f"PRIMARY KEY ({', '.join(map(database.quoted_column, sink.key))})")
         with database.transaction("cutwater tables") as connection:
-            self._book.create(connection)
+            self._records.create(connection)
             connection.execute(f"CREATE TABLE IF NOT EXISTS {self._target} ({', '.join(columns)})")
 
     def _take(self, rows: pa.Table, epoch: EpochHandle) -> None:
         """The rows and the record of their epoch, in one transaction."""
-        with self._book.transaction() as connection:
-            number = self._book.enter(connection, epoch)
+        with self._records.transaction() as connection:
+            number = self._records.enter(connection, epoch)
             if number is None:
                 return
             if self._sink.changes is not None:

@@ -11,9 +11,8 @@ import psutil
 import pytest
 from sink_identity import SCHEMA, numbers
 
-from cutwater.connectors.staging.area import UNGUARDED, Guard, StagingArea, staging_beside
-from cutwater.connectors.staging.folders import TargetFolder
-from cutwater.connectors.staging.log import PieceCut, StagingLog, open_piece
+from cutwater.connectors.staging import UNGUARDED, Guard, PieceCut, StagingArea, StagingLog, open_piece, staging_beside
+from cutwater.connectors.staging_folders import TargetFolder
 from cutwater.errors import CorruptSnapshotError, StorageError
 from damage import flipped, truncated
 from reversal import Reversal

@@ -22,6 +22,7 @@ from cutwater.config import FileAccess
 from cutwater.connectors.base import Json, SourceContext, Split, SplitReader, check_rate
 from cutwater.connectors.files.listing import FileEntry
 from cutwater.connectors.files.source import FileSource
+from cutwater.connectors.staging_folders import fsync_path
 from cutwater.errors import BuildError, DataError, InvariantError, SealError, StorageError
 from cutwater.storage.snapshot.staged_input import (
     STAGED_FILE,
@@ -136,25 +137,16 @@ def write_parquet(df: DataFrame, directory: Path) -> None:
     except Exception as e:
         raise DataError(f"Spark could not compute or write the DataFrame: {first_line(e)}") from e
     for file in directory.glob("part-*"):
-        sync(file)
-    sync(directory)
+        fsync_path(str(file))
+    fsync_path(str(directory))
 
 
 def write_durably(path: Path, data: bytes) -> None:
     temporary = path.with_name(f"_{uuid.uuid4().hex}.tmp")
     temporary.write_bytes(data)
-    sync(temporary)
+    fsync_path(str(temporary))
     os.rename(temporary, path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Make a file's content, or a directory's names, durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    fsync_path(str(path.parent))
 
 
 def describe(schema: pa.Schema) -> str:
@@ -177,7 +169,7 @@ class _Unstaged:
     def __init__(self, df: DataFrame, rate: float | None, discover_interval_ms: float) -> None:
         check_rate(rate)
         self._df = df
-        self._rate, self._discover_interval_ms = rate, discover_interval_ms
+        self.rate, self.discover_interval_ms = rate, discover_interval_ms
 
     @functools.cached_property
     def schema(self) -> pa.Schema:
@@ -201,14 +193,6 @@ class _Unstaged:
             if pa.types.is_duration(field.type):
                 raise BuildError(f"column {field.name!r}: intervals cannot be staged", hint=_CAST)
         return pa.schema([pa.field(f.name, f.type) for f in found])
-
-    @property
-    def rate(self) -> float | None:
-        return self._rate
-
-    @property
-    def discover_interval_ms(self) -> float:
-        return self._discover_interval_ms
 
     def discover(self) -> list[Split]:
         raise InvariantError("a DataFrame has no splits before it is staged")
@@ -249,52 +233,28 @@ class DataFrameSource(_Unstaged):
             StorageError: what was staged before is damaged, or the directory cannot be written.
             BuildError: what was staged before has other columns.
         """
-        return stage_dataframe(
-            self._df,
-            directory,
-            self.schema,
-            seal=seal,
-            access=access,
-            order_by=self._order_by,
-            partitions=self._partitions,
-            rate=self._rate,
-        )
-
-
-def stage_dataframe(
-    df: DataFrame,
-    directory: str,
-    schema: pa.Schema,
-    *,
-    seal: Seal = PLAIN,
-    access: FileAccess = "owner",
-    order_by: str | None = None,
-    partitions: int | None = None,
-    rate: float | None = None,
-) -> FileSource:
-    """See ``DataFrameSource.stage``."""
-    target = Path(directory).absolute()
-    staged = read_list(target, seal)
-    if staged is None:
-        if order_by is not None:
-            ranged = df.repartitionByRange(partitions, order_by) if partitions else df.repartitionByRange(order_by)
-            df = ranged.sortWithinPartitions(order_by)
-        elif partitions is not None:
-            df = df.repartition(partitions)
-        staged = _stage(df, target, schema, seal, access)
-    if staged.columns != describe(schema):
-        raise BuildError(
-            f"the DataFrame has columns {describe(schema)}, but {target} holds rows staged with {staged.columns}",
-            hint="A job that resumes reads what was staged; give the step a new id to read the new columns.",
-        )
-    for name, size in staged.files.items():
-        try:
-            found = os.path.getsize(target / name)
-        except OSError as e:
-            raise StorageError(f"staged file {target / name} cannot be read: {e.strerror}") from e
-        if found != size:
-            raise StorageError(f"staged file {target / name} has {found} bytes, {size} were written")
-    return StagedFiles(target, seal, format="parquet", schema=schema, rate=rate)
+        target, schema, df = Path(directory).absolute(), self.schema, self._df
+        staged = read_list(target, seal)
+        if staged is None:
+            if self._order_by is not None:
+                cut: tuple[Any, ...] = (self._partitions, self._order_by) if self._partitions else (self._order_by,)
+                df = df.repartitionByRange(*cut).sortWithinPartitions(self._order_by)
+            elif self._partitions is not None:
+                df = df.repartition(self._partitions)
+            staged = _stage(df, target, schema, seal, access)
+        if staged.columns != describe(schema):
+            raise BuildError(
+                f"the DataFrame has columns {describe(schema)}, but {target} holds rows staged with {staged.columns}",
+                hint="A job that resumes reads what was staged; give the step a new id to read the new columns.",
+            )
+        for name, size in staged.files.items():
+            try:
+                found = os.path.getsize(target / name)
+            except OSError as e:
+                raise StorageError(f"staged file {target / name} cannot be read: {e.strerror}") from e
+            if found != size:
+                raise StorageError(f"staged file {target / name} has {found} bytes, {size} were written")
+        return StagedFiles(target, seal, format="parquet", schema=schema, rate=self.rate)
 
 
 def _stage(df: DataFrame, target: Path, schema: pa.Schema, seal: Seal, access: FileAccess) -> Staged:
@@ -317,7 +277,7 @@ def _stage(df: DataFrame, target: Path, schema: pa.Schema, seal: Seal, access: F
             if found is None:
                 raise StorageError(f"cannot stage the DataFrame into {target}: {e.strerror}") from e
             return found  # another driver was quicker, and its rows are the ones that count
-        sync(target.parent)
+        fsync_path(str(target.parent))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for leftover in target.parent.glob(f"{target.name}.staging-*"):
@@ -365,7 +325,7 @@ class StreamingDataFrameSource(_Unstaged):
         make_private(target, access)
         (target / _FAILED).unlink(missing_ok=True)
         query = None if (target / _END).exists() else self._start(target, seal)
-        return StagedStream(target, seal, query, self.schema, self._rate, self._discover_interval_ms)
+        return StagedStream(target, seal, query, self.schema, self.rate, self.discover_interval_ms)
 
     def _start(self, target: Path, seal: Seal) -> StreamingQuery:
         schema = self.schema
@@ -456,6 +416,6 @@ def _stage_batch(directory: str, schema: pa.Schema, seal: Seal, batch: DataFrame
         write_parquet(batch, temporary)
         write_durably(temporary / STAGED_FILE, sealed_staged(list_of(temporary, schema, seal), seal))
         os.rename(temporary, target)
-        sync(target.parent)
+        fsync_path(str(target.parent))
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

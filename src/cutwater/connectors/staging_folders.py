@@ -134,7 +134,7 @@ class StagedFolder(Protocol):
 
 
 class StoreFolder:
-    """A folder of a store: whoever writes a piece ends it before it is made durable.
+    """A ``StagedFolder`` of a store: whoever writes a piece ends it before it is made durable.
 
     Args:
         uri: of what lies beside a job for one sink; made with the folder.
@@ -152,7 +152,6 @@ class StoreFolder:
         """Pieces that are not durable."""
 
     def create(self) -> None:
-        """See ``StagedFolder.create``."""
         self._store = open_store(self._uri, self._seal, self._access)
         self._store.make_folder(self._folder)
 
@@ -160,11 +159,9 @@ class StoreFolder:
         return self._store.exists(self._folder)
 
     def names(self) -> list[str]:
-        """See ``StagedFolder.names``."""
         return self._store.names(self._folder) if self.exists() else []
 
     def new_piece(self, name: str) -> BinaryIO:
-        """See ``StagedFolder.new_piece``."""
         self._written[name] = file = self._store.write(f"{self._folder}/{name}")
         return file
 
@@ -172,13 +169,11 @@ class StoreFolder:
         """See ``StagedFolder.end_piece``: it stays open until it is durable."""
 
     def make_durable(self, names: Sequence[str], new: bool) -> None:
-        """See ``StagedFolder.make_durable``."""
         for name in names:
             if (file := self._written.pop(name, None)) is not None:
                 self._store.close_durably(file)
 
     def read(self, name: str, length: int) -> pa.Buffer:
-        """See ``StagedFolder.read``."""
         if name not in self.names():
             raise FileNotFoundError(errno.ENOENT, "there is no such piece", name)
         path = f"{self._folder}/{name}"
@@ -188,25 +183,22 @@ class StoreFolder:
             return pa.py_buffer(self._store.read(path))  # shorter than that, or no file
 
     def remove(self, names: Iterable[str]) -> None:
-        """See ``StagedFolder.remove``."""
         for name in names:
             self._store.delete(f"{self._folder}/{name}")
 
     def remove_if_empty(self) -> None:
-        """See ``StagedFolder.remove_if_empty``."""
         for depth in range(len(self._parts), 0, -1):
             if not self._store.delete_empty("/".join(self._parts[:depth])):
                 return
 
     def close(self) -> None:
-        """See ``StagedFolder.close``."""
         written, self._written = self._written, {}
         for file in written.values():
             file.close()
 
 
 class TargetFolder:
-    """A folder below the output, in the file system: a part becomes visible by a rename out of it.
+    """A ``StagedFolder`` below the output, in the file system: a part becomes visible by a rename out of it.
 
     It is opened, with all above it up to the root, without following a link.  The folders of a job are its own; what is
     to become the user's lies there with the modes that the user's umask gives.
@@ -227,7 +219,6 @@ class TargetFolder:
         return opened_folder(self.root, self._parts)
 
     def create(self) -> None:
-        """See ``StagedFolder.create``."""
         top = os.path.dirname(self.root)
         while not os.path.isdir(top):
             top = os.path.dirname(top)
@@ -284,15 +275,12 @@ class TargetFolder:
             return _NewFile(name, "x", opener=lambda name, _: os.open(name, _NEW, mode, dir_fd=folder))
 
     def new_piece(self, name: str) -> BinaryIO:
-        """See ``StagedFolder.new_piece``."""
         return cast(BinaryIO, self.new_file(name, 0o660 if self._access == "group" else 0o600))
 
     def end_piece(self, file: BinaryIO) -> None:
-        """See ``StagedFolder.end_piece``."""
         file.close()
 
     def make_durable(self, names: Sequence[str], new: bool) -> None:
-        """See ``StagedFolder.make_durable``."""
         for name in names:
             fsync_path(os.path.join(self.path, name))
         if new:
@@ -318,7 +306,6 @@ class TargetFolder:
             os.close(fd)
 
     def names(self) -> list[str]:
-        """See ``StagedFolder.names``."""
         try:
             with self.opened() as folder:
                 return sorted(os.listdir(folder))
@@ -326,7 +313,6 @@ class TargetFolder:
             return []
 
     def remove(self, names: Iterable[str]) -> None:
-        """See ``StagedFolder.remove``."""
         with storage_errors("cannot clean", self.path), contextlib.suppress(FileNotFoundError):
             names = list(names)
             with self.opened() as folder:
@@ -335,7 +321,6 @@ class TargetFolder:
                         os.unlink(name, dir_fd=folder)
 
     def remove_if_empty(self) -> None:
-        """See ``StagedFolder.remove_if_empty``."""
         for depth in range(len(self._parts), 0, -1):
             *above, name = self._parts[:depth]
             try:

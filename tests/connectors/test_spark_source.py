@@ -15,10 +15,10 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from cutwater.connectors import spark_source
 from cutwater.connectors.base import Source
 from cutwater.connectors.files.source import FileSource
-from cutwater.connectors.spark import source as spark_source
-from cutwater.connectors.spark.source import DataFrameSource, StreamingDataFrameSource
+from cutwater.connectors.spark_source import DataFrameSource, StreamingDataFrameSource
 from cutwater.errors import BuildError, DataError, StorageError
 from cutwater.spark.session import ensure_java
 

@@ -1,11 +1,13 @@
-"""Arrow types of Parquet files for Spark, and the casts to them."""
+"""Columns of files: types that Spark reads, whether a file fits the source's schema, and which rows of a block do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 
 from cutwater.errors import BuildError, DataError
 
@@ -134,3 +136,130 @@ def _spark(kind: pa.DataType) -> pa.DataType:
         raise BuildError("Parquet has no empty structs", hint="Drop the column.")
     nested = _nested(kind, _spark)
     return kind if nested is None else nested
+
+
+class SchemaOrigin(NamedTuple):
+    """Origin of the source's schema."""
+
+    name: str
+    """The first file, or the words "the given schema"."""
+    given: bool
+    """Given by the user: columns of a file that it does not name are not read."""
+
+
+def column_differences(found: pa.Schema, wanted: pa.Schema, origin: SchemaOrigin) -> list[str]:
+    """The reason why a file cannot be read with the source's schema; empty if it can.
+
+    Columns may stand in any order.  A type may be narrower than the source's (``int32`` for ``int64``, ``float32``
+    for ``float64``), never wider.
+    """
+    differences = name_differences(found.names, wanted.names, origin)
+    for field in wanted:
+        index = found.get_field_index(field.name)
+        if index >= 0 and not widens(found.field(index).type, field.type, given=origin.given):
+            differences.append(f"column {field.name!r} is {found.field(index).type} instead of {field.type}")
+    return differences
+
+
+def name_differences(found: Sequence[str], wanted: Sequence[str], origin: SchemaOrigin) -> list[str]:
+    """As ``column_differences``, by the names of the columns alone."""
+    differences = [f"column {name!r} is missing" for name in wanted if name not in found]
+    repeated = sorted({name for name in found if found.count(name) > 1})
+    differences += [f"column {name!r} is there more than once" for name in repeated]
+    if not origin.given:
+        differences += [f"column {name!r} is new" for name in found if name not in wanted]
+    return differences
+
+
+def check_columns(path: str, differences: Sequence[str], origin: SchemaOrigin) -> None:
+    """Refuse a file with differences.
+
+    Raises:
+        DataError: there are some.
+    """
+    if differences:
+        raise DataError(
+            f"{path} does not have the columns of {origin.name}: {'; '.join(differences)}",
+            hint="Give schema= with the columns to read, or read files of one schema per step.",
+        )
+
+
+def widens(found: pa.DataType, wanted: pa.DataType, *, given: bool) -> bool:
+    """True if every value of ``found`` has its place in ``wanted`` (timestamps: if it is as fine as the wanted unit).
+
+    With a schema given by the user, times without zone count as UTC where it says so: Spark's old INT96 timestamps
+    are such.
+
+    >>> widens(pa.int32(), pa.int64(), given=False), widens(pa.int64(), pa.int32(), given=False)
+    (True, False)
+    """
+    if found.equals(wanted) or pt.is_null(found):
+        return True
+    if pt.is_integer(found) and pt.is_integer(wanted):
+        signed, to_signed = pt.is_signed_integer(found), pt.is_signed_integer(wanted)
+        return (signed == to_signed or to_signed) and found.bit_width < wanted.bit_width
+    if pt.is_floating(found) and pt.is_floating(wanted):
+        return found.bit_width < wanted.bit_width
+    if pt.is_decimal(found) and pt.is_decimal(wanted):
+        whole = wanted.precision - wanted.scale >= found.precision - found.scale
+        return whole and wanted.scale >= found.scale
+    if pt.is_timestamp(found) and pt.is_timestamp(wanted):
+        return (found.tz is None) == (wanted.tz is None) or (given and found.tz is None and wanted.tz == "UTC")
+    return _nested_widens(found, wanted, given)
+
+
+def _nested_widens(found: pa.DataType, wanted: pa.DataType, given: bool) -> bool:
+    if pt.is_list(found) and pt.is_list(wanted):
+        return widens(found.value_type, wanted.value_type, given=given)
+    if pt.is_map(found) and pt.is_map(wanted):
+        keys = widens(found.key_type, wanted.key_type, given=given)
+        return keys and widens(found.item_type, wanted.item_type, given=given)
+    if pt.is_struct(found) and pt.is_struct(wanted):
+        fields = [(found.field(i), wanted.field(i)) for i in range(min(found.num_fields, wanted.num_fields))]
+        same = found.num_fields == wanted.num_fields
+        return same and all(a.name == b.name and widens(a.type, b.type, given=given) for a, b in fields)
+    return False
+
+
+class GoodAndBad(NamedTuple):
+    """Good rows of a block as batches, with their row numbers, and the bad rows with the reason."""
+
+    batches: list[pa.RecordBatch]
+    good: list[range]
+    """Row numbers in the block of each batch's rows."""
+    bad: list[tuple[int, str]]
+
+
+def good_and_bad(rows: int, convert: Callable[[int, int], pa.RecordBatch], *, first_only: bool) -> GoodAndBad:
+    """Convert ``rows`` rows; where that fails, halve until single rows are left.
+
+    Needs about ``2 * log2(rows)`` attempts per bad row.
+
+    Args:
+        convert: rows ``[start, stop)`` as a batch of that many rows; raises ``pa.ArrowException`` or ``ValueError`` if
+            one of them is bad.
+        first_only: stop at the first bad row.
+
+    >>> numbers = ["1", "2", "x", "4"]
+    >>> result = good_and_bad(4, lambda a, b: pa.record_batch({"n": [int(n) for n in numbers[a:b]]}), first_only=False)
+    >>> result.bad[0][0], result.good
+    (2, [range(0, 2), range(3, 4)])
+    """
+    result = GoodAndBad([], [], [])
+    todo = [(0, rows)] if rows else []
+    while todo:
+        start, stop = todo.pop()
+        try:
+            batch = convert(start, stop)
+        except (pa.ArrowException, ValueError) as e:
+            if stop - start == 1:
+                result.bad.append((start, str(e)))
+                if first_only:
+                    break
+            else:
+                middle = (start + stop) // 2
+                todo += [(middle, stop), (start, middle)]
+            continue
+        result.batches.append(batch)
+        result.good.append(range(start, stop))
+    return result

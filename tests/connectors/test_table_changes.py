@@ -18,7 +18,7 @@ from sink_identity import Identity
 
 import cutwater as cw
 from cutwater.connectors.base import Json, SinkSnapshot
-from cutwater.connectors.tables.sink import TableCommitter, TableSink, table
+from cutwater.connectors.table_sink import TableCommitter, TableSink, table
 from cutwater.errors import BuildError, DataError
 
 SCHEMA = pa.schema({"op": pa.string(), "a": pa.int64(), "b": pa.string(), "n": pa.int64()})

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cutwater.connectors.spark import source
-from cutwater.connectors.spark.source import StagedFiles, list_of, make_private
+from cutwater.connectors import spark_source
+from cutwater.connectors.spark_source import StagedFiles, list_of, make_private
 from cutwater.errors import CorruptSnapshotError, DataError, SealError, StorageError
 from cutwater.storage.snapshot.staged_input import STAGED_FILE, differs, sealed_staged
 from cutwater.storage.store.seal import PLAIN, Seal
@@ -156,7 +156,7 @@ REVERSALS = {
         test_with_a_key_staged_files_without_their_list_are_refused,
     ),
     "a link": Reversal(
-        source.read_list,
+        spark_source.read_list,
         "parted(folder)",
         "parted(folder.resolve())",
         test_a_link_in_the_place_of_the_folder_is_not_followed,

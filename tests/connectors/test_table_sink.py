@@ -15,10 +15,10 @@ import pytest
 from sink_identity import SCHEMA, Identity, numbers
 
 import cutwater as cw
+from cutwater.connectors import table_sink
 from cutwater.connectors.base import Json, SinkSnapshot
-from cutwater.connectors.tables import sink as table_sink
-from cutwater.connectors.tables.database import database_of
-from cutwater.connectors.tables.sink import TableCommitter, TableSink, table
+from cutwater.connectors.databases import database_of
+from cutwater.connectors.table_sink import TableCommitter, TableSink, table
 from cutwater.errors import BuildError, ConfigError, DataError, StorageError
 
 SECRET_URL = "postgresql://me:s3cr%40t@db.example:5432/sales?sslmode=require&sslpassword=hush"
@@ -185,7 +185,7 @@ def test_rows_that_cannot_be_written_stay_for_the_next_try(db: Path, monkeypatch
     sink = sink_of(db)
     committer(sink).settle(None, [], 1)
     handles = staged(sink, numbers(1))
-    monkeypatch.setattr("cutwater.connectors.tables.database._BUSY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("cutwater.connectors.databases._BUSY_TIMEOUT_S", 0.0)
     other = sqlite3.connect(db, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(

@@ -1,1 +1,0 @@
-"""Spark DataFrames as replayable sources."""

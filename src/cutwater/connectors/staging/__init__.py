@@ -1,1 +1,0 @@
-"""Output rows on disk before they count: the write-ahead log that sinks share."""

@@ -114,7 +114,7 @@ REVERSALS = {
     ),
     "a digest is as good as a seal": Reversal(
         Seal._hasher_of,
-        "self._keys and not self._accept_unsealed",
+        "self.refuses_unsealed",
         "False",
         lambda folder: test_with_a_key_no_log_entry_without_its_seal_is_read_whatever_it_says(folder, 3),
     ),
@@ -124,7 +124,7 @@ REVERSALS = {
         "False",
         lambda folder: test_a_savepoint_whose_version_and_seal_do_not_agree_is_refused(folder, KEYED, 1, KEYED),
     ),
-    "staged input": Reversal(staged_input.read_staged, "(seal.keyed or said) and", "said and", NO_LIST),
+    "staged input": Reversal(staged_input.read_staged, "(said or seal.refuses_unsealed) and", "said and", NO_LIST),
 }
 
 

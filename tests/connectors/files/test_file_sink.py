@@ -18,8 +18,9 @@ from cutwater.connectors.files import sink as file_sink
 from cutwater.connectors.files.part_commit import part_stem, part_suffix, write_part
 from cutwater.connectors.files.part_formats import CsvParts, JsonParts, ParquetParts, PartFormat
 from cutwater.connectors.files.sink import FileSink, PartWriter
-from cutwater.connectors.staging import staging_beside
+from cutwater.connectors.staging import Guard, staging_beside
 from cutwater.errors import BuildError, ConfigError, CorruptSnapshotError, DataError, StorageError
+from cutwater.storage.store.seal import PLAIN, Seal
 from damage import flipped, truncated
 
 
@@ -462,3 +463,16 @@ def test_a_relative_path_means_the_drivers_directory(out: Path, monkeypatch: pyt
     sink = FileSink("out")
     monkeypatch.chdir("/")
     assert sink.path == str(out)
+
+
+@pytest.mark.parametrize("before", [PLAIN, Seal([b"another key, as long"])], ids=["no key", "another key"])
+def test_rows_staged_without_the_key_go_into_a_part_at_the_next_checkpoint(out: Path, before: Seal) -> None:
+    """Else every checkpoint until a file is full or old enough would name a piece that needs the other key, or none."""
+    key = b"0123456789abcdef"
+    both = Seal([key, *before.reveal()[0]], accept_unsealed=not before.keyed)
+    sink = FileSink(str(out), roll_interval_ms="1h")
+    state = checkpoint(sink.guarded(Guard(before)).writer(SCHEMA, Identity(), []), 1, 1, 2).state
+    made = checkpoint(sink.guarded(Guard(both)).writer(SCHEMA, Identity(incarnation=2), [state]), 2)
+    assert made.state is None
+    sink.guarded(Guard(Seal([key]))).committer(SCHEMA, "uid", "out").commit(2, made.handles)
+    assert parts(out) == [[1, 2]]

@@ -160,7 +160,8 @@ class PartWriter:
         self._pending: list[_Part] = []
         # Pieces that are in some checkpoint's state: to restore it, they must outlive the part that holds their rows.
         self._shared = {cut.file for cut in self._log.cuts()}
-        self._roll_asked = False
+        # Rows with another key's seal, or none, go into a part at once: nothing else is to need that key for longer.
+        self._roll_asked = any(not sink.guard.seal.is_current(cut.digest) for cut in self._log.cuts())
 
     def _other_schema(self, cut: PieceCut) -> pa.Schema | None:
         with open_piece(self._area, cut, verify=False) as rows:

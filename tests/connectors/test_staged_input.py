@@ -14,13 +14,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from cutwater.connectors import spark_source
-from cutwater.connectors.spark_source import StagedFiles, list_of, make_private
+from cutwater.connectors.spark_source import (
+    DataFrameSource,
+    StagedFiles,
+    StreamingDataFrameSource,
+    list_of,
+    make_private,
+    seal_anew,
+)
 from cutwater.errors import CorruptSnapshotError, DataError, SealError, StorageError
-from cutwater.storage.snapshot.staged_input import STAGED_FILE, differs, sealed_staged
+from cutwater.storage.snapshot.staged_input import STAGED_FILE, Staged, differs, read_staged, sealed_staged
 from cutwater.storage.store.seal import PLAIN, Seal
 from reversal import Reversal
 
-KEYED = Seal([b"0123456789abcdef"])
+KEY, OTHER = b"0123456789abcdef", b"fedcba9876543210"
+KEYED = Seal([KEY])
+TURNING_ON = Seal([KEY], accept_unsealed=True)
 SEALS = pytest.mark.parametrize("seal", [PLAIN, KEYED], ids=["plain", "sealed"])
 SCHEMA = pa.schema({"n": pa.int64()})
 ROWS = list(range(1000))
@@ -34,9 +43,21 @@ def staged(root: Path, seal: Seal) -> Path:
     return folder
 
 
+def started(folder: Path, seal: Seal, *, own: bool = True) -> StagedFiles:
+    """As a job that resumes does: what is staged is there, and the DataFrame is not asked."""
+    frame = DataFrameSource(None)  # type: ignore[arg-type]
+    frame.schema = SCHEMA
+    files = frame.stage(str(folder), seal, own=own)
+    assert isinstance(files, StagedFiles)
+    return files
+
+
 def rows_of(folder: Path, seal: Seal) -> list[int]:
+    return read(StagedFiles(folder, seal, format="parquet", schema=SCHEMA))
+
+
+def read(files: StagedFiles) -> list[int]:
     """As a worker reads them, which has no key."""
-    files = StagedFiles(folder, seal, format="parquet", schema=SCHEMA)
     context: Any = SimpleNamespace(step="in", subtask=0)
     found: list[int] = []
     for split in files.discover():
@@ -117,6 +138,91 @@ def test_the_folder_that_spark_writes_into_is_its_owners_or_the_groups(tmp_path:
     assert stat.S_IMODE((tmp_path / "job" / "input").stat().st_mode) == mode
 
 
+# --------------------------------------------------------------------------------------------------- turning a key on
+
+
+def of_an_older_release(folder: Path) -> None:
+    """A list without digests."""
+    sizes = {path.name: path.stat().st_size for path in folder.glob("part-*")}
+    (folder / STAGED_FILE).write_bytes(sealed_staged(Staged("n int64", sizes), PLAIN))
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["with digests", "of an older release"])
+def test_a_key_is_turned_on_by_one_start_and_then_staged_input_is_sealed(tmp_path: Path, old: bool) -> None:
+    folder = staged(tmp_path, PLAIN)
+    if old:
+        of_an_older_release(folder)
+    with pytest.raises(SealError, match=r"not sealed with the job's key.*accept_unsealed=True"):
+        started(folder, KEYED)
+    assert read(started(folder, TURNING_ON)) == ROWS
+    assert read(started(folder, KEYED)) == ROWS
+    content = (folder / STAGED_FILE).read_bytes()
+    assert all(digest.startswith("sha256:") for digest in read_staged("x", content, KEYED).digests.values())
+    with pytest.raises(SealError, match="no key was given"):
+        started(folder, PLAIN)
+    spark_source._compare.cache_clear()  # as in another process
+    changed(folder / "part-0.parquet")
+    with pytest.raises(DataError, match="was changed since it was staged"):
+        read(started(folder, KEYED))
+
+
+def of_a_stream(folder: Path, seal: Seal) -> StagedFiles:
+    """Of a query that has ended."""
+    (folder / "_END").touch()
+    frame = StreamingDataFrameSource(None)  # type: ignore[arg-type]
+    frame.schema = SCHEMA
+    return frame.stage(str(folder), seal)
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["with lists", "of a release without lists"])
+def test_a_key_is_turned_on_by_one_start_and_then_batches_of_a_stream_are_sealed(tmp_path: Path, listed: bool) -> None:
+    for batch in ("batch-000000000000", "batch-000000000001"):
+        folder = staged(tmp_path, PLAIN)
+        if not listed:
+            (folder / STAGED_FILE).unlink()
+        (tmp_path / "stream").mkdir(exist_ok=True)
+        folder.rename(tmp_path / "stream" / batch)
+    with pytest.raises(SealError, match=r"accept_unsealed=True"):
+        of_a_stream(tmp_path / "stream", KEYED).discover()
+    assert read(of_a_stream(tmp_path / "stream", TURNING_ON)) == [*ROWS, *ROWS]
+    assert read(of_a_stream(tmp_path / "stream", KEYED)) == [*ROWS, *ROWS]
+
+
+@pytest.mark.parametrize("change", ["a row", "a file more", "a file less", "a FIFO"])
+def test_staged_input_that_was_changed_is_not_sealed(tmp_path: Path, change: str) -> None:
+    folder = staged(tmp_path, PLAIN)
+    before = (folder / STAGED_FILE).read_bytes()
+    if change == "a row":
+        changed(folder / "part-0.parquet")
+    elif change == "a file less":
+        (folder / "part-0.parquet").unlink()
+    elif change == "a FIFO":
+        os.mkfifo(folder / "part-1.parquet")
+    else:
+        pq.write_table(pa.table({"n": [1]}, SCHEMA), folder / "part-1.parquet")
+    with pytest.raises(CorruptSnapshotError, match=r"is not as it was staged|part-1.parquet is not a file"):
+        started(folder, TURNING_ON)
+    assert (folder / STAGED_FILE).read_bytes() == before
+
+
+def test_a_fork_for_which_a_key_is_turned_on_reads_what_its_leader_staged_and_seals_nothing(tmp_path: Path) -> None:
+    folder = staged(tmp_path, PLAIN)
+    before = (folder / STAGED_FILE).read_bytes()
+    assert read(started(folder, TURNING_ON, own=False)) == ROWS
+    assert (folder / STAGED_FILE).read_bytes() == before
+    (folder / STAGED_FILE).unlink()
+    assert rows_of(folder, TURNING_ON) == ROWS
+
+
+def test_staged_input_keeps_the_seal_that_it_has(tmp_path: Path) -> None:
+    folder = staged(tmp_path, Seal([OTHER]))
+    before = (folder / STAGED_FILE).read_bytes()
+    assert read(started(folder, Seal([KEY, OTHER], accept_unsealed=True))) == ROWS
+    assert (folder / STAGED_FILE).read_bytes() == before
+    with pytest.raises(SealError, match="the key given is"):
+        started(folder, TURNING_ON)
+
+
 # ----------------------------------------------------------------------------------------------------------- the alarm
 
 
@@ -151,15 +257,51 @@ REVERSALS = {
     ),
     "a key without a list": Reversal(
         StagedFiles._splits,
-        "staged is None and self._seal.keyed",
+        "staged is None and self._seal.refuses_unsealed",
         "False",
         test_with_a_key_staged_files_without_their_list_are_refused,
     ),
     "a link": Reversal(
-        spark_source.read_list,
+        spark_source._list_in,
         "parted(folder)",
         "parted(folder.resolve())",
         test_a_link_in_the_place_of_the_folder_is_not_followed,
+    ),
+    "nothing is sealed anew": Reversal(
+        seal_anew,
+        "not seal.keyed or seal.refuses_unsealed",
+        "True",
+        of(test_a_key_is_turned_on_by_one_start_and_then_staged_input_is_sealed, False),
+    ),
+    "batches are not sealed anew": Reversal(
+        StreamingDataFrameSource.stage,
+        "seal_anew(batch, self.schema, seal, listed=False)",
+        "pass",
+        of(test_a_key_is_turned_on_by_one_start_and_then_batches_of_a_stream_are_sealed, True),
+    ),
+    "what was changed is sealed": Reversal(
+        seal_anew,
+        "problems or made.files != staged.files",
+        "False",
+        of(test_staged_input_that_was_changed_is_not_sealed, "a row"),
+    ),
+    "what was added is sealed": Reversal(
+        seal_anew,
+        "problems or made.files != staged.files",
+        "problems",
+        of(test_staged_input_that_was_changed_is_not_sealed, "a file more"),
+    ),
+    "a fork seals": Reversal(
+        DataFrameSource.stage,
+        "if own:",
+        "if True:",
+        test_a_fork_for_which_a_key_is_turned_on_reads_what_its_leader_staged_and_seals_nothing,
+    ),
+    "a seal is made anew": Reversal(
+        seal_anew,
+        "is_sealed_list(data) if data is not None else listed",
+        "data is None and listed",
+        test_staged_input_keeps_the_seal_that_it_has,
     ),
     "modes of the umask": Reversal(
         make_private,

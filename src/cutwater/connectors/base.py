@@ -308,6 +308,11 @@ class SourceHooks:
         return getattr(self.source, "ended", False)
 
     @property
+    def lists_anew(self) -> bool:
+        """What it lists of a split stands before what a snapshot says of it; by default the snapshot is right."""
+        return getattr(self.source, "lists_anew", False)
+
+    @property
     def bad_rows(self) -> BadRows | None:
         """Fate of rows that cannot be read; by default the source knows none."""
         return getattr(self.source, "bad_rows", None)

@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from cutwater.config import FileAccess
@@ -23,16 +24,18 @@ from cutwater.connectors.base import Json, SourceContext, Split, SplitReader, ch
 from cutwater.connectors.files.listing import FileEntry
 from cutwater.connectors.files.source import FileSource
 from cutwater.connectors.staging_folders import fsync_path
-from cutwater.errors import BuildError, DataError, InvariantError, SealError, StorageError
+from cutwater.errors import BuildError, CorruptSnapshotError, DataError, InvariantError, SealError, StorageError
 from cutwater.storage.snapshot.staged_input import (
     STAGED_FILE,
     Staged,
     differs,
     digest_maker,
     digest_text,
+    is_sealed_list,
     read_staged,
     sealed_staged,
 )
+from cutwater.storage.store.beneath import open_to_read, opened_folder
 from cutwater.storage.store.opening import parted, store_at
 from cutwater.storage.store.seal import PLAIN, Seal
 
@@ -50,6 +53,9 @@ class StagedFiles(FileSource):
     The driver tells readers the digest of each, which they compare when they open it.
     """
 
+    lists_anew = True
+    """The digests are those of the list as it is now: it may have been sealed after a snapshot was taken."""
+
     def __init__(self, directory: Path, seal: Seal, **options: Any) -> None:
         super().__init__(directory, **options)
         self._root, self._seal = directory, seal
@@ -66,8 +72,11 @@ class StagedFiles(FileSource):
         if path.parent not in self._lists:
             self._lists[path.parent] = read_list(path.parent, self._seal)
         staged = self._lists[path.parent]
-        if staged is None and self._seal.keyed:
-            raise SealError(f"{path.parent} was staged without a key, or somebody put it there")
+        if staged is None and self._seal.refuses_unsealed:
+            raise SealError(
+                f"{path.parent} was staged without a key, or somebody put it there",
+                hint="If it is yours and was written before there was a key, start once with accept_unsealed=True.",
+            )
         if staged is not None and staged.files.get(path.name) != entry.size:
             raise StorageError(f"staged file {path} has {entry.size} bytes, {staged.files.get(path.name)} were written")
         digest = "" if staged is None else staged.digests.get(path.name, "")
@@ -97,15 +106,20 @@ def _compare(path: str, size: int, digest: str) -> None:
 
 
 def list_of(folder: Path, schema: pa.Schema, seal: Seal) -> Staged:
-    """The list of what Spark wrote into a folder."""
+    """The list of what Spark wrote into a folder.
+
+    Raises:
+        CorruptSnapshotError: something in it is no file.
+    """
     sizes: dict[str, int] = {}
     digests: dict[str, str] = {}
-    for path in sorted(folder.glob("part-*")):
-        hasher = digest_maker(keyed=seal.keyed)
-        with path.open("rb") as file:
-            while piece := file.read(_READ_BYTES):
-                hasher.update(piece)
-            sizes[path.name], digests[path.name] = file.tell(), digest_text(hasher)
+    with opened_folder(str(folder), []) as opened:
+        for name in sorted(name for name in os.listdir(opened) if name.startswith("part-")):
+            hasher = digest_maker(keyed=seal.keyed)
+            with open(open_to_read(name, opened, str(folder / name))[0], "rb") as file:
+                while piece := file.read(_READ_BYTES):
+                    hasher.update(piece)
+                sizes[name], digests[name] = file.tell(), digest_text(hasher)
     return Staged(describe(schema), sizes, 2, digests)
 
 
@@ -115,11 +129,47 @@ def read_list(folder: Path, seal: Seal) -> Staged | None:
     Raises:
         CorruptSnapshotError: as ``read_staged``.
     """
+    data = _list_in(folder)
+    return None if data is None else read_staged(str(folder / STAGED_FILE), data, seal)
+
+
+def _list_in(folder: Path) -> bytes | None:
     above, name = parted(folder)
-    store = store_at(above, seal)  # so that a link in place of the folder is not followed
+    store = store_at(above, PLAIN)  # so that a link in place of the folder is not followed
     if not store.exists() or STAGED_FILE not in store.names(name):
         return None
-    return read_staged(str(folder / STAGED_FILE), bytes(store.read(f"{name}/{STAGED_FILE}")), seal)
+    return bytes(store.read(f"{name}/{STAGED_FILE}"))
+
+
+def seal_anew(folder: Path, schema: pa.Schema, seal: Seal, *, listed: bool) -> None:
+    """While a key is turned on: seal what was staged without one, so that the starts to come find it sealed.
+
+    Args:
+        schema: of the rows, for a list where there is none.
+        listed: without a list nothing whole was staged; else a release may have written it that made no lists.
+
+    Raises:
+        CorruptSnapshotError: the files are not those that were staged; nothing was sealed.
+        SealError: it is sealed with a key that is not known.
+    """
+    if not seal.keyed or seal.refuses_unsealed:
+        return
+    data = _list_in(folder)
+    if is_sealed_list(data) if data is not None else listed:
+        return
+    staged = None if data is None else read_staged(str(folder / STAGED_FILE), data, seal)
+    made = list_of(folder, schema, seal)
+    if staged is not None:
+        store = store_at(str(folder), PLAIN)
+        problems = [problem for name in staged.files if (problem := differs(store, name, staged, name))]
+        if problems or made.files != staged.files:
+            what = problems[0] if problems else "it holds other files, or files of other sizes, than its list says"
+            raise CorruptSnapshotError(
+                f"{folder} is not as it was staged: {what}",
+                hint="Bring it back from a copy; or start under another job name, which stages the DataFrame anew.",
+            )
+        made = msgspec.structs.replace(made, columns=staged.columns)
+    write_durably(folder / STAGED_FILE, sealed_staged(made, seal))
 
 
 def make_private(folder: Path, access: FileAccess) -> None:
@@ -222,11 +272,12 @@ class DataFrameSource(_Unstaged):
         super().__init__(df, rate, 3_600_000.0)
         self._order_by, self._partitions = order_by, partitions
 
-    def stage(self, directory: str, seal: Seal = PLAIN, access: FileAccess = "owner") -> FileSource:
+    def stage(self, directory: str, seal: Seal = PLAIN, access: FileAccess = "owner", own: bool = True) -> FileSource:
         """Let Spark write the rows into ``directory``, unless that was done before; the source that reads them.
 
         Args:
             seal, access: of the job.
+            own: the directory is the job's; what its leader staged a fork only reads.
 
         Raises:
             DataError: Spark failed while computing the DataFrame.
@@ -234,6 +285,8 @@ class DataFrameSource(_Unstaged):
             BuildError: what was staged before has other columns.
         """
         target, schema, df = Path(directory).absolute(), self.schema, self._df
+        if own:
+            seal_anew(target, schema, seal, listed=True)
         staged = read_list(target, seal)
         if staged is None:
             if self._order_by is not None:
@@ -311,18 +364,22 @@ class StreamingDataFrameSource(_Unstaged):
         super().__init__(df, rate, discover_interval_ms)
         self._trigger = trigger
 
-    def stage(self, directory: str, seal: Seal = PLAIN, access: FileAccess = "owner") -> StagedStream:
+    def stage(self, directory: str, seal: Seal = PLAIN, access: FileAccess = "owner", own: bool = True) -> StagedStream:
         """Start the query (unless it has ended before); the source that reads its batches.  Its ``stop()`` stops both.
 
         Args:
             seal, access: of the job.
+            own: always; forks do not read what a streaming query stages.
 
         Raises:
+            CorruptSnapshotError: while a key is turned on, batches are not as they were staged.
             DataError: the query cannot be started.
         """
         target = Path(directory).absolute()
         make_private(target.parent, access)
         make_private(target, access)
+        for batch in sorted(target.glob("batch-*")):
+            seal_anew(batch, self.schema, seal, listed=False)
         (target / _FAILED).unlink(missing_ok=True)
         query = None if (target / _END).exists() else self._start(target, seal)
         return StagedStream(target, seal, query, self.schema, self.rate, self.discover_interval_ms)

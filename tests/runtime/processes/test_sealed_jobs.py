@@ -7,18 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fake_host import FakeSpark
 from runtime_world import assert_running_counts, counting, gated, open_gate, query, wait_until
 
 import cutwater as cw
 from cutwater.api.jobs.job import Job
+from cutwater.connectors import spark_source
 from cutwater.errors import StorageError
 from cutwater.runtime.driver.requests import send
 from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.reading.any_snapshot import open_snapshot
 from cutwater.storage.snapshot.manifest import Manifest
 from cutwater.storage.snapshot.segment_files import load_manifest
+from cutwater.storage.snapshot.staged_input import verify_inputs
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.seal import Seal, is_sealed
 
@@ -116,6 +120,42 @@ def test_a_key_is_turned_on_by_one_start_and_then_everything_is_sealed(
     open_gate(tmp_path)
     assert third.await_termination(40)
     assert_running_counts(tmp_path / "out", ROWS, keys=KEYS)
+
+
+def test_a_key_is_turned_on_for_a_job_that_reads_a_dataframe(
+    start: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = pa.schema({"value": pa.int64()})
+
+    def stage(_: object, folder: Path) -> None:
+        """In Spark's place."""
+        folder.mkdir()
+        pq.write_table(pa.table({"value": range(ROWS)}, schema), folder / "part-0.parquet")
+
+    monkeypatch.setattr(spark_source, "write_parquet", stage)
+
+    def flow(rate: float | None) -> cw.Dataflow:
+        frame = spark_source.DataFrameSource(None, rate=rate)  # type: ignore[arg-type]
+        frame.schema = schema
+        return counting("first", frame, tmp_path / "out", keys=KEYS, roll_rows=500)
+
+    first = start(flow(1_000))
+    some_checkpoints(first)
+    first.stop()
+    file = key_file(tmp_path, KEY)
+    with pytest.raises(StorageError, match=r"not sealed with the job's key.*accept_unsealed=True"):
+        start(flow(1_000), key_file=file)
+    second = start(flow(1_000), key_file=file, accept_unsealed=True)
+    some_checkpoints(second)
+    second.stop()
+    told = digests(
+        [[split.data for split in record.splits["in"]] for record in newest(tmp_path, KEY).subtasks if record.splits]
+    )
+    assert [digest[:7] for digest in told] == ["sha256:"], "a digest that the first start made would do for a forger"
+    third = start(flow(None), key_file=file)
+    assert third.await_termination(40)
+    assert_running_counts(tmp_path / "out", ROWS, keys=KEYS)
+    assert all(not report.problems for report in verify_inputs(LocalStore(tmp_path / "chk", Seal([KEY])), "first"))
 
 
 def test_a_new_key_seals_while_the_old_one_is_read_and_can_then_go(start: Callable[..., Job], tmp_path: Path) -> None:

@@ -121,7 +121,10 @@ def prepare(
         spec: Any = step.spec
         if step.role == "source" and SourceHooks(spec).is_staged:
             spec = SourceHooks(spec).stage(
-                inputs.local_folder(input_folder(job, old.get(step.id, step.id))), guard.seal, guard.access
+                inputs.local_folder(input_folder(job, old.get(step.id, step.id))),
+                guard.seal,
+                guard.access,
+                fork is None,
             )
         elif step.role == "sink":
             spec = SinkHooks(spec).bind(joined(store.uri, output_folder(plan.name, step.id)))

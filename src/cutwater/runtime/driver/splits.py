@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
+import msgspec
+
 from cutwater.connectors.base import Source, SourceHooks, Split
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.plan.graph import PhysicalPlan
@@ -44,7 +46,7 @@ class Splits:
             records: dict[int, list[SplitRecord]] = {}
             for record in manifest.subtasks if manifest else ():
                 if step.id in record.splits:
-                    records[record.subtask] = record.splits[step.id]
+                    records[record.subtask] = self._as_listed(step.id, record.splits[step.id])
             order = {split.id: place for place, split in enumerate(self._discovered.get(step.id, []))}
             assigned = enumerator.restore(records, max(records, default=-1) + 1, order)
             for subtask, fresh in enumerate(enumerator.assign(self._discovered.get(step.id, []))):
@@ -63,10 +65,16 @@ class Splits:
             step = self.plan.vertices[vertex].steps[0]
             if step in self._enumerators:
                 record = records.get((vertex, subtask))
-                known = record.splits.get(step, []) if record is not None else []
+                known = self._as_listed(step, record.splits.get(step, [])) if record is not None else []
                 result[step, subtask] = self._enumerators[step].again(subtask, known)
                 self._times[step].lost(subtask)
         return result
+
+    def _as_listed(self, step: str, records: list[SplitRecord]) -> list[SplitRecord]:
+        if not SourceHooks(cast(Source, self.plan.steps[step].spec)).lists_anew:
+            return records
+        listed = {split.id: split.data for split in self._discovered.get(step, [])}
+        return [msgspec.structs.replace(record, data=listed.get(record.id, record.data)) for record in records]
 
     def rates(self, slot: int) -> dict[str, float | None]:
         """Rows per second of the read steps' subtasks in a slot."""

@@ -18,7 +18,7 @@ from cutwater.data.decoding import prepare
 from cutwater.errors import CorruptSnapshotError, FormatVersionError, SealError
 from cutwater.storage.store.base import Readable, Store
 from cutwater.storage.store.paths import INPUT_FOLDER, input_folder
-from cutwater.storage.store.seal import Seal
+from cutwater.storage.store.seal import Seal, is_sealed
 
 STAGED_FILE = "_staged.json"
 _SHA = "sha256:"
@@ -69,6 +69,11 @@ def sealed_staged(staged: Staged, seal: Seal) -> bytes:
     return body + (b"\n" + seal.digest("input", body).encode() if seal.keyed else b"")
 
 
+def is_sealed_list(data: bytes) -> bool:
+    """True if a list says that it is sealed, with whatever key."""
+    return is_sealed(data.partition(b"\n")[2].decode("ascii", errors="replace"))
+
+
 def read_staged(path: str, data: bytes, seal: Seal) -> Staged:
     """The list in a file's bytes.
 
@@ -79,7 +84,7 @@ def read_staged(path: str, data: bytes, seal: Seal) -> Staged:
     """
     body, _, said = data.partition(b"\n")
     try:
-        if (seal.keyed or said) and seal.problem("input", body, said.decode("ascii", errors="replace")):
+        if (said or seal.refuses_unsealed) and seal.problem("input", body, said.decode("ascii", errors="replace")):
             raise CorruptSnapshotError(f"{path} is damaged, or was changed by somebody without the job's key")
         staged = msgspec.json.decode(body, type=Staged)
     except SealError as error:
@@ -125,7 +130,7 @@ def _report(store: Store, step: str, folders: list[str]) -> StagedReport:
     for folder in folders:
         path = f"{folder}/{STAGED_FILE}"
         if STAGED_FILE not in store.names(folder):
-            if store.seal.keyed:
+            if store.seal.refuses_unsealed:
                 problems.append((path, f"{path} is missing: it was staged without a key, or somebody removed it"))
             continue  # of a release that wrote no lists
         try:

@@ -127,6 +127,11 @@ class Seal:
         return bool(self._keys)
 
     @property
+    def refuses_unsealed(self) -> bool:
+        """True if there is a key, and what nobody sealed is not read."""
+        return self.keyed and not self._accept_unsealed
+
+    @property
     def key_ids(self) -> list[str]:
         """Ids of the keys, the one that seals first."""
         return [key.id for key in self._keys]
@@ -183,7 +188,7 @@ class Seal:
 
     def _hasher_of(self, kind: Kind, digest: str) -> Hasher:
         if not is_sealed(digest):
-            if self._keys and not self._accept_unsealed:
+            if self.refuses_unsealed:
                 raise SealError(
                     "it is not sealed with the job's key: somebody changed it, or it was written without a key",
                     hint="If it is yours and was written before there was a key, start once with accept_unsealed=True.",

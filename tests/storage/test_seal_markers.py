@@ -15,6 +15,7 @@ from cutwater.storage.savepoint import manifest as savepoints
 from cutwater.storage.savepoint.files import SavepointWriter
 from cutwater.storage.savepoint.manifest import SavepointManifest, load_savepoint, publish_savepoint
 from cutwater.storage.snapshot import staged_input
+from cutwater.storage.snapshot.segment_files import load_manifest
 from cutwater.storage.snapshot.staged_input import Staged, read_staged, sealed_staged
 from cutwater.storage.store.local import LocalStore
 from cutwater.storage.store.seal import PLAIN, Seal
@@ -89,6 +90,24 @@ def test_with_a_key_no_savepoint_without_its_seal_is_read_whatever_it_says(tmp_p
         load_savepoint(store, "sp")
 
 
+@pytest.mark.parametrize(
+    ("written", "version", "read"),
+    [(PLAIN, 4, PLAIN), (PLAIN, 4, TURNING_ON), (KEYED, 3, KEYED), (KEYED, 1, KEYED)],
+    ids=["without a key", "while a key is turned on", "with a key", "with a key, the oldest"],
+)
+def test_a_manifest_whose_version_and_seal_do_not_agree_is_refused(
+    tmp_path: Path, written: Seal, version: int, read: Seal
+) -> None:
+    store, log = a_job(tmp_path, written)
+    completed = log.state.completed[0]
+    manifest = msgspec.structs.replace(load_manifest(store, JOB, completed), format_version=version)
+    data = msgspec.json.encode(manifest)
+    store.create(f"{JOB}/chk-2/manifest-1.json", data)
+    forged = msgspec.structs.replace(completed, path="chk-2/manifest-1.json", digest=written.digest("manifest", data))
+    with pytest.raises(CorruptSnapshotError, match=f"manifest-1.json is damaged: its version is {version}"):
+        load_manifest(LocalStore(tmp_path, read), JOB, forged)
+
+
 @pytest.mark.parametrize("digest", ["", "\n", "\n" + PLAIN.digest("input", b"")], ids=["none", "empty", "of no key"])
 def test_with_a_key_no_list_of_staged_files_without_its_seal_is_read(digest: str) -> None:
     body = sealed_staged(Staged("n int64", {"part-0.parquet": 4}, 2, {}), PLAIN)
@@ -123,6 +142,12 @@ REVERSALS = {
         "(manifest.format_version == SAVEPOINT_VERSION) != is_sealed(said)",
         "False",
         lambda folder: test_a_savepoint_whose_version_and_seal_do_not_agree_is_refused(folder, KEYED, 1, KEYED),
+    ),
+    "manifest": Reversal(
+        load_manifest,
+        "(version == FORMAT_VERSION) != is_sealed(completed.digest)",
+        "False",
+        lambda folder: test_a_manifest_whose_version_and_seal_do_not_agree_is_refused(folder, PLAIN, 4, PLAIN),
     ),
     "staged input": Reversal(staged_input.read_staged, "(said or seal.refuses_unsealed) and", "said and", NO_LIST),
 }

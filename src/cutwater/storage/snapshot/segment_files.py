@@ -289,5 +289,7 @@ def load_manifest(store: Store, job: str, completed: CheckpointCompleted) -> Man
             f"{path} is of checkpoint {manifest.checkpoint_id}, attempt {manifest.attempt}; "
             f"the log says {completed.checkpoint_id}, {completed.attempt}"
         )
+    if (version == FORMAT_VERSION) != is_sealed(completed.digest):
+        raise CorruptSnapshotError(f"{path} is damaged: its version is {version}")
     check_manifest(manifest, path, savepoint=False)
     return manifest

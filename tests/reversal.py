@@ -51,7 +51,7 @@ class Reversal(NamedTuple):
         made = dict(self.function.__globals__)
         exec(compile(whole, "<reversal>", "exec", __future__.annotations.compiler_flag, True), made)
         without = made["around"](None)
-        return getattr(without, "fget", without).__code__
+        return getattr(without, "fget", getattr(without, "__func__", without)).__code__
 
 
 def _arguments(folders: pytest.TempPathFactory | None) -> list[Path]:

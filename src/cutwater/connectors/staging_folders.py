@@ -261,12 +261,20 @@ class TargetFolder:
             return False
 
     def has(self, name: str) -> bool:
-        """True if there is a file of this name."""
-        try:
-            with self.opened() as folder:
-                return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-        except OSError:
-            return False
+        """True if there is a file of this name.
+
+        Raises:
+            CorruptSnapshotError: there is something else of this name, or a link in the place of the folder.
+            StorageError: it cannot be looked at.
+        """
+        path = os.path.join(self.path, name)
+        with storage_errors("cannot look at", path), contextlib.suppress(FileNotFoundError), self.opened() as folder:
+            if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                raise CorruptSnapshotError(
+                    f"{path!r} is not a file", hint="Somebody put it there: look who can write into the target."
+                )
+            return True
+        return False
 
     def new_file(self, name: str, mode: int) -> io.FileIO:
         """A file that is not there yet, to be written; every write goes to the operating system."""

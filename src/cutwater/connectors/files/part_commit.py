@@ -117,6 +117,7 @@ def part_status(area: StagingArea[TargetFolder], part: PartHandle) -> Literal["s
     """The stage of a part.  A committed part may have been moved on by whoever consumes the target.
 
     Raises:
+        CorruptSnapshotError: something that is no file, such as a link, bears the name of the staged part.
         StorageError: it is in neither place although the job's staging folder, or the target, is gone: rows are lost.
     """
     if area.folder.has(part.staged):

@@ -1,4 +1,4 @@
-"""Bounds on what a snapshot says, and names in it: each is looked at before anything is allocated, inflated or opened."""
+"""Bounds on what a snapshot says, and names in it: looked at before anything is allocated, inflated or opened."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 from storage_world import JOB, a_job, manifest_of, segment
 
-from cutwater.connectors.staging.area import staging_beside
-from cutwater.connectors.staging.folders import TargetFolder
-from cutwater.connectors.staging.log import PieceCut, open_piece
+from cutwater.connectors.staging import PieceCut, open_piece, staging_beside
+from cutwater.connectors.staging_folders import TargetFolder
 from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.log.job_log import JobLog
 from cutwater.storage.savepoint import manifest as savepoints
@@ -87,16 +86,9 @@ def test_rows_as_we_write_them_are_read() -> None:
     whole(stream(DICTIONARY, compressed=False))
 
 
-def only_a_dictionary_compressed() -> bytes:
-    """Of a stream with a small dictionary in the place where a batch that inflates would be looked for."""
-    return stream(DICTIONARY)
-
-
 def test_a_dictionary_that_would_inflate_is_refused_before_it_does() -> None:
-    data = stream(DICTIONARY)
-    reader, messages = pa.ipc.MessageReader.open_stream(data), []
-    for message in reader:
-        messages.append(message)
+    """Alone: the batch behind it is not compressed."""
+    messages = list(pa.ipc.MessageReader.open_stream(stream(DICTIONARY)))
     assert [message.type for message in messages] == ["schema", "dictionary", "record batch"]
     plain = list(pa.ipc.MessageReader.open_stream(stream(DICTIONARY, compressed=False)))
     mixed = b"".join(bytes(m.serialize()) for m in (messages[0], messages[1], plain[2]))
@@ -105,7 +97,7 @@ def test_a_dictionary_that_would_inflate_is_refused_before_it_does() -> None:
 
 
 def test_a_batch_that_lies_alone_and_would_inflate_is_refused_before_it_does() -> None:
-    data, schema = bytes(ZEROS.serialize(options=ZSTD) if False else alone(ZEROS)), bytes(ZEROS.schema.serialize())
+    data, schema = alone(ZEROS), bytes(ZEROS.schema.serialize())
     assert decoded(data, schema, "x", "count", trusted=True).num_rows == ROWS
     before = pa.total_allocated_bytes()
     with pytest.raises(CorruptSnapshotError, match="compressed, as nothing is that Cutwater writes"):
@@ -141,9 +133,15 @@ def test_a_length_beyond_the_end_of_the_file_is_refused_before_it_is_allocated(t
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("length", SEGMENT_BYTES_MAX + 1), ("length", -1), ("rows", 2**31 + 1), ("rows", -1), ("offset", -1)]
-    + [("ungrouped", (-1, 64)), ("ungrouped", (1, 0)), ("ungrouped", (1, 2**17))]
-    + [
+    [
+        ("length", SEGMENT_BYTES_MAX + 1),
+        ("length", -1),
+        ("rows", 2**31 + 1),
+        ("rows", -1),
+        ("offset", -1),
+        ("ungrouped", (-1, 64)),
+        ("ungrouped", (1, 0)),
+        ("ungrouped", (1, 2**17)),
         ("subtask", -1),
         ("subtask", 2**21),
         ("key_groups", (5, 4)),
@@ -212,8 +210,12 @@ def test_a_path_that_leads_out_of_its_folder_is_refused(path: str) -> None:
         "chk-1/../x",
         "chk-1/manifest-1.json",
         "shared/1-0.data",
-    ]
-    + ["log/000000000001.json", "chk-1/1-0.data/x", "other/1-1-0.data", "chk-0/1-0.data", "chk-1/1-0.data\n"],
+        "log/000000000001.json",
+        "chk-1/1-0.data/x",
+        "other/1-1-0.data",
+        "chk-0/1-0.data",
+        "chk-1/1-0.data\n",
+    ],
 )
 def test_a_data_file_that_is_none_of_a_checkpoints_is_refused(tmp_path: Path, file: str) -> None:
     log = JobLog(LocalStore.open(tmp_path), JOB)
@@ -229,7 +231,7 @@ def test_a_file_that_is_none_of_a_savepoints_is_refused(tmp_path: Path, file: st
     parts = SavepointWriter(store, "sp").add_state("count", 0, range(64), [segment(1, 0, 40)])
     parts = [msgspec.structs.replace(part, path=file) for part in parts]
     publish_savepoint(store, "sp", SavepointManifest.of(manifest_of(log, 2, []), parts, committed_by=2))
-    with pytest.raises(StorageError, match="which is no file of a savepoint|leads out of its folder"):
+    with pytest.raises(StorageError, match=r"which is no file of a savepoint|leads out of its folder"):
         load_savepoint(store, "sp")
 
 

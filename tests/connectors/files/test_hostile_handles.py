@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from sink_identity import SCHEMA, Identity, numbers, parts
 
+from cutwater.connectors import staging
 from cutwater.connectors.base import PreCommit, SinkSnapshot
 from cutwater.connectors.files import part_commit
 from cutwater.connectors.files.part_commit import (
@@ -22,10 +23,8 @@ from cutwater.connectors.files.part_commit import (
 )
 from cutwater.connectors.files.sink import FileSink
 from cutwater.connectors.foreach_batch import EpochCommitter, EpochHandle
-from cutwater.connectors.staging import area as areas
-from cutwater.connectors.staging.area import check_piece, staging_beside, staging_in_store
-from cutwater.connectors.staging.folders import TargetFolder
-from cutwater.connectors.staging.log import PieceCut, open_piece
+from cutwater.connectors.staging import PieceCut, check_piece, open_piece, staging_beside, staging_in_store
+from cutwater.connectors.staging_folders import TargetFolder
 from cutwater.errors import CorruptSnapshotError, StorageError
 from cutwater.storage.snapshot.limits import check_name
 from reversal import Reversal
@@ -270,13 +269,13 @@ REVERSALS = {
         lambda _: test_a_piece_that_no_sink_stages_is_refused("another ending", "pieces"),
     ),
     "any uid": Reversal(
-        areas._parts,
+        staging._parts,
         'check_name(job_uid, "the job\'s uid")',
         "job_uid",
         lambda folder: test_a_uid_or_step_that_is_no_plain_name_is_refused(folder, ".."),
     ),
     "any step": Reversal(
-        areas._parts,
+        staging._parts,
         'check_name(step, "the step")',
         "step",
         lambda folder: test_a_uid_or_step_that_is_no_plain_name_is_refused(folder, "a/b"),

@@ -21,7 +21,7 @@ import pyarrow as pa
 from cutwater.errors import CutwaterError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.receiving import EMPTY, ROWS, ReceivingEnd
-from cutwater.protocol.wire.handshake import Peer
+from cutwater.protocol.wire import Peer
 from cutwater.runtime.channels.connection import Connection, DataServer, connect
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.transport.secret import Secret, new_secret

@@ -49,7 +49,7 @@ PROTOCOL_MAY_IMPORT = {"msgspec"} | (
 """What the core may use of the world: nothing that reads a clock, makes chance, waits, or touches a file."""
 
 PROTOCOL_EXCEPTIONS = {
-    ("cutwater.protocol.wire.handshake", "secrets"): "a nonce comes from the operating system, never from a seed",
+    ("cutwater.protocol.wire", "secrets"): "a nonce comes from the operating system, never from a seed",
     ("cutwater.protocol.job.restart", "random"): "takes a seeded random.Random from outside",
 }
 

@@ -24,7 +24,7 @@ from cutwater.errors import CutwaterError, InvariantError, StorageError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.items import Barrier, End, Item, Rows, Watermark
 from cutwater.protocol.channel.receiving import CONTROL, EMPTY, NO_LIMIT, ROWS, URGENT, ReceivingEnd
-from cutwater.protocol.wire.handshake import Peer
+from cutwater.protocol.wire import Peer
 from cutwater.runtime.channels import spill as net_spill
 from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.channels.output import OutputChannel

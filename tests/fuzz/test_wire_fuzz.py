@@ -1,4 +1,4 @@
-"""Mutated and random bytes: a decoder raises ``WireError`` and nothing else, delivers nothing after it, and allocates
+"""Mutated and random bytes: a reader raises ``WireError`` and nothing else, delivers nothing after it, and allocates
 no more than arrived."""
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import pyarrow as pa
 import pytest
 
 from cutwater.errors import WireError
-from cutwater.protocol.wire.frames import (
+from cutwater.protocol.wire import (
     HEADER_BYTES,
+    ClientHandshake,
     ControlDecoder,
-    Frame,
-    FrameDecoder,
+    Handshake,
     Header,
     Kind,
+    Peer,
+    ServerHandshake,
     decode_header,
     encode_control,
     encode_header,
 )
-from cutwater.protocol.wire.handshake import ClientHandshake, Handshake, Peer, ServerHandshake
 from cutwater.runtime.channels.connection import decode_rows
+from frame_streams import Frame, frames_of
 
 LIMIT = 1 << 16
 SCHEMA = pa.schema([("n", pa.int64()), ("flag", pa.bool_())])
@@ -81,26 +83,15 @@ def reference(data: bytes) -> tuple[list[Frame], bool]:
         end = middle + header.body_length
         if end > len(data):
             break
-        frames.append(Frame(header, data[at + HEADER_BYTES : middle], data[middle:end]))
+        frames.append((header, data[at + HEADER_BYTES : middle], data[middle:end]))
         at = end
-    return frames, False
+    return frames, at < len(data)
 
 
-def decode(decoder: FrameDecoder, parts: list[bytes]) -> tuple[list[Frame], bool]:
-    frames: list[Frame] = []
-    for i, part in enumerate(parts):
-        try:
-            decoder.feed(part)
-            while (frame := decoder.next_frame()) is not None:
-                frames.append(frame)
-        except WireError:
-            for later in parts[i:]:
-                with pytest.raises(WireError):
-                    decoder.feed(later)
-                with pytest.raises(WireError):
-                    decoder.next_frame()
-            return frames, True
-    return frames, False
+def decode(parts: list[bytes]) -> tuple[list[Frame], bool]:
+    frames, error = frames_of(parts, max_frame_bytes=LIMIT)
+    assert error is None or isinstance(error, WireError)
+    return frames, error is not None
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -110,7 +101,7 @@ def test_5000_mutated_streams_give_the_frames_before_the_first_error_and_nothing
     for _ in range(5000):
         data = b"".join(some_frame(chance, n) for n in range(chance.randint(1, 6)))
         data = mutate(chance, data)
-        got = decode(FrameDecoder(max_frame_bytes=LIMIT), pieces(chance, data))
+        got = decode(pieces(chance, data))
         assert got == reference(data)
         errors += got[1]
     assert 500 < errors < 4900, "both outcomes were tried"
@@ -123,28 +114,24 @@ def test_every_boundary_of_a_stream_is_a_fine_place_to_cut_it() -> None:
     assert len(whole) == 12
     assert not failed
     for cut in range(len(data) + 1):
-        decoder = FrameDecoder(max_frame_bytes=LIMIT)
-        assert decode(decoder, [data[:cut], data[cut:]]) == (whole, False)
-        assert decoder.at_boundary
+        assert decode([data[:cut], data[cut:]]) == (whole, False)
 
 
 def test_random_bytes_are_refused_within_one_header() -> None:
     chance = random.Random(11)
     for _ in range(3000):
-        decoder = FrameDecoder(max_frame_bytes=LIMIT)
-        frames, failed = decode(decoder, [chance.randbytes(chance.choice([40, 41, 200]))])
-        assert frames == []
-        assert failed or not decoder.at_boundary
+        assert decode([chance.randbytes(chance.choice([40, 41, 200]))]) == ([], True)
 
 
 def test_an_announced_size_allocates_nothing() -> None:
     header = encode_header(Header(Kind.ROWS, rows=1, body_length=1 << 30))
+    assert decode([header + b"x" * 100]) == ([], True)
+    allocated = pa.total_allocated_bytes()
     tracemalloc.start()
     try:
         for _ in range(50):
-            decoder = FrameDecoder(max_frame_bytes=1 << 30)
-            decoder.feed(header + b"x" * 100)
-            assert decoder.next_frame() is None
+            assert decode([header + b"x" * 100]) == ([], True)
+        assert pa.total_allocated_bytes() - allocated < 1 << 20
         control = ControlDecoder(max_message_bytes=1 << 30)
         control.feed((1 << 30).to_bytes(4, "little") + b"x")
         assert control.next_message() is None

@@ -17,7 +17,7 @@ from cutwater.protocol.checkpoint.messages import (
     SendTrigger,
     Tick,
 )
-from cutwater.protocol.reasons import CheckpointKind, FailureReason
+from cutwater.protocol.protocols import CheckpointKind, FailureReason
 
 SUBTASKS = ("source", "map", "sink")
 

@@ -15,7 +15,7 @@ from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.core import JobCore
 from cutwater.protocol.job.hosts import Follow, Topology
 from cutwater.protocol.job.restart import RestartDecider
-from cutwater.protocol.reasons import CheckpointKind, FailureReason
+from cutwater.protocol.protocols import CheckpointKind, FailureReason
 from cutwater.protocol.subtask.host import LoopReport
 
 A, B = (0, 0), (0, 1)

@@ -22,8 +22,7 @@ from cutwater.errors import InvariantError
 from cutwater.protocol import messages
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
-from cutwater.protocol.protocols import NETWORK, PROTOCOLS
-from cutwater.protocol.reasons import CheckpointKind, FailureReason
+from cutwater.protocol.protocols import NETWORK, PROTOCOLS, CheckpointKind, FailureReason
 from cutwater.protocol.subtask.machine import SubtaskMachine
 
 ROWS = PROTOCOLS | {"network": NETWORK}

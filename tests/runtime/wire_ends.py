@@ -14,7 +14,7 @@ import pytest
 from cutwater.errors import CutwaterError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.receiving import ReceivingEnd
-from cutwater.protocol.wire.handshake import Peer
+from cutwater.protocol.wire import Peer
 from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.transport.sockets import nothing

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from cutwater.protocol.checkpoint.coordinator import PENDING_STAGES
-from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.protocol.reasons import FailureReason
+from cutwater.protocol.protocols import PROTOCOLS, FailureReason
 from cutwater.protocol.subtask.stages import PHASES, STAGES
 
 _State = TypeVar("_State", bound=enum.Enum)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from cutwater.data.time import MAX_WATERMARK
-from cutwater.protocol.reasons import FailureReason
+from cutwater.protocol.protocols import FailureReason
 
 InputId: TypeAlias = Hashable
 

@@ -21,7 +21,7 @@ from cutwater.protocol.checkpoint.messages import (
     RequestFinal,
     SendTrigger,
 )
-from cutwater.protocol.reasons import CheckpointKind, FailureReason
+from cutwater.protocol.protocols import CheckpointKind, FailureReason
 
 # ------------------------------------------------------------------------------------------------- failing the job
 

@@ -21,7 +21,7 @@ from cutwater.protocol.checkpoint.messages import (
     RequestProbe,
     SendTrigger,
 )
-from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
+from cutwater.protocol.protocols import AckAnswer, CheckpointKind, FailureReason
 
 
 def probe(job):

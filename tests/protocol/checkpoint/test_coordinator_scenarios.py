@@ -27,7 +27,7 @@ from cutwater.protocol.checkpoint.messages import (
     SendDrain,
     SendTrigger,
 )
-from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
+from cutwater.protocol.protocols import AckAnswer, CheckpointKind, FailureReason
 
 # --------------------------------------------------------------------------------------------------------- triggering
 

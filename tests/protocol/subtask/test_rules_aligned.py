@@ -28,8 +28,7 @@ from cutwater.protocol.messages import (
     Unblock,
     WriteFailed,
 )
-from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.protocol.reasons import FailureReason
+from cutwater.protocol.protocols import PROTOCOLS, FailureReason
 from cutwater.protocol.subtask.machine import IDS_REMEMBERED, SubtaskMachine
 from cutwater.protocol.subtask.stages import Phase, Stage
 

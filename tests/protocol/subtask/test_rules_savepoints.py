@@ -32,8 +32,7 @@ from cutwater.protocol.messages import (
     Trigger,
     Unblock,
 )
-from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.protocol.reasons import CheckpointKind, FailureReason
+from cutwater.protocol.protocols import PROTOCOLS, CheckpointKind, FailureReason
 from cutwater.protocol.subtask.machine import SubtaskMachine
 
 TAKEN = [n for n in PROTOCOLS if n != "none"]

@@ -34,8 +34,7 @@ from cutwater.protocol.messages import (
     WatchAlignment,
     WriteLogs,
 )
-from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.protocol.reasons import FailureReason
+from cutwater.protocol.protocols import PROTOCOLS, FailureReason
 from cutwater.protocol.subtask.machine import SubtaskMachine
 
 OVERTAKING = BroadcastBarrier(1, False, overtake=True)

@@ -25,7 +25,7 @@ from cutwater.operators.base import Outputs
 from cutwater.operators.window.kinds import Window
 from cutwater.operators.window.spec import WindowAggregateSpec
 from cutwater.plan.graph import Step, StreamType
-from cutwater.protocol.checkpoint.step_times import StepTimes, TellTime
+from cutwater.protocol.subtask.source_times import StepTimes, TellTime
 from cutwater.protocol.subtask.watermarks import InputTime, WatermarkMerger, merged_time
 from cutwater.runtime.chains.source_runner import SourceRunner
 from cutwater.runtime.control.messages import SplitAssignment

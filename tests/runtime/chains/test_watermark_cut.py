@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
-from cutwater.protocol.subtask.split_times import watermark_after
+from cutwater.protocol.subtask.source_times import watermark_after
 from cutwater.runtime.chains.source_runner import watermark_cuts
 
 times_lists = st.lists(st.integers(-9, 9), max_size=30)

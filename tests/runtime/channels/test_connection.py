@@ -17,8 +17,7 @@ from cutwater.errors import BuildError, DataError, InvariantError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.items import Barrier, Rows
 from cutwater.protocol.channel.receiving import EMPTY, ReceivingEnd
-from cutwater.protocol.wire.frames import Header, Kind, encode_header
-from cutwater.protocol.wire.handshake import Peer
+from cutwater.protocol.wire import Header, Kind, Peer, encode_header
 from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.transport.sockets import Signal

@@ -10,7 +10,7 @@ from wire_ends import NUMBERS, Ends, batch, receiving, sending, until
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.items import Item
 from cutwater.protocol.channel.receiving import ROWS
-from cutwater.protocol.wire.frames import Header, Kind, encode_header
+from cutwater.protocol.wire import Header, Kind, encode_header
 from cutwater.runtime.channels import connection as net_connection
 from cutwater.runtime.control.determinant_news import DeterminantNews
 

@@ -10,8 +10,7 @@ import pytest
 from wire_ends import until
 
 from cutwater.errors import FencedError
-from cutwater.protocol.wire.frames import encode_control
-from cutwater.protocol.wire.handshake import ClientHandshake, Peer, ServerHandshake
+from cutwater.protocol.wire import ClientHandshake, Peer, ServerHandshake, encode_control
 from cutwater.runtime.control import links
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import ControlServer, WorkerLink

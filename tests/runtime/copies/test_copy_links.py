@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from cutwater.errors import CorruptSnapshotError, WireError
-from cutwater.protocol.wire.handshake import Peer
+from cutwater.protocol.wire import Peer
 from cutwater.runtime.channels.connection import DataServer
 from cutwater.runtime.copies import links as copy_links
 from cutwater.runtime.copies.copies import Copier, choose_holders

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cutwater.protocol.wire.handshake import Peer
+from cutwater.protocol.wire import Peer
 
 __all__ = [
     "after_sending",

@@ -25,7 +25,7 @@ from cutwater.plan.recovery import subtasks_of
 from cutwater.plan.upgrade import Upgrade
 from cutwater.protocol.channel.items import Rows
 from cutwater.protocol.job.regions import Division
-from cutwater.protocol.wire.handshake import Peer
+from cutwater.protocol.wire import Peer
 from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.driver.splits import Enumerator

@@ -24,7 +24,7 @@ from runtime_world import (
 )
 
 from cutwater.errors import CutwaterError, JobFailedError, ResourceError, StorageError, WireError
-from cutwater.protocol.wire.handshake import ClientHandshake, Peer
+from cutwater.protocol.wire import ClientHandshake, Peer
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.driver import group
 from cutwater.runtime.transport.secret import new_secret, shake

@@ -14,7 +14,7 @@ import pytest
 from wire_ends import until
 
 from cutwater.errors import WireError
-from cutwater.protocol.wire.handshake import ClientHandshake, Peer, Refusal, ServerHandshake
+from cutwater.protocol.wire import ClientHandshake, Peer, Refusal, ServerHandshake
 from cutwater.runtime.control.links import dial_coordinator
 from cutwater.runtime.transport import door, sockets
 from cutwater.runtime.transport.door import Door

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cutwater.protocol.wire.frames import ControlDecoder
+from cutwater.protocol.wire import ControlDecoder
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import ControlLink
 from cutwater.runtime.worker.attempt import Attempt

@@ -28,8 +28,7 @@ from cutwater.config import JobConfig
 from cutwater.errors import InvariantError
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.checkpoint.messages import CoordinatorEffect, CoordinatorEvent, SubtaskId
-from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
+from cutwater.protocol.protocols import PROTOCOLS, AckAnswer, CheckpointKind, FailureReason
 from cutwater.protocol.states import State
 
 WAITING_REQUESTS_MAX = 1000

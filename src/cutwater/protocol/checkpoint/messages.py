@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
+from cutwater.protocol.protocols import AckAnswer, CheckpointKind, FailureReason
 
 SubtaskId: TypeAlias = Hashable
 

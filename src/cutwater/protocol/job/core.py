@@ -54,7 +54,7 @@ from cutwater.protocol.job.hosts import CheckpointHost, Follow, JobHost, Topolog
 from cutwater.protocol.job.machine import JobMachine
 from cutwater.protocol.job.regions import Place, Subtask
 from cutwater.protocol.job.restart import RestartDecider
-from cutwater.protocol.reasons import CheckpointKind, FailureReason
+from cutwater.protocol.protocols import CheckpointKind, FailureReason
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from cutwater.protocol.checkpoint.loops import SendVerdict
 from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.regions import Region, Subtask
-from cutwater.protocol.reasons import CheckpointKind
+from cutwater.protocol.protocols import CheckpointKind
 
 
 @dataclass(frozen=True)

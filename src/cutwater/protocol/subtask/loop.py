@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from cutwater.protocol.channel.items import Head
+from cutwater.protocol.determinants import CONTROL, OWN, Order
 from cutwater.protocol.messages import InputId
-from cutwater.protocol.replay.determinants import CONTROL, OWN, Order
 from cutwater.protocol.subtask.call_size import CallSize
 from cutwater.protocol.subtask.machine import SubtaskMachine
 

@@ -20,8 +20,7 @@ from collections.abc import Iterable, Sequence
 from cutwater.errors import InvariantError
 from cutwater.protocol import messages as m
 from cutwater.protocol.messages import Effect, Event, InputId
-from cutwater.protocol.protocols import PROTOCOLS, AfterFreeze, BeforeFreeze, FreezeOn, ProtocolSpec
-from cutwater.protocol.reasons import FailureReason
+from cutwater.protocol.protocols import PROTOCOLS, AfterFreeze, BeforeFreeze, FailureReason, FreezeOn, ProtocolSpec
 from cutwater.protocol.subtask.stages import PHASES, STAGES, Part, Phase, PhaseStep, Snapshot, Stage, StageStep
 
 STORY_EVENTS = 16

@@ -23,7 +23,7 @@ from cutwater.errors import BuildError, CutwaterError, DataError, InvariantError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.items import Barrier, End, Item, Rows, Watermark
 from cutwater.protocol.channel.receiving import NO_LIMIT, ReceivingEnd, Remaker
-from cutwater.protocol.wire.frames import (
+from cutwater.protocol.wire import (
     CUT,
     FINAL,
     IDLE,
@@ -35,7 +35,7 @@ from cutwater.protocol.wire.frames import (
     Kind,
     encode_header,
 )
-from cutwater.protocol.wire.handshake import ClientHandshake, Peer, Refusal, ServerHandshake
+from cutwater.protocol.wire import ClientHandshake, Peer, Refusal, ServerHandshake
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.control.determinant_news import PeerDeterminants
 from cutwater.runtime.transport.door import Door

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Iterable
 
 from cutwater.errors import InvariantError, WireError
+from cutwater.protocol.determinants import read_varint, write_varint
 from cutwater.protocol.job.regions import Region, Subtask
-from cutwater.protocol.replay.choices import read_varint, write_varint
 
 
 class _Log:

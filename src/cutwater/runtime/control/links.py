@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cutwater.errors import WireError
-from cutwater.protocol.wire.frames import ControlDecoder, encode_control
-from cutwater.protocol.wire.handshake import ClientHandshake, Peer, Refusal, ServerHandshake
+from cutwater.protocol.wire import ClientHandshake, ControlDecoder, Peer, Refusal, ServerHandshake, encode_control
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.transport.door import Door
 from cutwater.runtime.transport.secret import Secret

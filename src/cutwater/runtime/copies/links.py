@@ -16,8 +16,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from cutwater.errors import CorruptSnapshotError, CutwaterError, WireError
-from cutwater.protocol.wire.frames import encode_control
-from cutwater.protocol.wire.handshake import ClientHandshake, Peer
+from cutwater.protocol.wire import ClientHandshake, Peer, encode_control
 from cutwater.runtime.transport.secret import Secret
 from cutwater.runtime.transport.sockets import dial, shut, tune
 from cutwater.storage.snapshot.copies import Shelf, ShelfAnswer, ShelfWriter

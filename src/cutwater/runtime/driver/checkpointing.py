@@ -12,7 +12,7 @@ from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.checkpoint.loops import SendVerdict
 from cutwater.protocol.job.core import JobCore
 from cutwater.protocol.job.hosts import Follow
-from cutwater.protocol.reasons import AckAnswer, CheckpointKind, FailureReason
+from cutwater.protocol.protocols import AckAnswer, CheckpointKind, FailureReason
 from cutwater.protocol.subtask.host import LoopReport
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.runtime.control import messages as c

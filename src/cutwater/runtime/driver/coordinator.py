@@ -20,7 +20,7 @@ from cutwater.protocol.job import messages as j
 from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.hosts import Topology
 from cutwater.protocol.job.regions import Subtask
-from cutwater.protocol.reasons import CheckpointKind
+from cutwater.protocol.protocols import CheckpointKind
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import WorkerLink, now_ms
 from cutwater.runtime.driver.checkpointing import Checkpointing

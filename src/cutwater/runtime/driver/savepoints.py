@@ -16,7 +16,7 @@ from cutwater.config import FileAccess
 from cutwater.errors import CutwaterError, StorageError
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.job.hosts import Follow
-from cutwater.protocol.reasons import FailureReason
+from cutwater.protocol.protocols import FailureReason
 from cutwater.storage.savepoint.files import SavepointFile
 from cutwater.storage.savepoint.manifest import SavepointManifest, publish_savepoint
 from cutwater.storage.snapshot.manifest import Manifest

@@ -12,8 +12,8 @@ import msgspec
 from cutwater.connectors.base import Source, SourceHooks, Split
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.plan.graph import PhysicalPlan
-from cutwater.protocol.checkpoint.step_times import StepTimes, SubtaskTime
 from cutwater.protocol.job.regions import Region
+from cutwater.protocol.subtask.source_times import StepTimes, SubtaskTime
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.messages import SplitAssignment
 from cutwater.storage.snapshot.manifest import Manifest, SplitRecord

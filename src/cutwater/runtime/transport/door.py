@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cutwater.errors import CutwaterError
-from cutwater.protocol.wire.handshake import Peer, ServerHandshake
+from cutwater.protocol.wire import Peer, ServerHandshake
 from cutwater.runtime.transport.sockets import JOIN_S, shut
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import msgspec
 
 from cutwater.data.decoding import prepare
 from cutwater.errors import WireError
-from cutwater.protocol.wire.handshake import Handshake, Peer
+from cutwater.protocol.wire import Handshake, Peer
 from cutwater.storage.store.seal import PLAIN, Seal
 
 

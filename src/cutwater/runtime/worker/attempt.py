@@ -11,7 +11,7 @@ from cutwater.errors import NondeterminismError, WireError
 from cutwater.protocol import messages as m
 from cutwater.protocol.job.regions import Place, partners
 from cutwater.protocol.subtask.host import LoopReport
-from cutwater.protocol.wire.handshake import Peer, Refusal
+from cutwater.protocol.wire import Peer, Refusal
 from cutwater.runtime.channels.connection import Connection
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.determinant_news import DeterminantNews, PeerDeterminants

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cutwater.errors import CutwaterError, WireError
 from cutwater.protocol.job.regions import Place
-from cutwater.protocol.wire.handshake import Peer, Refusal
+from cutwater.protocol.wire import Peer, Refusal
 from cutwater.runtime.channels.connection import Connection, connect
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from cutwater.errors import NondeterminismError
 from cutwater.plan.graph import Channel, Step
 from cutwater.protocol import messages as m
 from cutwater.protocol.channel.items import End, Item, Rows, Watermark
-from cutwater.protocol.checkpoint.step_times import SubtaskTime
+from cutwater.protocol.subtask.source_times import SubtaskTime
 from cutwater.protocol.job.regions import Subtask as SubtaskKey
-from cutwater.protocol.replay.choices import Choice, ChoiceKind, ChoiceReader, ChoiceWriter
-from cutwater.protocol.replay.determinants import CONTROL, OWN, Run
+from cutwater.protocol.determinants import Choice, ChoiceKind, ChoiceReader, ChoiceWriter
+from cutwater.protocol.determinants import CONTROL, OWN, Run
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.runtime.chains.chain import ProcessingClock
 from cutwater.runtime.chains.source_runner import Read, SourceRunner

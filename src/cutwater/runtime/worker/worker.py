@@ -31,7 +31,7 @@ from cutwater.plan.other_sinks import guarded_plan, shadowed_plan
 from cutwater.plan.planner import replan
 from cutwater.plan.recovery import recovery_division
 from cutwater.protocol.job.regions import Division
-from cutwater.protocol.wire.handshake import Peer, Refusal
+from cutwater.protocol.wire import Peer, Refusal
 from cutwater.runtime.channels.connection import Connection, DataServer
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import dial_coordinator

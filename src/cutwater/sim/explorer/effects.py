@@ -14,8 +14,7 @@ from cutwater.protocol.checkpoint.loops import (
     WaveCompleted,
     WaveFailed,
 )
-from cutwater.protocol.protocols import FreezeOn
-from cutwater.protocol.reasons import CheckpointKind
+from cutwater.protocol.protocols import CheckpointKind, FreezeOn
 from cutwater.protocol.subtask.host import LoopReport
 from cutwater.sim.explorer.world import END, Barrier, Cut, Item, rows_of
 from cutwater.sim.world.oracle import Violation

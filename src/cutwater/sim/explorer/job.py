@@ -13,7 +13,7 @@ from typing import Any, Self
 from cutwater.protocol import messages as m
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.checkpoint.loops import ProbeWanted
-from cutwater.protocol.reasons import CheckpointKind
+from cutwater.protocol.protocols import CheckpointKind
 from cutwater.sim.explorer.effects import acknowledge, coordinate, feed, watch_loops, written
 from cutwater.sim.explorer.scopes import make_scope
 from cutwater.sim.explorer.world import (

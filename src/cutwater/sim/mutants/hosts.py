@@ -13,12 +13,11 @@ from cutwater.protocol.channel.items import Barrier, Item, Rows, Timed, Watermar
 from cutwater.protocol.channel.receiving import ReceivingEnd
 from cutwater.protocol.channel.replay import ReplayBuffer
 from cutwater.protocol.channel.sending import SendingEnd
-from cutwater.protocol.job.redistribution import OldChannel, Passed, RedistributedEdge
+from cutwater.protocol.determinants import DeterminantLog
 from cutwater.protocol.job.regions import Division, Region, lost_together, units_of
-from cutwater.protocol.replay.determinants import DeterminantLog
 from cutwater.protocol.subtask.core import Deferred, SubtaskCore
 from cutwater.protocol.subtask.performer import Performer
-from cutwater.protocol.subtask.watermarks import InputTime, merged_time
+from cutwater.protocol.subtask.watermarks import InputTime, OldChannel, Passed, RedistributedEdge, merged_time
 from cutwater.sim.mutants.core import Mutant, idle
 from cutwater.sim.schedules.schedule import Fault
 from cutwater.sim.world.attempt import Attempt

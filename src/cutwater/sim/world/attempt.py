@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cutwater.protocol.channel.items import Timed, Watermark
-from cutwater.protocol.replay.determinants import DeterminantLog
+from cutwater.protocol.determinants import DeterminantLog
 from cutwater.sim.schedules.graphs import Plan
 from cutwater.sim.world.channels import Link
 from cutwater.sim.world.disk import Done

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.channel.items import Item, Rows, Watermark
-from cutwater.protocol.replay.determinants import CONTROL, DeterminantLog, InputWatermark, Verdict
+from cutwater.protocol.determinants import CONTROL, DeterminantLog, InputWatermark, Verdict
 from cutwater.sim.world.part import Part
 
 if TYPE_CHECKING:

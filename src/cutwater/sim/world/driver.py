@@ -14,7 +14,7 @@ from cutwater.protocol.job import rescale as r
 from cutwater.protocol.job.core import JobCore
 from cutwater.protocol.job.hosts import Topology
 from cutwater.protocol.job.restart import RestartDecider
-from cutwater.protocol.reasons import CheckpointKind
+from cutwater.protocol.protocols import CheckpointKind
 from cutwater.sim.world.disk import Done
 from cutwater.sim.world.driver_group import DriverGroup
 from cutwater.sim.world.driver_storage import DriverStorage

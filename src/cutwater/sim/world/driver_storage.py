@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.job import messages as j
-from cutwater.protocol.reasons import CheckpointKind
+from cutwater.protocol.protocols import CheckpointKind
 from cutwater.sim.world.disk import AttemptBegan, Done, Entry, Finished, RolledBack
 from cutwater.sim.world.output import EVERYBODY
 

@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.protocol.channel.items import Rows, Timed, Watermark, rows_in
-from cutwater.protocol.job.redistribution import OldChannel, RedistributedEdge
-from cutwater.protocol.subtask.watermarks import InputTime, merged_time
+from cutwater.protocol.subtask.watermarks import InputTime, OldChannel, RedistributedEdge, merged_time
 from cutwater.sim.schedules.graphs import Channel, Graph, How, key_of
 from cutwater.sim.world.channels import Numbers
 from cutwater.sim.world.part import Part

@@ -13,12 +13,11 @@ from cutwater.protocol.channel.sending import SendingEnd
 from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
 from cutwater.protocol.checkpoint.loops import LoopMonitor
 from cutwater.protocol.job.core import JobCore
-from cutwater.protocol.job.redistribution import RedistributedEdge
 from cutwater.protocol.protocols import PROTOCOLS, FreezeOn
 from cutwater.protocol.subtask.core import SubtaskCore
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.performer import Performer
-from cutwater.protocol.subtask.watermarks import WatermarkMerger
+from cutwater.protocol.subtask.watermarks import RedistributedEdge, WatermarkMerger
 from cutwater.sim.schedules.graphs import Plan, dataflow
 from cutwater.sim.schedules.schedule import ChoiceTape, Fault, Schedule
 from cutwater.sim.world.attempt import Attempt

@@ -7,8 +7,7 @@ import random
 import pytest
 
 from cutwater.errors import InvariantError
-from cutwater.protocol.job.redistribution import OldChannel, RedistributedEdge
-from cutwater.protocol.subtask.watermarks import InputTime
+from cutwater.protocol.subtask.watermarks import InputTime, OldChannel, RedistributedEdge
 
 MAX = 2**63 - 1
 

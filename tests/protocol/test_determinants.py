@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from cutwater.errors import InvariantError
 from cutwater.protocol.channel.items import Head
+from cutwater.protocol.determinants import CONTROL, DeterminantLog, Run, Verdict
 from cutwater.protocol.protocols import PROTOCOLS
-from cutwater.protocol.replay.determinants import CONTROL, DeterminantLog, Run, Verdict
 from cutwater.protocol.subtask.loop import Follow, Idle, SubtaskLoop, TakeControl, TakeRows
 from cutwater.protocol.subtask.machine import SubtaskMachine
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutwater.errors import WireError
-from cutwater.protocol.replay.choices import Choice, ChoiceKind, ChoiceReader, ChoiceWriter
+from cutwater.protocol.determinants import Choice, ChoiceKind, ChoiceReader, ChoiceWriter
 
 INPUTS = 3
 numbers = st.integers(0, 2**40)

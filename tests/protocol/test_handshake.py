@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cutwater.errors import FencedError, WireError
-from cutwater.protocol.wire.handshake import (
+from cutwater.protocol.wire import (
     MAX_IDENTITY_BYTES,
     ClientHandshake,
     Handshake,

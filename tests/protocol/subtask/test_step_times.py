@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.protocol.checkpoint.step_times import StepTimes, SubtaskTime, TellTime
-from cutwater.protocol.subtask.split_times import SplitTimes, watermark_after
+from cutwater.protocol.subtask.source_times import SplitTimes, StepTimes, SubtaskTime, TellTime, watermark_after
 
 MIN = -(2**63)
 

@@ -7,13 +7,12 @@ import struct
 import pytest
 
 from cutwater.errors import WireError
-from cutwater.protocol.wire.frames import (
+from cutwater.protocol.wire import (
     CUT,
     FINAL,
     HEADER_BYTES,
     IDLE,
     ControlDecoder,
-    FrameDecoder,
     Header,
     Kind,
     decode_header,
@@ -91,41 +90,6 @@ def test_a_field_that_does_not_fit_is_refused_when_encoding() -> None:
 def test_a_short_header_is_refused() -> None:
     with pytest.raises(WireError, match="40 bytes, got 39"):
         decode_header(encode_header(VALID[0])[:39], max_frame_bytes=LIMIT)
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 40, 41, 1000])
-def test_frames_come_out_whole_however_the_stream_is_cut(size: int) -> None:
-    headers = [Header(Kind.ROWS, 0, 1, 0, 1, 10 * i, 10, i, 3, 20 + i) for i in range(5)] + VALID[2:]
-    stream = b"".join(encode_header(h) + b"log"[: h.order_log_length] + b"b" * h.body_length for h in headers)
-    decoder, frames = FrameDecoder(max_frame_bytes=LIMIT), []
-    for start in range(0, len(stream), size):
-        decoder.feed(stream[start : start + size])
-        while (frame := decoder.next_frame()) is not None:
-            frames.append(frame)
-    assert [f.header for f in frames] == headers
-    assert [f.order_log for f in frames] == [b"log"[: h.order_log_length] for h in headers]
-    assert [f.body for f in frames] == [b"b" * h.body_length for h in headers]
-    assert decoder.at_boundary
-
-
-def test_a_stream_may_only_end_between_frames() -> None:
-    decoder = FrameDecoder(max_frame_bytes=LIMIT)
-    assert decoder.at_boundary
-    decoder.feed(encode_header(Header(Kind.ROWS, rows=1, body_length=2)) + b"b")
-    assert decoder.next_frame() is None
-    assert not decoder.at_boundary
-
-
-def test_frames_before_the_error_are_delivered_and_none_after_it() -> None:
-    good = encode_header(VALID[3])
-    decoder = FrameDecoder(max_frame_bytes=LIMIT)
-    decoder.feed(good + bytes(40) + good)
-    assert decoder.next_frame() is not None
-    for _ in range(2):
-        with pytest.raises(WireError):
-            decoder.next_frame()
-    with pytest.raises(WireError):
-        decoder.feed(good)
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 100])

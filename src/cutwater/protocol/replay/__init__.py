@@ -1,1 +1,0 @@
-"""Determinants: what a subtask chose, so that a replay can be made to choose the same."""

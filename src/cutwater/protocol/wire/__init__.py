@@ -1,1 +1,0 @@
-"""Bytes that travel between processes, without any I/O: frames, control messages, the handshake."""

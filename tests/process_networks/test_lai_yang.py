@@ -8,33 +8,33 @@ import pytest
 
 from cutwater.errors import InvariantError
 from cutwater.protocol import messages as m
-from cutwater.protocol.snapshot_algorithms import LAI_YANG_STAGES, Coloured, ColourStage, LaiYangMachine, NoticeTaken
+from cutwater.protocol.snapshot_algorithms import LAI_YANG_STAGES, Coloured, ColourStage, LaiYang, NoticeTaken
 
 
 def kinds(effects: list[m.Effect]) -> list[str]:
     return [type(e).__name__ for e in effects]
 
 
-def finish(machine: LaiYangMachine, id: int) -> list[m.Effect]:
+def finish(machine: LaiYang, id: int) -> list[m.Effect]:
     return [*machine.handle(m.Durable(id)), *machine.handle(m.LogsDurable(id))]
 
 
 def test_cl1_an_initiator_freezes_then_sends_notices_then_records():
-    machine = LaiYangMachine("p", ["a", "b"])
+    machine = LaiYang("p", ["a", "b"])
     assert kinds(machine.handle(m.Trigger(1))) == ["Freeze", "BroadcastBarrier", "StartRecording", "StartRecording"]
     assert machine.handle(m.Trigger(1)) == []
     assert machine.colour == 1
 
 
 def test_cl2_a_message_of_a_newer_colour_freezes_before_it_is_taken_and_is_not_recorded():
-    machine = LaiYangMachine("p", ["a"])
+    machine = LaiYang("p", ["a"])
     assert kinds(machine.handle(Coloured("a", 1))) == ["Freeze", "BroadcastBarrier", "StartRecording"]
 
 
 def test_cl3_messages_of_older_colours_belong_to_the_channel_in_any_order_with_the_notice():
     """Two messages before the sender's cut, one after it, and the notice: all 24 orders give the same channel."""
     for order in itertools.permutations([("old", 0), ("old", 0), ("new", 1), ("notice", 2)]):
-        machine = LaiYangMachine("p", ["a"])
+        machine = LaiYang("p", ["a"])
         machine.handle(m.Trigger(1))
         recorded, closed = 0, False
         for what, value in order:
@@ -50,7 +50,7 @@ def test_cl3_messages_of_older_colours_belong_to_the_channel_in_any_order_with_t
 
 
 def test_messages_taken_before_the_own_cut_are_counted_and_not_recorded():
-    machine = LaiYangMachine("p", ["a"])
+    machine = LaiYang("p", ["a"])
     machine.handle(Coloured("a", 0))
     machine.handle(m.Trigger(1))
     assert machine.handle(Coloured("a", 0)) == [m.Record("a", (1,))]
@@ -58,7 +58,7 @@ def test_messages_taken_before_the_own_cut_are_counted_and_not_recorded():
 
 
 def test_a_restored_machine_counts_on():
-    machine = LaiYangMachine("p", ["a"], colour=5, taken={"a": 7})
+    machine = LaiYang("p", ["a"], colour=5, taken={"a": 7})
     machine.handle(m.Trigger(6))
     assert machine.handle(Coloured("a", 5)) == [m.Record("a", (6,))]
     assert machine.handle(NoticeTaken("a", 6, 8)) == [m.StopRecording(6, "a", 1), m.WriteLogs(6)]
@@ -66,7 +66,7 @@ def test_a_restored_machine_counts_on():
 
 
 def test_cl5_a_newer_colour_records_all_snapshots_up_to_it_each_with_its_own_recording():
-    machine = LaiYangMachine("p", ["a", "b"])
+    machine = LaiYang("p", ["a", "b"])
     effects = machine.handle(Coloured("a", 2))
     assert [e.checkpoint_id for e in effects if isinstance(e, m.Freeze)] == [1, 2]
     assert machine.handle(Coloured("b", 1)) == [m.Record("b", (2,))]
@@ -79,13 +79,13 @@ def test_cl5_a_newer_colour_records_all_snapshots_up_to_it_each_with_its_own_rec
 
 
 def test_a_process_without_inputs_is_done_once_its_state_is_durable():
-    machine = LaiYangMachine("p", [])
+    machine = LaiYang("p", [])
     assert kinds(machine.handle(m.Trigger(1))) == ["Freeze", "BroadcastBarrier"]
     assert machine.handle(m.Durable(1)) == [m.Acknowledge(1)]
 
 
 def test_an_aborted_snapshot_is_forgotten_and_its_late_notices_dropped():
-    machine = LaiYangMachine("p", ["a"])
+    machine = LaiYang("p", ["a"])
     machine.handle(m.Trigger(1))
     assert machine.handle(m.AbortNotice(1)) == [m.Forget(1)]
     assert machine.handle(NoticeTaken("a", 1, 0)) == []
@@ -108,7 +108,7 @@ def test_an_aborted_snapshot_is_forgotten_and_its_late_notices_dropped():
     ],
 )
 def test_what_cannot_be_raises_with_its_story(events: list, text: str):
-    machine = LaiYangMachine("p", ["a"])
+    machine = LaiYang("p", ["a"])
     with pytest.raises(InvariantError, match=text) as raised:
         for event in events:
             machine.handle(event)

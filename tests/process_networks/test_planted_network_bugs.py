@@ -58,7 +58,7 @@ def counts_wrongly_what_was_taken(patch: Patch) -> None:
 
 
 def colours_nothing(patch: Patch) -> None:
-    patch.setattr(LaiYang, "message", lambda self, channel, colour: self._machine.handle(Coloured(channel, 0)))
+    patch.setattr(LaiYang, "message", lambda self, channel, colour: self.handle(Coloured(channel, 0)))
 
 
 def takes_before_it_freezes(patch: Patch) -> None:

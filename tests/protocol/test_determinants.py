@@ -81,7 +81,7 @@ def test_r0_a_loop_that_follows_takes_nothing_else() -> None:
     log.took("a", CONTROL)
     assert decide(Head.ROWS, Head.CONTROL) == TakeRows(0, 1)
     log.took("a", 1)
-    assert decide(Head.EMPTY, Head.ROWS) == TakeRows(1, loop.rows_per_call)  # free again
+    assert decide(Head.EMPTY, Head.ROWS) == TakeRows(1, loop.calls.rows)  # free again
 
 
 def test_r0_what_a_verdict_on_the_loop_changed_is_a_choice() -> None:

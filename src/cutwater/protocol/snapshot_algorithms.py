@@ -52,8 +52,7 @@ class ChandyLamport:
     colour = 0
 
     def __init__(self, process: str, inputs: Sequence[str], last: int) -> None:
-        protocol = NETWORK
-        self._machine = SubtaskMachine(process, tuple(inputs), protocol=protocol, last_checkpoint_id=last)
+        self._machine = SubtaskMachine(process, tuple(inputs), protocol=NETWORK, last_checkpoint_id=last)
 
     def trigger(self, snapshot: int) -> Sequence[m.Effect]:
         return self._machine.handle(m.Trigger(snapshot))
@@ -70,32 +69,6 @@ class ChandyLamport:
             # Nothing is committed in a network: a process need not hear whether all others did their part, too.
             self._machine.handle(m.CompleteNotice(event.checkpoint_id, commit=False))
         return effects
-
-    def abort(self, snapshot: int) -> Sequence[m.Effect]:
-        return self._machine.handle(m.AbortNotice(snapshot))
-
-
-class LaiYang:
-    """Colours: right with and without FIFO channels."""
-
-    def __init__(self, process: str, inputs: Sequence[str], colour: int, taken: Mapping[str, int]) -> None:
-        self._machine = LaiYangMachine(process, inputs, colour=colour, taken=taken)
-
-    @property
-    def colour(self) -> int:
-        return self._machine.colour
-
-    def trigger(self, snapshot: int) -> Sequence[m.Effect]:
-        return self._machine.handle(m.Trigger(snapshot))
-
-    def marker(self, channel: str, snapshot: int, position: int) -> Sequence[m.Effect]:
-        return self._machine.handle(NoticeTaken(channel, snapshot, position))
-
-    def message(self, channel: str, colour: int) -> Sequence[m.Effect]:
-        return self._machine.handle(Coloured(channel, colour))
-
-    def durable(self, event: m.Durable | m.LogsDurable) -> Sequence[m.Effect]:
-        return self._machine.handle(event)
 
     def abort(self, snapshot: int) -> Sequence[m.Effect]:
         return self._machine.handle(m.AbortNotice(snapshot))
@@ -174,8 +147,8 @@ class _Recording:
     undurable: set[str] = field(default_factory=set[str])
 
 
-class LaiYangMachine:
-    """The decisions of one process.
+class LaiYang:
+    """Colours: right with and without FIFO channels.
 
     Args:
         name: for messages.
@@ -183,7 +156,7 @@ class LaiYangMachine:
         colour: the newest snapshot recorded (or given out) before the start or restore.
         taken: messages taken from each input before the start (after a restore).
 
-    >>> machine = LaiYangMachine("q", ["pq"])
+    >>> machine = LaiYang("q", ["pq"])
     >>> for effect in machine.handle(Coloured("pq", colour=1)): print(type(effect).__name__)
     Freeze
     BroadcastBarrier
@@ -195,7 +168,7 @@ class LaiYangMachine:
     """
 
     def __init__(
-        self, name: str, inputs: Sequence[InputId], *, colour: int = 0, taken: Mapping[Any, int] | None = None
+        self, name: str, inputs: Sequence[InputId], colour: int = 0, taken: Mapping[Any, int] | None = None
     ) -> None:
         self.name, self.colour = name, colour
         self._first = colour
@@ -210,6 +183,21 @@ class LaiYangMachine:
     def pending(self) -> dict[int, ColourStage]:
         """Snapshots that are recorded here and not acknowledged."""
         return {id: s.stage for id, s in self._snapshots.items()}
+
+    def trigger(self, snapshot: int) -> Sequence[m.Effect]:
+        return self.handle(m.Trigger(snapshot))
+
+    def marker(self, channel: str, snapshot: int, position: int) -> Sequence[m.Effect]:
+        return self.handle(NoticeTaken(channel, snapshot, position))
+
+    def message(self, channel: str, colour: int) -> Sequence[m.Effect]:
+        return self.handle(Coloured(channel, colour))
+
+    def durable(self, event: m.Durable | m.LogsDurable) -> Sequence[m.Effect]:
+        return self.handle(event)
+
+    def abort(self, snapshot: int) -> Sequence[m.Effect]:
+        return self.handle(m.AbortNotice(snapshot))
 
     def handle(self, event: LaiYangEvent) -> list[m.Effect]:
         """Take one event; the effects are to be performed in their order.

@@ -11,8 +11,8 @@ an end the number of rows that went before, an arrival the next row wanted.  ``r
 at its sender.  The body of rows is an Arrow IPC record batch message without a schema: both ends know it from the plan;
 with the flag ``LATE`` an event time follows it.
 
-The determinant log is what the sender knows of the choices of subtasks and the receiver may not (``choices``, R0).  It
-goes with whatever is for a subtask; alone, as the first frame of a connection, and when it is large.
+The determinant log is what the sender knows of the choices of subtasks and the receiver may not (``determinants``, R0).
+It goes with whatever is for a subtask; alone, as the first frame of a connection, and when it is large.
 
 Handshake
 ---------

@@ -95,7 +95,7 @@ def test_no_timer_fires_over_a_full_output_before_pending_work_or_after_a_final_
 
 def test_a_source_reads_when_it_is_ready_and_not_after_a_final_barrier():
     loop, machine = loop_of()
-    assert decide(loop, ready=True) == ReadSource(loop.rows_per_call)
+    assert decide(loop, ready=True) == ReadSource(loop.calls.rows)
     assert decide(loop) == Idle(IdleReason.NOTHING_TO_DO)
     machine.handle(Trigger(1, final=True))
     assert decide(loop, ready=True) == Idle(IdleReason.STOPPED)
@@ -146,7 +146,7 @@ def test_every_input_with_rows_has_its_turn_whatever_the_others_do():
     waited = 0
     for _ in range(3000):
         action = decide(loop, *(rng.choice([E, R, C]) for _ in range(3)), R)
-        waited = 0 if action == TakeRows(3, loop.rows_per_call) else waited + 1
+        waited = 0 if action == TakeRows(3, loop.calls.rows) else waited + 1
         assert waited <= 3 + 8 * 4 * 4
 
 
@@ -221,24 +221,24 @@ def test_c7_putting_rows_of_the_loop_first_makes_nobody_wait():
 def test_rows_per_call_adapt_to_the_budget_within_their_bounds():
     loop, _ = loop_of("a", max_rows=10_000)
     for _ in range(40):
-        loop.observe(loop.rows_per_call, loop.rows_per_call * 0.01)  # 10 us a row: 500 rows are 5 ms
-    assert 450 <= loop.rows_per_call <= 550
-    assert decide(loop, R) == TakeRows(0, loop.rows_per_call)
+        loop.observe(loop.calls.rows, loop.calls.rows * 0.01)  # 10 us a row: 500 rows are 5 ms
+    assert 450 <= loop.calls.rows <= 550
+    assert decide(loop, R) == TakeRows(0, loop.calls.rows)
     for _ in range(40):
-        loop.observe(loop.rows_per_call, loop.rows_per_call * 10.0)
-    assert loop.rows_per_call == MIN_ROWS
+        loop.observe(loop.calls.rows, loop.calls.rows * 10.0)
+    assert loop.calls.rows == MIN_ROWS
     for _ in range(60):
-        loop.observe(loop.rows_per_call, loop.rows_per_call * 1e-6)
-    assert loop.rows_per_call == 10_000
+        loop.observe(loop.calls.rows, loop.calls.rows * 1e-6)
+    assert loop.calls.rows == 10_000
 
 
 def test_one_call_far_over_budget_is_answered_at_once():
     loop, _ = loop_of("a", max_rows=8192)
     for _ in range(2):  # the first call does not count
         loop.observe(4096, 1.0)
-    assert loop.rows_per_call == 8192
+    assert loop.calls.rows == 8192
     loop.observe(8192, 8192.0)
-    assert loop.rows_per_call == MIN_ROWS
+    assert loop.calls.rows == MIN_ROWS
 
 
 def test_short_calls_of_few_rows_say_little_about_the_cost_of_a_row():
@@ -247,16 +247,16 @@ def test_short_calls_of_few_rows_say_little_about_the_cost_of_a_row():
         loop.observe(8192, 2.0)
     for _ in range(50):
         loop.observe(1, 0.05)  # the overhead of a call, not the cost of a row
-    assert loop.rows_per_call > 2000
+    assert loop.calls.rows > 2000
 
 
 @pytest.mark.parametrize("max_rows", [1, 10, MIN_ROWS])
 def test_a_small_max_rows_bounds_everything(max_rows):
     loop, _ = loop_of("a", max_rows=max_rows)
     loop.observe(max_rows, 1000.0)
-    assert loop.rows_per_call == max_rows
+    assert loop.calls.rows == max_rows
     loop.observe(0, 5.0)
-    assert loop.rows_per_call == max_rows
+    assert loop.calls.rows == max_rows
 
 
 def test_an_urgent_barrier_goes_before_everything_also_from_a_blocked_input():

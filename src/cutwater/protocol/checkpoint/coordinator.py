@@ -23,6 +23,7 @@ import math
 from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from cutwater.config import JobConfig
 from cutwater.errors import InvariantError
@@ -30,6 +31,8 @@ from cutwater.protocol.checkpoint import messages as cm
 from cutwater.protocol.checkpoint.messages import CoordinatorEffect, CoordinatorEvent, SubtaskId
 from cutwater.protocol.protocols import PROTOCOLS, AckAnswer, CheckpointKind, FailureReason
 from cutwater.protocol.states import State
+
+_T = TypeVar("_T")
 
 WAITING_REQUESTS_MAX = 1000
 STORY_EVENTS = 16
@@ -394,7 +397,7 @@ class CheckpointCoordinator:
         id, kind = pending.checkpoint_id, pending.kind
         done = CompletedCheckpoint(id, kind, pending.attempt, pending.triggered_ms, self._now_ms)
         del self._pending[id]
-        self._remember_completed(done)
+        _remember(self._completed, id, done)
         self._completed_count += 1
         self._consecutive_failed = 0
         self._last_duration_ms, self._last_end_ms = done.duration_ms, self._now_ms
@@ -500,7 +503,8 @@ class CheckpointCoordinator:
             self._step(probe, PendingStep.PROBED)
             id, kind = probe.checkpoint_id, probe.kind
             del self._pending[id]
-            self._remember_completed(CompletedCheckpoint(id, kind, probe.attempt, probe.triggered_ms, self._now_ms))
+            done = CompletedCheckpoint(id, kind, probe.attempt, probe.triggered_ms, self._now_ms)
+            _remember(self._completed, id, done)
             self._effects.append(cm.NotifyComplete(id, kind, kind.commits))
 
     def _publish_next(self) -> None:
@@ -550,7 +554,7 @@ class CheckpointCoordinator:
         self._step(pending, step)
         id = pending.checkpoint_id
         del self._pending[id]
-        self._remember_given_up(pending)
+        _remember(self._given_up, id, pending.attempt)
         if pending.kind.stored:
             self._last_end_ms = self._now_ms
         self._effects.append(cm.NotifyAborted(id, reason, self._latest_completed, detail))
@@ -559,16 +563,6 @@ class CheckpointCoordinator:
             self._effects.append(cm.RequestAnswered(pending.request_id, id, reason, detail))
 
     # ------------------------------------------------------------------------------------------------ the tables
-
-    def _remember_given_up(self, pending: PendingCheckpoint) -> None:
-        self._given_up[pending.checkpoint_id] = pending.attempt
-        while len(self._given_up) > IDS_REMEMBERED:
-            del self._given_up[min(self._given_up)]
-
-    def _remember_completed(self, done: CompletedCheckpoint) -> None:
-        self._completed[done.checkpoint_id] = done
-        while len(self._completed) > IDS_REMEMBERED:
-            del self._completed[min(self._completed)]
 
     def _step(self, pending: PendingCheckpoint, step: PendingStep) -> None:
         after = PENDING_STAGES.get((pending.stage, step))
@@ -625,3 +619,9 @@ class CheckpointCoordinator:
             ("nothing of a probe is published", triggered or p.kind.stored),
             ("nothing outlives its attempt", p.attempt == self._attempt),
         )
+
+
+def _remember(known: dict[int, _T], id: int, what: _T) -> None:
+    known[id] = what
+    while len(known) > IDS_REMEMBERED:
+        del known[min(known)]

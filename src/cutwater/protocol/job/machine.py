@@ -35,36 +35,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from cutwater.errors import InvariantError
-from cutwater.protocol.job.messages import (
-    BeginAttempt,
-    BeginRegions,
-    CheckpointCompleted,
-    Effect,
-    Ended,
-    EndRequested,
-    Event,
-    FinalCommitted,
-    GroupShort,
-    JobPhase,
-    Outcome,
-    Progress,
-    Reshape,
-    ShutDown,
-    StartProcessing,
-    StartRegions,
-    StopAttempt,
-    StopRegions,
-    SubtaskFinished,
-    TakeFinalCheckpoint,
-    TaskFailed,
-    Tick,
-    Wait,
-    Widened,
-    WorkerJoined,
-    WorkerLost,
-    WorkerReady,
-    WorkersGone,
-)
+from cutwater.protocol.job import messages as j
+from cutwater.protocol.job.messages import Effect, Event, JobPhase, Outcome
 from cutwater.protocol.job.regions import Division, Region
 from cutwater.protocol.job.restart import GiveUp, RestartDecider
 from cutwater.protocol.job.waiting import Waiting
@@ -196,43 +168,43 @@ class JobMachine:
 
     def _dispatch(self, event: Event) -> list[Effect]:
         match event:
-            case WorkerJoined():
+            case j.WorkerJoined():
                 return self._joined(event)
-            case WorkerLost():
+            case j.WorkerLost():
                 return self._lost(event)
-            case Progress():
+            case j.Progress():
                 self.waiting.hear(event)
                 return []
-            case WorkerReady():
+            case j.WorkerReady():
                 return self._worker_ready(event)
-            case SubtaskFinished():
+            case j.SubtaskFinished():
                 return self._subtask_finished(event)
-            case TaskFailed():
+            case j.TaskFailed():
                 return self._task_failed(event)
-            case Widened():
+            case j.Widened():
                 return self._widened(event)
-            case FinalCommitted():
+            case j.FinalCommitted():
                 # DEPLOYING: the checkpoint to restore is a final one, its handles were just committed.
                 if self.phase in (JobPhase.DRAINING, JobPhase.DEPLOYING) and event.attempt == self.attempt:
                     return self._end(Outcome.FINISHED, "every row is processed and committed")
                 return []
-            case CheckpointCompleted():
+            case j.CheckpointCompleted():
                 if event.attempt == self.attempt:
                     self.restart.on_checkpoint_completed(event.now_ms)
                 return []
-            case EndRequested():
+            case j.EndRequested():
                 return self._end(event.outcome, event.reason) if self.phase in _LIVE else []
-            case Reshape():
+            case j.Reshape():
                 return self._reshape(event)
-            case WorkersGone():
+            case j.WorkersGone():
                 if self.phase is not JobPhase.ENDING or self._outcome is None:
                     return []
                 self.phase = JobPhase.ENDED
-                return [Ended(*self._outcome)]
-            case Tick():
+                return [j.Ended(*self._outcome)]
+            case j.Tick():
                 return self._tick()
 
-    def _joined(self, event: WorkerJoined) -> list[Effect]:
+    def _joined(self, event: j.WorkerJoined) -> list[Effect]:
         if self.phase not in _LIVE:
             return []
         known = self.workers.get(event.slot)
@@ -248,7 +220,7 @@ class JobMachine:
         self.waiting.progressed(self.now_ms)
         return effects or self._maybe_begin()
 
-    def _lost(self, event: WorkerLost) -> list[Effect]:
+    def _lost(self, event: j.WorkerLost) -> list[Effect]:
         if self.workers.get(event.slot) != event.incarnation:
             return []
         del self.workers[event.slot]
@@ -259,7 +231,7 @@ class JobMachine:
         self.waiting.progressed(self.now_ms)
         return []
 
-    def _worker_ready(self, event: WorkerReady) -> list[Effect]:
+    def _worker_ready(self, event: j.WorkerReady) -> list[Effect]:
         awaited = self.phase is JobPhase.DEPLOYING or (self._deploying and event.region in self.down)
         if not awaited or not self.is_current(event.attempt, event.region):
             return []
@@ -268,13 +240,13 @@ class JobMachine:
             return []
         if self.phase is JobPhase.DEPLOYING:
             self.phase = JobPhase.RUNNING
-            return [StartProcessing(self.attempt)]
+            return [j.StartProcessing(self.attempt)]
         regions = tuple(sorted(self.down))
         self.down.clear()
         self._deploying = False
-        return [StartRegions(self.attempt, regions)]
+        return [j.StartRegions(self.attempt, regions)]
 
-    def _subtask_finished(self, event: SubtaskFinished) -> list[Effect]:
+    def _subtask_finished(self, event: j.SubtaskFinished) -> list[Effect]:
         if event.subtask not in self.subtasks:
             raise InvariantError(f"unknown subtask {event.subtask} finished")
         region = self._division.region_of[event.subtask]
@@ -284,7 +256,7 @@ class JobMachine:
         if self._finished < self.subtasks:
             return []
         self.phase = JobPhase.DRAINING
-        return [TakeFinalCheckpoint(self.attempt)]
+        return [j.TakeFinalCheckpoint(self.attempt)]
 
     def _tick(self) -> list[Effect]:
         if self.phase is JobPhase.RESTARTING and self.now_ms >= self._resume_ms:
@@ -298,15 +270,15 @@ class JobMachine:
         enough, deadline = self._enough, self.waiting.deadline_ms(self._enough)
         if deadline is None or self.now_ms < deadline:
             text = self.waiting.tell(enough, self.now_ms)
-            return [Wait(text)] if text else []
+            return [j.Wait(text)] if text else []
         if not enough:
             return self._end(Outcome.FAILED, self.waiting.shortage())
         if self.down:  # fewer workers are another group, and that is for all
             return self._restart(self.waiting.shortage(), self.now_ms)
         self.waiting.progressed(self.now_ms)
-        return [GroupShort(len(self.workers), self.waiting.shortage())]
+        return [j.GroupShort(len(self.workers), self.waiting.shortage())]
 
-    def _reshape(self, event: Reshape) -> list[Effect]:
+    def _reshape(self, event: j.Reshape) -> list[Effect]:
         if self.phase not in _LIVE:
             return []
         self.slots, self.subtasks, self.fewest = event.slots, event.subtasks, event.fewest
@@ -329,16 +301,16 @@ class JobMachine:
             self._ready.clear()
             self._finished.clear()
             self.phase = JobPhase.DEPLOYING
-            return [BeginAttempt(self.attempt)]
+            return [j.BeginAttempt(self.attempt)]
         if self.phase is JobPhase.RUNNING and self.down and not self._deploying and self.now_ms >= self._resume_ms:
             self.attempt += 1
             self._deploying = True
             for region in self.down:
                 self._attempts[region] = self.attempt
-            return [BeginRegions(self.attempt, tuple(sorted(self.down)))]
+            return [j.BeginRegions(self.attempt, tuple(sorted(self.down)))]
         return []
 
-    def _task_failed(self, event: TaskFailed) -> list[Effect]:
+    def _task_failed(self, event: j.TaskFailed) -> list[Effect]:
         if self.phase not in _LIVE:
             return []
         if event.region is None:
@@ -347,7 +319,7 @@ class JobMachine:
             return []
         return self._fail(event.reason, event.retryable, {event.region})
 
-    def _widened(self, event: Widened) -> list[Effect]:
+    def _widened(self, event: j.Widened) -> list[Effect]:
         """The failure that took the regions down is counted already."""
         if not self.down or event.attempt != self.attempt:
             return []
@@ -375,7 +347,7 @@ class JobMachine:
         self._finished = {subtask for subtask in self._finished if self._division.region_of[subtask] not in self.down}
         self._resume_ms = resume_ms
         self.waiting.progressed(self.now_ms)
-        return [StopRegions(tuple(sorted(self.down)), reason)]
+        return [j.StopRegions(tuple(sorted(self.down)), reason)]
 
     def _restart(self, reason: str, resume_ms: float) -> list[Effect]:
         """Everything goes back."""
@@ -383,13 +355,13 @@ class JobMachine:
         self._deploying = False
         self.phase = JobPhase.RESTARTING
         self._resume_ms = resume_ms
-        return [StopAttempt(reason)]
+        return [j.StopAttempt(reason)]
 
     def _end(self, outcome: Outcome, reason: str) -> list[Effect]:
         self._outcome = (outcome, reason)
         self.down.clear()
         self.phase = JobPhase.ENDING
-        return [ShutDown(outcome, reason)]
+        return [j.ShutDown(outcome, reason)]
 
 
 def _worker(slot: int, where: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import TypeAlias
 
 
 class JobPhase(enum.Enum):
@@ -168,21 +169,10 @@ class Tick:
     now_ms: float
 
 
-Event = (
-    WorkerJoined
-    | WorkerLost
-    | Progress
-    | WorkerReady
-    | SubtaskFinished
-    | TaskFailed
-    | Widened
-    | FinalCommitted
-    | CheckpointCompleted
-    | EndRequested
-    | Reshape
-    | WorkersGone
-    | Tick
-)
+Event: TypeAlias = (
+    WorkerJoined | WorkerLost | Progress | WorkerReady | SubtaskFinished | TaskFailed | Widened | FinalCommitted
+    | CheckpointCompleted | EndRequested | Reshape | WorkersGone | Tick
+)  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------- effects
@@ -267,16 +257,7 @@ class Ended:
     reason: str
 
 
-Effect = (
-    StopAttempt
-    | BeginAttempt
-    | StartProcessing
-    | StopRegions
-    | BeginRegions
-    | StartRegions
-    | TakeFinalCheckpoint
-    | ShutDown
-    | GroupShort
-    | Wait
-    | Ended
-)
+Effect: TypeAlias = (
+    StopAttempt | BeginAttempt | StartProcessing | StopRegions | BeginRegions | StartRegions | TakeFinalCheckpoint
+    | ShutDown | GroupShort | Wait | Ended
+)  # fmt: skip

@@ -138,11 +138,6 @@ class SubtaskLoop:
         self._set_rows(self.calls.rows)
         self._refresh()
 
-    @property
-    def rows_per_call(self) -> int:
-        """How many rows the next call of the operator will get at most."""
-        return self._rows
-
     def decide(
         self,
         heads: Sequence[int],

@@ -398,7 +398,7 @@ class SubtaskMachine:
         del self._snapshots[id]
         self._completed_id = max(self._completed_id, id)
         if self.protocol.any_order:
-            self._remember_done(id)
+            _remember(self._done, id)
         if not snapshot.final:  # after a final one nothing moves any more
             self._resume(id)
         if not event.commit or id <= self._committed_id:
@@ -572,9 +572,6 @@ class SubtaskMachine:
 
     def _remember_aborted(self, id: int) -> None:
         _remember(self._aborted, id)
-
-    def _remember_done(self, id: int) -> None:
-        _remember(self._done, id)
 
     # ------------------------------------------------------------------------------------------------ the tables
 

@@ -164,11 +164,6 @@ class Performer:
             return math.inf
         return min((w.timeout_ms for w in self._under_way.values() if w.timeout_ms is not None), default=math.inf)
 
-    @property
-    def under_way(self) -> frozenset[int]:
-        """Checkpoints that something is kept of."""
-        return frozenset(self._under_way)
-
     def _mine(self, checkpoint_id: int) -> CheckpointUnderWay:
         return self._under_way.setdefault(checkpoint_id, CheckpointUnderWay())
 

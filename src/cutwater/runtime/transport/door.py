@@ -2,7 +2,7 @@
 
 Nobody gets a thread, nor more memory than a handshake takes, before that.  Who sent nothing, or something that shows no
 knowledge of the secret, is a *stranger*: there is room for a few, and a new one takes the place of the oldest.  Who has
-knocked with the secret (``protocol.wire.handshake``) leaves them with his first bytes, which a worker sends as soon as
+knocked with the secret (``protocol.wire``) leaves them with his first bytes, which a worker sends as soon as
 it is connected; so however many strangers come, they end each other, and never a worker.  A queue of the system takes
 those that come faster than they are heard.
 """

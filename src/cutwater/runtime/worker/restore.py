@@ -2,7 +2,7 @@
 
 At another parallelism event times, and rows on their way, go to their new owners.  Which old channels concern a new
 receiver, and which of their rows it owns, is told here; in which order they come, and what stands where of time, by
-``protocol.job.redistribution``.
+``protocol.subtask.watermarks``.
 """
 
 from __future__ import annotations

@@ -368,7 +368,7 @@ class _Member:
         return getattr(self.algorithm, call[0])(*call[1:])
 
     def validate(self) -> None:
-        machine: Any = vars(self.algorithm)["_machine"]
+        machine: Any = vars(self.algorithm).get("_machine", self.algorithm)
         machine.validate()
 
 

@@ -19,7 +19,7 @@ from cutwater.config import JobConfig
 from cutwater.protocol import messages as m
 from cutwater.protocol.checkpoint.coordinator import CheckpointCoordinator
 from cutwater.protocol.protocols import PROTOCOLS, FreezeOn, ProtocolSpec
-from cutwater.protocol.snapshot_algorithms import ChandyLamport, LaiYang, LaiYangMachine
+from cutwater.protocol.snapshot_algorithms import ChandyLamport, LaiYang
 from cutwater.protocol.subtask.machine import SubtaskMachine
 from cutwater.protocol.subtask.stages import Phase
 from cutwater.sim.mutants.core import Mutant
@@ -176,7 +176,7 @@ _NOT_STATE = frozenset(
     | {"_pause_ms", "_not_before_ms"}  # how long a probe waits: in a world without time it may come whenever it is due
 )
 _ORDERED = frozenset({"_blocked", "_snapshots", "_pending"})
-_INNER = (SubtaskMachine, LaiYangMachine, ChandyLamport, LaiYang)
+_INNER = (SubtaskMachine, ChandyLamport, LaiYang)
 """Classes that a machine may be made of."""
 
 

@@ -11,7 +11,7 @@ from cutwater.errors import InvariantError, NondeterminismError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.items import Barrier, End, Item, Rows, Watermark
 from cutwater.protocol.channel.receiving import ReceivingEnd, Remaker
-from cutwater.protocol.channel.replay import ReplayBuffer
+from cutwater.protocol.channel.sending import ReplayBuffer
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.channels.spill import KeptRows
 

@@ -17,7 +17,7 @@ from runtime_world import assert_running_counts, counting, gated, open_gate, wai
 import cutwater as cw
 from cutwater.api.jobs import job as job_module
 from cutwater.api.jobs.job import Job
-from cutwater.protocol.job import waiting
+from cutwater.protocol.job import machine
 from cutwater.runtime.settings import make_config
 
 ROWS = 12_000
@@ -25,7 +25,7 @@ ROWS = 12_000
 
 @pytest.fixture(autouse=True)
 def told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_TELL_CORES_MS", 200.0)
+    monkeypatch.setattr(machine, "_TELL_CORES_MS", 200.0)
 
 
 def lose(job: Job, spark: FakeSpark, slot: int) -> None:

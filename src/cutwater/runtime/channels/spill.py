@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from cutwater.errors import StorageError
 from cutwater.protocol.channel.items import Rows
-from cutwater.protocol.channel.replay import Kept
+from cutwater.protocol.channel.sending import Kept
 
 _FILE_BYTES: Final = 64 << 20
 _ALIGNMENT: Final = 64

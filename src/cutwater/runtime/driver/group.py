@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cutwater.errors import CutwaterError, ResourceError
 from cutwater.protocol.job import messages as j
-from cutwater.protocol.job.waiting import duration_text
+from cutwater.protocol.job.machine import duration_text
 from cutwater.protocol.wire import encode_control
 from cutwater.runtime.control import messages as c
 from cutwater.runtime.control.links import WorkerLink, now_ms

@@ -15,7 +15,7 @@ from cutwater.plan.graph import Channel, Edge, EdgeType, PhysicalPlan, Vertex
 from cutwater.plan.planner import FusedNode, fuse_links
 from cutwater.protocol.channel.items import Rows
 from cutwater.protocol.channel.receiving import NO_LIMIT, ReceivingEnd
-from cutwater.protocol.channel.replay import ReplayBuffer
+from cutwater.protocol.channel.sending import ReplayBuffer
 from cutwater.protocol.job.regions import Division, Place
 from cutwater.protocol.protocols import PROTOCOLS
 from cutwater.protocol.subtask.loop import SubtaskLoop

@@ -11,8 +11,7 @@ from cutwater.data.time import MAX_WATERMARK
 from cutwater.protocol import messages as m
 from cutwater.protocol.channel.items import Barrier, Item, Rows, Timed, Watermark
 from cutwater.protocol.channel.receiving import ReceivingEnd
-from cutwater.protocol.channel.replay import ReplayBuffer
-from cutwater.protocol.channel.sending import SendingEnd
+from cutwater.protocol.channel.sending import ReplayBuffer, SendingEnd
 from cutwater.protocol.determinants import DeterminantLog
 from cutwater.protocol.job.regions import Division, Region, lost_together, units_of
 from cutwater.protocol.subtask.core import Deferred, SubtaskCore

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cutwater.data.time import MIN_WATERMARK
 from cutwater.protocol.channel.items import Item, Rows, Timed, rows_in
 from cutwater.protocol.channel.receiving import NO_LIMIT, Remaker
-from cutwater.protocol.channel.replay import Kept, ReplayBuffer
+from cutwater.protocol.channel.sending import Kept, ReplayBuffer
 from cutwater.sim.world.part import Part, numbers_in
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from cutwater.errors import CutwaterError
 from cutwater.protocol.wire import Header
-from cutwater.runtime.transport.reader import FrameReader
+from cutwater.runtime.transport.sockets import FrameReader
 
 Frame: TypeAlias = tuple[Header, bytes, bytes]
 """Header, determinant log and body."""

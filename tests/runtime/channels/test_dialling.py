@@ -14,8 +14,7 @@ from wire_ends import NUMBERS, batch, receiving, sending, until
 from cutwater.errors import FencedError, WireError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.receiving import EMPTY
-from cutwater.protocol.wire import encode_control
-from cutwater.protocol.wire import ClientHandshake, Peer, Refusal, ServerHandshake, TryLaterError
+from cutwater.protocol.wire import ClientHandshake, Peer, Refusal, ServerHandshake, TryLaterError, encode_control
 from cutwater.runtime.channels.connection import Connection, DataServer, connect
 from cutwater.runtime.transport.secret import Secret, new_secret, shake
 

@@ -22,8 +22,7 @@ from cutwater.data.time import MAX_WATERMARK, MIN_WATERMARK
 from cutwater.errors import CutwaterError, DataError
 from cutwater.operators.base import Outputs
 from cutwater.plan.graph import Step
-from cutwater.protocol.subtask.source_times import SubtaskTime
-from cutwater.protocol.subtask.source_times import SplitTimes, watermark_after
+from cutwater.protocol.subtask.source_times import SplitTimes, SubtaskTime, watermark_after
 from cutwater.runtime.control.messages import SplitAssignment
 from cutwater.runtime.control.read_limit import ReadLimit, StepLimit, is_before, read_up_to
 from cutwater.storage.snapshot.manifest import SplitRecord

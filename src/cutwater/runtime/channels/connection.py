@@ -31,11 +31,14 @@ from cutwater.protocol.wire import (
     LATE_BYTES,
     PROBE,
     SAVEPOINT,
+    ClientHandshake,
     Header,
     Kind,
+    Peer,
+    Refusal,
+    ServerHandshake,
     encode_header,
 )
-from cutwater.protocol.wire import ClientHandshake, Peer, Refusal, ServerHandshake
 from cutwater.runtime.channels.output import OutputChannel
 from cutwater.runtime.control.determinant_news import PeerDeterminants
 from cutwater.runtime.transport.door import Door

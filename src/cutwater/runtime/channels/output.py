@@ -13,8 +13,7 @@ from cutwater.data.time import MIN_WATERMARK
 from cutwater.errors import InvariantError
 from cutwater.plan.graph import Channel
 from cutwater.protocol.channel.items import Item, Timed
-from cutwater.protocol.channel.sending import ReplayBuffer
-from cutwater.protocol.channel.sending import SendingEnd
+from cutwater.protocol.channel.sending import ReplayBuffer, SendingEnd
 from cutwater.runtime.transport.sockets import nothing
 
 MAX_BATCH_BYTES: Final = 1 << 29

@@ -14,8 +14,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from cutwater.errors import CutwaterError, InvariantError, WireError
-from cutwater.protocol.wire import HEADER_BYTES, Header, decode_header
-from cutwater.protocol.wire import ClientHandshake, Peer, TryLaterError
+from cutwater.protocol.wire import HEADER_BYTES, ClientHandshake, Header, Peer, TryLaterError, decode_header
 from cutwater.runtime.transport.secret import HungUpError, Secret, shake
 
 

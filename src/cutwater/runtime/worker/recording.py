@@ -21,10 +21,9 @@ from cutwater.errors import NondeterminismError
 from cutwater.plan.graph import Channel, Step
 from cutwater.protocol import messages as m
 from cutwater.protocol.channel.items import End, Item, Rows, Watermark
-from cutwater.protocol.subtask.source_times import SubtaskTime
+from cutwater.protocol.determinants import CONTROL, OWN, Choice, ChoiceKind, ChoiceReader, ChoiceWriter, Run
 from cutwater.protocol.job.regions import Subtask as SubtaskKey
-from cutwater.protocol.determinants import Choice, ChoiceKind, ChoiceReader, ChoiceWriter
-from cutwater.protocol.determinants import CONTROL, OWN, Run
+from cutwater.protocol.subtask.source_times import SubtaskTime
 from cutwater.protocol.subtask.watermarks import InputTime
 from cutwater.runtime.chains.chain import ProcessingClock
 from cutwater.runtime.chains.source_runner import Read, SourceRunner

@@ -21,8 +21,7 @@ from cutwater.operators.evolution import Evolution
 from cutwater.plan.compatibility import check_compatible
 from cutwater.plan.graph import Channel, Edge, EdgeType, PhysicalPlan
 from cutwater.protocol.channel.items import Rows, Timed, Watermark
-from cutwater.protocol.subtask.watermarks import OldChannel, RedistributedEdge
-from cutwater.protocol.subtask.watermarks import InputTime, merged_time
+from cutwater.protocol.subtask.watermarks import InputTime, OldChannel, RedistributedEdge, merged_time
 from cutwater.runtime.channels.partitioner import HashPartitioner
 from cutwater.runtime.control.messages import Deploy
 from cutwater.runtime.copies.copies import CopyReader

@@ -143,7 +143,9 @@ def _takes_back_what_a_successor_committed(patch: pytest.MonkeyPatch) -> None:
 
 def _sweeps_what_a_successor_staged(patch: pytest.MonkeyPatch) -> None:
     real = staging.StagingArea.sweep
-    patch.setattr(staging.StagingArea, "sweep", lambda self, incarnation, keep=(): real(self, 10**9, keep))
+    patch.setattr(
+        staging.StagingArea, "sweep", lambda self, _, keep=(), subtasks=None: real(self, 10**9, keep, subtasks)
+    )
 
 
 def _commit_removes_what_older_checkpoints_need(patch: pytest.MonkeyPatch) -> None:

@@ -216,18 +216,16 @@ class EpochCommitter:
         Raises:
             CutwaterError: as ``commit``.
         """
-        if restored is not None:
-            self.commit(restored.checkpoint_id, restored.handles)
-        self._area.sweep(incarnation)
+        self.settle_subtasks(restored, retained, incarnation, None)
 
     def settle_subtasks(
         self,
         restored: SinkSnapshot | None,
         retained: Sequence[SinkSnapshot],
         incarnation: int,
-        subtasks: Container[int],
+        subtasks: Container[int] | None,
     ) -> None:
-        """See ``SubtaskCommitter``.
+        """See ``SubtaskCommitter``; without ``subtasks``, all of them.
 
         Raises:
             CutwaterError: as ``commit``.

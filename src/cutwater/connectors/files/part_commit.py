@@ -213,11 +213,9 @@ class PartCommitter:
             CorruptSnapshotError: a staged part differs from its digest; nothing was made visible.
             StorageError: as ``commit``.
         """
-        if restored is not None:
-            self._commit(restored.handles, verify=True)
         # Staged parts go before the target is listed: a worker of an earlier attempt that is about to commit one finds
         # nothing to rename, or has renamed it before the listing.
-        self._area.sweep(incarnation, keep=set(_pieces(retained)))
+        self.settle_subtasks(restored, retained, incarnation, None)
         self._take_back(0 if restored is None else restored.checkpoint_id, incarnation)
 
     def settle_subtasks(
@@ -225,9 +223,9 @@ class PartCommitter:
         restored: SinkSnapshot | None,
         retained: Sequence[SinkSnapshot],
         incarnation: int,
-        subtasks: Container[int],
+        subtasks: Container[int] | None,
     ) -> None:
-        """See ``SubtaskCommitter``.
+        """See ``SubtaskCommitter``; without ``subtasks``, all of them.
 
         Raises:
             CorruptSnapshotError: as ``settle``.
